@@ -74,7 +74,7 @@ def test_a_batch_that_a_trainer_script_sets_after_parsing_is_named(stub_python: 
     code, out, err = run.end(240)
     assert "train.py:5 sets args.per_device_train_batch_size to 4 after the arguments are read" in err
     assert code == 9, out + err
-    assert "not_as_planned: batch size per GPU 4 ran, not 2" in err
+    assert "zerokit: not as planned: batch size per GPU 4 ran, not 2" in err
 
 
 def test_another_batch_is_named_after_the_first_steps_and_ends_with_9(
@@ -84,7 +84,7 @@ def test_another_batch_is_named_after_the_first_steps_and_ends_with_9(
     code, out, err = run.end(240)
     assert code == 9, out + err
     said = "batch size per GPU 5 ran, not 2"
-    assert f"warning: not as planned: {said}" in err and f"not_as_planned: {said}" in err
+    assert f"warning: not as planned: {said}" in err and f"zerokit: not as planned: {said}" in err
     report = run.report()
     assert (report["outcome"], report["exit_code"]) == ("not_as_planned", 9)
     assert said in report["problems"]

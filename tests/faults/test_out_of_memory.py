@@ -15,6 +15,7 @@ import pytest
 
 from tests.faults.conftest import Run, wait_for
 from zerokit.launcher.replan import scale
+from zerokit.report.oom_advice import larger_than_memory
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
@@ -189,3 +190,33 @@ def test_an_interrupt_is_not_retried(launch: Launcher, plan_folder: Path, tmp_pa
 )  # fmt: skip
 def test_how_much_smaller_the_next_plan_must_be(oom: dict[str, int], share: float) -> None:
     assert scale(oom) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("oom", "host_gib", "words"),
+    [
+        ({"memory": "host", "asked_bytes": 64 * GIB}, 24, "64.00 GiB is more than the whole host has (24.00"),
+        ({"memory": "host", "asked_bytes": 64 * GIB}, None, None),  # another machine's
+        ({"memory": "host", "asked_bytes": 2 * GIB}, 24, None),
+        ({"memory": "gpu", "asked_bytes": 90 * GIB, "device_total_bytes": 80 * GIB}, 999, "GPU has (80"),
+        ({"memory": "gpu", "asked_bytes": 70 * GIB, "device_total_bytes": 80 * GIB}, 24, None),
+        ({"memory": "gpu", "asked_bytes": None, "device_total_bytes": 80 * GIB}, 24, None),
+    ],
+)  # fmt: skip
+def test_a_request_larger_than_all_memory_is_nothing_that_a_plan_helps_with(
+    oom: dict[str, Any], host_gib: int | None, words: str | None
+) -> None:
+    reason = larger_than_memory(oom, host_gib and host_gib * GIB)
+    assert reason is None if words is None else words in str(reason)
+
+
+@pytest.mark.slow
+def test_the_report_of_such_a_request_advises_no_smaller_plan(launch: Launcher, plan_folder: Path) -> None:
+    run = launch("--plan", str(plan_folder), str(SCRIPT), "--most", "2", "--asks", str(10**15))
+    code, out, err = run.end(120)
+    assert code == 10, err
+    failure = run.report()["first_failure"]
+    assert failure["try_next"] == [] and "next_plan" not in out and "to need less" not in out
+    assert "no next plan: one request of 931,322.57 GiB is more than the whole host has" in " ".join(
+        out.split()
+    )

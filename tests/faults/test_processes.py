@@ -105,7 +105,7 @@ def test_the_traceback_comes_last(launch: Launch) -> None:
     _, _, err = run.end()
     *_, error, verdict, logs, folder = err.splitlines()
     assert error == "ValueError: the learning rate is a lemon"
-    assert "rank_failed: rank 1" in verdict and "err.log" in logs and "run folder" in folder
+    assert "rank failed: rank 1" in verdict and "err.log" in logs and "run folder" in folder
 
 
 @pytest.mark.parametrize("deed", ["segv", "raise"])

@@ -66,7 +66,7 @@ def test_what_is_in_the_way_of_the_report_is_named_once(tmp_path: Path, stub_pyt
     run = start(stub_python, tmp_path, what, 0)
     ended, out, err = run.end()
     assert ended == 74
-    assert "ok: all 2 ranks finished" in err and "launcher_lost" not in out + err
+    assert "ok: all 2 ranks finished" in err and "launcher lost" not in out + err
     assert (out + err).count(way_out) == 1
     assert (out + err).count("could not be written") == 1
     assert (run.run_dir / "report.html").is_file() == ("report.json" in deed)
@@ -77,4 +77,4 @@ def test_a_failing_rank_is_not_hidden_by_a_report_that_cannot_be_written(
 ) -> None:
     ended, out, err = start(stub_python, tmp_path, IN_THE_WAY["report.json is a folder"][0], 3).end()
     assert ended == 10
-    assert "rank_failed: rank 1" in err, out + err
+    assert "rank failed: rank 1" in err, out + err

@@ -175,7 +175,7 @@ def test_another_program_in_a_ranks_place_is_no_success(launch: Launch, tmp_path
     run = launch(script=write(tmp_path, "import os\nos.execv('/bin/true', ['true'])"), ranks=1)
     code, _, err = run.end()
     assert code == 12, err
-    assert "launcher_lost: rank 0" in err and "another program" in err
+    assert "launcher lost: rank 0" in err and "another program" in err
 
 
 @pytest.mark.parametrize("text", [

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     cls=Command,
     epilog="A run that has not ended, or whose launcher was killed, is shown from the ranks' own files.",
 )
-@click.argument("runs", metavar="RUN [RUN]", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN [RUN]", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")
 @click.option(
     "--html",
@@ -33,8 +33,10 @@ def command(runs: tuple[str, ...], as_json: bool, html: str | None) -> None:
     """Show RUN, a run folder or a report.json, again; with two runs, compare them."""
     if len(runs) > 2:
         raise InputError(f"report takes one run, or two to compare; got {len(runs)}")
-    from zerokit.launcher.verdict.saved_run import load_run
+    from zerokit.launcher.verdict.saved_run import load_run, newest_runs
 
+    if not runs:
+        raise InputError(f"name a run: `zerokit report RUN`, a run folder or its report.json{newest_runs()}")
     reports = [load_run(Path(run)) for run in runs]
     if html is not None:
         _write_page(Path(html), [Path(run) for run in runs], reports)

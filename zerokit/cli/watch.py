@@ -74,7 +74,7 @@ def _lines(watched: WatchedRun, every: float, once: bool) -> RunReport:
                 said_alarms.add(text)
         if once or watched.is_over(report):
             steps, count = max((rank.steps for rank in report.ranks), default=0), len(report.ranks)
-            click.echo(f"{report.outcome}: {count} rank{'' if count == 1 else 's'}, step {steps}")
+            click.echo(f"{report.outcome.words}: {count} rank{'' if count == 1 else 's'}, step {steps}")
             if once and report.outcome == "running":
                 say("the run is still in progress")
             return report

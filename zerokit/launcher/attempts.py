@@ -18,7 +18,7 @@ from zerokit.launcher.interruptions import Interruptions
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank_file import RankLog
-from zerokit.launcher.replan import NoNextPlan, PlanAgain, SmallerPlan
+from zerokit.launcher.replan import LargerThanMemory, NoNextPlan, PlanAgain, SmallerPlan
 from zerokit.launcher.supervisor.observed import Ended
 from zerokit.report import schema
 from zerokit.report.predicted import PredictedAgain
@@ -326,7 +326,7 @@ class _Session:
             self.say(f"warning: could not be killed: pid {pids} (stuck in the kernel)")
         if ended.failure_tail.strip():
             self.listener.failure(ended.failure_tail.rstrip("\n"))
-        self.say(f"{ended.verdict.outcome}: {ended.verdict.why}")
+        self.say(f"{ended.verdict.outcome.words}: {ended.verdict.why}")
         if ended.verdict.first_failure is not None:
             self.say(f"its output: {run_dir}/logs/rank-{ended.verdict.first_failure.rank:05d}.err.log")
         self.say(f"run folder: {run_dir}")
@@ -344,6 +344,8 @@ class _Session:
             changed: dict[str, Any] = {"next_plan": schema.NextPlan(**following.describe())}
         except NoNextPlan as error:
             following, changed = error, {"no_next_plan": as_options(str(error))}
+            if isinstance(error, LargerThanMemory):
+                changed["try_next"] = []
         except KeyboardInterrupt:
             following = NoNextPlan("planning again was interrupted")
             changed = {"no_next_plan": str(following)}

@@ -19,6 +19,7 @@ from zerokit.errors import ZerokitError
 from zerokit.fields import as_options
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.run_folder import NEXT_PLAN_FOLDER
+from zerokit.report.oom_advice import larger_than_memory
 from zerokit.report.schema import Failure
 from zerokit.units import format_gib
 
@@ -37,6 +38,10 @@ Raises:
 
 class NoNextPlan(Exception):
     """Why there is no plan to try next."""
+
+
+class LargerThanMemory(NoNextPlan):
+    """What was asked for at once is more than the whole device or host has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +98,45 @@ def next_plan(launch: Launch, failure: Failure | None, plan_again: PlanAgain) ->
     if needed is None or peak is None:
         raise NoNextPlan("the plan has no prediction to go below")
     oom = failure.oom.to_dict() if failure is not None and failure.oom is not None else {}
+    _refuse_larger_than_memory(oom, on_this_host=failure is not None and failure.host == launch.host)
     share = scale(oom)
     limit = needed - int(peak * (1 - share))  # what is beside the tensors (the context, say) stays
-    request = smaller_request(launch, limit, on_host=_host_ran_out(launch, oom))
+    on_host = _host_ran_out(launch, oom)
+    request = smaller_request(launch, limit, on_host=on_host)
     folder = launch.run_dir / NEXT_PLAN_FOLDER
-    plan = _plan(request, folder, plan_again)
+    try:
+        plan = _plan(request, folder, plan_again)
+    except NoNextPlan as error:
+        if on_host:
+            raise
+        raise NoNextPlan(f"{_attempted(limit, share, request)}: {error}") from None
     if plan.chosen["deepspeed_config"] == chosen.get("deepspeed_config"):
         shutil.rmtree(folder, ignore_errors=True)
         raise NoNextPlan("planning again gives the same configuration")
     return SmallerPlan(folder=folder, plan=plan, limit_bytes=limit)
+
+
+def _refuse_larger_than_memory(oom: Mapping[str, Any], *, on_this_host: bool) -> None:
+    """Refuse to plan for one tensor that no memory of this size can hold.
+
+    Raises:
+        LargerThanMemory: with both sizes.
+    """
+    from zerokit.machine.host import detect_host
+
+    reason = larger_than_memory(oom, detect_host().ram_bytes if on_this_host else None)
+    if reason is not None:
+        raise LargerThanMemory(reason)
+
+
+def _attempted(limit_bytes: int, share: float, request: Mapping[str, Any]) -> str:
+    """What was planned for in vain, and why for so little."""
+    unit = "CPU rank" if request.get("device") == "cpu" else "GPU"
+    blind = ", as the failure does not say how much was lacking" if share == _BLIND_STEP else ""
+    return (
+        f"planned again for {format_gib(limit_bytes)} per {unit} ({share:.0%} of the peak that was predicted"
+        f"{blind}), with this run's batch, precision, checkpointing and parallel degrees"
+    )
 
 
 def scale(oom: Mapping[str, Any]) -> float:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from zerokit.report import figure_text, render
+from zerokit.report.outcome import Outcome
 from zerokit.report.schema import RunReport
 
 SCHEMA = "zerokit.comparison/1"
@@ -121,8 +122,8 @@ FIGURES = {
 def table_rows(comparison: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """What both runs were and did, without the phases: name, first, second, change."""
     rows: list[tuple[str, ...]] = [
-        (key.removesuffix("s") if key == "outcomes" else key, *map(str, comparison[key]), "")
-        for key in ("outcomes", "ranks", "steps")
+        ("outcome", *(Outcome(value).words for value in comparison["outcomes"]), ""),
+        *((key, *map(str, comparison[key]), "") for key in ("ranks", "steps")),
     ]
     for key, name in BATCH.items():
         values = comparison["batch"][key]

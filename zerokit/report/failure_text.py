@@ -74,6 +74,7 @@ def failure_lines(failure: Failure) -> list[str]:
     if oom.killer:
         lines.append("the kernel's out-of-memory killer ended it: the host's memory ran out, not the GPU's")
     lines += _rehearsed_lines(failure)
+    lines += [f"{TO_NEED_LESS}: {text}" for text in failure.try_next]
     following = failure.next_plan
     if following is not None:
         lines.append(f"next plan that would fit, needing {size(following.min_vram_bytes)}: {following.why}")
@@ -81,7 +82,7 @@ def failure_lines(failure: Failure) -> list[str]:
             lines.append(f"it is in {following.folder}/ of the run folder, for: zerokit launch --plan")
     elif failure.no_next_plan:
         lines.append(f"no next plan: {failure.no_next_plan}")
-    return lines + [f"{TO_NEED_LESS}: {text}" for text in failure.try_next]
+    return lines
 
 
 def _rehearsed_lines(failure: Failure) -> list[str]:

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from zerokit.report.predicted import Plan, chosen_of
+from zerokit.units import format_gib
 
 TO_NEED_LESS = "to need less"
 """Stands before each way in the terminal and on the page."""
+
+
+def larger_than_memory(oom: Mapping[str, Any], host_bytes: int | None) -> str | None:
+    """That one request is more than the whole GPU or host holds, so that no plan helps; None where it is not.
+
+    Args:
+        oom: the failed allocation, as :class:`zerokit.report.schema.OutOfMemory` has it.
+        host_bytes: memory of the rank's host; None where it is not known.
+    """
+    on_host = oom.get("memory") == "host"
+    requested, total = oom.get("asked_bytes"), host_bytes if on_host else oom.get("device_total_bytes")
+    if not requested or not total or requested <= total:
+        return None
+    return (
+        f"one request of {format_gib(requested)} is more than the whole {'host' if on_host else 'GPU'} has "
+        f"({format_gib(total)}), and no plan makes room for it: look at the line that raised it, and at the "
+        "batch and sequence length there"
+    )
 
 
 def ways_to_need_less(plan: Plan | None) -> list[str]:

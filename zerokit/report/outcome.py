@@ -30,6 +30,11 @@ class Outcome(str, Enum):
         return _TEXTS[self]
 
     @property
+    def words(self) -> str:
+        """Its name, for people: ``not as planned``."""
+        return self.value.replace("_", " ")
+
+    @property
     def exit_code(self) -> int:
         """Of the command; an interrupted run ends with 128 and the signal's number instead."""
         return _EXIT_CODES.get(self, 0)

@@ -310,7 +310,7 @@ def _failure(failure: Failure, traceback: bool) -> list[RenderableType]:
         Text(""),
         Text(f"First failure: {failure_place(failure)}", style="bold red"),
     ]
-    location = None if traceback else raised_at(failure)  # the traceback has it
+    location = raised_at(failure)
     lines += [Text("  " + line) for line in (*([location] if location else []), *failure_lines(failure))]
     text = ((failure.traceback if traceback else None) or failure.error or "").rstrip()
     lines.append(Text(text if traceback else shortened(text)))
@@ -322,7 +322,7 @@ def retry_lines(run: RunReport) -> list[str]:
     lines = [f"Again after the run in {run.retry_of}"] if run.retry_of else []
     for number, retry in enumerate(run.retries, 1):
         changes = f" ({retry.changes})" if retry.changes else ""
-        lines.append(f"Attempt {number + 1} in {retry.folder}{changes}: {retry.outcome}")
+        lines.append(f"Attempt {number + 1} in {retry.folder}{changes}: {retry.outcome.words}")
     return lines
 
 
@@ -345,7 +345,7 @@ def outcome_line(run: RunReport) -> Text:
     good = run.outcome in ("ok", "stopped", "running")
     took = f", {format_seconds(run.elapsed_seconds)}" if run.elapsed_seconds else ""
     code = "" if run.outcome == "running" else f"; exit code {run.exit_code}"
-    text = f"Outcome: {run.outcome} ({run.outcome.text}{took}{code})"
+    text = f"Outcome: {run.outcome.words} ({run.outcome.text}{took}{code})"
     if run.problems:
         count = len(run.problems)
         text += f", with {count} problem{'s' if count > 1 else ''} named above"

@@ -113,6 +113,7 @@ class OutOfMemory(_Part):
     memory: str = "gpu"
     asked_bytes: Bytes | None = None
     device_free_bytes: Bytes | None = None
+    device_total_bytes: Bytes | None = None
     allocated_bytes: Bytes | None = None
     reserved_bytes: Bytes | None = None
     fragmentation_bytes: int | None = None

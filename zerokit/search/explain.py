@@ -160,10 +160,14 @@ def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
 def lack_words(nearest: Candidate, cluster: Cluster) -> str:
     """By how much the closest candidate misses."""
     needed = nearest.memory.min_vram_bytes
+    available = cluster.gpu.driver_vram_bytes
     requirement = f"the closest strategy requires {format_gib(needed, 1)} per {_unit(cluster)}"
     strategy = strategy_words(nearest.strategy)
-    if needed > cluster.gpu.driver_vram_bytes:
-        return f"{requirement}, {format_gib(needed - cluster.gpu.driver_vram_bytes, 1)} too much ({strategy})"
+    if needed > available:
+        if format_gib(needed, 1) == format_gib(available, 1):
+            figures = f"{format_gib(needed, 2)} of {format_gib(available, 2)}"
+            requirement = f"the closest strategy requires {figures} per {_unit(cluster)}"
+        return f"{requirement}, {format_gib(needed - available, 1)} too much ({strategy})"
     host = format_gib(cluster.host_limit_bytes or 0, 0)
     required = format_gib(nearest.memory.host_bytes_per_node, 0)
     return f"{requirement} and {required} of host memory per node, where there are {host} ({strategy})"

@@ -15,6 +15,12 @@ from zerokit.values import replace
 Works = Callable[[Request], Candidate | None]
 """The best plan of a changed request, or None."""
 
+_FIXED = {
+    "zero": "zero_stage", "offload_optimizer": "offload_optimizer", "offload_param": "offload_param",
+    "tp": "tensor_parallel", "pp": "pipeline_parallel", "sp": "sequence_parallel",
+    "gradient_accumulation": "gradient_accumulation", "checkpointing": "checkpointing",
+}  # fmt: skip
+"""Option -> what it fixes of the strategy."""
 _SHORTEST_SEQUENCE = 256
 _ANY_HOST_BYTES = 1 << 62
 _MOST_DOUBLINGS, _MOST_GPUS = 8, 4096
@@ -34,14 +40,17 @@ def unpinned(request: Request, works: Works) -> str | None:
         search_sequence=pins.search_sequence,
         micro_batch=pins.micro_batch,
     )
-    if pins == free:
+    fixed = [
+        f"⟨{option}⟩ {value}"
+        for option, name in _FIXED.items()
+        if (value := getattr(pins, name)) is not None and not (name.endswith("_parallel") and value == 1)
+    ]
+    if pins == free or not (fixed or pins.sizes() or pins.overlap_comm is not None):
         return None
     candidate = works(replace(request, pins=free))
-    return (
-        f"without ⟨zero⟩, ⟨offload_⟩*, ⟨tp⟩, ⟨sp⟩ or ⟨checkpointing⟩ fixed: {_words(candidate)}"
-        if candidate
-        else None
-    )
+    if not candidate:
+        return None
+    return f"without {' '.join(fixed) or 'fixed bucket sizes'}: {_words(candidate)}"
 
 
 def smaller_batch(request: Request, works: Works) -> str | None:

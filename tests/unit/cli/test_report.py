@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,18 @@ def test_the_command_shows_a_written_report_and_a_folder_without_one(tmp_path, c
     assert (tmp_path / "link").is_symlink() and not list(tmp_path.glob(".*"))
     assert run_cli(["report", str(tmp_path.parent)]) == 2
     assert f"of the runs in it, the newest: {tmp_path}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_newest_runs_are_named_where_none_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_cli(["report"]) == 2
+    assert capsys.readouterr().err.endswith("a run folder or its report.json\n")
+    for age, name in enumerate(("d", "c", "b", "a")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        os.utime(tmp_path / "runs" / name, (1e9 - age, 1e9 - age))
+    for words in (["report"], ["report", "nosuch"]):
+        assert run_cli(words) == 2
+        assert capsys.readouterr().err.endswith("; the newest: runs/d, runs/c, runs/b\n")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from zerokit.catalog import gpus
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.errors import InputError, NothingFits
+from zerokit.search.explain import lack_words
 from zerokit.search.plan import Plan, choose_global_batch, make_plan
 from zerokit.search.space import Pins
 
@@ -170,6 +172,27 @@ def test_nothing_fits_names_the_nearest_changes() -> None:
     assert "where there are 128 GiB" in text
     assert "⟨method⟩" in text and "more GPUs" in text and "⟨host_ram⟩" in text
     assert failed.value.exit_code == 3
+
+
+def test_what_was_fixed_is_named_and_nothing_else() -> None:
+    fixed = Pins(zero_stage=0, checkpointing="none", tensor_parallel=1, micro_batch=1)
+    with pytest.raises(NothingFits) as failed:
+        make_plan(request_for("llama-3.1-8b", "a100-80gb", 8, job=Job(seq_len=2048), pins=fixed))
+    assert "without ⟨zero⟩ 0 ⟨checkpointing⟩ none: ZeRO-" in failed.value.marked
+    with pytest.raises(NothingFits) as failed:  # a degree of 1 leaves nothing to free
+        make_plan(request_for("llama-3.1-70b", "rtx-4090", 2, job=Job(seq_len=2048), host_ram=GIB,
+                              pins=Pins(tensor_parallel=1, pipeline_parallel=1)))  # fmt: skip
+    assert "without" not in failed.value.marked
+
+
+def test_a_small_lack_is_shown_with_digits_that_differ() -> None:
+    request = request_for("llama-3.1-8b", "a100-80gb", 8, job=Job(seq_len=2048))
+    chosen = make_plan(request).chosen
+    needed = chosen.memory.min_vram_bytes
+    gpu = request.cluster.gpu.with_total_memory(needed - 9 * 2**20)
+    words = lack_words(chosen, replace(request.cluster, gpu=gpu))
+    figures = re.search(r"requires (\S+) GiB of (\S+) GiB per GPU, 9.0 MiB too much", words)
+    assert figures is not None and figures[1] != figures[2]
 
 
 def test_a_change_that_is_named_makes_it_fit() -> None:

@@ -16,6 +16,7 @@ from zerokit.report.html import write_page
 from zerokit.report.openmetrics import openmetrics
 from zerokit.report.schema import RunReport, load_report
 
+_MOST_RUNS = 3
 _PATIENCE_SECONDS = 15.0
 """From the ranks' last words to the launcher's report."""
 
@@ -30,7 +31,7 @@ def load_run(path: Path) -> RunReport:
         InputError: there is no such run, or its report is damaged.
     """
     if not path.exists():
-        raise InputError(f"{path}: no such run; give a run folder or its report.json")
+        raise InputError(f"{path}: no such run; give a run folder or its report.json{newest_runs()}")
     if not path.is_dir():
         return load_report(path)
     report_path = path / REPORT_FILE
@@ -43,6 +44,16 @@ def load_run(path: Path) -> RunReport:
         raise InputError(f"{path} is not a run folder: it has neither report.json nor rank-*.jsonl{names}")
     plan, problems = read_of_run(path)
     return report_of_folder(path, plan, problems)
+
+
+def newest_runs(folder: Path = Path("runs")) -> str:
+    """``; the newest: runs/20260131-120000-train``, for a message; empty where there are none."""
+    try:
+        found = [path for path in folder.iterdir() if path.is_dir()]
+        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:
+        return ""
+    return f"; the newest: {', '.join(map(str, found[:_MOST_RUNS]))}" if found else ""
 
 
 class WatchedRun:
