@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.rehearsals import SCRIPTS, rehearse
 
+torch = pytest.importorskip("torch")
+
 CASES = Path(__file__).resolve().parents[2] / "benchmarks" / "rehearsal" / "gpu" / "scripts"
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -80,6 +82,47 @@ def test_scripts_run_to_their_end(
     code, said, _ = rehearse(tmp_path, "--gpu", "h200", *options, str(CASES / script), model, *arguments)
     rank = rank_of(said)
     assert {"forward", "backward", "step"} <= set(rank["phases"])
+    assert code == 0
+
+
+@pytest.mark.slow
+def test_adapters_quantised_bases_and_a_long_generation_are_as_large_as_they_are(
+    tmp_path: Path, model: str
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    from safetensors.torch import save_file
+
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 16, "target_modules": ["q_proj", "v_proj"],
+    }))  # fmt: skip
+    save_file(
+        {
+            f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{part}.weight": torch.zeros(shape)
+            for layer in range(2)
+            for name, out in (("q_proj", 256), ("v_proj", 128))
+            for part, shape in (("A", (16, 256)), ("B", (out, 16)))
+        },
+        adapter / "adapter_model.safetensors",
+    )
+    code, said, _ = rehearse(
+        tmp_path, "--gpu", "h200", "--out", "kept", str(SCRIPTS / "loaded.py"), model, str(adapter)
+    )
+    rank = rank_of(said)
+    lines = (line.split() for line in (tmp_path / "kept" / "output.txt").read_text().splitlines())
+    sizes = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
+    in_layers = PARAMETERS - 1000 * 256 - 5 * 256
+    plain = 2 * PARAMETERS
+    adapter_bytes = 4 * 2 * 16 * (256 + 256 + 256 + 128)
+    # blocks of up to 512 bytes for each of 20 small tensors; fp32 scales of 64 weights each, or of each row
+    assert 0 <= sizes["plain"] - plain <= 20 << 9
+    assert 0 <= sizes["four"] - (plain - 2 * in_layers + in_layers // 2 + 4 * in_layers // 64) <= 60 << 9
+    assert 0 <= sizes["eight"] - (plain - in_layers + 4 * 2 * (3 * 256 + 256 + 512 * 2)) <= 60 << 9
+    assert (sizes["adapter"], sizes["generated"]) == (adapter_bytes, 2064)
+    assert any("generation of 2000 tokens" in text for text in said["stubbed"])
+    assert rank["phases"]["generate"] > sizes["plain"] + 2 * 2 * 2 * 2064 * 128 * 2  # keys and values
+    assert rank["written_bytes"] == adapter_bytes and "save" in rank["phases"]
     assert code == 0
 
 
