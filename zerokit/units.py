@@ -16,6 +16,7 @@ GIB = 1 << 30
 _MAX_TEXT = 64  # longer than any number a person writes; stops 5000-digit input early
 _NUMBER = re.compile(r"(?P<number>\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|\.\d+)\s*(?P<suffix>[A-Za-z]*)")
 
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
 _COUNT_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _BYTE_SUFFIXES = {
     "b": 1,
@@ -119,20 +120,26 @@ def parse_rate(text: object, what: str = "rate") -> int:
     return rate
 
 
-def parse_positive_int(text: object, what: str, maximum: int = 10**9) -> int:
-    """Read a whole number of at least 1.
+def parse_positive_int(text: object, what: str, maximum: int = 10**9, *, example: str = "8") -> int:
+    """Read a whole number of at least 1: ``8``, ``4096``, ``4_096``, ``4,096``.
+
+    Args:
+        what: its name in errors.
+        example: of such a number, for errors.
 
     Raises:
         InputError: not a whole number, below 1, or above ``maximum``.
     """
-    value, suffix = _split(text, what, "8")
+    if isinstance(text, str) and _THOUSANDS.fullmatch(text.strip()):
+        text = text.replace(",", "")
+    value, suffix = _split(text, what, example)
     if suffix.lower() in ("k", "m") and value == int(value):
         binary, decimal = (1 << 10, 10**3) if suffix.lower() == "k" else (1 << 20, 10**6)
         raise InputError(
             f"{what}: {text!r} may mean {int(value) * binary} or {int(value) * decimal}; write one of them"
         )
     if suffix or value != int(value):
-        raise InputError(f"{what}: {text!r} must be a whole number such as 8")
+        raise InputError(f"{what}: {text!r} must be a whole number such as {example}")
     if not 1 <= value <= maximum:
         raise InputError(f"{what}: {text!r} must be between 1 and {maximum}")
     return int(value)

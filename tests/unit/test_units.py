@@ -29,9 +29,16 @@ def test_sizes(text: str, size: int) -> None:
     assert units.parse_bytes(text) == size
 
 
+@pytest.mark.parametrize("text", ["4096", "4_096", "4,096", " 4,096 ", 4096, 4096.0])
+def test_whole_numbers(text: object) -> None:
+    assert units.parse_positive_int(text, "--seq-len") == 4096
+
+
 @pytest.mark.parametrize(
     ("read", "text", "words"),
     [
+        (units.parse_positive_int, "4,09", "cannot read"),
+        (units.parse_positive_int, "0,096", "cannot read"),
         (units.parse_count, "7q", "unknown suffix 'q'"),
         (units.parse_count, "0", "at least 1"),
         (units.parse_count, "1e30", r"beyond 10\*\*18"),

@@ -32,7 +32,10 @@ def integer(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int 
         InputError: not a whole number from 1 to ``maximum``.
     """
     value = options.get(name)
-    return None if value in (None, "auto") else parse_positive_int(value, f"⟨{name}⟩", maximum)
+    if value in (None, "auto"):
+        return None
+    example = "4096" if name == "seq_len" else "8"
+    return parse_positive_int(value, f"⟨{name}⟩", maximum, example=example)
 
 
 def count(options: Mapping[str, Any], name: str) -> int | None:
