@@ -32,6 +32,9 @@ def test_json_is_one_object_and_nothing_else(command: str, names: tuple[str, ...
 
 
 def test_one_gpu_is_shown_with_its_sources() -> None:
+    listed = _zerokit("gpus").stdout.splitlines()
+    assert listed[0].split()[:2] == ["NAME", "GiB"]  # as plans count a card: as nvidia-smi shows it
+    assert next(line.split()[1] for line in listed if line.startswith("h100-sxm-80gb")) == "79.6"
     done = _zerokit("gpus", "NVIDIA H100 80GB HBM3")
     assert done.stdout.startswith("h100-sxm-80gb: ")
     assert "NVIDIA H100 datasheet" in done.stdout and "81559 MiB" in done.stdout

@@ -21,6 +21,8 @@ _COLUMNS = ("NAME", "GiB", "bf16 TFLOP/s", "GB/s memory", "GB/s link", "LINK", "
 def command(name: str | None, as_json: bool) -> None:
     """List the GPUs that plans may name with --gpu; with NAME, show one with its sources.
 
+    GiB is what nvidia-smi shows of a card, as in plans; torch can use a little less, which NAME shows too.
+
     NAME forgives case and separators: `A100-80GB` and `a100 80gb` lead to the same entry, and so does what
     nvidia-smi prints.
     """
@@ -41,7 +43,8 @@ def _table(everything: tuple[Gpu, ...]) -> str:
     for gpu in sorted(everything, key=lambda gpu: (gpu.vram_bytes, gpu.name)):
         bf16 = f"{gpu.peak_flops['bf16'] / 1e12:g}" if gpu.supports("bf16") else "fp16 only"
         memory, link = f"{gpu.hbm_bytes_per_second / 1e9:g}", f"{gpu.link_bytes_per_second / 1e9:g}"
-        rows.append((gpu.name, f"{gpu.vram_bytes / GIB:.2f}", bf16, memory, link, gpu.link, gpu.title))
+        card = f"{gpu.driver_vram_bytes / GIB:.1f}"
+        rows.append((gpu.name, card, bf16, memory, link, gpu.link, gpu.title))
     return "\n".join(aligned(rows, right=(1, 2, 3, 4)))
 
 
