@@ -277,7 +277,7 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
         lines += [heading("Would be faster"), *bullets(body["faster_with"])]
     search = body["search"]
     lines += [heading(f"Rejected, of {search['candidates']:,} candidates in {search['seconds']:.2f} s")]
-    lines += [f"  {count:>9,}  {reason}" for reason, count in body["rejected"].items()]
+    lines += [f"  {count:>9,}  {answer.why_rejected(reason)}" for reason, count in body["rejected"].items()]
     chosen_values = answer.starting_points(result.chosen.strategy)
     if chosen_values and not result.job.inference:
         lines += [heading("Also set, though not asked for"), *paragraph(chosen_values)]

@@ -22,6 +22,22 @@ _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF
 _MOST_PARTS = 4
 
 
+_WHY_REJECTED = {
+    "GPU memory": "require more GPU memory than is available",
+    "GPU memory: model states alone": "model states alone require more GPU memory than is available",
+    "host memory": "require more host memory than is available",
+    "global batch not divisible": "do not divide the global batch",
+    "offload param below stage 3": "offload the weights below ZeRO-3, which DeepSpeed ignores",
+    "offload optimizer at stage 0": "offload the optimizer at ZeRO-0, which DeepSpeed does not do",
+    "nvme below stage 3": "offload to NVMe below ZeRO-3, which DeepSpeed does not do",
+}
+
+
+def why_rejected(reason: str) -> str:
+    """A key of a plan's ``rejected`` as a sentence about the candidates that it counts."""
+    return _WHY_REJECTED.get(reason, reason)
+
+
 def fits(planned: PlannedStrategy) -> str:
     """``Fits: 22.3 GiB required of 24.0 GiB per GPU, 1.7 GiB headroom``."""
     required = planned.candidate.memory.min_vram_bytes

@@ -74,7 +74,10 @@ def plan_page(result: PlanResult, page: PlanPage, *, alternatives: Sequence[Cand
         frontier_note=f"The choice and the {len(alternatives)} other strategies that fit, each with its "
         "fastest settings.",
         alternatives=[as_options(alternative.candidate.why) for alternative in result.alternatives],
-        rejected=[(as_options(reason), f"{count:,}") for reason, count in result.plan.rejected.items()],
+        rejected=[
+            (as_options(answer.why_rejected(reason)), f"{count:,}")
+            for reason, count in result.plan.rejected.items()
+        ],
         assumptions=all_as_options(result.plan.assumptions),
         advice=all_as_options((*result.plan.advice, *result.plan.faster_with)),
         settings=_settings(result),
