@@ -125,6 +125,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         key="zero_optimization.offload_param",
         message="offload_param works at stage 3 only; at stage {stage} it is ignored and the weights stay on the GPU",
         fix='set "stage": 3, or remove offload_param',
+        option_fix="give ⟨zero⟩ 3, or leave ⟨offload_param⟩ out",
         broken=lambda s: (
             s.settings.zero.offload_param.device != "none"
             and s.settings.zero.stage < 3
@@ -140,6 +141,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         key="zero_optimization.offload_optimizer",
         message="at stage 0 nothing is offloaded: the optimizer states stay on the GPU, stepped by the CPU optimizer",
         fix='set "stage" to 1, 2 or 3, or remove offload_optimizer',
+        option_fix="give ⟨zero⟩ 1, 2 or 3, or leave ⟨offload_optimizer⟩ out",
         broken=lambda s: s.settings.zero.offload_optimizer.device != "none" and s.settings.zero.stage == 0,
     ),
     Rule(
@@ -151,6 +153,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         key="zero_optimization.offload_optimizer.device",
         message="NVMe offload works at stage 3 only; at stage {stage} the states go to host memory instead",
         fix='set "stage": 3, or "device": "cpu"',
+        option_fix="give ⟨zero⟩ 3, or ⟨offload_optimizer⟩ cpu",
         broken=lambda s: (
             s.settings.zero.offload_optimizer.device == "nvme"
             and s.settings.zero.stage in (1, 2)

@@ -102,6 +102,7 @@ class Rule:
         since, until: first and last minor version of DeepSpeed in which it holds, of those that there are
             tables for.
         without_effect: the run works, and the setting does nothing: an estimate asks which of the two is meant.
+        option_fix: the fix in options of ``zerokit plan``, where they set what is wrong; empty: ``fix`` says it.
         missing: the key whose absence it is; a misspelt one is a finding of its own.
         edits: changes that ``check --fix`` can write.
     """
@@ -118,6 +119,7 @@ class Rule:
     edits: tuple[Edit, ...] = ()
     readers: frozenset[str] = EVERY_READER
     otherwise: Severity | None = "warning"
+    option_fix: str = ""
     missing: str = ""
     without_effect: bool = False
     since: tuple[int, int] = (0, 0)
@@ -168,6 +170,11 @@ class Violation:
     def fix(self) -> str:
         """How to fix it."""
         return self._filled(self.rule.fix)
+
+    @property
+    def option_fix(self) -> str:
+        """How to fix it with the options of a plan."""
+        return self._filled(self.rule.option_fix or self.rule.fix)
 
     @property
     def edits(self) -> tuple[Edit, ...]:

@@ -310,7 +310,7 @@ def _check_placement(space: Space, layout: Layout) -> None:
     strategy = build_strategy(space, layout, placement, "none", 1, 1, fastest)
     violation = first_violation(strategy, key_value_heads=space.shape.kv_heads)
     if violation is not None:
-        raise InputError(f"⟨zero⟩ {pins.zero_stage}: {violation.message}; {violation.fix}")
+        raise InputError(f"⟨zero⟩ {pins.zero_stage}: {violation.message}; {violation.option_fix}")
 
 
 def _faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
