@@ -59,6 +59,13 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plan --model gpt2 --seq-len 8k", "--seq-len: '8k' may mean 8192 or 8000; write one of them"),
         ("plan --model gpt2 --seq-len 1025", "gpt2 has positions for 1024 tokens and fails beyond them"),
         ("plan --model roberta-base --seq-len 513", "use --seq-len 512 or less"),
+        ("plan --model gpt2 --seq-len 4.5", "--seq-len: '4.5' must be a whole number such as 4096"),
+        ("launch --num-ranks two x.py", "--num-ranks: cannot read 'two'; use a number"),
+        ("launch --max-restarts -1 x.py", "--max-restarts: '-1' must be between 0 and 1000"),
+        (
+            "plan --params 7b --gpus 2 --offload-param cpu --zero 2",
+            "give --zero 3, or leave --offload-param out",
+        ),
         ("plan --model gpt2 --gpus 2x4090", "write --gpus 2 --gpu rtx-4090"),
         ("plan --model gpt2 --gpu 2x4090", "write --gpus 2 --gpu rtx-4090"),
         ("plan --model llama3 --gpus 1", "llama-3.1-8b"),
@@ -75,6 +82,26 @@ def test_what_was_meant_is_said(typed: str, answered: str, capsys: pytest.Captur
     assert run(typed.split()) == 2
     out, err = capsys.readouterr()
     assert answered in err and not out and len(err.splitlines()) == 1
+
+
+def test_an_option_given_twice_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [
+        "plan",
+        "--model",
+        "gpt2",
+        "--gpus",
+        "1",
+        "--gpu",
+        "a100-80gb",
+        "--gpu",
+        "h200",
+        "--explain",
+        "-v",
+    ]
+    assert run(asked) == 0
+    out, err = capsys.readouterr()
+    assert err == "zerokit: --gpu is given 2 times; the last counts: h200\n" and "1 × h200" in out
+    assert run([*asked, "--quiet"]) == 0 and not capsys.readouterr().err
 
 
 def test_help_and_the_version_are_commands_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,18 @@ class Command(click.Command):
         self.examples = examples
         self.params.append(quiet_option())
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; an option given twice counts as given last, which is said."""
+        rest = super().parse_args(ctx, list(args))
+        if not ctx.resilient_parsing:
+            _, _, typed = self.make_parser(ctx).parse_args(args=list(args))
+            for option in dict.fromkeys(typed):
+                times = typed.count(option)
+                if isinstance(option, click.Option) and _holds_one_value(option) and times > 1:
+                    value = ctx.params.get(option.name or "")
+                    say.say(f"{option.opts[-1]} is given {times} times; the last counts: {value}")
+        return rest
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
         groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
@@ -54,6 +66,10 @@ class Command(click.Command):
         formatter.write("Examples:\n")
         for purpose, command in self.examples:
             formatter.write(f"  {purpose}:\n    {command}\n")
+
+
+def _holds_one_value(option: click.Option) -> bool:
+    return not (option.is_flag or option.count or option.multiple)
 
 
 _BETWEEN = re.compile(r"([\d.]+)<=x<=([\d.]+)")
@@ -124,9 +140,18 @@ def misused(error: click.ClickException, command: str | None) -> str:
         hint = f"did you mean `{path} {meant}`?" if meant in known else f"`{path} --help` lists them"
         return f"{path}: there is no command {typed[1]!r}; {hint}"
     text = _BETWEEN.sub(r"\1 to \2", error.format_message().rstrip("."))
+    for pattern, words in _NUMBERS:
+        text = pattern.sub(words, text)
     return f"{path}: {text[:1].lower()}{text[1:]}; see `{path} --help`"
 
 
+_NUMBERS = (
+    (re.compile(r"Invalid value for '([^']*)(?:' / '[^']*)*': ('.*') is not a valid (?:integer|float).*"),
+     r"\1: cannot read \2; use a number"),
+    (re.compile(r"Invalid value for '([^']*)(?:' / '[^']*)*': (\S+) is not in the range (\S+) to (\S+)"),
+     r"\1: '\2' must be between \3 and \4"),
+)  # fmt: skip
+"""What click says of a number, and how the arguments of a plan say it."""
 _NO_COMMAND = re.compile(r"No such command '([^']*)'")
 _OTHER_NAMES = {
     "slurm": "sbatch", "k8s": "kubernetes", "kubectl": "kubernetes", "ds": "deepspeed", "json": "deepspeed",

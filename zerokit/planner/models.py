@@ -25,6 +25,7 @@ from zerokit.values import frozen_dataclass, replace
 _SAME_SIZE = (0.0, 0.06, 0.06, 0.015)
 _FEWEST_PARAMETERS = 10_000  # below it a suffix was forgotten: 70 for 70b
 _CLOSED_FORM_WITHIN = 0.02  # of Transformers' count: a closed form that is further off is of another model
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 _ROUGH = {
     False: "step times are those of the products in the model that transformers builds; how many kernels its "
     "layers launch is a guess",
@@ -154,6 +155,8 @@ def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -
         if not path.is_file():
             raise InputError(f"⟨model⟩ {model}: the folder has no config.json")
     if path.is_file():
+        if path.suffix in _WEIGHTS:
+            raise InputError(f"⟨model⟩ {model}: a file of weights; name its folder, {path.parent}")
         return _from_file(path, single, say, images)
     if model.endswith(".json"):
         raise InputError(f"⟨model⟩ {model}: no such file")
