@@ -44,6 +44,7 @@ def test_the_newest_runs_are_named_where_none_is(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.endswith("a run folder or its report.json\n")
     for age, name in enumerate(("d", "c", "b", "a")):
         (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "report.json").touch()
         os.utime(tmp_path / "runs" / name, (1e9 - age, 1e9 - age))
     for words in (["report"], ["report", "nosuch"]):
         assert run_cli(words) == 2

@@ -16,11 +16,8 @@ from zerokit.report.html import write_page
 from zerokit.report.openmetrics import openmetrics
 from zerokit.report.schema import RunReport, load_report
 
-_MOST_RUNS = 3
 _PATIENCE_SECONDS = 15.0
 """From the ranks' last words to the launcher's report."""
-
-
 _MOST_NAMED = 3  # runs of a folder
 
 
@@ -38,22 +35,21 @@ def load_run(path: Path) -> RunReport:
     if report_path.exists():
         return load_report(report_path)
     if not find_rank_files(path):
-        found = [folder for folder in path.iterdir() if folder.is_dir() and find_rank_files(folder)]
-        newest = sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)[:_MOST_NAMED]
-        names = f"; of the runs in it, the newest: {', '.join(map(str, newest))}" if newest else ""
+        names = newest_runs(path, "; of the runs in it, the newest")
         raise InputError(f"{path} is not a run folder: it has neither report.json nor rank-*.jsonl{names}")
     plan, problems = read_of_run(path)
     return report_of_folder(path, plan, problems)
 
 
-def newest_runs(folder: Path = Path("runs")) -> str:
+def newest_runs(folder: Path = Path("runs"), introduction: str = "; the newest") -> str:
     """``; the newest: runs/20260131-120000-train``, for a message; empty where there are none."""
     try:
-        found = [path for path in folder.iterdir() if path.is_dir()]
+        found = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+        found = [path for path in found if (path / REPORT_FILE).exists() or find_rank_files(path)]
         found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError:
         return ""
-    return f"; the newest: {', '.join(map(str, found[:_MOST_RUNS]))}" if found else ""
+    return f"{introduction}: {', '.join(map(str, found[:_MOST_NAMED]))}" if found else ""
 
 
 class WatchedRun:
