@@ -23,7 +23,7 @@ from zerokit.launcher.placement import Placement, decide_placement
 from zerokit.launcher.run_folder import ACCELERATE_FILE, COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
-from zerokit.script import adapt_config, agreement, reader
+from zerokit.script import adapt_config, agreement, misplaced_options, reader
 from zerokit.script import arguments as script_arguments
 from zerokit.script.entry_points import Target
 
@@ -75,6 +75,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     target = options.target
     facts = reader.read_script(Path(target.script) if target.script is not None else None, target.module,
                                target.source)  # fmt: skip
+    misplaced = misplaced_options.misplaced(facts, target.name, target.arguments)
     plan, config = read_plan(options.plan) if options.plan is not None else (None, None)
     if options.deepspeed is not None:
         config = _read_config(Path(options.deepspeed))
@@ -82,7 +83,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     placement = decide_placement(
         options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan), dry_run=dry_run
     )
-    notes = list(placement.notes)
+    notes = [*placement.notes, *([misplaced] if misplaced else [])]
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
     configured = _Configured(config=None)

@@ -75,7 +75,7 @@ def agree(
     if conflicts and not accept_mismatch:
         raise InputError(
             f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
-            "does, or run it as it is: ⟨accept_mismatch⟩"
+            "does, or run it as it is, with ⟨accept_mismatch⟩ before the script"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     notes += assignments.unlike_plan(options.facts.assigned, _by_any_name(planned))

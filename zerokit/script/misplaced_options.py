@@ -1,0 +1,66 @@
+"""Options of ``zerokit launch`` that stand after the script, which gets them instead.
+
+Only names that a training script seldom has: ``--device`` or ``--out`` may well be its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerokit.errors import InputError
+from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
+
+OF_LAUNCH = (
+    "--dry-run", "--accept-mismatch", "--no-arguments", "--no-plan", "--retry-smaller", "--max-restarts",
+    "--resume-option", "--run-dir", "--no-trackers", "--no-host-probe", "--rehearsal-seconds",
+)  # fmt: skip
+_READS_ARGUMENTS = frozenset(
+    {
+        "argv",
+        "parse_args",
+        "parse_known_args",
+        "ArgumentParser",
+        "Fire",
+        "tyro",
+        "hydra",
+        "click",
+        "typer",
+        "flags",
+    }
+)
+
+
+def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str]) -> str | None:
+    """A warning of an option of launch that the script gets, where its parser is not in its own source.
+
+    Args:
+        facts: of the script's source.
+        script: its name, as it was given.
+        arguments: what stands after it.
+
+    Raises:
+        InputError: the script's own source parses its arguments and knows no such option, or parses none.
+    """
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    name = next((name for word in own if _is_of_launch(name := word.partition("=")[0], facts)), None)
+    if name is None:
+        return None
+    text = (
+        f"{name} stands after {script}, so the script gets it, and knows no such option: options of zerokit "
+        f"stand before the script: zerokit launch {name} … {script} …"
+    )
+    if _parses_itself(facts) or (facts.style != "none" and not facts.mentions & _READS_ARGUMENTS):
+        raise InputError(text)
+    return f"warning: {text}"
+
+
+def _is_of_launch(name: str, facts: ScriptFacts) -> bool:
+    """Whether launch has the option, and nothing in the script's source is called so."""
+    if name not in OF_LAUNCH or facts.unreadable:
+        return False
+    key = name[2:].replace("-", "_")
+    return not ({name, f"--{key}"} & facts.options or key in facts.fields | facts.mentions | facts.keywords)
+
+
+def _parses_itself(facts: ScriptFacts) -> bool:
+    return bool(facts.options) or bool(facts.mentions & PARSERS_OF_DATACLASSES)
