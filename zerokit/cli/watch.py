@@ -66,8 +66,12 @@ def _live(watched: WatchedRun, every: float, console: Console) -> RunReport:
 
 def _lines(watched: WatchedRun, every: float, once: bool) -> RunReport:
     said_alarms: set[str] = set()
+    announced = once
     while True:
         report, alarms = watched.look()
+        if not announced and not watched.is_over(report):
+            say("the run is in progress; a line follows for each new alarm and for its end")
+        announced = True
         for text in alarms:
             if text not in said_alarms:
                 click.echo(f"ALARM {text}")
@@ -75,7 +79,7 @@ def _lines(watched: WatchedRun, every: float, once: bool) -> RunReport:
         if once or watched.is_over(report):
             steps, count = max((rank.steps for rank in report.ranks), default=0), len(report.ranks)
             click.echo(f"{report.outcome.words}: {count} rank{'' if count == 1 else 's'}, step {steps}")
-            if once and report.outcome == "running":
-                say("the run is still in progress")
+            over = watched.is_over(report)
+            say("the run has ended" if over else "the run is still in progress")
             return report
         time.sleep(every)

@@ -79,7 +79,9 @@ def test_a_run_is_watched_until_it_ends(tmp_path: Path, capsys: pytest.CaptureFi
     ended = report({"state": "finished", "alloc_retries": 2}, outcome="ok").to_dict()
     (tmp_path / "report.json").write_text(json.dumps(ended))
     assert run(["watch", str(tmp_path), "--metrics", str(tmp_path / "m.prom")]) == 0
-    out = capsys.readouterr().out.splitlines()
+    shown, said = capsys.readouterr()
+    out = shown.splitlines()
+    assert said == "zerokit: the run has ended\n"
     assert out == ["ALARM rank 0: the allocator ran full and retried 2 times", "ok: 1 rank, step 10"]
     assert (tmp_path / "m.prom").read_text().endswith("# EOF\n")
     assert run(["watch", str(tmp_path / "none")]) == 2
