@@ -51,7 +51,8 @@ def memory_over_time(run: RunReport, *, scale: float = 0.0) -> Markup | None:
     levels = []
     pair = run.predicted_vs_measured.peak_bytes if run.predicted_vs_measured else None
     if pair and pair.predicted and run.on_gpu == run.gpu_measured:
-        levels.append(charts.Level(label="predicted peak allocated", value=pair.predicted, style="predicted"))
+        label = "predicted peak allocated" if run.gpu_measured else "predicted peak of host memory"
+        levels.append(charts.Level(label=label, value=pair.predicted, style="predicted"))
     if run.gpu_measured and rank.device_total_bytes:
         levels.append(charts.Level(label="the card's memory", value=rank.device_total_bytes, style="limit"))
     kind = "GPU memory" if run.gpu_measured else "Host memory"
@@ -244,7 +245,7 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
     by_phase = _seconds_per_step(rank)
     if by_phase:
         parts = [(f"process in {name}", s, f"m{at % 3 + 1}") for at, (name, s) in enumerate(by_phase)]
-        rows.append(charts.Bar(label="process", note="mean of all steps", parts=parts))
+        rows.append(charts.Bar(label="process", note="mean of all steps, the slow first ones too", parts=parts))
     caption = f"Time of an optimizer step, rank {rank.rank}" + (", the slowest" if len(timed) > 1 else "")
     return charts.bars(caption, rows, shown_as=format_seconds)
 
