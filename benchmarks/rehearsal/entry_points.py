@@ -178,7 +178,7 @@ def main() -> int:
             )
             if options.jsonl:
                 with options.jsonl.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                    file.write(json.dumps(row).replace(f"{options.checkouts.resolve()}/", "") + "\n")
     print(f"{ended} of {len(chosen)} to the end")
     return 0
 

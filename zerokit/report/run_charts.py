@@ -245,7 +245,9 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
     by_phase = _seconds_per_step(rank)
     if by_phase:
         parts = [(f"process in {name}", s, f"m{at % 3 + 1}") for at, (name, s) in enumerate(by_phase)]
-        rows.append(charts.Bar(label="process", note="mean of all steps, the slow first ones too", parts=parts))
+        rows.append(
+            charts.Bar(label="process", note="mean of all steps, the slow first ones too", parts=parts)
+        )
     caption = f"Time of an optimizer step, rank {rank.rank}" + (", the slowest" if len(timed) > 1 else "")
     return charts.bars(caption, rows, shown_as=format_seconds)
 

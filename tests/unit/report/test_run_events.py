@@ -95,7 +95,7 @@ def test_a_failure_of_which_little_is_known_says_no_more() -> None:
 def test_a_cpu_ranks_prediction_is_named_as_host_memory() -> None:
     points = [[float(at), "forward", at, None, None, None, at * GIB] for at in range(1, 5)]
     compared = {"kind": "host_memory", "predicted_for": "plan", "rank": 0,
-                "peak_bytes": {"predicted": 3 * GIB, "measured": 4 * GIB, "error_fraction": -0.25}}  # fmt: skip
+                "peak_bytes": {"predicted": 3 * GIB, "measured": 4 * GIB, "error_fraction": 0}}  # fmt: skip
     cpu = rank(0, device="cpu", timeline=points, peak_allocated_bytes=None, peak_host_rss_bytes=4 * GIB)
     chart = str(run_charts.memory_over_time(run(cpu, predicted_vs_measured=compared)))
     assert "predicted peak of host memory, 3.0 GiB" in chart and "predicted peak allocated" not in chart
