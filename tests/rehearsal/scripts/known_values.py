@@ -45,6 +45,23 @@ before = torch.cuda.memory_allocated()
 weights = torch.ops.aten._safe_softmax(scores, -1)  # beside the softmax a mask of bytes
 assert 12 << 20 <= torch.cuda.max_memory_allocated() - before <= 14 << 20
 assert torch.cuda.memory_allocated() - before == 8 << 20
+del scores, weights
+query = torch.empty(1, 4, 1024, 64, device="cuda", requires_grad=True)
+key = torch.empty(1, 2, 1024, 64, device="cuda")  # grouped heads in fp32: no fused kernel
+mask = torch.empty(1, 1, 1024, 1024, device="cuda")
+torch.cuda.empty_cache()
+block = torch.empty(4, 1024, 1024, device="cuda")
+address, saved = block.data_ptr(), []
+del block
+with torch.autograd.graph.saved_tensors_hooks(
+    lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
+):
+    torch.nn.functional.scaled_dot_product_attention(query, key, key, mask, enable_gqa=True)
+(weights,) = {tensor.data_ptr(): tensor for tensor in saved if tensor.numel() == 4 << 20}.values()
+assert weights.data_ptr() != address  # the scores, mask added in place, lay there until the softmax was done
+assert torch.empty(4, 1024, 1024, device="cuda").data_ptr() == address
+saved.clear()
+del weights
 linear = torch.nn.DataParallel(torch.nn.Linear(8, 8)).cuda()
 optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
 for _ in range(3):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import threading
 from typing import Any
 
@@ -24,6 +23,7 @@ from zerokit.rehearsal.process import (
     collectives,
     convolutions,
     factories,
+    in_place_adds,
     temporaries,
     twins,
 )
@@ -54,7 +54,6 @@ _FILLED = frozenset({
 })  # fmt: skip
 _OVERWRITES = frozenset({"fill_", "zero_", "copy_"})
 _DRAWN = frozenset({"multinomial", "argmax", "topk", "sort", "argsort"})
-_ENGINE_FRAMES = ("torch/_dynamo/eval_frame.py", "torch/_compile.py")
 
 
 def scan(value: Any, fakes: list[Any], reals: list[Any]) -> None:
@@ -98,14 +97,6 @@ def comes_apart(func: Any) -> bool:
     inference mode and not below another tensor's dispatch (DTensor's random states)."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
     return bool(func._can_decompose()) and not has_kernel
-
-
-def _from_engine() -> bool:
-    """Whether autograd's C++ asked, with no line of Python in between."""
-    frame = sys._getframe(3).f_back  # the caller of __torch_dispatch__
-    while frame is not None and frame.f_code.co_filename.endswith(_ENGINE_FRAMES):
-        frame = frame.f_back
-    return frame is None
 
 
 class ThreadSettings(threading.local):
@@ -189,10 +180,10 @@ class FakeCuda(TorchDispatchMode):
             with self:
                 return kernel(*args, **kwargs)
         name = name_of(func)
-        if func is aten.add.Tensor and len(fakes) == 2 and self._engine_adds_in_place(args):
-            return self._observed(
-                func, args, kwargs, self._machine.fake.dispatch(aten.add_.Tensor, types, args, kwargs)
-            )
+        if func is aten.add.Tensor and len(fakes) == 2:
+            result = in_place_adds.answer(self._machine, types, args, kwargs)
+            if result is not None:
+                return self._observed(func, args, kwargs, result)
         special = answers.SPECIAL.get(name)
         if special is not None:
             result = special(self._machine, func, args, kwargs)
@@ -231,19 +222,6 @@ class FakeCuda(TorchDispatchMode):
         return func(*args, **kwargs)
 
     # ---------------------------------------------------------------- GPU
-
-    def _engine_adds_in_place(self, args: tuple[Any, ...]) -> bool:
-        """Autograd accumulates gradients in place where nobody else holds the buffer, except for tensor
-        subclasses, which fake tensors look like (``torch/csrc/autograd/input_buffer.cpp``, accumulate)."""
-        left, right = args[:2]
-        return (
-            isinstance(left, FakeTensor)
-            and left.shape == right.shape
-            and left.dtype == right.dtype
-            and left._use_count() <= 4
-            and torch._C._storage_Use_Count(left.untyped_storage()._cdata) <= 2
-            and _from_engine()
-        )
 
     def _run(
         self,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from zerokit.rehearsal.process import in_place_adds
 from zerokit.rehearsal.process.twins import twin
 from zerokit.trace.sdpa_workspaces import FLASH_MAX_HEAD_DIM
 
@@ -226,9 +227,10 @@ class Attention:
             enable_gqa,
         )
         if kernel is Kernel.MATH:
-            return _torch_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
+            with in_place_adds.math_attention():
+                return _torch_attention(
+                    query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                )
         return _fused(kernel, query, key, value, attn_mask, dropout_p, is_causal, scale)
 
     def _look_for_empty_rows(self, mask: torch.Tensor | None) -> None:
