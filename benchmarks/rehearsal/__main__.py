@@ -24,7 +24,15 @@ from typing import Any
 
 import zerokit
 from benchmarks.rehearsal.inputs import Inputs
-from benchmarks.rehearsal.rows import MeasuredRun, compared, planned_runs, raw_runs, script_path, timed_runs
+from benchmarks.rehearsal.rows import (
+    MeasuredRun,
+    beside_nearest,
+    compared,
+    planned_runs,
+    raw_runs,
+    script_path,
+    timed_runs,
+)
 from zerokit.catalog import gpus
 from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.rehearsal.result import Rehearsal
@@ -87,9 +95,15 @@ class Bench:
             self.errors.append(abs(difference) / size)
         self.errors.append(abs(peak - run.peak_bytes) / run.peak_bytes)
         self.reserved_errors.append(abs(reserved - run.reserved_bytes) / run.reserved_bytes)
+        nearest = ""
+        if len(run.reserved_of_ranks) > 1:
+            nearest = (
+                f"(nearest rank: peak {beside_nearest(peak, run.peaks_of_ranks):+.3f}%, "
+                f"reserved {beside_nearest(reserved, run.reserved_of_ranks):+.2f}%)  "
+            )
         print(
             f"{run.name:<44} peak {run.peak_bytes} {100 * (peak / run.peak_bytes - 1):+.3f}%  "
-            f"reserved {100 * (reserved / run.reserved_bytes - 1):+.2f}%  {'  '.join(cells)}  "
+            f"reserved {100 * (reserved / run.reserved_bytes - 1):+.2f}%  {nearest}{'  '.join(cells)}  "
             f"cpu {rehearsed.cpu_seconds:.0f} s  steps {rehearsed.steps}",
             flush=True,
         )

@@ -37,7 +37,11 @@ def script_path(script: str, copies: Mapping[str, Path | None]) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """One row. Bytes; ``kind``: ``raw``, ``plan`` (launched with one), ``file`` (its own DeepSpeed file)."""
+    """One row. Bytes; ``kind``: ``raw``, ``plan`` (launched with one), ``file`` (its own DeepSpeed file).
+
+    Phases and peaks are rank 0's, which is the rank that is rehearsed; ``peaks_of_ranks`` and
+    ``reserved_of_ranks`` are those of every rank.
+    """
 
     name: str
     kind: str
@@ -51,6 +55,8 @@ class MeasuredRun:
     phases: Phases
     peak_bytes: int
     reserved_bytes: int
+    peaks_of_ranks: tuple[int, ...]
+    reserved_of_ranks: tuple[int, ...]
     row: dict[str, Any]
 
 
@@ -85,6 +91,8 @@ def raw_runs(path: Path = DATA / "h200-deepspeed.jsonl") -> list[MeasuredRun]:
                 phases=phases,
                 peak_bytes=row["peak_allocated_bytes"][0],
                 reserved_bytes=row["peak_reserved_bytes"][0],
+                peaks_of_ranks=tuple(row["peak_allocated_bytes"]),
+                reserved_of_ranks=tuple(row["peak_reserved_bytes"]),
                 row=row,
             )
         )
@@ -110,6 +118,8 @@ def planned_runs(path: Path = DATA / "h200-trl-scripts.jsonl") -> list[MeasuredR
                 phases={k: v for k, v in rank["phases"].items() if v},
                 peak_bytes=rank["peak_allocated_bytes"],
                 reserved_bytes=rank["peak_reserved_bytes"],
+                peaks_of_ranks=tuple(other["peak_allocated_bytes"] for other in row["ranks"]),
+                reserved_of_ranks=tuple(other["peak_reserved_bytes"] for other in row["ranks"]),
                 row=row,
             )
         )
@@ -132,6 +142,8 @@ def timed_runs(path: Path = DATA / "h200-script-times.jsonl") -> list[MeasuredRu
             phases=row["phases"],
             peak_bytes=row["peak_allocated_bytes"],
             reserved_bytes=row["peak_reserved_bytes"],
+            peaks_of_ranks=(row["peak_allocated_bytes"],),
+            reserved_of_ranks=(row["peak_reserved_bytes"],),
             row=row,
         )
         for row in _lines(path)
@@ -155,6 +167,11 @@ def grouped(phases: Phases) -> Phases:
         for group, names in GROUPS.items()
         if any(name in phases for name in names)
     }
+
+
+def beside_nearest(found: int, measured: tuple[int, ...]) -> float:
+    """By how much a figure is off from the rank that comes nearest, in per cent."""
+    return min((100 * (found / size - 1) for size in measured), key=abs)
 
 
 def compared(run: MeasuredRun, phases: Phases) -> dict[str, tuple[int, int]]:
