@@ -74,7 +74,7 @@ def test_an_estimate_with_it_differs_in_forward_and_backward_alone(loss: str, me
         ({"loss": "tiled"}, "not modelled"),
         ({"loss": "chunked", "tp": 2}, "⟨tp⟩"),
         ({"loss": "liger", "inference": True}, "⟨inference⟩"),
-        ({"loss": "liger", "model": "bert-base"}, "'mlm'"),
+        ({"loss": "liger", "model": "bert-base", "seq_len": 512}, "'mlm'"),
         ({"loss": "cut", "precision": "fp32"}, "bf16 and fp16 alone"),
         ({"loss": "liger", "device": "cpu", "gpu": None}, "CPU ranks"),
         ({"loss": "fused"}, "use one of standard, chunked, liger, cut"),
