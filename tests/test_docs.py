@@ -13,6 +13,7 @@ import pytest
 
 import zerokit
 from tests.browser.screenshots import SCREENSHOTS, drawn, wanted
+from tests.support.pages import SH_BLOCK, sh_commands
 from tests.support.site import build_site
 from zerokit.cli import cli, commands
 from zerokit.linter.explain import examples
@@ -21,7 +22,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 MOST_SCREENSHOT_BYTES = 3_000_000
-SH_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(zerokit [a-z][^`]*)`")
 ENDS_A_COMMAND = ("|", ">", "&&", "#")
 
@@ -86,12 +86,7 @@ def test_every_command_and_rule_is_documented(site: Path) -> None:
 
 def shown_commands(text: str) -> list[list[str]]:
     """The words of every zerokit command in a page's ``sh`` blocks and in its sentences."""
-    lines = [
-        line
-        for block in SH_BLOCK.findall(text)
-        for line in block.replace("\\\n", " ").splitlines()
-        if line.startswith("zerokit ")
-    ]
+    lines = [line for line in sh_commands(text) if line.startswith("zerokit ")]
     found = []
     for line in [*lines, *INLINE.findall(SH_BLOCK.sub("", text))]:
         words = shlex.split(line, comments=True)
