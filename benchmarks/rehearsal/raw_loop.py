@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
+    PreTrainedModel,
 )
 
 STEPS = 3
@@ -52,6 +54,18 @@ class Meter:
         return figures
 
 
+@contextlib.contextmanager
+def modules_own_values() -> Iterator[None]:
+    """While active, Transformers leaves the values that modules gave their own parameters, as in the measured
+    runs: it would draw them when they are partitioned, and index the padding token's row, which is empty."""
+    original = PreTrainedModel.initialize_weights
+    PreTrainedModel.initialize_weights = lambda self, *args, **kwargs: None
+    try:
+        yield
+    finally:
+        PreTrainedModel.initialize_weights = original
+
+
 def build(row: dict[str, Any]) -> Any:
     """The model as the row says."""
     settings = row["deepspeed_config"]
@@ -74,7 +88,7 @@ def build(row: dict[str, Any]) -> Any:
             return auto.from_config(config, dtype=loaded, attn_implementation="eager")
 
     if settings.get("zero_optimization", {}).get("stage", 0) == 3:
-        with deepspeed.zero.Init(config_dict_or_path=settings):
+        with deepspeed.zero.Init(config_dict_or_path=settings), modules_own_values():
             model = make()
     else:
         with torch.device("cuda"):
