@@ -1,9 +1,6 @@
-"""What CUDA's reductions take beside their result: partial sums of thread blocks that share an output.
+"""How CUDA's reductions see an operator's tensor, as ``TensorIterator`` orders and joins its dimensions.
 
-Follows ``aten/src/ATen/native/cuda/Reduce.cuh`` (PyTorch 2.11 to 2.13: ``setReduceConfig``,
-``global_memory_size``, ``semaphore_size``) and how ``TensorIterator`` orders and joins dimensions. Large
-where columns are summed over many rows: the gradient of a bias or of a norm's weight over 8,192 tokens takes
-about 130 MiB.
+What they take beside their result: :mod:`zerokit.domain.partial_sums`.
 """
 
 from __future__ import annotations
@@ -14,19 +11,12 @@ from typing import Any
 
 import torch
 
+from zerokit.domain.partial_sums import INDEX_LIMIT, Reduction, partial_sums
 from zerokit.rehearsal.gpu import FakeGpu
 
-_MOST_THREADS = 512  # ReduceConfig::MAX_NUM_THREADS, of all types but complex doubles
-_WARP = 32
 _VALUES = 4  # vt0 and input_vec_size
-_FEWEST_VALUES, _MOST_VALUES = 16, 256  # per thread
-_INDEX_LIMIT = 2**31 - 1  # bytes that a kernel's 32-bit offsets reach
 
 _Dimension = tuple[int, int]  # size, stride of the input in elements
-
-
-def _power_below(value: int) -> int:
-    return 1 << max(0, value.bit_length() - 1)
 
 
 def _joined(dimensions: Sequence[_Dimension]) -> list[_Dimension]:
@@ -48,7 +38,7 @@ def _halved(reduced: list[_Dimension], kept_dimensions: list[_Dimension], elemen
     while True:
         both = [*reduced, *kept_dimensions]
         extent = 1 + sum((size - 1) * stride * element for size, stride in both)
-        if extent <= _INDEX_LIMIT and math.prod(size for size, _ in both) <= _INDEX_LIMIT:
+        if extent <= INDEX_LIMIT and math.prod(size for size, _ in both) <= INDEX_LIMIT:
             return
         largest = max(both, key=lambda dimension: (dimension[0] - 1) * dimension[1])
         group = reduced if largest in reduced else kept_dimensions
@@ -97,37 +87,11 @@ def temporary_blocks(
         elif not along:
             vector = _output_vector(reduced, kept_dimensions, int(tensor.storage_offset()))
             width //= vector
-    return _of_launch(gpu, outputs, inputs, width, height, vector, along, accumulator)
-
-
-def _of_launch(
-    gpu: FakeGpu,
-    outputs: int,
-    inputs: int,
-    width: int,
-    height: int,
-    vector: int,
-    along: bool,
-    accumulator: int,
-) -> tuple[int, ...]:
-    most = _MOST_THREADS // vector
-    wide, high = (_power_below(extent) if extent < most else most for extent in (width, height))
-    block_width = min(wide, _WARP)
-    block_height = min(high, most // block_width)
-    block_width = min(wide, most // block_height)
-    step_input, step_output = (block_width, 1) if along else (1, block_width)
-    if -(-inputs // step_input) < min(block_height * 16, _MOST_VALUES):
-        return ()  # each warp has an output of its own: nothing is shared
-    step_input *= block_height
-    values = -(-inputs // step_input)
-    grid = -(-(outputs // vector) // step_output)
-    target = gpu.multiprocessors * (gpu.threads_per_multiprocessor // (block_width * block_height))
-    if values < _MOST_VALUES or grid > target:
-        return ()
-    blocks = max(min(-(-target // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES))
-    if blocks < 2:
-        return ()
-    return accumulator * outputs * blocks * (1 if along else block_width * vector), 4 * grid
+    reduction = Reduction(
+        outputs=outputs, inputs=inputs, width=width, height=height, vector=vector, along=along,
+        accumulator=accumulator,
+    )  # fmt: skip
+    return partial_sums(reduction, gpu.processors)
 
 
 def _sums(tensor: torch.Tensor) -> int:
