@@ -18,7 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from tests.support.models import MODELS, SMALL  # noqa: E402
 from zerokit.catalog import models, profiles  # noqa: E402
 from zerokit.cli import run  # noqa: E402
+from zerokit.domain.compute_capability import processors_of  # noqa: E402
+from zerokit.domain.partial_sums import Processors, partial_column_sums  # noqa: E402
 from zerokit.domain.profile import ModelProfile, Variant  # noqa: E402
+from zerokit.domain.profile_check import check  # noqa: E402
 from zerokit.domain.profile_json import from_json, to_json  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
 from zerokit.trace import store  # noqa: E402
@@ -29,10 +32,17 @@ from zerokit.trace.recording.storage import StorageTracker  # noqa: E402
 
 
 def count_by_torch(
-    head: str, config: dict[str, Any], micro_batch: int, seq_len: int, checkpointing: bool
+    head: str,
+    config: dict[str, Any],
+    micro_batch: int,
+    seq_len: int,
+    checkpointing: bool,
+    processors: Processors | None = None,
 ) -> tuple[int, int, int]:
     """(forward peak, level after forward, backward peak) of the whole model, no layer left out and no hook on
-    a module. Gradients are dropped as they come, as in a trace: where they go is DeepSpeed's part."""
+    a module. Gradients are dropped as they come, as in a trace: where they go is DeepSpeed's part.
+
+    ``processors``: of a GPU, to count what its sums over rows take."""
     import transformers
 
     loaded = read_config(config)
@@ -60,6 +70,9 @@ def count_by_torch(
     for event in tracker.events:
         live += {"alloc": event.size_bytes, "free": -event.size_bytes}.get(event.kind, 0)
         levels.append(live)
+        if event.kind == "sum" and processors is not None:
+            columns, element_bytes = map(int, str(event.key).split())
+            levels[-1] += partial_column_sums(columns, event.size_bytes, element_bytes, processors)
     return max(levels[:middle]), levels[middle - 1], max(levels[middle:])
 
 
@@ -125,6 +138,29 @@ def test_polynomials_of_a_cut_model_are_the_whole_model(
     assert abs(timeline.forward_peak - forward) <= inputs
     assert abs(timeline.after_forward - level) <= inputs
     assert abs(max(timeline.backward.peaks) - backward) <= inputs
+
+
+def test_sums_over_rows_take_partial_results_on_a_gpu() -> None:
+    """The gradients of BERT's biases: with them another instant of the backward pass is the highest."""
+    config = {"model_type": "bert", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 7,
+              "num_attention_heads": 4, "vocab_size": 100}  # fmt: skip
+    gpu = processors_of("h200")
+    assert gpu is not None
+    made = profile_from_config(dict(config), [Variant()], name="bert", head="mlm")
+    found = made.trace(Variant(), 480)
+    assert found is not None
+    _, _, backward = count_by_torch("mlm", dict(config), 8, 480, False, gpu)
+    _, _, without = count_by_torch("mlm", dict(config), 8, 480, False)
+    for timeline, expected in ((found.timeline(8, 480, gpu), backward), (found.timeline(8, 480), without)):
+        assert abs(max(timeline.gradients.peaks) - expected) <= 2 * 8 * 8 * 480  # as above, inputs
+    assert backward > without + (1 << 23)
+    stored = json.loads(json.dumps(to_json(made)))
+    again = from_json(check(stored)).trace(Variant(), 480)
+    assert again is not None and again.timeline(8, 480, gpu) == found.timeline(8, 480, gpu)
+    summed = next(mark for segment in stored["segments"] for mark in segment if len(mark) == 6)
+    for summed[5] in ([[0, 0, 0, 2]], [[10**9, 0, 256, 2]], [[0, 0, 256]], [0]):
+        with pytest.raises(ValueError, match="segments is malformed"):
+            check(stored)
 
 
 CHUNKED = {

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
 
+from zerokit.domain.partial_sums import Processors, partial_column_sums
 from zerokit.values import frozen_dataclass, replace
 
 Polynomial = tuple[float, float, float, float, float, float]
@@ -27,6 +28,22 @@ def evaluate(polynomial: Sequence[float], micro_batch: int, seq_len: int) -> flo
 
 
 @frozen_dataclass
+class ColumnSum:
+    """A sum over a matrix's rows, whose CUDA kernel takes memory that is no polynomial: the gradient of a
+    bias, or of a norm's weight.
+
+    Attributes:
+        level: live bytes beside that memory, the result included, relative to the start of the segment.
+        rows, columns: of the matrix; ``element_bytes``: of one of its values.
+    """
+
+    level: Polynomial
+    rows: Polynomial
+    columns: int
+    element_bytes: int
+
+
+@frozen_dataclass
 class Mark:
     """An event of the trace, with what was live on the way to it.
 
@@ -39,6 +56,7 @@ class Mark:
             to the start of the segment.
         level: live bytes at the mark, the gradient included; relative likewise.
         after: live bytes after the mark, a gradient that is handed over left out.
+        sums: over rows, since the mark before.
     """
 
     kind: str
@@ -46,6 +64,7 @@ class Mark:
     peaks: tuple[Polynomial, ...]
     level: Polynomial
     after: Polynomial
+    sums: tuple[ColumnSum, ...] = ()
 
 
 @frozen_dataclass
@@ -122,9 +141,12 @@ class ActivationTrace:
                 for mark in self.segments[run.segment]:
                     yield mark.kind, _absolute(mark.name, run.stack, layer)
 
-    def timeline(self, micro_batch: int, seq_len: int) -> Timeline:
-        """Live activation bytes at every mark for this micro-batch and sequence length."""
-        return _timeline(self, micro_batch, seq_len)
+    def timeline(self, micro_batch: int, seq_len: int, processors: Processors | None = None) -> Timeline:
+        """Live activation bytes at every mark for this micro-batch and sequence length.
+
+        ``processors``: of the GPU, on which the memory of sums over rows depends; None: it is left out.
+        """
+        return _timeline(self, micro_batch, seq_len, processors)
 
     def cached(self, micro_batch: int, seq_len: int) -> Pass:
         """Bytes of key-value cache made so far, at every mark of the forward pass."""
@@ -227,7 +249,12 @@ def _raised(timeline: Timeline, extra: float) -> Timeline:
 
 
 def _run_pass(
-    trace: ActivationTrace, runs: Iterable[Run], micro_batch: int, seq_len: int, level: float
+    trace: ActivationTrace,
+    runs: Iterable[Run],
+    micro_batch: int,
+    seq_len: int,
+    level: float,
+    processors: Processors | None = None,
 ) -> Pass:
     size = _Sizer(micro_batch, seq_len)
     values: dict[int, tuple[list[float], list[float], list[float]]] = {}
@@ -238,7 +265,7 @@ def _run_pass(
         if run.segment not in values:
             marks = trace.segments[run.segment]
             values[run.segment] = (
-                [max(map(size.of, mark.peaks)) for mark in marks],
+                [_peak(mark, size, processors) for mark in marks],
                 [size.of(mark.level) for mark in marks],
                 [size.of(mark.after) for mark in marks],
             )
@@ -250,6 +277,17 @@ def _run_pass(
             afters += [level + value for value in segment_afters]
             level += segment_afters[-1]
     return Pass(peaks=tuple(peaks), levels=tuple(levels), afters=tuple(afters))
+
+
+def _peak(mark: Mark, size: _Sizer, processors: Processors | None) -> float:
+    peak = max(map(size.of, mark.peaks))
+    if processors is None:
+        return peak
+    for one in mark.sums:
+        rows = round(size.of(one.rows))
+        taken = partial_column_sums(one.columns, rows, one.element_bytes, processors)
+        peak = max(peak, size.of(one.level) + taken)
+    return peak
 
 
 class _Sizer:
@@ -267,11 +305,14 @@ class _Sizer:
 
 
 @lru_cache(maxsize=512)
-def _timeline(trace: ActivationTrace, micro_batch: int, seq_len: int) -> Timeline:
-    forward = _run_pass(trace, trace.forward, micro_batch, seq_len, 0.0)
-    backward = _run_pass(trace, trace.backward, micro_batch, seq_len, forward.afters[-1])
+def _timeline(
+    trace: ActivationTrace, micro_batch: int, seq_len: int, processors: Processors | None
+) -> Timeline:
+    forward = _run_pass(trace, trace.forward, micro_batch, seq_len, 0.0, processors)
+    start = forward.afters[-1]
+    backward = _run_pass(trace, trace.backward, micro_batch, seq_len, start, processors)
     if trace.gradients:
-        gradients = _run_pass(trace, trace.gradients, micro_batch, seq_len, forward.afters[-1])
+        gradients = _run_pass(trace, trace.gradients, micro_batch, seq_len, start, processors)
     else:
         gradients = _merged(backward, trace.gradient_positions)
     return Timeline(

@@ -72,9 +72,17 @@ def _traces(body: Mapping[str, Any]) -> None:
 
 def _mark(mark: object, polynomials: int) -> None:
     fields = _list(mark, "segments")
-    _require(len(fields) == 5 and fields[0] in _KINDS and isinstance(fields[1], str), "segments")
-    for number in [*_list(fields[2], "segments"), *fields[3:]]:
+    _require(len(fields) in (5, 6) and fields[0] in _KINDS and isinstance(fields[1], str), "segments")
+    for number in [*_list(fields[2], "segments"), *fields[3:5]]:
         _check_integer(number, "segments", below=polynomials)
+    for one in _list(fields[5], "segments") if len(fields) == 6 else []:
+        sizes = _list(one, "segments")
+        _require(len(sizes) == 4, "segments")
+        for number in sizes[:2]:
+            _check_integer(number, "segments", below=polynomials)
+        for size in sizes[2:]:
+            _check_integer(size, "segments")
+            _require(size > 0, "segments")
 
 
 def _trace(trace: Mapping[str, Any], segments: int, key: str) -> None:

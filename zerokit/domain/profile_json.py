@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from zerokit.domain.activations import ActivationTrace, Mark, Polynomial, Run
+from zerokit.domain.activations import ActivationTrace, ColumnSum, Mark, Polynomial, Run
 from zerokit.domain.profile import ModelProfile, Parameter
 
 FORMAT = "zerokit.profile/2"
@@ -51,6 +51,10 @@ def _pack_runs(runs: Iterable[Run]) -> list[list[Any]]:
     return [[r.segment, r.stack, r.start, r.count, r.step] for r in runs]
 
 
+def _pack_sum(one: ColumnSum, number: Callable[[Polynomial], int]) -> list[int]:
+    return [number(one.level), number(one.rows), one.columns, one.element_bytes]
+
+
 def _unpack_runs(rows: Iterable[Sequence[Any]]) -> tuple[Run, ...]:
     return tuple(Run(segment=a, stack=b, start=c, count=d, step=e) for a, b, c, d, e in rows)
 
@@ -70,10 +74,13 @@ def to_json(profile: ModelProfile) -> dict[str, Any]:
             segments[marks] = len(packed_segments)
             packed_segments.append(
                 [
-                    [m.kind, m.name, [number(p) for p in m.peaks], number(m.level), number(m.after)]
+                    [
+                        m.kind, m.name, [number(p) for p in m.peaks], number(m.level), number(m.after),
+                        *([[_pack_sum(one, number) for one in m.sums]] if m.sums else []),
+                    ]
                     for m in marks
                 ]
-            )
+            )  # fmt: skip
         return segments[marks]
 
     traces: dict[str, list[Any]] = {}
@@ -173,8 +180,13 @@ class _LazyTraces(Mapping[str, tuple[ActivationTrace, ...]]):
                     peaks=tuple(table[p] for p in peaks),
                     level=table[level],
                     after=table[after],
+                    sums=tuple(
+                        ColumnSum(level=table[a], rows=table[b], columns=c, element_bytes=d)
+                        for rows in sums
+                        for a, b, c, d in rows
+                    ),
                 )
-                for kind, name, peaks, level, after in self._data["segments"][index]
+                for kind, name, peaks, level, after, *sums in self._data["segments"][index]
             )
         return self._segments[index]
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from zerokit.domain.activations import ActivationTrace, Mark, Run, Timeline
+from zerokit.domain.partial_sums import Processors
 from zerokit.domain.profile import ModelProfile, Parameter
 from zerokit.memory.rank_model import RankModel
 from zerokit.values import frozen_dataclass, replace
@@ -41,15 +42,23 @@ class Stage:
         """Micro-batches whose activations are kept at a time."""
         return min(self.count - self.index, micro_batches)
 
-    def timeline(self, micro_batch: int, tokens: int, micro_batches: int, element_bytes: int) -> Timeline:
+    def timeline(
+        self,
+        micro_batch: int,
+        tokens: int,
+        micro_batches: int,
+        element_bytes: int,
+        processors: Processors | None = None,
+    ) -> Timeline:
         """Activations of a micro-step in the steady state: this micro-batch's over those in flight.
 
         Beside them what the engine holds (runtime/pipe/engine.py:699-1220): a buffer each for the input and
         for the gradient that come from the neighbours; per pipeline buffer (two at least) the received input
         and its gradient, and on the last stage the logits, which nothing clears; per micro-batch in flight
-        the clone of the input that the forward pass took. ``element_bytes``: of the training dtype.
+        the clone of the input that the forward pass took. ``element_bytes``: of the training dtype;
+        ``processors``: of the GPU.
         """
-        own_timeline = self.model.trace.timeline(micro_batch, tokens)
+        own_timeline = self.model.trace.timeline(micro_batch, tokens, processors)
         in_flight = self.in_flight(micro_batches)
         buffers = max(2, in_flight)
         border = micro_batch * tokens * self.hidden * element_bytes

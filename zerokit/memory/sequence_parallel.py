@@ -170,6 +170,9 @@ class _Layer:
             peaks=tuple(peaks),
             level=_more(mark.level, self.level),
             after=_more(mark.after, self.level),
+            sums=tuple(
+                replace(one, level=_more(one.level, before), rows=_more(one.rows, 0)) for one in mark.sums
+            ),
         )
 
     def _backward(self, name: str) -> None:

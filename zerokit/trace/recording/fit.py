@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
-from zerokit.domain.activations import ActivationTrace, Mark, Polynomial, Run, evaluate
+from zerokit.domain.activations import ActivationTrace, ColumnSum, Mark, Polynomial, Run, evaluate
 from zerokit.errors import ZerokitError
 from zerokit.trace.building.build import LayerList
 from zerokit.trace.recording.storage import TraceEvent
+from zerokit.values import replace
 
 MICRO_BATCHES = (2, 3)
 _GRID = [(b, s) for b in (1, 2, 4, 16, 64) for s in (64, 512, 2048, 8192, 65536)]
@@ -88,13 +89,15 @@ class _Flat:
     peaks: tuple[Polynomial, ...]
     level: Polynomial
     after: Polynomial
+    sums: tuple[ColumnSum, ...] = ()
 
 
 def _align(traces: Sequence[Sequence[TraceEvent]]) -> None:
     first = traces[0]
     for trace in traces[1:]:
         is_aligned = len(trace) == len(first) and all(
-            a.kind == b.kind and a.key == b.key for a, b in zip(first, trace, strict=True)
+            a.kind == b.kind and (a.key == b.key or a.kind == "sum")
+            for a, b in zip(first, trace, strict=True)
         )
         if not is_aligned:
             raise TraceMismatch(
@@ -115,7 +118,7 @@ def _left_behind(events: Sequence[TraceEvent], stacks: Sequence[LayerList]) -> d
             owners[event.key] = following
         elif event.kind == "free":
             freed[event.key] = following
-        elif event.kind != "held":
+        elif event.kind not in ("held", "sum"):
             following = _owner(str(event.key), stacks)
     lengths = {stack.path: Counter(stack.stands_for) for stack in stacks}
     return {
@@ -126,12 +129,16 @@ def _left_behind(events: Sequence[TraceEvent], stacks: Sequence[LayerList]) -> d
 
 
 def _polynomials(
-    traces: Sequence[Sequence[TraceEvent]], lengths: Sequence[int]
+    traces: Sequence[Sequence[TraceEvent]],
+    lengths: Sequence[int],
+    kinds: tuple[str, ...] = ("alloc", "held"),
 ) -> dict[tuple[int, ...], Polynomial]:
-    """A storage's sizes at the points -> its size anywhere."""
+    """A storage's sizes at the points -> its size anywhere; of ``sum`` events, the rows of matrices that have
+    as many columns at each point."""
     _align(traces)
     groups = zip(*traces, strict=True)
-    keys = {tuple(e.size_bytes for e in group) for group in groups if group[0].kind in ("alloc", "held")}
+    alike = (group for group in groups if group[0].kind in kinds and len({e.key for e in group}) == 1)
+    keys = {tuple(e.size_bytes for e in group) for group in alike}
     return {key: _polynomial(key, lengths) for key in keys}
 
 
@@ -140,16 +147,19 @@ def _flatten(
     polynomials: Mapping[tuple[int, ...], Polynomial],
     only: frozenset[int] | None = None,
     layers: Mapping[int, int] = MappingProxyType({}),
+    rows: Mapping[tuple[int, ...], Polynomial] = MappingProxyType({}),
 ) -> tuple[list[_Flat], list[_Flat]]:
     """Marks of the forward and of the backward pass.
 
-    ``only``: of all storages count these; ``layers``: with these die their like of so many layers.
+    ``only``: of all storages count these; ``layers``: with these die their like of so many layers; ``rows``:
+    of sums, which are left out where it is not there.
     """
     sizes: dict[int, Polynomial] = {}
     live = _ZERO
     pending = [live]
     phases: dict[str, list[_Flat]] = {"forward": [], "backward": []}
     phase = "forward"
+    sums: list[ColumnSum] = []
     events = list(zip(*traces, strict=True))
     for position, group in enumerate(events):
         event = group[0]
@@ -163,19 +173,26 @@ def _flatten(
             pending.append(live)
         elif event.kind == "free":
             live = _sum(live, sizes.pop(event.key), -layers.get(event.key, 1))
+        elif event.kind == "sum":
+            count = rows.get(tuple(e.size_bytes for e in group))
+            if count is not None and len({e.key for e in group}) == 1:
+                columns, element_bytes = map(int, str(event.key).split())
+                sums.append(ColumnSum(level=live, rows=count, columns=columns, element_bytes=element_bytes))
         elif event.kind == "phase":
             if event.key != "forward":
-                phases[phase].append(_Flat("end", phase, _envelope([*pending, live]), live, live))
+                end = _Flat("end", phase, _envelope([*pending, live]), live, live, tuple(sums))
+                phases[phase].append(end)
                 phase = event.key if event.key != "end" else phase
-            pending = [live]
+            pending, sums = [live], []
         else:
             after = live
             if event.kind == "grad":  # the hook drops the gradient: its free follows at once
                 later = events[position + 1][0] if position + 1 < len(events) else None
                 if later is not None and later.kind == "free":
                     after = _sum(live, sizes[later.key], -1)
-            phases[phase].append(_Flat(event.kind, event.key, _envelope([*pending, live]), live, after))
-            pending = [after]
+            peaks = _envelope([*pending, live])
+            phases[phase].append(_Flat(event.kind, event.key, peaks, live, after, tuple(sums)))
+            pending, sums = [after], []
     return phases["forward"], phases["backward"]
 
 
@@ -223,6 +240,7 @@ def _segment(marks: Sequence[_Flat], start: Polynomial, owner: tuple[str, int] |
             peaks=tuple(_sum(p, start, -1) for p in mark.peaks),
             level=_sum(mark.level, start, -1),
             after=_sum(mark.after, start, -1),
+            sums=tuple(replace(one, level=_sum(one.level, start, -1)) for one in mark.sums),
         )
         for mark in marks
     )
@@ -299,7 +317,8 @@ def fit(
     """
     layers = _left_behind(traces[0], stacks) if autocast else {}
     polynomials = _polynomials(traces, lengths)
-    forward, backward = _flatten(traces, polynomials, layers=layers)
+    rows = _polynomials(traces, lengths, ("sum",))
+    forward, backward = _flatten(traces, polynomials, layers=layers, rows=rows)
     segments = _Segments()
     forward_runs = _runs(forward, stacks, segments, _ZERO)
     backward_runs = _runs(backward, stacks, segments, forward[-1].after)
@@ -310,8 +329,8 @@ def fit(
         cache = _runs(_flatten(copies, _polynomials(copies, lengths))[0], stacks, segments, _ZERO)
     gradients: tuple[Run, ...] = ()
     if plain:
-        sizes = _sizes_at(plain_point(lengths), polynomials.values())
-        gradients = _gradients(plain, sizes, stacks, segments, backward_runs)
+        sizes, counts = (_sizes_at(plain_point(lengths), p.values()) for p in (polynomials, rows))
+        gradients = _gradients(plain, sizes, counts, stacks, segments, backward_runs)
     return ActivationTrace(
         segments=tuple(segments.numbers),
         forward=forward_runs,
@@ -334,6 +353,7 @@ def _sizes_at(point: tuple[int, int], polynomials: Iterable[Polynomial]) -> dict
 def _gradients(
     plain: Sequence[TraceEvent],
     sizes: Mapping[tuple[int, ...], Polynomial],
+    rows: Mapping[tuple[int, ...], Polynomial],
     stacks: Sequence[LayerList],
     segments: _Segments,
     backward: Sequence[Run],
@@ -341,7 +361,7 @@ def _gradients(
     """The backward pass without hooks around modules. Empty where a size is not told from another, or where
     layers without a gradient leave no mark to tell them by."""
     try:
-        events, marks = _flatten([plain], sizes)
+        events, marks = _flatten([plain], sizes, rows=rows)
     except KeyError:
         return ()
     layers = {owner for mark in marks if (owner := _owner(mark.name, stacks)) is not None}

@@ -8,8 +8,9 @@ events, into one list: the trace.
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,8 @@ class TraceEvent:
     ``kind`` is ``alloc`` or ``free`` (``key`` a storage number, ``size_bytes`` unrounded), ``held`` (a
     storage from before the trace that it may free: what the trace counts is what is above those), or a
     mark: ``fwd_pre``, ``fwd_post``, ``bwd_pre``, ``bwd_post`` (``key`` a module name), ``grad``
-    (``key`` a parameter name), ``phase`` (``key`` the phase that begins).
+    (``key`` a parameter name), ``phase`` (``key`` the phase that begins); or ``sum``: of ``size_bytes`` rows
+    of a dense matrix (``key``: its columns, and bytes of a value).
     """
 
     kind: str
@@ -93,4 +95,16 @@ class StorageTracker(TorchDispatchMode):
         for leaf in tree_iter(result):
             if isinstance(leaf, torch.Tensor) and not self.skipped(leaf):
                 self._track(leaf)
+        if func is torch.ops.aten.sum.dim_IntList:
+            self._note_sum(args[0], args[1])
         return result
+
+    def _note_sum(self, tensor: torch.Tensor, dimensions: Sequence[int] | None) -> None:
+        """Write a sum over the first dimensions of a dense tensor of floats: over the rows of a matrix."""
+        summed = sorted(dimension % max(1, tensor.dim()) for dimension in dimensions or ())
+        rows = math.prod(tensor.shape[: len(summed)])
+        if summed != list(range(len(summed))) or not tensor.is_floating_point():
+            return
+        if tensor.is_contiguous() and 1 < rows < tensor.numel():
+            columns = tensor.numel() // rows
+            self.events.append(TraceEvent("sum", f"{columns} {tensor.element_size()}", rows))
