@@ -31,6 +31,7 @@ ADAPTERS: dict[str, Adapter] = {
     "datasets.arrow_dataset": datasets.preparation,
     "deepspeed.ops.op_builder.builder": deepspeed.operators,
     "deepspeed.runtime.engine": deepspeed.engine,
+    "deepspeed.runtime.pipe.engine": deepspeed.pipeline,
     "deepspeed.sequence.cross_entropy": deepspeed.vocabulary,
     "diffusers.schedulers.scheduling_utils": generation.sampling,
     "huggingface_hub.hf_api": hub.writing,

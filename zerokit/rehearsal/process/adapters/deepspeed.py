@@ -182,6 +182,23 @@ def _inside(context: Context, cls: Any, name: str, phase: str) -> None:
     setattr(cls, name, wrapped)
 
 
+def pipeline(context: Context, module: ModuleType) -> None:
+    """Says what one stage does not know of the others."""
+    cls = module.PipelineEngine
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.num_stages > 1:
+            context.machine.warn(
+                f"rank {self.global_rank} is stage {self.stage_id + 1} of {self.num_stages} of a pipeline: "
+                "other stages take other memory, and a step's time counts no waiting for them"
+            )
+
+    cls.__init__ = init
+
+
 def vocabulary(context: Context, module: ModuleType) -> None:
     """Tensor-parallel ranks tell each other which part of the vocabulary they hold
     (``deepspeed/sequence/cross_entropy.py``): of a vocabulary in equal parts every rank's is known."""
