@@ -256,7 +256,10 @@ class ScriptPlanning:
         failure = f"{self.search.profile.name} could not be rehearsed: {why}"
         self.say(failure)
         if not self.options.get("model") and not self.options.get("params"):
-            raise InputError(f"{failure}; name the model with ⟨model⟩ or ⟨params⟩ to plan without it")
+            raise InputError(
+                f"{failure}; a rehearsal has no network: what the script loads from the Hub must have been "
+                "downloaded before. ⟨model⟩ or ⟨params⟩ plans without the script, as a plain training loop"
+            )
         read = self._resolved()
         plan = make_plan(read.request, top=top)
         note = f"{failure}; memory and time are those of a plain training loop of the model"
