@@ -256,9 +256,11 @@ class ScriptPlanning:
         failure = f"{self.search.profile.name} could not be rehearsed: {why}"
         self.say(failure)
         if not self.options.get("model") and not self.options.get("params"):
+            download = ""
+            if "ConnectionError" in why or "OfflineMode" in why:
+                download = ". A rehearsal has no network: download first what the script loads from the Hub"
             raise InputError(
-                f"{failure}; a rehearsal has no network: what the script loads from the Hub must have been "
-                "downloaded before. ⟨model⟩ or ⟨params⟩ plans without the script, as a plain training loop"
+                f"{failure}; name the model with ⟨model⟩ or ⟨params⟩ to plan without it{download}"
             )
         read = self._resolved()
         plan = make_plan(read.request, top=top)
