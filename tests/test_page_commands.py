@@ -81,7 +81,7 @@ INSTEAD = {
 
 PYTHONS_JQ = '\'import json, sys; print(json.load(sys.stdin)["chosen"]["zero_stage"])\''
 DRY = r"ZEROKIT_DEVICE=cuda .*--master_port.*train\.py"
-TRL = r"added from the plan: --per_device_train_batch_size \d+ --gradient_accumulation_steps \d+.*trl"
+TRL = r"added from the plan: --per_device_train_batch_size \d+.*trl"
 SHOWS: dict[str, tuple[str, ...]] = {
     "docs/from-accelerate.md": ("no problems", "fits: ", "accelerate.yaml .*no problems"),
     "docs/guide/fits-in.md": (
@@ -107,8 +107,8 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "docs/quickstart/trainer.md": (
         r"added from the plan: --per_device_train_batch_size 1 .*--block_size 2048",
     ),
-    "docs/quickstart/trl.md": (TRL, "rehearsed", TRL),
-    REHEARSAL: ("GiB", "GiB", "peak_allocated_bytes", "rehearsed", DRY),
+    "docs/quickstart/trl.md": (TRL, "Rehearsed: ", TRL),
+    REHEARSAL: ("GiB", "GiB", "peak_allocated_bytes", "Rehearsed: ", DRY),
 }
 """What each command of a page prints, in order: a regular expression."""
 
