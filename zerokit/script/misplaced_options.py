@@ -14,20 +14,10 @@ OF_LAUNCH = (
     "--dry-run", "--accept-mismatch", "--no-arguments", "--no-plan", "--retry-smaller", "--max-restarts",
     "--resume-option", "--run-dir", "--no-trackers", "--no-host-probe", "--rehearsal-seconds",
 )  # fmt: skip
-_READS_ARGUMENTS = frozenset(
-    {
-        "argv",
-        "parse_args",
-        "parse_known_args",
-        "ArgumentParser",
-        "Fire",
-        "tyro",
-        "hydra",
-        "click",
-        "typer",
-        "flags",
-    }
-)
+_READS_ARGUMENTS = frozenset((
+    "argv", "parse_args", "parse_known_args", "ArgumentParser", "Fire", "tyro", "hydra", "click", "typer",
+    "flags",
+))  # fmt: skip
 
 
 def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str]) -> str | None:
@@ -45,13 +35,11 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str]) -> str 
     name = next((name for word in own if _is_of_launch(name := word.partition("=")[0], facts)), None)
     if name is None:
         return None
-    text = (
-        f"{name} stands after {script}, so the script gets it, and knows no such option: options of zerokit "
-        f"stand before the script: zerokit launch {name} … {script} …"
-    )
+    gets = f"{name} stands after {script}, so the script gets it"
+    fix = f"options of zerokit stand before the script: zerokit launch {name} … {script} …"
     if _parses_itself(facts) or (facts.style != "none" and not facts.mentions & _READS_ARGUMENTS):
-        raise InputError(text)
-    return f"warning: {text}"
+        raise InputError(f"{gets}, and knows no such option: {fix}")
+    return f"warning: {gets}, and nothing in its source names such an option; {fix}"
 
 
 def _is_of_launch(name: str, facts: ScriptFacts) -> bool:
