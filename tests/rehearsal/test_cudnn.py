@@ -25,7 +25,12 @@ from zerokit.rehearsal.process.machine import Machine
 
 MIB = 1 << 20
 H200 = FakeGpu(
-    title="NVIDIA H200", capability=(9, 0), total_memory_bytes=150109880320, multiprocessors=132, count=1
+    title="NVIDIA H200",
+    capability=(9, 0),
+    total_memory_bytes=150109880320,
+    multiprocessors=132,
+    threads_per_multiprocessor=2048,
+    count=1,
 )
 PATCHES = Convolution(
     operation=FORWARD, x=(4, 3, 224, 224), w=(768, 3, 16, 16), y=(4, 768, 14, 14), dtype=0,

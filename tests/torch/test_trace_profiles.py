@@ -16,9 +16,8 @@ pytest.importorskip("transformers")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from tests.support.models import MODELS, SMALL  # noqa: E402
-from zerokit.catalog import models, profiles  # noqa: E402
+from zerokit.catalog import gpus, models, profiles  # noqa: E402
 from zerokit.cli import run  # noqa: E402
-from zerokit.domain.compute_capability import processors_of  # noqa: E402
 from zerokit.domain.partial_sums import Processors, partial_column_sums  # noqa: E402
 from zerokit.domain.profile import ModelProfile, Variant  # noqa: E402
 from zerokit.domain.profile_check import check  # noqa: E402
@@ -144,7 +143,7 @@ def test_sums_over_rows_take_partial_results_on_a_gpu() -> None:
     """The gradients of BERT's biases: with them another instant of the backward pass is the highest."""
     config = {"model_type": "bert", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 7,
               "num_attention_heads": 4, "vocab_size": 100}  # fmt: skip
-    gpu = processors_of("h200")
+    gpu = gpus.load("h200").processors
     assert gpu is not None
     made = profile_from_config(dict(config), [Variant()], name="bert", head="mlm")
     found = made.trace(Variant(), 480)

@@ -14,7 +14,8 @@ from typing import Any
 
 from zerokit.catalog.naming import Words, contains, incomplete, split, suggestions
 from zerokit.catalog.reader import Field, read
-from zerokit.domain.hardware import Gpu
+from zerokit.domain.hardware import Chip, Gpu
+from zerokit.domain.partial_sums import Processors
 from zerokit.errors import InputError
 from zerokit.strictload import Document
 from zerokit.units import GIB, MIB, format_gib
@@ -46,11 +47,23 @@ _FIELDS = {
     "expandable_segments": Field(kind="flag"),
     "max_gpus_per_node": Field(kind="whole"),
     "host_gib_per_gpu": Field(kind="whole"),
+    "compute_capability": Field(kind="text", required=False),
+    "multiprocessors": Field(kind="whole", required=False),
+    "threads_per_multiprocessor": Field(kind="whole", required=False),
+    "l2_cache_mib": Field(kind="number", required=False),
+    "memory_clock_mhz": Field(kind="whole", required=False),
     "assumed_for_vram": Field(kind="flag", required=False),
     "sources": Field(kind="mapping"),
 }
-_FIGURES = tuple(
-    key for key, field in _FIELDS.items() if field.kind in ("number", "whole") and key != "max_gpus_per_node"
+_CHIP = ("compute_capability", "multiprocessors", "threads_per_multiprocessor", "l2_cache_mib")
+"""All of them, or none: no rehearsal on this GPU, and no partial sums in its estimates."""
+_FIGURES = (
+    "compute_capability",
+    *(
+        key
+        for key, field in _FIELDS.items()
+        if field.kind in ("number", "whole") and key != "max_gpus_per_node"
+    ),
 )
 _MAY_HAVE_SOURCE = (*_FIGURES, "peer_to_peer", "expandable_segments", "max_gpus_per_node")
 _VENDOR_WORDS = {
@@ -210,6 +223,7 @@ def _read(path: Path) -> _Entry:
         context_bytes=values["context_mib"] * MIB,
         host_bytes_per_gpu=values["host_gib_per_gpu"] * GIB,
         max_gpus_per_node=values["max_gpus_per_node"],
+        chip=_chip(values),
         aliases=names_of_it,
         sources=values["sources"],
     )
@@ -222,6 +236,18 @@ def _read(path: Path) -> _Entry:
     )
     labels = (entry.plain(_words(label)) for label in (gpu.name, gpu.title, *names_of_it))
     return replace(entry, labels=tuple(labels))
+
+
+def _chip(values: dict[str, Any]) -> Chip | None:
+    if "compute_capability" not in values:
+        return None
+    major, minor = values["compute_capability"].split(".")
+    return Chip(
+        compute_capability=(int(major), int(minor)),
+        processors=Processors(count=values["multiprocessors"], threads=values["threads_per_multiprocessor"]),
+        l2_cache_bytes=round(values["l2_cache_mib"] * MIB),
+        memory_clock_mhz=values.get("memory_clock_mhz"),
+    )
 
 
 def _tensor_peak(peaks: dict[str, float]) -> float:
@@ -245,6 +271,23 @@ def _check(document: Document, name: str) -> None:
     if values.get("slowest_network_gb_per_second", 0) > values.get("network_gb_per_second", 0):
         key = "slowest_network_gb_per_second"
         raise document.error((key,), f"{key} is more than network_gb_per_second")
+    _check_chip(document)
+    _check_sources(document)
+
+
+def _check_chip(document: Document) -> None:
+    values: dict[str, Any] = document.value
+    present = [key for key in (*_CHIP, "memory_clock_mhz") if key in values]
+    missing = [key for key in _CHIP if key not in values]
+    if present and missing:
+        raise document.error((present[0],), f"{present[0]} needs {', '.join(missing)} beside it")
+    if present and not re.fullmatch(r"\d{1,2}\.\d", values["compute_capability"]):
+        message = 'compute_capability: expected major and minor, such as "9.0"'
+        raise document.error(("compute_capability",), f"{message}, got {values['compute_capability']!r}")
+
+
+def _check_sources(document: Document) -> None:
+    values: dict[str, Any] = document.value
     sources = values["sources"]
     missing = [key for key in _FIGURES if key in values and key not in sources]
     if missing:
@@ -328,6 +371,17 @@ def as_dict(gpu: Gpu) -> dict[str, Any]:
         "peer_to_peer": gpu.peer_to_peer,
         "expandable_segments": gpu.expandable_segments,
         "max_gpus_per_node": gpu.max_gpus_per_node,
+        **_chip_as_dict(gpu.chip),
         "aliases": list(gpu.aliases),
         "sources": dict(gpu.sources),
+    }
+
+
+def _chip_as_dict(chip: Chip | None) -> dict[str, Any]:
+    return {
+        "compute_capability": chip and "{}.{}".format(*chip.compute_capability),
+        "multiprocessors": chip and chip.processors.count,
+        "threads_per_multiprocessor": chip and chip.processors.threads,
+        "l2_cache_bytes": chip and chip.l2_cache_bytes,
+        "memory_clock_mhz": chip and chip.memory_clock_mhz,
     }

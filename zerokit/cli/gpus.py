@@ -72,6 +72,7 @@ def _one(gpu: Gpu) -> str:
         ("expandable_segments", "expandable segments", "yes" if gpu.expandable_segments else "no"),
         ("host_gib_per_gpu", "host memory per GPU", format_gib(gpu.host_bytes_per_gpu, 0)),
         ("max_gpus_per_node", "GPUs per node, at most", str(gpu.max_gpus_per_node)),
+        *_chip(gpu),
     ]
     rows: list[tuple[str, ...]] = [("", "FIGURE", "VALUE", "SOURCE")]
     rows += [("", name, value, gpu.sources.get(key, "")) for key, name, value in figures]
@@ -85,3 +86,17 @@ def _networks(gpu: Gpu) -> list[tuple[str, str, str]]:
         ("slowest_network_gb_per_second", "network per GPU, slowest", gpu.slowest_network_bytes_per_second),
     )
     return [(key, name, f"{rate / 1e9:g} GB/s") for key, name, rate in rates if rate is not None]
+
+
+def _chip(gpu: Gpu) -> list[tuple[str, str, str]]:
+    chip = gpu.chip
+    if chip is None:
+        return []
+    clock = chip.memory_clock_mhz
+    return [
+        ("compute_capability", "compute capability", "{}.{}".format(*chip.compute_capability)),
+        ("multiprocessors", "multiprocessors", str(chip.processors.count)),
+        ("threads_per_multiprocessor", "threads per multiprocessor", f"{chip.processors.threads:,}"),
+        ("l2_cache_mib", "L2 cache", f"{chip.l2_cache_bytes / MIB:g} MiB"),
+        *([("memory_clock_mhz", "memory clock", f"{clock:,} MHz")] if clock else []),
+    ]

@@ -5,11 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
+from zerokit.domain.partial_sums import Processors
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
 UNKNOWN_NETWORK_BYTES_PER_SECOND = 50e9
 """Per node, of GPUs whose usual network the catalogue does not have: one port of 400 Gb/s."""
+
+
+@frozen_dataclass
+class Chip:
+    """What kernels and libraries choose by, as a script may ask for it.
+
+    Attributes:
+        compute_capability: major and minor.
+        processors: its multiprocessors, and the threads that each holds at most.
+        memory_clock_mhz: the highest, as nvidia-smi prints it; ``None``: not known.
+    """
+
+    compute_capability: tuple[int, int]
+    processors: Processors
+    l2_cache_bytes: int
+    memory_clock_mhz: int | None = None
 
 
 @frozen_dataclass
@@ -30,6 +47,7 @@ class Gpu:
         slowest_network_bytes_per_second: the same of the slowest of the common clouds' nodes.
         context_bytes: driver memory of a CUDA context before the first tensor.
         host_bytes_per_gpu: of nodes that have this GPU, host memory over GPUs; 0: not known.
+        chip: what kernels and libraries choose by; ``None``: not known, as of all of AMD's.
         sources: figure name -> where it comes from.
     """
 
@@ -51,12 +69,18 @@ class Gpu:
     context_bytes: int = 0
     host_bytes_per_gpu: int = 0
     max_gpus_per_node: int = 8
+    chip: Chip | None = None
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def supports(self, precision: str) -> bool:
         """Whether the GPU multiplies matrices in this precision in hardware."""
         return precision in self.peak_flops
+
+    @property
+    def processors(self) -> Processors | None:
+        """What the memory of reductions depends on; ``None``: not known."""
+        return None if self.chip is None else self.chip.processors
 
     def with_total_memory(self, driver_vram_bytes: int) -> Gpu:
         """The same GPU with another total memory, as the driver counts it.

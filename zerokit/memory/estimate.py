@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Timeline
-from zerokit.domain.compute_capability import processors_of
 from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings, ZeroSettings
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
@@ -150,7 +149,7 @@ def estimate_traced(
 def timeline_of(model: RankModel, job: Job, strategy: Strategy, gpu: Gpu) -> Timeline:
     """The activations of one micro-batch, with the job's loss."""
     sequences, tokens = strategy.settings.micro_batch, tokens_of_a_rank(job, strategy)
-    timeline = model.trace.timeline(sequences, tokens, processors_of(gpu.name))
+    timeline = model.trace.timeline(sequences, tokens, gpu.processors)
     if model.loss == "standard":
         return timeline
     size = loss_size(model, sequences, tokens, strategy.settings.parameter_bytes, gpu.supports("bf16"))
@@ -187,7 +186,7 @@ def _pipeline(
     for stage in cut:
         timeline = stage.timeline(
             settings.micro_batch, tokens, settings.gradient_accumulation, settings.parameter_bytes,
-            processors_of(cluster.gpu.name),
+            cluster.gpu.processors,
         )  # fmt: skip
         if settings.zero.stage == 0 and settings.precision == "bf16":
             # BF16_Optimizer (runtime/bf16_optimizer.py:191): gradients of all micro-batches in a flat copy

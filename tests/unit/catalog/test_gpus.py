@@ -11,6 +11,7 @@ import pytest
 from tests.support import nearmiss
 from zerokit.catalog import gpus
 from zerokit.errors import FileInputError, InputError
+from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.units import GIB, MIB
 
 FILES = sorted(gpus.FOLDER.glob("*.yaml"))
@@ -101,6 +102,50 @@ def test_long_runs_are_slower_than_short_ones_where_that_is_known() -> None:
         gpu = gpus.load(name)
         assert gpu.matmul_efficiency and gpu.sustained_efficiency
         assert gpu.sustained_efficiency < gpu.matmul_efficiency
+
+
+# name: compute capability, multiprocessors, threads on each, MiB of L2, from NVIDIA's papers
+CHIPS = {
+    "t4": ("7.5", 40, 1024, 4),
+    "v100-16gb": ("7.0", 80, 2048, 6),
+    "a100-80gb": ("8.0", 108, 2048, 40),
+    "a30": ("8.0", 56, 2048, 24),
+    "a10g": ("8.6", 80, 1536, 6),
+    "rtx-4090": ("8.9", 128, 1536, 72),
+    "h100-pcie-80gb": ("9.0", 114, 2048, 50),
+    "h200": ("9.0", 132, 2048, 60),
+    "b200": ("10.0", 148, 2048, 126.5),
+    "rtx-5090": ("12.0", 170, 1536, 96),
+}
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_the_chip_is_that_of_the_data_sheet(name: str) -> None:
+    chip = gpus.load(name).chip
+    assert chip is not None
+    capability = "{}.{}".format(*chip.compute_capability)
+    assert (capability, chip.processors.count, chip.processors.threads, chip.l2_cache_bytes / MIB) == CHIPS[
+        name
+    ]
+
+
+@pytest.mark.parametrize("gpu", gpus.catalog(), ids=lambda gpu: gpu.name)
+def test_a_rehearsal_takes_every_gpu_whose_chip_is_known(gpu: gpus.Gpu) -> None:
+    if gpu.chip is None:
+        with pytest.raises(InputError, match=r"NVIDIA GPUs only, of these a10, .*, v100-32gb") as caught:
+            FakeGpu.of(gpu, 1)
+        assert gpu.name not in str(caught.value).partition("of these")[2].split(", ")
+        assert gpu.title.startswith("AMD") or gpu.name in ("b300", "gb300")
+        return
+    fake = FakeGpu.of(gpu, 1)
+    assert fake.processors == gpu.processors
+    assert fake.capability == gpu.chip.compute_capability
+    assert 40 <= fake.multiprocessors <= 200 and fake.threads_per_multiprocessor in (1024, 1536, 2048)
+    assert 4 <= fake.l2_cache_bytes / MIB <= 128
+    # alike in an architecture
+    for other in gpus.catalog():
+        if other.chip and other.chip.compute_capability == fake.capability:
+            assert other.chip.processors.threads == fake.threads_per_multiprocessor
 
 
 def test_old_gpus_have_no_bf16() -> None:
@@ -259,6 +304,11 @@ def _without(key: str, indent: str = "") -> str:
         (GOOD + GOOD, r":\d+:\d+: .*name"),
         (_without("hbm_gb_per_second", "  "), "sources: say where"),
         (GOOD + "  horsepower: guess\n", "no such figure"),
+        (_without("multiprocessors"), r":\d+:\d+: compute_capability needs multiprocessors beside it"),
+        (_without("compute_capability"), "multiprocessors needs compute_capability beside it"),
+        (GOOD.replace('"7.5"', "7.5"), "compute_capability: expected text, got 7.5"),
+        (GOOD.replace('"7.5"', "sm_75"), "compute_capability: expected major and minor"),
+        (_without("compute_capability", "  "), "sources: say where these come from: compute_capability"),
         (GOOD.replace("peer_to_peer: true", "peer_to_peer: maybe"), "expected true or false"),
         ("- just\n- a list\n", "expected a mapping"),
         ("", r":1"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from zerokit.domain.compute_capability import processors_of
 from zerokit.domain.partial_sums import Processors, partial_column_sums
 
 H200 = Processors(count=132, threads=2048)
@@ -24,10 +23,3 @@ def test_few_rows_take_nothing_and_more_never_less() -> None:
 def test_beyond_32_bit_offsets_one_half_of_the_rows_is_summed_after_the_other() -> None:
     whole = partial_column_sums(32000, 1 << 16, 2, H200)
     assert whole == partial_column_sums(32000, 1 << 15, 2, H200) < partial_column_sums(32000, 33_000, 2, H200)
-
-
-def test_a_gpu_that_is_not_in_the_table_has_no_figure() -> None:
-    assert processors_of("h200") == H200
-    assert processors_of("t4") == Processors(count=40, threads=1024)
-    assert processors_of("rtx-4090") == Processors(count=128, threads=1536)
-    assert processors_of("mi300x") is None
