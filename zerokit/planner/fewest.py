@@ -12,6 +12,7 @@ from zerokit.errors import InputError
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import degrees
 from zerokit.planner.memory_source import Say, silent
+from zerokit.planner.prices import prices_of
 from zerokit.planner.request import resolve
 from zerokit.planner.values import integer
 from zerokit.search.explain import strategy_words
@@ -175,7 +176,20 @@ class SizeResult:
             if name not in ("gpu", "gpus"):
                 words += [f"--{name}"] if value is True else [f"--{name}", as_text(value)]
         kind = [] if "vram" in self.request and "gpu" not in self.request else ["--gpu", smallest.gpu]
-        return shlex.join([*words, "--gpus", str(smallest.gpus), *kind])
+        offload = self._without_offload(smallest)
+        return shlex.join([*words, "--gpus", str(smallest.gpus), *kind, *offload])
+
+    def _without_offload(self, smallest: FewestGpus) -> list[str]:
+        """Options that keep ``plan`` from offloading, where it would and the answer does not."""
+        if smallest.offload_allowed or smallest.size.candidate is None:
+            return []
+        same = (smallest.gpu, smallest.method, smallest.gpus)
+        others = [size.size.candidate for size in self.sizes
+                  if size.offload_allowed and (size.gpu, size.method, size.gpus) == same]  # fmt: skip
+        if all(c is None or c.strategy == smallest.size.candidate.strategy for c in others):
+            return []
+        offloads = ("offload-optimizer", "offload-param")
+        return [word for name in offloads if name not in self.request for word in (f"--{name}", "none")]
 
     @property
     def nothing_fits(self) -> str | None:
@@ -223,6 +237,12 @@ def _barely(size: FewestGpus) -> str:
     return f"barely: {format_gib(room, 1)} headroom" if room < GIB else ""
 
 
+def _with_offload(size: FewestGpus, named: FewestGpus) -> str:
+    """Said where as many GPUs of one kind were named already, and these offload as those do not."""
+    alike = (size.gpu, size.gpus) == (named.gpu, named.gpus)
+    return " with offload to host memory" if alike and size.offload_allowed != named.offload_allowed else ""
+
+
 def _alternatives(names: Sequence[str]) -> str:
     """``a, b or c``."""
     *first, last = names
@@ -252,7 +272,8 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
         least = min(timed, key=lambda size: size.gpu_hours_per_1e9_tokens or 0.0)
         sentences.append(
             f"{subject}fewest GPU-hours: {least.gpus} × {least.gpu}, {least.gpu_hours_per_1e9_tokens:,.0f} "
-            f"per 1e9 tokens" + (", not measured on this GPU" if least.measured_on_no_machine else "")
+            f"per 1e9 tokens{_with_offload(least, smallest)}"
+            + (", not measured on this GPU" if least.measured_on_no_machine else "")
         )
     priced = [size for size in sizes if size.cost_per_1e9_tokens is not None]
     if len(priced) > 1:
@@ -275,7 +296,7 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
     kinds = _kinds(options)
     resolved = resolve({**options, "gpu": kinds[0].name, "gpus": None, "vram": None}, say=say or silent)
     request = resolved.request
-    prices = _prices(price, [gpu.name for gpu in kinds])
+    prices = prices_of(price, [gpu.name for gpu in kinds])
     methods = (request.job.method,) if options.get("method") or request.job.inference else METHODS
     most = integer(options, "gpus") or _MOST_GPUS
     results = list(sizes(request, kinds, methods, most))
@@ -287,6 +308,7 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
         sizes=tuple(FewestGpus(size=size, price_per_gpu_hour=prices.get(size.gpu.name)) for size in results),
         notes=(
             *(note for note in request.assumptions if "GPU" not in note),
+            *_speed_notes(options),
             *_host_notes(options),
             *_unread(options, results),
         ),
@@ -306,6 +328,16 @@ def _changes(request: Request, kinds: Sequence[Gpu], method: str, most: int) -> 
     cluster = replace(request.cluster, gpu=gpu, gpus=min(most, gpu.max_gpus_per_node), nodes=1)
     asked = replace(request, job=replace(request.job, method=method, lora=lora), cluster=cluster)
     return tuple(nearest_changes(asked, best_plan))
+
+
+def _speed_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why a card of the catalogue is named where only its memory was given."""
+    from zerokit.catalog.gpus import for_vram
+    from zerokit.units import parse_bytes
+
+    if options.get("gpu") or not options.get("vram"):
+        return ()
+    return (for_vram(parse_bytes(options["vram"], "⟨vram⟩"))[1],)
 
 
 def _host_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -353,35 +385,3 @@ def _kinds(options: Mapping[str, Any]) -> tuple[Gpu, ...]:
     if vram:
         return (resolve({**options, "gpus": None}).request.cluster.gpu,)
     return tuple(catalog.lookup(name) for name in named or TYPICAL)
-
-
-def _prices(text: str | None, names: Sequence[str]) -> dict[str, float]:
-    """GPU name → price of a GPU-hour.
-
-    Raises:
-        InputError: not a positive number, or a GPU that is not asked about.
-    """
-    if text is None:
-        return {}
-    from zerokit.catalog import gpus as catalog
-
-    prices: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, amount = part.rpartition("=")
-        targets = [name.strip()] if equals else names
-        try:
-            value = float(amount)
-        except ValueError:
-            value = -1.0
-        if not 0 < value < 1e6:
-            raise InputError(
-                f"⟨price⟩ {part.strip()}: expected a price per GPU-hour such as 2.10 or h200=3.5"
-            )
-        for target in targets:
-            target = target if target in names else catalog.lookup(target).name
-            if target not in names:
-                raise InputError(
-                    f"⟨price⟩ {part.strip()}: {target} is not asked about; {', '.join(names)} are"
-                )
-            prices[target] = value
-    return prices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,27 @@ def test_a_card_that_is_barely_enough_is_named_after_one_with_room(
     )
     assert both["next"].endswith("--method lora --gpus 1 --gpu l40s")
     assert "per GPU, barely: 0.1 GiB headroom)" in as_json(capsys, *words, "a100-40gb")["answer"][0]
+
+
+@pytest.mark.parametrize(
+    ("method", "vram"),
+    [
+        ("qlora", "12GiB"),
+        ("lora", "24GiB"),
+        ("full", "24GiB"),
+    ],  # of the first, offload is faster and not needed
+)
+def test_the_next_command_makes_the_plan_that_the_answer_names(
+    method: str, vram: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = as_json(capsys, "size", "--params", "8b", "--method", method, "--vram", vram)
+    row = next(
+        row for row in body["sizes"] if f"fewest GPUs: {row['gpus']} × {row['gpu']}" in body["answer"][0]
+    )
+    assert "speeds assumed to be those of rtx-4090" in " ".join(body["assumptions"])
+    plan = as_json(capsys, *shlex.split(body["next"])[1:])["chosen"]
+    assert plan["estimate"]["min_vram_bytes"] == row["min_vram_bytes"]
+    assert {name: plan[name] for name in row["strategy"]} == row["strategy"]
 
 
 def test_a_size_given_for_a_name_leads_to_both(capsys: pytest.CaptureFixture[str]) -> None:
