@@ -61,6 +61,12 @@ def remove_folder(folder: Path) -> None:
     _forget(folder)
 
 
+def is_temporary(folder: Path) -> bool:
+    """Whether a folder goes at the end of this process."""
+    _adopt()
+    return folder in _ours
+
+
 @contextlib.contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
     """A folder for the length of a block.

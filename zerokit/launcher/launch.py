@@ -32,6 +32,7 @@ class Launch:
         micro_batch_free: whether the script takes its micro-batch from the configuration.
         script_options: that the script's parser knows.
         notes: what is worth saying about it, one line each.
+        not_rehearsed: the note that its plan was not rehearsed with this command; None: there is none.
     """
 
     options: LaunchOptions
@@ -52,6 +53,7 @@ class Launch:
     micro_batch_free: bool = False
     script_options: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    not_rehearsed: str | None = None
 
     @property
     def expected_ranks(self) -> int:

@@ -14,7 +14,7 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.files import home_folder
-from zerokit.launcher import build_locks, host_threads, own_file, preflight, run_folder
+from zerokit.launcher import build_locks, host_threads, own_file, preflight, rehearsed_plan, run_folder
 from zerokit.launcher import command as commands
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
@@ -25,7 +25,6 @@ from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
 from zerokit.script import adapt_config, agreement, misplaced_options, reader
 from zerokit.script import arguments as script_arguments
-from zerokit.script.entry_points import Target
 
 _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
 
@@ -93,17 +92,16 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         configured = _from_plan(options, plan, config, facts, style, placement)
     if placement.devices.kind == "cpu" and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
-    notes += [*configured.notes, *_several_nodes(plan, placement), *_warnings(plan, target)]
+    not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir)
     threads, threads_note = host_threads.threads_of_rank(configured.config, placement, os.environ)
-    notes += [threads_note] if threads_note is not None else []
+    notes += [*configured.notes, *_several_nodes(plan, placement)]
+    notes += [*filter(None, (not_rehearsed, *_stale_locks(), threads_note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
+    script_options = commands.script_options(style, facts, target.arguments, config_path)
     setup = commands.ScriptSetup(
         style=style,
         facts=facts,
-        arguments=[
-            *configured.added_arguments,
-            *commands.script_options(style, facts, target.arguments, config_path),
-        ],
+        arguments=[*configured.added_arguments, *script_options],
         config=config_path,
         plan=run_dir / PLAN_FILE if plan is not None else None,
         plan_environment=_mapping(plan.chosen.get("environment") if plan is not None else None),
@@ -120,7 +118,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         run_dir=run_dir,
         host=socket.gethostname(),
         config=configured.config,
-        plan=_content(plan, target) if plan is not None else None,
+        plan=rehearsed_plan.content(plan, target) if plan is not None else None,
         plan_file=plan.path if plan is not None else None,
         planned_ranks=planned_ranks,
         held_to=configured.held_to,
@@ -130,6 +128,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         micro_batch_free=style == "raw" and facts.reads_micro_batch,
         script_options=frozenset(facts.options),
         notes=tuple(notes),
+        not_rehearsed=not_rehearsed,
     )
 
 
@@ -190,7 +189,10 @@ def _from_plan(
     adapted = adapted_for(style)
     return _Configured(
         config=adapted.config,
-        held_to={**_content(plan, options.target), "chosen": {**plan.chosen, "precision": precision}},
+        held_to={
+            **rehearsed_plan.content(plan, options.target),
+            "chosen": {**plan.chosen, "precision": precision},
+        },
         added_arguments=agreed.added,
         notes=(*agreed.notes, *_adapted_notes(CONFIG_FILE, adapted)),
     )
@@ -199,22 +201,6 @@ def _from_plan(
 def _adapted_notes(name: str, adapted: adapt_config.Adapted) -> tuple[str, ...]:
     changes = (f"{name}: {change}" for change in adapted.changes)
     return (*changes, *(f"warning: {warning}" for warning in adapted.warnings))
-
-
-def _content(plan: PlanFile, target: Target) -> dict[str, Any]:
-    """``chosen.rehearsed`` only where it was this command that was rehearsed."""
-    chosen = plan.chosen
-    if _rehearsed_otherwise(plan, target):
-        chosen = {name: value for name, value in chosen.items() if name != "rehearsed"}
-    return {"request": plan.request, "chosen": chosen, "cluster": plan.cluster}
-
-
-def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
-    """The script that the plan was rehearsed with, where this is another command."""
-    rehearsed = plan.chosen.get("rehearsed")
-    if not isinstance(rehearsed, dict) or rehearsed.get("command") == target.digest:
-        return None
-    return str(rehearsed.get("script"))
 
 
 def _planned_gpu(plan: PlanFile | None) -> str | None:
@@ -243,18 +229,10 @@ def _several_nodes(plan: PlanFile | None, placement: Placement) -> list[str]:
     ]
 
 
-def _warnings(plan: PlanFile | None, target: Target) -> list[str]:
-    """What may surprise: a plan rehearsed with another command, and locks left by builds that died."""
+def _stale_locks() -> list[str]:
+    """Locks left by builds of operators that died."""
     stale = build_locks.stale_locks(os.environ, home_folder())
-    warnings = [f"warning: {lock.description}; remove it: {lock.command}" for lock in stale]
-    mismatch = _rehearsed_otherwise(plan, target) if plan is not None else None
-    if mismatch is None:
-        return warnings
-    return [
-        f"warning: the plan was rehearsed with {mismatch} and other arguments, so its prediction is of that "
-        f"run: `zerokit plan … -- {target.name} ARGS` predicts this one",
-        *warnings,
-    ]
+    return [f"warning: {lock.description}; remove it: {lock.command}" for lock in stale]
 
 
 def _changed_variables(command: commands.LaunchCommand) -> list[str]:

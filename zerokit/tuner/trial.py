@@ -87,7 +87,8 @@ def attempt(
     with ExitStack() as stack:
         launch = prepare(options, run_dir, stack)
         for note in launch.notes:
-            say(note)
+            if note != launch.not_rehearsed:  # a trial's plan is none that the user made
+                say(note)
         report = run(launch)
     return measured(report.to_dict(), (launch.plan or {}).get("chosen") or {}, run_dir, seq_len)
 

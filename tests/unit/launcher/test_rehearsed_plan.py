@@ -1,0 +1,77 @@
+"""A launch says where its plan was not rehearsed with its command, and how to plan with it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerokit
+from tests.support.plans import write_plan
+from zerokit.cli import run
+from zerokit.emit import plan_file
+from zerokit.launcher.rehearsed_plan import content, note
+from zerokit.script.entry_points import Target
+from zerokit.temporary import temporary_folder
+
+SFT = Target(
+    script=None, module="trl.scripts.sft", arguments=("--max_length", "1024", "--hub_token", "hf_0123456789")
+)
+
+
+def rehearsed_with(folder: Path, **rehearsed: Any) -> plan_file.PlanFile:
+    plan = plan_file.read(write_plan(folder))
+    plan_file.write(folder, plan.request, {**plan.chosen, "rehearsed": rehearsed})
+    return plan_file.read(folder)
+
+
+def test_it_names_the_command_that_plans_with_the_script(tmp_path: Path) -> None:
+    folder = tmp_path / "a plan"
+    said = note(plan_file.read(write_plan(folder)), SFT, "trainer", tmp_path / "run") or ""
+    assert said.startswith(
+        "the plan was not rehearsed with this script: its figures are of a bare training loop"
+    )
+    words = shlex.split(said.partition("to plan with the script: ")[2])
+    assert words[:6] == ["zerokit", "plan", "--recipe", f"{folder}/plan.yaml", "--out", str(folder)]
+    assert words[6:] == ["--", "-m", "trl.scripts.sft", "--max_length", "1024", "--hub_token", "<redacted>"]
+
+
+def test_a_plan_that_goes_with_this_process_is_named_where_its_copy_lies(tmp_path: Path) -> None:
+    with temporary_folder("plan") as folder:
+        plan = plan_file.read(write_plan(folder))
+        assert f"zerokit plan --recipe {tmp_path}/plan.yaml -- -m" in (note(plan, SFT, "raw", tmp_path) or "")
+        assert "zerokit plan … -- -m trl.scripts.sft" in (note(plan, SFT, "raw", None) or "")
+
+
+def test_a_plan_of_this_very_command_needs_no_word(tmp_path: Path) -> None:
+    plan = rehearsed_with(tmp_path, script="sft", command=SFT.digest)
+    assert note(plan, SFT, "trainer", tmp_path) is None
+    assert content(plan, SFT)["chosen"]["rehearsed"]["script"] == "sft"
+
+
+def test_a_plan_of_another_command_is_warned_of(tmp_path: Path) -> None:
+    plan = rehearsed_with(tmp_path, script="dpo.py", command="0")
+    said = note(plan, SFT, "trainer", tmp_path) or ""
+    assert said.startswith("warning: the plan was rehearsed with dpo.py and other arguments")
+    assert f"zerokit plan --recipe {tmp_path}/plan.yaml" in said
+    chosen = content(plan, SFT)["chosen"]
+    assert "rehearsed" not in chosen and chosen["rehearsed_with"] == "dpo.py"
+
+
+@pytest.mark.parametrize("options", [{"device": "cpu"}, {"gpu": "h200", "inference": True}])
+def test_what_cannot_be_rehearsed_is_not_advised(tmp_path: Path, options: dict[str, Any]) -> None:
+    zerokit.plan(params="1m", gpus=1, seq_len=64, out=tmp_path, **options)
+    assert note(plan_file.read(tmp_path), SFT, "trainer", tmp_path) is None
+    assert note(plan_file.read(write_plan(tmp_path / "other")), SFT, "none", tmp_path) is None
+
+
+def test_a_dry_run_says_it_and_quiet_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import deepspeed\nparser.add_argument('--deepspeed_config')\ndeepspeed.initialize()\n")
+    words = ["--device", "cpu", "--plan", str(write_plan(tmp_path / "plan")), "--dry-run", str(script)]
+    assert run(["launch", *words]) == 0
+    assert "".join(capsys.readouterr().err.split()).count("notrehearsedwiththisscript") == 1
+    assert run(["launch", "--quiet", *words]) == 0
+    assert "rehearsed" not in capsys.readouterr().err
