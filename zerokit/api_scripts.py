@@ -85,8 +85,8 @@ def launch(
             every rank finished writing.
         resume_option: how the script takes a checkpoint, ``{folder}`` and ``{tag}`` filled in; a Trainer
             needs none.
-        rehearsal_seconds: for the rehearsal that predicts a run which was not its plan's job, or ran out of
-            memory; 0: there is none.
+        rehearsal_seconds: for the rehearsal that predicts a run which was not its plan's job or took other
+            memory, or ran out of memory; 0: there is none.
         dry_run: return the command and its environment, and run nothing.
         say: hears, line by line, how it goes.
 

@@ -97,9 +97,13 @@ def test_memory_of_the_host_is_not_its_matter(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def plan_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plan")
-    zerokit.plan(params="1m", gpus=2, gpu="h200", zero=2, micro_batch=2, gradient_accumulation=1, seq_len=64,
-                 checkpointing="none", out=folder)  # fmt: skip
+    return planned(tmp_path_factory.mktemp("plan"), seq_len=64)
+
+
+def planned(folder: Path, seq_len: int) -> Path:
+    """A plan for the teacher's script, whose sequences have 128 tokens."""
+    zerokit.plan(params="1m", gpus=2, gpu="h200", zero=2, micro_batch=2, gradient_accumulation=1,
+                 seq_len=seq_len, checkpointing="none", out=folder)  # fmt: skip
     return folder
 
 
@@ -137,6 +141,35 @@ def test_a_run_with_a_second_model_is_predicted_by_a_rehearsal(tmp_path: Path, p
     assert teacher < compared.peak_bytes.predicted - beside_tensors < 1.2 * teacher
     assert [pair.predicted is not None for pair in compared.per_rank] == [False, True]  # the fullest
     assert "rehearsed: rank 1" in (compared.note or "")
+
+
+def test_a_run_with_more_than_its_plan_s_bare_loop_is_predicted_by_a_rehearsal(tmp_path: Path) -> None:
+    """The batch is the plan's; that the script holds a teacher, only the memory of its GPU says."""
+    teacher = 2 * 16384**2
+    launched, told = other_job(tmp_path, planned(tmp_path / "plan", seq_len=128))
+    engine = {"zero_stage": 2, "micro_batch": 2, "batch_rows": 2, "batch_columns": 128, "engines": 1}
+    gpu = Devices(kind="cuda", ranks=2, gpu_indexes=(0, 1), why="")
+    launched = replace(launched, placement=Placement(devices=gpu, port=29500))
+    ranks = [RankReport(rank=rank, host="here", state="finished", device="cuda", engine=engine, steps=6,
+                        phases={"backward": teacher + (64 << 20)}, median_step_seconds=0.1,
+                        peak_allocated_bytes=teacher + (64 << 20) + rank)
+             for rank in range(2)]  # fmt: skip
+    told = with_prediction(told.model_copy(update={"ranks": ranks}), launched.plan, PredictedAgain())
+    assert told.wants_rehearsal
+    said: list[str] = []
+    again = LaunchRehearsals().of_job(launched, told, said.append)
+    assert (again.by, again.why_not) == ("rehearsal", None)
+    assert "describes a bare training loop" in said[0] and "Ctrl-C skips it" in said[0]
+    compared = with_prediction(told, launched.plan, again).predicted_vs_measured
+    assert compared is not None and compared.peak_bytes is not None and compared.step_seconds is not None
+    assert (compared.predicted_for, compared.predicted_by) == ("what ran", "rehearsal")
+    assert teacher < compared.peak_bytes.predicted < 1.2 * teacher
+    loop = compared.bare_loop
+    assert loop is not None and loop.peak_bytes is not None and loop.step_seconds is not None
+    assert loop.peak_bytes.predicted < teacher / 2
+    # both have a step time, and the report's is the rehearsal's
+    assert compared.step_seconds.predicted and loop.step_seconds.predicted
+    assert compared.step_seconds.predicted != loop.step_seconds.predicted
 
 
 def test_what_keeps_a_rehearsal_off_is_told_with_the_command_that_makes_it(

@@ -139,8 +139,8 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     default=180.0,
     show_default=True,
     callback=_seconds,
-    help="Time for the rehearsal that predicts a run which was not its plan's job, or ran out of memory; "
-    "0: none.",
+    help="Time for the rehearsal that predicts a run which was not its plan's job or took other memory, or "
+    "ran out of memory; 0: none.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the exact command and environment, and run nothing.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")

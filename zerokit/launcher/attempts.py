@@ -119,8 +119,8 @@ def launch(
 
     Args:
         max_restarts: how often it is started again after another failure, from its newest checkpoint.
-        rehearsals: of the command, after an out-of-memory or a run of another job than its plan's; None:
-            there are none.
+        rehearsals: of the command, after an out-of-memory, or a run of another job or of other memory than
+            its plan's; None: there are none.
         host_speeds: learns how fast the host is; None: nothing does.
 
     Raises:
@@ -269,7 +269,8 @@ class _Session:
                         run_dir.rmdir()
                 raise
             for note in launch.notes:
-                self.say(note)
+                if retry_of is None or note != launch.not_rehearsed:  # once for all attempts
+                    self.say(note)
             if self.retries and (reason := replan.why_not(launch)) is not None:
                 self.say(f"warning: ⟨retry_smaller⟩ cannot help here: {reason}")
             self.say(f"run folder: {run_dir}")
@@ -293,7 +294,7 @@ class _Session:
         if report.outcome == "oom":  # planning takes a while: the report is there already
             following, report = self._explain_memory(launch, report, interruptions)
             not_written = _write(run_dir, report)
-        elif self.rehearsals is not None and _is_of_another_job(report):
+        elif self.rehearsals is not None and report.wants_rehearsal:
             try:
                 with interruptions.skippable():
                     again = self.rehearsals.of_job(launch, report, self.say)
@@ -356,14 +357,6 @@ class _Session:
             failure = report.first_failure.model_copy(update=changed)
             report = report.model_copy(update={"first_failure": failure})
         return following, report
-
-
-def _is_of_another_job(report: RunReport) -> bool:
-    """Whether a run that ended well stands beside no prediction, as it did another job than its plan's."""
-    predicted = report.predicted_vs_measured
-    good = report.outcome in ("ok", "stopped", "not_as_planned")
-    measured = report.gpu_measured or not report.on_gpu
-    return good and measured and predicted is not None and predicted.predicted_for is None
 
 
 def build_report(launch: Launch, ended: Ended) -> RunReport:

@@ -19,7 +19,7 @@ class Rehearsals(Protocol):
         """What it says of a run that ran out of memory."""
 
     def of_job(self, launch: Launch, report: RunReport, say: Say) -> PredictedAgain:
-        """What it predicts for a run that was not its plan's job."""
+        """What it predicts for a run that was not its plan's job, or not its plan's bare loop."""
 
 
 class HostSpeeds(Protocol):

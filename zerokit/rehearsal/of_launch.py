@@ -1,4 +1,4 @@
-"""A launch's command rehearsed after its run, where that ran out of memory or was not its plan's job."""
+"""A launch's command rehearsed after its run, where that ran out of memory or not as its plan predicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.report.predicted import PredictedAgain
-from zerokit.report.schema import RehearsedRun, RunReport
+from zerokit.report.prediction_text import why_bare
+from zerokit.report.schema import Predicted, RehearsedRun, RunReport
 from zerokit.report.what_ran import unlike_rehearsal
 from zerokit.script.entry_points import Target
 
@@ -66,7 +67,7 @@ class LaunchRehearsals:
         )
 
     def of_job(self, launch: Launch, report: RunReport, say: Say) -> PredictedAgain:
-        """Predict what a run's fullest rank took, where that was not the plan's job.
+        """Predict what a run's fullest rank took, where that was not the plan's job, nor its bare loop.
 
         Whatever hinders it is told, and nothing is raised: the run is over, and its verdict stands.
         """
@@ -81,8 +82,8 @@ class LaunchRehearsals:
             return PredictedAgain(why_not=why_not, command=command)
         try:
             say(
-                f"{report.outcome}; the run did another job than its plan's: rehearsing the command to "
-                f"predict it, {self.seconds:g} s at most (Ctrl-C skips it)"
+                f"{report.outcome}; {_why(predicted)}: rehearsing the command to predict it, "
+                f"{self.seconds:g} s at most (Ctrl-C skips it)"
             )
             step_time = report.gpu_measured
             done = rehearse(_request(launch, gpu, predicted.rank, self.seconds, step_time=step_time))
@@ -105,6 +106,13 @@ class LaunchRehearsals:
         )
         note = f"rehearsed: rank {predicted.rank}, {done.steps} optimizer steps{location}"
         return PredictedAgain(by="rehearsal", plan=plan, note=note)
+
+
+def _why(predicted: Predicted) -> str:
+    """Why the plan's prediction is not enough."""
+    if predicted.bare_loop is None:
+        return "the run did another job than its plan's"
+    return f"{why_bare(predicted.bare_loop)}, but the run's memory differs"
 
 
 def _request(

@@ -13,6 +13,7 @@ from zerokit.report import charts, failure_text, figure_text, render, run_charts
 from zerokit.report.compare import compare_reports, table_rows
 from zerokit.report.context import RunContext, facts, read_context
 from zerokit.report.oom_advice import TO_NEED_LESS
+from zerokit.report.prediction_text import difference_lines
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.resources import folder
 from zerokit.units import format_gib
@@ -42,7 +43,7 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
         phases=render.ordered_phases(dict.fromkeys(name for rank in run.ranks for name in rank.phases)),
         predicted=predicted,
         predicted_rows=render.predicted_rows(predicted) if predicted else [],
-        differences=render.difference_lines(predicted) if predicted else [],
+        differences=difference_lines(predicted) if predicted else [],
         warnings=render.warnings(run),
         retries=render.retry_lines(run),
         failure=failure,

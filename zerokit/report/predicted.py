@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from zerokit.domain.phases import ESTIMATED_PHASES
+from zerokit.report import bare_loop
 from zerokit.report.measured import had_engine, init_bytes, on_gpu, reached_end_of
 from zerokit.report.what_ran import Difference, differences
 from zerokit.report.worst_rank import worst_rank
@@ -80,7 +81,10 @@ PredictAgain = Callable[[Mapping[str, Any], list[Difference]], PredictedAgain]
 
 
 def compare_with_plan(
-    report: Report, plan: Plan | None, predict_again: PredictAgain | None = None
+    report: Report,
+    plan: Plan | None,
+    predict_again: PredictAgain | None = None,
+    rehearsed: PredictedAgain | None = None,
 ) -> dict[str, Any] | None:
     """Predicted beside measured, for the worst rank, by phase, and the step time.
 
@@ -96,6 +100,9 @@ def compare_with_plan(
     again for what ran, with ``predict_again``, or left out. The same goes for a phase that a rank did not
     get through. A run that ended well without any engine, or CPU ranks that had none whose baseline could be
     read, is compared with nothing.
+
+    Where the plan describes a bare loop and the run was none (``zerokit.report.bare_loop``), ``rehearsed``, a
+    rehearsal of the command, takes the plan's place, and the plan's figures stand in ``bare_loop``.
     """
     reported = [rank for rank in report["ranks"] if rank["reported"]]
     if not estimate_of(plan) or not reported:
@@ -107,14 +114,32 @@ def compare_with_plan(
     reached = any(rank.get("engine") or rank["steps"] for rank in report["ranks"])
     differing = differences(plan, report["ranks"]) if reached else []
     again = predict_again(plan or {}, differing) if differing and predict_again is not None else None
-    predicted_anew = again is not None and again.plan is not None
-    usable = not differing or predicted_anew
-    shown_plan = again.plan if again is not None and again.plan is not None else plan
+    if differing:
+        result = _beside(reported, _plan_of(again) or plan, usable=_plan_of(again) is not None, is_gpu=is_gpu)
+    else:
+        result = _beside(reported, plan, usable=True, is_gpu=is_gpu)
+        loop = bare_loop.of_plan(chosen_of(plan), result)
+        if loop is not None:
+            again = rehearsed
+            if _plan_of(again) is not None:
+                result = _beside(reported, _plan_of(again), usable=True, is_gpu=is_gpu)
+            result["bare_loop"] = loop
+    return {**result, **_rests_on(differing, again, result.get("note"))}
+
+
+def _plan_of(again: PredictedAgain | None) -> Plan | None:
+    return again.plan if again is not None else None
+
+
+def _beside(
+    reported: list[Mapping[str, Any]], plan: Plan | None, *, usable: bool, is_gpu: bool
+) -> dict[str, Any]:
+    """What was measured, beside the plan's figures where those are ``usable``."""
     ranks: list[Mapping[str, Any]] = [
-        {**rank, **predicted_of_rank(shown_plan if usable else None, rank["rank"])} for rank in reported
+        {**rank, **predicted_of_rank(plan if usable else None, rank["rank"])} for rank in reported
     ]
-    result = _gpu(ranks) if is_gpu else _host(ranks, _offloaded_bytes(shown_plan))
-    estimate = estimate_of(shown_plan) if usable else {}
+    result = _gpu(ranks) if is_gpu else _host(ranks, _offloaded_bytes(plan))
+    estimate = estimate_of(plan) if usable else {}
     result["step_seconds"] = _pair(
         estimate.get("step_seconds")
         if any(rank["peak_allocated_bytes"] is not None for rank in ranks)
@@ -125,14 +150,23 @@ def compare_with_plan(
     result["components"] = {
         phase: parts for phase, parts in (estimate.get("components_by_phase") or {}).items() if is_gpu
     }
-    result["differences"] = [difference.to_dict() for difference in differing]
-    result["predicted_for"] = "plan" if not differing else "what ran" if predicted_anew else None
-    result["predicted_by"] = "plan" if not differing else again.by if again and predicted_anew else None
-    if again is not None and again.note:
-        result["note"] = "\n".join(filter(None, (result.get("note"), again.note)))
-    if again is not None and not predicted_anew:
-        result["not_predicted"], result["rehearse_command"] = again.why_not, again.command
     return result
+
+
+def _rests_on(differing: list[Difference], again: PredictedAgain | None, note: str | None) -> dict[str, Any]:
+    """What the comparison rests on: the plan, another prediction, or nothing, and why."""
+    anew = again is not None and again.plan is not None
+    planned = None if differing else "plan"
+    facts: dict[str, Any] = {
+        "differences": [difference.to_dict() for difference in differing],
+        "predicted_for": "what ran" if anew else planned,
+        "predicted_by": again.by if again is not None and anew else planned,
+    }
+    if again is not None and again.note:
+        facts["note"] = "\n".join(filter(None, (note, again.note)))
+    if again is not None and not anew:
+        facts |= {"not_predicted": again.why_not, "rehearse_command": again.command}
+    return facts
 
 
 def _step_times(ranks: list[Mapping[str, Any]]) -> list[float]:

@@ -17,6 +17,7 @@ from zerokit.report.failure_text import failed_in_load, failure_lines, failure_p
 from zerokit.report.figure_text import percent, seconds, signal_name, size
 from zerokit.report.host_names import short_hosts
 from zerokit.report.measured import had_engine
+from zerokit.report.prediction_text import difference_lines
 from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
 from zerokit.units import MIB, format_seconds
@@ -228,25 +229,6 @@ def _predicted_table(predicted: Predicted) -> RenderableType:
         table.add_row(escape(name), expected, observed, error)
     title = "Measured" if predicted.predicted_for is None else "Predicted beside measured"
     return _titled(f"{title}: {measure}, rank {predicted.rank}", table)
-
-
-def difference_lines(predicted: Predicted) -> list[str]:
-    """What ran otherwise than planned, and what that means for the comparison."""
-    if not predicted.differences:
-        return []
-    texts = [difference.text for difference in predicted.differences]
-    if predicted.predicted_for == "what ran":
-        by = ", by a rehearsal of the command" if predicted.predicted_by == "rehearsal" else ""
-        return [
-            f"predicted again for what ran, which is not the plan's job{by}:",
-            *(f"  {text}" for text in texts),
-        ]
-    lines = ["not compared with the plan, whose prediction is of another job:", *(f"  {t}" for t in texts)]
-    if predicted.not_predicted:
-        lines.append(f"what ran was not predicted again: {predicted.not_predicted}")
-    if predicted.rehearse_command:
-        lines.append(f"to predict it: {predicted.rehearse_command}")
-    return lines
 
 
 def predicted_rows(predicted: Predicted) -> list[tuple[str, str, str, str]]:

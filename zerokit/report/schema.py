@@ -60,6 +60,20 @@ class Differing(_Part):
     text: str
 
 
+class BareLoop(_Part):
+    """Figures of a plan that was not rehearsed with the run's script, beside what its fullest rank measured.
+
+    ``basis``: of the plan's memory figures. ``rehearsed_with``: the script that the plan was rehearsed with,
+    where that was another command.
+    """
+
+    peak_bytes: Pair | None = None
+    phases: dict[str, Pair] = {}
+    step_seconds: Pair | None = None
+    basis: str | None = None
+    rehearsed_with: str | None = None
+
+
 class Predicted(_Part):
     """Predicted beside measured, for the fullest rank.
 
@@ -67,7 +81,8 @@ class Predicted(_Part):
     plan predicts, so that nothing is compared. Reports of older versions compare with the plan.
     ``predicted_by``: what that rests on: the ``plan``, the ``estimate`` of a plan for what ran, or a
     ``rehearsal`` of the command. ``not_predicted``: why there is neither, and ``rehearse_command`` the
-    command that would predict it.
+    command that would predict it. ``bare_loop``: the plan's figures, where they are of a bare training loop
+    and the run's script allocated otherwise: what is compared is then a rehearsal, where there is one.
     ``components``: predicted bytes at the peak of each phase, by what they are.
     """
 
@@ -86,6 +101,7 @@ class Predicted(_Part):
     predicted_by: Literal["plan", "estimate", "rehearsal"] | None = None
     not_predicted: str | None = None
     rehearse_command: str | None = None
+    bare_loop: BareLoop | None = None
 
 
 class Leak(_Part):
@@ -271,6 +287,16 @@ class RunReport(_Part):
     def gpu_measured(self) -> bool:
         """Whether any rank measured GPU memory."""
         return any(rank.peak_allocated_bytes is not None for rank in self.ranks)
+
+    @property
+    def wants_rehearsal(self) -> bool:
+        """Whether a run that ended well was another job than its plan's, or allocated otherwise than a plan
+        that was made without its script."""
+        predicted = self.predicted_vs_measured
+        good = self.outcome in ("ok", "stopped", "not_as_planned")
+        if predicted is None or not good or (self.on_gpu and not self.gpu_measured):
+            return False
+        return predicted.predicted_for is None or predicted.bare_loop is not None
 
     @property
     def expected_bytes(self) -> dict[int, float | None]:

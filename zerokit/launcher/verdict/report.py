@@ -100,9 +100,10 @@ def build_report(
 def with_prediction(
     report: RunReport, plan: Mapping[str, Any] | None, prediction: PredictedAgain
 ) -> RunReport:
-    """The report of a run that was not its plan's job, compared with another prediction."""
+    """The report of a run that was not its plan's job, or not its plan's bare loop, compared with another
+    prediction."""
     as_dicts = [rank.model_dump(mode="json") for rank in report.ranks]
-    compared = compare_with_plan({"ranks": as_dicts}, plan, lambda *_: prediction)
+    compared = compare_with_plan({"ranks": as_dicts}, plan, lambda *_: prediction, prediction)
     if compared is None:
         return report
     problems = list(report.problems)

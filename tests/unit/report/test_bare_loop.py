@@ -1,0 +1,134 @@
+"""A plan of a bare loop beside a run that was none: what the report says of it, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.run_reports import GIB, MIB, gpu_phase, report_of, shown, write_rank
+from zerokit.launcher.verdict.report import with_prediction
+from zerokit.report.html import render_html
+from zerokit.report.predicted import PredictedAgain
+from zerokit.report.schema import RunReport
+
+# TRL's SFT (its loss in chunks) with 407M parameters on one H200, and its plan with all logits at once
+PLANNED = {"init": 7331015168, "forward": 16735132200, "backward": 17979726344, "step": 9841795584}
+MEASURED = {"init": 7331016704, "forward": 10788623872, "backward": 11738741248, "step": 9841905664}
+WHY_NOT = PredictedAgain(
+    why_not="its rehearsal was interrupted", command="zerokit rehearse -m trl.scripts.sft"
+)
+
+
+def plan_of(phases: dict[str, int], step_seconds: float = 0.0902, **chosen: Any) -> dict[str, Any]:
+    peak = max(phases.values())
+    entry = {"rank": 0, "peak_allocated_bytes": peak, "peak_phase": "backward", "phases": phases}
+    estimate = {
+        "basis": "traced", "peak_allocated_bytes": peak, "step_seconds": step_seconds, "per_rank": [entry],
+    }  # fmt: skip
+    return {"chosen": {"estimate": estimate, **chosen}}
+
+
+def run(folder: Path, plan: dict[str, Any], phases: dict[str, int], **more: Any) -> RunReport:
+    """The report of one rank on a GPU that took these peaks."""
+    peaks = {name: gpu_phase(size) for name, size in phases.items()}
+    peak = max(phases.values())
+    write_rank(folder, 0, peak=peak, phases=peaks, median_step_seconds=0.1275, **more)
+    return RunReport.model_validate(report_of(folder, 1, plan))
+
+
+def rehearsal(phases: dict[str, int]) -> PredictedAgain:
+    plan = plan_of(phases, 0.121)
+    return PredictedAgain(by="rehearsal", plan=plan, note="rehearsed: rank 0, 3 optimizer steps")
+
+
+def test_a_rehearsal_takes_the_place_of_a_plan_that_was_made_without_the_script(tmp_path: Path) -> None:
+    plan = plan_of(PLANNED)
+    before = run(tmp_path, plan, MEASURED)
+    assert before.wants_rehearsal
+    report = with_prediction(before, plan, rehearsal(MEASURED))
+    compared = report.predicted_vs_measured
+    assert compared is not None and compared.peak_bytes is not None and compared.step_seconds is not None
+    assert (compared.predicted_for, compared.predicted_by) == ("what ran", "rehearsal")
+    assert compared.peak_bytes.error_fraction == 0 and compared.step_seconds.predicted == 0.121
+    loop = compared.bare_loop
+    assert loop is not None and loop.peak_bytes is not None and loop.step_seconds is not None
+    assert loop.peak_bytes.error_fraction == pytest.approx(0.5317, abs=1e-4)
+    assert loop.step_seconds.predicted == 0.0902 and set(loop.phases) == set(PLANNED)
+    assert compared.not_predicted is None
+    for text in (shown(report.to_dict()), render_html(report)):
+        assert "not rehearsed with this script, and describes a bare training loop" in text
+        assert "the script allocates otherwise" in text
+        assert "peak 16.74 GiB, measured 10.93 GiB (+53.2 %)" in text
+        assert "forward 15.59 GiB" in text and "init 6.83 GiB, measured" not in text  # that one was right
+        assert "step time 90 ms, measured 128 ms (-29.3 %)" in text
+        assert "rehearsed: rank 0, 3 optimizer steps" in text
+
+
+def test_where_no_rehearsal_can_be_made_the_plan_stands_and_the_command_is_named(tmp_path: Path) -> None:
+    plan = plan_of(PLANNED)
+    report = with_prediction(run(tmp_path, plan, MEASURED), plan, WHY_NOT)
+    compared = report.predicted_vs_measured
+    assert compared is not None and compared.peak_bytes is not None
+    assert (compared.predicted_for, compared.predicted_by) == ("plan", "plan")
+    assert compared.peak_bytes.error_fraction == pytest.approx(0.5317, abs=1e-4)
+    for text in (shown(report.to_dict()), render_html(report)):
+        assert "describes a bare training loop: the script allocates otherwise" in text
+        assert "the script was not predicted: its rehearsal was interrupted" in text
+        assert "to predict it: zerokit rehearse -m trl.scripts.sft" in text
+
+
+def test_a_rehearsal_that_is_off_too_explains_nothing(tmp_path: Path) -> None:
+    plan = plan_of(PLANNED)
+    text = shown(with_prediction(run(tmp_path, plan, MEASURED), plan, rehearsal(PLANNED)).to_dict())
+    assert "the rehearsal is off by more than 5% too" in text and "allocates otherwise" not in text
+
+
+def test_the_report_before_the_rehearsal_says_it_already(tmp_path: Path) -> None:
+    """It is what is left where the launcher is killed meanwhile."""
+    assert "describes a bare training loop, in closed form: the script allocates otherwise" in shown(
+        run(tmp_path, _with_basis(plan_of(PLANNED), "analytic"), MEASURED).to_dict()
+    )
+
+
+def _with_basis(plan: dict[str, Any], basis: str) -> dict[str, Any]:
+    plan["chosen"]["estimate"]["basis"] = basis
+    return plan
+
+
+def test_a_plan_of_another_command_is_named_as_such(tmp_path: Path) -> None:
+    report = run(tmp_path, plan_of(PLANNED, rehearsed_with="dpo.py"), MEASURED)
+    assert report.wants_rehearsal
+    assert "the plan was rehearsed with dpo.py and other arguments: the script allocates otherwise" in shown(
+        report.to_dict()
+    )
+
+
+@pytest.mark.parametrize(
+    ("planned", "is_off"),
+    [
+        (MEASURED, False),
+        ({**MEASURED, "forward": MEASURED["forward"] + 600 * MIB}, True),  # a phase below the peak
+        ({**MEASURED, "backward": MEASURED["backward"] + 500 * MIB}, False),  # under 5 %
+        ({**MEASURED, "backward": MEASURED["backward"] - GIB}, True),  # too little as well as too much
+        ({name: size // 100 for name, size in PLANNED.items()}, True),
+    ],
+)
+def test_how_far_off_a_plan_is(tmp_path: Path, planned: dict[str, int], is_off: bool) -> None:
+    assert run(tmp_path, plan_of(planned), MEASURED).wants_rehearsal is is_off
+
+
+def test_a_small_model_is_within_256_mib_of_anything(tmp_path: Path) -> None:
+    small = {name: size // 100 for name, size in MEASURED.items()}
+    assert not run(tmp_path, plan_of({name: 2 * size for name, size in small.items()}), small).wants_rehearsal
+
+
+def test_a_plan_of_this_command_a_failed_run_and_cpu_ranks_are_left_alone(tmp_path: Path) -> None:
+    rehearsed = plan_of(PLANNED, rehearsed={"script": "sft.py", "command": "0"})
+    assert not run(tmp_path, rehearsed, MEASURED).wants_rehearsal
+    failed = run(tmp_path, plan_of(PLANNED), MEASURED, state="failed", exit_code=1)
+    assert failed.outcome == "rank_failed" and not failed.wants_rehearsal
+    write_rank(tmp_path, 0, on_gpu=False, peak_host_rss_bytes=40 * GIB)
+    report = RunReport.model_validate(report_of(tmp_path, 1, plan_of(PLANNED)))
+    assert report.predicted_vs_measured is not None and not report.wants_rehearsal
