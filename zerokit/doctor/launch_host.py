@@ -112,7 +112,7 @@ class LaunchHostSpeeds:
         indexes = launch.placement.devices.gpu_indexes
         if launch.placement.remote or not indexes:
             return
-        found = of_steps(launch.held_to or {}, report)
+        found = of_steps(launch.plan or {}, report)
         device = _device_name(indexes[0]) if found is not None else None
         if found is None or device is None:
             return
@@ -124,7 +124,7 @@ def of_steps(plan: Mapping[str, Any], report: RunReport) -> HostSpeed | None:
     """The speed at which the plan's rehearsed step takes what the run's steps took.
 
     Args:
-        plan: that the run was held to, with the rehearsal of its very command.
+        plan: of the run, with the rehearsal of its very command (``Launch.plan`` has no other).
 
     Returns:
         None: the run was another, was short or ended badly, or its steps do not tell.

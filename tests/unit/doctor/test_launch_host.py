@@ -44,13 +44,15 @@ def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def launch_on(kind: str, *, held_to: dict[str, Any] | None = None, **variables: str) -> Launch:
+def launch_on(
+    kind: str, *, plan: dict[str, Any] | None = None, held_to: dict[str, Any] | None = None, **variables: str
+) -> Launch:
     indexes = (0, 1) if kind == "cuda" else ()
     return Launch(
         options=LaunchOptions(target=Target(script="train.py", module=None, arguments=())),
         placement=Placement(devices=Devices(kind=kind, ranks=2, gpu_indexes=indexes, why=""), port=1),
         command=LaunchCommand(argv=[]), environment={**os.environ, **variables}, cwd=Path(), run_dir=Path(),
-        host="node1", held_to=held_to,
+        host="node1", plan=plan, held_to=held_to,
     )  # fmt: skip
 
 
@@ -127,8 +129,8 @@ def test_a_probe_that_fails_is_told_and_not_tried_again_at_once(tmp_path, monkey
 def test_a_run_s_steps_tell_the_host():
     """0.3 s where 0.2, 0.3 and 0.6 are predicted on hosts of 0.5, 0.8 and 1.6."""
     rehearsed = {"script": "train.py", "step_seconds_by_host_factor": [[0.5, 0.2], [0.8, 0.3], [1.6, 0.6]]}
-    held_to = {"chosen": {"rehearsed": rehearsed}}
-    launch = launch_on("cuda", held_to=held_to)
+    plan = {"chosen": {"rehearsed": rehearsed}}
+    launch = launch_on("cuda", plan=plan)
     LaunchHostSpeeds().after(launch, finished_report(steps=40, step_seconds=0.45))
     (reading,) = host_speeds.load().readings
     assert reading.factor == pytest.approx(1.2) and reading.device_name == "NVIDIA H200"
@@ -141,6 +143,8 @@ def test_a_run_s_steps_tell_the_host():
     ):
         LaunchHostSpeeds().after(launch, report)
     LaunchHostSpeeds().after(launch_on("cuda"), finished_report(steps=40, step_seconds=0.45))
+    other = launch_on("cuda", plan={"chosen": {"rehearsed_with": "dpo.py"}}, held_to=plan)
+    LaunchHostSpeeds().after(other, finished_report(steps=40, step_seconds=0.45))  # another command's steps
     assert len(host_speeds.load().readings) == 1
 
 
