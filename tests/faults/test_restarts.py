@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import Launch, Run
+from tests.faults.conftest import PROGRAMS, Launch, Run
+from tests.support.plans import write_plan
 from zerokit.launcher.restarts import Checkpoint, on_fewer
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -51,6 +52,17 @@ def test_the_same_error_twice_ends_it(launch: Launch, tmp_path: Path) -> None:
     code, _, err = run.end()
     assert code == 10, err
     assert "no restart: the same error came twice" in err and len(run.report()["retries"]) == 1
+
+
+def test_that_the_plan_was_not_rehearsed_is_said_once(launch: Launch, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path / "plan")
+    options = ("--max-restarts", "1", "--style", "raw", "--plan", str(plan))
+    run = launch(options=options, script=(str(PROGRAMS / "tuned.py"), "2=fail"))
+    code, _, err = run.end()
+    assert code == 10 and "restart 1 of at most 1" in err, err
+    said = err.replace("\n", " ").replace("  ", " ")
+    assert said.count("the plan was not rehearsed with this script") == 1
+    assert said.count("run folder:") > 2  # what belongs to an attempt is said of each
 
 
 def test_what_a_user_ends_stays_ended(launch: Launch, tmp_path: Path) -> None:
