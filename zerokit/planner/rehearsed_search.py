@@ -115,6 +115,11 @@ class RehearsedSearch(Generic[Outcome]):
         )
         return done
 
+    def forget_other_batches(self, micro_batch: int) -> None:
+        """Take nothing of rehearsals with other micro-batches, which the script ran as this one."""
+        same = (one for one in self.profile.rehearsed if one.strategy.settings.micro_batch == micro_batch)
+        self.profile = replace(self.profile, rehearsed=tuple(same))
+
     def search(self, request: Request, top: int) -> tuple[Plan, list[Candidate]]:
         """Search and rehearse, until the best are; once the time is up only the best one.
 

@@ -12,6 +12,7 @@ from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
 from zerokit.script import adapt_config, assignments, code_settings, disk_space, unlike_job
 from zerokit.script.arguments import SPELLINGS, PlannedValues, ScriptOptions
+from zerokit.script.loader_batch import before_the_run
 from zerokit.script.reader import ScriptFacts
 
 
@@ -79,7 +80,9 @@ def agree(
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     notes += assignments.unlike_plan(options.facts.assigned, _by_any_name(planned))
-    if not isinstance(chosen.get("rehearsed"), Mapping):  # its length is that of the script's own data
+    was_rehearsed = isinstance(chosen.get("rehearsed"), Mapping)
+    notes += before_the_run(options, planned.micro_batch, rehearsed=was_rehearsed)
+    if not was_rehearsed:  # its length is that of the script's own data
         notes += [*_another_length(options, seq_len), *unlike_job.warnings(options, method)]
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_CALLS = ("Accelerator", "DeepSpeedPlugin", "TrainingArguments", "Config")  # SFTConfig, DPOConfig …
+_LOADER = "DataLoader"
+_CALLS = ("Accelerator", "DeepSpeedPlugin", "TrainingArguments", "Config", _LOADER)  # SFTConfig, DPOConfig …
+_NOT_FOR_TRAINING = re.compile(r"eval|val|test|dev", re.IGNORECASE)
 _OF_A_PLUGIN = {
     "zero_stage": "zero_stage",
     "gradient_accumulation_steps": "gradient_accumulation",
@@ -29,6 +32,7 @@ class CodeSetting:
         value: a literal, that of a name which is bound once, or an option's default; None: computed.
         option: of the script's own parser, whose value is passed on; None: there is none.
         makes: the class of an object that is made for it.
+        target: the name that the call's result is given at once; empty: none.
     """
 
     path: Path
@@ -38,6 +42,7 @@ class CodeSetting:
     value: object = None
     option: str | None = None
     makes: str | None = None
+    target: str = ""
 
     @property
     def text(self) -> str:
@@ -49,17 +54,16 @@ def code_settings(tree: ast.AST, path: Path) -> Iterator[CodeSetting]:
     """A file's calls and their keywords."""
     bound = _bound_once(tree)
     options = _options(tree)
+    targets = _targets(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         call = _called(node)
         if not call.endswith(_CALLS):
             continue
-        yield CodeSetting(path=path, line=node.lineno, call=call, name="")
-        for keyword in node.keywords:
-            if keyword.arg is None:
-                continue
-            expression = keyword.value
+        target = targets.get(node, "")
+        yield CodeSetting(path=path, line=node.lineno, call=call, name="", target=target)
+        for name, expression in _named(node, call):
             if isinstance(expression, ast.Name):
                 expression = bound.get(expression.id, expression)
             option: str | None = None
@@ -67,9 +71,26 @@ def code_settings(tree: ast.AST, path: Path) -> Iterator[CodeSetting]:
             if isinstance(expression, ast.Attribute) and expression.attr in options:
                 option, value = options[expression.attr]
             yield CodeSetting(
-                path=path, line=node.lineno, call=call, name=keyword.arg, value=value, option=option,
+                path=path, line=node.lineno, call=call, name=name, value=value, option=option,
                 makes=f"{_called(expression)}(…)" if isinstance(expression, ast.Call) else None,
+                target=target,
             )  # fmt: skip
+
+
+def _named(node: ast.Call, call: str) -> Iterator[tuple[str, ast.expr]]:
+    """The keywords of a call, and a data loader's batch size where it is its second argument."""
+    if call.endswith(_LOADER) and len(node.args) > 1:
+        yield "batch_size", node.args[1]
+    for keyword in node.keywords:
+        if keyword.arg is not None:
+            yield keyword.arg, keyword.value
+
+
+def _targets(tree: ast.AST) -> dict[ast.expr, str]:
+    """Expressions that are given a name at once, and the name."""
+    return {
+        node.value: ast.unparse(node.targets[0]) for node in ast.walk(tree) if isinstance(node, ast.Assign)
+    }
 
 
 def _called(node: ast.Call) -> str:
@@ -110,6 +131,16 @@ def _options(tree: ast.AST) -> dict[str, tuple[str, object]]:
 def own_option(settings: Iterable[CodeSetting], name: str) -> CodeSetting | None:
     """Where training arguments take ``name`` from an option of the script's own parser."""
     return next((s for s in settings if s.name == name and s.option and s.call != "Accelerator"), None)
+
+
+def training_batches(settings: Iterable[CodeSetting]) -> list[CodeSetting]:
+    """The batch size of each data loader that may be the training's; one that has none is a ``None``."""
+    loaders = [
+        one for one in settings if one.call.endswith(_LOADER) and not _NOT_FOR_TRAINING.search(one.target)
+    ]
+    sizes = [one for one in loaders if one.name == "batch_size"]
+    calls = sum(1 for one in loaders if not one.name)
+    return sizes if len(sizes) == calls else []
 
 
 def bound_value(settings: Iterable[CodeSetting], name: str) -> CodeSetting | None:

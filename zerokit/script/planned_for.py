@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zerokit.script.arguments import ScriptOptions
+from zerokit.script.loader_batch import loader_batch
 from zerokit.search.plan import Plan
 from zerokit.search.request import Request
 
@@ -26,6 +27,12 @@ class PlannedFor:
         """Of what the user asks for and what the script leaves open."""
         pins, notes = script.pins(requested.pins)
         precision, more = script.precision(requested.precision)
+        loaded = loader_batch(script)
+        if loaded is not None and pins.micro_batch is None:
+            pins = replace(pins, micro_batch=loaded.sequences)
+            more = (*more, f"micro-batch {loaded.sequences}: {loaded.location}")
+        elif loaded is not None and (unlike := loaded.unlike(pins.micro_batch or 0)) is not None:
+            more = (*more, unlike)
         request = replace(
             requested, pins=pins, precision=precision, assumptions=(*requested.assumptions, *notes, *more)
         )

@@ -129,29 +129,35 @@ class ScriptPlanning:
             FakeGpu.of(read.request.cluster.gpu, 1)
         except InputError as error:
             raise _CannotRehearse(error.marked) from None
-        batches = self._probe_batches(read.request)
+        micro = read.request.pins.micro_batch
+        batches = (micro,) if micro is not None else _BATCHES
         modes = [read.request.pins.checkpointing] if read.request.pins.checkpointing else ["none", "full"]
-        worked: list[int] = []
+        fed: dict[int, tuple[int | None, int | None]] = {}
         first: Rehearsal | None = None
         why = ""
         for batch in batches:
             done = self.search.rehearse(read.request, self._probe(read.request, batch, modes[0]))
             if done.rehearsed is None:
-                if worked or (why == done.why_not and not done.came_up):
+                if fed or (why == done.why_not and not done.came_up):
                     break
                 why = why or done.why_not
                 continue
-            worked.append(batch)
+            engine = done.done.engine or {}
+            fed[batch] = engine.get("batch_rows"), engine.get("batch_columns")
             if first is None:
                 first = done.done
                 read = self._with_model(first, read, named)
-            if len(worked) == 2:
+            if len(fed) == 2:
                 break
         if first is None:
             raise _CannotRehearse(why)
+        read = self._held_to_batch(fed, read)
+        last = read.request.pins.micro_batch or max(fed)
+        if last not in fed and self.search.time_is_left:
+            self.search.rehearse(read.request, self._probe(read.request, last, modes[0]))
         # what one more sequence takes beside the replay is the same with checkpointing
         for mode in modes[1:] if self.search.time_is_left else []:
-            self.search.rehearse(read.request, self._probe(read.request, worked[-1], mode))
+            self.search.rehearse(read.request, self._probe(read.request, last, mode))
         return read
 
     def _probe(self, request: Request, batch: int, checkpointing: str) -> Strategy:
@@ -181,9 +187,34 @@ class ScriptPlanning:
         )
         return one_strategy(replace(probe_request, pins=sized))[0]
 
-    def _probe_batches(self, request: Request) -> tuple[int, ...]:
-        micro = request.pins.micro_batch
-        return (micro,) if micro is not None else _BATCHES
+    def _held_to_batch(
+        self, fed: Mapping[int, tuple[int | None, int | None]], read: ResolvedRequest
+    ) -> ResolvedRequest:
+        """Plan for the batch that the script feeds, where that is not the one it was told.
+
+        Args:
+            fed: rows and columns of what reached the engine, by the micro-batch of the plan.
+        """
+        rows = next((rows for rows, _ in fed.values()), None)
+        if self._script.style == "trainer" or rows is None:  # whose arguments are its batch
+            return read
+        if len(fed) == 1:
+            (micro,) = fed
+            if rows not in (1, micro):  # one row may hold several sequences, end to end
+                self.notes.append(
+                    f"the script fed its engine {rows} rows at a time, not the {micro} of the micro-batch: "
+                    f"memory and time of a step are for {rows}, tokens per second for {micro}"
+                )
+            return read
+        if len(set(fed.values())) > 1:
+            return read
+        self._kept["micro_batch"] = str(rows)
+        self.notes.append(
+            f"micro-batch {rows}: the script fed its engine so many rows, whatever the plan had"
+        )
+        self.say(f"{self.search.profile.name} feeds its engine {rows} rows at a time: micro-batch {rows}")
+        self.search.forget_other_batches(rows)
+        return self._resolved()
 
     def _with_model(self, done: Rehearsal, read: ResolvedRequest, named: bool) -> ResolvedRequest:
         model_options, notes = options_of(done, self.options)

@@ -1,0 +1,76 @@
+"""The batch of a script's own data loader, read from its source and held to a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.scripts_read import NO_TRAINER, RAW, TRAINER, options
+from zerokit.script.loader_batch import before_the_run, loader_batch
+
+ACCELERATE = """
+    import argparse
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=6)
+    args = parser.parse_args()
+    SIZE = 3
+    train_dataloader = DataLoader({})
+    accelerator = Accelerator({})
+"""
+
+
+def accelerate(loader: str, more: str = "", keywords: str = "") -> str:
+    return ACCELERATE.format(loader, keywords) + more
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "sequences"),
+    [
+        (accelerate("data, batch_size=2"), "", 2),
+        (accelerate("data, 5, shuffle=True"), "", 5),
+        (accelerate("data, batch_size=SIZE"), "", 3),
+        (accelerate("data, batch_size=args.batch_size"), "", 6),
+        (accelerate("data, batch_size=args.batch_size"), "--batch-size 9", 9),
+        (accelerate("data, batch_size=args.batch_size"), "--batch-size {micro_batch}", None),
+        (accelerate("data, batch_size=2", "    eval_dataloader = DataLoader(data, batch_size=16)\n"), "", 2),
+        (
+            accelerate("data, batch_size=2", "    DataLoader(data, batch_size=16)\n"),
+            "",
+            None,
+        ),  # which of them?
+        (accelerate("data, batch_size=2", "    DataLoader(data)\n"), "", None),
+        (accelerate("data, batch_size=2 * SIZE"), "", None),
+        (accelerate("data, batch_sampler=sampler"), "", None),
+        (accelerate("data, batch_size=8", keywords="split_batches=True"), "", None),  # shared by the ranks
+        (TRAINER + "    DataLoader(data, batch_size=2)\n", "", None),  # its arguments decide
+        (RAW + "    DataLoader(data, batch_size=2)\n", "", 2),
+        (RAW + "    DataLoader(data, batch_size=engine.train_micro_batch_size_per_gpu())\n", "", None),
+        (
+            RAW + "    a = parser.parse_args()\n    DataLoader(data, batch_size=a.micro_batch_size)\n",
+            "",
+            None,
+        ),
+    ],
+)
+def test_the_batch_is_what_the_trainings_loader_is_given(
+    tmp_path: Path, text: str, arguments: str, sequences: int | None
+) -> None:
+    found = loader_batch(options(tmp_path, text, *arguments.split()))
+    assert (found.sequences if found is not None else None) == sequences
+
+
+def test_another_batch_than_the_plans_is_said_before_the_run(tmp_path: Path) -> None:
+    script = options(tmp_path, accelerate("data, batch_size=2"))
+    assert before_the_run(script, 2, rehearsed=False) == []
+    (said,) = before_the_run(script, 8, rehearsed=True)
+    assert "DataLoader(batch_size=2) gives each rank 2 at a time" in said
+    assert "the plan has micro-batch 8" in said and "⟨micro_batch⟩ 2" in said
+    computed = options(tmp_path, accelerate("data, batch_size=2 * SIZE"))
+    assert before_the_run(computed, 8, rehearsed=True) == []
+    (said,) = before_the_run(computed, 8, rehearsed=False)
+    assert "micro-batch 8" in said and "only the run tells" in said
+    # the option is filled in from the plan
+    assert before_the_run(options(tmp_path, NO_TRAINER), 8, rehearsed=False) == []

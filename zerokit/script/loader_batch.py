@@ -1,0 +1,93 @@
+"""The batch that a script's own data loader gives, which is what trains where the script feeds its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zerokit.script.arguments import SPELLINGS, ScriptOptions
+from zerokit.script.code_settings import CodeSetting, training_batches
+from zerokit.script.option_values import number
+from zerokit.script.reader import ScriptFacts
+
+_SIZED_OTHERWISE = frozenset({"split_batches", "batch_sampler", "find_executable_batch_size"})
+_PLANS_OPTIONS = frozenset(
+    f"--{name.replace('_', dash)}" for name in SPELLINGS["per_device_train_batch_size"] for dash in "_-"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderBatch:
+    """Sequences that a rank gets at a time, and where that stands."""
+
+    sequences: int
+    location: str
+
+    def unlike(self, planned: int) -> str | None:
+        """What to say under a plan of another batch; None: it is the same."""
+        if self.sequences == planned:
+            return None
+        return (
+            f"{self.location} gives each rank {self.sequences} at a time, and the plan has micro-batch "
+            f"{planned}: the run is not the one predicted, and ends with exit code 9 unless "
+            f"⟨accept_mismatch⟩; change the script, or plan again with ⟨micro_batch⟩ {self.sequences}"
+        )
+
+
+def before_the_run(options: ScriptOptions, planned: int, *, rehearsed: bool) -> list[str]:
+    """What to say of the batch that will train under a plan.
+
+    Args:
+        options: of the script.
+        planned: the plan's micro-batch.
+        rehearsed: the plan was made with this script.
+    """
+    loaded = loader_batch(options)
+    if loaded is not None:
+        unlike = loaded.unlike(planned)
+        return [] if unlike is None else [f"warning: {unlike}"]
+    facts = options.facts
+    if (
+        rehearsed
+        or options.style != "accelerate"
+        or not any(_loaders(facts))
+        or _PLANS_OPTIONS & facts.options
+    ):
+        return []
+    return [
+        f"the plan has micro-batch {planned}; what the script's data loader gives each rank is computed, so "
+        "only the run tells: another size ends with exit code 9"
+    ]
+
+
+def _loaders(facts: ScriptFacts) -> Iterator[CodeSetting]:
+    return (setting for setting in facts.code_settings if setting.call.endswith("DataLoader"))
+
+
+def loader_batch(options: ScriptOptions) -> LoaderBatch | None:
+    """What the training's data loader is given in the source; None: not known, or a plan decides it.
+
+    Only of scripts that feed their engine themselves. Where the loaders of a source differ, or one takes a
+    size that is computed, only the run tells.
+    """
+    facts = options.facts
+    feeds_itself = options.style == "accelerate" or (options.style == "raw" and not facts.reads_micro_batch)
+    if not feeds_itself or _SIZED_OTHERWISE & (facts.mentions | facts.keywords):
+        return None
+    batches = {_batch(setting, options) for setting in training_batches(facts.code_settings)}
+    sizes = {batch.sequences if batch is not None else None for batch in batches}
+    return next(iter(batches)) if len(sizes) == 1 else None
+
+
+def _batch(setting: CodeSetting, options: ScriptOptions) -> LoaderBatch | None:
+    if setting.option in _PLANS_OPTIONS:
+        return None  # filled in from the plan, and held to it
+    given = options.given(setting.option.removeprefix("--")) if setting.option else None
+    sequences = number(given[0] if given is not None else setting.value)
+    if sequences is None:
+        return None
+    call = f"{setting.path}:{setting.line}: {setting.call}(batch_size={sequences})"
+    if given is not None:
+        return LoaderBatch(sequences=sequences, location=f"{given[1]} ({call})")
+    default = f", the default of {setting.option}" if setting.option else ""
+    return LoaderBatch(sequences=sequences, location=f"{call}{default}")
