@@ -371,7 +371,7 @@ def build_report(launch: Launch, ended: Ended) -> RunReport:
         verdict=ended.verdict,
         plan=launch.plan,
         predict_again=None if pairs else predict_again,  # its loss is none that an estimate knows
-        problems=[*launch.placement.problems, *ended.files.problems],
+        problems=[*launch.problems, *ended.files.problems],
         elapsed_seconds=ended.elapsed_seconds,
     )
     if ended.cause is None:

@@ -31,6 +31,7 @@ class Launch:
         added_arguments: options that the script gets from the plan.
         micro_batch_free: whether the script takes its micro-batch from the configuration.
         script_options: that the script's parser knows.
+        why_no_training: what the script's arguments lack to train; None: nothing that is known.
         notes: what is worth saying about it, one line each.
         not_rehearsed: the note that its plan was not rehearsed with this command; None: there is none.
     """
@@ -52,8 +53,16 @@ class Launch:
     added_arguments: tuple[str, ...] = ()
     micro_batch_free: bool = False
     script_options: frozenset[str] = frozenset()
+    why_no_training: str | None = None
     notes: tuple[str, ...] = ()
     not_rehearsed: str | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """What was wrong with it from the start, for its report."""
+        untold = self.why_no_training is not None and self.plan_check is None  # which says it otherwise
+        more = [f"as far as its source tells, nothing was trained: {self.why_no_training}"] if untold else []
+        return [*self.placement.problems, *more]
 
     @property
     def expected_ranks(self) -> int:
@@ -65,4 +74,8 @@ class Launch:
         """What a run that ends well is held to; None where it was given no configuration."""
         if self.config is None:
             return None
-        return PlanCheck(plan=None if self.options.accept_mismatch else self.held_to, style=self.style)
+        return PlanCheck(
+            plan=None if self.options.accept_mismatch else self.held_to,
+            style=self.style,
+            why_no_training=self.why_no_training,
+        )

@@ -25,6 +25,8 @@ from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
 from zerokit.script import adapt_config, agreement, misplaced_options, reader
 from zerokit.script import arguments as script_arguments
+from zerokit.script.entry_points import Target
+from zerokit.script.training_switch import why_no_training
 
 _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
 
@@ -72,9 +74,9 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     """
     preflight.check_packages(options.launcher)
     target = options.target
-    facts = reader.read_script(Path(target.script) if target.script is not None else None, target.module,
-                               target.source)  # fmt: skip
-    misplaced = misplaced_options.misplaced(facts, target.name, target.arguments)
+    script = Path(target.script) if target.script is not None else None
+    facts = reader.read_script(script, target.module, target.source)
+    untrained, read = _read_of_source(facts, target)
     plan, config = read_plan(options.plan) if options.plan is not None else (None, None)
     if options.deepspeed is not None:
         config = _read_config(Path(options.deepspeed))
@@ -82,7 +84,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     placement = decide_placement(
         options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan), dry_run=dry_run
     )
-    notes = [*placement.notes, *([misplaced] if misplaced else [])]
+    notes = [*placement.notes, *read]
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
     configured = _Configured(config=None)
@@ -104,11 +106,10 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         arguments=[*configured.added_arguments, *script_options],
         config=config_path,
         plan=run_dir / PLAN_FILE if plan is not None else None,
-        plan_environment=_mapping(plan.chosen.get("environment") if plan is not None else None),
+        plan_environment=_mapping(plan.chosen.get("environment") if plan else None),
         threads=threads,
     )
     command = commands.build(options, placement, setup, run_dir=run_dir, base=os.environ)
-    notes += _changed_variables(command)
     return Launch(
         options=options,
         placement=placement,
@@ -127,9 +128,23 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         added_arguments=configured.added_arguments,
         micro_batch_free=style == "raw" and facts.reads_micro_batch,
         script_options=frozenset(facts.options),
-        notes=tuple(notes),
+        notes=(*notes, *_changed_variables(command)),
         not_rehearsed=not_rehearsed,
+        why_no_training=untrained,
     )
+
+
+def _read_of_source(facts: reader.ScriptFacts, target: Target) -> tuple[str | None, list[str]]:
+    """Why it will not train, if so, and what to say of its arguments.
+
+    Raises:
+        InputError: an option of launch stands among them.
+    """
+    misplaced = misplaced_options.misplaced(facts, target.name, target.arguments)
+    untrained = why_no_training(facts, target.arguments)
+    notes = [misplaced] if misplaced else []
+    notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
+    return untrained, notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from zerokit.script import adapt_config, assignments, code_settings, disk_space,
 from zerokit.script.arguments import SPELLINGS, PlannedValues, ScriptOptions
 from zerokit.script.loader_batch import before_the_run
 from zerokit.script.reader import ScriptFacts
+from zerokit.script.sequence_length import length_warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def agree(
     was_rehearsed = isinstance(chosen.get("rehearsed"), Mapping)
     notes += before_the_run(options, planned.micro_batch, rehearsed=was_rehearsed)
     if not was_rehearsed:  # its length is that of the script's own data
-        notes += [*_another_length(options, seq_len), *unlike_job.warnings(options, method)]
+        notes += [*length_warnings(options, seq_len), *unlike_job.warnings(options, method)]
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen, writes_here)))
@@ -94,20 +95,6 @@ def _by_any_name(planned: PlannedValues) -> dict[str, object]:
     values = planned.trainer_values()
     values.pop("max_grad_norm", None)  # changes neither memory nor time
     return {name: value for key, value in values.items() for name in SPELLINGS.get(key, (key,))}
-
-
-def _another_length(options: ScriptOptions, planned: int) -> list[str]:
-    """Only said: what the data hold decides how long sequences become."""
-    longest = options.longest_sequence
-    if longest is None or longest[0] == planned:
-        return []
-    tokens, location = longest
-    compared = "more" if tokens > planned else "less"
-    return [
-        f"warning: the script cuts sequences at {tokens:,} tokens ({location}), but the plan has "
-        f"{planned:,}: it may take {compared} memory and time than predicted; plan again with ⟨seq_len⟩ "
-        f"{tokens}"
-    ]
 
 
 def check_reaches(facts: ScriptFacts, style: str) -> None:

@@ -86,8 +86,6 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "gradient_accumulation_steps": _ACCUMULATION,
     "gradient_checkpointing": _CHECKPOINTING,
 }
-_LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "seq_len", "seq_length", "cutoff_len",
-            "sequence_len", "block_size", "model_max_length")  # fmt: skip
 _ONLY_TOLD = frozenset({"max_grad_norm"})  # changes neither memory nor time
 
 
@@ -376,15 +374,6 @@ class ScriptOptions:
             if differs(actual, value):
                 result.append(f"{location}, but the plan has {name} {value}")
         return result
-
-    @property
-    def longest_sequence(self) -> tuple[int, str] | None:
-        """At how many tokens the script cuts a sequence, and where that stands; None: not known."""
-        by_user = self._user_value(_LENGTHS)
-        if by_user is None and "max_length" in self.defaults:
-            by_user = self.defaults["max_length"], f"max_length is {self.defaults['max_length']} by default"
-        tokens = number(by_user[0]) if by_user is not None else None
-        return None if by_user is None or tokens is None else (tokens, by_user[1])
 
     def _where(self, name: str) -> str:
         value = self._of_script(name)

@@ -5,6 +5,10 @@ from __future__ import annotations
 NO = ("false", "0", "no", "none", "off", "null", "")
 """How a switch is turned off."""
 
+LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "seq_len", "seq_length", "cutoff_len",
+           "sequence_len", "block_size", "model_max_length")  # fmt: skip
+"""What scripts call the option at which they cut their sequences."""
+
 
 def truth(value: object) -> bool | None:
     """Of a switch, as text or as a value; None: neither (``auto``)."""

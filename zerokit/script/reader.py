@@ -22,6 +22,7 @@ from pathlib import Path
 from zerokit.errors import InputError
 from zerokit.script.assignments import Assignment, assignments
 from zerokit.script.code_settings import CodeSetting, code_settings
+from zerokit.script.option_values import LENGTHS
 
 STYLES = ("raw", "accelerate", "trainer", "none")
 STYLE_WORDS = {
@@ -59,7 +60,7 @@ class ScriptFacts:
         hides_arguments: some of them by ``**``, from a file or a computation.
         names_optimizer: the text ``optimizer`` stands in it, as a key.
         keywords: of all calls.
-        field_defaults: literal defaults of such arguments in dataclasses of its own.
+        field_defaults: literal defaults of such arguments, and of lengths, in dataclasses of its own.
         reads_deepspeed_config: it uses the value of its option ``--deepspeed_config``.
         package: the installed package that it belongs to.
         reads_micro_batch: it asks the engine or the configuration how large a micro-batch is to be, or has
@@ -325,7 +326,7 @@ class _Reader(ast.NodeVisitor):
     def _field_default(self, name: str, value: ast.expr | None) -> None:
         if isinstance(value, ast.Call):
             value = next((k.value for k in value.keywords if k.arg == "default"), None)
-        if name in BATCH_KEYWORDS and isinstance(value, ast.Constant):
+        if name in (*BATCH_KEYWORDS, *LENGTHS) and isinstance(value, ast.Constant):
             self.facts.field_defaults[name] = value.value
 
     def visit_Name(self, node: ast.Name) -> None:

@@ -22,7 +22,8 @@ from zerokit.rehearsal.result import Rehearsal
 from zerokit.script.arguments import PlannedValues, ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.planned_for import PlannedFor
-from zerokit.script.reader import read_script
+from zerokit.script.reader import ScriptFacts, read_script
+from zerokit.script.training_switch import why_no_training
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy
 from zerokit.script_planner.trained_model import contradiction, options_of
 from zerokit.search.plan import Plan, make_plan, make_space
@@ -86,7 +87,7 @@ class ScriptPlanning:
         )
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
         try:
-            self._check(facts.style, facts.why)
+            self._check(facts)
             read = self._probed()
         except _CannotRehearse as why:
             return self._plan_unrehearsed(str(why), top)
@@ -94,14 +95,17 @@ class ScriptPlanning:
 
     # ---------------------------------------------------------------- before the search
 
-    def _check(self, style: str, why: str) -> None:
+    def _check(self, facts: ScriptFacts) -> None:
         """Refuse what no rehearsal can be made of.
 
         Raises:
             _CannotRehearse: says why.
         """
-        if style == "none":
-            raise _CannotRehearse(f"no plan's configuration reaches it ({why})")
+        if facts.style == "none":
+            raise _CannotRehearse(f"no plan's configuration reaches it ({facts.why})")
+        untrained = why_no_training(facts, self.target.arguments)
+        if untrained is not None:
+            raise _CannotRehearse(f"no training step would be seen: {untrained}")
         if self.options.get("inference"):
             raise _CannotRehearse("⟨inference⟩: only training is rehearsed")
 

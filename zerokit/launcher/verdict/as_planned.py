@@ -56,15 +56,19 @@ class PlanCheck:
     Attributes:
         plan: ``request`` and ``chosen``; None where a difference was accepted, or there is no plan.
         style: how the script takes its configuration.
+        why_no_training: what its arguments lack to train; None: nothing that is known.
     """
 
     plan: Mapping[str, Any] | None
     style: str
+    why_no_training: str | None = None
 
     def differences(self, logs: Mapping[int, RankLog]) -> tuple[str, ...]:
         """Where the ranks did something else, one sentence each."""
         ranks = [_engine_facts(log) for _, log in sorted(logs.items())]
         missing = no_engine(ranks)
+        if missing is not None and self.why_no_training is not None:
+            return (f"no training step was seen: {self.why_no_training}",)
         if missing is not None:
             return (missing,)
         return () if self.plan is None else tuple(unlike_plan(self.plan, self.style, ranks))

@@ -23,9 +23,25 @@ def training_problems(logs: Mapping[int, RankLog]) -> list[str]:
     unlike, unknown = unlike_collective(logs), why_unknown(ticks)
     return [
         *([unlike] if unlike else []),
+        *_no_step(logs),
         *doubts(ticks),
         *([str(straggler)] if straggler is not None else []),
         *([unknown] if unknown else []),
+    ]
+
+
+def _no_step(logs: Mapping[int, RankLog]) -> list[str]:
+    """A DeepSpeed engine came up, and every rank finished without one of its steps."""
+    ends = [log.last("end") for log in logs.values()]
+    if not ends or not all(end is not None and end.get("state") == "finished" for end in ends):
+        return []
+    if any(end.get("steps") for end in ends if end) or not all(log.last("engine") for log in logs.values()):
+        return []
+    micro_steps = max(int(end.get("micro_steps") or 0) for end in ends if end)
+    ran = f"{micro_steps} micro-batch{'es' if micro_steps != 1 else ''} of a rank ran"
+    return [
+        f"no training step was seen: {ran}, and no optimizer step; give it more data or steps, or a smaller "
+        "gradient accumulation"
     ]
 
 

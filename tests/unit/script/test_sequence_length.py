@@ -1,0 +1,39 @@
+"""The length at which a script cuts its sequences, held to a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.scripts_read import TRAINER, options
+from zerokit.script.sequence_length import length_warnings
+
+CLASS = """
+    from dataclasses import dataclass, field
+    @dataclass
+    class DataArguments:
+        block_size: int | None = field(default={}, metadata={{"help": "the length"}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("default", "arguments", "said"),
+    [
+        ("None", "", ["--block_size is not given", "2,048 tokens: give --block_size 2048"]),
+        ("None", "--block_size 2048", []),
+        ("None", "--block_size=512", ["at 512 tokens (--block_size 512)", "2,048", "less memory"]),
+        ("128", "", ["at 128 tokens (--block_size by default)"]),
+        ("2048", "", []),
+    ],
+)
+def test_the_length_is_the_scripts(tmp_path: Path, default: str, arguments: str, said: list[str]) -> None:
+    found = length_warnings(options(tmp_path, CLASS.format(default) + TRAINER, *arguments.split()), 2048)
+    assert len(found) == (1 if said else 0)
+    assert all(part in found[0] for part in said)
+
+
+def test_a_models_block_size_is_no_option(tmp_path: Path) -> None:
+    """Of a class that no parser turns into options."""
+    text = CLASS.format("1024") + "    import deepspeed\n    deepspeed.initialize(config='ds.json')\n"
+    assert length_warnings(options(tmp_path, text), 2048) == []

@@ -1,0 +1,60 @@
+"""At how many tokens a script cuts its sequences, held to a plan. What the data hold decides the rest."""
+
+from __future__ import annotations
+
+from zerokit.script.arguments import ScriptOptions
+from zerokit.script.option_values import LENGTHS, number
+from zerokit.script.reader import PARSERS_OF_DATACLASSES
+
+
+def length_warnings(options: ScriptOptions, planned: int) -> list[str]:
+    """What to say where sequences may not have the planned length.
+
+    Args:
+        options: of the script.
+        planned: tokens of a sequence that the plan counts on.
+    """
+    longest = longest_sequence(options)
+    if longest is None:
+        unset = _left_to_the_model(options)
+        return [] if unset is None else [
+            f"warning: --{unset} is not given, so the tokenizer and the model decide how long the script's "
+            f"sequences become, and the plan has {planned:,} tokens: give --{unset} {planned}, or plan again "
+            "with the ⟨seq_len⟩ that they have"
+        ]  # fmt: skip
+    tokens, location = longest
+    if tokens == planned:
+        return []
+    compared = "more" if tokens > planned else "less"
+    return [
+        f"warning: the script cuts sequences at {tokens:,} tokens ({location}), but the plan has "
+        f"{planned:,}: it may take {compared} memory and time than predicted; plan again with ⟨seq_len⟩ "
+        f"{tokens}"
+    ]
+
+
+def longest_sequence(options: ScriptOptions) -> tuple[int, str] | None:
+    """At how many tokens the script cuts a sequence, and where that stands; None: not known."""
+    value = next((value for name in LENGTHS if (value := options.given(name)) is not None), None)
+    if value is None and "max_length" in options.defaults:
+        value = options.defaults["max_length"], f"max_length is {options.defaults['max_length']} by default"
+    if value is None:
+        defaults = {name: default for name, default in _own_options(options).items() if default is not None}
+        value = next(((default, f"--{name} by default") for name, default in defaults.items()), None)
+    tokens = number(value[0]) if value is not None else None
+    return None if value is None or tokens is None else (tokens, value[1])
+
+
+def _left_to_the_model(options: ScriptOptions) -> str | None:
+    """The option for it that the script has, has no default for, and was not given."""
+    if any(options.given(name) is not None for name in LENGTHS) or "max_length" in options.defaults:
+        return None
+    return next((name for name, default in _own_options(options).items() if default is None), None)
+
+
+def _own_options(options: ScriptOptions) -> dict[str, object]:
+    """Fields of the script's own argument classes; elsewhere a ``block_size`` is a model's."""
+    facts = options.facts
+    if not facts.mentions & PARSERS_OF_DATACLASSES:
+        return {}
+    return {name: default for name, default in facts.field_defaults.items() if name in LENGTHS}
