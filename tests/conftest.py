@@ -46,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Caches (traced models, calibrations) of the user are neither read nor written."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    # one list of fonts for all, also for tests with a cache of their own: making it takes a second or more
+    os.environ["MPLCONFIGDIR"] = str(tmp_path_factory.mktemp("matplotlib"))
 
 
 @functools.cache

@@ -29,7 +29,11 @@ def stub_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_stub_python(root: Path) -> Path:
-    """A Python in ``root`` whose ``deepspeed`` program is the stand-in, and all else as installed."""
+    """A Python in ``root`` whose ``deepspeed`` program is the stand-in, and all else as installed.
+
+    But Matplotlib: loading it and drawing is a quarter of such a launch, which no test here looks at. Runs
+    of ``sys.executable`` (``test_real_deepspeed.py``, ``tests/corpus_scripts``) draw them.
+    """
     (root / "bin").mkdir()
     python = root / "bin" / "python"
     base = Path(sys._base_executable)  # type: ignore[attr-defined]
@@ -40,6 +44,7 @@ def make_stub_python(root: Path) -> Path:
     repository = Path(__file__).parents[2]
     packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (site / "everything.pth").write_text("\n".join([str(repository), *packages, ""]))
+    (site / "matplotlib.py").write_text("raise ModuleNotFoundError('left out', name='matplotlib')\n")
     (root / "bin" / "deepspeed").write_text((PROGRAMS / "deepspeed.py").read_text())
     return python
 
