@@ -23,9 +23,11 @@ from zerokit.launcher.placement import Placement, decide_placement
 from zerokit.launcher.run_folder import ACCELERATE_FILE, COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
+from zerokit.planner.named_models import unlike_planned
 from zerokit.script import adapt_config, agreement, misplaced_options, reader
 from zerokit.script import arguments as script_arguments
 from zerokit.script.entry_points import Target
+from zerokit.script.named_model import named_model
 from zerokit.script.training_switch import why_no_training
 
 _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
@@ -190,8 +192,9 @@ def _from_plan(
     on_device = adapted_for("none")
     # what these devices cannot do is no difference: fp16 on CPU ranks
     precision = adapt_config.precision(on_device.config)
+    script_options = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
     agreed = agreement.agree(
-        script_arguments.ScriptOptions.read(facts, style, options.target.arguments),
+        script_options,
         plan.chosen,
         on_device.config,
         seq_len=plan.seq_len,
@@ -209,8 +212,16 @@ def _from_plan(
             "chosen": {**plan.chosen, "precision": precision},
         },
         added_arguments=agreed.added,
-        notes=(*agreed.notes, *_adapted_notes(CONFIG_FILE, adapted)),
+        notes=(*agreed.notes, *another_model(script_options, plan), *_adapted_notes(CONFIG_FILE, adapted)),
     )
+
+
+def another_model(script_options: script_arguments.ScriptOptions, plan: PlanFile) -> list[str]:
+    """A warning where the script's arguments name another model than the plan's."""
+    named = named_model(script_options)
+    parameters = plan.chosen.get("parameters")
+    unlike = unlike_planned(*named, plan.request, parameters) if named is not None else None
+    return [f"warning: {unlike}"] if unlike is not None else []
 
 
 def _adapted_notes(name: str, adapted: adapt_config.Adapted) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from zerokit.launcher.devices import Devices
 from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
-from zerokit.launcher.prepare import read_plan
+from zerokit.launcher.prepare import another_model, read_plan
 from zerokit.script import adapt_config, agreement
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
@@ -142,8 +142,9 @@ class _Planned:
         self._launcher = "deepspeed" if launcher in ("auto", "none") else launcher
         self._folder = folder
         notes.append(f"{target.name} is taken as {script_reader.STYLE_WORDS[facts.style]}: {facts.why}")
+        script_options = script_arguments.ScriptOptions.read(facts, facts.style, target.arguments)
         self._agreed = agreement.agree(
-            script_arguments.ScriptOptions.read(facts, facts.style, target.arguments),
+            script_options,
             self._plan.chosen,
             self._adapted(config, "none").config,
             seq_len=self._plan.seq_len,
@@ -154,7 +155,7 @@ class _Planned:
             accept_mismatch=use.accept_mismatch,
         )
         adapted = self._adapted(config, facts.style)
-        notes += self._agreed.notes
+        notes += [*self._agreed.notes, *another_model(script_options, self._plan)]
         notes += [f"ds_config.json: {change}" for change in adapted.changes]
         notes += [f"warning: {warning}" for warning in adapted.warnings]
         self._config_path = folder / "ds_config.json"

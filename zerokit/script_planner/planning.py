@@ -12,6 +12,7 @@ from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError
 from zerokit.planner.effects import unread
 from zerokit.planner.memory_source import Say
+from zerokit.planner.named_models import unlike_planned
 from zerokit.planner.one_strategy import one_strategy
 from zerokit.planner.plan_result import PlanResult
 from zerokit.planner.rehearsed_search import RehearsedSearch
@@ -21,6 +22,7 @@ from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.script.arguments import PlannedValues, ScriptOptions
 from zerokit.script.entry_points import Target
+from zerokit.script.named_model import named_model
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import ScriptFacts, read_script
 from zerokit.script.training_switch import why_no_training
@@ -86,6 +88,7 @@ class ScriptPlanning:
             Path(self.target.script) if self.target.script else None, self.target.module, self.target.source
         )
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
+        self._say_another_model()
         try:
             self._check(facts)
             read = self._probed()
@@ -94,6 +97,15 @@ class ScriptPlanning:
         return self._result(read, self._searched(read.request, top))
 
     # ---------------------------------------------------------------- before the search
+
+    def _say_another_model(self) -> None:
+        """Where the arguments of the script name another model than those of the plan."""
+        named = named_model(self._script)
+        if named is not None and (self.options.get("model") or self.options.get("params")):
+            unlike = unlike_planned(*named, self.options, None)
+            if unlike is not None:
+                self.say(f"warning: {unlike}")
+                self.notes.append(unlike)
 
     def _check(self, facts: ScriptFacts) -> None:
         """Refuse what no rehearsal can be made of.
@@ -300,7 +312,7 @@ class ScriptPlanning:
         read = self._resolved()
         plan = make_plan(read.request, top=top)
         note = f"{failure}; memory and time are those of a plain training loop of the model"
-        return self._result(read, replace(plan, assumptions=(*plan.assumptions, note)))
+        return self._result(read, replace(plan, assumptions=(*plan.assumptions, *self.notes, note)))
 
 
 def _time_note(between: tuple[float, float], *, probed: bool) -> str:
