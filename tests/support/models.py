@@ -44,4 +44,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"model_type": "bert", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 7,
          "num_attention_heads": 4, **SMALL},
     ),
+    "lfm2": (
+        "causal",
+        {"model_type": "lfm2", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 9,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "conv_L_cache": 3,
+         "layer_types": ["conv", "conv", "full_attention"] * 3, **SMALL},
+    ),
 }  # fmt: skip

@@ -15,7 +15,7 @@ from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass
 
 __all__ = ["CLASSIFIERS", "HEADS", "MOST_LAYERS", "Head", "check_modelled", "has_other_layers",
-           "is_named_for", "named_head", "outputs_of"]  # fmt: skip
+           "is_named_for", "named_head", "outputs_of", "pads_to_chunks"]  # fmt: skip
 
 
 @frozen_dataclass
@@ -82,10 +82,11 @@ _LAYERS = frozenset(
      "decoder_layers"}
 )  # fmt: skip
 # keys of state-space and linear-attention layers, as transformers 5.23 names them
+_SHORT_CONVOLUTION = "conv_L_cache"
 _OTHER_LAYERS = (
     "mamba_d_state", "mamba_d_ssm", "ssm_state_size", "state_size", "time_step_rank", "lru_width",
     "linear_num_key_heads", "linear_num_value_heads", "linear_attn_config", "attention_hidden_size",
-    "conv_L_cache",
+    _SHORT_CONVOLUTION,
 )  # fmt: skip
 
 _OTHER_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "lightning_attention"})
@@ -185,6 +186,12 @@ def has_other_layers(hf_config: Mapping[str, Any]) -> bool:
     kinds = hf_config.get("layer_types")
     named = {str(kind) for kind in kinds} if isinstance(kinds, list) else set()
     return bool(named & _OTHER_KINDS) or any(hf_config.get(key) is not None for key in _OTHER_LAYERS)
+
+
+def pads_to_chunks(hf_config: Mapping[str, Any]) -> bool:
+    """Whether what its layers allocate is no polynomial of the sequence length: state-space and
+    linear-attention layers pad it to whole chunks, short convolutions (LFM2) do not."""
+    return has_other_layers({key: value for key, value in hf_config.items() if key != _SHORT_CONVOLUTION})
 
 
 def _check_numbers(value: object, name: str, path: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from zerokit.domain.activations import ActivationTrace
-from zerokit.domain.hf_classes import has_other_layers
+from zerokit.domain.hf_classes import pads_to_chunks
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
 from zerokit.errors import InputError
 from zerokit.trace.building.build import BuiltModel, build
@@ -110,7 +110,7 @@ def _of_one_length(
 def _traces(
     hf_config: Mapping[str, Any], head: str | None, variant: Variant, built: BuiltModel, seq_len: int | None
 ) -> tuple[ActivationTrace, ...]:
-    if variant.phase == "train" and has_other_layers(built.config.get_text_config().to_dict()):
+    if variant.phase == "train" and pads_to_chunks(built.config.get_text_config().to_dict()):
         if seq_len is None:
             raise InputError("state-space and linear-attention layers are traced for one sequence length")
         return (_of_one_length(hf_config, head, variant, seq_len),)

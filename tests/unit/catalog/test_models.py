@@ -15,7 +15,7 @@ import pytest
 from tests.support import nearmiss
 from tools import models_index
 from zerokit.catalog import models
-from zerokit.domain.hf_classes import HEADS
+from zerokit.domain.hf_classes import HEADS, has_other_layers, pads_to_chunks
 from zerokit.errors import FileInputError, InputError
 
 MOST_OUTSIDE_THE_INDEX = 10
@@ -292,3 +292,16 @@ def test_a_bad_file_is_named_with_its_line(tmp_path: Path, text: str, message: s
     with pytest.raises(FileInputError, match=message) as caught:
         models.read_model(path)
     assert re.match(rf"{re.escape(str(path))}:\d+:\d+: ", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "padded"),
+    [("lfm2-350m", True, False), ("granite-4.0-h-tiny", True, True), ("qwen3.5-9b", True, True),
+     ("nemotron-3-nano-30b-a3b", True, True), ("llama-3.1-8b", False, False)],
+)  # fmt: skip
+def test_only_state_space_and_linear_attention_layers_pad_to_chunks(
+    name: str, other: bool, padded: bool
+) -> None:
+    """What LFM2's short convolutions allocate is a polynomial of the length, so one trace holds for all."""
+    config = models.load(name).hf_config
+    assert (has_other_layers(config), pads_to_chunks(config)) == (other, padded)
