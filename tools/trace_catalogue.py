@@ -9,13 +9,19 @@ import argparse
 import copy
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 
 from zerokit.catalog import models, profiles
+from zerokit.domain.hf_classes import pads_to_chunks
+from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.profile import ModelProfile, Variant, inference_phases
 from zerokit.errors import ZerokitError
 from zerokit.files import write_whole
 from zerokit.trace import store
 from zerokit.trace.profile import profile_from_config
+from zerokit.trace.shape import shape_of
 
 TENSOR_PARALLEL_FROM = 1_000_000_000
 """Parameters from which a model is worth cutting over GPUs."""
@@ -23,23 +29,28 @@ TENSOR_PARALLEL_FROM = 1_000_000_000
 FP32_UP_TO = 1_500_000_000
 """Parameters up to which a model is trained in fp32 at all."""
 
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+"""Tokens of a sequence at which state-space and linear-attention layers are traced: a trace of them holds for
+one length."""
 
-def variants(head: str, parameters: int, experts: bool, whole_only: bool = False) -> list[Variant]:
-    """What most plans ask for without torch; the rest is traced on demand, or estimated in closed form."""
-    found = []
-    for checkpointing in ("none", "full"):
-        found.append(Variant(checkpointing=checkpointing))
-        if parameters <= FP32_UP_TO:
-            found.append(Variant(checkpointing=checkpointing, precision="32"))
-        if head != "causal":
-            continue
-        found.append(Variant(checkpointing=checkpointing, lora_rank=16))
-        found.append(Variant(checkpointing=checkpointing, lora_rank=16, zero3_linear=True))
-        if experts:
-            continue
-        found.append(Variant(checkpointing=checkpointing, lora_rank=16, quantized=True))
-        if parameters >= TENSOR_PARALLEL_FROM and not whole_only:
-            found += [Variant(checkpointing=checkpointing, tensor_parallel=t) for t in (2, 4, 8)]
+_NOT_TRACED = (ZerokitError, RuntimeError, TypeError, ValueError, AttributeError, LookupError)
+
+
+def variants(
+    head: str, parameters: int, experts: bool, whole_only: bool = False, chunked: bool = False
+) -> list[Variant]:
+    """What most plans ask for without torch, the commonest first; the rest is traced on demand, or estimated
+    in closed form. ``chunked``: traced for each length."""
+    kinds = [Variant()]
+    if parameters <= FP32_UP_TO and not chunked:
+        kinds.append(Variant(precision="32"))
+    if head == "causal":
+        kinds += [Variant(lora_rank=16), Variant(lora_rank=16, zero3_linear=True)]
+        if not experts and not chunked:
+            kinds.append(Variant(lora_rank=16, quantized=True))
+            if parameters >= TENSOR_PARALLEL_FROM and not whole_only:
+                kinds += [Variant(tensor_parallel=t) for t in (2, 4, 8)]
+    found = [replace(kind, checkpointing=mode) for kind in kinds for mode in ("none", "full")]
     return [*found, *_serving(head, parameters, experts, whole_only)]
 
 
@@ -59,29 +70,45 @@ def _serving(head: str, parameters: int, experts: bool, whole_only: bool) -> lis
 
 def trace(
     name: str, whole_only: bool = False, known: ModelProfile | None = None
-) -> tuple[ModelProfile | None, list[str]]:
-    """The profile of one catalogue model, and what could not be traced and why; ``known`` is completed."""
+) -> Iterator[tuple[ModelProfile | None, str]]:
+    """After each variant the profile of one catalogue model so far, and what could not be traced and why;
+    ``known`` is completed."""
     model = models.load(name)
-    done: list[ModelProfile] = [] if known is None else [known]
-    left_out = []
-    for variant in variants(model.head, model.parameters, model.experts is not None, whole_only):
-        if known is not None and variant.key in known.traces:
-            continue
-        config = copy.deepcopy(dict(model.hf_config))
-        try:
-            done.append(
-                profile_from_config(config, [variant], name=name, family=model.family, head=model.head)
-            )
-        except (
-            ZerokitError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            LookupError,
-        ) as error:
-            left_out.append(f"{variant.key}: {str(error).splitlines()[0][:160]}")
-    return (store.merged(done) if done else None), left_out
+    chunked = pads_to_chunks(model.hf_config)
+    lengths: tuple[int | None, ...] = LENGTHS if chunked else (None,)
+    experts = model.experts is not None
+    for variant in variants(model.head, model.parameters, experts, whole_only, chunked):
+        for seq_len in lengths if variant.phase == "train" else lengths[:1]:
+            if known is not None and _has(known, variant, seq_len):
+                continue
+            config, left_out = copy.deepcopy(dict(model.hf_config)), ""
+            try:
+                added = profile_from_config(
+                    config, [variant], name=name, family=model.family, head=model.head, seq_len=seq_len
+                )
+                known = added if known is None else store.merged([known, added])
+            except _NOT_TRACED as error:
+                left_out = f"{variant.key} {seq_len or ''}: {str(error).splitlines()[0][:160]}"
+            yield known, left_out
+
+
+def _has(profile: ModelProfile, variant: Variant, seq_len: int | None) -> bool:
+    return profile.has(variant) if seq_len is None else profile.trace(variant, seq_len) is not None
+
+
+def write(profile: ModelProfile, before: str | None = None) -> None:
+    """Write a profile into the catalogue, with the model's shape where its family's table does not say it."""
+    ending = f".before-{before}" if before else ""
+    packed = profiles.packed(profile, _shape(profile.name))
+    write_whole(profiles.FOLDER / f"{profile.name}{ending}.json.gz", packed)
+
+
+@cache
+def _shape(name: str) -> ModelShape | None:
+    model = models.load(name)
+    if model.has_closed_form:
+        return None
+    return shape_of(copy.deepcopy(dict(model.hf_config)), name, model.head)
 
 
 def main(arguments: list[str]) -> int:
@@ -99,14 +126,15 @@ def main(arguments: list[str]) -> int:
     wanted = options.names or [n for n in models.names() if missing or n not in profiles.names()]
     for name in wanted:
         began = time.monotonic()
-        profile, left_out = trace(name, whole_only, profiles.load(name) if missing else None)
-        if profile is not None:
-            before = f".before-{options.before}" if options.before else ""
-            write_whole(profiles.FOLDER / f"{name}{before}.json.gz", profiles.packed(profile))
+        profile = known = profiles.load(name) if missing else None
+        for done, left_out in trace(name, whole_only, known):
+            if left_out:
+                print(f"{name}: left out {left_out}", flush=True)
+            elif done is not None:  # after each variant: whoever stops here goes on with --missing
+                profile = done
+                write(done, options.before)
         count = 0 if profile is None else len(profile.traces)
         print(f"{name}: {count} variants in {time.monotonic() - began:.0f} s", flush=True)
-        for line in left_out:
-            print(f"  left out {line}", flush=True)
     return 0
 
 

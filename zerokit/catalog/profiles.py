@@ -4,7 +4,8 @@
 Transformers differ, ``NAME.before-RELEASE.json.gz`` beside it is of those before RELEASE (``--before``). The
 first line of a file is the profile's document (:mod:`zerokit.domain.profile_json`), but under
 ``parameter_sets`` stands the number of the line that holds each set. A plan needs one set of a dozen, and
-they are most of the file.
+they are most of the file. Under ``shape`` stands the model's shape where its family has no row in
+``FAMILIES``, from which Transformers would have to build it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.catalog.transformers_releases import is_before
+from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.profile_json import from_json, to_json
 
@@ -38,7 +40,23 @@ def load(name: str, transformers: str | None = None) -> ModelProfile | None:
     ``transformers``: the version whose code is meant; the newest that was traced unless given.
     """
     path = path_of(name, transformers)
-    return from_json(document(path.read_bytes())) if path.is_file() else None
+    return from_json(_read(path)) if path.is_file() else None
+
+
+def shape(name: str, transformers: str | None = None) -> ModelShape | None:
+    """The shape that stands beside the profile of :func:`load`; ``None`` where none does."""
+    path = path_of(name, transformers)
+    stored = _read(path).get("shape") if path.is_file() else None
+    if stored is None:
+        return None
+    from zerokit.domain import shape_json
+
+    return shape_json.from_json(stored)
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path) -> dict[str, Any]:
+    return document(path.read_bytes())
 
 
 def path_of(name: str, transformers: str | None = None) -> Path:
@@ -67,11 +85,15 @@ def document(packed: bytes) -> dict[str, Any]:
     return {**body, "parameter_sets": _ParameterSets(body["parameter_sets"], lines)}
 
 
-def packed(profile: ModelProfile) -> bytes:
-    """A profile's file; the same profile gives the same bytes."""
+def packed(profile: ModelProfile, shape: ModelShape | None = None) -> bytes:
+    """A profile's file; the same profile gives the same bytes. ``shape``: of the model, to stand beside."""
     import gzip
 
     body = to_json(profile)
+    if shape is not None:
+        from zerokit.domain import shape_json
+
+        body["shape"] = shape_json.to_json(shape)
     lines: dict[str, int] = {}
     numbers = {
         key: lines.setdefault(_text(rows), len(lines) + 1) for key, rows in body["parameter_sets"].items()

@@ -1,0 +1,23 @@
+"""A model's shape as JSON, and back: that of a catalogue model whose family has no row in ``FAMILIES``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from zerokit.domain.model_shape import Gemm, ModelShape, Stack
+
+
+def to_json(shape: ModelShape) -> dict[str, Any]:
+    """A JSON-able form; :func:`from_json` is its inverse."""
+    return asdict(shape)
+
+
+def from_json(data: Mapping[str, Any]) -> ModelShape:
+    """Read what :func:`to_json` wrote."""
+    return ModelShape(**{**data, "stacks": tuple(map(_stack, data["stacks"]))})
+
+
+def _stack(data: Mapping[str, Any]) -> Stack:
+    return Stack(**{**data, "gemms": tuple(Gemm(**gemm) for gemm in data["gemms"])})
