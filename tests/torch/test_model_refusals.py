@@ -76,8 +76,16 @@ def test_without_transformers_a_class_of_another_name_is_refused(
                    for note in found.assumptions)  # fmt: skip
 
 
-def test_a_model_of_the_catalogue_without_a_closed_form_is_built_by_transformers() -> None:
+@pytest.mark.parametrize("name", ["lfm2-350m", pytest.param("glm-4.5-air", marks=pytest.mark.slow)])
+def test_a_stored_shape_is_that_of_the_model_as_transformers_builds_it(name: str) -> None:
     pytest.importorskip("transformers")
+    from zerokit.trace.shape import shape_of
+
+    chosen = choose_model(None, name)
+    assert chosen.shape == shape_of(dict(models.load(name).hf_config), name, "causal")
+
+
+def test_a_model_of_the_catalogue_without_a_closed_form_is_known_by_its_alias() -> None:
     chosen = choose_model(None, "LFM2-350M")
     # the model card's figure
     assert chosen.shape.parameters == 354_483_968 and chosen.shape.name == "lfm2-350m"

@@ -63,6 +63,7 @@ class Source:
     closed_form: bool = True
     other_version: ModelProfile | None = None
     say: Say = silent
+    stored: int = 0  # traces of the catalogue's profile
     looked: bool = False  # into the cache
     given_up: set[str] = field(default_factory=set)
     notes: dict[str, str] = field(default_factory=dict)
@@ -131,7 +132,7 @@ class Source:
             return False
         if self.trace == "some" and not job.offload_activations:
             trace_count = 0 if self.profile is None else len(self.profile.traces)
-            if strategy.tensor_parallel > 1 or trace_count >= _MOST_TRACED_IN_A_SEARCH:
+            if strategy.tensor_parallel > 1 or trace_count - self.stored >= _MOST_TRACED_IN_A_SEARCH:
                 return False
         if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
             self.given_up.add(key)

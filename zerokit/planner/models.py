@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.families import FAMILIES, from_config
 from zerokit.domain.hf_classes import check_modelled, has_other_layers, is_named_for, named_head
@@ -20,6 +20,9 @@ from zerokit.planner.image_models import RequestedImages, built_with_images, pro
 from zerokit.planner.memory_source import Model, Say, Source, silent
 from zerokit.units import format_count, parse_count
 from zerokit.values import frozen_dataclass, replace
+
+if TYPE_CHECKING:
+    from zerokit.catalog.models import CatalogModel
 
 # "7b" is what people call 6.74e9: a figure of so many digits within this names the model
 _SAME_SIZE = (0.0, 0.06, 0.06, 0.015)
@@ -107,6 +110,7 @@ def _chosen(
 
         source.profile = profiles.load(name, installed("transformers"))
         source.catalogued = True
+        source.stored = 0 if source.profile is None else len(source.profile.traces)
         notes += _of_other_version(source)
     longest = longest_sequence(config)
     return Chosen(
@@ -179,10 +183,26 @@ def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -
     if images is not None:
         return _of_images(entry.hf_config, entry.name, {}, images, notes, single, say)
     if not entry.has_closed_form:
-        return _of_built(entry.hf_config, entry.name, entry.name, notes, single, say)
+        return _of_stored_shape(entry, notes, single, say)
     return _chosen(
         entry.hf_config, entry.name, entry.parameters, notes, head=entry.head, catalogued=True,
         trace="always" if single else "never", say=say,
+    )  # fmt: skip
+
+
+def _of_stored_shape(entry: CatalogModel, notes: tuple[str, ...], single: bool, say: Say) -> Chosen:
+    """A model of the catalogue whose family has no closed form: as it was built when it was traced; where it
+    was not, as Transformers builds it now."""
+    from zerokit.catalog import profiles
+
+    shape = profiles.shape(entry.name, installed("transformers"))
+    if shape is None:
+        return _of_built(entry.hf_config, entry.name, entry.name, notes, single, say)
+    count = f"{entry.name}: {format_count(shape.parameters)} parameters, as transformers builds it"
+    return _chosen(
+        entry.hf_config, entry.name, None, (*notes, count, _ROUGH[has_other_layers(entry.hf_config)]),
+        trace="always" if single else "some", head=shape.head, shape=shape, catalogued=True,
+        closed_form=False, say=say,
     )  # fmt: skip
 
 

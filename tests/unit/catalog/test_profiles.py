@@ -97,3 +97,46 @@ def test_releases_are_alike_only_where_the_sweep_says_so(
     model_type: str, version: str, other: str, same: bool
 ) -> None:
     assert alike(model_type, version, other) is same
+
+
+SHAPED = [m.name for m in models.index() if not m.has_closed_form and m.name in profiles.names()]
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_model_without_a_closed_form_is_planned_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Its shape stands beside its profile: nothing is built, nothing is traced."""
+    shape = profiles.shape(name)
+    assert shape is not None
+    assert (shape.name, shape.parameters) == (name, models.load(name).parameters)
+    for package in ("torch", "transformers"):
+        monkeypatch.setitem(sys.modules, package, None)  # neither is found, and to import one fails
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    job = ["--model", name, "--gpus", "128", "--gpu", "h200", "--json"]
+    strategy = ["--zero", "3", "--micro-batch", "1", "--checkpointing"]
+    for asked in (["estimate", *job, *strategy, "none"], ["estimate", *job, *strategy, "full"],
+                  ["plan", *job, "--out", str(tmp_path)]):  # fmt: skip
+        assert run(asked) in (0, 3)  # it is said whether 128 of them are enough
+        out, err = capsys.readouterr()
+        assert "tracing" not in err
+        if asked[0] == "estimate":
+            assert json.loads(out)["basis"] == "traced"
+        else:
+            assert out
+
+
+def test_what_is_not_stored_is_refused_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("torch", "transformers"):
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = ["plan", "--model", SHAPED[0], "--gpus", "8", "--gpu", "h200", "--attention", "eager"]
+    assert run([*asked, "--out", str(tmp_path)]) == 2
+    assert "torch and transformers are not installed here" in capsys.readouterr().err
+
+
+def test_a_shape_is_stored_only_where_the_configuration_does_not_say_it() -> None:
+    assert profiles.shape("llama-3.2-1b") is None
+    assert profiles.shape("no-such-model") is None
