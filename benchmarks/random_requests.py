@@ -21,7 +21,8 @@ from random import Random
 from typing import Any
 
 import zerokit
-from zerokit.catalog import gpus, models
+from zerokit.catalog import gpus, models, profiles
+from zerokit.domain.profile import Variant
 from zerokit.errors import InputError, NothingFits
 from zerokit.planner.options import normalized
 from zerokit.planner.plan_result import PlanResult
@@ -38,13 +39,18 @@ _EXPECTED_ENDS = (0, 2, 3)
 
 @cache
 def _names() -> tuple[list[str], list[str]]:
-    return [m.name for m in models.index() if m.head != "image-text" and m.has_closed_form], list(
-        gpus.names()
-    )
+    names = [m.name for m in models.index() if m.has_closed_form or _is_stored(m.name)]
+    return names, list(gpus.names())
+
+
+def _is_stored(name: str) -> bool:
+    """Whether the catalogue has the traces of every method that is drawn, so that none is made."""
+    profile = profiles.load(name)
+    return profile is not None and profile.has(Variant(lora_rank=16, quantized=True))
 
 
 def random_request(random: Random) -> dict[str, Any]:
-    """Options of `plan` for models whose closed form or trace the catalogue has."""
+    """Options of `plan` for a model whose closed form or trace the catalogue has."""
     names, cards = _names()
     count = random.choice([1, 2, 4, 8, 16, 32, 64, 128, 256, 1024])
     choices: dict[str, tuple[float, list[Any]]] = {
