@@ -100,6 +100,7 @@ SECOND = (
 _KNOWN = {case.name: case for case in (*CASES, *SECOND)}
 TRACED = (
     "qwen.dpo", "medium.offload", "qwen.sft.z3", "medium.z3.two", "wide.sft.z3.two", "wide.offload.two",
+    "qwen3.offload.all", "wide.offload.z3", "gpt2.dpo.lora",
 )  # fmt: skip
 THIRD = (
     *(_KNOWN[name] for name in TRACED[:4]),

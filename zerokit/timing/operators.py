@@ -31,6 +31,7 @@ CAST = "cast"
 UNALIGNED = "unaligned"
 CAUSAL = "causal"
 PAGEABLE = "pageable"
+TEMPORARY = "temporary"
 
 
 class IssuedOperator(NamedTuple):
@@ -45,7 +46,8 @@ class IssuedOperator(NamedTuple):
         shapes: of its largest tensors; a product's ``(batch, m, n, k)``; attention's query, key and value.
         layout: ``""`` for contiguous tensors of one shape and dtype, else :data:`STRIDED` (not the
             vectorised kernel), :data:`CAST`, :data:`UNALIGNED` (a product), :data:`CAUSAL` (attention)
-            or :data:`PAGEABLE` (a copy whose side on the host is not pinned).
+            :data:`PAGEABLE` (a copy whose side on the host is not pinned) or :data:`TEMPORARY` (work on the
+            host that writes memory which is given back once it has been copied).
         bytes_read, bytes_written: of memory; a collective's ``bytes_read`` is its whole message.
         launches: kernels.
         synchronizes: whether the host waits for it.

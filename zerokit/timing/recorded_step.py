@@ -17,15 +17,21 @@ _PAGEABLE_BYTES_PER_SECOND = 9.5e9
 readings on two hosts of H200s, 8.4 to 13.1 GB/s whatever the threads (``host-parts.json``,
 ``host-parts-fourth.json``)."""
 _TWO_PASSES = ("allreduce",)
-_ADAM_RATES = {"fast": 6.5e9, "slow": 2.1e9}
-"""Weights that CPU Adam steps a second, of a node; fast: 32 cores of an H200's host (``host-parts.json``)."""
-_LARGE_TEMPORARY_BYTES = 1 << 25
-"""From where on glibc gives memory back when it is freed, so that it is new each time (``mallopt(3)``)."""
-_MEMORY = {"fast": 460e9, "": 240e9, "slow": 120e9}
+_ADAM_RATES = {"fast": 6.5e9, "": 4.9e9, "slow": 2.1e9}
+"""Weights that CPU Adam steps a second, of a node. Usual: the middle of five hosts with 16 cores, 3.3 to
+6.1e9 (``doctor-sixth.jsonl``, ``host-parts.json``, ``host-parts-fourth.json``); fast: 32 cores of an H200's
+host (``host-parts.json``)."""
+_MEMORY = {"fast": 460e9, "": 240e9}
 """Bytes a second, read and written, that elementwise operators on the host reach, of a node. What eight busy
 ranks reached together (``Constants.cast_seconds``: 6 bytes a weight in 0.2 ns for each); fast: 32 cores of an
 H200's host, on memory of both its processors (``host-parts.json``), where gradients that DeepSpeed had
-pinned reached 187 GB/s (the trace of ``medium.offload``). Slow: half, a guess."""
+pinned reached 187 GB/s (the trace of ``medium.offload``)."""
+_RANKS_MEMORY = {"work": 120e9, "casts": 75e9}
+"""The most of the usual rate that one rank's cores reach, in place and casting to narrower elements: 104 to
+123 and 60 to 77 GB/s on three hosts with 16 cores and one GPU (``doctor-sixth.jsonl``), 110 GB/s with 16 of
+32 (``doctor-fifth.json``)."""
+_SLOW = 0.5
+"""Of the usual rates, a slow host's: a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +114,6 @@ def step_time(
             note += f"; of {ranks} ranks the slowest sets the pace: {slowest:.2f}"
     if offloaded:
         note += "; CPU Adam steps with an equal share of the node's cores for each rank (OMP_NUM_THREADS)"
-    if any(_from_fresh_memory(event) for event in events):
-        note += "; first touches of temporary memory on the host are not counted"
     if guessed:
         note += "; how fast the host steps and copies offloaded states is not known either"
     return StepTime(
@@ -122,13 +126,6 @@ def step_time(
         note=note,
         by_host_factor=() if guessed else _rising(ends, slowest, played),
     )
-
-
-def _from_fresh_memory(event: IssuedOperator) -> bool:
-    """Whether it moves a large temporary to the GPU: a page of new memory takes the kernel longer than the
-    copy, by how much was measured on no GPU machine."""
-    large = event.bytes_read >= _LARGE_TEMPORARY_BYTES
-    return event.kind == operators.TO_DEVICE and event.layout == operators.PAGEABLE and large
 
 
 def _rising(
@@ -195,17 +192,17 @@ def prices(
         node: ``fast`` or ``slow`` where its CPU Adam and memory are not known; else the usual ones.
     """
     known = calibration or Calibration()
-    if node and known.cpu_adam_parameters_per_second is None:
+    if known.cpu_adam_parameters_per_second is None:
         known = replace(known, cpu_adam_parameters_per_second=_ADAM_RATES[node])
     sharing = max(1, min(ranks, gpu.max_gpus_per_node))
-    memory = (known.host_memory_bytes_per_second or _MEMORY[node]) / sharing
-    casts = known.host_cast_bytes_per_second / sharing if known.host_cast_bytes_per_second else memory
+    memory, casts = _host_memory(known, sharing, node)
     rate = kernel_prices.rates(gpu, known.matmul_flops)
     links = _Links(gpu, ranks, known)
     return lanes.Prices(
         host=lambda event: (
             host_factor * host_prices.issue_seconds(event)
             + host_prices.moved_bytes(event) / (casts if host_prices.narrows(event) else memory)
+            + host_prices.temporary_seconds(event)
         ),
         kernel=lambda event: kernel_prices.seconds(event, rate),
         collective=lambda event: links.collective(event, rate.vectorized),
@@ -214,6 +211,18 @@ def prices(
         kernel_kind=kernel_prices.kind,
         slowed=lambda event: kernel_prices.slowed(event, ranks),
     )
+
+
+def _host_memory(known: Calibration, sharing: int, node: str) -> tuple[float, float]:
+    """A rank's bytes a second in host memory, read and written: in place, and casting."""
+    measured, cast = known.host_memory_bytes_per_second, known.host_cast_bytes_per_second
+    if node == "fast":  # a whole node's, whatever the ranks
+        most = dict.fromkeys(_RANKS_MEMORY, _MEMORY[node] / sharing)
+    else:
+        share = _SLOW if node == "slow" else 1.0
+        most = {work: share * min(_MEMORY[""] / sharing, rate) for work, rate in _RANKS_MEMORY.items()}
+    memory = measured / sharing if measured else most["work"]
+    return memory, cast / sharing if cast else min(memory, most["casts"])
 
 
 class _Links:

@@ -240,7 +240,7 @@ class Recorder:
         casts = source.dtype != target.dtype
         casts_first = casts and on_gpu(source) == bool(is_asynchronous)
         if casts_first:
-            self._cast(source, target, on_device=bool(is_asynchronous))
+            self._cast(source, target, on_device=bool(is_asynchronous), into_temporary=True)
         pinned = pinned and (bool(is_asynchronous) or not casts)
         self._transfer(name, target if casts_first else source, on_gpu(target), pinned, bool(is_asynchronous))
         if casts and not casts_first:
@@ -264,11 +264,14 @@ class Recorder:
             synchronizes=not (is_asynchronous and (to_gpu or pinned)),
         )
 
-    def _cast(self, source: torch.Tensor, target: torch.Tensor, *, on_device: bool) -> None:
+    def _cast(
+        self, source: torch.Tensor, target: torch.Tensor, *, on_device: bool, into_temporary: bool = False
+    ) -> None:
         """The cast of a copy between host and GPU."""
         read, written = memory_bytes(source), memory_bytes(target)
         if not on_device:
-            self._add(kinds.HOST, "copy_", bytes_read=read, bytes_written=written)
+            layout = kinds.TEMPORARY if into_temporary else ""
+            self._add(kinds.HOST, "copy_", layout=layout, bytes_read=read, bytes_written=written)
             return
         self._add(
             kinds.KERNEL, "copy_", shapes=(tuple(source.shape), tuple(target.shape)),
