@@ -55,6 +55,16 @@ _ROUNDS_BELOW_HIGH = 0.95
 """The share of rounds that are faster than ``HostSpeed.high``."""
 
 
+_USUAL_SPREAD = 1.3
+"""``HostSpeed.high`` over ``factor``: the middle of 57 runs with a probe between their steps
+(``script-times*.jsonl`` of ``benchmarks/measure/data``)."""
+
+
+def of_slowest_usually(factor: float, ranks: int) -> float:
+    """:func:`of_slowest` on a host whose factor alone is known."""
+    return of_slowest(HostSpeed(factor=factor, source="", high=_USUAL_SPREAD * factor), ranks)
+
+
 def of_slowest(host: HostSpeed, ranks: int) -> float:
     """The factor of a step in which every rank waits for the slowest one.
 

@@ -60,3 +60,11 @@ def test_a_step_that_the_gpu_paces_or_no_host_explains_tells_nothing():
 
 def _kernels(count: int, size: int) -> list[IssuedOperator]:
     return [IssuedOperator(operators.KERNEL, "add", launches=1, bytes_read=size) for _ in range(count)]
+
+
+def test_more_ranks_usually_wait_for_a_slower_host():
+    factors = [host_speed.of_slowest_usually(0.88, ranks) for ranks in (1, 2, 4, 8, 512)]
+    assert factors == sorted(factors)
+    assert factors[0] == 0.88
+    # nobody waits for longer than a probe's nine tenths of rounds say: 1.3 times the middle
+    assert factors[-1] == pytest.approx(1.3 * 0.88)

@@ -204,16 +204,17 @@ class Rehearsed:
         """With blocks that come back late because another stream uses them, where a step was recorded.
 
         Segments stay, and not every step of a run finds the host as far ahead: the most with and without.
+        Ranks that wait for each other are as far ahead as the slowest one's host lets them be.
         """
         from zerokit.catalog import gpus
         from zerokit.rehearsal.process import late_reuse
-        from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL
+        from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL, of_slowest_usually
         from zerokit.timing.recorded_step import prices
 
         ledger, recorder, order = self.machine.ledger, self.phases.recorder, self._order
         if not ledger.history.other_streams or recorder is None or not recorder.events:
             return ledger.peak_reserved_bytes
-        host_factor = order.host_factor
+        usual = of_slowest_usually(order.host_factor or USUAL, order.world_size)
         peaks = [
             late_reuse.peak_reserved_bytes(
                 ledger.history,
@@ -222,7 +223,7 @@ class Rehearsed:
                 recorder.clocks,
                 prices(gpus.load(order.gpu_name), order.world_size, factor),
             )
-            for factor in ((host_factor,) if host_factor else (USUAL, FASTEST, SLOWEST))
+            for factor in ((usual,) if order.host_factor else (usual, FASTEST, SLOWEST))
         ]
         peaks = [max(peak, ledger.peak_reserved_bytes) for peak in peaks]
         low, high = min(peaks), max(peaks)
