@@ -135,7 +135,7 @@ def _strategy(planned: PlannedStrategy) -> list[str]:
             ("trains", answer.trains(job)),
             ("strategy", answer.strategy(strategy)),
             ("batch", answer.batch(strategy, job, "rank" if planned.on_cpu else "GPU")),
-            ("GPU memory" if not planned.on_cpu else "memory", answer.memory(planned)),
+            ("GPU memory" if not planned.on_cpu else "tensors", answer.memory(planned)),
             ("host memory", f"{format_gib(estimate.host_bytes_per_node, 1)} per node"),
         ]
     )

@@ -13,6 +13,11 @@ from zerokit.units import format_gib, parse_bytes, parse_rate
 from zerokit.values import frozen_dataclass
 
 DEFAULT_GPU = "h100-sxm-80gb"
+_CPU_NOTES = (
+    "required of a CPU rank: the peak of its tensors, 1 GiB for the Python process and its libraries, and "
+    "room for an allocator as on a GPU; a run's report predicts the tensors and the process as measured",
+    "no speed is predicted for CPU ranks",
+)
 
 
 @frozen_dataclass
@@ -210,6 +215,4 @@ def _cpu_ranks(
         max_gpus_per_node=1024,
     )
     cluster = Cluster(gpu=gpu, gpus=ranks, nodes=1, host_ram_bytes=host_ram)
-    return Hardware(
-        cluster=cluster, notes=(*notes, "no speed is predicted for CPU ranks"), named=True, on_cpu=True
-    )
+    return Hardware(cluster=cluster, notes=(*notes, *_CPU_NOTES), named=True, on_cpu=True)

@@ -258,7 +258,8 @@ class Hang(_Part):
 
 
 class RunReport(_Part):
-    """One run. ``why``: the outcome in one sentence; ``started_at``: Unix seconds."""
+    """One run. ``why``: the outcome in one sentence; ``started_at``: Unix seconds; ``exit_code``: 0 while
+    ``outcome`` is ``running``, which says nothing yet."""
 
     schema_: Literal["zerokit.report/1"] = Field(alias="schema")
     zerokit: str | None = None
