@@ -188,3 +188,15 @@ def test_without_triton_compiled_code_runs_uncompiled_and_that_is_said(tmp_path:
     code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "compiled_without_triton.py"))
     assert (code, said["complete"], said["stopped"]) == (0, True, None)
     assert [text for text in said["stubbed"] if "Triton is not installed here" in text]
+
+
+def test_code_that_chooses_by_triton_is_named_where_triton_is_missing(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text((SCRIPTS / "chooses_by_triton.py").read_text())
+    losses = "def loss_of(outputs):\n    return outputs.square().mean()\n"
+    for text, named in ((losses, False), ("triton = None\n" + losses, True)):
+        (tmp_path / "losses.py").write_text(text)
+        code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(script))
+        (warning,) = [line for line in said["warnings"] if "Triton" in line]
+        assert code == 0 and "the script may have run other code" in warning
+        assert ("losses" in warning) is named

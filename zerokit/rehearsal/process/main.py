@@ -188,12 +188,14 @@ class Rehearsed:
     # ---------------------------------------------------------------- after
 
     def _result(self, stopped: dict[str, str] | None) -> dict[str, Any]:
-        from zerokit.rehearsal.process import summary
+        from zerokit.rehearsal.process import summary, without_triton
 
         if stopped is None and not self.phases.steps:
             self.machine.warn("no optimizer step was seen")
         if (unwaited := self.machine.unwaited.note()) is not None:
             self.machine.warn(unwaited)
+        if (lacking := without_triton.note()) is not None:
+            self.machine.warn(lacking)
         reserved = self._peak_reserved_bytes()
         return {
             **summary.describe(self.machine, self.phases, stopped),

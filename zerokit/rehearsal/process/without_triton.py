@@ -1,0 +1,40 @@
+"""Libraries that take another path where Triton is missing, as it is beside CPU builds of PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+_SPOKEN_OF = frozenset({"torch", "transformers", "accelerate", "deepspeed", "triton", "zerokit"})
+"""``torch.compile`` has a warning of its own; the others ask for it, or for kernels of quantised weights."""
+
+
+def note() -> str | None:
+    """What the reader must know, where Triton is missing and loaded code names it; else None.
+
+    TRL 1.16's losses take their Triton kernels by ``is_triton_available`` (``trl/trainer/utils.py``): without
+    it their backward allocates more.
+    """
+    if importlib.util.find_spec("triton") is not None:
+        return None
+    packages = {name.partition(".")[0] for name in list(sys.modules) if _names_triton(name)}
+    if not packages:
+        return None
+    names = sorted("the script" if name == "__main__" else name for name in packages)
+    return (
+        f"Triton is not installed here, as it is beside PyTorch's CUDA builds: {', '.join(names)} may have "
+        "run other code than on the GPU, with other memory and times (pip install triton)"
+    )
+
+
+def _names_triton(name: str) -> bool:
+    """Whether a loaded module's source does."""
+    package = name.partition(".")[0]
+    if package in _SPOKEN_OF or package in sys.stdlib_module_names:
+        return False
+    path = getattr(sys.modules[name], "__file__", None)
+    try:
+        return path is not None and path.endswith(".py") and b"triton" in Path(path).read_bytes()
+    except OSError:
+        return False
