@@ -2,7 +2,7 @@
 
 There is no GPU where these tests run, so an allocator stands in below torch.cuda; the probe and the hooks
 are the real ones, the trackers' functions have their libraries' signatures. The libraries themselves log
-host memory in tests/corpus_scripts/test_trackers.py; benchmarks/tracker_memory.py has TensorBoard beside a
+host memory in tests/corpus_scripts/test_trackers.py; benchmarks/tracker_memory.py has them beside a
 real GPU.
 """
 
