@@ -81,7 +81,8 @@ def test_a_copy_to_the_gpu_casts_on_the_host_unless_it_is_asynchronous(recorded)
     kinds = (operators.HOST, operators.TO_DEVICE, operators.KERNEL)
     copies = [event for event in events if event.name == "copy_" and event.kind in kinds][1:]
     assert [(event.kind, event.layout, event.bytes_read) for event in copies] == [
-        (operators.HOST, "", 4 * 50_000), (operators.TO_DEVICE, operators.PAGEABLE, 2 * 50_000),
+        (operators.HOST, operators.TEMPORARY, 4 * 50_000),
+        (operators.TO_DEVICE, operators.PAGEABLE, 2 * 50_000),
         (operators.TO_DEVICE, "", 4 * 60_000), (operators.KERNEL, operators.CAST, 4 * 60_000),
     ]  # fmt: skip
 
