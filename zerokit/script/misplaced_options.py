@@ -1,4 +1,4 @@
-"""Options of ``zerokit launch`` that stand after the script, which gets them instead.
+"""Options of a command of zerokit that stand after the script, which gets them instead.
 
 Only names that a training script seldom has: ``--device`` or ``--out`` may well be its own.
 """
@@ -10,41 +10,52 @@ from collections.abc import Sequence
 from zerokit.errors import InputError
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 
-OF_LAUNCH = (
-    "--dry-run", "--accept-mismatch", "--no-arguments", "--no-plan", "--retry-smaller", "--max-restarts",
-    "--resume-option", "--run-dir", "--no-trackers", "--no-host-probe", "--rehearsal-seconds",
-)  # fmt: skip
+OPTIONS = {
+    "launch": (
+        "--dry-run", "--accept-mismatch", "--no-arguments", "--no-plan", "--retry-smaller", "--max-restarts",
+        "--resume-option", "--run-dir", "--no-trackers", "--no-host-probe", "--rehearsal-seconds",
+    ),
+    "plan": (
+        "--vram", "--host-ram", "--nvme", "--no-calibration", "--all-gpus", "--explain",
+        "--rehearsal-seconds",
+    ),
+    "rehearse": ("--vram", "--host-speed", "--versions", "--no-arguments", "--accept-mismatch", "--html"),
+}  # fmt: skip
+"""By command."""
 _READS_ARGUMENTS = frozenset((
     "argv", "parse_args", "parse_known_args", "ArgumentParser", "Fire", "tyro", "hydra", "click", "typer",
     "flags",
 ))  # fmt: skip
 
 
-def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str]) -> str | None:
-    """A warning of an option of launch that the script gets, where its parser is not in its own source.
+def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command: str) -> str | None:
+    """A warning of an option of a command that the script gets, where its parser is not in its own source.
 
     Args:
         facts: of the script's source.
         script: its name, as it was given.
         arguments: what stands after it.
+        command: one of :data:`OPTIONS`.
 
     Raises:
         InputError: the script's own source parses its arguments and knows no such option, or parses none.
     """
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    name = next((name for word in own if _is_of_launch(name := word.partition("=")[0], facts)), None)
+    names = (word.partition("=")[0] for word in own)
+    name = next((name for name in names if name in OPTIONS[command] and _is_unknown(name, facts)), None)
     if name is None:
         return None
     gets = f"{name} stands after {script}, so the script gets it"
-    fix = f"options of zerokit stand before the script: zerokit launch {name} … {script} …"
+    dashes = "-- " if command == "plan" else ""
+    fix = f"options of zerokit stand before the script: zerokit {command} {name} … {dashes}{script} …"
     if _parses_itself(facts) or (facts.style != "none" and not facts.mentions & _READS_ARGUMENTS):
         raise InputError(f"{gets}, and knows no such option: {fix}")
     return f"warning: {gets}, and nothing in its source names such an option; {fix}"
 
 
-def _is_of_launch(name: str, facts: ScriptFacts) -> bool:
-    """Whether launch has the option, and nothing in the script's source is called so."""
-    if name not in OF_LAUNCH or facts.unreadable:
+def _is_unknown(name: str, facts: ScriptFacts) -> bool:
+    """Whether nothing in the script's source is called so."""
+    if facts.unreadable:
         return False
     key = name[2:].replace("-", "_")
     return not ({name, f"--{key}"} & facts.options or key in facts.fields | facts.mentions | facts.keywords)

@@ -22,6 +22,7 @@ from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.script.arguments import PlannedValues, ScriptOptions
 from zerokit.script.entry_points import Target
+from zerokit.script.misplaced_options import misplaced
 from zerokit.script.named_model import named_model
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import ScriptFacts, read_script
@@ -87,6 +88,9 @@ class ScriptPlanning:
         facts = read_script(
             Path(self.target.script) if self.target.script else None, self.target.module, self.target.source
         )
+        unread = misplaced(facts, self.target.name, self.target.arguments, "plan")
+        if unread is not None:
+            self.say(unread)
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
         self._say_another_model()
         try:

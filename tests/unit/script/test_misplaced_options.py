@@ -1,15 +1,16 @@
-"""Options of ``zerokit launch`` behind the script, which only looks as if they were launch's."""
+"""Options of a command behind the script, which only look as if they were the command's."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.support.ranks import write_script
-from zerokit.cli.launch import command
+from zerokit.cli import launch, plan, rehearse
 from zerokit.errors import InputError
-from zerokit.script.misplaced_options import OF_LAUNCH, misplaced
+from zerokit.script.misplaced_options import OPTIONS, misplaced
 from zerokit.script.reader import read_script
 
 IN_CODE = (
@@ -44,11 +45,26 @@ def test_an_option_of_launch_behind_a_script_without_it(
     facts = read_script(script, None)
     if refused:
         with pytest.raises(InputError, match="stand before the script: zerokit launch --"):
-            misplaced(facts, "train.py", arguments)
+            misplaced(facts, "train.py", arguments, "launch")
         return
-    said = misplaced(facts, "train.py", arguments)
+    said = misplaced(facts, "train.py", arguments, "launch")
     assert said is None if refused is None else said is not None and said.startswith("warning: --dry-run")
 
 
-def test_every_name_is_an_option_of_launch() -> None:
-    assert {name for option in command.params for name in option.opts} >= set(OF_LAUNCH)
+@pytest.mark.parametrize(
+    ("command", "option", "fix"),
+    [
+        ("plan", "--explain", "zerokit plan --explain … -- train.py"),
+        ("rehearse", "--host-speed=0.9", "zerokit rehearse --host-speed … train.py"),
+    ],
+)
+def test_each_command_knows_its_own(tmp_path: Path, command: str, option: str, fix: str) -> None:
+    facts = read_script(write_script(tmp_path, PARSER.format("")), None)
+    with pytest.raises(InputError, match=fix):
+        misplaced(facts, "train.py", ["--steps", "3", option], command)
+    assert misplaced(facts, "train.py", ["--steps", "3", option], "launch") is None
+
+
+@pytest.mark.parametrize(("name", "module"), [("launch", launch), ("plan", plan), ("rehearse", rehearse)])
+def test_every_name_is_an_option_of_its_command(name: str, module: ModuleType) -> None:
+    assert {known for option in module.command.params for known in option.opts} >= set(OPTIONS[name])
