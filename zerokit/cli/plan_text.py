@@ -290,7 +290,12 @@ def _rehearsed(result: PlanResult) -> list[str]:
     """The rehearsals of a plan for a script, one line each."""
     if not result.rehearsals:
         return []
-    lines = [heading(f"Rehearsed: {result.script.name if result.script else ''}")]
+    name = result.script.name if result.script else ""
+    if all(rehearsal.min_vram_bytes is None for rehearsal in result.rehearsals):
+        title = f"Not rehearsed: {name}; memory and time are those of a plain training loop of the model"
+    else:
+        title = f"Rehearsed: {name}"
+    lines = [heading(title)]
     for rehearsal in result.rehearsals:
         result_text = f"stopped: {rehearsal.stopped}"
         if rehearsal.min_vram_bytes is not None:

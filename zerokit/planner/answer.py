@@ -163,7 +163,7 @@ def worth_a_look(assumptions: Iterable[str]) -> tuple[str, ...]:
 
 _LOSSES = {
     "chunked": "compute the loss in chunks: TRL's SFTTrainer does (loss_type nll)",
-    "liger": "fuse head and loss: Trainer(use_liger_kernel=True) does, TRL's SFTTrainer does not",
+    "liger": "fuse head and loss: TrainingArguments(use_liger_kernel=True) does, TRL's SFTTrainer does not",
     "cut": "fuse head and loss: cut_cross_entropy.linear_cross_entropy(hidden, lm_head.weight, labels, "
     "shift=True)",
 }

@@ -305,7 +305,6 @@ class ScriptPlanning:
             InputError: no model was named either.
         """
         failure = f"{self.search.profile.name} could not be rehearsed: {why}"
-        self.say(failure)
         if not self.options.get("model") and not self.options.get("params"):
             download = ""
             if "ConnectionError" in why or "OfflineMode" in why:
@@ -313,6 +312,7 @@ class ScriptPlanning:
             raise InputError(
                 f"{failure}; name the model with ⟨model⟩ or ⟨params⟩ to plan without it{download}"
             )
+        self.say(failure)
         read = self._resolved()
         plan = make_plan(read.request, top=top)
         note = f"{failure}; memory and time are those of a plain training loop of the model"
