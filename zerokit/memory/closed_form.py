@@ -154,8 +154,7 @@ def estimate_analytic(
         early.pop(Component.GRADIENTS, None)
         backward = max((early, late), key=lambda parts: sum(parts.values()))
     step = {**persistent, **gradients, Component.OPTIMIZER_TEMPORARIES: _step(sizes, strategy)}
-    first = _init(sizes, strategy, base, is_packed=job.packed_base_bytes is not None)
-    init = {Component.INITIALISATION: first}
+    init = {Component.INITIALISATION: _init(sizes, strategy, base)}
     phases = {"init": init, "forward": forward, "backward": backward, "step": step}
     return _finish(phases, strategy, cluster, job, _host(sizes, strategy), sizes)
 
@@ -289,15 +288,10 @@ def _step(sizes: _Sizes, strategy: Strategy) -> float:
     return _STEP_BYTES * owned
 
 
-def _init(sizes: _Sizes, strategy: Strategy, base: float, *, is_packed: bool) -> float:
-    """Bytes at most until the engine stands; ``base``: of what stays.
-
-    Transformers leaves ``zero.Init`` out for a quantised model: every GPU loads it whole before ZeRO-3 shares
-    it out (``modeling_utils.py:1435`` and ``quantizer_bnb_4bit.py``, 5.23).
-    """
+def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
     zero = strategy.settings.zero
     if zero.stage == 3:
-        return max(base, sizes.weight_bytes) if is_packed else base
+        return base
     if zero.stage == 0:
         more = max(0, state_bytes(strategy.settings, [int(sizes.trainable)]) - _ADAM_BYTES * sizes.trainable)
         return max(

@@ -167,7 +167,7 @@ def test_the_chosen_global_batch_is_a_multiple_of_the_gpus_and_says_why(count: i
 
 def test_nothing_fits_names_the_nearest_changes() -> None:
     with pytest.raises(NothingFits) as failed:
-        make_plan(request_for("llama-3.1-70b", "a100-80gb", 2, job=Job(seq_len=2048), host_ram=128 * GIB))
+        make_plan(request_for("llama-3.1-70b", "a100-40gb", 2, job=Job(seq_len=2048), host_ram=128 * GIB))
     text = failed.value.marked
     assert "where there are 128 GiB" in text
     assert "⟨method⟩" in text and "more GPUs" in text and "⟨host_ram⟩" in text
@@ -202,15 +202,6 @@ def test_a_change_that_is_named_makes_it_fit() -> None:
     count = int(line.split("⟨gpus⟩ ")[1].split(")")[0].split()[0])
     nodes = max(1, count // 8)
     assert make_plan(request_for("llama-3.1-8b", "rtx-4090", count, nodes, host_ram=64 * GIB))
-
-
-def test_every_gpu_holds_a_4_bit_model_whole_while_it_is_loaded() -> None:
-    job = Job(seq_len=2048, method="qlora", lora=Lora())
-    with pytest.raises(NothingFits):  # some 35 GiB of 4-bit weights, however many share them afterwards
-        make_plan(request_for("llama-3.1-70b", "rtx-4090", 8, job=job))
-    pins = Pins(zero_stage=3)
-    plan = make_plan(request_for("llama-3.1-70b", "a100-80gb", 8, job=job, pins=pins))
-    assert plan.chosen.memory.worst.phases["init"] > 35 * GIB
 
 
 def test_4_bit_weights_stay_on_the_gpu_unless_told_otherwise() -> None:
