@@ -187,6 +187,18 @@ def test_the_answer_of_a_plan_fits_one_screen(capsys: pytest.CaptureFixture[str]
         assert words in more
 
 
+@pytest.mark.parametrize(("zero", "gpus", "said"), [(3, 4, True), (1, 4, False), (3, 1, False)])
+def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
+    zero: int, gpus: int, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "--model", "llama-3.1-8b", "--method", "qlora", "--gpus", str(gpus), "--gpu", "h200"]
+    assert run([*words, "--zero", str(zero)]) == 0
+    assert ("each GPU loads it whole first" in " ".join(capsys.readouterr().out.split())) is said
+    assert run([*words, "--zero", str(zero), "--explain"]) == 0
+    more = " ".join(capsys.readouterr().out.split())
+    assert ("loads the quantised model whole on each GPU, 5." in more) is said  # 8e9 weights, 4.5 bits, head
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
-from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM
+from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM, loads_whole
 from zerokit.memory.components import Component, label
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
@@ -182,6 +182,7 @@ def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
             "load the base model in 4 bits: BitsAndBytesConfig(load_in_4bit=True, "
             'bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
             f"bnb_4bit_compute_dtype=torch.{_TORCH_NAMES[strategy.settings.precision]})"
+            + ("; each GPU loads it whole first" if loads_whole(strategy, job) else "")
         )
     elif job.packed_base_bytes is not None:
         todo.append("load the base model in 8 bits: BitsAndBytesConfig(load_in_8bit=True)")
