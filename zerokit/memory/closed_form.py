@@ -23,6 +23,7 @@ from zerokit.memory.components import Component, HostComponent, by_key, in_ram, 
 from zerokit.memory.fused_loss import LossSize, fused_loss
 from zerokit.memory.host import pinned
 from zerokit.memory.inference import tokens
+from zerokit.memory.quantised_load import loaded_whole
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
 from zerokit.memory.replay.optimizers import managed_bytes, optimizer_bytes, state_bytes
 from zerokit.units import GIB
@@ -360,27 +361,8 @@ def _finish(
         host_bytes_per_node=total,
         host_components=on_host,
         nvme_bytes_per_node=on_nvme(host, per_node),
-        assumptions=(ASSUMPTION, *_loaded_whole(sizes, strategy, job)),
+        assumptions=(ASSUMPTION, *loaded_whole(sizes.weight_bytes, strategy, job)),
         basis=CLOSED_FORM,
-    )
-
-
-def loads_whole(strategy: Strategy, job: Job) -> bool:
-    """Whether every GPU holds all quantised weights for a while that ZeRO-3 then shares out.
-
-    Transformers leaves ``zero.Init`` out for a quantised model (``modeling_utils.py:1435``) and loads it onto
-    the current GPU (``quantizer_bnb_4bit.py``, ``update_device_map``), 5.23.
-    """
-    is_shared = strategy.settings.zero.stage == 3 and strategy.zero_ranks > 1
-    return job.packed_base_bytes is not None and is_shared
-
-
-def _loaded_whole(sizes: _Sizes, strategy: Strategy, job: Job) -> tuple[str, ...]:
-    if not loads_whole(strategy, job):
-        return ()
-    return (
-        "not counted: Transformers 5.23 loads the quantised model whole on each GPU, "
-        f"{sizes.weight_bytes / GIB:.1f} GiB, before ZeRO-3 shares it out: a smaller card runs out of memory",
     )
 
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
-from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM, loads_whole
+from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM
 from zerokit.memory.components import Component, label
+from zerokit.memory.quantised_load import loads_whole
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.timing.ranges import SURE

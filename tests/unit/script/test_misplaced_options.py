@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
+import click
 import pytest
 
 from tests.support.ranks import write_script
-from zerokit.cli import launch, plan, rehearse
+from zerokit.cli.launch import command as launch
+from zerokit.cli.plan import command as plan
+from zerokit.cli.rehearse import command as rehearse
 from zerokit.errors import InputError
 from zerokit.script.misplaced_options import OPTIONS, misplaced
 from zerokit.script.reader import read_script
@@ -65,6 +67,6 @@ def test_each_command_knows_its_own(tmp_path: Path, command: str, option: str, f
     assert misplaced(facts, "train.py", ["--steps", "3", option], "launch") is None
 
 
-@pytest.mark.parametrize(("name", "module"), [("launch", launch), ("plan", plan), ("rehearse", rehearse)])
-def test_every_name_is_an_option_of_its_command(name: str, module: ModuleType) -> None:
-    assert {known for option in module.command.params for known in option.opts} >= set(OPTIONS[name])
+@pytest.mark.parametrize(("name", "command"), [("launch", launch), ("plan", plan), ("rehearse", rehearse)])
+def test_every_name_is_an_option_of_its_command(name: str, command: click.Command) -> None:
+    assert {known for option in command.params for known in option.opts} >= set(OPTIONS[name])
