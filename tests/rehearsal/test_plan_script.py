@@ -62,6 +62,19 @@ def test_a_plan_for_a_script_holds_what_the_script_holds(tmp_path: Path, monkeyp
     assert again["min_vram_bytes"] == estimate["min_vram_bytes"]
 
 
+@pytest.mark.slow
+def test_a_batch_that_the_script_computes_decides_the_plan(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code, body, said = plan(
+        tmp_path, "--gpus", "2", "--gpu", "h200", "--zero", "1", "--tp", "1", "--offload-optimizer", "none",
+        "--", str(SCRIPTS / "computed_batch.py"),
+    )  # fmt: skip
+    assert code == 0, said
+    assert body["chosen"]["micro_batch"] == 3  # neither of the two that were tried first
+    assert "computed_batch.py feeds its engine 3 rows at a time" in said
+    assert any("whatever the plan had" in note for note in body["assumptions"])
+
+
 def test_a_script_that_no_plan_reaches_is_planned_without(tmp_path: Path) -> None:
     script = str(SCRIPTS / "plain_loop.py")
     found = zerokit.plan(script, ["2"], params="350m", gpus=2, gpu="h200", out=tmp_path / "plan")

@@ -39,8 +39,10 @@ def longest_sequence(options: ScriptOptions) -> tuple[int, str] | None:
     if value is None and "max_length" in options.defaults:
         value = options.defaults["max_length"], f"max_length is {options.defaults['max_length']} by default"
     if value is None:
-        defaults = {name: default for name, default in _own_options(options).items() if default is not None}
-        value = next(((default, f"--{name} by default") for name, default in defaults.items()), None)
+        own = _own_options(options).items()
+        value = next(
+            ((default, f"--{name} by default") for name, default in own if default is not None), None
+        )
     tokens = number(value[0]) if value is not None else None
     return None if value is None or tokens is None else (tokens, value[1])
 
