@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rehearsal import third_inputs
+from benchmarks.rehearsal import fifth_inputs, third_inputs
 from benchmarks.rehearsal.gpu.cases import CaseInputs
 
 LLAMA = {
@@ -73,6 +73,7 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "mixtral": (MIXTRAL, "MixtralForCausalLM"),
     "reward": (LLAMA | {"num_labels": 1}, "LlamaForSequenceClassification"),
     **third_inputs.MODELS,
+    **fifth_inputs.MODELS,
 }
 _PREFERENCE = ("prompt", "chosen", "rejected")
 _MNIST = {"train": 2048, "t10k": 512}
@@ -120,6 +121,7 @@ class EntryPointInputs(CaseInputs):
         self._texts()
         self._pictures()
         third_inputs.add(self)
+        fifth_inputs.add(self)
 
     def _write(
         self, name: str, rows: list[dict[str, Any]], splits: tuple[str, ...] = ("train", "test")

@@ -33,7 +33,8 @@ TIMEOUT_SECONDS = 900
 class EntryPoint:
     """One script with its arguments; ``repository`` is empty for a module of an installed package.
 
-    ``inside``: it runs in its own folder of the checkout, as its documentation says.
+    ``inside``: it runs in its own folder of the checkout, as its documentation says. ``torchrun``: on one GPU
+    too it is started by torchrun, since DeepSpeed's engine asks for a launcher's environment.
     """
 
     name: str
@@ -42,6 +43,7 @@ class EntryPoint:
     arguments: str
     gpus: int = 1
     inside: bool = False
+    torchrun: bool = False
 
 
 ENTRY_POINTS = tuple(EntryPoint(**row) for row in json.loads(LIST.read_text()))
@@ -94,6 +96,7 @@ class Runner:
             "h200",
             "--gpus",
             str(entry.gpus),
+            *(("--launcher", "torchrun") if entry.torchrun else ()),
             *target,
             *entry.arguments.split(),
         ]

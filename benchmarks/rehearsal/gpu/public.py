@@ -4,7 +4,7 @@
     python -m benchmarks.rehearsal.gpu.public measure OUT.jsonl [NAME…] --checkouts FOLDER [--list LIST]
     python -m benchmarks.rehearsal.gpu.compare PREDICTED.jsonl MEASURED.jsonl
 
-``public.json``, ``public-second.json`` to ``public-fourth.json`` (``--list``) list them, in the form of
+``public.json``, ``public-second.json`` to ``public-fifth.json`` (``--list``) list them, in the form of
 ``entry-points.json``: none was measured before it was rehearsed. Each runs to its own end. Random weights of
 the models are made beside their configurations. Runs share the GPUs, several at a time: their figures are
 their own allocators'.
@@ -29,7 +29,7 @@ from benchmarks.rehearsal.entry_points import EntryPoint, Runner
 MEASURE = Path(__file__).resolve().parent / "measure.py"
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_SECONDS = 150
-LISTS = ("public", "public-second", "public-third", "public-fourth")
+LISTS = ("public", "public-second", "public-third", "public-fourth", "public-fifth")
 EVERY_STEP = 10**9
 
 
@@ -80,7 +80,7 @@ class Measurer:
             *entry.arguments.split(),
         ]
         command = [sys.executable, *program]
-        if entry.gpus > 1:
+        if entry.gpus > 1 or entry.torchrun:
             launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={entry.gpus}"]
             address = ["--master_addr", "127.0.0.1", "--master_port", str(port)]
             command = [sys.executable, *launcher, *address, *program]
