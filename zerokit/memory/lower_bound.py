@@ -78,7 +78,18 @@ def _states(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> tuple[
     size = trainable * element_bytes.parameter + frozen
     if zero.stage == 0 or zero.offload_optimizer.device == "none":
         size += trainable * optimizer // (1 if zero.stage == 0 else ranks)
-    is_unpartitioned = zero.stage == 0 or (zero.stage == 1 and zero.offload_optimizer.device == "none")
-    return size, trainable * element_bytes.parameter // (
-        1 if is_unpartitioned else ranks
-    ) if is_unpartitioned else 0
+    is_whole = zero.stage == 0 or (
+        zero.stage == 1 and zero.offload_optimizer.device == "none" and not releases_gradients(settings)
+    )
+    return size, trainable * element_bytes.parameter if is_whole else 0
+
+
+def releases_gradients(settings: DeepSpeedSettings) -> bool:
+    """Whether ZeRO-1 moves each gradient into its bucket as it comes, so that they are never all there.
+
+    With ``overlap_comm`` it does in the last micro-step (``stage_1_and_2.py:713``, 0.19.8); earlier ones add
+    up whole gradients, and so does an fp32 accumulation of a 16-bit model.
+    """
+    zero = settings.zero
+    is_moved = zero.stage == 1 and bool(zero.overlap_comm) and zero.contiguous_gradients
+    return is_moved and settings.gradient_accumulation == 1 and not ElementBytes.of(settings).compact

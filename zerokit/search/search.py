@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.memory.card import EXPANDABLE_BYTES
+from zerokit.memory.lower_bound import releases_gradients
 from zerokit.rules import first_violation
 from zerokit.search.space import (
     Knobs,
@@ -64,7 +65,10 @@ class SearchResult:
 
 @frozen_dataclass
 class _Family:
-    """A strategy but for its knobs."""
+    """A strategy but for its knobs.
+
+    ``frugal``: the settings of which one requires the least memory, the likeliest last.
+    """
 
     layout: Layout
     placement: OffloadChoice
@@ -72,6 +76,7 @@ class _Family:
     micro_batch: int
     accumulation: int
     variants: tuple[Knobs, ...]
+    frugal: tuple[Knobs, ...]
 
 
 @frozen_dataclass
@@ -202,6 +207,7 @@ class _Search:
                         yield _Family(
                             layout=layout, placement=placement, checkpointing=mode,
                             micro_batch=micro, accumulation=steps, variants=variants,
+                            frugal=self._frugal(layout, placement, (micro, steps), variants),
                         )  # fmt: skip
 
     def _illegal(
@@ -214,6 +220,24 @@ class _Search:
             key_value_heads=self.space.shape.kv_heads,
         )
         return None if violation is None else violation.reason
+
+    def _frugal(
+        self, layout: Layout, placement: OffloadChoice, pair: tuple[int, int], variants: tuple[Knobs, ...]
+    ) -> tuple[Knobs, ...]:
+        """The last of each order of work, which overlap and the reuse distance decide: either may hold less
+        at the peak. Where ZeRO-1 releases gradients into its buckets, all settings that do: gradients larger
+        than a bucket stay, so the smallest is not always the best."""
+        last = {(chosen.overlap_comm, chosen.reuse_distance): chosen for chosen in variants}
+        if placement.stage != 1 or pair[1] > 1:
+            return tuple(last.values())
+        releasing = {
+            chosen: None
+            for chosen in variants
+            if releases_gradients(
+                build_strategy(self.space, layout, placement, "none", *pair, chosen).settings
+            )
+        }
+        return tuple(releasing | dict.fromkeys(last.values()))
 
     def _states_too_large(self, layout: Layout, placement: OffloadChoice) -> str | None:
         """Model states that no micro-batch or knob can make smaller: a bound from below."""
@@ -271,8 +295,10 @@ class _Search:
         yield candidate.time.step_seconds, candidate
         if candidate.time.step_seconds > bound and order not in self.settled and len(family.variants) > 1:
             self.settled.add(order)
-            memory = self._memory(self._strategy(family, family.variants[-1]))
-            headroom = spare_bytes(memory, self.space.cluster)
+            headroom = max(
+                spare_bytes(self._memory(self._strategy(family, frugal)), self.space.cluster)
+                for frugal in family.frugal
+            )
             self.floors[order] = max(self.floors.get(order, 0.0), self._frugal_retries(family, headroom))
 
     def _least_vram(self, family: _Family) -> int:
@@ -280,12 +306,16 @@ class _Search:
         space = self.space
         if space.least_vram is None:
             return 0
-        strategy = self._strategy(family, family.variants[-1])
-        least = space.least_vram(space.job, strategy, space.cluster)
+        least, strategy = math.inf, self._strategy(family, family.variants[-1])
+        for frugal in reversed(family.frugal):
+            one = self._strategy(family, frugal)
+            bytes_at_least = space.least_vram(space.job, one, space.cluster)
+            if bytes_at_least < least:
+                least, strategy = bytes_at_least, one
         lack = least / space.cluster.gpu.driver_vram_bytes
         if lack > 1 and (self.hopeless is None or lack < self.hopeless[0]):
             self.hopeless = (lack, strategy)
-        return least
+        return int(least)
 
     def _frugal_retries(self, family: _Family, headroom: int) -> float:
         strategy = self._strategy(family, family.variants[-1])
@@ -294,13 +324,10 @@ class _Search:
     def _try(self, family: _Family, chosen: Knobs) -> Candidate | None:
         """The candidate, if it fits. After a first failure the most frugal knobs are asked, once."""
         base = (family.layout, family.placement, family.checkpointing, min(3, family.accumulation))
-        limit = self.too_large.get((base, family.variants[-1]))
-        if limit is not None and family.micro_batch >= limit[0]:
-            self.rejected[limit[1]] += 1
-            return None
-        limit = self.too_large.get((base, chosen))
-        if limit is not None and family.micro_batch >= limit[0]:
-            self.rejected[limit[1]] += 1
+        reasons = [self._known_misfit(base, family, frugal) for frugal in family.frugal]
+        known = self._known_misfit(base, family, chosen) or (reasons[-1] if all(reasons) else None)
+        if known is not None:
+            self.rejected[known] += 1
             return None
         strategy = self._strategy(family, chosen)
         reason, memory = self._misfit(strategy)
@@ -312,13 +339,19 @@ class _Search:
         self.rejected[reason] += 1
         # with as much accumulation, a larger micro-batch needs more
         self.too_large[(base, chosen)] = (family.micro_batch, reason)
-        frugal = family.variants[-1]
-        if frugal != chosen and (base, frugal, family.micro_batch) not in self.asked:
-            self.asked.add((base, frugal, family.micro_batch))
-            least, _ = self._misfit(self._strategy(family, frugal))
-            if least is not None:
+        for frugal in reversed(family.frugal):
+            if frugal != chosen and (base, frugal, family.micro_batch) not in self.asked:
+                self.asked.add((base, frugal, family.micro_batch))
+                least, _ = self._misfit(self._strategy(family, frugal))
+                if least is None:
+                    break
                 self.too_large[(base, frugal)] = (family.micro_batch, least)
         return None
+
+    def _known_misfit(self, base: tuple[object, ...], family: _Family, chosen: Knobs) -> str | None:
+        """Why these settings do not fit, as a smaller micro-batch told; ``None`` where none did."""
+        limit = self.too_large.get((base, chosen))
+        return limit[1] if limit is not None and family.micro_batch >= limit[0] else None
 
     def _misfit(self, strategy: Strategy) -> tuple[str | None, MemoryEstimate | None]:
         """Why the strategy does not fit, ``None`` when it does; and the estimate, if one was needed."""

@@ -82,6 +82,22 @@ def test_no_legal_plan_that_fits_is_faster(model: str, gpu: str, count: int, job
     assert ranked == sorted(ranked)
 
 
+def test_zero_1_that_releases_gradients_is_not_ruled_out_by_settings_that_keep_them() -> None:
+    # in 16 bits, with overlap and no accumulation: 13 GiB of gradients that the last setting keeps
+    job = Job(seq_len=2048, global_batch=256)
+    memory = known("bloom-7b1").memory(job)
+    request = request_for("bloom-7b1", "v100-32gb", 128, 8, job, Pins(zero_stage=1))
+    space = make_space(replace(request, memory=memory, least_vram=memory.least_vram_bytes))[0]
+    assert space.precision == "fp16"
+    best = search(space, top=1).ranked[0]
+    assert best.time.step_seconds == pytest.approx(min(everything(space)))
+    assert best.strategy.settings.gradient_accumulation == 1 and best.strategy.settings.zero.overlap_comm
+    assert (
+        memory.least_vram_bytes(job, best.strategy, space.cluster)
+        <= memory(job, best.strategy, space.cluster).min_vram_bytes
+    )
+
+
 def test_a_bound_from_below_changes_nothing_but_the_work() -> None:
     request = request_for(count=4, job=Job(seq_len=2048, global_batch=32), pins=SEARCH_ALL)
     asked: list[int] = []
