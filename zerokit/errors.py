@@ -4,7 +4,8 @@
 
     ZerokitError
     ├── InputError          2   something the user wrote: an option, a file, a value
-    │   └── FileInputError  2   … with file:line:column
+    │   ├── FileInputError  2   … with file:line:column
+    │   └── MemoryUnknown   2   a strategy that nothing here can estimate
     ├── NothingFits         3   no strategy fits; names the nearest change that would
     ├── LaunchError
     │   ├── NotAsPlanned    9   ended well, without an engine, or with another batch, precision or stage
@@ -33,6 +34,7 @@ __all__ = [
     "InputError",
     "LaunchError",
     "LauncherLost",
+    "MemoryUnknown",
     "NodeUnusable",
     "NotAsPlanned",
     "NothingFits",
@@ -92,6 +94,10 @@ class FileInputError(InputError):
         self.message = message
         location = ":".join(str(part) for part in (self.path, line, column) if part is not None)
         super().__init__(f"{location}: {message}")
+
+
+class MemoryUnknown(InputError):
+    """What a strategy requires is not known: it was not traced, and no closed form holds for the model."""
 
 
 class NothingFits(ZerokitError):

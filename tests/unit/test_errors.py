@@ -10,7 +10,7 @@ from zerokit import errors
 DOCUMENTED = {  # docs of the command line; fixed, since scripts rely on them
     "ZerokitError": 1, "InputError": 2, "FileInputError": 2, "NothingFits": 3, "LaunchError": 1,
     "NotAsPlanned": 9, "RankFailed": 10, "RunHung": 11, "LauncherLost": 12, "NodeUnusable": 13,
-    "ReportNotWritten": 74,
+    "ReportNotWritten": 74, "MemoryUnknown": 2,
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ _MOST_PARTS = 4
 
 
 _WHY_REJECTED = {
+    "memory not known": "could not be estimated: neither traced nor known in closed form",
     "GPU memory": "require more GPU memory than is available",
     "GPU memory: model states alone": "model states alone require more GPU memory than is available",
     "host memory": "require more host memory than is available",

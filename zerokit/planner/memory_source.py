@@ -13,7 +13,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.profile import ModelProfile, variants_of
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
-from zerokit.errors import INSTALL_TRAINING, InputError
+from zerokit.errors import INSTALL_TRAINING, InputError, MemoryUnknown
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.components import Component
 from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node
@@ -180,13 +180,19 @@ class Model:
             return estimate_traced(profile, job, strategy, cluster, every_rank=self.every_rank)
         if job.offload_activations:
             why = next(iter(self.source.notes.values()), "its layers could not be traced")
-            raise InputError(
+            raise MemoryUnknown(
                 f"⟨offload_activations⟩: {self.source.name}: {why}; `zerokit rehearse` runs the script"
             )
         if not self.source.closed_form:
-            why = next(iter(self.source.notes.values()), "it could not be traced for these options")
+            is_searched = self.source.trace == "some" and strategy.tensor_parallel > 1
+            default = (
+                "a search traces no tensor-parallel shards (`zerokit estimate` does)"
+                if is_searched
+                else "it could not be traced for these options"
+            )
+            why = next(iter(self.source.notes.values()), default)
             why = why.removeprefix(_NOT_TRACED)
-            raise InputError(
+            raise MemoryUnknown(
                 f"⟨model⟩ {self.source.name}: {why}, and no closed form is known for "
                 f"model_type {self.source.shape.family!r}; `zerokit rehearse` runs the script"
             )

@@ -8,6 +8,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
+from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component
 from zerokit.search.request import MemoryModel
 from zerokit.search.space import Pins
@@ -301,7 +302,10 @@ def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryM
     ):
         return []
     settings = replace(strategy.settings, zero=replace(zero, stage=3, overlap_comm=None))
-    with_stage = memory(job, replace(strategy, settings=settings), cluster)
+    try:
+        with_stage = memory(job, replace(strategy, settings=settings), cluster)
+    except MemoryUnknown:
+        return []
     more = with_stage.worst.peak_allocated_bytes - chosen.memory.worst.peak_allocated_bytes
     if more < _SAME_MEMORY_BYTES:
         return []

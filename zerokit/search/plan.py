@@ -137,6 +137,8 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     result = search(space, top=max(2, top), wants_nearest=True)
     if not result.ranked:
         _check_batch(result, request)
+        if result.unknown is not None and result.nearest is None:
+            raise result.unknown[1]
         raise NothingFits(_explain(request, space, result))
     fewer = (
         fastest_with_fewer(space, result.ranked[0]) if request.timed and not request.job.inference else None
@@ -154,7 +156,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
-        *note_on_choice(chosen, request.cluster, result),
+        *note_on_choice(chosen, request.cluster, result), *_left_out(result),
         *(note_on_cores(chosen) if request.timed and not request.on_cpu else ()),
         *saving_notes(chosen, space.shape, space.job, request.cluster),
     )  # fmt: skip
@@ -274,6 +276,17 @@ def check_pins(space: Space, request: Request) -> None:
         )
 
 
+def _left_out(result: SearchResult) -> tuple[str, ...]:
+    """That strategies which may be faster were not compared, because what they require is not known."""
+    if result.unknown is None:
+        return ()
+    strategy, why = result.unknown
+    return (
+        f"left out, because their memory is not known: {advice.strategy_words(strategy)} and the like; "
+        f"{why.marked}",
+    )
+
+
 def _check_batch(result: SearchResult, request: Request) -> None:
     """Refuse a fixed global batch when it alone is in the way."""
     if result.nearest is not None or BATCH_REASON not in result.rejected:
@@ -380,6 +393,7 @@ def _explain(request: Request, space: Space, result: SearchResult) -> str:
         lines[0] += " (no GPU was named and none was found here: name yours, ⟨gpus⟩ N ⟨gpu⟩ NAME)"
     if request.cluster.host_ram_bytes is None and HOST_REASON in result.rejected:
         lines.append(assumed_host(request.cluster))
+    lines += _left_out(result)
     if changes:
         lines.append("What would make it fit:")
         lines += [f"  - {change}" for change in changes]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
+from zerokit.errors import MemoryUnknown
 from zerokit.memory.card import EXPANDABLE_BYTES
 from zerokit.memory.lower_bound import releases_gradients
 from zerokit.rules import first_violation
@@ -40,6 +41,7 @@ BATCH_REASON = "global batch not divisible"
 _TOO_LARGE = "GPU memory"
 HOST_REASON = "host memory"
 STATES_REASON = "GPU memory: model states alone"
+_UNKNOWN = "memory not known"
 _SLOWER = "slower than the plans shown"
 _ADAM_BYTES = 12
 """A weight's fp32 copy and Adam's two moments (ZeRO, arXiv 1910.02054, K = 12)."""
@@ -53,11 +55,14 @@ class SearchResult:
         ranked: the fastest that fit, best first, at most one of each family.
         nearest: of what did not fit, the one that lacks least memory; ``None`` when something fits
             or nothing was legal.
+        unknown: the fastest strategy of those left out because nobody knows what they require, and why;
+            ``None``: there is none among those that were asked.
         rejected: reason -> how many candidates.
     """
 
     ranked: tuple[Candidate, ...]
     nearest: Candidate | None
+    unknown: tuple[Strategy, MemoryUnknown] | None
     rejected: Mapping[str, int]
     candidates: int
     seconds: float
@@ -128,6 +133,7 @@ class _Search:
     asked: set[tuple[object, ...]] = field(default_factory=set)
     nearest: tuple[float, Strategy, MemoryEstimate] | None = None
     hopeless: tuple[float, Strategy] | None = None
+    unknown: tuple[Strategy, MemoryUnknown] | None = None
     # (lack at least, order in which they were found, strategy) of those that lack host memory
     short_of_host: list[tuple[float, int, Strategy]] = field(default_factory=list)
     # family -> seconds that the allocator's retries take whatever the knobs; those that know it exactly
@@ -167,6 +173,7 @@ class _Search:
         return SearchResult(
             ranked=tuple(ranked),
             nearest=self._nearest() if self.wants_nearest and not ranked else None,
+            unknown=self.unknown,
             rejected=dict(self.rejected.most_common()),
             candidates=self.candidates,
             seconds=time.perf_counter() - started,
@@ -357,7 +364,11 @@ class _Search:
         """Why the strategy does not fit, ``None`` when it does; and the estimate, if one was needed."""
         if self._lacks_host_memory(strategy):
             return HOST_REASON, None
-        memory = self._memory(strategy)
+        try:
+            memory = self._memory(strategy)
+        except MemoryUnknown as error:
+            self.unknown = self.unknown or (strategy, error)
+            return _UNKNOWN, None
         return fits(memory, self.space.cluster), memory
 
     def _lacks_host_memory(self, strategy: Strategy) -> bool:

@@ -133,8 +133,11 @@ def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Ca
     sized = replace(request, job=job, pins=pins, cluster=cluster)
     space, _ = make_space(sized)
     check_pins(space, sized)
-    ranked = search(space, top=1).ranked
-    if not ranked:
+    result = search(space, top=1)
+    if not result.ranked:
+        if result.unknown is not None:
+            raise result.unknown[1]
         return None
+    ranked = result.ranked
     none = measured_on_no_machine(space.timing, ranked[0].strategy)
     return replace(ranked[0], time=replace(ranked[0].time, measured_on_no_machine=none))

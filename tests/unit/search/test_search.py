@@ -15,10 +15,11 @@ from zerokit.domain.deepspeed_settings import from_config as read_settings
 from zerokit.domain.job import Job, Lora
 from zerokit.emit.deepspeed import deepspeed_config
 from zerokit.emit.files import plan_files
+from zerokit.errors import MemoryUnknown
 from zerokit.linter.emitted import verify
 from zerokit.planner.models import choose_model
 from zerokit.rules import first_violation
-from zerokit.search.plan import make_space
+from zerokit.search.plan import make_plan, make_space
 from zerokit.search.request import Request
 from zerokit.search.search import fits, search
 from zerokit.search.space import Pins, knobs, layout_violation, layouts, placements
@@ -96,6 +97,28 @@ def test_zero_1_that_releases_gradients_is_not_ruled_out_by_settings_that_keep_t
         memory.least_vram_bytes(job, best.strategy, space.cluster)
         <= memory(job, best.strategy, space.cluster).min_vram_bytes
     )
+
+
+def test_strategies_whose_memory_nobody_knows_are_left_out() -> None:
+    request = request_for(count=4, job=Job(seq_len=2048, global_batch=32), pins=SEARCH_ALL)
+
+    def partly(job, strategy, cluster):  # type: ignore[no-untyped-def]
+        if strategy.tensor_parallel > 1:
+            raise MemoryUnknown("⟨model⟩ x: not traced")
+        return request.memory(job, strategy, cluster)
+
+    def unknown(job, strategy, cluster):  # type: ignore[no-untyped-def]
+        raise MemoryUnknown("⟨model⟩ x: not traced")
+
+    whole = search(make_space(request)[0], top=100)
+    found = search(make_space(replace(request, memory=partly))[0], top=100)
+    kept = [c.strategy for c in whole.ranked if c.strategy.tensor_parallel == 1]
+    assert [c.strategy for c in found.ranked if c.strategy in kept] == kept[: len(found.ranked)]
+    assert found.unknown is not None and found.unknown[0].tensor_parallel > 1
+    notes = make_plan(replace(request, memory=partly), top=100).assumptions
+    assert any("memory is not known" in note and "tensor parallel" in note for note in notes)
+    with pytest.raises(MemoryUnknown):
+        make_plan(replace(request, memory=unknown))
 
 
 def test_a_bound_from_below_changes_nothing_but_the_work() -> None:
