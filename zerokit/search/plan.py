@@ -15,6 +15,7 @@ from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
 from zerokit.search import explain as advice
 from zerokit.search import fewer_gpus
+from zerokit.search.by_script import faster_with
 from zerokit.search.close_calls import close_call, with_range
 from zerokit.search.fewer_gpus import fastest_with_fewer
 from zerokit.search.host_memory import assumed_host, note_on_choice, note_on_cores
@@ -28,7 +29,6 @@ from zerokit.search.space import (
     divisors,
     knobs,
     layout_violation,
-    layouts,
     refuse_placement,
 )
 from zerokit.search.strategies import Space, build_strategy
@@ -40,8 +40,6 @@ _TARGET_TOKENS = 262_144
 _MOST_SEQUENCES_PER_GPU = 32
 _HALFWAY = math.sqrt(2)
 """A power of two is the nearest to a number, by ratio, up to this times itself."""
-_WORTH_SAYING_GAIN = 1.02
-"""How many times as fast a plan must be for a change of the script to be mentioned: a choice."""
 
 
 @frozen_dataclass
@@ -173,7 +171,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         global_batch=space.global_batch,
         cluster=space.cluster,
         assumptions=assumptions,
-        faster_with=(*_faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
+        faster_with=(*faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
         advice=(
             *advice.advise(chosen, space.shape, space.job, request.cluster, request.memory),
             *(
@@ -326,56 +324,12 @@ def _check_placement(space: Space, layout: Layout) -> None:
         raise InputError(f"⟨zero⟩ {pins.zero_stage}: {violation.message}; {violation.option_fix}")
 
 
-def _faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
-    """What a script that does its part could gain: tensor and sequence parallel, pipelines."""
-    if request.cluster.gpus < 2 or request.job.inference or not request.timed:
-        return ()
-    faster = []
-    for way in advice.BY_SCRIPT:
-        pins = way.searched(request.pins)
-        best = _fastest(space, pins, chosen) if pins is not None else None
-        if best is not None:
-            words = f"{way.name} {way.degree(best.strategy)} ({advice.strategy_words(best.strategy)})"
-            faster.append(
-                f"{advice.gain_words(best, chosen)} faster with {words}: {way.needs}; "
-                f"then plan with ⟨{way.option}⟩"
-            )
-    return (*faster, *_faster_pipeline(request, space, chosen))
-
-
 def _with_fewer(request: Request, fewer: Space | None, chosen: Candidate) -> tuple[str, ...]:
     """What fewer GPUs would gain, where all of them were asked for."""
     if fewer is None or not request.all_gpus:
         return ()
     best = search(fewer, top=1).ranked[0]
     return (fewer_gpus.would_be_faster(best, chosen, request.cluster),)
-
-
-def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
-    """What a script with a PipelineModule could gain."""
-    if request.pins.pipeline_module or request.job.method != "full" or request.shape.head != "causal":
-        return ()
-    best: Candidate | None = None
-    for degree in divisors(request.cluster.gpus)[1:]:
-        pins = replace(request.pins, pipeline_parallel=degree, pipeline_module=True)
-        best = _fastest(space, pins, chosen, best) or best
-    if best is None:
-        return ()
-    s = best.strategy
-    return (
-        f"{advice.gain_words(best, chosen)} faster with {s.pipeline_parallel} pipeline stages "
-        f"(tensor parallel {s.tensor_parallel}, data parallel {s.data_parallel}, "
-        f"ZeRO-{s.settings.zero.stage}): needs a script that builds a DeepSpeed "
-        "PipelineModule; then plan with ⟨pipeline_module⟩",
-    )
-
-
-def _fastest(space: Space, pins: Pins, chosen: Candidate, best: Candidate | None = None) -> Candidate | None:
-    """The fastest under other pins, if it is clearly faster than the choice, and than ``best``."""
-    limit = best.time.step_seconds if best is not None else chosen.time.step_seconds / _WORTH_SAYING_GAIN
-    searched = frozenset(layouts(space.cluster, space.pins))  # the choice is the fastest of these
-    ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit, excluded=searched).ranked
-    return ranked[0] if ranked else None
 
 
 def _explain(request: Request, space: Space, result: SearchResult) -> str:

@@ -22,8 +22,8 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.card import EXPANDABLE_BYTES
-from zerokit.memory.lower_bound import releases_gradients
 from zerokit.rules import first_violation
+from zerokit.search.frugal import frugal_settings, too_large_with_any
 from zerokit.search.space import (
     Knobs,
     Layout,
@@ -214,7 +214,7 @@ class _Search:
                         yield _Family(
                             layout=layout, placement=placement, checkpointing=mode,
                             micro_batch=micro, accumulation=steps, variants=variants,
-                            frugal=self._frugal(layout, placement, (micro, steps), variants),
+                            frugal=frugal_settings(space, layout, placement, (micro, steps), variants),
                         )  # fmt: skip
 
     def _illegal(
@@ -227,24 +227,6 @@ class _Search:
             key_value_heads=self.space.shape.kv_heads,
         )
         return None if violation is None else violation.reason
-
-    def _frugal(
-        self, layout: Layout, placement: OffloadChoice, pair: tuple[int, int], variants: tuple[Knobs, ...]
-    ) -> tuple[Knobs, ...]:
-        """The last of each order of work, which overlap and the reuse distance decide: either may hold less
-        at the peak. Where ZeRO-1 releases gradients into its buckets, all settings that do: gradients larger
-        than a bucket stay, so the smallest is not always the best."""
-        last = {(chosen.overlap_comm, chosen.reuse_distance): chosen for chosen in variants}
-        if placement.stage != 1 or pair[1] > 1:
-            return tuple(last.values())
-        releasing = {
-            chosen: None
-            for chosen in variants
-            if releases_gradients(
-                build_strategy(self.space, layout, placement, "none", *pair, chosen).settings
-            )
-        }
-        return tuple(releasing | dict.fromkeys(last.values()))
 
     def _states_too_large(self, layout: Layout, placement: OffloadChoice) -> str | None:
         """Model states that no micro-batch or knob can make smaller: a bound from below."""
@@ -349,10 +331,15 @@ class _Search:
         for frugal in reversed(family.frugal):
             if frugal != chosen and (base, frugal, family.micro_batch) not in self.asked:
                 self.asked.add((base, frugal, family.micro_batch))
-                least, _ = self._misfit(self._strategy(family, frugal))
+                strategy = self._strategy(family, frugal)
+                least, memory = self._misfit(strategy)
                 if least is None:
                     break
                 self.too_large[(base, frugal)] = (family.micro_batch, least)
+                trainable = self.space.timing.trainable
+                if memory and too_large_with_any(memory, strategy, self.space.cluster, trainable):
+                    self.too_large |= {(base, other): (family.micro_batch, least) for other in family.frugal}
+                    break
         return None
 
     def _known_misfit(self, base: tuple[object, ...], family: _Family, chosen: Knobs) -> str | None:
