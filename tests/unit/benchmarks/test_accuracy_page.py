@@ -71,26 +71,6 @@ def test_the_plots_hold_every_run() -> None:
         assert f"({name})" in (DOCS / "accuracy.md").read_text(encoding="utf-8")
 
 
-def test_other_pages_quote_the_figures_of_the_page() -> None:
-    """Those of its first table: of all runs, and of the blind ones as predicted before them."""
-    page, number = (DOCS / "accuracy.md").read_text(encoding="utf-8"), r"([\d.]+)%"
-    rows = [
-        re.search(rf"^\| {name} \| (\d+) \| \d+ \| {number} \| {number} \| {number} \|", page, re.MULTILINE)
-        for name in (r"\*\*all\*\*", "of the blind, as it was predicted before the run")
-    ]
-    assert rows[0] is not None and rows[1] is not None
-    (runs, median, high, worst), (blind, _, first_high, first_worst) = rows[0].groups(), rows[1].groups()
-    assert median == "0.000"
-    high, worst = f"{float(high):.1f}", f"{float(worst):.1f}"
-    readme, predictions = (ROOT / "README.md").read_text(), (DOCS / "predictions.md").read_text()
-    assert f"Across {runs} training runs on H200s, the median error" in readme
-    assert f"less than 0.001 % and the worst is {worst} %" in readme
-    assert f"The {runs} committed training runs on 1 to 8 H200s" in predictions
-    assert f"0.001 % in the median, {high} % at the 95th percentile and {worst} % at worst" in predictions
-    quoted = f"off by {float(first_high):.1f} % at the 95th percentile and {first_worst} % at worst"
-    assert f"For {blind} of the runs the model was frozen" in predictions and quoted in predictions
-
-
 @pytest.mark.slow
 def test_the_page_is_what_the_command_writes() -> None:
     used = re.search(

@@ -1,0 +1,337 @@
+"""Figures that the documentation quotes, each computed from committed data or from the code.
+
+A function for each group of figures; ``benchmarks/quotes.py`` names the sentences that hold them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import zerokit
+from benchmarks import bare_loop_times, rehearsal_page, step_time
+from benchmarks.measure import limits, quality
+from benchmarks.rehearsal_page import DATA, PEAKS, PREDICTED, ROOT, TIMES, Case, Step, cases, steps
+from zerokit.catalog import gpus
+from zerokit.planner.answer import ACTIVATIONS_WITHIN
+from zerokit.report.bare_loop import MOST_BYTES, MOST_FRACTION
+from zerokit.timing import host_speed
+from zerokit.units import GIB, MIB
+
+Figures = dict[str, str]
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def size(share: float, digits: int = 0) -> str:
+    """The absolute value of a share as per cent, without the sign."""
+    return f"{100 * abs(share):.{digits}f}"
+
+
+def _mean(errors: Iterable[float]) -> float:
+    return statistics.mean(map(abs, errors))
+
+
+# ---- step times
+
+
+def hosts() -> Figures:
+    """The hosts that were probed."""
+    ranges = [
+        row["host_factor_range"][1] / row["host_factor"]
+        for path in sorted(DATA.glob("script-times*.jsonl"))
+        for row in rows(path)
+        if row.get("host_factor_range")
+    ]
+    return {
+        "fastest": f"{host_speed.FASTEST}", "slowest": f"{host_speed.SLOWEST}",
+        "usual": f"{host_speed.USUAL}",
+        "spread": f"{statistics.median(ranges):.1f}", "runs": str(len(ranges)),
+    }  # fmt: skip
+
+
+def _last_lists() -> list[Step]:
+    return [step for name in ("fourth", "fifth", "sixth") for step in steps(TIMES[name])]
+
+
+def rehearsed_steps() -> Figures:
+    """Steps of scripts that were predicted first, in the lists since which nothing was changed between."""
+    found = _last_lists()
+    on_first = [step.factor for step in steps(TIMES["sixth"]) if step.host == "first H200"]
+    return {
+        "number": str(len(found)), "mean": size(_mean(step.error for step in found), 1),
+        "worst": size(max((step.error for step in found), key=abs), 1),
+        "low": f"{min(on_first):.2f}", "high": f"{max(on_first):.2f}",
+    }  # fmt: skip
+
+
+@cache
+def _published() -> dict[str, list[tuple[Any, float]]]:
+    """(run, predicted seconds) of what others published, by file."""
+    from benchmarks import planner  # needs numpy
+
+    megatron = planner.megatron_runs(planner.MEGATRON_FILE, gpus.load("a100-40gb"))
+    found = {"megatron": list(zip(megatron, planner.predict(megatron, planner.MEGATRON), strict=True))}
+    for name, path in planner.FSDP_FILES.items():
+        runs = planner.fsdp_runs(path, gpus.load(name))
+        found[name] = list(zip(runs, planner.predict(runs, planner.fsdp_stack(name)), strict=True))
+    return found
+
+
+def published() -> Figures:
+    """Mean errors on runs of others, and on the project's own."""
+    errors = {
+        name: _mean(said / run.seconds - 1 for run, said in found) for name, found in _published().items()
+    }
+    fsdp = [error for name, error in errors.items() if name != "megatron"]
+    alone = [_timed_errors(name) for name in ("quality", "quality-2gpu", "quality-2gpu-second")]
+    (own,) = {size(_mean(errors)) for errors in alone}
+    return {
+        "megatron": size(errors["megatron"]), "low": size(min(fsdp)), "high": size(max(fsdp)), "own": own,
+        "shared": size(statistics.mean(_timed_errors("h200-deepspeed"))),
+    }  # fmt: skip
+
+
+def _timed_errors(name: str) -> list[float]:
+    return [step_time.timed(row).error for row in step_time.rows(name)]
+
+
+def near_the_limit() -> Figures:
+    """Published FSDP runs with full checkpointing: how much longer than predicted they took."""
+    from benchmarks import planner
+
+    near, far = [], []
+    for name in planner.FSDP_FILES:
+        for run, said in _published()[name]:
+            if planner.near_limit(run):
+                near.append(run.seconds / said - 1)
+            elif run.strategy.checkpointing == "full":
+                far.append(run.seconds / said - 1)
+    return {
+        "number": _WORDS[len(near)], "low": size(min(near)), "high": size(max(near)),
+        "others": str(len(far)), "most": size(max(far)),
+    }  # fmt: skip
+
+
+_WORDS = {8: "Eight", 9: "Nine", 10: "Ten"}
+
+
+def best_of_three() -> Figures:
+    """What picking by prediction loses against the measured best, on the published Megatron runs."""
+    from benchmarks import planner
+
+    runs, said = zip(*_published()["megatron"], strict=True)
+    return {
+        "three": f"{100 * statistics.mean(planner.regrets(runs, said, 3)):.1f}",
+        "one": f"{100 * statistics.mean(planner.regrets(runs, said)):.1f}",
+    }
+
+
+def bare_loops() -> Figures:
+    """ZeRO-3 loops on two GPUs, predicted first; the steps of one run; the loops of the host before."""
+    first = {row["id"]: row["seconds_by_host_factor"] for row in rows(DATA / "zero-3-second-predicted.jsonl")}
+    found = rows(DATA / "zero-3-second.jsonl")
+    then = [
+        rehearsal_page.at_factor(row["host_factor"], first[row["id"]]) / row["step_seconds_median"] - 1
+        for row in found
+    ]
+    of_median = [seconds / row["step_seconds_median"] for row in found for seconds in row["step_seconds"]]
+    rounds = [limit / row["host_factor"] for row in found for limit in row["host_factor_range"]]
+    return {
+        "mean": size(_mean(then), 1), "worst": size(max(then, key=abs), 1),
+        "now": size(_mean(_loops_now("zero-3-second")), 1),
+        "worst_now": size(max(_loops_now("zero-3-second"), key=abs), 1),
+        "below": size(1 - min(of_median)), "above": size(max(of_median) - 1),
+        "low": f"{min(rounds):.1f}", "high": f"{max(rounds):.1f}",
+        "before": size(max(_loops_now("zero-3-pilot"), key=abs)),
+    }  # fmt: skip
+
+
+def _loops_now(name: str) -> list[float]:
+    return [
+        bare_loop_times.predicted_seconds(row, row["host_factor"]) / row["step_seconds_median"] - 1
+        for row in rows(DATA / f"{name}.jsonl")
+    ]
+
+
+def choices() -> Figures:
+    """What the planner chose for eight jobs on two GPUs, against the other strategies that were run."""
+    found = [
+        verdict
+        for name in ("quality-2gpu", "quality-2gpu-second")
+        for verdict in quality.verdicts(rows(DATA / f"{name}.jsonl"))
+    ]
+    lost = sorted(verdict.regret for verdict in found)
+    slower = [regret for regret in lost if regret > 0.1]
+    assert all(verdict.regret_of_three == 0 for verdict in found)
+    good = {13: "Thirteen"}[len(lost) - len(slower)]
+    return {
+        "number": {16: "sixteen"}[len(found)], "jobs": {8: "eight"}[len({one.name for one in found})],
+        "good": good, "within": size(lost[len(lost) - len(slower) - 1]),
+        "slower": {3: "three"}[len(slower)], "low": size(slower[0]), "high": size(slower[-1]),
+    }  # fmt: skip
+
+
+# ---- memory
+
+
+def _last_cases() -> list[Case]:
+    lists = ("public, second", "public, third", "public, fourth", "public, fifth")
+    return [case for name in lists for case in cases(PEAKS[name]) if not case.is_bound]
+
+
+def rehearsed_peaks() -> Figures:
+    """Scripts that were rehearsed first, in the lists of public scripts after the first."""
+    found = _last_cases()
+    peak = rehearsal_page.spread(case.peak_error for case in found)
+    reserved = rehearsal_page.spread(case.reserved_error for case in found)
+    return {
+        "number": str(len(found)), "exact": str(sum(abs(case.peak_error) < 1e-5 for case in found)),
+        "peak": peak[1], "worst": peak[2], "reserved": reserved[1], "reserved_worst": reserved[2],
+    }  # fmt: skip
+
+
+def misses() -> Figures:
+    """Two scripts of the first public list, and the ranks of one run."""
+    found = {case.name: case for case in cases(PEAKS["public"])}
+    (eight,) = (
+        row["peak_reserved_bytes"]
+        for row in rows(ROOT / "tests" / "data" / "h200" / "h200-deepspeed.jsonl")
+        if row["id"] == "llama3.1-8b.w8.z3.b2.s4096.ck"
+    )
+    return {
+        "gkd": size(found["trl.gkd"].peak_error), "dcgan": size(found["pytorch.dcgan"].peak_error),
+        "ranks": size(max(eight) / min(eight) - 1, 1),
+    }  # fmt: skip
+
+
+def entry_points() -> Figures:
+    """The list of public scripts that were rehearsed."""
+    found = rows(PREDICTED / "entry-points-rehearsed.jsonl")
+    ended = [row for row in found if row["complete"]]
+    seconds = [row["cpu_seconds"] for row in ended]
+    return {
+        "number": str(len(found)), "complete": str(len(ended)),
+        "median": f"{statistics.median(seconds):.0f}", "most": f"{max(seconds):.0f}",
+    }  # fmt: skip
+
+
+def predicted_again() -> Figures:
+    """Runs of another job than their plan's, which were rehearsed after their end."""
+    found = rows(PREDICTED / "measured-again.jsonl")
+    before = {row["name"]: row["peak_allocated_bytes"] for row in rows(PREDICTED / "predicted-again.jsonl")}
+    for row in found:
+        assert row["peak_bytes"]["predicted"] == row["peak_bytes"]["measured"] == before[row["name"]]
+    return {"number": {7: "Seven"}[len(found)]}
+
+
+def families() -> Figures:
+    """The replay beside rehearsals of families that no GPU has measured."""
+    found = rows(DATA / "replayed-families.jsonl")
+    worst = max(abs(said / seen - 1) for row in found for said, seen in row["pairs"].values())
+    return {"number": str(len(found)), "worst": f"{100 * worst:.3f}"}
+
+
+def losses() -> Figures:
+    """Peaks and phases under losses of libraries, and under options of the script, on an H200."""
+    return {
+        "losses": _below(_option_errors("loss-peaks")),
+        "options": _below(_option_errors("memory-options")),
+    }
+
+
+def outliers() -> Figures:
+    """What a base in 8 bits took more where nearly every column has an outlier."""
+    said, took = (
+        {row["name"]: row["peak_allocated_bytes"] for row in rows(DATA / f"memory-options{end}.jsonl")}
+        for end in ("-predicted", "")
+    )
+    return {"more": size(took["lora-int8.outliers"] / said["lora-int8.outliers"] - 1, 1)}
+
+
+def _option_errors(name: str) -> list[float]:
+    said = {row["name"]: row for row in rows(DATA / f"{name}-predicted.jsonl")}
+    return [
+        said[row["name"]]["phases"][phase] / took - 1
+        for row in rows(DATA / f"{name}.jsonl")
+        if "outliers" not in row["name"]
+        for phase, took in row["phases"].items()
+    ]
+
+
+def _below(errors: Iterable[float]) -> str:
+    """The next round share above the worst, in per cent."""
+    worst = 100 * max(map(abs, errors))
+    return f"{next(bar for bar in (0.001, 0.002, 0.005, 0.01, 0.1) if worst <= bar)}"
+
+
+def limits_of_cards() -> Figures:
+    """Plans at the limit of a card, and one notch beyond."""
+    found = [row for row in rows(DATA / "fits.jsonl") if "trial" in (row.get("about") or {})]
+    at_limit = [row for row in found if row["about"]["kind"] == "fits"]
+    beyond = [
+        row
+        for row in found
+        if row["about"]["kind"] == "beyond" and (row["oom"] or limits.fullness(row) is not None)
+    ]
+    assert not any(row["oom"] for row in at_limit)
+    assert all(row["oom"] or (limits.fullness(row) or 0) >= limits.NEAR for row in beyond)
+    return {"launched": str(len(at_limit)), "beyond": str(len(beyond)), "near": size(1 - limits.NEAR)}
+
+
+def all_runs() -> Figures:
+    """The first table of docs/accuracy.md: all runs, and the blind ones as predicted before them."""
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    runs, _, median, high, worst = _line_of(page, "**all**")
+    blind, _, _, first_high, first_worst = _line_of(page, "of the blind, as it was predicted before the run")
+    assert median == 0
+    words = next(line for line in page.splitlines() if " model families" in line)
+    return {
+        "runs": f"{runs:.0f}", "high": f"{high:.1f}", "worst": f"{worst:.1f}", "blind": f"{blind:.0f}",
+        "first_high": f"{first_high:.1f}", "first_worst": f"{first_worst:.0f}",
+        "families": words.split(" model families")[0].split()[-1],
+    }  # fmt: skip
+
+
+def _line_of(page: str, name: str) -> list[float]:
+    line = next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
+    return [float(cell.strip(" %")) for cell in line.strip("| ").split("|")[1:]]
+
+
+# ---- what the code and its catalogue say
+
+
+def closed_form() -> Figures:
+    """How far the closed form may be off."""
+    return {"within": size(ACTIVATIONS_WITHIN)}
+
+
+def bare_loop() -> Figures:
+    """From which difference on a launch rehearses its command."""
+    return {"share": size(MOST_FRACTION), "bytes": str(MOST_BYTES // MIB)}
+
+
+def on_a_24_gb_card() -> Figures:
+    """The plan with LoRA beside the QLoRA one of the page."""
+    chosen = zerokit.plan(
+        model="llama-3.1-8b", method="lora", gpus=1, gpu="rtx-4090", seq_len=2048, global_batch=16
+    ).chosen
+    assert chosen.strategy.checkpointing == "full"
+    estimate = chosen.estimate
+    return {
+        "required": f"{estimate.min_vram_bytes / GIB:.1f}", "seconds": f"{estimate.step_seconds:.1f}"
+    }  # fmt: skip
+
+
+def desktop_hosts() -> Figures:
+    """Host memory of a node with a desktop card."""
+    gpu = gpus.load("rtx-4090")
+    assert gpu.host_bytes_per_gpu is not None
+    return {"one": f"{gpu.host_bytes_per_gpu / GIB:.0f}", "two": f"{2 * gpu.host_bytes_per_gpu / GIB:.0f}"}

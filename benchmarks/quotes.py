@@ -1,0 +1,248 @@
+"""Sentences of the documentation that quote measured or predicted figures.
+
+    python -m benchmarks.quotes      # every sentence as it should stand; 1 when a page says otherwise
+
+A row of QUOTES is a page, a sentence with the figures left open, and what computes them. The test of this
+module finds each sentence on its page, and every figure of the prose in a sentence or in UNTIED.
+``docs/accuracy.md`` and ``docs/rehearsal-accuracy.md`` are written whole by commands of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from benchmarks import quoted_figures as figures
+from benchmarks.rehearsal_page import ROOT
+
+QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
+    (
+        "README.md",
+        "Across {runs} training runs on H200s, the median error of the predicted peak is less than "
+        "0.001 % and the worst is {worst} %",
+        figures.all_runs,
+    ),
+    (
+        "docs/predictions.md",
+        "the error of the traced peak is less than 0.001 % in the median, {high} % at the 95th percentile "
+        "and {worst} % at worst. For {blind} of the runs the model was frozen before they ran; the original "
+        "predictions of these were off by {first_high} % at the 95th percentile and {first_worst} % at worst",
+        figures.all_runs,
+    ),
+    (
+        "README.md",
+        "its activations are known to some 10 to {within} %",
+        figures.closed_form,
+    ),
+    (
+        "docs/predictions.md",
+        "measured for this project ({fastest} to {slowest} times",
+        figures.hosts,
+    ),
+    (
+        "docs/predictions.md",
+        "{number} published FSDP runs that left as little took {low} to {high} % longer than predicted, "
+        "the other {others} with full checkpointing at most {most} %",
+        figures.near_the_limit,
+    ),
+    (
+        "docs/predictions.md",
+        "activations within some 10 to {within} %",
+        figures.closed_form,
+    ),
+    (
+        "docs/predictions.md",
+        "The {runs} committed training runs on 1 to 8 H200s cover {families} families",
+        figures.all_runs,
+    ),
+    (
+        "docs/predictions.md",
+        "the peaks of {number} of them, at small sizes under ZeRO-2 with checkpointing, differ by at most"
+        " {worst} %",
+        figures.families,
+    ),
+    (
+        "docs/predictions.md",
+        "(`python -m benchmarks.option_peaks`): every peak and phase within {losses} %",
+        figures.losses,
+    ),
+    (
+        "docs/predictions.md",
+        "every peak and phase on an H200 within {options} %",
+        figures.losses,
+    ),
+    (
+        "docs/predictions.md",
+        "outliers in nearly every column took {more} % more than said",
+        figures.outliers,
+    ),
+    (
+        "docs/options.md",
+        "are not counted ({more} % of the peak on an H200",
+        figures.outliers,
+    ),
+    (
+        "docs/predictions.md",
+        "{launched} plans at the limit of cards of 16 to 141 GB were launched with the allocator capped "
+        "to such a card. None ran out of memory. All {beyond} configurations tried one notch beyond did, "
+        "or came within {near} % of the limit.",
+        figures.limits_of_cards,
+    ),
+    (
+        "docs/predictions.md",
+        "Step times are within about {megatron} % on published Megatron-DeepSpeed runs on A100s, {low} to"
+        " {high} % on llm-foundry's on A100s and H100s, and {own} % on two and four H200s.",
+        figures.published,
+    ),
+    (
+        "docs/predictions.md",
+        "predictions were {shared} % too short on average",
+        figures.published,
+    ),
+    (
+        "docs/predictions.md",
+        "predicted first and then measured: mean error {mean} %, at most {worst} %, and {now} and "
+        "{worst_now} % with the model of today",
+        figures.bare_loops,
+    ),
+    (
+        "docs/predictions.md",
+        "the steps of one run lie between {below} % below and {above} % above their median, and nine "
+        "tenths of the probe's rounds between {low} and {high} times theirs",
+        figures.bare_loops,
+    ),
+    (
+        "docs/predictions.md",
+        "which the model now gives within {before} %",
+        figures.bare_loops,
+    ),
+    (
+        "docs/predictions.md",
+        "The planner made {number} choices for {jobs} jobs on two H200s. {good} were the fastest of the "
+        "strategies run or within {within} % of it; {slower} were {low} to {high} % slower",
+        figures.choices,
+    ),
+    (
+        "docs/guide/tune.md",
+        "the best of the three plans predicted fastest is {three} % off the measured best, the first "
+        "alone {one} %",
+        figures.best_of_three,
+    ),
+    (
+        "docs/guide/launch.md",
+        "at most {worst} % off in the {runs} measured runs",
+        figures.all_runs,
+    ),
+    (
+        "docs/guide/launch.md",
+        "is off the plan by more than {share} % and more than {bytes} MiB",
+        figures.bare_loop,
+    ),
+    (
+        "docs/quickstart/lora-24gb.md",
+        "({required} GiB required, with full checkpointing, {seconds} s a step)",
+        figures.on_a_24_gb_card,
+    ),
+    (
+        "docs/which-gpu.md",
+        "{one} GiB for one card of 24 GiB, {two} GiB for two",
+        figures.desktop_hosts,
+    ),
+    (
+        "docs/rehearsal.md",
+        "({fastest} to {slowest} times a reference host's seconds); `step_seconds` is for a host in the "
+        "middle ({usual})",
+        figures.hosts,
+    ),
+    (
+        "docs/rehearsal.md",
+        "the upper end is {spread} times the middle, as in the middle of {runs} probed runs",
+        figures.hosts,
+    ),
+    (
+        "docs/rehearsal.md",
+        "({number} steps, two kinds of GPU, nothing changed between prediction and run) the mean error "
+        "was {mean} % and the worst {worst} %",
+        figures.rehearsed_steps,
+    ),
+    (
+        "docs/rehearsal.md",
+        "the probe's factor went from {low} to {high} during",
+        figures.rehearsed_steps,
+    ),
+    (
+        "docs/rehearsal.md",
+        "({number} scripts), the error of the peak is less than 0.001 % in {exact} of them, {peak} at the"
+        " 95th percentile and {worst} at worst; reserved memory is {reserved} off at the 95th percentile "
+        "and {reserved_worst} at worst",
+        figures.rehearsed_peaks,
+    ),
+    (
+        "docs/rehearsal.md",
+        "generates its batches, was {gkd} % low",
+        figures.misses,
+    ),
+    (
+        "docs/rehearsal.md",
+        "DCGAN was {dcgan} % low",
+        figures.misses,
+    ),
+    (
+        "docs/rehearsal.md",
+        "the eight ranks of one run differ by {ranks} % (Llama-3.1-8B)",
+        figures.misses,
+    ),
+    (
+        "docs/rehearsal.md",
+        "{number} public scripts, unmodified, are listed",
+        figures.entry_points,
+    ),
+    (
+        "docs/rehearsal.md",
+        "{complete} ran to completion (torch 2.13, transformers 5.23; {median} s of CPU in the median, "
+        "{most} s at most)",
+        figures.entry_points,
+    ),
+    (
+        "docs/rehearsal.md",
+        "so {complete} of {number} is not a random sample",
+        figures.entry_points,
+    ),
+    (
+        "docs/rehearsal.md",
+        "{number} runs on an H200, each with a plan for full training on texts",
+        figures.predicted_again,
+    ),
+)
+"""Page, sentence, and what computes its figures."""
+
+UNTIED = (
+    # names, limits and settings: nothing was measured
+    "on one 24 GB card", "400Gb/s or 50GB/s", "24GiB, 81559MiB", "1TiB", "activations of 1 KiB and more",
+    "between 60 s and 600 s; it is 600 s where", "tried after 60 s",
+    "where its ends are more than 10 % apart",
+    "more than 4,096 rows or 32 MiB", "differs by more than 2 %", "measured hosts differ by more than 2 %",
+    "which looks every 0.1 s", "a difference above 0.1 % in a phase",
+    # rounded so far that a reader takes them for what they are
+    "some 15 s, once", "costs at most 0.1 % of the time", "by some 2 to 4 GiB", "10 to 60 s of",
+)  # fmt: skip
+"""Phrases with a figure that no measurement stands behind."""
+
+
+def sentences() -> list[tuple[str, str]]:
+    """(page, sentence) of every row, with the figures of today."""
+    return [(page, text.format(**compute())) for page, text, compute in QUOTES]
+
+
+def main() -> int:
+    """Print the sentences; 1 when a page says otherwise."""
+    missing = 0
+    for page, text in sentences():
+        found = text in " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        missing += not found
+        print(f"{'' if found else 'NOT THERE: '}{page}: {text}")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
