@@ -66,6 +66,12 @@ class ZerokitError(Exception):
         self.marked = message
         super().__init__(fields.plain(message))
 
+    def add(self, line: str) -> None:
+        """Say one line more, unless it is empty."""
+        if line:
+            self.marked = f"{self.marked}\n{line}"
+            self.args = (fields.plain(self.marked),)
+
 
 class InputError(ZerokitError):
     """The user's input cannot be used; the message names it and the fix.

@@ -11,12 +11,12 @@ import click
 from zerokit.cli import options as shared_options
 from zerokit.cli.base import Command
 from zerokit.cli.say import say
-from zerokit.errors import InputError
-from zerokit.planner.plan_folder import DEFAULT_FOLDER
+from zerokit.errors import InputError, NothingFits
+from zerokit.planner.plan_folder import DEFAULT_FOLDER, still_there
 from zerokit.units import parse_positive_int
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from zerokit.domain.strategy import Candidate
     from zerokit.planner.plan_result import PlanResult
@@ -103,17 +103,17 @@ def command(
     count = parse_positive_int(top, "⟨top⟩", 100)
     plotted = count if html is None else _MOST_PLOTTED
     words = click.get_current_context().meta.get(_SCRIPT)
-    if words is None:
-        if rehearsal_seconds is not None:
+    named = {"recipe": recipe, "overrides": overrides, "out": folder}
+    try:
+        if words is not None:
+            result = _for_script(words, options, named, top=count, seconds=rehearsal_seconds)
+        elif rehearsal_seconds is not None:
             raise InputError("⟨rehearsal_seconds⟩: only with a script: zerokit plan … -- train.py ARGS")
-        result = planner.plan(options, recipe=recipe, overrides=overrides, out=folder, top=plotted, say=say)
-    else:
-        from zerokit.script_planner import DEFAULT_SECONDS, plan_script
-
-        result = plan_script(
-            _target(words), options, recipe=recipe, overrides=overrides, out=folder, top=count,
-            seconds=rehearsal_seconds or DEFAULT_SECONDS, say=say,
-        )  # fmt: skip
+        else:
+            result = planner.plan(options, **named, top=plotted, say=say)
+    except (InputError, NothingFits) as error:
+        error.add(still_there(Path(folder)))
+        raise
     alternatives = result.plan.alternatives
     result = result.with_alternatives(count - 1)
     if html is not None:
@@ -123,6 +123,17 @@ def command(
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
         return
     click.echo(plan_text.plan(result, folder, explain=explain, script=words))
+
+
+def _for_script(
+    words: tuple[str, ...], options: Mapping[str, Any], named: Mapping[str, Any], *, top: int,
+    seconds: float | None,
+) -> PlanResult:  # fmt: skip
+    from zerokit.script_planner import DEFAULT_SECONDS, plan_script
+
+    return plan_script(
+        _target(words), options, **named, top=top, seconds=seconds or DEFAULT_SECONDS, say=say
+    )
 
 
 def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate], folder: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -106,6 +107,25 @@ class PlanFile:
     def method(self) -> str:
         """What the plan trains: ``full``, ``lora`` or ``qlora``."""
         return str(self.request.get("method", Job().method))
+
+    @property
+    def title(self) -> str:
+        """What it is for and when it was written: ``the plan of 2026-11-23 18:36 for QLoRA of llama-3.1-8b on
+        8 × h200``."""
+        written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.path.stat().st_mtime))
+        rehearsed = self.chosen.get("rehearsed")
+        names = (
+            self.request.get("model"),
+            self.request.get("params"),
+            rehearsed.get("script") if isinstance(rehearsed, dict) else None,
+        )
+        model = next((str(name) for name in names if name), "a model")
+        trains = {"lora": "LoRA of ", "qlora": "QLoRA of "}.get(self.method, "")
+        if "inference" in self.request:
+            trains = "inference of "
+        gpu = str(self.cluster.get("gpu", "GPU"))
+        ranks = f"{self.world_size} × {gpu if gpu != 'cpu' else 'CPU rank'}"
+        return f"the plan of {written_at} for {trains}{model} on {ranks}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -286,6 +306,14 @@ def _expect(document: Document, path: tuple[str | int, ...], kind: type) -> None
         problem = "is missing" if value is None else f"must be {_NAMES[kind]}, not {value!r:.60}"
         error: FileInputError = document.error(path, f"{_dotted(path)} {problem}")
         raise error
+
+
+def title_of(folder: str | pathlib.Path) -> str | None:
+    """:attr:`PlanFile.title` of the plan in a folder; None: there is none, or it cannot be read."""
+    try:
+        return read(folder).title
+    except (InputError, OSError):
+        return None
 
 
 def read_of_run(folder: pathlib.Path) -> tuple[dict[str, Any] | None, list[str]]:

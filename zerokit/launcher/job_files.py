@@ -111,6 +111,7 @@ def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say:
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     plan = _for_gpus(job.folder)
+    say(f"{job.folder}: {plan.title}")
     launched = configure_script(plan, job, say=say)
     return jobs.sbatch_script(
         plan.strategy(),
@@ -133,6 +134,7 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     plan = _for_gpus(job.folder)
+    say(f"{job.folder}: {plan.title}")
     launched = configure_script(plan, job, config=Path(jobs.CONFIG_IN_POD), say=say)
     variant = launched.style if launched.style in VARIANTS else "raw"
     return jobs.kubernetes_manifest(

@@ -8,7 +8,7 @@ from pathlib import Path
 from zerokit.emit import plan_file
 from zerokit.errors import InputError
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
-from zerokit.temporary import make_folder
+from zerokit.temporary import is_temporary, make_folder
 
 _OWN = ("--deepspeed", "--deepspeed_config")
 
@@ -42,6 +42,8 @@ def choose_plan(
     if recipe:
         return _planned(recipe, overrides, plan_recipe)
     if named_options:
+        if plan is not None and not is_temporary(Path(plan)) and (title := plan_file.title_of(plan)):
+            say(f"{plan}: {title}")
         return plan
     if not Path(DEFAULT_FOLDER).is_dir():
         return None
@@ -54,7 +56,9 @@ def choose_plan(
             f"{DEFAULT_FOLDER} is not used: the script is given {own_config}; ⟨plan⟩ {DEFAULT_FOLDER} uses it"
         )
         return None
-    say(f"plan: {DEFAULT_FOLDER}, found here (⟨no_plan⟩ runs without one)")
+    title = plan_file.title_of(DEFAULT_FOLDER)
+    what = f": {title}" if title else ""
+    say(f"plan: {DEFAULT_FOLDER}, found here{what} (⟨no_plan⟩ runs without one)")
     return DEFAULT_FOLDER
 
 

@@ -72,7 +72,7 @@ def plan(
         timed=request.timed,
         on_cpu=request.on_cpu,
     )
-    return result if out is None else replace(result, files=result.write(out))
+    return result if out is None else replace(result, files=result.write(out, say))
 
 
 def plan_into(options: Mapping[str, Any], folder: Path) -> None:

@@ -30,6 +30,31 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"⟨out⟩ {folder}: cannot be written: {existing} is read-only here; name another")
 
 
+def replaced(folder: Path, request: Mapping[str, Any]) -> str | None:
+    """What to say before a plan is written into a folder: which other one it replaces; None: none.
+
+    Args:
+        request: of the new plan, as :func:`write_plan` takes it.
+    """
+    from zerokit.emit import plan_file
+
+    if not (folder / plan_file.FILE_NAME).is_file():
+        return None
+    try:
+        older = plan_file.read(folder)
+    except InputError:
+        return f"{folder}: replaces a plan that cannot be read"
+    return f"{folder}: replaces {older.title}" if older.request != dict(request) else None
+
+
+def still_there(folder: Path) -> str:
+    """What to say after a plan that failed: which older one a launch would take; empty: none."""
+    from zerokit.emit import plan_file
+
+    title = plan_file.title_of(folder)
+    return f"{folder} still holds {title}, which `zerokit launch` would take" if title else ""
+
+
 def write_plan(
     folder: Path,
     planned: PlannedStrategy,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -16,6 +16,9 @@ from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import PlannedStrategy, degrees
 from zerokit.search.plan import Plan
 from zerokit.values import frozen_dataclass, replace
+
+if TYPE_CHECKING:
+    from zerokit.planner.memory_source import Say
 
 PLAN_SCHEMA = "zerokit.plan/1"
 
@@ -131,14 +134,20 @@ class PlanResult:
 
         return table(self.chosen, self.model_name)
 
-    def write(self, folder: str | Path) -> dict[str, str]:
+    def write(self, folder: str | Path, say: Say | None = None) -> dict[str, str]:
         """Write ``ds_config.json``, ``accelerate.yaml``, ``plan.yaml`` and variants; returns kind → path.
+
+        Args:
+            say: hears of an older plan for something else, which this one replaces.
 
         Raises:
             InputError: the folder cannot be written.
         """
-        from zerokit.planner.plan_folder import write_plan
+        from zerokit.planner.plan_folder import replaced, write_plan
 
+        older = replaced(Path(folder), self.request) if say is not None else None
+        if say is not None and older is not None:
+            say(older)
         return write_plan(Path(folder), self.chosen, self.request, assumptions=self.plan.assumptions)
 
     def to_dict(self, *, detailed: bool = True) -> dict[str, Any]:

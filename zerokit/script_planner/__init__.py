@@ -46,4 +46,4 @@ def plan_script(
 
     requested = merged(recipe, options, overrides) if recipe is not None else options
     result = ScriptPlanning(target=target, options=requested, seconds=seconds, say=say or silent).plan(top)
-    return result if out is None else replace(result, files=result.write(out))
+    return result if out is None else replace(result, files=result.write(out, say))

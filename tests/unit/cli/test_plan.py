@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,32 @@ def test_plan_writes_its_files_and_says_what_it_assumed(capsys: pytest.CaptureFi
     assert plan["chosen"]["deepspeed_config"] == config
     assert plan["request"] == {"params": "70b", "gpus": "8"}
     assert plan["reasons"].keys() >= {"train_micro_batch_size_per_gpu"}
+
+
+def test_a_plan_names_the_one_that_it_replaces(capsys: pytest.CaptureFixture[str]) -> None:
+    first = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200")
+    second = ("plan", "--params", "7b", "--method", "qlora", "--gpus", "2", "--gpu", "l40s")
+    assert "replaces" not in call(capsys, *first)[2] + call(capsys, *first)[2]  # the same again
+    assert re.search(
+        r"zerokit-plan: replaces the plan of \d{4}-\d\d-\d\d \d\d:\d\d for llama-3.1-8b on 8 × h200\n",
+        call(capsys, *second)[2],
+    )
+    Path("zerokit-plan/plan.yaml").write_text("request: [")
+    assert "zerokit-plan: replaces a plan that cannot be read" in call(capsys, *first)[2]
+
+
+def test_a_plan_that_fails_names_the_one_that_a_launch_would_take(capsys: pytest.CaptureFixture[str]) -> None:
+    fails = ("plan", "--model", "llama-3.1-70b", "--gpus", "1", "--gpu", "t4", "--host-ram", "16GiB")
+    code, _, err = call(capsys, *fails)
+    assert code == 3 and "still holds" not in err
+    assert call(capsys, "plan", "--params", "7b", "--method", "lora", "--gpus", "1", "--gpu", "h200")[0] == 0
+    for arguments, exit_code in ((fails, 3), (("plan", "--model", "llama-3.1-8bb"), 2)):
+        code, _, err = call(capsys, *arguments)
+        assert code == exit_code
+        assert "zerokit-plan still holds the plan of " in err and "for LoRA of 7b on 1 × h200" in err
+    Path("train.py").write_text("import deepspeed\ndeepspeed.initialize(config='ds.json')\n")
+    _, _, err = call(capsys, "emit", "sbatch", "--accept-mismatch", "train.py")
+    assert "for LoRA of 7b on 1 × h200" in err
 
 
 def test_plan_json_has_the_fixed_keys(capsys: pytest.CaptureFixture[str]) -> None:

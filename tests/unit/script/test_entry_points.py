@@ -164,7 +164,8 @@ def test_the_plan_in_this_folder_is_used_or_said_not_to_be(
     assert "holds no plan.yaml" in dry_run(capsys, raw)[2]
     write_plan(tmp_path / "zerokit-plan")
     code, out, err = dry_run(capsys, raw)
-    assert code == 0 and "--deepspeed_config" in out and "plan: zerokit-plan, found here" in err
+    assert code == 0 and "--deepspeed_config" in out and "plan: zerokit-plan, found here: the plan of" in err
+    assert "zerokit-plan: the plan of" in dry_run(capsys, "--plan", "zerokit-plan", raw)[2]
     assert "--deepspeed_config" not in dry_run(capsys, "--no-plan", raw)[1]
     code, out, err = dry_run(capsys, raw, "--deepspeed_config", "mine.json")
     assert code == 0 and "is not used: the script is given --deepspeed_config" in err
