@@ -16,6 +16,8 @@ from zerokit.errors import InputError
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from zerokit.launcher.attempts import DryRun
     from zerokit.report.schema import RunReport
 
@@ -219,14 +221,16 @@ def _print_failure(text: str) -> None:
         click.echo(text, err=True)
 
 
-def _show(report: RunReport) -> None:
+def _show(report: RunReport, folder: Path) -> None:
     """Print the table; a reader that went away must not turn a failed run into exit code 0."""
     import sys
 
     from zerokit.report.render import print_report
 
     try:
-        print_report(report, traceback=False)  # the failed rank's own output is on the terminal
+        print_report(
+            report, traceback=False, folder=folder
+        )  # the failed rank's own output is on the terminal
         sys.stdout.flush()
     except (OSError, SystemExit):  # rich ends the process with 1 at a broken pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,7 +16,7 @@ from zerokit.planner.plan_folder import DEFAULT_FOLDER, still_there
 from zerokit.units import parse_positive_int
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from zerokit.domain.strategy import Candidate
     from zerokit.planner.plan_result import PlanResult
@@ -103,14 +103,20 @@ def command(
     count = parse_positive_int(top, "⟨top⟩", 100)
     plotted = count if html is None else _MOST_PLOTTED
     words = click.get_current_context().meta.get(_SCRIPT)
-    named = {"recipe": recipe, "overrides": overrides, "out": folder}
     try:
         if words is not None:
-            result = _for_script(words, options, named, top=count, seconds=rehearsal_seconds)
+            from zerokit.script_planner import DEFAULT_SECONDS, plan_script
+
+            result = plan_script(
+                _target(words), options, recipe=recipe, overrides=overrides, out=folder, top=count,
+                seconds=rehearsal_seconds or DEFAULT_SECONDS, say=say,
+            )  # fmt: skip
         elif rehearsal_seconds is not None:
             raise InputError("⟨rehearsal_seconds⟩: only with a script: zerokit plan … -- train.py ARGS")
         else:
-            result = planner.plan(options, **named, top=plotted, say=say)
+            result = planner.plan(
+                options, recipe=recipe, overrides=overrides, out=folder, top=plotted, say=say
+            )
     except (InputError, NothingFits) as error:
         error.add(still_there(Path(folder)))
         raise
@@ -123,17 +129,6 @@ def command(
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
         return
     click.echo(plan_text.plan(result, folder, explain=explain, script=words))
-
-
-def _for_script(
-    words: tuple[str, ...], options: Mapping[str, Any], named: Mapping[str, Any], *, top: int,
-    seconds: float | None,
-) -> PlanResult:  # fmt: skip
-    from zerokit.script_planner import DEFAULT_SECONDS, plan_script
-
-    return plan_script(
-        _target(words), options, **named, top=top, seconds=seconds or DEFAULT_SECONDS, say=say
-    )
 
 
 def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate], folder: str) -> None:

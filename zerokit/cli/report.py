@@ -48,7 +48,8 @@ def command(runs: tuple[str, ...], as_json: bool, html: str | None) -> None:
     elif html is None:
         from zerokit.report.render import print_report
 
-        print_report(reports[0])
+        run = Path(runs[0])
+        print_report(reports[0], folder=run if run.is_dir() else run.parent)
 
 
 def _write_page(path: Path, runs: list[Path], reports: list[RunReport]) -> None:

@@ -54,11 +54,13 @@ def _live(watched: WatchedRun, every: float, console: Console) -> RunReport:
 
     from zerokit.report.render import parts
 
+    folder = watched.path if watched.path.is_dir() else watched.path.parent
     with Live(console=console, auto_refresh=False) as live:
         while True:
             report, alarms = watched.look()
             notes = [Text(f"ALARM {text}", style="bold red") for text in alarms]
-            live.update(Group(*parts(report, traceback=False, width=console.width), *notes), refresh=True)
+            shown = parts(report, traceback=False, width=console.width, folder=folder)
+            live.update(Group(*shown, *notes), refresh=True)
             if watched.is_over(report):
                 return report
             time.sleep(every)

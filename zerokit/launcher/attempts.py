@@ -31,7 +31,7 @@ def _unheard(text: str) -> None:
     """Nobody listens."""
 
 
-def _unseen(report: RunReport) -> None:
+def _unseen(report: RunReport, folder: Path) -> None:
     """Nobody is shown the report."""
 
 
@@ -41,12 +41,12 @@ class Listener:
 
     Attributes:
         say: line by line, how it goes.
-        show: the report of a run, when it is written.
+        show: the report of a run and its folder, when it is written.
         failure: the last output of a rank that failed, as it came.
     """
 
     say: Say = _unheard
-    show: Callable[[RunReport], None] = _unseen
+    show: Callable[[RunReport, Path], None] = _unseen
     failure: Say = _unheard
 
 
@@ -304,7 +304,7 @@ class _Session:
             not_written = _write(run_dir, report)
         if self.host_speeds is not None:
             self.host_speeds.after(launch, report)
-        self.listener.show(report)
+        self.listener.show(report, run_dir)
         self._tell_end(ended, run_dir)
         exit_code = ended.verdict.exit_code
         if not_written is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -34,14 +36,21 @@ _STATE_STYLE = {"finished": "green", "stopped": "green", "running": "cyan", "fai
 
 
 def print_report(
-    report: RunReport | Mapping[str, Any], console: Console | None = None, *, traceback: bool = True
+    report: RunReport | Mapping[str, Any],
+    console: Console | None = None,
+    *,
+    traceback: bool = True,
+    folder: Path | None = None,
 ) -> None:
     """Print a report to ``console`` (standard output by default); the first failure comes last.
 
-    ``traceback``: whether the failure's is printed, or its message alone.
+    Args:
+        traceback: whether the failure's is printed, or its message alone.
+        folder: of the run, for the commands that it names.
     """
     console = console or wide_console()
-    console.print(Group(*parts(report, traceback=traceback, width=console.width)), highlight=False)
+    renderables = parts(report, traceback=traceback, width=console.width, folder=folder)
+    console.print(Group(*renderables), highlight=False)
 
 
 def wide_console() -> Console:
@@ -51,14 +60,20 @@ def wide_console() -> Console:
 
 
 def parts(
-    report: RunReport | Mapping[str, Any], *, traceback: bool = True, width: int = _PIPE_WIDTH
+    report: RunReport | Mapping[str, Any],
+    *,
+    traceback: bool = True,
+    width: int = _PIPE_WIDTH,
+    folder: Path | None = None,
 ) -> list[RenderableType]:
     """The report as renderables, in the order they are read, for a terminal of ``width`` columns."""
     run = RunReport.model_validate(report)
     tables: list[RenderableType] = [Text(_NOTHING_MEASURED)] if failed_in_load(run) else _tables(run, width)
     tables += [Text(line, style="yellow") for line in warnings(run)]
     tables.append(outcome_line(run))
-    tables += [Text(line) for line in (*what_to_do(run), *retry_lines(run))]
+    # a command is copied in one piece, however narrow the terminal
+    tables += [Text(line, no_wrap=True, overflow="ignore") for line in what_to_do(run, folder)]
+    tables += [Text(line) for line in retry_lines(run)]
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
     return tables
@@ -308,17 +323,22 @@ def retry_lines(run: RunReport) -> list[str]:
     return lines
 
 
-def what_to_do(run: RunReport) -> list[str]:
-    """After a run that was not as planned: the options of a plan for what ran; empty for other runs."""
+def what_to_do(run: RunReport, folder: Path | None) -> list[str]:
+    """After a run that was not as planned: the command that plans for what ran; empty for other runs.
+
+    Args:
+        folder: of the run, which keeps its plan.
+    """
     predicted = run.predicted_vs_measured
     if run.outcome != "not_as_planned" or predicted is None:
         return []
     options = [f"--{d.option} {d.ran}" for d in predicted.differences if d.option in _SAID_BY_THEIR_VALUE]
     if not options:
         return []
+    recipe = shlex.quote(str((folder or Path("RUN")) / "plan.yaml"))
     return [
-        "What to do: make the script use the plan's values, or plan for what it does: "
-        f"zerokit plan … {' '.join(options)} (… as for this plan)"
+        "What to do: make the script use the plan's values, or plan for what it does:",
+        f"  zerokit plan --recipe {recipe} {' '.join(options)}",
     ]
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import zerokit
 from tests.support import reports
 from tests.support.run_reports import GIB, PLAN, gpu_phase, report_of, shown, write_rank
+from zerokit import cli
 from zerokit.domain.job import PACKED_LORA, Lora
 from zerokit.launcher.predict_again import predict_again
 from zerokit.launcher.verdict.as_planned import PlanCheck
@@ -308,15 +313,23 @@ def test_the_peak_of_host_memory_is_in_the_phase_that_reached_it_first(tmp_path)
     assert report_of(tmp_path, 1)["ranks"][0]["peak_phase"] == "forward"
 
 
-def test_a_run_that_was_not_as_planned_says_what_to_do(tmp_path):
-    """Each difference once below the table, and the options that would plan for what ran."""
+def test_a_run_that_was_not_as_planned_says_what_to_do(tmp_path, capsys, monkeypatch):
+    """Each difference once below the table, and the command that plans for what ran, which works as it is."""
     run(tmp_path, batch_rows=8)
     check = PlanCheck(plan={"chosen": CHOSEN, "request": REQUEST}, style="raw")
     report = reports.report_of(tmp_path, 2, plan={"chosen": CHOSEN, "request": REQUEST}, plan_check=check)
     assert report["outcome"] == "not_as_planned"
-    text = shown(report)
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/a run")
+    zerokit.plan(params="7b", gpus=2, gpu="h200", seq_len=1024, method="lora").write(folder)
+    text = shown(report, folder=folder)
     assert text.count("batch size per GPU 8 ran, not 2") == 1
-    assert "zerokit plan … --micro-batch 8 (… as for this plan)" in text
+    command = next(line for line in text.splitlines() if line.startswith("  zerokit plan "))
+    assert cli.run([*shlex.split(command)[1:], "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["chosen"]["micro_batch"] == 8
+    assert (planned["request"]["method"], planned["request"]["gpus"]) == ("lora", "2")
+    assert "zerokit plan --recipe RUN/plan.yaml --micro-batch 8" in shown(report)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

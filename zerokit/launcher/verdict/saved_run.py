@@ -56,11 +56,12 @@ class WatchedRun:
     """A run that is looked at again and again.
 
     Args:
+        path: its folder or report.json.
         metrics: a file that keeps the figures of the last look, as OpenMetrics text.
     """
 
     def __init__(self, path: Path, metrics: Path | None = None) -> None:
-        self._path = path
+        self.path = path
         self._metrics = metrics
         self._ended_since: float | None = None
 
@@ -71,7 +72,7 @@ class WatchedRun:
             InputError: there is no such run, or its report is damaged.
             ReportNotWritten: the metrics cannot be written.
         """
-        report = load_run(self._path)
+        report = load_run(self.path)
         raised = alarms(report, detect_host().ram_bytes)
         if self._metrics is not None:
             write_page(self._metrics, openmetrics(report, raised))
@@ -85,5 +86,5 @@ class WatchedRun:
             return False
         now = time.monotonic()
         self._ended_since = now if self._ended_since is None else self._ended_since
-        has_report = not self._path.is_dir() or (self._path / REPORT_FILE).exists()
+        has_report = not self.path.is_dir() or (self.path / REPORT_FILE).exists()
         return has_report or now - self._ended_since > _PATIENCE_SECONDS
