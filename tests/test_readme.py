@@ -36,6 +36,7 @@ VARY = "<!-- figures vary -->"
 BLOCK = re.compile(rf"(?P<vary>{VARY}\n)?```console\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d[\d,_]*(?:\.\d+)?")
 WALL_TIME = re.compile(r"\bin \d+\.\d+ s$")
+DATE = re.compile(r"\b\d{4}-\d\d-\d\d \d\d:\d\d\b")
 MEASURED = (
     (re.compile(r"\b(load|init|forward|backward|step|eval|generate|save|other)\b(?! time)"), "PHASE"),
     (re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?"), "0"),
@@ -116,7 +117,8 @@ def run(example: Example, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def words(line: str) -> str:
     """The line without what layout and the machine's speed decide."""
-    return WALL_TIME.sub("in a moment", re.sub("─+", "─", " ".join(line.split())))
+    line = DATE.sub("some day", re.sub("─+", "─", " ".join(line.split())))
+    return WALL_TIME.sub("in a moment", line)
 
 
 def without_figures(line: str) -> str:

@@ -163,10 +163,10 @@ def for_vram(vram_bytes: int) -> tuple[Gpu, str]:
     typical = [entry.gpu for entry in _entries() if entry.assumed_for_vram]
     gpu = min(typical, key=lambda gpu: abs(math.log(gpu.driver_vram_bytes / vram_bytes)))
     decimal, rest = divmod(vram_bytes, 10**9)
-    sold = f" ({decimal}GB; a card sold as {decimal} GB has {decimal}GiB)" if not rest else ""
+    sold = f"{decimal}GB is {format_gib(vram_bytes, 1)}, and a card sold as {decimal} GB has {decimal}GiB; "
     return gpu, (
-        f"speeds assumed to be those of {gpu.name}, the typical GPU nearest to "
-        f"{format_gib(vram_bytes)}{sold}; name the GPU with ⟨gpu⟩ for better ones"
+        f"{'' if rest else sold}speeds assumed to be those of {gpu.name}, the typical GPU nearest to "
+        f"{format_gib(vram_bytes, 1)}; name the GPU with ⟨gpu⟩ for better ones"
     )
 
 

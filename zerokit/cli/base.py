@@ -116,9 +116,18 @@ def unknown_option(error: click.NoSuchOption) -> str:
     hint = instead(name, parameter_names)
     if hint is not None and first_argument(hint) not in {*parameter_names, None}:
         hint = None
+    if hint is None and path.endswith("sbatch") and key in _OF_SLURM:
+        hint = f"it is Slurm's: submit the job with `sbatch {name} … job.sh`"
     if hint is None and key in BY_NAME:
         hint = "it is an option of `zerokit plan`"
     return as_options(f"{path}: there is no option {name}; {hint or f'`{path} --help` lists them'}")
+
+
+_OF_SLURM = frozenset((
+    "partition", "account", "qos", "constraint", "mem", "exclusive", "reservation", "mail_user", "mail_type",
+    "nodelist", "exclude", "dependency", "array", "output", "error", "licenses", "gres", "comment",
+))  # fmt: skip
+"""Options of ``sbatch`` that the command line overrides in a script, or adds to it."""
 
 
 def _names(parameter: click.Parameter) -> list[str]:
@@ -132,12 +141,15 @@ def misused(error: click.ClickException, command: str | None) -> str:
     Args:
         command: the command that was typed; click tells of no context where a value is missing.
     """
+    from zerokit.suggest import misspelt
+
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context is not None else " ".join(filter(None, ("zerokit", command)))
     if isinstance(error, click.UsageError) and (typed := _NO_COMMAND.match(error.message)):
         known = context.command.commands if context and isinstance(context.command, click.Group) else {}
         meant = _OTHER_NAMES.get(typed[1], typed[1])
-        hint = f"did you mean `{path} {meant}`?" if meant in known else f"`{path} --help` lists them"
+        close = [meant] if meant in known else misspelt(meant, known)
+        hint = f"did you mean `{path} {close[0]}`?" if close else f"`{path} --help` lists them"
         return f"{path}: there is no command {typed[1]!r}; {hint}"
     text = _BETWEEN.sub(r"\1 to \2", error.format_message().rstrip("."))
     for pattern, words in _NUMBERS:

@@ -58,7 +58,8 @@ def _for_job(function: Callable[..., None]) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         from zerokit.launcher.job_files import JobScript
 
-        job = JobScript(folder=folder, script=script, style=style, variables=variables,
+        command = f"emit {click.get_current_context().info_name}"
+        job = JobScript(command=command, folder=folder, script=script, style=style, variables=variables,
                           no_arguments=no_arguments, accept_mismatch=accept_mismatch)  # fmt: skip
         function(job, **options)
 

@@ -101,7 +101,6 @@ def command(
         raise InputError(_misplaced(overrides[0]))
     folder = out or DEFAULT_FOLDER
     count = parse_positive_int(top, "⟨top⟩", 100)
-    plotted = count if html is None else _MOST_PLOTTED
     words = click.get_current_context().meta.get(_SCRIPT)
     try:
         if words is not None:
@@ -114,15 +113,15 @@ def command(
         elif rehearsal_seconds is not None:
             raise InputError("⟨rehearsal_seconds⟩: only with a script: zerokit plan … -- train.py ARGS")
         else:
-            result = planner.plan(
-                options, recipe=recipe, overrides=overrides, out=folder, top=plotted, say=say
-            )
+            result = planner.plan(options, recipe=recipe, overrides=overrides, out=folder, top=count, say=say)
     except (InputError, NothingFits) as error:
         error.add(still_there(Path(folder)))
         raise
-    alternatives = result.plan.alternatives
-    result = result.with_alternatives(count - 1)
     if html is not None:
+        alternatives = result.plan.alternatives
+        if words is None:  # a search for so many drops fewer unseen, so its counts are not those of the plan
+            plotted = planner.plan(options, recipe=recipe, overrides=overrides, top=_MOST_PLOTTED)
+            alternatives = plotted.plan.alternatives
         _write_page(Path(html), result, alternatives, folder)
         say(f"wrote {html}")
     if as_json:

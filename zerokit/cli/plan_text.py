@@ -10,6 +10,7 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokit.cli.program import program
@@ -20,6 +21,7 @@ from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.search.explain import cluster_words, strategy_words
+from zerokit.search.sure_fit import SURELY_FITS
 from zerokit.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
@@ -69,13 +71,34 @@ def memory_table(estimate: Estimate, capacity_bytes: int | None, device: str = "
         f"  {name:<{column}}  {format_gib(size):>12}  {'█' * round(_BAR * size / peak) if peak else ''}"
         for name, size in parts
     ]
-    sums = [
-        (f"peak allocated ({worst.peak_phase})", peak),
-        (f"required per {device}", estimate.min_vram_bytes),
-    ]
+    required = estimate.min_vram_bytes
+    rule = f"  {'':<{column}}  {'-' * 12}"
+
+    def rows_of(sizes: Iterable[tuple[str, int]]) -> list[str]:
+        return [f"  {name:<{column}}  {format_gib(size):>12}" for name, size in sizes]
+
+    lines += [rule, *rows_of([(f"peak allocated ({worst.peak_phase})", peak)])]
+    lines += [*rows_of(estimate.around_peak.items()), rule, *rows_of([(f"required per {device}", required)])]
     if capacity_bytes:
-        sums.append((f"available per {device}", capacity_bytes))
-    lines.append(f"  {'':<{column}}  {'-' * 12}")
+        room = "headroom" if capacity_bytes >= required else "too much"
+        lines += rows_of(
+            [(f"available per {device}", capacity_bytes), (room, abs(capacity_bytes - required))]
+        )
+    return lines
+
+
+def host_table(planned: PlannedStrategy) -> list[str]:
+    """What the ranks of one node hold of its memory, by what it is, and what the node has."""
+    estimate, cluster = planned.estimate, planned.cluster
+    total = estimate.host_bytes_per_node
+    parts = answer.host_parts(planned)
+    ranks = max(1, planned.strategy.world_size // cluster.nodes)
+    sums = [(f"required by {ranks} rank{'s' if ranks > 1 else ''}", total)]
+    if cluster.host_ram_bytes is not None:
+        sums.append(("available per node", cluster.host_ram_bytes))
+    column = max(28, *(len(name) for name, _ in (*parts, *sums)))
+    lines = [f"  {name:<{column}}  {format_gib(size):>12}" for name, size in parts]
+    lines += [f"  {'':<{column}}  {'-' * 12}"] if parts else []
     return [*lines, *(f"  {name:<{column}}  {format_gib(size):>12}" for name, size in sums)]
 
 
@@ -129,22 +152,23 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 def _strategy(planned: PlannedStrategy) -> list[str]:
     """The strategy in rows: what is trained, how it is divided, the batch."""
-    strategy, job, estimate = planned.strategy, planned.job, planned.estimate
+    strategy, job = planned.strategy, planned.job
     return rows(
         [
             ("trains", answer.trains(job)),
             ("strategy", answer.strategy(strategy)),
             ("batch", answer.batch(strategy, job, "rank" if planned.on_cpu else "GPU")),
             ("GPU memory" if not planned.on_cpu else "tensors", answer.memory(planned)),
-            ("host memory", f"{format_gib(estimate.host_bytes_per_node, 1)} per node"),
+            ("host memory", answer.host_memory(planned)),
         ]
     )
 
 
-def _answer(planned: PlannedStrategy, title: str) -> list[str]:
+def _answer(planned: PlannedStrategy, title: str, surer: Sequence[str] = ()) -> list[str]:
+    """``surer``: what to say of a strategy that surely fits, where this one only may."""
     lines = [title]
-    lines += textwrap.wrap(answer.fits(planned), width())
-    lines += textwrap.wrap(answer.pace(planned), width())
+    for text in (answer.fits(planned), *(note[0].upper() + note[1:] for note in surer), answer.pace(planned)):
+        lines += textwrap.wrap(text, width())
     return [*lines, "", *_strategy(planned)]
 
 
@@ -155,7 +179,7 @@ def _details(planned: PlannedStrategy) -> list[str]:
     capacity = None if planned.fits is None else planned.cluster.gpu.driver_vram_bytes
     lines = [heading(f"Memory per {device} (worst rank)"), *memory_table(estimate, capacity, device)]
     lines += paragraph(phases(estimate))
-    lines += [heading("Host memory per node"), f"  {format_gib(estimate.host_bytes_per_node, 1)}"]
+    lines += [heading("Host memory per node"), *host_table(planned)]
     lines += saving(estimate.saving)
     return [*lines, heading("Expected speed"), *speed(estimate)]
 
@@ -181,7 +205,9 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
         script: the words of the script that was planned for, with its arguments.
     """
     planned, body = result.chosen, result.to_dict(detailed=False)
-    lines = _answer(planned, f"Plan for {result.model_name} on {cluster_words(result.cluster)}")
+    surer = [note for note in body["advice"] if note.startswith(SURELY_FITS)]
+    body["advice"] = [note for note in body["advice"] if note not in surer]
+    lines = _answer(planned, f"Plan for {result.model_name} on {cluster_words(result.cluster)}", surer)
     lines += _todo(planned, body["assumptions"])
     body["assumptions"] = _others(body["assumptions"])
     lines += _rehearsed(result)
@@ -315,6 +341,8 @@ def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] 
     if result.cluster.nodes > 1:  # a launch here would start what this one machine has
         plan_folder = "" if folder == DEFAULT_FOLDER else f"--plan {shlex.quote(folder)} "
         lines = [f"  {program()} emit sbatch {plan_folder}{command} > job.sh"]
+    if not script and not Path(command).exists():
+        lines[0] += f"  # {command}: your script"
     added: Sequence[str] = ()
     if script:
         added, heading_text = result.added_arguments, "which adds (--no-arguments adds nothing):"

@@ -57,7 +57,7 @@ def _text(body: dict[str, Any]) -> str:
         if before is not None and row == {**before, "offload_allowed": True}:
             continue  # it may offload, and need not
         offload = "allowed" if row["offload_allowed"] else "none"
-        start = f"  {row['gpu']:<15}{row['method']:<7}{offload:<8}"
+        start = f"  {row['shown_as']:<15}{row['method']:<7}{offload:<8}"
         if row["gpus"] is None:
             lines += [f"{start}{'-':>5}", *_below(row["why"])]
             continue

@@ -49,6 +49,7 @@ class Gpu:
         host_bytes_per_gpu: of nodes that have this GPU, host memory over GPUs; 0: not known.
         chip: what kernels and libraries choose by; ``None``: not known, as of all of AMD's.
         sources: figure name -> where it comes from.
+        stands_in: nobody named it: only its memory was given, and its speeds are assumed.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Gpu:
     chip: Chip | None = None
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    stands_in: bool = False
 
     def supports(self, precision: str) -> bool:
         """Whether the GPU multiplies matrices in this precision in hardware."""

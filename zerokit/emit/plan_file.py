@@ -124,7 +124,12 @@ class PlanFile:
         if "inference" in self.request:
             trains = "inference of "
         gpu = str(self.cluster.get("gpu", "GPU"))
-        ranks = f"{self.world_size} × {gpu if gpu != 'cpu' else 'CPU rank'}"
+        gpu = "CPU rank" if gpu == "cpu" else gpu
+        if self.request.get("vram") and not self.request.get(
+            "gpu"
+        ):  # the name is of whose speeds are assumed
+            gpu = f"GPU of {self.request['vram']}"
+        ranks = f"{self.world_size} × {gpu}"
         return f"the plan of {written_at} for {trains}{model} on {ranks}"
 
     @property

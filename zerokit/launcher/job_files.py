@@ -18,6 +18,7 @@ from zerokit.launcher.command import script_options
 from zerokit.launcher.prepare import read_plan
 from zerokit.script.agreement import agree
 from zerokit.script.arguments import ScriptOptions
+from zerokit.script.misplaced_options import misplaced
 from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
 from zerokit.values import frozen_dataclass
 
@@ -29,6 +30,7 @@ class JobScript:
     """The script that a job runs, as the user names it.
 
     Attributes:
+        command: that writes the job, in whose options ``script`` ends: ``emit sbatch``.
         folder: of the plan.
         script: its path and arguments.
         style: how it takes its configuration; ``auto`` reads its source.
@@ -37,6 +39,7 @@ class JobScript:
         accept_mismatch: say where the script contradicts the plan instead of stopping.
     """
 
+    command: str
     folder: str
     script: Sequence[str]
     style: str = "auto"
@@ -164,6 +167,9 @@ def configure_script(
     script, style = job.script, job.style
     path = Path(script[0])
     facts = _facts(path, style)
+    unread = misplaced(facts, script[0], script[1:], job.command)
+    if unread is not None:
+        say(unread)
     resolved_style = facts.style if style == "auto" else style
     if style == "auto" and resolved_style != "none":
         say(f"{path} is taken as {STYLE_WORDS[resolved_style]}: {facts.why}")

@@ -23,15 +23,51 @@ NCCL_PER_GROUP_MEMBER_BYTES = 450 * MIB
 DEFAULT_CONTEXT_BYTES = 621 * MIB
 
 
+CONTEXT, NCCL, DRIVER, RESERVED = (
+    "context and libraries", "NCCL buffers", "kept by the driver", "reserved beyond allocated"
+)  # fmt: skip
+"""What stands between the tensors of a peak and the card that a run requires."""
+
+
+def _nccl_bytes(strategy: Strategy) -> int:
+    if strategy.world_size == 1:
+        return 0
+    groups = max(strategy.tensor_parallel, strategy.sequence_parallel, strategy.pipeline_parallel)
+    return NCCL_BYTES + (NCCL_PER_GROUP_MEMBER_BYTES * min(groups, 8) if groups > 1 else 0)
+
+
 def outside_allocator_bytes(gpu: Gpu, strategy: Strategy) -> int:
     """Context, libraries and NCCL. Bytes."""
-    total = (gpu.context_bytes or DEFAULT_CONTEXT_BYTES) + LIBRARIES_BYTES
-    if strategy.world_size > 1:
-        total += NCCL_BYTES
-    groups = max(strategy.tensor_parallel, strategy.sequence_parallel, strategy.pipeline_parallel)
-    if groups > 1:
-        total += NCCL_PER_GROUP_MEMBER_BYTES * min(groups, 8)
-    return total
+    return (gpu.context_bytes or DEFAULT_CONTEXT_BYTES) + LIBRARIES_BYTES + _nccl_bytes(strategy)
+
+
+def around_peak(
+    gpu: Gpu, strategy: Strategy, peak_bytes: int, required_bytes: int, *, is_rough: bool
+) -> dict[str, int]:
+    """What a card must have beside the tensors of a peak, by what it is; it sums to ``required_bytes`` less
+    the peak. Bytes.
+
+    Args:
+        is_rough: the peak is of a closed form (:func:`rough_overhead_bytes`).
+    """
+    rest = required_bytes - peak_bytes
+    if is_rough:
+        outside = {
+            CONTEXT: gpu.context_bytes or ROUGH_CONTEXT_BYTES,
+            NCCL: _rough_nccl_bytes(strategy),
+        }
+    else:
+        outside = {
+            CONTEXT: (gpu.context_bytes or DEFAULT_CONTEXT_BYTES) + LIBRARIES_BYTES,
+            NCCL: _nccl_bytes(strategy),
+            DRIVER: _driver_bytes(gpu),
+        }
+    parts = {RESERVED: rest - sum(outside.values()), **outside}
+    return {name: size for name, size in parts.items() if size}
+
+
+def _driver_bytes(gpu: Gpu) -> int:
+    return max(0, gpu.driver_vram_bytes - gpu.vram_bytes)
 
 
 EXPANDABLE_BYTES = 384 * MIB
@@ -58,12 +94,11 @@ def allocator_bytes(gpu: Gpu, peak_bytes: int) -> int:
 
 def min_vram_bytes(gpu: Gpu, strategy: Strategy, peak_bytes: int) -> int:
     """The smallest card, in nvidia-smi's total, on which a run with this peak succeeds. Bytes."""
-    driver_reserve = max(0, gpu.driver_vram_bytes - gpu.vram_bytes)
     return (
         peak_bytes
         + allocator_bytes(gpu, peak_bytes)
         + outside_allocator_bytes(gpu, strategy)
-        + driver_reserve
+        + _driver_bytes(gpu)
     )
 
 
@@ -76,13 +111,14 @@ ROUGH_SPLIT_BLOCKS_BYTES, ROUGH_SPLIT_BLOCKS_SHARE = 3 * GIB, 10
 without: near the figures above, with margins, as a closed form is itself within some ten per cent."""
 
 
+def _rough_nccl_bytes(strategy: Strategy) -> int:
+    groups = max(strategy.tensor_parallel, strategy.sequence_parallel, strategy.pipeline_parallel)
+    return (ROUGH_NCCL_BYTES if strategy.world_size > 1 else 0) + (ROUGH_GROUPS_BYTES if groups > 1 else 0)
+
+
 def rough_overhead_bytes(gpu: Gpu, strategy: Strategy, peak_bytes: int) -> int:
     """What a run needs beside a peak of the closed form. Bytes."""
-    total = gpu.context_bytes or ROUGH_CONTEXT_BYTES
-    if strategy.world_size > 1:
-        total += ROUGH_NCCL_BYTES
-    if max(strategy.tensor_parallel, strategy.sequence_parallel, strategy.pipeline_parallel) > 1:
-        total += ROUGH_GROUPS_BYTES
+    total = (gpu.context_bytes or ROUGH_CONTEXT_BYTES) + _rough_nccl_bytes(strategy)
     if gpu.expandable_segments:
         return total + max(ROUGH_FRAGMENTS_BYTES, peak_bytes // ROUGH_FRAGMENTS_SHARE)
     return total + max(ROUGH_SPLIT_BLOCKS_BYTES, peak_bytes // ROUGH_SPLIT_BLOCKS_SHARE)

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
-from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM
-from zerokit.memory.components import Component, label
+from zerokit.memory.closed_form import unsure_bytes
+from zerokit.memory.components import label
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
@@ -50,21 +50,13 @@ def fits(planned: PlannedStrategy) -> str:
     room = available - required
     amounts = f"{format_gib(required, 1)} required of {format_gib(available, 1)} per {device}"
     if planned.fits:
-        unsure = _unsure_bytes(planned)
+        unsure = unsure_bytes(planned.candidate.memory)
         if room < unsure:
             headroom = f"{format_gib(room, 1).removesuffix(' GiB')} ± {format_gib(unsure, 1)} headroom"
             return f"May fit: {amounts}, {headroom}"
         return f"Fits: {amounts}, {format_gib(room, 1)} headroom"
     short = f", {format_gib(-room, 1)} too much" if room < 0 else "; the host's memory does not suffice"
     return f"Does NOT fit: {amounts}{short}"
-
-
-def _unsure_bytes(planned: PlannedStrategy) -> float:
-    """How far an estimate that was not traced may be off."""
-    memory = planned.candidate.memory
-    if memory.basis != CLOSED_FORM:
-        return 0.0
-    return ACTIVATIONS_WITHIN * memory.worst.components.get(Component.ACTIVATIONS.value, 0)
 
 
 def pace(planned: PlannedStrategy) -> str:
@@ -151,6 +143,39 @@ def memory(planned: PlannedStrategy) -> str:
     return f"peak {peak} in {worst.peak_phase}: {words} {unit_name}"
 
 
+_HOST_WORDS = {
+    "process": "processes",
+    "model_before_it_moves": "models being loaded",
+    "defragmentation": "weights being joined",
+}
+
+
+def host_parts(planned: PlannedStrategy) -> list[tuple[str, int]]:
+    """What the ranks of one node hold of its memory, by what it is, largest first; empty for CPU ranks."""
+    estimate = planned.estimate
+    if planned.on_cpu:
+        return []
+    sizes = {_HOST_WORDS.get(key, label(key)): size for key, size in estimate.host_components.items()}
+    rest = estimate.host_bytes_per_node - sum(sizes.values())
+    if sizes and rest > 0:  # the closed form: what is held while the model is loaded
+        sizes["models being loaded"] = sizes.get("models being loaded", 0) + rest
+    return sorted(sizes.items(), key=lambda item: -item[1])
+
+
+def host_memory(planned: PlannedStrategy) -> str:
+    """``130.6 GiB per node: models being loaded 119.7, processes 10.9 GiB``."""
+    total = planned.estimate.host_bytes_per_node
+    text = f"{format_gib(total, 1)} per node"
+    parts = host_parts(planned)
+    if not parts:
+        return text
+    unit, unit_name = shown_unit(total / 10)
+    words = [f"{name} {size / unit:.1f}" for name, size in parts[:2] if size >= unit / 20]
+    others = sum(size for _, size in parts[2:])
+    words += [f"others {others / unit:.1f}"] if others >= unit / 20 else []
+    return f"{text}: {', '.join(words)} {unit_name}"
+
+
 _REASSURING = (
     ": given",
     "it needs no loss scaling",
@@ -199,9 +224,9 @@ def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
     if job.offload_activations:
         todo.append("move activations to the host: TRL's activation_offloading=True does")
     if strategy.checkpointing == "full":
-        todo.append("turn checkpointing on: model.gradient_checkpointing_enable()")
+        todo.append("checkpoint: model.gradient_checkpointing_enable() (a Trainer: launch does)")
     elif strategy.checkpointing == "selective":
-        todo.append("turn checkpointing on: zerokit.selective_checkpointing(model)")
+        todo.append("checkpoint: zerokit.selective_checkpointing(model)")
     if strategy.tensor_parallel > 1:
         todo.append(
             "give tensor parallel peers the same batch: the Trainer and Accelerate do; a raw "

@@ -13,6 +13,10 @@ from zerokit.domain.strategy import Candidate, RankEstimate, Saving, Strategy
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options, plain
+from zerokit.memory.card import around_peak
+from zerokit.memory.closed_form import CLOSED_FORM
+from zerokit.search.explain import strategy_words
+from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
 ESTIMATE_SCHEMA = "zerokit.estimate/1"
@@ -73,6 +77,10 @@ class PlannedStrategy:
     on_cpu: bool = False
     parameters: int | None = None
     script: ScriptProfile | None = None
+
+    def __repr__(self) -> str:
+        """What a Python prompt shows: the strategy, and what it requires."""
+        return f"<{strategy_words(self.strategy)}: {self.estimate.in_words}>"
 
     @property
     def strategy(self) -> Strategy:
@@ -196,6 +204,20 @@ class Estimate:
     planned: PlannedStrategy
     model_name: str = ""
 
+    def __repr__(self) -> str:
+        """What a Python prompt shows: strategy, memory and time in a line."""
+        of = f" of {self.model_name}" if self.model_name else ""
+        return f"<Estimate{of}: {strategy_words(self.planned.strategy)}: {self.in_words}>"
+
+    @property
+    def in_words(self) -> str:
+        """``75.4 GiB required of 79.6 GiB per GPU, 3.6 s a step``."""
+        of = ""
+        if self.fits is not None:
+            of = f" of {format_gib(self.planned.cluster.gpu.driver_vram_bytes, 1)}"
+        step = "" if self.step_seconds is None else f", {format_seconds(self.step_seconds)} a step"
+        return f"{format_gib(self.min_vram_bytes, 1)} required{of} per GPU{step}"
+
     @property
     def fits(self) -> bool | None:
         """Whether the GPUs hold it; None where no memory was named."""
@@ -210,6 +232,16 @@ class Estimate:
     def min_vram_bytes(self) -> int:
         """The smallest GPU memory, as nvidia-smi counts it, on which the run succeeds."""
         return self.planned.candidate.memory.min_vram_bytes
+
+    @property
+    def around_peak(self) -> dict[str, int]:
+        """What a GPU must have beside the peak, by what it is; empty for CPU ranks."""
+        if self.planned.on_cpu:
+            return {}
+        return around_peak(
+            self.planned.cluster.gpu, self.planned.strategy, self.peak_allocated_bytes, self.min_vram_bytes,
+            is_rough=self.basis == CLOSED_FORM,
+        )  # fmt: skip
 
     @property
     def host_bytes_per_node(self) -> int:

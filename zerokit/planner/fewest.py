@@ -15,7 +15,7 @@ from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.prices import prices_of
 from zerokit.planner.request import resolve
 from zerokit.planner.values import integer
-from zerokit.search.explain import strategy_words
+from zerokit.search.explain import gpu_words, strategy_words
 from zerokit.units import GIB, format_gib
 from zerokit.values import replace
 
@@ -45,6 +45,11 @@ class FewestGpus:
     def gpu(self) -> str:
         """The kind of GPU, as the catalogue names it."""
         return self.size.gpu.name
+
+    @property
+    def gpu_words(self) -> str:
+        """The kind of GPU for people: ``14.9 GiB GPU`` where only its memory was given."""
+        return gpu_words(self.size.gpu)
 
     @property
     def method(self) -> str:
@@ -101,6 +106,7 @@ class FewestGpus:
         """An entry of ``sizes``."""
         row: dict[str, Any] = {
             "gpu": self.gpu,
+            "shown_as": self.gpu_words,
             "method": self.method,
             "offload_allowed": self.offload_allowed,
             "gpus": self.gpus,
@@ -140,6 +146,10 @@ class SizeResult:
     notes: tuple[str, ...]
     most_gpus: int
     changes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """What a Python prompt shows: the answer."""
+        return "\n  ".join((f"<Fewest GPUs for {self.model_name}", *self.answer)) + ">"
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -196,7 +206,7 @@ class SizeResult:
         """That no number of these GPUs will do, in a sentence; None where some will."""
         if any(size.gpus for size in self.sizes):
             return None
-        kinds = dict.fromkeys(size.gpu for size in self.sizes)
+        kinds = dict.fromkeys(size.gpu_words for size in self.sizes)
         most = f"{self.most_gpus} GPU{'s' if self.most_gpus > 1 else ''}"
         lines = [f"{self.model_name} fits on none of {', '.join(kinds)} up to {most}"]
         if self.changes:
@@ -264,22 +274,22 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     offload = " and offload to host memory" if smallest.offload_allowed else ""
     as_well = f"; {fewest_gpus} × {_alternatives(others)} would do as well" if others else ""
     sentences = [
-        f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu}{offload} ({format_gib(memory, 1)} required of "
-        f"{format_gib(available, 1)} per GPU{barely}){as_well}"
+        f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu_words}{offload} "
+        f"({format_gib(memory, 1)} required of {format_gib(available, 1)} per GPU{barely}){as_well}"
     ]
     timed = [size for size in sizes if size.gpu_hours_per_1e9_tokens is not None]
     if len(timed) > 1:
         least = min(timed, key=lambda size: size.gpu_hours_per_1e9_tokens or 0.0)
         sentences.append(
-            f"{subject}fewest GPU-hours: {least.gpus} × {least.gpu}, {least.gpu_hours_per_1e9_tokens:,.0f} "
-            f"per 1e9 tokens{_with_offload(least, smallest)}"
+            f"{subject}fewest GPU-hours: {least.gpus} × {least.gpu_words}, "
+            f"{least.gpu_hours_per_1e9_tokens:,.0f} per 1e9 tokens{_with_offload(least, smallest)}"
             + (", not measured on this GPU" if least.measured_on_no_machine else "")
         )
     priced = [size for size in sizes if size.cost_per_1e9_tokens is not None]
     if len(priced) > 1:
         least = min(priced, key=lambda size: size.cost_per_1e9_tokens or 0.0)
         cost = f"{least.cost_per_1e9_tokens:,.0f} per 1e9 tokens at {least.price_per_gpu_hour:g} per GPU-hour"
-        sentences.append(f"{subject}lowest cost: {least.gpus} × {least.gpu}, {cost}")
+        sentences.append(f"{subject}lowest cost: {least.gpus} × {least.gpu_words}, {cost}")
     return sentences
 
 

@@ -10,7 +10,7 @@ from zerokit.domain.hardware import UNKNOWN_NETWORK_BYTES_PER_SECOND, Cluster, G
 from zerokit.errors import InputError
 from zerokit.planner.values import MAX_GPUS, choice, integer
 from zerokit.units import format_gib, parse_bytes, parse_rate
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 DEFAULT_GPU = "h100-sxm-80gb"
 _CPU_NOTES = (
@@ -147,7 +147,7 @@ def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, 
 
         size = parse_bytes(vram, "⟨vram⟩")
         gpu, reason = gpus.for_vram(size)
-        return gpu.with_total_memory(size), (reason,), 0, True
+        return replace(gpu.with_total_memory(size), stands_in=True), (reason,), 0, True
     from zerokit.machine.detect import detect
 
     machine = detect()

@@ -8,7 +8,6 @@ from zerokit.fields import plain
 from zerokit.planner import answer
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.search.explain import cluster_words
-from zerokit.units import format_gib
 
 
 def table(planned: PlannedStrategy, model_name: str) -> str:
@@ -21,7 +20,7 @@ def table(planned: PlannedStrategy, model_name: str) -> str:
         ("strategy", answer.strategy(planned.strategy)),
         ("batch", answer.batch(planned.strategy, planned.job, unit)),
         ("memory", answer.memory(planned)),
-        ("host memory", f"{format_gib(planned.estimate.host_bytes_per_node, 1)} per node"),
+        ("host memory", answer.host_memory(planned)),
         *(("the script must", line) for line in answer.script_must(planned.strategy, planned.job)),
         *(("assumed", plain(note)) for note in answer.worth_a_look(planned.notes)),
     ]

@@ -16,7 +16,7 @@ from zerokit.planner import answer
 from zerokit.report import charts, component_parts
 from zerokit.report.html import fill
 from zerokit.search.explain import cluster_words
-from zerokit.units import format_count, format_gib, format_seconds
+from zerokit.units import format_count, format_seconds
 from zerokit.values import frozen_dataclass
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def plan_page(result: PlanResult, page: PlanPage, *, alternatives: Sequence[Cand
             ("trains", answer.trains(job)),
             ("strategy", answer.strategy(strategy)),
             ("batch", answer.batch(strategy, job, unit)),
-            ("host memory", f"{format_gib(planned.estimate.host_bytes_per_node, 1)} per node"),
+            ("host memory", answer.host_memory(planned)),
             ("memory from", _BASES.get(planned.estimate.basis, planned.estimate.basis)),
             *_origin(page),
         ],
@@ -114,7 +114,9 @@ def _components(result: PlanResult) -> Markup:
     worst = result.chosen.candidate.memory.worst
     parts = component_parts.stacked(worst.components, component_parts.styles(_by_phase(worst)))
     required = result.chosen.candidate.memory.min_vram_bytes
-    around = max(0, required - worst.peak_allocated_bytes)
+    around = result.chosen.estimate.around_peak
+    if not around:
+        around = {"around it": required - worst.peak_allocated_bytes}
     device = "CPU rank" if result.on_cpu else "GPU"
     rows = [
         charts.Bar(label="at the peak", parts=parts, note=f"in {worst.peak_phase}"),
@@ -122,7 +124,7 @@ def _components(result: PlanResult) -> Markup:
             label="required",
             parts=[
                 ("peak allocated", float(worst.peak_allocated_bytes), "m0"),
-                ("around it", float(around), "m1"),
+                *((name, float(max(0, size)), f"m{at}") for at, (name, size) in enumerate(around.items(), 1)),
             ],
             note=f"per {device}",
         ),

@@ -124,9 +124,19 @@ class PlanResult:
         """What is worth knowing, in sentences."""
         return tuple(plain(note) for note in self.plan.advice)
 
-    def with_alternatives(self, most: int) -> PlanResult:
-        """The same with at most so many of the next best."""
-        return replace(self, plan=replace(self.plan, alternatives=self.plan.alternatives[:most]))
+    def __repr__(self) -> str:
+        """What a Python prompt shows: the answer in a few lines."""
+        from zerokit.planner import answer
+        from zerokit.search.explain import cluster_words
+
+        chosen = self.chosen
+        return "\n".join((
+            f"<Plan for {self.model_name} on {cluster_words(self.cluster)}:",
+            f"  {answer.strategy(chosen.strategy)}",
+            f"  {answer.batch(chosen.strategy, self.job, 'rank' if self.on_cpu else 'GPU')}",
+            f"  {answer.fits(chosen)}",
+            f"  {answer.pace(chosen)}>",
+        ))  # fmt: skip
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""

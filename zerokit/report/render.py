@@ -335,6 +335,8 @@ def what_to_do(run: RunReport, folder: Path | None) -> list[str]:
     options = [f"--{d.option} {d.ran}" for d in predicted.differences if d.option in _SAID_BY_THEIR_VALUE]
     if not options:
         return []
+    if predicted.global_batch is not None:
+        options.append(f"--global-batch {predicted.global_batch}")
     recipe = shlex.quote(str((folder or Path("RUN")) / "plan.yaml"))
     return [
         "What to do: make the script use the plan's values, or plan for what it does:",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,19 @@ def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
             for difference in (*own_differences, *_of_steps(chosen, rank), *_of_generation(chosen, rank)):
                 by_what.setdefault(difference.what, difference)
     return list(by_what.values())
+
+
+def global_batch_of(chosen: Facts, differing: Sequence[Difference]) -> int | None:
+    """Sequences of an optimizer step that ran where the plan had another number of them; None: it had the
+    same, or another number of ranks ran."""
+    ran = {difference.option: difference.ran for difference in differing}
+    micro = _count(ran.get("micro-batch", chosen.get("micro_batch")))
+    steps = _count(ran.get("gradient-accumulation", chosen.get("gradient_accumulation")))
+    replicas = _count(chosen.get("data_parallel"))
+    changed = {"micro-batch", "gradient-accumulation"} & ran.keys()
+    if not changed or "gpus" in ran or not (micro and steps and replicas):
+        return None
+    return micro * steps * replicas
 
 
 def unlike_rehearsal(engine: Facts, rehearsed: Facts) -> list[str]:

@@ -50,8 +50,8 @@ def warnings(
     if free >= weights + checkpoint:
         return []
     return [
-        f"warning: {folder.absolute()} has {format_gib(free, 1)} free: if the script saves the planned model "
-        f"there, its weights take {format_gib(weights, 1)} and each DeepSpeed checkpoint "
+        f"warning: {folder.absolute()} has {format_gib(free, 1)} free on this machine: if the script saves "
+        f"the planned model there, its weights take {format_gib(weights, 1)} and each DeepSpeed checkpoint "
         f"{format_gib(checkpoint, 1)}"
     ]
 

@@ -19,6 +19,8 @@ OPTIONS = {
         "--vram", "--host-ram", "--nvme", "--no-calibration", "--all-gpus", "--explain",
         "--rehearsal-seconds",
     ),
+    "emit sbatch": ("--time", "--job-name", "--style", "--accept-mismatch", "--no-arguments"),
+    "emit kubernetes": ("--image", "--gpu-resource", "--style", "--accept-mismatch", "--no-arguments"),
     "rehearse": ("--vram", "--host-speed", "--versions", "--no-arguments", "--accept-mismatch", "--html"),
 }  # fmt: skip
 """By command."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerokit.domain.hardware import Cluster
+from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
@@ -78,6 +78,11 @@ BY_SCRIPT = (
 """Pipelines, which the script builds, stand by themselves (``--pipeline-module``)."""
 
 
+def gpu_words(gpu: Gpu) -> str:
+    """Its name; ``14.9 GiB GPU`` where only its memory was given."""
+    return f"{format_gib(gpu.driver_vram_bytes, 1)} GPU" if gpu.stands_in else gpu.name
+
+
 def cluster_words(cluster: Cluster) -> str:
     """``8 × h100-sxm-80gb``; ``2 CPU ranks``."""
     each = " each" if cluster.gpus > 1 else ""
@@ -86,6 +91,8 @@ def cluster_words(cluster: Cluster) -> str:
         return f"{ranks} ({format_gib(cluster.gpu.driver_vram_bytes, 1)}{each})"
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     assumed = "assumed, " if cluster.gpu_assumed else ""
+    if cluster.gpu.stands_in:
+        return f"{cluster.gpus} × {gpu_words(cluster.gpu)}{nodes}"
     per_gpu = f"{assumed}{format_gib(cluster.gpu.driver_vram_bytes, 1)}{each}"
     return f"{cluster.gpus} × {cluster.gpu.name} ({per_gpu}){nodes}"
 
@@ -141,7 +148,11 @@ def why(
     text += f", {format_seconds(chosen.time.step_seconds)} a step, bound by {bound_words(chosen)}"
     if others:
         slower = others[0].time.step_seconds / chosen.time.step_seconds - 1
-        text += f"; the next best, {strategy_words(others[0].strategy)}, takes {slower:.1%} longer"
+        words = strategy_words(others[0].strategy)
+        if slower < 0:  # the fastest only may fit
+            text += f"; {words} takes {-slower:.1%} less, and may not fit"
+        else:
+            text += f"; the next best, {words}, takes {slower:.1%} longer"
     return text
 
 
@@ -155,7 +166,8 @@ def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
     if not timed:
         return f"{strategy_words(other.strategy)}: {memory}"
     slower = other.time.step_seconds / chosen.time.step_seconds - 1
-    return f"{strategy_words(other.strategy)}: {slower:.1%} slower, {memory}; bound by {bound_words(other)}"
+    pace = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster, but may not fit"
+    return f"{strategy_words(other.strategy)}: {pace}, {memory}; bound by {bound_words(other)}"
 
 
 def lack_words(nearest: Candidate, cluster: Cluster) -> str:

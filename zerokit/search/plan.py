@@ -14,7 +14,7 @@ from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
 from zerokit.search import explain as advice
-from zerokit.search import fewer_gpus
+from zerokit.search import fewer_gpus, sure_fit
 from zerokit.search.by_script import faster_with
 from zerokit.search.close_calls import close_call, with_range
 from zerokit.search.fewer_gpus import fastest_with_fewer
@@ -118,8 +118,8 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
     total = sequences * cluster.gpus
     return total, (
         f"global batch {total} sequences, {total * job.seq_len:,} tokens a step: ⟨global_batch⟩ not given; "
-        f"{sequences} per GPU is as near to {_TARGET_TOKENS:,} tokens a step as powers of two up to "
-        f"{_MOST_SEQUENCES_PER_GPU} come"
+        f"{sequences} per GPU, the power of two (at most {_MOST_SEQUENCES_PER_GPU}) that comes nearest to "
+        f"{_TARGET_TOKENS:,} tokens a step"
     )
 
 
@@ -145,7 +145,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         fastest = search(fewer, top=max(2, top))
         notes = (fewer_gpus.left_idle(fastest.ranked[0], result.ranked[0], request.cluster), *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
-    chosen, *others = result.ranked
+    (chosen, *others), surer = _ranked(space, result, request.timed)
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
@@ -173,6 +173,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         assumptions=assumptions,
         faster_with=(*faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
         advice=(
+            *surer,
             *advice.advise(chosen, space.shape, space.job, request.cluster, request.memory),
             *(
                 close_call(chosen, others, space.timing)
@@ -181,6 +182,15 @@ def make_plan(request: Request, top: int = 5) -> Plan:
             ),
         ),
     )
+
+
+def _ranked(space: Space, result: SearchResult, timed: bool) -> tuple[list[Candidate], list[str]]:
+    """The strategies that fit, the choice first, and what to say of a choice that only may fit."""
+    if not timed or sure_fit.is_sure(result.ranked[0], space.cluster):
+        return list(result.ranked), []
+    wider = search(space, top=sure_fit.LOOKED_AT).ranked  # the same choice however many plans are shown
+    ranked = sure_fit.sure_first(wider, space.cluster)
+    return ranked[: len(result.ranked)], sure_fit.advice(ranked, space.cluster)
 
 
 def make_space(request: Request) -> tuple[Space, tuple[str, ...]]:

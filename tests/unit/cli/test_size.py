@@ -74,7 +74,7 @@ def test_the_next_command_makes_the_plan_that_the_answer_names(
 ) -> None:
     body = as_json(capsys, "size", "--params", "8b", "--method", method, "--vram", vram)
     row = next(
-        row for row in body["sizes"] if f"fewest GPUs: {row['gpus']} × {row['gpu']}" in body["answer"][0]
+        row for row in body["sizes"] if f"fewest GPUs: {row['gpus']} × {row['shown_as']}" in body["answer"][0]
     )
     assert "speeds assumed to be those of rtx-4090" in " ".join(body["assumptions"])
     plan = as_json(capsys, *shlex.split(body["next"])[1:])["chosen"]

@@ -115,13 +115,16 @@ def test_launch_warns_where_a_save_does_not_fit(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(shutil, "disk_usage", usage)
     chosen = {"estimate": {"saving": {"weights_bytes": 15 * GIB, "checkpoint_bytes": 90 * GIB}}}
     (said,) = disk_space.warnings(chosen, ["--lr", "1", "--output_dir", str(tmp_path / "not" / "yet")])
-    assert f"{tmp_path / 'not' / 'yet'} has 20.0 GiB free: if the script saves the planned model" in said
+    assert (
+        f"{tmp_path / 'not' / 'yet'} has 20.0 GiB free on this machine: if the script saves the planned model"
+        in said
+    )
     assert "its weights take 15.0 GiB and each DeepSpeed checkpoint 90.0 GiB" in said
     assert asked == [tmp_path]
     chosen["estimate"]["saving"]["checkpoint_bytes"] = 4 * GIB
     assert disk_space.warnings(chosen, []) == []
     chosen["estimate"]["saving"]["weights_bytes"] = 21 * GIB
-    assert "x has 20.0 GiB free: " in disk_space.warnings(chosen, ["--output_dir=x"])[0]
+    assert "x has 20.0 GiB free on this machine: " in disk_space.warnings(chosen, ["--output_dir=x"])[0]
     assert disk_space.warnings({"estimate": {"saving": None}}, []) == []
     assert disk_space.warnings({}, []) == []
 

@@ -321,15 +321,16 @@ def test_a_run_that_was_not_as_planned_says_what_to_do(tmp_path, capsys, monkeyp
     assert report["outcome"] == "not_as_planned"
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/a run")
-    zerokit.plan(params="7b", gpus=2, gpu="h200", seq_len=1024, method="lora").write(folder)
+    zerokit.plan(params="7b", gpus=2, gpu="h200", seq_len=1024, method="lora", global_batch=16).write(folder)
     text = shown(report, folder=folder)
     assert text.count("batch size per GPU 8 ran, not 2") == 1
     command = next(line for line in text.splitlines() if line.startswith("  zerokit plan "))
     assert cli.run([*shlex.split(command)[1:], "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
-    assert planned["chosen"]["micro_batch"] == 8
+    chosen = planned["chosen"]
+    assert (chosen["micro_batch"], chosen["gradient_accumulation"]) == (8, CHOSEN["gradient_accumulation"])
     assert (planned["request"]["method"], planned["request"]["gpus"]) == ("lora", "2")
-    assert "zerokit plan --recipe RUN/plan.yaml --micro-batch 8" in shown(report)
+    assert "zerokit plan --recipe RUN/plan.yaml --micro-batch 8 --global-batch 64\n" in shown(report)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
