@@ -159,3 +159,15 @@ def test_every_function_is_documented(name: str) -> None:
 def test_examples_are_true(module: Any) -> None:
     found = doctest.testmod(module)
     assert found.attempted and not found.failed
+
+
+def test_values_show_themselves_in_a_few_lines() -> None:
+    job: dict[str, Any] = {"params": "7b", "gpus": 4, "gpu": "h200"}
+    plan = zerokit.plan(**job)
+    for value, words in (
+        (plan, "Plan for llama-2-7b on 4 × h200"),
+        (plan.chosen, "GiB required per GPU"),
+        (zerokit.estimate(**job), "Estimate of llama-2-7b: <ZeRO-0"),
+        (zerokit.size(params="7b", gpu="h200"), "Fewest GPUs for llama-2-7b"),
+    ):
+        assert words in repr(value) and len(repr(value)) < 600

@@ -115,7 +115,8 @@ def command(
         else:
             result = planner.plan(options, recipe=recipe, overrides=overrides, out=folder, top=count, say=say)
     except (InputError, NothingFits) as error:
-        error.add(still_there(Path(folder)))
+        if words is not None or isinstance(error, NothingFits):  # a slip in an option is typed again at once
+            error.add(still_there(Path(folder)))
         raise
     if html is not None:
         alternatives = result.plan.alternatives

@@ -366,13 +366,6 @@ def _finish(
     )
 
 
-def unsure_bytes(memory: MemoryEstimate) -> float:
-    """How far an estimate may be off, where it is of a closed form; 0: it was traced or rehearsed."""
-    if memory.basis != CLOSED_FORM:
-        return 0.0
-    return ACTIVATIONS_WITHIN * memory.worst.components.get(Component.ACTIVATIONS.value, 0)
-
-
 def _inference(
     shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster, sizes: _Sizes
 ) -> MemoryEstimate:

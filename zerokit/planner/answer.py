@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
-from zerokit.memory.closed_form import unsure_bytes
 from zerokit.memory.components import label
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
+from zerokit.search.sure_fit import unsure_bytes
 from zerokit.timing.ranges import SURE
 from zerokit.units import format_gib, format_seconds, shown_unit
 

@@ -145,7 +145,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         fastest = search(fewer, top=max(2, top))
         notes = (fewer_gpus.left_idle(fastest.ranked[0], result.ranked[0], request.cluster), *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
-    (chosen, *others), surer = _ranked(space, result, request.timed)
+    (chosen, *others), surer = sure_fit.ranked(space, result, timed=request.timed)
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
@@ -182,15 +182,6 @@ def make_plan(request: Request, top: int = 5) -> Plan:
             ),
         ),
     )
-
-
-def _ranked(space: Space, result: SearchResult, timed: bool) -> tuple[list[Candidate], list[str]]:
-    """The strategies that fit, the choice first, and what to say of a choice that only may fit."""
-    if not timed or sure_fit.is_sure(result.ranked[0], space.cluster):
-        return list(result.ranked), []
-    wider = search(space, top=sure_fit.LOOKED_AT).ranked  # the same choice however many plans are shown
-    ranked = sure_fit.sure_first(wider, space.cluster)
-    return ranked[: len(result.ranked)], sure_fit.advice(ranked, space.cluster)
 
 
 def make_space(request: Request) -> tuple[Space, tuple[str, ...]]:
