@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
-from zerokit.memory.components import label
+from zerokit.memory.components import HostComponent, label
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
@@ -143,27 +143,21 @@ def memory(planned: PlannedStrategy) -> str:
     return f"peak {peak} in {worst.peak_phase}: {words} {unit_name}"
 
 
-_HOST_WORDS = {
-    "process": "processes",
-    "model_before_it_moves": "models being loaded",
-    "defragmentation": "weights being joined",
-}
-
-
 def host_parts(planned: PlannedStrategy) -> list[tuple[str, int]]:
     """What the ranks of one node hold of its memory, by what it is, largest first; empty for CPU ranks."""
     estimate = planned.estimate
     if planned.on_cpu:
         return []
-    sizes = {_HOST_WORDS.get(key, label(key)): size for key, size in estimate.host_components.items()}
+    sizes = {label(key): size for key, size in estimate.host_components.items()}
     rest = estimate.host_bytes_per_node - sum(sizes.values())
-    if sizes and rest > 0:  # the closed form: what is held while the model is loaded
-        sizes["models being loaded"] = sizes.get("models being loaded", 0) + rest
+    if sizes and rest > 0:  # the closed form adds it alone
+        name = HostComponent.MODEL_BEFORE_IT_MOVES.label
+        sizes[name] = sizes.get(name, 0) + rest
     return sorted(sizes.items(), key=lambda item: -item[1])
 
 
 def host_memory(planned: PlannedStrategy) -> str:
-    """``130.6 GiB per node: models being loaded 119.7, processes 10.9 GiB``."""
+    """``130.6 GiB per node: model before it moves 119.7, process 10.9 GiB``."""
     total = planned.estimate.host_bytes_per_node
     text = f"{format_gib(total, 1)} per node"
     parts = host_parts(planned)
