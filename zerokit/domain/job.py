@@ -18,6 +18,8 @@ QUANTIZATIONS = ("none", "int8", "int4")
 
 NF4_BYTES = 0.5 + 4 / 64
 """Of a weight in NF4: 4 bits, and an fp32 scale for each block of 64 (QLoRA, arXiv 2305.14314)."""
+NESTED_NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""With the scales in 8 bits and an fp32 scale for 256 of them: double quantisation, as plans ask of QLoRA."""
 QUANTIZED_BYTES = {"int8": 1.0, "int4": NF4_BYTES}
 """Of a quantised weight when serving."""
 
@@ -92,4 +94,4 @@ class Job:
         """Of a weight of the layers that are quantised under adapters; None: none are."""
         if self.inference or self.method == "full":
             return None
-        return NF4_BYTES if self.method == "qlora" else QUANTIZED_BYTES.get(self.quantization)
+        return NESTED_NF4_BYTES if self.method == "qlora" else QUANTIZED_BYTES.get(self.quantization)

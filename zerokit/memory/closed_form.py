@@ -23,7 +23,7 @@ from zerokit.memory.components import Component, HostComponent, by_key, in_ram, 
 from zerokit.memory.fused_loss import LossSize, fused_loss
 from zerokit.memory.host import pinned
 from zerokit.memory.inference import tokens
-from zerokit.memory.quantised_load import loaded_whole
+from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
 from zerokit.memory.replay.optimizers import managed_bytes, optimizer_bytes, state_bytes
 from zerokit.units import GIB
@@ -155,7 +155,10 @@ def estimate_analytic(
         early.pop(Component.GRADIENTS, None)
         backward = max((early, late), key=lambda parts: sum(parts.values()))
     step = {**persistent, **gradients, Component.OPTIMIZER_TEMPORARIES: _step(sizes, strategy)}
-    init = {Component.INITIALISATION: _init(sizes, strategy, base)}
+    setup = _init(sizes, strategy, base)
+    loaded = loaded_bytes(sizes.weight_bytes, sizes.element_bytes, sizes.trainable)
+    is_loaded = loads_whole(strategy, job) and loaded > setup
+    init = {Component.LOADED_MODEL: loaded} if is_loaded else {Component.INITIALISATION: setup}
     phases = {"init": init, "forward": forward, "backward": backward, "step": step}
     return _finish(phases, strategy, cluster, job, _host(sizes, strategy), sizes)
 
@@ -361,7 +364,7 @@ def _finish(
         host_bytes_per_node=total,
         host_components=on_host,
         nvme_bytes_per_node=on_nvme(host, per_node),
-        assumptions=(ASSUMPTION, *loaded_whole(sizes.weight_bytes, strategy, job)),
+        assumptions=(ASSUMPTION, *load_notes(sizes.weight_bytes, strategy, job)),
         basis=CLOSED_FORM,
     )
 

@@ -63,6 +63,10 @@ class Component(str, Enum):
         "initialisation",
         "the peak while the engine is set up, which is higher than any of the step",
     )
+    LOADED_MODEL = (
+        "loaded_model",
+        "quantised weights and adapters, whole on each GPU until ZeRO-3 divides them",
+    )
 
     def __str__(self) -> str:
         return str.__str__(self)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import NF4_BYTES, Job
+from zerokit.domain.job import NESTED_NF4_BYTES, Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import ElementBytes
@@ -89,7 +89,7 @@ class Traffic:
         self._small_tensors = zero_3_host.small_tensors(shape)
         if job.method == "qlora":
             tables = shape.parameters - shape.block_parameters
-            self._weight_bytes = (NF4_BYTES * shape.block_parameters + 2 * tables) / shape.parameters
+            self._weight_bytes = (NESTED_NF4_BYTES * shape.block_parameters + 2 * tables) / shape.parameters
         else:
             self._weight_bytes = 2.0
 

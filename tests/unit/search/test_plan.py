@@ -204,6 +204,23 @@ def test_a_change_that_is_named_makes_it_fit() -> None:
     assert make_plan(request_for("llama-3.1-8b", "rtx-4090", count, nodes, host_ram=64 * GIB))
 
 
+def test_every_gpu_holds_a_4_bit_model_whole_while_it_is_loaded() -> None:
+    job = Job(seq_len=2048, method="qlora", lora=Lora())
+    with pytest.raises(NothingFits):  # some 35 GiB of 4-bit weights, however many share them afterwards
+        make_plan(request_for("llama-3.1-70b", "rtx-4090", 8, job=job))
+    weights = 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
+    tables = 2 * 128256 * 8192
+    least = weights * (4 + 8 / 64) / 8 + 2 * tables  # and a scale of 8 bits for 64 weights
+    held = {}
+    for stage, count in ((3, 8), (3, 1), (1, 8)):
+        request = request_for("llama-3.1-70b", "a100-80gb", count, job=job, pins=Pins(zero_stage=stage))
+        held[stage, count] = make_plan(request).chosen.memory
+    assert least < held[3, 8].worst.phases["init"] < 1.1 * least
+    assert any("whole on each GPU" in note for note in held[3, 8].assumptions)
+    for alike in ((3, 1), (1, 8)):  # nothing is divided: it stays as it was loaded
+        assert not any("whole on each GPU" in note for note in held[alike].assumptions)
+
+
 def test_4_bit_weights_stay_on_the_gpu_unless_told_otherwise() -> None:
     job = Job(seq_len=2048, method="qlora", lora=Lora())
     plan = make_plan(request_for("llama-3.1-70b", "a100-80gb", 1, job=job), top=20)
