@@ -17,7 +17,7 @@ from benchmarks import bare_loop_times, rehearsal_page, step_time
 from benchmarks.measure import limits, quality
 from benchmarks.rehearsal_page import DATA, PEAKS, PREDICTED, ROOT, TIMES, Case, Step, cases, steps
 from zerokit.catalog import gpus
-from zerokit.planner.answer import ACTIVATIONS_WITHIN
+from zerokit.memory.closed_form import ACTIVATIONS_WITHIN
 from zerokit.report.bare_loop import MOST_BYTES, MOST_FRACTION
 from zerokit.timing import host_speed
 from zerokit.units import GIB, MIB

@@ -18,6 +18,7 @@ import pytest
 
 import zerokit
 from zerokit.errors import InputError
+from zerokit.memory.card import CONTEXT, DRIVER, NCCL, RESERVED
 from zerokit.memory.components import Component, HostComponent
 from zerokit.planner.options import OPTIONS
 
@@ -114,6 +115,12 @@ def test_every_component_has_a_row_with_its_meaning(kind: type[Component] | type
     assert sorted((part.label, means) for part, means, _ in rows(kind)) == sorted(
         (part.label, part.meaning) for part in kind
     )
+
+
+def test_what_stands_around_a_peak_has_a_row() -> None:
+    section = PAGE.split("## Around the peak")[1].split("\n## ")[0]
+    named = re.findall(r"^\| ([A-Za-z ]+) \|", section, re.MULTILINE)[1:]
+    assert sorted(named) == sorted((CONTEXT, DRIVER, NCCL, RESERVED))
 
 
 def remedies() -> Iterator[tuple[Component | HostComponent, str, str]]:
