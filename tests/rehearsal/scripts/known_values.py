@@ -32,6 +32,15 @@ assert present.view(2, 4).sum(dim=1).tolist() == [4, 2]
 assert images[present].shape[0] == 6
 images.mul_(torch.empty_like(images))  # unknown from here on
 assert images[(images == 0.0).flatten(1).all(-1)].shape[0] == 8
+for number in (1, 0):
+    torch.cuda.set_device(number)
+    assert torch.cuda.current_device() == torch.empty(1, device="cuda").device.index == number
+    assert torch.zeros(1).to("cuda").device.index == torch.zeros(1).cuda().device.index == number
+    on_gpu = torch.zeros(1, device="cuda")
+    assert on_gpu.cuda() is on_gpu.to("cuda") is on_gpu
+torch.cuda.default_generators[0].set_state(torch.cuda.get_rng_state())
+assert torch.Generator("cuda").get_state().shape == (16,)
+assert torch.Generator().get_state().shape != (16,)
 a, b = torch.empty(4, 4, device="cuda"), torch.empty(4, 4, device="cuda")
 assert a.data_ptr() != b.data_ptr() != 0
 before = torch.cuda.memory_allocated()

@@ -36,42 +36,72 @@ _ACCELERATOR = {
 }
 
 
-class _DeviceContext:
-    """``with torch.cuda.device(0):``; a rank has one device."""
+class _Current:
+    """The index that ``cuda`` without one means. All indexes are the rank's one GPU."""
 
-    def __init__(self, device: Any = None) -> None:
-        self.idx = 0
-        self.prev_idx = -1
+    def __init__(self) -> None:
+        self.index = 0
 
-    def __enter__(self) -> _DeviceContext:
-        return self
+    def set(self, device: Any) -> int:
+        """Returns the one before; a negative index changes nothing, as in CUDA."""
+        before, index = self.index, _index(device)
+        if index >= 0 and index != before:
+            self.index = index
+            fake_tensor.FakeTensorMode.cache_clear()  # its entries hold what ``cuda`` meant
+        return before
 
-    def __exit__(self, *exc: object) -> None:
-        return None
+
+def _index(device: Any) -> int:
+    """Of ``1``, ``cuda:1`` or a device; -1: none is named."""
+    if isinstance(device, torch.Tensor):
+        device = device.device
+    if isinstance(device, str):
+        device = torch.device(device)
+    index = device.index if isinstance(device, torch.device) else device
+    return -1 if index is None else int(index)
+
+
+def _device_context(current: _Current) -> type:
+    class DeviceContext:
+        """``with torch.cuda.device(1):``."""
+
+        def __init__(self, device: Any = None) -> None:
+            self.idx = _index(device)
+            self.prev_idx = -1
+
+        def __enter__(self) -> DeviceContext:
+            self.prev_idx = current.set(self.idx)
+            return self
+
+        def __exit__(self, *exc: object) -> None:
+            current.set(self.prev_idx)
+
+    return DeviceContext
 
 
 def install(machine: Machine) -> None:
     """Replace what asks the driver."""
     cuda = torch.cuda
-    functions = _device_functions(machine) | _memory_functions(machine) | _random_functions(machine)
+    current = _Current()
+    functions = _device_functions(machine, current) | _memory_functions(machine) | _random_functions(machine)
     functions |= Streams(machine).functions()
     for name, function in functions.items():
         setattr(cuda, name, function)
         for module in (cuda.memory, cuda.random, cuda.streams):
             if hasattr(module, name):
                 setattr(module, name, function)
-    cuda.device = cuda.device_of = cuda._DeviceGuard = _DeviceContext
+    cuda.device = cuda.device_of = cuda._DeviceGuard = _device_context(current)
     cuda._initialized = True
-    cuda._exchange_device = lambda device: 0
-    cuda._maybe_exchange_device = lambda device: 0
+    cuda._exchange_device = cuda._maybe_exchange_device = current.set
     for name in _RANGE_FUNCTIONS:
         setattr(cuda.nvtx, name, lambda *args, **kwargs: 0)
     cuda.nccl.version = lambda: _NCCL_VERSION
     cuda.nccl.is_available = lambda tensors=None: True
     torch.version.cuda = torch.version.cuda or _CUDA_VERSION
     torch.backends.cuda.is_built = lambda: True
-    _patch_bindings(machine, functions)
+    _patch_bindings(machine, functions, current)
     _patch_accelerator(functions)
+    torch.accelerator.device_index = cuda.device
     _patch_generators(machine)
     _patch_recurrent_layers()
     fake_tensor.init_gpu_context = lambda device: None
@@ -84,14 +114,14 @@ def _device_module(device: Any = None) -> Any:
     return getattr(torch, kind)
 
 
-def _device_functions(machine: Machine) -> dict[str, Callable[..., Any]]:
+def _device_functions(machine: Machine, current: _Current) -> dict[str, Callable[..., Any]]:
     gpu = machine.gpu
     properties = _properties(machine)
     return {
         "is_available": lambda: True,
         "device_count": lambda: gpu.count,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
+        "current_device": lambda: current.index,
+        "set_device": _without_result(current.set),
         "_lazy_init": lambda: None,
         "is_initialized": lambda: True,
         "init": lambda: None,
@@ -189,30 +219,39 @@ def memory_stats(machine: Machine) -> dict[str, int]:
 
 
 def _random_functions(machine: Machine) -> dict[str, Callable[..., Any]]:
-    def state(device: Any = "cuda") -> torch.Tensor:
-        return factories.zeros(16, dtype=torch.uint8)
-
     return {
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "seed": lambda: None,
         "seed_all": lambda: None,
         "initial_seed": lambda: 0,
-        "get_rng_state": state,
-        "get_rng_state_all": lambda: [state() for _ in range(machine.gpu.count)],
+        "get_rng_state": lambda device="cuda": _generator_state(),
+        "get_rng_state_all": lambda: [_generator_state() for _ in range(machine.gpu.count)],
         "set_rng_state": lambda new_state, device="cuda": None,
         "set_rng_state_all": lambda new_states: None,
     }
 
 
-def _patch_bindings(machine: Machine, functions: dict[str, Callable[..., Any]]) -> None:
+def _generator_state() -> torch.Tensor:
+    """Seed and offset (``aten/src/ATen/cuda/CUDAGeneratorImpl.cpp``)."""
+    return factories.zeros(16, dtype=torch.uint8)
+
+
+def _without_result(function: Callable[..., Any]) -> Callable[..., None]:
+    def call(*args: Any, **kwargs: Any) -> None:
+        function(*args, **kwargs)
+
+    return call
+
+
+def _patch_bindings(machine: Machine, functions: dict[str, Callable[..., Any]], current: _Current) -> None:
     """Functions of ``torch._C`` that a CPU build lacks, or that ask the driver."""
     bindings: dict[str, Callable[..., Any]] = {
-        "_cuda_getDevice": lambda: 0,
-        "_cuda_setDevice": lambda device: None,
+        "_cuda_getDevice": functions["current_device"],
+        "_cuda_setDevice": functions["set_device"],
         "_cuda_getDeviceCount": lambda: machine.gpu.count,
-        "_cuda_exchangeDevice": lambda device: 0,
-        "_cuda_maybeExchangeDevice": lambda device: 0,
+        "_cuda_exchangeDevice": current.set,
+        "_cuda_maybeExchangeDevice": current.set,
         "_cuda_memoryStats": lambda device=0: {},
         "_cuda_resetPeakMemoryStats": functions["reset_peak_memory_stats"],
         "_cuda_hasPrimaryContext": lambda device: True,
@@ -260,7 +299,6 @@ def _patch_accelerator(functions: dict[str, Callable[..., Any]]) -> None:
     accelerator = torch.accelerator
     for name, source in _ACCELERATOR.items():
         setattr(accelerator, name, _distinct(functions[source]))
-    accelerator.device_index = _DeviceContext
     accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
 
 
@@ -273,9 +311,17 @@ def _patch_generators(machine: Machine) -> None:
     real_generator = torch.Generator
 
     def new(cls: Any, device: Any = None) -> Any:
-        return real_generator.__new__(cls)
+        on_gpu = device is not None and torch.device(device).type == "cuda"
+        return real_generator.__new__(of_gpu if on_gpu and cls is generator else cls)
 
     body = {"__new__": new, "__doc__": "``torch.Generator(device='cuda')``: one on the CPU stands for it."}
-    torch.Generator = type("Generator", (real_generator,), body)
-    torch.cuda.default_generators = tuple(real_generator() for _ in range(machine.gpu.count))
+    generator = type("Generator", (real_generator,), body)
+    states = {
+        "get_state": lambda self: _generator_state(),
+        "set_state": lambda self, new_state: self,
+        "__doc__": "Its state has the size of one on a GPU: DeepSpeed's checkpointing keeps and restores it.",
+    }
+    of_gpu = type("Generator", (generator,), states)
+    torch.Generator = generator
+    torch.cuda.default_generators = tuple(of_gpu() for _ in range(machine.gpu.count))
     torch.random.fork_rng = lambda *args, **kwargs: contextlib.nullcontext()

@@ -8,7 +8,8 @@ that libtorch exports, and both tables are filled here with pointers that libtor
 
 * guard: an object whose functions all return 0 goes into the registry's slot of CUDA;
   ``_ensureCUDADeviceGuardSet`` sees "0 devices" and puts PyTorch's own ``NoOpDeviceGuardImpl`` there
-  (``torch/csrc/Module.cpp``).
+  (``torch/csrc/Module.cpp``). Its ``getDevice`` answers what ``torch.cuda.current_device()`` does, since C++
+  takes ``cuda`` without a number for that (``x.to("cuda")``).
 * hooks: the hooks object gets a copy of its own virtual table, in which ``hasCUDA``, ``isBuilt``,
   ``isAvailable``, ``hasPrimaryContext`` and ``deviceCount`` answer 1 and ``init`` does nothing. Which
   slot is whose follows from the order of ``virtual`` in the headers that every wheel ships.
@@ -86,6 +87,7 @@ def _install() -> None:
     registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
     answers_one, does_nothing = _guard_functions(registry, headers)
     _fill_guard(registry)
+    _tell_current_device(registry, headers)
     _fill_hooks(cpu, headers, answers_one, does_nothing)
     accelerator = str(torch._C._get_accelerator())
     if accelerator != "cuda":
@@ -134,6 +136,19 @@ def _fill_guard(registry: Any) -> None:
         raise UnknownLayout("PyTorch did not put its own guard into the registry")
 
 
+def _tell_current_device(registry: Any, headers: Path) -> None:
+    """A ``c10::Device`` is a byte for its type and one for its index, returned in one register."""
+    slots = _virtual_slots(headers / "c10/core/impl/DeviceGuardImplInterface.h")
+    guard = ctypes.cast(registry[_CUDA], ctypes.POINTER(ctypes.c_void_p))
+    answer = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p)(
+        lambda this: _CUDA | torch.cuda.current_device() << 8
+    )
+    _referenced.append(answer)
+    address = ctypes.cast(answer, ctypes.c_void_p).value
+    assert address is not None
+    _replace(guard, slots, {"getDevice": address})
+
+
 def _fill_hooks(library: Any, headers: Path, answers_one: int, does_nothing: int) -> None:
     base = _virtual_slots(headers / "ATen/detail/AcceleratorHooksInterface.h")
     own_slots = _virtual_slots(headers / "ATen/detail/CUDAHooksInterface.h")
@@ -141,17 +156,21 @@ def _fill_hooks(library: Any, headers: Path, answers_one: int, does_nothing: int
     get_hooks = library._ZN2at6detail12getCUDAHooksEv
     get_hooks.restype = ctypes.c_void_p
     hooks = ctypes.cast(get_hooks(), ctypes.POINTER(ctypes.c_void_p))
+    functions = dict.fromkeys(_ANSWER_ONE, answers_one) | dict.fromkeys(_DO_NOTHING, does_nothing)
+    _replace(hooks, slots, functions)
+
+
+def _replace(target: Any, slots: list[str], functions: dict[str, int]) -> None:
+    """Give an object a copy of its virtual table with other functions in some slots."""
     before = 2  # offset-to-top and type_info stand before the first function (Itanium C++ ABI 2.5.2)
     word = ctypes.sizeof(ctypes.c_void_p)
-    old = ctypes.cast(hooks[0] - before * word, ctypes.POINTER(ctypes.c_void_p))
+    old = ctypes.cast(target[0] - before * word, ctypes.POINTER(ctypes.c_void_p))
     size = len(slots) + before
     new = (ctypes.c_void_p * size)(*[old[index] for index in range(size)])
     _referenced.append(new)
-    for name in _ANSWER_ONE:
-        new[before + slots.index(name)] = answers_one
-    for name in _DO_NOTHING:
-        new[before + slots.index(name)] = does_nothing
-    hooks[0] = ctypes.addressof(new) + before * word
+    for name, function in functions.items():
+        new[before + slots.index(name)] = function
+    target[0] = ctypes.addressof(new) + before * word
 
 
 def self_test() -> None:
