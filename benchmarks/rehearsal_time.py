@@ -27,8 +27,9 @@ from benchmarks.rehearsal.rows import DATA, MeasuredRun, timed_runs
 from zerokit.catalog import gpus
 from zerokit.machine import measured as measurements
 from zerokit.planner.calibration import of_measured
-from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.script import PlanUse
+from zerokit.rehearsal.senders import rehearse
 from zerokit.script.entry_points import Target
 from zerokit.timing import operators
 from zerokit.timing.constants import Calibration

@@ -29,7 +29,8 @@ from benchmarks.accuracy import error, judge, read_case
 from benchmarks.rehearsal.__main__ import allocator_of_run
 from zerokit.catalog import gpus
 from zerokit.domain.images import images_of
-from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+from zerokit.rehearsal.conduct import RehearsalRequest
+from zerokit.rehearsal.senders import rehearse
 from zerokit.script.entry_points import Target
 from zerokit.trace.on_demand import complete
 from zerokit.trace.shape import complete_config

@@ -22,6 +22,7 @@ from zerokit.rehearsal.process.cudnn import (
     CudnnError,
 )
 from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.messages import Messages
 
 MIB = 1 << 20
 H200 = FakeGpu(
@@ -83,7 +84,7 @@ def test_a_convolution_that_cannot_be_is_an_error(cudnn: Cudnn) -> None:
 
 @pytest.fixture
 def machine() -> Machine:
-    return Machine(H200, rank=0, world_size=1, allocator=AllocatorSettings())
+    return Machine(H200, rank=0, world_size=1, allocator=AllocatorSettings(), messages=Messages(None, 0))
 
 
 def _missing(machine: Machine) -> str:

@@ -1,33 +1,128 @@
-"""A pipeline: what a rehearsal of one stage says of the others."""
+"""Ranks that work on what other ranks send them: stages of a pipeline above all."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.rehearsals import SCRIPTS, rehearse
+from zerokit.launcher import ports
 
 pytest.importorskip("deepspeed")
 
+ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}}
+BATCH = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}
+ZERO = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 1_000_000}}
+CHECKPOINTING = {"pipeline": {"use_reentrant": False, "activation_checkpoint_interval": 1}}
+
+
+def _pipeline(folder: Path, settings: dict[str, Any], *options: str) -> list[str]:
+    """The script with its configuration."""
+    config = folder / "ds.json"
+    config.write_text(json.dumps(settings))
+    return [str(SCRIPTS / "pipeline_lm.py"), "--deepspeed_config", str(config), "--deepspeed", *options]
+
+
+def _received(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("RECEIVED")]
+
+
+def _on_cpus(command: list[str], ranks: int) -> list[str]:
+    """What each of so many real ranks prints."""
+    running = []
+    with ports.reserve() as port:
+        for rank in range(ranks):
+            own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DS_ACCELERATOR": "cpu"}
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, *command],
+                    env=os.environ | {name: str(value) for name, value in own.items()},
+                    text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                )
+            )  # fmt: skip
+        printed = [process.communicate(timeout=200)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * ranks, printed
+    return printed
+
+
+def _of(said: dict[str, Any], rank: int) -> dict[str, Any]:
+    return next(row for row in said["ranks"] if row["rank"] == rank)
+
 
 @pytest.mark.slow
-def test_the_first_stage_does_not_speak_for_the_others(tmp_path: Path) -> None:
-    config = tmp_path / "ds.json"
-    config.write_text('{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,'
-                      ' "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}')  # fmt: skip
-    script = SCRIPTS.parents[1] / "scripts" / "pipeline.py"
-    _, said, _ = rehearse(
-        tmp_path,
-        "--gpu",
-        "h200",
-        "--gpus",
-        "2",
-        str(script),
-        "--deepspeed_config",
-        str(config),
-        "--deepspeed",
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_every_stage_receives_what_it_receives_on_real_ranks(tmp_path: Path, dynamic: bool) -> None:
+    options = ["--tell", "--stages", "3", *(["--dynamic"] if dynamic else [])]
+    command = _pipeline(tmp_path, BATCH | ADAM, *options)
+    real = _on_cpus(command, 3)
+    code, said, errors = rehearse(
+        tmp_path, "--gpu", "h200", "--gpus", "3", "--ranks", "0,1,last", "--out", str(tmp_path), *command
     )
-    assert any(
-        "stage 1 of 2" in warning and "counts no waiting" in warning for warning in said["warnings"]
-    ), said
+    assert code == 0, errors
+    assert said["complete"]
+    assert [row["rank"] for row in said["ranks"]] == [0, 1, 2]
+    for rank, name in enumerate(("output.txt", "output-rank-1.txt", "output-rank-2.txt")):
+        messages = _received(real[rank])
+        assert len(messages) > 10
+        assert _received((tmp_path / name).read_text()) == messages, rank
+
+
+@pytest.mark.slow
+def test_the_last_stage_alone_rehearses_those_before_it(tmp_path: Path) -> None:
+    """Four stages of two ranks each with ZeRO-1, checkpointing and an evaluation."""
+    command = _pipeline(tmp_path, BATCH | ADAM | ZERO | CHECKPOINTING, "--stages", "4", "--dynamic")
+    code, said, errors = rehearse(tmp_path, "--gpu", "h200", "--gpus", "8", "--rank", "7", *command)
+    assert code == 0, errors
+    assert said["complete"]
+    assert said["repeats"]
+    assert [row["rank"] for row in said["ranks"]] == [7]
+    assert {"init", "forward", "backward", "step", "eval"} <= set(said["ranks"][0]["phases"])
+    assert any("rank 1" in note and "rank 3" in note and "rank 5" in note for note in said["notes"])
+    assert not any(guess["decides_sizes"] for guess in said["guesses"])
+    # what a script reads of the loss is the last stage's: on no rank is it known
+    assert any("pipeline_lm.py" in guess["location"] for guess in said["guesses"])
+    assert any("stage 4 of 4" in text and "counts no waiting" in text for text in said["warnings"])
+
+
+def _messages(folder: Path, kind: str, *options: str) -> tuple[int, dict[str, Any], str]:
+    return rehearse(folder, "--gpu", "h200", *options, str(SCRIPTS / "messages.py"), kind)
+
+
+@pytest.mark.parametrize("kind", ["chain", pytest.param("objects", marks=pytest.mark.slow)])
+def test_sizes_that_another_rank_sends(tmp_path: Path, kind: str) -> None:
+    code, said, errors = _messages(tmp_path, kind, "--gpus", "3", "--ranks", "last,0")
+    assert code == 0, errors
+    assert said["complete"]
+    # rank 2 has four times rank 0's rows of 1,024 floats: what goes in, what comes out, and its gradient
+    more = _of(said, 2)["phases"]["forward"] - _of(said, 0)["phases"]["forward"]
+    assert more == pytest.approx(3 * 4096 * 1024 * 4 * 2, rel=0.01)
+
+
+@pytest.mark.slow
+def test_sizes_in_a_ring_are_guessed_and_said(tmp_path: Path) -> None:
+    code, said, errors = _messages(tmp_path, "ring", "--gpus", "2", "--rank", "1")
+    assert code == 0, errors
+    assert said["complete"]
+    assert any("rank 0 waits for values of rank 1" in text for text in said["warnings"])
+    assert any("messages.py" in guess["location"] for guess in said["guesses"])
+
+
+def test_a_message_of_another_size_is_an_error(tmp_path: Path) -> None:
+    code, said, _ = _messages(tmp_path, "unlike", "--gpus", "2", "--rank", "1")
+    assert code == 14
+    assert "[1] of int32" in said["stopped"]["reason"]
+    assert "[1] of int64" in said["stopped"]["reason"]
+
+
+@pytest.mark.slow
+def test_a_sender_that_stops_ends_the_rehearsal_of_the_receiver(tmp_path: Path) -> None:
+    code, said, _ = _messages(tmp_path, "unlike", "--gpus", "3", "--rank", "2")
+    assert code == 14
+    assert said["stopped"]["reason"].startswith("rank 2 works on what rank 1 sends, which stopped: rank 0")

@@ -98,8 +98,35 @@ class RehearsalRequest:
     host: HostSpeed | None = None
 
 
-def rehearse(request: RehearsalRequest, progress: Callable[[str], None] | None = None) -> results.Rehearsal:
-    """Run the script on the fake GPU.
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What ranks of one run send each other, from one rehearsal to the next.
+
+    Attributes:
+        folder: of those that were rehearsed before, and of the one that is now.
+        unknown_senders: ranks whose messages are guessed.
+    """
+
+    folder: Path
+    unknown_senders: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedsRanks:
+    """A rank works with values from ``ranks``, which have to be rehearsed first.
+
+    Attributes:
+        so_far: the answer without them, incomplete.
+    """
+
+    ranks: tuple[int, ...]
+    so_far: results.Rehearsal
+
+
+def rehearse_one(
+    request: RehearsalRequest, progress: Callable[[str], None], exchange: Exchange
+) -> results.Rehearsal | NeedsRanks:
+    """Run the script on the fake GPU once.
 
     Args:
         progress: called with a line after each optimizer step.
@@ -117,7 +144,11 @@ def rehearse(request: RehearsalRequest, progress: Callable[[str], None] | None =
             launcher=request.launcher,
             folder=folder,
         )
-        report, tail = _run(request, script, folder, progress or (lambda line: None))
+        report, tail = _run(request, script, folder, progress, exchange)
+        if report is not None and "needs" in report:
+            nothing = {"complete": False, "stopped": None}
+            so_far = _result(request, script, nothing, tail)
+            return NeedsRanks(ranks=tuple(report["needs"]), so_far=so_far)
         result = _result(request, script, report, tail)
         return _timed(request, result, folder, too_long=bool((report or {}).get("step_too_long")))
 
@@ -151,12 +182,16 @@ def _environment(script: PreparedScript, folder: Path) -> dict[str, str]:
 
 
 def _run(
-    request: RehearsalRequest, script: PreparedScript, folder: Path, progress: Callable[[str], None]
+    request: RehearsalRequest,
+    script: PreparedScript,
+    folder: Path,
+    progress: Callable[[str], None],
+    exchange: Exchange,
 ) -> tuple[dict[str, Any] | None, str]:
     """The process's report, None where it left none, and the end of what it printed."""
     output = folder / "output"
     reading, writing = os.pipe()
-    order = _order(request, script, folder, writing)
+    order = _order(request, script, folder, writing, exchange)
     order_path = folder / "order.json"
     order_path.write_text(json.dumps(order.to_dict()))
     with output.open("wb") as stream:
@@ -190,7 +225,9 @@ def _run(
     return report, tail
 
 
-def _order(request: RehearsalRequest, script: PreparedScript, folder: Path, progress_fd: int) -> Order:
+def _order(
+    request: RehearsalRequest, script: PreparedScript, folder: Path, progress_fd: int, exchange: Exchange
+) -> Order:
     """What the rehearsed process is told."""
     return Order(
         target=script.target,
@@ -208,6 +245,8 @@ def _order(request: RehearsalRequest, script: PreparedScript, folder: Path, prog
         gpu_name=request.gpu.name,
         host_factor=_host_factor(request),
         operators_path=str(folder / _OPERATORS) if request.step_time else None,
+        messages_folder=str(exchange.folder),
+        unknown_senders=exchange.unknown_senders,
     )
 
 

@@ -22,6 +22,8 @@ class Order:
         gpu_name: in the catalogue.
         host_factor: the host's seconds over the reference host's; None: not known.
         operators_path: where the operators of one step go; None: they are not recorded.
+        messages_folder: what ranks send each other, of those rehearsed before and of this one.
+        unknown_senders: ranks that wait for this one's messages: theirs to it are not known.
     """
 
     target: str
@@ -39,6 +41,8 @@ class Order:
     gpu_name: str
     host_factor: float | None = None
     operators_path: str | None = None
+    messages_folder: str | None = None
+    unknown_senders: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -49,4 +53,5 @@ class Order:
         """Of :meth:`to_dict`."""
         gpu = dict(value["gpu"])
         gpu["capability"] = tuple(gpu["capability"])
-        return cls(**{**value, "gpu": FakeGpu(**gpu), "arguments": tuple(value["arguments"])})
+        tuples = {name: tuple(value[name]) for name in ("arguments", "unknown_senders")}
+        return cls(**{**value, **tuples, "gpu": FakeGpu(**gpu)})

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from zerokit.errors import InputError
-from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.result import GuessedValue, Rehearsal
+from zerokit.rehearsal.senders import Senders, output_of_rank
+from zerokit.temporary import temporary_folder
 
 LAST = "last"
 Item = TypeVar("Item")
@@ -38,18 +40,25 @@ def rehearse_ranks(
     do, and the smallest card is the one on which all of them run.
 
     Raises:
-        InputError: as :func:`zerokit.rehearsal.conduct.rehearse`; a rank that is not there.
+        InputError: as :func:`zerokit.rehearsal.senders.rehearse`; a rank that is not there.
     """
     first, *rest = ranks
-    done = _of(request, first, None, progress)
-    rehearsed = {done.ranks[0].rank}
-    for rank in rest:
-        # the number of ranks is known only now: the plan may have said it
-        number = done.gpus - 1 if rank == LAST else rank
-        if number in rehearsed:
-            continue
-        rehearsed.add(int(number))
-        done = _both(done, _of(replace(request, step_time=False), number, done.gpus, progress))
+    with temporary_folder("messages") as folder:
+        senders = Senders(folder.resolve(), progress)
+        done = _of(request, first, None, progress, senders)
+        answered = {done.ranks[0].rank}
+        for rank in rest:
+            # the number of ranks is known only now: the plan may have said it
+            number = int(done.gpus - 1 if rank == LAST else rank)
+            if number in answered:
+                continue
+            answered.add(number)
+            another = senders.rehearsed.get(number)
+            if another is not None:  # another rank needed it, and counted its time
+                another = replace(another, seconds=0.0, cpu_seconds=0.0)
+            else:
+                another = _of(replace(request, step_time=False), number, done.gpus, progress, senders)
+            done = _both(done, another)
     return done
 
 
@@ -58,6 +67,7 @@ def _of(
     rank: int | str,
     gpus: int | None,
     progress: Callable[[str], None] | None,
+    senders: Senders,
 ) -> Rehearsal:
     if rank == LAST:
         count = gpus or request.gpus
@@ -66,10 +76,8 @@ def _of(
         rank = count - 1
     if progress is not None:
         progress(f"rank {rank}")
-    output = request.output
-    if output is not None and gpus is not None:  # each rank's own output beside the first one's
-        output = output.with_name(f"{output.stem}-rank-{rank}{output.suffix}")
-    return rehearse(replace(request, rank=int(rank), output=output), progress)
+    output = request.output if gpus is None else output_of_rank(request.output, int(rank))
+    return senders.rehearse(replace(request, rank=int(rank), output=output))
 
 
 def _both(first: Rehearsal, second: Rehearsal) -> Rehearsal:

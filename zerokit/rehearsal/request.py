@@ -32,14 +32,14 @@ def rehearse(
     Raises:
         InputError: as :func:`request_of`; ranks that are not there; versions that cannot be read.
     """
-    from zerokit.rehearsal import conduct
     from zerokit.rehearsal import ranks as several
+    from zerokit.rehearsal import senders
     from zerokit.rehearsal import versions as compared
 
     remote_versions = compared.read(Path(versions)) if versions is not None else {}
     chosen = several.parse(ranks) if isinstance(ranks, str) else tuple(ranks or ())
     request = request_of(target, say=say, **options)
-    done = several.rehearse_ranks(request, chosen, say) if chosen else conduct.rehearse(request, say)
+    done = several.rehearse_ranks(request, chosen, say) if chosen else senders.rehearse(request, say)
     differences = compared.differences(done.versions, remote_versions, str(versions))
     return replace(done, warnings=(*differences, *done.warnings))
 

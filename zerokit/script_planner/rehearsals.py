@@ -11,9 +11,10 @@ from zerokit.domain.script_profile import RehearsedStrategy, same_memory
 from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Strategy, TimeEstimate
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.plan_folder import write_plan
-from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
+from zerokit.rehearsal.senders import rehearse
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.search.request import Request

@@ -34,6 +34,10 @@ PAGEABLE = "pageable"
 TEMPORARY = "temporary"
 
 
+POINT_TO_POINT = frozenset({"send", "recv_"})
+"""Collectives' names that go from one rank to another."""
+
+
 class IssuedOperator(NamedTuple):
     """One operator, in the order in which the script issues them.
 

@@ -251,8 +251,10 @@ class _Links:
         self._adam = adam / per_node
 
     def collective(self, event: IssuedOperator, copied_per_second: float) -> float:
-        """A group of one copies, where input and output differ."""
-        passes = 2 if event.name.startswith(_TWO_PASSES) else 1
+        """A group of one copies, where input and output differ; all of a message from rank to rank takes its
+        link, twice the half of a gathering of two."""
+        is_message = event.name in operators.POINT_TO_POINT
+        passes = 2 if is_message or event.name.startswith(_TWO_PASSES) else 1
         if event.group_size < 2:
             return 0.0 if passes == 2 else 2 * event.bytes_read / copied_per_second
         inner = max(1, self._cluster.gpus // event.group_size)

@@ -25,7 +25,7 @@ from zerokit.instrument.post_import import PostImport
 from zerokit.launcher.rank.process import Program, run_target
 from zerokit.rehearsal.process.adapters import data_loaders, deepspeed, training
 from zerokit.rehearsal.process.context import Context
-from zerokit.rehearsal.process.machine import StopRehearsal
+from zerokit.rehearsal.process.endings import StopRehearsal
 from zerokit.rehearsal.process.phases import Phases
 
 PACKAGES = (

@@ -10,7 +10,8 @@ from pathlib import Path
 from benchmarks.rehearsal.__main__ import allocator_of_run
 from benchmarks.rehearsal.gpu.cases import CASES, STEPS, Case, CaseInputs, script_path
 from zerokit.catalog import gpus
-from zerokit.rehearsal.conduct import RehearsalRequest, rehearse
+from zerokit.rehearsal.conduct import RehearsalRequest
+from zerokit.rehearsal.senders import rehearse
 from zerokit.script.entry_points import Target
 
 

@@ -32,6 +32,11 @@ assert present.view(2, 4).sum(dim=1).tolist() == [4, 2]
 assert images[present].shape[0] == 6
 images.mul_(torch.empty_like(images))  # unknown from here on
 assert images[(images == 0.0).flatten(1).all(-1)].shape[0] == 8
+shape = torch.empty(8, dtype=torch.int32, device="cuda")  # DeepSpeed's pipelines send shapes so
+shape[:3].copy_(torch.tensor([4, 2, 6], dtype=torch.int32))
+assert shape[:3].tolist() == [4, 2, 6]
+shape[3:] = torch.empty(5, device="cuda").mul(2).to(torch.int32)
+assert shape[0].item() != 4  # not known any more
 for number in (1, 0):
     torch.cuda.set_device(number)
     assert torch.cuda.current_device() == torch.empty(1, device="cuda").device.index == number

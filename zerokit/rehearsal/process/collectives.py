@@ -1,6 +1,7 @@
 """Process groups and collectives of ranks that are not there.
 
-Every other rank is taken to hold what this one holds. Groups use PyTorch's "fake" backend and call
+Every other rank is taken to hold what this one holds; what one sends to another is in
+:mod:`zerokit.rehearsal.process.messages`. Groups use PyTorch's "fake" backend and call
 themselves NCCL; collectives on fake tensors are answered in the dispatch mode. An asynchronous collective
 keeps its inputs and outputs until ``wait()``, as NCCL's work objects do
 (``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``, TensorShelf::stash).
@@ -41,17 +42,27 @@ _ASYNCHRONOUS = (
     "all_to_all_single",
     "gather",
     "scatter",
+    "isend",
+    "irecv",
 )
 
 _HOST_BACKENDS = ("gloo", "mpi")
 
 
-def answer(under_way: UnderWay, func: Any, args: tuple[Any, ...]) -> Any:
-    """What a ``c10d`` operator gives, with the values that are known."""
+def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
+    """What a ``c10d`` operator gives, with the values that are known.
+
+    Raises:
+        NeedsSenders, NotRehearsed: as :meth:`zerokit.rehearsal.process.messages.Messages.receive`.
+    """
     name = func._schema.name.split("::")[1]
     handler = _KNOWN_VALUES.get(name)
     if handler is not None:
-        handler(under_way, args)
+        handler(machine.under_way, args)
+    elif name == "send":
+        _send(machine, args)
+    elif name == "recv_":
+        _receive(machine, args)
     work = FakeWork()
     boxed = work.boxed() if hasattr(work, "boxed") else work
     return (args[0], boxed) if func in CollectiveOp.WK_ARG_1 else boxed
@@ -70,7 +81,7 @@ def _set(output: torch.Tensor, value: torch.Tensor | None) -> None:
     have = twins.twin_of(output)
     if value is None:
         if have is not None:
-            have.validity.is_known = False
+            have.validity.lose()
     elif have is not None and have.validity.is_known:
         have.value.copy_(value.reshape(have.value.shape))
     elif twins.may_have(output):
@@ -114,6 +125,29 @@ def _reduce_all(under_way: UnderWay, args: tuple[Any, ...]) -> None:
             value.mul_(ranks)
 
 
+def _broadcast(under_way: UnderWay, args: tuple[Any, ...]) -> None:
+    """Of what the sender alone has computed, floats are not known on the other ranks."""
+    if under_way.only_sender_has and dist.ProcessGroup.unbox(args[1]).rank() != args[2]:
+        for tensor in args[0]:
+            if tensor.dtype.is_floating_point:
+                _set(tensor, None)
+
+
+def _send(machine: Machine, args: tuple[Any, ...]) -> None:
+    tensors, group, destination, tag = args
+    ranks = dist.get_process_group_ranks(dist.ProcessGroup.unbox(group))
+    for tensor in tensors:
+        value = _value(tensor) if twins.may_have(tensor) else None
+        machine.messages.send(ranks[destination], (tag, *ranks), tensor, value)
+
+
+def _receive(machine: Machine, args: tuple[Any, ...]) -> None:
+    tensors, group, source, tag = args
+    ranks = dist.get_process_group_ranks(dist.ProcessGroup.unbox(group))
+    for tensor in tensors:
+        _set(tensor, machine.messages.receive(ranks[source], (tag, *ranks), tensor))
+
+
 _KNOWN_VALUES: dict[str, Callable[[UnderWay, tuple[Any, ...]], None]] = {
     "_allgather_base_": _gather_into_one,
     "allgather_": _gather_into_list,
@@ -122,6 +156,7 @@ _KNOWN_VALUES: dict[str, Callable[[UnderWay, tuple[Any, ...]], None]] = {
     "alltoall_base_": _unknown,
     "alltoall_": _unknown_list,
     "allreduce_": _reduce_all,
+    "broadcast_": _broadcast,
 }
 
 

@@ -11,7 +11,8 @@ import torch
 from torch._subclasses import fake_tensor
 
 from zerokit.rehearsal.process import factories
-from zerokit.rehearsal.process.machine import Machine, NotRehearsed
+from zerokit.rehearsal.process.endings import NotRehearsed
+from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.streams import Streams
 
 _CUDA_VERSION = "12.8"

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,6 +18,9 @@ from zerokit.rehearsal.process.guesses import Guesses
 from zerokit.rehearsal.process.kernels import Workspaces
 from zerokit.rehearsal.process.ledger import GpuMemory
 from zerokit.rehearsal.process.unwaited import Unwaited
+
+if TYPE_CHECKING:
+    from zerokit.rehearsal.process.messages import Messages
 
 
 class Observer(Protocol):
@@ -50,29 +53,19 @@ class Observer(Protocol):
         """An asynchronous all-reduce that no operator says."""
 
 
-class StopRehearsal(BaseException):
-    """Enough was seen: ends the script. Not an ``Exception``, so that no handler of the script's keeps it."""
-
-
-class NotRehearsed(BaseException):
-    """The rehearsal cannot go on: an operator or a service that has no stand-in."""
-
-    def __init__(self, operator: str, reason: str) -> None:
-        self.operator, self.reason = operator, reason
-        super().__init__(f"{operator}: {reason}")
-
-
 class UnderWay:
     """What the dispatcher does not say of the collective that goes on now.
 
     Attributes:
         operation: of an all-reduce: the dispatcher gets a boxed one that cannot be read.
         of_rank: what each rank of a group contributes to a gathering; None: what ours does.
+        only_sender_has: a broadcast's values are its sender's own; else every rank holds them before.
     """
 
     def __init__(self) -> None:
         self.operation: Any = None
         self.of_rank: Callable[[int], list[int]] | None = None
+        self.only_sender_has = False
 
     @contextmanager
     def contributions(self, of_rank: Callable[[int], list[int]]) -> Iterator[None]:
@@ -82,6 +75,15 @@ class UnderWay:
             yield
         finally:
             self.of_rank = None
+
+    @contextmanager
+    def senders_own(self) -> Iterator[None]:
+        """In this block ranks broadcast what the others do not hold."""
+        self.only_sender_has = True
+        try:
+            yield
+        finally:
+            self.only_sender_has = False
 
 
 class Machine:
@@ -94,6 +96,7 @@ class Machine:
         kept_evaluation_batches: after so many an evaluation moves its outputs to the host; None: never.
         unwaited: tensors of collectives that nobody waits for.
         under_way: of the collective that goes on now.
+        messages: from and to other ranks.
         collectives: issued while somebody observed; the last one's number.
     """
 
@@ -104,6 +107,7 @@ class Machine:
         rank: int,
         world_size: int,
         allocator: AllocatorSettings,
+        messages: Messages,
     ) -> None:
         self.gpu = gpu
         self.rank = rank
@@ -117,6 +121,7 @@ class Machine:
         self.unseen = 0
         self.unwaited = Unwaited(self.ledger)
         self.under_way = UnderWay()
+        self.messages = messages
         self.collectives = 0
         self.warnings: dict[str, int] = {}
         self.stubbed: dict[str, int] = {}

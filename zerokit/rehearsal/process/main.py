@@ -35,7 +35,8 @@ def main(order_path: str) -> int:
 
 
 def _enter_sandbox(order: Order) -> tuple[bool, str]:
-    shared = [Path(path) for path in (order.folder, order.writable) if path is not None]
+    folders = (order.folder, order.messages_folder, order.writable)
+    shared = [Path(path) for path in folders if path is not None]
     try:
         sandbox.enter(shared)
     except sandbox.NoSandbox as error:
@@ -60,6 +61,7 @@ class Rehearsed:
             self._write({"complete": False, "stopped": {"location": "", "operator": "", "reason": why_not}})
             return 0
         from zerokit.rehearsal.process import native, stand_ins
+        from zerokit.rehearsal.process.endings import NeedsSenders
 
         self._forget_self_test()
         if (note := native.version_note()) is not None:
@@ -67,9 +69,14 @@ class Rehearsed:
         sys.meta_path.append(stand_ins.Missing(self.machine.warn))
         for made_up in stand_ins.offer(self._order):
             self.machine.stub(made_up)
-        stopped = self._run_script()
+        try:
+            stopped = self._run_script()
+        except NeedsSenders as error:
+            self._write({"needs": error.ranks})
+            return 0
         if self.phases.recorder is not None:
             self.phases.recorder.stop()
+        self.machine.messages.write(self.phases.enough_after)
         result = self._result(stopped)
         self._write_operators(result)
         self._write(result)
@@ -104,6 +111,7 @@ class Rehearsed:
         from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
         from zerokit.rehearsal.process.context import Context
         from zerokit.rehearsal.process.machine import Machine
+        from zerokit.rehearsal.process.messages import Messages
         from zerokit.rehearsal.process.mode import FakeCuda
         from zerokit.rehearsal.process.phases import Phases
         from zerokit.rehearsal.process.recorder import Recorder
@@ -112,10 +120,17 @@ class Rehearsed:
         settings = AllocatorSettings.parse(
             os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
         )
-        self.machine = Machine(order.gpu, rank=order.rank, world_size=order.world_size, allocator=settings)
+        messages = Messages(
+            Path(order.messages_folder) if order.messages_folder is not None else None,
+            order.rank,
+            order.unknown_senders,
+        )
+        self.machine = Machine(
+            order.gpu, rank=order.rank, world_size=order.world_size, allocator=settings, messages=messages
+        )
         for part in settings.unknown:
             self.machine.warn(f"the allocator's {part} is not modelled")
-        self.phases = Phases(self.machine, order.most_steps)
+        self.phases = messages.course = Phases(self.machine, order.most_steps)
         self.machine.ledger.origin = self.phases.origin
         self.phases.on_step = self._step_done
         if order.operators_path is not None:
@@ -164,7 +179,7 @@ class Rehearsed:
     def _run_script(self) -> dict[str, str] | None:
         """Why it stopped early; None where it did not."""
         from zerokit.launcher.rank.process import Program, run_target
-        from zerokit.rehearsal.process.machine import NotRehearsed, StopRehearsal
+        from zerokit.rehearsal.process.endings import NeedsSenders, NotRehearsed, StopRehearsal
         from zerokit.rehearsal.process.stand_ins import explain
 
         order = self._order
@@ -173,6 +188,8 @@ class Rehearsed:
             run_target(target)
         except StopRehearsal:
             return None
+        except NeedsSenders:
+            raise
         except SystemExit as error:
             if error.code in (None, 0) or self.phases.enough:
                 return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -160,7 +161,7 @@ class FakeCuda(TorchDispatchMode):
 
     def _answer(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.namespace == "c10d":
-            return self._observed(func, args, kwargs, collectives.answer(self._machine.under_way, func, args))
+            return self._observed(func, args, kwargs, collectives.answer(self._machine, func, args))
         fakes: list[Any] = []
         reals: list[Any] = []
         scan(args, fakes, reals)
@@ -276,7 +277,8 @@ class FakeCuda(TorchDispatchMode):
         makes_cuda: bool,
     ) -> None:
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
-        are_known = all(twin(leaf) is not None for leaf in fakes) and all(
+        values_of = twins.place if is_view(func) else twin  # what is written into a view is in what it views
+        are_known = all(values_of(leaf) is not None for leaf in fakes) and all(
             r.device.type == "cpu" for r in reals
         )
         small = all(twins.may_have(leaf) for leaf in fakes)
@@ -298,7 +300,7 @@ class FakeCuda(TorchDispatchMode):
             )
             and not name.startswith(_RANDOM)
         ):
-            self._compute(func, name, args, kwargs, fakes, reals, outputs)
+            self._compute(func, name, args, kwargs, fakes, reals, outputs, values_of)
         elif name in _DRAWN:
             answers.draw(self._machine, name, fakes[0], outputs[-1])
         else:
@@ -326,17 +328,18 @@ class FakeCuda(TorchDispatchMode):
         fakes: list[Any],
         reals: list[Any],
         outputs: list[Any],
+        values_of: Callable[[torch.Tensor], torch.Tensor | None],
     ) -> None:
         if name.startswith(_UNWRITTEN):
             for fake_output in outputs:  # a place for values, none of them known until they are written
                 twins.attach(
                     fake_output,
                     factories.zeros(fake_output.shape, dtype=fake_output.dtype),
-                    twins.Validity(is_known=False),
+                    twins.Validity(is_known=False, unwritten=True),
                 )
             return
         try:
-            computed = twins.run_on_twins(func, args, kwargs)
+            computed = twins.run_on_twins(func, args, kwargs, values_of)
         except Exception:  # an operator without a CPU kernel for this dtype: the values are unknown
             return
         values = [

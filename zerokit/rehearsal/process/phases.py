@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,9 +20,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from zerokit.instrument.engine_facts import EngineFacts
+from zerokit.rehearsal.process.endings import StopRehearsal
 from zerokit.rehearsal.process.guesses import script_line
 from zerokit.rehearsal.process.ledger import Origin
-from zerokit.rehearsal.process.machine import Machine, StopRehearsal
+from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.recorder import Recorder
 
 STEPS_AFTER_ENOUGH = 6
@@ -52,7 +54,8 @@ class Phases:
 
     Attributes:
         steps: optimizer steps so far.
-        enough: whether every phase's peak repeated, or ``most_steps`` were done.
+        enough_after: the steps after which every phase's peak repeated, or ``most_steps`` were done; None:
+            not yet.
         engines: DeepSpeed's, so far; ``observed``: what the one that trains runs with, and ``model`` which
             model it trains.
     """
@@ -63,9 +66,9 @@ class Phases:
         self.most_steps = most_steps
         self._fewest_steps = FEWEST_STEPS
         self.steps = 0
-        self.enough = False
         self.repeats = False
         self.repeats_end = True  # whether peaks that repeat are enough
+        self.enough_after: int | None = None
         self.has_engine = False
         self.engines = 0
         self.observed = EngineFacts()
@@ -73,7 +76,6 @@ class Phases:
         self.modules = ModuleStack()
         self.on_step: Callable[[int], None] | None = None
         self.recorder: Recorder | None = None
-        self._enough_at = 0
         self._last_called: Callable[[], torch.nn.Module | None] = lambda: None
         self._in_backward = 0
         self._before_eval = ""
@@ -113,10 +115,21 @@ class Phases:
 
     # ---------------------------------------------------------------- steps
 
+    @property
+    def enough(self) -> bool:
+        """Whether the script's training is to end."""
+        return self.enough_after is not None
+
     def see_at_least(self, steps: int) -> None:
         """Something in the script comes every so many steps only."""
         self._fewest_steps = max(self._fewest_steps, steps)
         self.most_steps = max(self.most_steps, steps)
+
+    def follow(self, enough_after: int | None) -> None:
+        """Train exactly as many steps as another rank, which saw enough after ``enough_after``; None: its
+        script ended before."""
+        self.repeats_end = False
+        self.most_steps = sys.maxsize if enough_after is None else enough_after
 
     def step_done(self) -> None:
         """An optimizer step was applied.
@@ -132,11 +145,11 @@ class Phases:
             alike = len({"generate" in peaks for peaks in (*self._step_peaks, step)}) == 1
             self.repeats = self.steps >= self._fewest_steps and alike and _of_step(self._step_peaks[-1], step)
             if (self.repeats and self.repeats_end) or self.steps >= self.most_steps:
-                self.enough, self._enough_at = True, self.steps
+                self.enough_after = self.steps
         if self.recorder is not None:
             self.recorder.step_done(self.steps, is_enough=self.enough)
         self._step_peaks.append(step)
-        if self.enough and self.steps >= self._enough_at + STEPS_AFTER_ENOUGH:
+        if self.enough_after is not None and self.steps >= self.enough_after + STEPS_AFTER_ENOUGH:
             raise StopRehearsal
 
     def _take_step_peaks(self) -> dict[str, int]:

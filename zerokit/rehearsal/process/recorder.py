@@ -283,7 +283,7 @@ class Recorder:
         arguments = {
             argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
         }
-        ranks = _size(arguments.get("process_group"))
+        ranks = 2 if name in kinds.POINT_TO_POINT else _size(arguments.get("process_group"))
         tensors = [argument for argument in tensors_in(list(args), []) if on_gpu(argument)]
         if not tensors:
             return

@@ -8,6 +8,7 @@ still known: a write from an unknown source ends that for all of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,13 +35,19 @@ class Validity:
 
     Attributes:
         filled: they are a constant, which is what a tensor is filled with before a kernel writes into it.
+        unwritten: nothing was written yet (``empty``), so no program reads a value that is not written later.
     """
 
-    __slots__ = ("filled", "is_known")
+    __slots__ = ("filled", "is_known", "unwritten")
 
-    def __init__(self, is_known: bool = True) -> None:
+    def __init__(self, is_known: bool = True, *, unwritten: bool = False) -> None:
         self.is_known = is_known
         self.filled = False
+        self.unwritten = unwritten
+
+    def lose(self) -> None:
+        """Unknown values were written."""
+        self.is_known = self.unwritten = False
 
 
 class Twin:
@@ -57,6 +64,14 @@ def twin(tensor: torch.Tensor) -> torch.Tensor | None:
     """The real values of a fake tensor, where they are known."""
     stored = getattr(tensor, _NAME, None)
     return stored.value if stored is not None and stored.validity.is_known else None
+
+
+def place(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The same, and the place for them where nothing was written yet."""
+    stored = twin_of(tensor)
+    if stored is None or not (stored.validity.is_known or stored.validity.unwritten):
+        return None
+    return stored.value
 
 
 def twin_of(tensor: torch.Tensor) -> Twin | None:
@@ -104,7 +119,7 @@ def forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         for tensor in value if isinstance(value, list | tuple) else [value]:
             stored = getattr(tensor, _NAME, None)
             if stored is not None:
-                stored.validity.is_known = False
+                stored.validity.lose()
 
 
 def forget(value: Any) -> None:
@@ -113,7 +128,7 @@ def forget(value: Any) -> None:
     if isinstance(value, FakeTensor):
         stored = twin_of(value)
         if stored is not None and (stored.validity.filled or value.dtype.is_floating_point):
-            stored.validity.is_known = False
+            stored.validity.lose()
     elif isinstance(value, list | tuple):
         for item in value:
             forget(item)
@@ -123,7 +138,8 @@ def forget(value: Any) -> None:
 
 
 def overwritten(target: torch.Tensor, source: torch.Tensor | None) -> bool:
-    """All of a tensor's memory was written (``fill_``, ``copy_``, ``zero_``): its values are known again.
+    """A tensor was written (``fill_``, ``copy_``, ``zero_``): its values are known again, if that is all of
+    its memory or the first of it that is written.
 
     Args:
         source: real values, broadcast to the target; None: they are not known.
@@ -131,28 +147,34 @@ def overwritten(target: torch.Tensor, source: torch.Tensor | None) -> bool:
     stored = twin_of(target)
     if stored is None or source is None:
         return False
-    if stored.value.untyped_storage().nbytes() != stored.value.numel() * stored.value.element_size():
-        return False  # a view of a part: the rest is as unknown as it was
+    is_part = stored.value.untyped_storage().nbytes() != stored.value.numel() * stored.value.element_size()
+    if is_part and not stored.validity.unwritten:
+        return False  # the rest is as unknown as it was
     stored.value.copy_(source)
-    stored.validity.is_known = True
-    stored.validity.filled = source.dim() == 0
+    stored.validity.is_known, stored.validity.unwritten = True, False
+    stored.validity.filled = source.dim() == 0 or is_part  # a kernel may write the rest
     return True
 
 
-def real_arguments(value: Any) -> Any:
+def real_arguments(value: Any, of: Callable[[torch.Tensor], torch.Tensor | None] = twin) -> Any:
     """The same arguments with twins in place of fake tensors and the CPU in place of the GPU."""
     if isinstance(value, FakeTensor):
-        return twin(value)
+        return of(value)
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
     if isinstance(value, list):
-        return [real_arguments(item) for item in value]
+        return [real_arguments(item, of) for item in value]
     if isinstance(value, tuple):
-        return tuple(real_arguments(item) for item in value)
+        return tuple(real_arguments(item, of) for item in value)
     return value
 
 
-def run_on_twins(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The operator on the real values."""
-    real_kwargs = {name: real_arguments(value) for name, value in kwargs.items()}
-    return func(*[real_arguments(value) for value in args], **real_kwargs)
+def run_on_twins(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    of: Callable[[torch.Tensor], torch.Tensor | None] = twin,
+) -> Any:
+    """The operator on the real values; ``of`` gives them."""
+    real_kwargs = {name: real_arguments(value, of) for name, value in kwargs.items()}
+    return func(*[real_arguments(value, of) for value in args], **real_kwargs)

@@ -32,6 +32,7 @@ ADAPTERS: dict[str, Adapter] = {
     "deepspeed.ops.op_builder.builder": deepspeed.operators,
     "deepspeed.runtime.engine": deepspeed.engine,
     "deepspeed.runtime.pipe.engine": deepspeed.pipeline,
+    "deepspeed.runtime.pipe.topology": deepspeed.stages,
     "deepspeed.sequence.cross_entropy": deepspeed.vocabulary,
     "diffusers.schedulers.scheduling_utils": generation.sampling,
     "huggingface_hub.hf_api": hub.writing,

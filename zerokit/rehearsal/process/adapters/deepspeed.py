@@ -11,7 +11,8 @@ import torch
 
 from zerokit.rehearsal.process import model_facts, twins
 from zerokit.rehearsal.process.context import Context
-from zerokit.rehearsal.process.machine import Machine, NotRehearsed
+from zerokit.rehearsal.process.endings import NotRehearsed
+from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.phases import EVERY_STEP, Phases
 from zerokit.timing import operators as kinds
 
@@ -193,8 +194,39 @@ def pipeline(context: Context, module: ModuleType) -> None:
         if self.num_stages > 1:
             context.machine.warn(
                 f"rank {self.global_rank} is stage {self.stage_id + 1} of {self.num_stages} of a pipeline: "
-                "other stages take other memory, and a step's time counts no waiting for them"
+                "other stages take other memory (`zerokit rehearse --ranks`), and a step's time counts no "
+                "waiting for them"
             )
+
+    cls.__init__ = init
+    # the last stage has the loss; what the others hold before its broadcast is a place for it
+    for name in ("_aggregate_total_loss", "_bcast_pipe_scalar"):
+        _with_senders_own(context, cls, name)
+
+
+def _with_senders_own(context: Context, cls: Any, name: str) -> None:
+    original = cls.__dict__.get(name)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with context.machine.under_way.senders_own():
+            return original(self, *args, **kwargs)
+
+    setattr(cls, name, wrapped)
+
+
+def stages(context: Context, module: ModuleType) -> None:
+    """A later stage works on what the earlier ones send: known here, before any layer is built."""
+    cls = module.PipelineParallelGrid
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        earlier = range(self.get_stage_id())
+        context.machine.messages.require(self.stage_to_global(stage_id=stage) for stage in earlier)
 
     cls.__init__ = init
 
