@@ -13,7 +13,7 @@ from zerokit import __version__
 from zerokit.domain import environment as variables
 from zerokit.domain.client_optimizers import client_optimizer, with_optimizer
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, from_config
-from zerokit.domain.job import Job
+from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
@@ -107,6 +107,20 @@ class PlanFile:
     def method(self) -> str:
         """What the plan trains: ``full``, ``lora`` or ``qlora``."""
         return str(self.request.get("method", Job().method))
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that it trains; None: all weights.
+
+        Raises:
+            InputError: their rank is no number.
+        """
+        if self.method == "full":
+            return None
+        plain = Lora()
+        targets = str(self.request.get("lora-targets", ",".join(plain.targets)))
+        rank = parse_count(str(self.request.get("lora-rank", plain.rank)))
+        return Lora(rank=rank, targets=tuple(part.strip() for part in targets.split(",")))
 
     @property
     def title(self) -> str:

@@ -24,7 +24,7 @@ from zerokit.launcher.run_folder import ACCELERATE_FILE, COMMAND_FILE, COMMAND_S
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
 from zerokit.planner.named_models import unlike_planned
-from zerokit.script import adapt_config, agreement, misplaced_options, reader
+from zerokit.script import adapt_config, agreement, misplaced_options, reader, unlike_adapters
 from zerokit.script import arguments as script_arguments
 from zerokit.script.entry_points import Target
 from zerokit.script.named_model import named_model
@@ -193,26 +193,36 @@ def _from_plan(
     # what these devices cannot do is no difference: fp16 on CPU ranks
     precision = adapt_config.precision(on_device.config)
     script_options = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
+    held_to = rehearsed_plan.content(plan, options.target)
     agreed = agreement.agree(
         script_options,
         plan.chosen,
         on_device.config,
         seq_len=plan.seq_len,
         method=plan.method,
+        lora=plan.lora,
         plan_folder=plan.folder,
         on_cpu=placement.devices.kind == "cpu",
         no_arguments=options.no_arguments,
         accept_mismatch=options.accept_mismatch,
     )
+    adapters: list[str] = []
+    if "rehearsed_with" in held_to["chosen"]:  # other arguments may train something else
+        adapters = unlike_adapters.warnings(script_options, plan.method, plan.lora)
     adapted = adapted_for(style)
     return _Configured(
         config=adapted.config,
         held_to={
-            **rehearsed_plan.content(plan, options.target),
+            **held_to,
             "chosen": {**plan.chosen, "precision": precision},
         },
         added_arguments=agreed.added,
-        notes=(*agreed.notes, *another_model(script_options, plan), *_adapted_notes(CONFIG_FILE, adapted)),
+        notes=(
+            *agreed.notes,
+            *adapters,
+            *another_model(script_options, plan),
+            *_adapted_notes(CONFIG_FILE, adapted),
+        ),
     )
 
 

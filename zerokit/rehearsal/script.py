@@ -152,6 +152,7 @@ class _Planned:
             self._adapted(config, "none").config,
             seq_len=self._plan.seq_len,
             method=self._plan.method,
+            lora=self._plan.lora,
             plan_folder=self._plan.folder,
             on_cpu=False,
             no_arguments=use.no_arguments,

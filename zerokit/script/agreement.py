@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.job import Lora
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
-from zerokit.script import adapt_config, assignments, code_settings, disk_space, unlike_job
+from zerokit.script import adapt_config, assignments, code_settings, disk_space, unlike_adapters, unlike_job
 from zerokit.script.arguments import SPELLINGS, PlannedValues, ScriptOptions
 from zerokit.script.loader_batch import before_the_run
 from zerokit.script.reader import ScriptFacts
@@ -32,6 +33,7 @@ def agree(
     *,
     seq_len: int,
     method: str,
+    lora: Lora | None,
     plan_folder: Path,
     on_cpu: bool,
     no_arguments: bool,
@@ -45,7 +47,7 @@ def agree(
         chosen: the plan's choice.
         config: the plan's DeepSpeed configuration for these devices, before any script's needs.
         seq_len: tokens of a sequence that the plan counts on.
-        method: what the plan trains: ``full``, ``lora`` or ``qlora``.
+        method: what the plan trains: ``full``, ``lora`` or ``qlora``. lora: its adapters.
         plan_folder: where the plan's files lie, which a script may name itself.
         on_cpu: the ranks run without a GPU.
         no_arguments: add nothing.
@@ -85,6 +87,7 @@ def agree(
     notes += before_the_run(options, planned.micro_batch, rehearsed=was_rehearsed)
     if not was_rehearsed:  # its length is that of the script's own data
         notes += [*length_warnings(options, seq_len), *unlike_job.warnings(options, method)]
+        notes += unlike_adapters.warnings(options, method, lora)
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen, writes_here)))

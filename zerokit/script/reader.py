@@ -60,7 +60,7 @@ class ScriptFacts:
         hides_arguments: some of them by ``**``, from a file or a computation.
         names_optimizer: the text ``optimizer`` stands in it, as a key.
         keywords: of all calls.
-        field_defaults: literal defaults of such arguments, and of lengths, in dataclasses of its own.
+        field_defaults: literal defaults of such arguments, lengths, ranks and switches in its dataclasses.
         reads_deepspeed_config: it uses the value of its option ``--deepspeed_config``.
         package: the installed package that it belongs to.
         reads_micro_batch: it asks the engine or the configuration how large a micro-batch is to be, or has
@@ -121,11 +121,8 @@ class ScriptFacts:
         if self.unreadable:
             return self.unreadable
         if self.style == "raw":
-            reason = (
-                "deepspeed.add_config_arguments"
-                if self.adds_deepspeed_arguments
-                else "its own argument parser"
-            )
+            is_own = not self.adds_deepspeed_arguments
+            reason = "its own argument parser" if is_own else "deepspeed.add_config_arguments"
             return f"it takes --deepspeed_config through {reason}"
         if self.style == "none" and self.own_configuration:
             return f"it gives deepspeed.initialize one of its own ({self.own_configuration})"
@@ -326,7 +323,8 @@ class _Reader(ast.NodeVisitor):
     def _field_default(self, name: str, value: ast.expr | None) -> None:
         if isinstance(value, ast.Call):
             value = next((k.value for k in value.keywords if k.arg == "default"), None)
-        if name in (*BATCH_KEYWORDS, *LENGTHS) and isinstance(value, ast.Constant):
+        told = {name} & {*BATCH_KEYWORDS, *LENGTHS} or "rank" in name or getattr(value, "value", 0) is False
+        if told and isinstance(value, ast.Constant):
             self.facts.field_defaults[name] = value.value
 
     def visit_Name(self, node: ast.Name) -> None:

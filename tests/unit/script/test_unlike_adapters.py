@@ -1,0 +1,75 @@
+"""Adapters and 4-bit weights that a plan counts on and a script does not make, or makes otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.scripts_read import RAW, TRAINER, options
+from zerokit.domain.job import Lora
+from zerokit.script.unlike_adapters import warnings
+
+OWN = """
+from dataclasses import dataclass
+from peft import LoraConfig, get_peft_model
+from transformers import BitsAndBytesConfig, HfArgumentParser, Trainer, TrainingArguments
+@dataclass
+class Job:
+    lora_rank: int = 16
+    four_bit: bool = False
+job, args = HfArgumentParser((Job, TrainingArguments)).parse_args_into_dataclasses()
+Trainer(args=args)
+"""
+TRLS = """
+from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config
+args, model = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config()
+SFTTrainer(args=args, peft_config=get_peft_config(model))
+"""
+ARGPARSE = RAW + "    import peft\n    parser.add_argument('--use-lora', action='store_true')\n"
+ALL = "--lora_target_modules all-linear"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "method", "said"),
+    [
+        (OWN, "", "full", []),
+        (OWN, "", "lora", []),
+        (OWN, "", "qlora", ["4 bits, and --four_bit is not given"]),
+        (OWN, "--four_bit", "qlora", []),
+        (OWN, "--four_bit false", "qlora", ["--four_bit is not given"]),
+        (OWN, "--four_bit", "lora", ["--four_bit is given, and the plan does not"]),
+        (OWN, "--lora_rank 8", "lora", ["--lora_rank 8, but the plan has adapters of rank 16"]),
+        (OWN.replace("int = 16", "int = 64"), "", "lora", ["--lora_rank is 64 by default"]),
+        (TRLS, "", "full", []),
+        (TRLS, "", "lora", ["without --use_peft the script trains all weights"]),
+        (TRLS, f"--use_peft {ALL}", "lora", []),
+        (TRLS, "--use_peft", "lora", ["--lora_target_modules is not given"]),
+        (
+            TRLS,
+            f"--use_peft {ALL} --lora_r 64",
+            "lora",
+            ["--lora_r 64, but the plan has adapters of rank 16"],
+        ),
+        (TRLS, f"--use_peft {ALL}", "qlora", ["--load_in_4bit is not given"]),
+        (TRLS, f"--use_peft --load_in_4bit {ALL}", "qlora", []),
+        (ARGPARSE, "", "lora", ["trains LoRA adapters, and --use-lora is not given"]),
+        (ARGPARSE, "--use-lora", "lora", []),
+        (ARGPARSE, "--use-lora", "full", ["trains all weights, and --use-lora is given"]),
+        (TRAINER, "", "lora", ["nothing in the script's source adds adapters"]),
+        (TRAINER, "", "full", []),
+    ],
+)
+def test_what_the_plan_trains_and_the_script_does_not_is_named(
+    tmp_path: Path, text: str, arguments: str, method: str, said: list[str]
+) -> None:
+    lora = None if method == "full" else Lora()
+    found = warnings(options(tmp_path, text, *arguments.split()), method, lora)
+    assert len(found) == len(said), found
+    assert all(part in one for part, one in zip(said, found, strict=True)), found
+
+
+def test_a_file_of_settings_counts_as_given(tmp_path: Path) -> None:
+    settings = tmp_path / "sft.yaml"
+    settings.write_text("use_peft: true\nlora_r: 16\nlora_target_modules: all-linear\n")
+    assert warnings(options(tmp_path, TRLS, "--config", str(settings)), "lora", Lora()) == []

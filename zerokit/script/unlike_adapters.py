@@ -1,0 +1,135 @@
+"""Whether a script trains the adapters that its plan counts on, as far as its arguments and source tell."""
+
+from __future__ import annotations
+
+import re
+
+from zerokit.domain.job import Lora
+from zerokit.script.arguments import ScriptOptions
+from zerokit.script.option_values import number, truth
+from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
+
+_RANKS = ("lora_r", "lora_rank", "lora_dim", "rank", "r")
+_TRLS_RANK = 16  # trl/trainer/model_config.py, ModelConfig.lora_r, 0.12 to 1.8
+_ADAPTERS = re.compile(r"(?:use_|with_|train_)?(?:q?lora|peft|adapters?)")
+_FOUR_BITS = re.compile(r"(?:\w+_)?(?:4_?bits?|four_?bits?|qlora|nf4|int4)(?:_\w+)?")
+_SIGNS_OF_ADAPTERS = ("lora", "peft", "adapter")
+_SIGNS_OF_FOUR_BITS = ("bitsandbytes", "4bit", "four_bit", "quantiz", "qlora", "unsloth")
+
+
+def warnings(options: ScriptOptions, method: str, lora: Lora | None) -> list[str]:
+    """Where the script trains something else than the plan; unsure, so nothing is refused.
+
+    Args:
+        method: what the plan trains: ``full``, ``lora`` or ``qlora``.
+        lora: the plan's adapters; None for ``full``.
+    """
+    facts = options.facts
+    if facts.unreadable:
+        return []
+    result = [*_of_adapters(options, method), *_of_four_bits(options, method)]
+    if lora is not None and not result:
+        result += [*_of_rank(options, lora), *_of_targets(options, lora)]
+    return [f"warning: {line}" for line in result]
+
+
+def _of_adapters(options: ScriptOptions, method: str) -> list[str]:
+    facts = options.facts
+    if takes_model_config(facts):  # whose use_peft under a plan for all weights is known already
+        adapters = options.given("use_peft")
+        if method == "full" or (adapters is not None and truth(adapters[0]) is True):
+            return []
+        return [
+            f"the plan trains {_words(method)}, and without --use_peft the script trains all weights: it "
+            "takes more memory than predicted"
+        ]
+    switch = _switch(options, _ADAPTERS)
+    if switch is not None and switch[1] != (method != "full"):
+        given = "given" if switch[1] else "not given"
+        trains = "all weights" if method == "full" else _words(method)
+        return [f"the plan trains {trains}, and --{switch[0]} is {given}"]
+    if method != "full" and not _names(facts, _SIGNS_OF_ADAPTERS):
+        return [
+            f"the plan trains {_words(method)}, and nothing in the script's source adds adapters (peft): it "
+            "may train all weights, which takes more memory than predicted"
+        ]
+    return []
+
+
+def _of_four_bits(options: ScriptOptions, method: str) -> list[str]:
+    facts = options.facts
+    if takes_model_config(facts):  # whose load_in_4bit under another plan is known already
+        bits = options.given("load_in_4bit")
+        missing = method == "qlora" and (bits is None or truth(bits[0]) is not True)
+        return [_not_packed("--load_in_4bit is not given")] if missing else []
+    switch = _switch(options, _FOUR_BITS)
+    if switch is not None and switch[1] != (method == "qlora"):
+        if method == "qlora":
+            return [_not_packed(f"--{switch[0]} is not given")]
+        return [f"--{switch[0]} is given, and the plan does not hold the weights in 4 bits"]
+    if method == "qlora" and not _names(facts, _SIGNS_OF_FOUR_BITS):
+        return [_not_packed("nothing in the script's source loads them so")]
+    return []
+
+
+def _of_rank(options: ScriptOptions, lora: Lora) -> list[str]:
+    name = next((name for name in _RANKS if _declares(options.facts, name)), None)
+    if name is None:
+        return []
+    given = options.given(name)
+    default = _TRLS_RANK if takes_model_config(options.facts) else options.facts.field_defaults.get(name)
+    rank = number(given[0] if given is not None else default)
+    if rank is None or rank == lora.rank:
+        return []
+    location = given[1] if given is not None else f"--{name} is {rank} by default"
+    return [f"{location}, but the plan has adapters of rank {lora.rank}"]
+
+
+def _of_targets(options: ScriptOptions, lora: Lora) -> list[str]:
+    """PEFT's own default are a few layers of each model (its ``constants.py``)."""
+    if not takes_model_config(options.facts) or lora.targets != ("all-linear",):
+        return []
+    given = options.given("lora_target_modules")
+    if given is not None and given[0] == "all-linear":
+        return []
+    location = (
+        given[1] if given is not None else "--lora_target_modules is not given, so PEFT takes few layers"
+    )
+    return [f"{location}, but the plan has adapters on all linear layers (all-linear)"]
+
+
+def _switch(options: ScriptOptions, pattern: re.Pattern[str]) -> tuple[str, bool] | None:
+    """A switch of the script's own of such a name that is off by default, and whether one is given."""
+    facts = options.facts
+    switches = {flag.lstrip("-") for flag in facts.flags}
+    switches |= {name for name, default in facts.field_defaults.items() if default is False}
+    named = sorted(name for name in switches if pattern.fullmatch(name.replace("-", "_").lower()))
+    for name in named:
+        given = options.given(name.replace("-", "_"))
+        if given is not None and truth(given[0]) is True:
+            return name, True
+    return (named[0], False) if named else None
+
+
+def takes_model_config(facts: ScriptFacts) -> bool:
+    """Whether the fields of TRL's ModelConfig are options of the script."""
+    return "ModelConfig" in facts.mentions and bool(facts.mentions & PARSERS_OF_DATACLASSES)
+
+
+def _declares(facts: ScriptFacts, name: str) -> bool:
+    own = {f"--{name}", f"--{name.replace('_', '-')}"} & facts.options or name in facts.field_defaults
+    return bool(own) or (name == "lora_r" and takes_model_config(facts))
+
+
+def _names(facts: ScriptFacts, signs: tuple[str, ...]) -> bool:
+    """Whether anything in the source, or in the user's file of settings, is called so."""
+    words = (*facts.mentions, *facts.keywords, *facts.fields, *facts.options)
+    return any(sign in word.lower() for word in words for sign in signs)
+
+
+def _words(method: str) -> str:
+    return "LoRA adapters" if method == "lora" else "QLoRA adapters"
+
+
+def _not_packed(why: str) -> str:
+    return f"the plan holds the weights in 4 bits, and {why}: they take four times as much"
