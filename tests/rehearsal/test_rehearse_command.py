@@ -194,7 +194,8 @@ def test_code_that_chooses_by_triton_is_named_where_triton_is_missing(tmp_path: 
     script = tmp_path / "train.py"
     script.write_text((SCRIPTS / "chooses_by_triton.py").read_text())
     losses = "def loss_of(outputs):\n    return outputs.square().mean()\n"
-    for text, named in ((losses, False), ("triton = None\n" + losses, True)):
+    flag, physics = "_HAS_TRITON = False\n", "MASS = {'triton mass': 5.0e-27}\n"
+    for text, named in ((losses, False), (physics + losses, False), (flag + losses, True)):
         (tmp_path / "losses.py").write_text(text)
         code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(script))
         (warning,) = [line for line in said["warnings"] if "Triton" in line]

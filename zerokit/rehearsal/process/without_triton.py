@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
+_NAMES = re.compile(
+    rb"(?:import|from) triton\b|[\"']triton[\"']|(?:is|has|have|with|use)_triton", re.IGNORECASE
+)
+"""An import, a look-up, a flag: the word alone is physics too (SciPy's constants)."""
 _SPOKEN_OF = frozenset({"torch", "transformers", "accelerate", "deepspeed", "triton", "zerokit"})
 """``torch.compile`` has a warning of its own; the others ask for it, or for kernels of quantised weights."""
 
@@ -35,6 +40,8 @@ def _names_triton(name: str) -> bool:
         return False
     path = getattr(sys.modules[name], "__file__", None)
     try:
-        return path is not None and path.endswith(".py") and b"triton" in Path(path).read_bytes()
+        return (
+            path is not None and path.endswith(".py") and _NAMES.search(Path(path).read_bytes()) is not None
+        )
     except OSError:
         return False
