@@ -30,6 +30,12 @@ images = images.cuda().to(torch.bfloat16).view(8, 3, 64, 64)
 present = (images == 0.0).sum(dim=(-1, -2, -3)) != images.shape[1:].numel()
 assert present.view(2, 4).sum(dim=1).tolist() == [4, 2]
 assert images[present].shape[0] == 6
+inside = (
+    (torch.arange(5 << 20) % 7 < 5).view(20, 512, 512).cuda()
+)  # pixels that are no padding, of 20 pictures
+kept = inside[torch.tensor([True, False] * 10, device="cuda")].unfold(1, 16, 16).unfold(2, 16, 16)
+patches = kept.sum(dim=(-1, -2)) > 0
+assert patches.shape == (10, 32, 32) and bool(patches.all())
 images.mul_(torch.empty_like(images))  # unknown from here on
 assert images[(images == 0.0).flatten(1).all(-1)].shape[0] == 8
 shape = torch.empty(8, dtype=torch.int32, device="cuda")  # DeepSpeed's pipelines send shapes so

@@ -179,7 +179,7 @@ def _index(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         positions += _positions(machine, indexer, device) if _is_mask(indexer) else [indexer]
     result = machine.fake.dispatch(func, (), (source, positions), kwargs)
     values = twin(source) if isinstance(source, FakeTensor) else source
-    if values is not None and twins.may_have(result):
+    if values is not None and (twins.may_have(result) or twins.are_data([source], [result])):
         real = [twin(indexer) if isinstance(indexer, FakeTensor) else indexer for indexer in positions]
         if all(index is None or indexer is not None for index, indexer in zip(positions, real, strict=True)):
             twins.attach(result, func(values, real))

@@ -8,6 +8,7 @@ still known: a write from an unknown source ends that for all of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,9 @@ MOST_INTEGERS = 1 << 22
 """Elements up to which integers and booleans keep a twin: token ids, masks, lengths, positions."""
 MOST_FLOATS = 1 << 16
 """… and floats: losses, scales, learning rates; weights and activations never do."""
-MOST_DATA = 1 << 25
-"""… and what comes from the script's own data, images above all, up to the first arithmetic with weights."""
+MOST_DATA = max(1 << 25, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 7)
+"""… and what comes from the script's own data, images above all, up to the first arithmetic with weights: in
+fp32 a thirty-second of this machine's memory."""
 
 OF_DATA = frozenset({
     "_to_copy", "clone", "contiguous", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "logical_not",
