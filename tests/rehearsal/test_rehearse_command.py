@@ -108,6 +108,18 @@ def test_values_that_come_from_data_are_known(tmp_path: Path) -> None:
     assert said["warnings"][0] in shown
 
 
+def test_a_sparse_tensor_takes_what_its_coordinates_and_values_take(tmp_path: Path) -> None:
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "sparse.py"))
+    assert (code, said["stopped"]) == (0, None)
+    assert [guess["what"] for guess in said["guesses"] if guess.get("decides_sizes")] == ["size of nonzero"]
+
+
+def test_a_product_that_cusparse_makes_is_at_least_what_is_counted(tmp_path: Path) -> None:
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "sparse.py"), "product")
+    assert (code, said["stopped"], said["fits"]) == (0, None, None)
+    assert said["ranks"][0]["lower_bounds"] == {"load": ["workspaces of cuSPARSE"]}
+
+
 def test_a_card_that_is_too_small_ends_with_3_and_the_library_says_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

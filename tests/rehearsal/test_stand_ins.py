@@ -34,9 +34,9 @@ def test_kernels_that_are_imported_and_not_there_are_told(name: str, monkeypatch
     assert stand_ins.explain(ModuleNotFoundError(name="nltk")) == ""
 
 
-def test_a_sparse_tensor_is_named_as_what_is_not_modelled() -> None:
-    operator = torch.ops.aten._to_sparse.default
-    assert "sparse tensors are not modelled" in stand_ins.explain(UnsupportedOperatorException(operator))
+def test_a_sparse_layout_is_named_as_what_is_not_modelled() -> None:
+    operator = torch.ops.aten._to_sparse_bsr.default
+    assert "only those of coordinates" in stand_ins.explain(UnsupportedOperatorException(operator))
     assert stand_ins.explain(RuntimeError("the hardware is sparse")) == ""
 
 

@@ -236,6 +236,8 @@ def _largest(machine: Machine, name: str, source: torch.Tensor, device: Any) -> 
         return PASS
     machine.guesses.of_shape(f"size of {name}", "every element")
     outputs = [machine.empty(shape, dtype, device) for shape, dtype in shapes]
+    if name in ("nonzero", "argwhere") and twins.may_have(outputs[0]):
+        twins.attach(outputs[0], torch.ones(source.shape, dtype=torch.bool).nonzero())
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 

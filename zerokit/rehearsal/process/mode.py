@@ -25,6 +25,7 @@ from zerokit.rehearsal.process import (
     convolutions,
     factories,
     in_place_adds,
+    sparse_operators,
     temporaries,
     twins,
 )
@@ -122,6 +123,7 @@ class FakeCuda(TorchDispatchMode):
         self.cuda_kernels: dict[str, Any] = dict(OF_OPERATORS)
         """Operators whose CUDA kernel is written in Python (``torch.library.register_kernel``): it runs
         with fake tensors, so that its temporaries count."""
+        self._makes_sparse = sparse_operators.kernels(machine)
 
     def __torch_dispatch__(
         self,
@@ -176,8 +178,8 @@ class FakeCuda(TorchDispatchMode):
             for observer in self._machine.observers:
                 observer.host_operator(func, args, kwargs, result)
             return result
-        kernel = self.cuda_kernels.get(full_name(func))
-        if kernel is not None and any(value.fake_device.type == "cuda" for value in fakes):
+        kernel = self._python_kernel(func, args, fakes)
+        if kernel is not None:
             with self:
                 return kernel(*args, **kwargs)
         name = name_of(func)
@@ -199,6 +201,15 @@ class FakeCuda(TorchDispatchMode):
         result = self._run(func, types, name, args, kwargs, fakes)
         self._keep_values(func, name, args, kwargs, fakes, reals, result, makes_cuda)
         return self._observed(func, args, kwargs, result)
+
+    def _python_kernel(self, func: Any, args: tuple[Any, ...], fakes: list[Any]) -> Any:
+        """What Python runs in an operator's place, in this mode; None: nothing."""
+        name = full_name(func)
+        kernel = self._makes_sparse.get(name)
+        if kernel is not None and (name != sparse_operators.COPY or args[0].layout is torch.sparse_coo):
+            return kernel
+        on_gpu = any(value.fake_device.type == "cuda" for value in fakes)
+        return self.cuda_kernels.get(name) if on_gpu else None
 
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         for observer in self._machine.observers:

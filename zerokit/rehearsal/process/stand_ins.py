@@ -61,9 +61,7 @@ def offer(order: Order) -> list[str]:
     return [f"flash-attn, which is not installed here: as version {FLASH_ATTENTION_VERSION}"]
 
 
-_SPARSE = re.compile(
-    r"aten[.:]+_?\w*(to_sparse|sparse_(coo|csr|csc|bsr|bsc|compressed)_tensor|to_dense|coalesce)"
-)
+_SPARSE = re.compile(r"aten[.:]+_?\w*(to_sparse|sparse_(csr|csc|bsr|bsc|compressed)_tensor|to_dense)")
 
 
 class Missing:
@@ -103,8 +101,8 @@ def explain(error: BaseException) -> str:
     """What is to be said of an error that ended the script: an import without a stand-in, a sparse tensor."""
     if _SPARSE.search(str(error)) and not isinstance(error, ModuleNotFoundError):
         return (
-            "; sparse tensors are not modelled, since values decide how many elements they hold: where the "
-            "script has an option for dense ones, rehearse it with that"
+            "; of sparse tensors only those of coordinates (COO) are modelled: where the script has an "
+            "option for dense ones, rehearse it with that"
         )
     root = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or root not in NOT_STOOD_IN:
