@@ -108,7 +108,7 @@ def estimate(*, deepspeed: Path | None = None, say: Say = silent, **options: Unp
     """Predict memory and step time of one strategy.
 
     What is not given takes its plain value: ZeRO-0 (or the file's stage), micro-batch 1, no accumulation, no
-    parallelism but data, no activation checkpointing.
+    parallelism but data, no activation checkpointing. An ``"auto"`` micro-batch of the file is a Trainer's 8.
 
     Args:
         deepspeed: a ``ds_config.json``, which then decides the strategy.

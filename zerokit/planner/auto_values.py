@@ -19,6 +19,8 @@ LEFT_OPEN = ": the file "
 """In every note about a value that the file leaves open, behind the value."""
 
 
+TRAINERS_MICRO_BATCH = 8
+"""Of a file that says ``"auto"``: TrainingArguments.per_device_train_batch_size, in 4.56 to 5.23."""
 _STAGE = 2
 """Of a file whose stage is ``"auto"`` (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin)."""
 _SAYS_AUTO = f'{LEFT_OPEN}says "auto"'
@@ -83,7 +85,8 @@ def batch_note(config: Mapping[str, Any], key: str, value: int) -> tuple[str, ..
             return ()
         what, option, argument = "gradient accumulation", "gradient_accumulation", f"--{key}, 1"
     else:
-        what, option, argument = "micro-batch", "micro_batch", "--per_device_train_batch_size, 8"
+        what, option = "micro-batch", "micro_batch"
+        argument = f"--per_device_train_batch_size, {TRAINERS_MICRO_BATCH}"
     why = f'says "auto" (a Trainer\'s {argument} unless given)' if says else "does not say"
     return (f"{what} {value}{LEFT_OPEN}{why}; give ⟨{option}⟩",)
 

@@ -13,7 +13,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
-from zerokit.planner.auto_values import batch_note, with_open_values
+from zerokit.planner.auto_values import TRAINERS_MICRO_BATCH, batch_note, with_open_values
 from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.losses import refuse_strategy
 from zerokit.planner.request import note_on_optimizer, resolve_optimizer
@@ -177,7 +177,8 @@ def _with_batch(
     micro = number("train_micro_batch_size_per_gpu") or pins.micro_batch
     notes = list[str]()
     if micro is None:
-        micro = 1 if train is None else max(1, train // ranks // (steps or 1))
+        alone = TRAINERS_MICRO_BATCH if file.config.get("train_micro_batch_size_per_gpu") == AUTO else 1
+        micro = alone if train is None else max(1, train // ranks // (steps or 1))
         if train is None or file.config.get("train_micro_batch_size_per_gpu") == AUTO:
             notes += batch_note(file.config, "train_micro_batch_size_per_gpu", micro)
     if steps is None:

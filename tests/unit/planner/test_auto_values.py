@@ -58,7 +58,7 @@ def test_each_auto_is_said_and_its_option_sets_it(capsys: pytest.CaptureFixture[
         "precision bf16", "offload_optimizer none",
         f"reduce_bucket_size {HIDDEN**2:,}, stage3_prefetch_bucket_size {int(0.9 * HIDDEN**2):,}, "
         f"stage3_param_persistence_threshold {10 * HIDDEN:,}",
-        "micro-batch 1", "gradient accumulation 1",
+        "micro-batch 8", "gradient accumulation 1",
     ]  # fmt: skip
     options = ("--precision", "bf16", "--micro-batch", "2", "--gradient-accumulation", "4",
                "--offload-optimizer", "cpu")  # fmt: skip
@@ -158,7 +158,7 @@ def test_check_says_what_it_took(
     Path("ds.json").write_text(json.dumps(TRAINERS))
     run(["check", "ds.json", *JOB])
     said = capsys.readouterr().err
-    assert "bf16, batch size per GPU 1" in said
+    assert "bf16, batch size per GPU 8" in said
     assert "left to the script, and taken as: precision bf16, offload_optimizer none" in said
     assert "`zerokit estimate --deepspeed ds.json`" in said
 
