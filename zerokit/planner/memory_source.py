@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -214,6 +215,13 @@ class Model:
         """The estimate's ``host_bytes_per_node``; ``None`` where only the estimate says."""
         profile = self.source.covering(job, strategy)
         return None if profile is None else host_bytes_per_node(profile, job, strategy, cluster)
+
+    def known(self) -> Model:
+        """The same, but without a closed form what was not traced yet is unknown."""
+        source = copy.copy(self.source)
+        if not source.closed_form:
+            source.trace, source.hf_config = "never", None
+        return Model(source=source, every_rank=self.every_rank)
 
     def detailed(self) -> Model:
         """The same, with every rank up to 64 GPUs."""

@@ -20,13 +20,13 @@ from zerokit.planner.effects import refuse_idle
 from zerokit.planner.hardware import Hardware, hardware
 from zerokit.planner.image_models import requested_images, with_room
 from zerokit.planner.losses import loss_notes, loss_of, offloading_notes, refuse_loss, refuse_offloading
-from zerokit.planner.memory_source import Say, silent
+from zerokit.planner.memory_source import Model, Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given_options
 from zerokit.planner.values import MAX_GPUS, choice, count, integer
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 if TYPE_CHECKING:
     from zerokit.domain.client_optimizers import ClientOptimizer
@@ -109,6 +109,7 @@ def resolve(
         least_vram=chosen.memory(job).least_vram_bytes,
         host_bytes=chosen.memory(job).host_bytes,
         exact_memory=chosen.memory(job).detailed(),
+        without_traces=_without_traces,
         pins=pins,
         precision=choice(options, "precision", ("auto", *PRECISIONS)) or "auto",
         calibration=calibration,
@@ -130,6 +131,13 @@ def resolve(
         model_name=chosen.shape.name,
         found_here=machine.found_here,
     )
+
+
+def _without_traces(request: Request) -> Request:
+    if not isinstance(request.memory, Model):
+        return request
+    known = request.memory.known()
+    return replace(request, memory=known, least_vram=known.least_vram_bytes, host_bytes=known.host_bytes)
 
 
 def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ...]]:

@@ -174,7 +174,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         faster_with=(*faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
         advice=(
             *surer,
-            *advice.advise(chosen, space.shape, space.job, request.cluster, request.memory),
+            *advice.advise(chosen, space.shape, space.job, request.cluster, request.for_remarks().memory),
             *(
                 close_call(chosen, others, space.timing)
                 if request.timed and not request.job.inference
@@ -341,7 +341,7 @@ def _explain(request: Request, space: Space, result: SearchResult) -> str:
     elif result.rejected:
         reason = next(iter(result.rejected))
         lines[0] += ": the model states alone require more" if reason == STATES_REASON else f": {reason}"
-    changes = nearest_changes(request, best_plan)
+    changes = nearest_changes(request.for_remarks(), best_plan)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
     elif request.cluster.gpu_assumed:

@@ -28,6 +28,7 @@ class Request:
         memory: the memory model, bound to the model's profile or shape.
         least_vram: a cheap bound from below on its ``min_vram_bytes``.
         host_bytes: its ``host_bytes_per_node``, without the rest.
+        without_traces: the request with memory models that trace nothing more.
         exact_memory: the same for every rank, not only the worst: for the plan that is shown.
         all_gpus: use them all, even where fewer are faster.
         timed: whether step times may be shown (they are not, for CPU ranks).
@@ -40,6 +41,7 @@ class Request:
     least_vram: LeastVram | None = None
     host_bytes: HostBytes | None = None
     exact_memory: MemoryModel | None = None
+    without_traces: Callable[[Request], Request] | None = None
     pins: Pins = field(default_factory=Pins)
     precision: str = "auto"
     constants: Constants = HUGGING_FACE
@@ -48,3 +50,7 @@ class Request:
     timed: bool = True
     on_cpu: bool = False
     assumptions: tuple[str, ...] = ()
+
+    def for_remarks(self) -> Request:
+        """The request as it is searched for remarks: none of them is worth the minute of a trace."""
+        return self if self.without_traces is None else self.without_traces(self)

@@ -204,6 +204,28 @@ def test_a_change_that_is_named_makes_it_fit() -> None:
     assert make_plan(request_for("llama-3.1-8b", "rtx-4090", count, nodes, host_ram=64 * GIB))
 
 
+def test_remarks_ask_the_memory_model_that_traces_nothing() -> None:
+    request = request_for("llama-3.1-8b", "h100-sxm-80gb", 8, job=Job(seq_len=32768, global_batch=8))
+    asked: set[tuple[str, int]] = set()
+
+    def asking(name: str):  # type: ignore[no-untyped-def]
+        def memory(job, strategy, cluster):  # type: ignore[no-untyped-def]
+            asked.add((name, strategy.sequence_parallel))
+            return request.memory(job, strategy, cluster)
+
+        return memory
+
+    plan = make_plan(
+        replace(
+            request,
+            memory=asking("plan"),
+            without_traces=lambda plain: replace(plain, memory=asking("remark")),
+        )
+    )
+    assert plan.faster_with and any(name == "remark" and degree > 1 for name, degree in asked)
+    assert {degree for name, degree in asked if name == "plan"} == {1}
+
+
 def test_every_gpu_holds_a_4_bit_model_whole_while_it_is_loaded() -> None:
     job = Job(seq_len=2048, method="qlora", lora=Lora())
     with pytest.raises(NothingFits):  # some 35 GiB of 4-bit weights, however many share them afterwards
