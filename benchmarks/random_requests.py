@@ -5,6 +5,11 @@
 Each request is planned by a new process, whose user and system time counts: Python's start, imports and all.
 Then each is planned again with a faster link, more memory and twice the GPUs. Prints a Markdown table of the
 slowest, and every request that breaks a rule; ends with 1 if one does.
+
+Drawn are all models that the catalogue can answer for without a trace: those with a closed form, and those
+whose traces it stores. Of the latter only what is stored is asked: the methods (most have no QLoRA) and,
+where a trace holds for one length, the lengths, without sequence parallelism. Models of images, which need
+``--images`` and a trace, and those without either are left out.
 """
 
 from __future__ import annotations
@@ -39,14 +44,31 @@ _EXPECTED_ENDS = (0, 2, 3)
 
 @cache
 def _names() -> tuple[list[str], list[str]]:
-    names = [m.name for m in models.index() if m.has_closed_form or _is_stored(m.name)]
+    stored = set(profiles.names())
+    names = [m.name for m in models.index() if m.has_closed_form or m.name in stored]
     return names, list(gpus.names())
 
 
-def _is_stored(name: str) -> bool:
-    """Whether the catalogue has the traces of every method that is drawn, so that none is made."""
-    profile = profiles.load(name)
-    return profile is not None and profile.has(Variant(lora_rank=16, quantized=True))
+_ADAPTERS = {
+    "lora": (Variant(lora_rank=16), Variant(lora_rank=16, zero3_linear=True)),
+    "qlora": (Variant(lora_rank=16, quantized=True),),
+}
+
+
+def _as_stored(request: dict[str, Any]) -> dict[str, Any]:
+    """The request without what the catalogue would have to trace: of a model without a closed form."""
+    profile = profiles.load(request["model"])
+    if profile is None or models.load(request["model"]).has_closed_form:
+        return request
+    kept = dict(request)
+    if not all(profile.has(variant) for variant in _ADAPTERS.get(kept.get("method", "full"), ())):
+        del kept["method"]
+    traces = profile.traces[Variant().key]
+    if all(trace.min_seq_len for trace in traces):
+        kept.pop("sp", None)
+        if profile.trace(Variant(), kept.get("seq_len", 2048)) is None:
+            del kept["seq_len"]
+    return kept
 
 
 def random_request(random: Random) -> dict[str, Any]:
@@ -64,7 +86,8 @@ def random_request(random: Random) -> dict[str, Any]:
     }
     request = {"model": random.choice(names), "gpu": random.choice(cards), "gpus": count}
     request["global_batch"] = count * random.choice([2, 4, 8, 16])
-    return request | {k: random.choice(v) for k, (share, v) in choices.items() if random.random() < share}
+    drawn = {k: random.choice(v) for k, (share, v) in choices.items() if random.random() < share}
+    return _as_stored(request | drawn)
 
 
 def _planned(request: dict[str, Any]) -> PlanResult | None:
