@@ -103,15 +103,25 @@ def test_bad_input_names_it(
     assert named in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("phases", "rehearsals"), [({"load": 1}, 2), ({"load": 1, "forward": 2}, 4)])
+IN_LOAD = {"load": 1}
+
+
+@pytest.mark.parametrize(
+    ("phases", "reason", "rehearsals"),
+    [
+        (IN_LOAD, "ConnectionError: no such data set\nsee https://example", 1),
+        (IN_LOAD, "ConnectionError: no such data set for this batch size", 2),
+        ({**IN_LOAD, "forward": 2}, "ConnectionError: no such data set", 4),
+    ],
+)
 def test_what_stops_a_script_before_its_engine_is_not_tried_at_every_batch(
-    phases: dict[str, int], rehearsals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    phases: dict[str, int], reason: str, rehearsals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(
         target: Any, options: Any, request: Any, strategy: Strategy, seconds: float
     ) -> RehearsedScript:
         ranks = (SimpleNamespace(phases=phases),)
-        stop = Stop(location="", operator="", reason="ConnectionError: no such data set")
+        stop = Stop(location="", operator="", reason=reason)
         done: Any = SimpleNamespace(ranks=ranks, stopped=stop)
         return RehearsedScript(strategy=strategy, done=done, rehearsed=None)
 
@@ -120,7 +130,8 @@ def test_what_stops_a_script_before_its_engine_is_not_tried_at_every_batch(
     script.write_text("from accelerate import Accelerator\nAccelerator()\n")
     said: list[str] = []
     with pytest.raises(
-        InputError, match=r"no such data set; name the model.*A rehearsal has no network: download first"
+        InputError,
+        match=r"no such data set.*; name the model.*A rehearsal has no network: download",
     ):
         plan_script(
             Target(script=str(script), module=None, arguments=()), {"gpus": 2, "gpu": "h200"}, say=said.append

@@ -158,9 +158,10 @@ class ScriptPlanning:
         for batch in batches:
             done = self.search.rehearse(read.request, self._probe(read.request, batch, modes[0]))
             if done.rehearsed is None:
-                if fed or (why == done.why_not and not done.came_up):
-                    break
+                repeated = why == done.why_not and not done.came_up
                 why = why or done.why_not
+                if fed or repeated or not done.batch_may_cure:
+                    break
                 continue
             engine = done.done.engine or {}
             fed[batch] = engine.get("batch_rows"), engine.get("batch_columns")

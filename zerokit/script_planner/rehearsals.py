@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -34,17 +35,30 @@ class RehearsedScript:
         return any(phase != "load" for phase in self.done.ranks[0].phases)
 
     @property
+    def batch_may_cure(self) -> bool:
+        """Whether another batch size may go further: some scripts refuse a batch that does not suit them."""
+        reason = "" if self.done.stopped is None else self.done.stopped.reason
+        return self.came_up or _OF_A_BATCH.search(reason) is not None
+
+    @property
     def why_not(self) -> str:
         """Why it is of no use, in a sentence."""
         stop = self.done.stopped
         if stop is None:
             return "no optimizer step was seen"
-        return f"it stopped{f' at {stop.location}' if stop.location else ''}: {_last_line(stop.reason)}"
+        return f"it stopped{f' at {stop.location}' if stop.location else ''}: {_said(stop.reason)}"
 
 
-def _last_line(text: str) -> str:
+_OF_A_BATCH = re.compile(r"batch|divi[sd]|multiple|generations|AssertionError", re.IGNORECASE)
+_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
+
+
+def _said(text: str) -> str:
+    """The first line of an error, which says what; of any other output the last."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
+    if not lines:
+        return "it said nothing"
+    return lines[0 if _ERROR.match(lines[0]) else -1][:300]
 
 
 def rehearse_strategy(
