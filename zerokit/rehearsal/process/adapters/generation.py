@@ -19,6 +19,14 @@ from zerokit.rehearsal.process.context import Context
 _FEW = 4
 """Generations up to here run whole."""
 _TOKEN = 7
+_GROWING_LAYERS = {
+    "DynamicLayer",
+    "DynamicSlidingWindowLayer",
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+}
+"""Of a cache: with keys and values of each token, or of a window's."""
+_CONSTANT_LAYERS = {"LinearAttentionLayer"}
 
 
 def sampling(context: Context, module: ModuleType) -> None:
@@ -77,7 +85,7 @@ def _shortened(
         first = copy.deepcopy(config)
         first.max_new_tokens, first.return_dict_in_generate = 2, True
         cache = getattr(call(inputs, *args, generation_config=first, **kwargs), "past_key_values", None)
-    stretches = _can_stretch(cache)
+    stretches = can_stretch(cache)
     last_tokens = 2 if stretches else _FEW
     last = copy.deepcopy(config)
     last.max_new_tokens = last_tokens
@@ -90,7 +98,7 @@ def _shortened(
     if kwargs.get("attention_mask") is not None:
         kwargs["attention_mask"] = _padded(kwargs["attention_mask"], 1, more)
     if stretches:
-        _stretch(cache, ids.shape[1] + more - 1)
+        stretch(cache, ids.shape[1] + more - 1)
         kwargs["past_key_values"] = cache
     return call(inputs, *args, generation_config=last, **kwargs)
 
@@ -104,15 +112,28 @@ def _padded(tensor: torch.Tensor, value: int, count: int) -> torch.Tensor:
     return torch.cat([tensor, more], 1)
 
 
-def _can_stretch(cache: Any) -> bool:
-    layers: Any = getattr(cache, "layers", None)
-    return bool(layers) and all(
-        type(layer).__name__ == "DynamicLayer" and layer.is_initialized for layer in layers
+def can_stretch(cache: Any) -> bool:
+    """Whether all layers of a cache are known to be as large as the tokens, the window or the model says."""
+    names = [type(layer).__name__ for layer in getattr(cache, "layers", None) or ()]
+    growing = [layer for layer in getattr(cache, "layers", ()) if type(layer).__name__ in _GROWING_LAYERS]
+    return (
+        bool(growing)
+        and set(names) <= _GROWING_LAYERS | _CONSTANT_LAYERS
+        and all(layer.is_initialized for layer in growing)
     )
 
 
-def _stretch(cache: Any, length: int) -> None:
+def stretch(cache: Any, length: int) -> None:
+    """As if so many tokens had been seen. A layer with a window keeps a view of all but the oldest token that
+    the last one looked at (``DynamicSlidingWindowLayer.update``)."""
     for layer in cache.layers:
+        if type(layer).__name__ not in _GROWING_LAYERS:
+            continue
+        window = layer.sliding_window if layer.is_sliding else None
+        if window is not None:
+            layer.cumulative_length = length
         for name in ("keys", "values"):
             tensor = getattr(layer, name)
-            setattr(layer, name, tensor.new_empty(*tensor.shape[:-2], length, tensor.shape[-1]))
+            rows = length if window is None else min(length, window)
+            stretched = tensor.new_empty(*tensor.shape[:-2], rows, tensor.shape[-1])
+            setattr(layer, name, stretched if window is None else stretched[:, :, -window + 1 :, :])
