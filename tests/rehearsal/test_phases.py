@@ -75,8 +75,9 @@ def test_local_sgd_is_seen_until_the_step_after_the_weights_were_averaged() -> N
     training.local_sgd(Context(machine, phases), SimpleNamespace(LocalSGD=LocalSGD))  # type: ignore[arg-type]
     LocalSGD(4)
     done = []
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     while not phases.enough:
-        phases.step_done()
+        phases.step_done(optimizer)
         done.append(phases.repeats)
     assert done == [False] * 5 + [True] and not warned
     LocalSGD(500)

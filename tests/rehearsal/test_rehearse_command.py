@@ -91,6 +91,26 @@ def test_what_stands_behind_long_loops_is_reached(tmp_path: Path) -> None:
     assert rank["phases"]["other"] > 3 * weights + 8 * (64 << 20)
 
 
+def test_rounds_with_another_optimizer_are_seen_and_means_after_a_warm_up_work(
+    tmp_path: Path,
+) -> None:
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "by_layer.py"))
+    assert (code, said["complete"], said["stopped"]) == (0, True, None)
+    (rank,) = said["ranks"]
+    small, middle, large = (4 * size**2 for size in (512, 1024, 2048))
+    weights = small + middle + large
+    before = 3 * small + 3 * middle  # gradients and moments of the layers before stay
+    workspaces = 2 * (32 << 20)
+    # of the last layer: moments and, until they are set to none, gradients are beside its second forward
+    forward = weights + before + 3 * large + workspaces
+    assert 0 <= rank["phases"]["forward"] - forward < 1 << 20
+    step = weights + before + 4 * large + workspaces  # a temporary of the foreach kernels
+    assert 0 <= rank["phases"]["step"] - step < 1 << 20
+    assert rank["written_bytes"] == weights
+    # weights, gradients and two moments of all layers, and the weights that were read
+    assert 0 <= rank["phases"]["other"] - (5 * weights + workspaces) < 1 << 20
+
+
 def test_values_that_come_from_data_are_known(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("torch==2.4.0\n")
     page = tmp_path / "page.html"

@@ -17,6 +17,7 @@ class Order:
         folder: temporary; what the process writes there remains until the parent has read it.
         writable: another folder whose changes remain; None: there is none.
         most_steps: optimizer steps after which the data ends.
+        fewest_steps: so many are rehearsed, alike or not, where the script has them.
         progress_fd: where lines about the progress go.
         parent_pid: the process without which this one ends.
         gpu_name: in the catalogue.
@@ -39,6 +40,7 @@ class Order:
     progress_fd: int
     parent_pid: int
     gpu_name: str
+    fewest_steps: int = 0
     host_factor: float | None = None
     operators_path: str | None = None
     messages_folder: str | None = None

@@ -1,10 +1,11 @@
 """Training loops of the user's own code end when enough was seen, so that what stands behind them is reached.
 
 ``for`` and ``while`` loops that train ask one question more before each round: whether enough was seen, and
-whether an optimizer step was done since they began. What they do every so many rounds
-(``if step % 1000 == 0``) they do when enough was seen, in one more round. Nothing else of the code changes;
-its lines stay where they are. Loops of installed libraries are left alone: the Trainer is told to end by its
-callbacks.
+whether an optimizer step was done since they began. A loop whose round brought an optimizer that was not
+seen before (of another fold, of another layer; in the first round they all are) has another round. What loops
+do every so many rounds (``if step % 1000 == 0``) they do when enough was seen, in one more round. Nothing
+else of the code changes; its lines stay where they are. Loops of installed libraries are left alone: the
+Trainer is told to end by its callbacks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ _FOR, _WHILE, _EVERY = "__zerokit_rounds__", "__zerokit_goes_on__", "__zerokit_e
 _TRAINS = re.compile(r"(?:^|_)(?:step|backward|train|fit|epoch)", re.IGNORECASE)
 
 
+STUB = "rounds of training loops after their peaks repeat"
+_MOST_ROUNDS_WITH_NEW = 8
+"""Of one loop, in which optimizers step for the first time: folds and layers are rarely more."""
+
+
 class Loop:
     """One run of a loop.
 
@@ -34,17 +40,24 @@ class Loop:
     def __init__(self, context: Context, periodic: bool) -> None:
         self._context = context
         self._steps_before = context.phases.steps
+        self._optimizers_before = context.phases.optimizers
+        self._rounds_with_new = 0
         self._rounds_left = 1 if periodic else 0
 
     def is_over(self) -> bool:
         """Whether enough was seen and done before another round."""
         phases = self._context.phases
+        has_new = phases.optimizers > self._optimizers_before
+        self._optimizers_before = phases.optimizers
+        self._rounds_with_new += has_new
         if not phases.enough or phases.steps == self._steps_before:
+            return False
+        if has_new and self._rounds_with_new < _MOST_ROUNDS_WITH_NEW:
             return False
         if self._rounds_left:
             self._rounds_left -= 1
             return False
-        self._context.machine.stub("rounds of training loops after their peaks repeat")
+        self._context.machine.stub(STUB)
         return True
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import resource
+import statistics
 import sys
 import time
 import traceback
@@ -53,6 +54,7 @@ class Rehearsed:
         self._sandboxed = sandboxed
         self._why_not_sandboxed = why_not_sandboxed
         self._began = time.monotonic()
+        self._lacks_rounds = False
 
     def run(self) -> int:
         """The script from its first to its last line, or as far as it goes."""
@@ -131,6 +133,7 @@ class Rehearsed:
         for part in settings.unknown:
             self.machine.warn(f"the allocator's {part} is not modelled")
         self.phases = messages.course = Phases(self.machine, order.most_steps)
+        self.phases.see_at_least(order.fewest_steps)
         self.machine.ledger.origin = self.phases.origin
         self.phases.on_step = self._step_done
         if order.operators_path is not None:
@@ -179,6 +182,7 @@ class Rehearsed:
     def _run_script(self) -> dict[str, str] | None:
         """Why it stopped early; None where it did not."""
         from zerokit.launcher.rank.process import Program, run_target
+        from zerokit.rehearsal.process import loops
         from zerokit.rehearsal.process.endings import NeedsSenders, NotRehearsed, StopRehearsal
         from zerokit.rehearsal.process.stand_ins import explain
 
@@ -191,13 +195,14 @@ class Rehearsed:
         except NeedsSenders:
             raise
         except SystemExit as error:
-            if error.code in (None, 0) or self.phases.enough:
+            if error.code in (None, 0) or self.phases.was_enough:
                 return None
             return _stopped(error, f"the script ended with {error.code!r}")
         except NotRehearsed as error:
             return {**_stopped(error, error.reason), "operator": error.operator}
         except BaseException as error:
             traceback.print_exc()
+            self._lacks_rounds = loops.STUB in self.machine.stubbed and isinstance(error, _OF_FEW_ROUNDS)
             reason = f"{type(error).__name__}: {error}{explain(error)}"
             return {**_stopped(error, reason), "operator": _operator_of(error)}
         return None
@@ -217,6 +222,7 @@ class Rehearsed:
         return {
             **summary.describe(self.machine, self.phases, stopped),
             "peak_reserved_bytes": reserved,
+            "lacks_rounds": self._lacks_rounds,
         }
 
     def _peak_reserved_bytes(self) -> int:
@@ -274,6 +280,9 @@ class Rehearsed:
         Path(self._order.result_path).write_text(json.dumps(result))
 
 
+_OF_FEW_ROUNDS = (ZeroDivisionError, IndexError, statistics.StatisticsError)
+"""What a script meets that counts on more rounds of its training loop than were rehearsed: the mean of
+times after a warm-up."""
 _WORTH_SAYING = 1.02
 """A range of reserved memory, the highest over the lowest."""
 _PACKAGE = str(Path(__file__).resolve().parents[2])

@@ -30,6 +30,9 @@ STEPS_AFTER_ENOUGH = 6
 """A script that goes on with other steps after its data has ended is stopped after so many."""
 FEWEST_STEPS = 3
 """Optimizer states come with the first step, ZeRO-3 fetches ahead from its third forward on."""
+FEWEST_STEPS_OF_EACH = 2
+"""An optimizer that begins later (another fold, another layer) brings its states with its first step: the
+forward and backward beside them are its second."""
 LOCATED_BYTES = 1 << 20
 """Allocations from this size on are traced to a module and a line."""
 
@@ -56,6 +59,7 @@ class Phases:
         steps: optimizer steps so far.
         enough_after: the steps after which every phase's peak repeated, or ``most_steps`` were done; None:
             not yet.
+        optimizers: how many different ones stepped so far.
         engines: DeepSpeed's, so far; ``observed``: what the one that trains runs with, and ``model`` which
             model it trains.
     """
@@ -66,6 +70,7 @@ class Phases:
         self.most_steps = most_steps
         self._fewest_steps = FEWEST_STEPS
         self.steps = 0
+        self.optimizers = 0
         self.repeats = False
         self.repeats_end = True  # whether peaks that repeat are enough
         self.enough_after: int | None = None
@@ -76,6 +81,9 @@ class Phases:
         self.modules = ModuleStack()
         self.on_step: Callable[[int], None] | None = None
         self.recorder: Recorder | None = None
+        self._steps_by: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._steps_of_last = 0
+        self._late_steps = 0
         self._last_called: Callable[[], torch.nn.Module | None] = lambda: None
         self._in_backward = 0
         self._before_eval = ""
@@ -117,7 +125,13 @@ class Phases:
 
     @property
     def enough(self) -> bool:
-        """Whether the script's training is to end."""
+        """Whether the script's training is to end: enough was seen of it, and of the optimizer that stepped
+        last."""
+        return self.was_enough and self._steps_of_last >= FEWEST_STEPS_OF_EACH
+
+    @property
+    def was_enough(self) -> bool:
+        """Whether enough was seen, if not of an optimizer that began later."""
         return self.enough_after is not None
 
     def see_at_least(self, steps: int) -> None:
@@ -131,25 +145,29 @@ class Phases:
         self.repeats_end = False
         self.most_steps = sys.maxsize if enough_after is None else enough_after
 
-    def step_done(self) -> None:
-        """An optimizer step was applied.
+    def step_done(self, optimizer: Any) -> None:
+        """``optimizer``, or an engine, applied a step.
 
         Raises:
             StopRehearsal: the script goes on although it was shown the end of its data.
         """
         self.steps += 1
+        self._steps_of_last = self._steps_by.get(optimizer, 0) + 1
+        self._steps_by[optimizer] = self._steps_of_last
+        self.optimizers += self._steps_of_last == 1
+        self._late_steps += self.enough  # this step is one more than were needed
         step = self._take_step_peaks()
         if self.on_step is not None:
             self.on_step(self.steps)
-        if not self.enough:
+        if not self.was_enough:
             alike = len({"generate" in peaks for peaks in (*self._step_peaks, step)}) == 1
             self.repeats = self.steps >= self._fewest_steps and alike and _of_step(self._step_peaks[-1], step)
             if (self.repeats and self.repeats_end) or self.steps >= self.most_steps:
                 self.enough_after = self.steps
         if self.recorder is not None:
-            self.recorder.step_done(self.steps, is_enough=self.enough)
+            self.recorder.step_done(self.steps, is_enough=self.was_enough)
         self._step_peaks.append(step)
-        if self.enough_after is not None and self.steps >= self.enough_after + STEPS_AFTER_ENOUGH:
+        if self._late_steps >= STEPS_AFTER_ENOUGH:
             raise StopRehearsal
 
     def _take_step_peaks(self) -> dict[str, int]:
@@ -242,4 +260,4 @@ class Phases:
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.has_engine:
             self.enter("other")
-            self.step_done()
+            self.step_done(optimizer)

@@ -93,7 +93,7 @@ def engine(context: Context, module: ModuleType) -> None:
     cls = module.DeepSpeedEngine
 
     def step_done(self: Any) -> None:
-        phases.step_done()
+        phases.step_done(self)
 
     _follow_forwards(phases, cls)
     _observe(context, cls)
