@@ -85,6 +85,18 @@ def test_scripts_run_to_their_end(
     assert code == 0
 
 
+def test_an_adapter_needs_its_configuration_only(tmp_path: Path, model: str) -> None:
+    pytest.importorskip("peft")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 16, "target_modules": ["q_proj", "v_proj"],
+    }))  # fmt: skip
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "adapters.py"), model, str(adapter))
+    assert (code, said["stopped"]) == (0, None)
+    assert "weights of an adapter" in said["stubbed"]
+
+
 @pytest.mark.slow
 def test_adapters_quantised_bases_and_a_long_generation_are_as_large_as_they_are(
     tmp_path: Path, model: str

@@ -16,6 +16,7 @@ from zerokit.rehearsal.process.adapters import (
     generation,
     hub,
     kernels,
+    peft,
     saving,
     training,
 )
@@ -36,6 +37,7 @@ ADAPTERS: dict[str, Adapter] = {
     "deepspeed.sequence.cross_entropy": deepspeed.vocabulary,
     "diffusers.schedulers.scheduling_utils": generation.sampling,
     "huggingface_hub.hf_api": hub.writing,
+    "peft.peft_model": peft.loading,
     "safetensors.torch": saving.safetensors,
     "torchvision.extension": kernels.torchvision,
     "transformers.generation.utils": generation.generate,

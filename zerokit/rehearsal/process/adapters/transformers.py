@@ -62,15 +62,18 @@ def _patch_loader(context: Context, module: ModuleType) -> None:
     cls = module.PreTrainedModel
     real = cls._load_pretrained_model
 
-    def load(model: Any, state_dict: Any, files: Any, load_config: Any, expected_keys: Any = None) -> Any:
+    def load(
+        model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, expected_keys: Any = None
+    ) -> Any:
         if state_dict is None:
             context.machine.stub("weights of from_pretrained")
-            state_dict = _state_dict(context, model, load_config)
-            as_saved = _as_saved(context, model, state_dict, load_config)
+            state_dict = _state_dict(context, model, load_config, expected_keys)
+            of_adapter = expected_keys is not None  # ``load_adapter`` names an adapter's weights
+            as_saved = None if of_adapter else _as_saved(context, model, state_dict, load_config)
             if as_saved is None:  # the keys are the model's own: nothing to rename or merge
                 load_config = dataclasses.replace(load_config, weight_mapping=[])
             state_dict = as_saved or state_dict
-        return real(model, state_dict, files, load_config, expected_keys)
+        return real(model, state_dict, checkpoint_files, load_config, expected_keys)
 
     cls._load_pretrained_model = staticmethod(load)
 
@@ -92,9 +95,13 @@ def _as_saved(
         return None
 
 
-def _state_dict(context: Context, model: Any, load_config: Any) -> dict[str, torch.Tensor]:
+def _state_dict(
+    context: Context, model: Any, load_config: Any, only: list[str] | None
+) -> dict[str, torch.Tensor]:
+    """What the files would hold; ``only``: an adapter's weights, which are not quantised."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-    quantized_dtype = load_config.dtype if load_config.is_quantized else None
+    quantized_dtype = load_config.dtype if load_config.is_quantized and only is None else None
+    names = None if only is None else frozenset(only)
     machine = context.machine
     with machine.fake:
         return {
@@ -104,5 +111,5 @@ def _state_dict(context: Context, model: Any, load_config: Any) -> dict[str, tor
                 )
             )
             for name, value in model.state_dict(keep_vars=True).items()
-            if name not in tied
+            if name not in tied and (names is None or name in names)
         }
