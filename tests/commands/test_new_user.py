@@ -197,6 +197,8 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
     assert run([*words, "--zero", str(zero), "--explain"]) == 0
     more = " ".join(capsys.readouterr().out.split())
     assert ("loads the quantised model whole on each GPU, 5." in more) is said  # 8e9 weights, 4.5 bits, head
+    assert run(["estimate", *words[1:], "--zero", str(zero)]) == 0
+    assert "tracing" not in capsys.readouterr().err  # of ZeRO-3 no trace could be used
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,14 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
     """Whether the profile has what an estimate of this strategy needs."""
     if job.inference:
         return serving_traces(profile, job, strategy) is not None
+    if not replayed(job, strategy):
+        return False
+    trace = usable_trace(profile, job, strategy)
+    return trace is not None and (strategy.pipeline_parallel == 1 or can_be_cut(profile, trace[1]))
+
+
+def replayed(job: Job, strategy: Strategy) -> bool:
+    """Whether a trace can serve to estimate training at all: what DeepSpeed does then is replayed."""
     if strategy.pipeline_parallel > 1 and strategy.settings.zero.stage > 1:
         return False  # DeepSpeed's pipeline engine has no stage 2 or 3
     packed = job.packed_base_bytes is not None
@@ -49,10 +57,7 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         return False
     if strategy.checkpointing == "selective" and job.attention != "eager":
         return False  # no scores are kept
-    if job.offload_activations and strategy.world_size != strategy.data_parallel:
-        return False
-    trace = usable_trace(profile, job, strategy)
-    return trace is not None and (strategy.pipeline_parallel == 1 or can_be_cut(profile, trace[1]))
+    return not job.offload_activations or strategy.world_size == strategy.data_parallel
 
 
 def _autocast_covered(job: Job, strategy: Strategy) -> bool:

@@ -17,7 +17,7 @@ from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError, MemoryUnknown
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.components import Component
-from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node
+from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node, replayed
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.memory.replay.model_states import (
@@ -127,9 +127,7 @@ class Source:
         key = variants_of(job, strategy, self.head)[0].key
         if self.hf_config is None or key in self.given_up:
             return False
-        if strategy.checkpointing == "selective" and job.attention != "eager":
-            return False
-        if job.inference and not traceable(job, strategy):
+        if not (traceable(job, strategy) if job.inference else replayed(job, strategy)):
             return False
         if self.trace == "some" and not job.offload_activations:
             trace_count = 0 if self.profile is None else len(self.profile.traces)
