@@ -80,6 +80,11 @@ PEAKS = {
         "measured-public-fifth.jsonl",
         "others again, on one GPU: models and options that were not tried before",
     ),
+    "public, fifth, corrected": Peaks(
+        "rehearsed-public-fifth-again.jsonl",
+        "measured-public-fifth.jsonl",
+        "those that what it had shown concerns, rehearsed again after it was corrected",
+    ),
 }
 
 
@@ -309,7 +314,7 @@ _HEAD = """\
 
 What [`zerokit rehearse`](rehearsal.md) said of a script before it ran, beside what the run took on GPUs.
 Written by `python -m benchmarks.rehearsal_page` from the committed rows: do not edit. Every prediction was
-made before its run's figures were seen, but for the list called corrected. What a list showed was corrected
+made before its run's figures were seen, but for the lists called corrected. What a list showed was corrected
 before the next.
 
 ## Memory
