@@ -145,7 +145,8 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         fastest = search(fewer, top=max(2, top))
         notes = (fewer_gpus.left_idle(fastest.ranked[0], result.ranked[0], request.cluster), *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
-    (chosen, *others), surer = sure_fit.ranked(space, result, timed=request.timed)
+    chosen, *others = result.ranked
+    surer = sure_fit.advise(space, chosen, timed=request.timed)
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
