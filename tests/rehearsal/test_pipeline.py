@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import zerokit
 from tests.support.rehearsals import SCRIPTS, rehearse
 from zerokit.launcher import ports
 
@@ -89,6 +90,32 @@ def test_the_last_stage_alone_rehearses_those_before_it(tmp_path: Path) -> None:
     # what a script reads of the loss is the last stage's: on no rank is it known
     assert any("pipeline_lm.py" in guess["location"] for guess in said["guesses"])
     assert any("stage 4 of 4" in text and "counts no waiting" in text for text in said["warnings"])
+
+
+@pytest.mark.slow
+def test_the_replay_of_a_pipeline_agrees_with_its_rehearsal(tmp_path: Path) -> None:
+    """Small stages, whose peak is the two buckets that ZeRO-1 has when a pipeline reduces its gradients."""
+    shape = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 768,
+        "intermediate_size": 3072, "num_hidden_layers": 8, "num_attention_heads": 12, "dtype": "float16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    settings = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "fp16": {"enabled": True},
+        "zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    }  # fmt: skip
+    (tmp_path / "ds.json").write_text(json.dumps(settings))
+    command = [str(SCRIPTS / "pipeline_llama.py"), str(tmp_path), "2", "512", "--deepspeed"]
+    command += ["--deepspeed_config", str(tmp_path / "ds.json")]
+    code, said, errors = rehearse(tmp_path, "--gpu", "h200", "--gpus", "4", "--ranks", "0,last", *command)
+    assert code == 0, errors
+    estimate = zerokit.estimate(
+        model=str(tmp_path), gpu="h200", gpus=4, pp=2, pipeline_module=True, zero=1, precision="fp16",
+        micro_batch=1, gradient_accumulation=8, seq_len=512, checkpointing="none",
+    )  # fmt: skip
+    for rank in (0, 3):
+        replayed = estimate.to_dict()["per_rank"][rank]["peak_allocated_bytes"]
+        assert replayed == pytest.approx(_of(said, rank)["peak_allocated_bytes"], rel=0.002)
 
 
 def _messages(folder: Path, kind: str, *options: str) -> tuple[int, dict[str, Any], str]:

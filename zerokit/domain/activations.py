@@ -199,12 +199,14 @@ def _absolute(name: str, stack: str, layer: int) -> str:
 class Pass:
     """Live activation bytes over one pass: one entry a mark.
 
-    ``peaks[i]`` is the largest since mark i−1, ``levels[i]`` at mark i, ``afters[i]`` after it.
+    ``peaks[i]`` is the largest since mark i−1, ``levels[i]`` at mark i, ``afters[i]`` after it. ``in_flight``
+    of each are other micro-batches', gone when the last one of an optimizer step ends.
     """
 
     peaks: tuple[float, ...]
     levels: tuple[float, ...]
     afters: tuple[float, ...]
+    in_flight: float = 0
     highest: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Of ``peaks`` from one mark to before another, where that was asked for."""
 
@@ -226,18 +228,19 @@ class Timeline:
         """Live bytes between forward and backward."""
         return self.forward.afters[-1]
 
-    def raised(self, extra: float) -> Timeline:
-        """The same with so many bytes more at every instant."""
-        return _raised(self, extra)
+    def raised(self, extra: float, in_flight: float = 0) -> Timeline:
+        """The same with so many bytes more at every instant, ``in_flight`` of them other micro-batches'."""
+        return _raised(self, extra, in_flight)
 
 
 @lru_cache(maxsize=512)
-def _raised(timeline: Timeline, extra: float) -> Timeline:
+def _raised(timeline: Timeline, extra: float, in_flight: float) -> Timeline:
     def raised(one: Pass) -> Pass:
         return Pass(
             peaks=tuple(v + extra for v in one.peaks),
             levels=tuple(v + extra for v in one.levels),
             afters=tuple(v + extra for v in one.afters),
+            in_flight=in_flight,
         )
 
     return Timeline(

@@ -62,14 +62,16 @@ class Stage:
         in_flight = self.in_flight(micro_batches)
         buffers = max(2, in_flight)
         border = micro_batch * tokens * self.hidden * element_bytes
-        extra = (in_flight - 1) * own_timeline.after_forward
+        others = (in_flight - 1) * own_timeline.after_forward
+        extra = others
         if self.index:
             extra += (1 + 2 * buffers + in_flight) * border
+            others += (in_flight - 1) * border
         if self.index < self.count - 1:
             extra += border
         else:
             extra += buffers * micro_batch * tokens * self.vocabulary * element_bytes
-        return own_timeline.raised(extra)
+        return own_timeline.raised(extra, others)
 
 
 def can_be_cut(profile: ModelProfile, trace: ActivationTrace) -> bool:

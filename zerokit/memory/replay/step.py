@@ -34,7 +34,7 @@ class MicroStep:
     def at_end(self, activations: Pass) -> float:
         """Bytes with what the graph still holds when gradients are reduced for the last time: beside inputs
         of checkpointing masks and angles, and under adapters the embeddings, a leaf, with their gradient."""
-        return self.end + activations.peaks[-1]
+        return self.end + activations.peaks[-1] - activations.in_flight
 
 
 @frozen_dataclass

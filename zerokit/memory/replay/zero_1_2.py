@@ -307,15 +307,24 @@ class Stage1Gradients(BucketedGradients):
         """``reduce_gradients``; the epilogue runs at the boundary only: an open bucket stays until then."""
         if not boundary:
             return
+        second = self._second_bucket_bytes()
+        self.ledger.add(Component.GRADIENT_BUCKET, second)
         if not self.zero.overlap_comm:
             self._kept_into_buckets(boundary)
         self._reduce_rest(boundary)
         if self.accumulates_apart:  # others' gradients stay: those in a bucket keep it
+            self.ledger.add(Component.GRADIENT_BUCKET, -second)
             room = self.zero.reduce_bucket_size
             if all(i in self.part.fragments or size > room for i, size in enumerate(self.sizes)):
                 self.ledger.set(Component.GRADIENT_BUCKET, 0)
             return
         self.copied = False
+
+    def _second_bucket_bytes(self) -> int:
+        """What ``reduce_gradients`` adds to the buckets of a pipeline's stage (stage_1_and_2.py:962)."""
+        if not (self.model.is_stage and self.contiguous):
+            return 0
+        return self.zero.reduce_bucket_size * sum(self.buckets)
 
     def _kept_into_buckets(self, boundary: bool) -> None:
         room, gradient = self.zero.reduce_bucket_size, self.gradient
