@@ -227,7 +227,7 @@ def _run(
     reader.start()
     code = _wait(process, request.limit_seconds)
     if code is None:
-        return None, f"it did not end within {round(request.limit_seconds, 2):g} s"
+        return None, f"it did not end within {round(request.limit_seconds or 0, 2):g} s"
     reader.join(timeout=5)
     secrets = Secrets(script.environment, [*request.target.arguments, *script.arguments])
     if request.output is not None:
