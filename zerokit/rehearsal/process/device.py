@@ -93,7 +93,7 @@ def install(machine: Machine) -> None:
                 setattr(module, name, function)
     cuda.device = cuda.device_of = cuda._DeviceGuard = _device_context(current)
     cuda._initialized = True
-    cuda._exchange_device = cuda._maybe_exchange_device = current.set
+    cuda._exchange_device, cuda._maybe_exchange_device = _distinct(current.set), _distinct(current.set)
     for name in _RANGE_FUNCTIONS:
         setattr(cuda.nvtx, name, lambda *args, **kwargs: 0)
     cuda.nccl.version = lambda: _NCCL_VERSION
@@ -248,11 +248,11 @@ def _without_result(function: Callable[..., Any]) -> Callable[..., None]:
 def _patch_bindings(machine: Machine, functions: dict[str, Callable[..., Any]], current: _Current) -> None:
     """Functions of ``torch._C`` that a CPU build lacks, or that ask the driver."""
     bindings: dict[str, Callable[..., Any]] = {
-        "_cuda_getDevice": functions["current_device"],
-        "_cuda_setDevice": functions["set_device"],
+        "_cuda_getDevice": _distinct(functions["current_device"]),
+        "_cuda_setDevice": _distinct(functions["set_device"]),
         "_cuda_getDeviceCount": lambda: machine.gpu.count,
-        "_cuda_exchangeDevice": current.set,
-        "_cuda_maybeExchangeDevice": current.set,
+        "_cuda_exchangeDevice": _distinct(current.set),
+        "_cuda_maybeExchangeDevice": _distinct(current.set),
         "_cuda_memoryStats": lambda device=0: {},
         "_cuda_resetPeakMemoryStats": functions["reset_peak_memory_stats"],
         "_cuda_hasPrimaryContext": lambda device: True,
