@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from zerokit.rehearsal.process import model_facts, twins
+from zerokit.rehearsal.process.adapters.wrapping import after, before, within
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.endings import NotRehearsed
 from zerokit.rehearsal.process.machine import Machine
@@ -92,18 +94,24 @@ def engine(context: Context, module: ModuleType) -> None:
     phases = context.phases
     cls = module.DeepSpeedEngine
 
-    def step_done(self: Any) -> None:
-        phases.step_done(self)
+    @contextmanager
+    def beginning() -> Iterator[None]:
+        phases.has_engine = True
+        phases.engines += 1
+        with phases.inside("init", after="other"):
+            yield
 
     _follow_forwards(phases, cls)
     _observe(context, cls)
-    _wrap(cls, "backward", lambda self: phases.enter("backward"))
-    _wrap(cls, "_backward_prologue", lambda self: phases.enter("backward"))
-    _wrap(cls, "step", lambda self: phases.enter("step"), lambda self: phases.enter("other"))
-    _wrap(cls, "_take_model_step", lambda self: phases.enter("step"), step_done)
-    _inside_init(context, cls)
+    for name in ("backward", "_backward_prologue"):
+        before(cls, name, functools.partial(phases.enter, "backward"))
+    for name in ("step", "_take_model_step"):
+        before(cls, name, functools.partial(phases.enter, "step"))
+    after(cls, "step", lambda self: phases.enter("other"))
+    after(cls, "_take_model_step", phases.step_done)
+    within(cls, "__init__", beginning)
     for name in ("save_checkpoint", "save_16bit_model", "_zero3_consolidated_16bit_state_dict"):
-        _inside(context, cls, name, "save")
+        within(cls, name, functools.partial(phases.inside, "save"))
 
 
 def _follow_forwards(phases: Phases, cls: Any) -> None:
@@ -115,31 +123,13 @@ def _follow_forwards(phases: Phases, cls: Any) -> None:
         if self.training and torch.is_grad_enabled():
             phases.enter("forward")
             return original(self, *args, **kwargs)
-        before = phases.phase
+        interrupted = phases.phase
         phases.enter("eval")
         result = original(self, *args, **kwargs)
-        phases.enter(before if before in EVERY_STEP else "other")
+        phases.enter(interrupted if interrupted in EVERY_STEP else "other")
         return result
 
     cls.forward = forward
-
-
-def _wrap(
-    cls: Any, name: str, before: Callable[[Any], None], after: Callable[[Any], None] | None = None
-) -> None:
-    original = cls.__dict__.get(name)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before(self)
-        result = original(self, *args, **kwargs)
-        if after is not None:
-            after(self)
-        return result
-
-    setattr(cls, name, wrapped)
 
 
 def _observe(context: Context, cls: Any) -> None:
@@ -157,78 +147,32 @@ def _observe(context: Context, cls: Any) -> None:
     cls.forward = observed
 
 
-def _inside_init(context: Context, cls: Any) -> None:
-    original = cls.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        context.phases.has_engine = True
-        context.phases.engines += 1
-        with context.phases.inside("init", after="other"):
-            original(self, *args, **kwargs)
-
-    cls.__init__ = init
-
-
-def _inside(context: Context, cls: Any, name: str, phase: str) -> None:
-    original = cls.__dict__.get(name)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with context.phases.inside(phase):
-            return original(self, *args, **kwargs)
-
-    setattr(cls, name, wrapped)
-
-
 def pipeline(context: Context, module: ModuleType) -> None:
     """Says what one stage does not know of the others."""
-    cls = module.PipelineEngine
-    original = cls.__init__
+    machine, cls = context.machine, module.PipelineEngine
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if self.num_stages > 1:
-            context.machine.warn(
-                f"rank {self.global_rank} is stage {self.stage_id + 1} of {self.num_stages} of a pipeline: "
-                "other stages take other memory (`zerokit rehearse --ranks`), and a step's time counts no "
-                "waiting for them"
+    def tell(engine: Any) -> None:
+        if engine.num_stages > 1:
+            machine.warn(
+                f"rank {engine.global_rank} is stage {engine.stage_id + 1} of {engine.num_stages} of a "
+                "pipeline: other stages take other memory (`zerokit rehearse --ranks`), and a step's time "
+                "counts no waiting for them"
             )
 
-    cls.__init__ = init
+    after(cls, "__init__", tell)
     # the last stage has the loss; what the others hold before its broadcast is a place for it
     for name in ("_aggregate_total_loss", "_bcast_pipe_scalar"):
-        _with_senders_own(context, cls, name)
-
-
-def _with_senders_own(context: Context, cls: Any, name: str) -> None:
-    original = cls.__dict__.get(name)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with context.machine.under_way.senders_own():
-            return original(self, *args, **kwargs)
-
-    setattr(cls, name, wrapped)
+        within(cls, name, machine.under_way.senders_own)
 
 
 def stages(context: Context, module: ModuleType) -> None:
     """A later stage works on what the earlier ones send: known here, before any layer is built."""
-    cls = module.PipelineParallelGrid
-    original = cls.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        earlier = range(self.get_stage_id())
-        context.machine.messages.require(self.stage_to_global(stage_id=stage) for stage in earlier)
+    def ask_for_messages(grid: Any) -> None:
+        earlier = range(grid.get_stage_id())
+        context.machine.messages.require(grid.stage_to_global(stage_id=stage) for stage in earlier)
 
-    cls.__init__ = init
+    after(module.PipelineParallelGrid, "__init__", ask_for_messages)
 
 
 def vocabulary(context: Context, module: ModuleType) -> None:

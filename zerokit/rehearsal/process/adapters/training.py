@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from zerokit.rehearsal.process.adapters.wrapping import after, within
 from zerokit.rehearsal.process.context import Context
 
 _MOST_REPEATED_BYTES = 256 << 20
@@ -17,19 +18,6 @@ _MOST_REPEATED_BYTES = 256 << 20
 
 _MOST_LOCAL_STEPS = 16
 """Of local SGD between two averages of the weights, which are then rehearsed."""
-
-
-def _inside(context: Context, cls: Any, name: str, phase: str, after: str | None = None) -> None:
-    original = getattr(cls, name, None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with context.phases.inside(phase, after):
-            return original(self, *args, **kwargs)
-
-    setattr(cls, name, wrapped)
 
 
 def accelerator(context: Context, module: ModuleType) -> None:
@@ -46,18 +34,14 @@ def accelerator(context: Context, module: ModuleType) -> None:
 
     cls.prepare = prepared
     for name in ("save_state", "save_model", "get_state_dict"):
-        _inside(context, cls, name, "save")
+        within(cls, name, functools.partial(context.phases.inside, "save"))
 
 
 def local_sgd(context: Context, module: ModuleType) -> None:
     """Weights are averaged every so many steps, into new tensors: the step after that is seen too."""
-    cls = module.LocalSGD
-    init = cls.__init__
 
-    @functools.wraps(init)
-    def initialised(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        steps = getattr(self, "local_sgd_steps", 0)  # of one process it has none
+    def see_an_average(training: Any) -> None:
+        steps = getattr(training, "local_sgd_steps", 0)  # of one process it has none
         if steps <= _MOST_LOCAL_STEPS:
             context.phases.see_at_least(steps + 2)
         else:
@@ -65,14 +49,14 @@ def local_sgd(context: Context, module: ModuleType) -> None:
                 f"weights are averaged every {steps} steps: not rehearsed, and reserved memory grows with it"
             )
 
-    cls.__init__ = initialised
+    after(module.LocalSGD, "__init__", see_an_average)
 
 
 def trainer(context: Context, module: ModuleType) -> None:
     """Evaluation with its gathering, and saving."""
     cls = module.Trainer
     for name in ("evaluation_loop", "prediction_loop"):
-        _inside(context, cls, name, "eval")
+        within(cls, name, functools.partial(context.phases.inside, "eval"))
     evaluation_loop = cls.evaluation_loop
 
     @functools.wraps(evaluation_loop)
@@ -87,7 +71,7 @@ def trainer(context: Context, module: ModuleType) -> None:
 
     cls.evaluation_loop = evaluated
     for name in ("save_model", "_save_checkpoint"):
-        _inside(context, cls, name, "save")
+        within(cls, name, functools.partial(context.phases.inside, "save"))
 
 
 def _all_rows(output: Any, loader: Any) -> Any:
@@ -115,11 +99,6 @@ def _rows(value: Any) -> int:
     if isinstance(value, tuple | list):
         return _rows(value[0]) if value else 0
     return len(value) if isinstance(value, np.ndarray) and value.ndim else 0
-
-
-def generation_phase(context: Context, module: ModuleType) -> None:
-    """``generate`` is a phase of its own."""
-    _inside(context, module.GenerationMixin, "generate", "generate")
 
 
 def callbacks(context: Context, module: ModuleType) -> None:
