@@ -49,6 +49,11 @@ for number in (1, 0):
     assert torch.zeros(1).to("cuda").device.index == torch.zeros(1).cuda().device.index == number
     on_gpu = torch.zeros(1, device="cuda")
     assert on_gpu.cuda() is on_gpu.to("cuda") is on_gpu
+# Dynamo of PyTorch 2.11 refuses one function under two names (torch/_dynamo/trace_rules.py)
+asked = [torch.cuda.set_device, torch.cuda.current_device, torch.cuda._exchange_device]
+asked += [torch.cuda._maybe_exchange_device, torch._C._cuda_setDevice, torch._C._cuda_getDevice]
+asked += [torch._C._cuda_exchangeDevice, torch._C._cuda_maybeExchangeDevice]
+assert len({id(function) for function in asked}) == len(asked) == 8
 torch.cuda.default_generators[0].set_state(torch.cuda.get_rng_state())
 assert torch.Generator("cuda").get_state().shape == (16,)
 assert torch.Generator().get_state().shape != (16,)
