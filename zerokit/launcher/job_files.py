@@ -185,7 +185,8 @@ def configure_script(
     if resolved_style != "none":
         options = ScriptOptions.read(facts, resolved_style, arguments)
         agreed = agree(
-            options, plan.chosen, read_plan(str(plan.folder))[1], seq_len=plan.seq_len,
+            options, plan.chosen, read_plan(str(plan.folder))[1], request=plan.request,
+            seq_len=plan.seq_len,
             method=plan.method, lora=plan.lora, plan_folder=plan.folder, on_cpu=False,
             no_arguments=job.no_arguments, accept_mismatch=job.accept_mismatch, writes_here=config is None,
         )  # fmt: skip

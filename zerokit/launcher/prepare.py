@@ -198,6 +198,7 @@ def _from_plan(
         script_options,
         plan.chosen,
         on_device.config,
+        request=plan.request,
         seq_len=plan.seq_len,
         method=plan.method,
         lora=plan.lora,

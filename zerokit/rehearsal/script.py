@@ -150,6 +150,7 @@ class _Planned:
             script_options,
             self._plan.chosen,
             self._adapted(config, "none").config,
+            request=self._plan.request,
             seq_len=self._plan.seq_len,
             method=self._plan.method,
             lora=self._plan.lora,

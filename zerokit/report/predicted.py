@@ -10,7 +10,7 @@ from typing import Any, Literal
 from zerokit.domain.phases import ESTIMATED_PHASES
 from zerokit.report import bare_loop
 from zerokit.report.measured import had_engine, init_bytes, on_gpu, reached_end_of
-from zerokit.report.what_ran import Difference, differences, global_batch_of
+from zerokit.report.what_ran import Difference, differences, options_to_plan
 from zerokit.report.worst_rank import worst_rank
 
 Report = Mapping[str, Any]
@@ -124,7 +124,7 @@ def compare_with_plan(
             if _plan_of(again) is not None:
                 result = _beside(reported, _plan_of(again), usable=True, is_gpu=is_gpu)
             result["bare_loop"] = loop
-    result["global_batch"] = global_batch_of(chosen_of(plan), differing)
+    result["plan_options"] = options_to_plan(plan, differing)
     return {**result, **_rests_on(differing, again, result.get("note"))}
 
 

@@ -27,8 +27,6 @@ from zerokit.units import MIB, format_seconds
 NOT_MEASURED, _NOT_MEASURED_SHORT = "not measured", "n/m"
 MOST_RANKS = 64
 _NOTHING_MEASURED = "No rank got past load: no memory and no steps to show."
-_SAID_BY_THEIR_VALUE = ("micro-batch", "gradient-accumulation", "zero", "precision", "seq-len")
-"""Options of ``plan`` whose value is a difference's."""
 _PIPE_WIDTH = 160
 _WIDE = 132  # columns that the table of ranks takes with everything in it
 _STATE_STYLE = {"finished": "green", "stopped": "green", "running": "cyan", "failed": "bold red",
@@ -332,15 +330,13 @@ def what_to_do(run: RunReport, folder: Path | None) -> list[str]:
     predicted = run.predicted_vs_measured
     if run.outcome != "not_as_planned" or predicted is None:
         return []
-    options = [f"--{d.option} {d.ran}" for d in predicted.differences if d.option in _SAID_BY_THEIR_VALUE]
+    options = shlex.join(predicted.plan_options)
     if not options:
         return []
-    if predicted.global_batch is not None:
-        options.append(f"--global-batch {predicted.global_batch}")
     recipe = shlex.quote(str((folder or Path("RUN")) / "plan.yaml"))
     return [
         "What to do: make the script use the plan's values, or plan for what it does:",
-        f"  zerokit plan --recipe {recipe} {' '.join(options)}",
+        f"  zerokit plan --recipe {recipe} {options}",
     ]
 
 

@@ -83,8 +83,8 @@ class Predicted(_Part):
     ``rehearsal`` of the command. ``not_predicted``: why there is neither, and ``rehearse_command`` the
     command that would predict it. ``bare_loop``: the plan's figures, where they are of a bare training loop
     and the run's script allocated otherwise: what is compared is then a rehearsal, where there is one.
-    ``components``: predicted bytes at the peak of each phase, by what they are. ``global_batch``: sequences
-    of an optimizer step that ran, where the plan had another number.
+    ``components``: predicted bytes at the peak of each phase, by what they are. ``plan_options``:
+    words of the options that plan for what ran, beside ``--recipe`` and the run's ``plan.yaml``.
     """
 
     kind: Literal["gpu_memory", "host_memory"]
@@ -103,7 +103,7 @@ class Predicted(_Part):
     not_predicted: str | None = None
     rehearse_command: str | None = None
     bare_loop: BareLoop | None = None
-    global_batch: Count | None = None
+    plan_options: list[str] = []
 
 
 class Leak(_Part):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.job import PACKED_LORA, Job, Lora
 from zerokit.errors import InputError
@@ -35,6 +36,8 @@ _OF_A_COMMAND = (
     ("DeepSpeed engines", "engines"),
 )
 """Facts of an engine that its command decides."""
+_SAID_BY_THEIR_VALUE = ("micro-batch", "gradient-accumulation", "zero", "precision", "seq-len")
+"""Options of ``plan`` whose value is a difference's."""
 _SPELLING = re.compile(r"^(deepspeedcpu|fused|paged|apex)+|_?32bit$")
 
 
@@ -81,17 +84,15 @@ def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
     return list(by_what.values())
 
 
-def global_batch_of(chosen: Facts, differing: Sequence[Difference]) -> int | None:
-    """Sequences of an optimizer step that ran where the plan had another number of them; None: it had the
-    same, or another number of ranks ran."""
-    ran = {difference.option: difference.ran for difference in differing}
-    micro = _count(ran.get("micro-batch", chosen.get("micro_batch")))
-    steps = _count(ran.get("gradient-accumulation", chosen.get("gradient_accumulation")))
-    replicas = _count(chosen.get("data_parallel"))
-    changed = {"micro-batch", "gradient-accumulation"} & ran.keys()
-    if not changed or "gpus" in ran or not (micro and steps and replicas):
-        return None
-    return micro * steps * replicas
+def options_to_plan(plan: Facts | None, differing: Sequence[Difference]) -> list[str]:
+    """Words of the options that plan for what ran, beside the plan's own; empty where none says it."""
+    if not isinstance(plan, Mapping):
+        return []
+    ran = {d.option: d.ran for d in differing if d.option in _SAID_BY_THEIR_VALUE}
+    chosen, request = plan.get("chosen", plan), plan.get("request")
+    if not ran or not isinstance(chosen, Mapping):
+        return []
+    return list(planning_again.options_for(chosen, request if isinstance(request, Mapping) else {}, ran))
 
 
 def unlike_rehearsal(engine: Facts, rehearsed: Facts) -> list[str]:

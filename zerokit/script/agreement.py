@@ -13,9 +13,10 @@ from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
 from zerokit.script import adapt_config, assignments, code_settings, disk_space, unlike_adapters, unlike_job
 from zerokit.script.arguments import SPELLINGS, PlannedValues, ScriptOptions
-from zerokit.script.loader_batch import before_the_run
+from zerokit.script.loader_batch import PlannedBatch, before_the_run
 from zerokit.script.reader import ScriptFacts
 from zerokit.script.sequence_length import length_warnings
+from zerokit.temporary import is_temporary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ def agree(
     chosen: Mapping[str, Any],
     config: dict[str, Any],
     *,
+    request: Mapping[str, Any],
     seq_len: int,
     method: str,
     lora: Lora | None,
@@ -46,6 +48,7 @@ def agree(
         options: of the script.
         chosen: the plan's choice.
         config: the plan's DeepSpeed configuration for these devices, before any script's needs.
+        request: what the plan was made from, by option without dashes in front.
         seq_len: tokens of a sequence that the plan counts on.
         method: what the plan trains: ``full``, ``lora`` or ``qlora``. lora: its adapters.
         plan_folder: where the plan's files lie, which a script may name itself.
@@ -83,9 +86,10 @@ def agree(
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     notes += assignments.unlike_plan(options.facts.assigned, _by_any_name(planned))
-    was_rehearsed = isinstance(chosen.get("rehearsed"), Mapping)
-    notes += before_the_run(options, planned.micro_batch, rehearsed=was_rehearsed)
-    if not was_rehearsed:  # its length is that of the script's own data
+    lasting_folder = None if is_temporary(plan_folder) else plan_folder
+    batch = PlannedBatch(chosen=chosen, request=request, folder=lasting_folder)
+    notes += before_the_run(options, batch)
+    if not batch.rehearsed:  # its length is that of the script's own data
         notes += [*length_warnings(options, seq_len), *unlike_job.warnings(options, method)]
         notes += unlike_adapters.warnings(options, method, lora)
     saves_less = method == "full" and unlike_job.trains_adapters(options)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from zerokit.domain import planning_again
 from zerokit.script.arguments import SPELLINGS, ScriptOptions
 from zerokit.script.code_settings import CodeSetting, training_batches
 from zerokit.script.option_values import number
@@ -23,32 +27,64 @@ class LoaderBatch:
     sequences: int
     location: str
 
-    def unlike(self, planned: int) -> str | None:
-        """What to say under a plan of another batch; None: it is the same."""
+    def unlike(self, planned: int, command: str = "") -> str | None:
+        """What to say under a plan of another batch; None: it is the same.
+
+        Args:
+            command: plans for this batch; empty: the option alone is named.
+        """
         if self.sequences == planned:
             return None
+        again = f": {command}" if command else f" with ⟨micro_batch⟩ {self.sequences}"
         return (
             f"{self.location} gives each rank {self.sequences} at a time, and the plan has micro-batch "
             f"{planned}: the run is not the one predicted, and ends with exit code 9 unless "
-            f"⟨accept_mismatch⟩; change the script, or plan again with ⟨micro_batch⟩ {self.sequences}"
+            f"⟨accept_mismatch⟩; change the script, or plan again{again}"
         )
 
 
-def before_the_run(options: ScriptOptions, planned: int, *, rehearsed: bool) -> list[str]:
-    """What to say of the batch that will train under a plan.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedBatch:
+    """What a plan says of the batch.
 
-    Args:
-        options: of the script.
-        planned: the plan's micro-batch.
-        rehearsed: the plan was made with this script.
+    Attributes:
+        chosen: the plan's choice. request: what it was planned from.
+        folder: of the plan; None: none that lasts.
     """
+
+    chosen: Mapping[str, Any]
+    request: Mapping[str, Any]
+    folder: Path | None
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences per GPU and forward pass."""
+        return int(self.chosen["micro_batch"])
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether the plan was made with a script."""
+        return isinstance(self.chosen.get("rehearsed"), Mapping)
+
+    def command_for(self, sequences: int) -> str:
+        """Plans for another micro-batch, into the same folder; empty where there is none."""
+        if self.folder is None:
+            return ""
+        options = planning_again.options_for(self.chosen, self.request, {"micro-batch": str(sequences)})
+        recipe, out = str(self.folder / "plan.yaml"), str(self.folder)
+        return shlex.join(["zerokit", "plan", "--recipe", recipe, *options, "--out", out])
+
+
+def before_the_run(options: ScriptOptions, plan: PlannedBatch) -> list[str]:
+    """What to say of the batch that will train under a plan."""
+    planned = plan.micro_batch
     loaded = loader_batch(options)
     if loaded is not None:
-        unlike = loaded.unlike(planned)
+        unlike = loaded.unlike(planned, plan.command_for(loaded.sequences))
         return [] if unlike is None else [f"warning: {unlike}"]
     facts = options.facts
     if (
-        rehearsed
+        plan.rehearsed
         or options.style != "accelerate"
         or not any(_loaders(facts))
         or _PLANS_OPTIONS & facts.options

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
 
+import zerokit
 from tests.support.scripts_read import NO_TRAINER, RAW, TRAINER, options
-from zerokit.script.loader_batch import before_the_run, loader_batch
+from zerokit import cli
+from zerokit.emit import plan_file
+from zerokit.script.loader_batch import PlannedBatch, before_the_run, loader_batch
 
 ACCELERATE = """
     import argparse
@@ -62,15 +67,52 @@ def test_the_batch_is_what_the_trainings_loader_is_given(
     assert (found.sequences if found is not None else None) == sequences
 
 
+def planned(micro_batch: int, *, rehearsed: bool, folder: Path | None = None) -> PlannedBatch:
+    chosen = {"micro_batch": micro_batch, "gradient_accumulation": 1, "data_parallel": 1}
+    if rehearsed:
+        chosen["rehearsed"] = {"script": "train.py"}
+    return PlannedBatch(chosen=chosen, request={"gpus": "2"}, folder=folder)
+
+
 def test_another_batch_than_the_plans_is_said_before_the_run(tmp_path: Path) -> None:
     script = options(tmp_path, accelerate("data, batch_size=2"))
-    assert before_the_run(script, 2, rehearsed=False) == []
-    (said,) = before_the_run(script, 8, rehearsed=True)
+    assert before_the_run(script, planned(2, rehearsed=False)) == []
+    (said,) = before_the_run(script, planned(8, rehearsed=True))
     assert "DataLoader(batch_size=2) gives each rank 2 at a time" in said
     assert "the plan has micro-batch 8" in said and "⟨micro_batch⟩ 2" in said
     computed = options(tmp_path, accelerate("data, batch_size=2 * SIZE"))
-    assert before_the_run(computed, 8, rehearsed=True) == []
-    (said,) = before_the_run(computed, 8, rehearsed=False)
+    assert before_the_run(computed, planned(8, rehearsed=True)) == []
+    (said,) = before_the_run(computed, planned(8, rehearsed=False))
     assert "micro-batch 8" in said and "only the run tells" in said
     # the option is filled in from the plan
-    assert before_the_run(options(tmp_path, NO_TRAINER), 8, rehearsed=False) == []
+    assert before_the_run(options(tmp_path, NO_TRAINER), planned(8, rehearsed=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "loaded", "batch"),
+    [
+        ({"global_batch": 16}, 2, 16),
+        ({"global_batch": 16}, 6, 12),  # 16 cannot be 6 on each of two GPUs
+        ({"global_batch": 16, "gradient_accumulation": 1, "micro_batch": 8}, 2, 4),
+        ({}, 3, None),
+    ],
+)
+def test_the_command_that_plans_for_the_loader_works_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: dict[str, int], loaded: int, batch: int | None
+) -> None:
+    """Also where the plan left one of the GPUs idle, and its recipe names both."""
+    folder = tmp_path / "the plan"
+    plan = zerokit.plan(params="125m", gpus=2, gpu="l40s", seq_len=128, **asked)  # type: ignore[arg-type]
+    plan.write(folder)
+    read = plan_file.read(folder)
+    script = options(tmp_path, accelerate(f"data, batch_size={loaded}"))
+    (said,) = before_the_run(
+        script, PlannedBatch(chosen=read.chosen, request=read.request, folder=read.folder)
+    )
+    command = shlex.split(said[said.index("zerokit plan") :])
+    assert cli.run([*command[1:], "--json"]) == 0
+    chosen = json.loads(capsys.readouterr().out)["chosen"]
+    assert chosen["micro_batch"] == loaded
+    trained = loaded * chosen["gradient_accumulation"] * chosen["data_parallel"]
+    wanted = plan.chosen.micro_batch * plan.chosen.gradient_accumulation * plan.chosen.data_parallel
+    assert trained == batch if batch is not None else abs(trained - wanted) <= loaded

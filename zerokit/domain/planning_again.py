@@ -1,0 +1,49 @@
+"""What to plan with for a job that runs otherwise than its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Facts = Mapping[str, Any]
+
+
+def options_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[str, ...]:
+    """Options of ``zerokit plan --recipe plan.yaml`` that plan for what ran, as words of a command.
+
+    The global batch stays the plan's where the GPUs of the request can divide it; else it is the nearest one
+    that they can, and is named.
+
+    Args:
+        chosen: the plan's choice. request: what it was planned from, by option without dashes in front.
+        ran: the options that another value ran of, with that value.
+    """
+    words = [word for option, value in ran.items() for word in (f"--{option}", value)]
+    batch = _count(chosen.get("micro_batch")) * _count(chosen.get("gradient_accumulation"))
+    batch *= _count(chosen.get("data_parallel"))
+    if not batch or not {"micro-batch", "gradient-accumulation"} & ran.keys():
+        return tuple(words)
+    again = _nearest_batch(batch, chosen, {**request, **ran})
+    if again != batch or not request.get("global-batch"):
+        words += ["--global-batch", str(again)]
+    return tuple(words)
+
+
+def _nearest_batch(batch: int, chosen: Facts, options: Facts) -> int:
+    """Of a search over all GPUs: a plan for fewer of them is only made where all of them have a plan."""
+    names = ("tensor_parallel", "pipeline_parallel", "sequence_parallel")
+    sharing = 1
+    for name in names:
+        sharing *= _count(chosen.get(name)) or 1
+    gpus = _count(options.get("gpus")) or _count(chosen.get("data_parallel")) * sharing
+    micro, steps = _count(options.get("micro-batch")), _count(options.get("gradient-accumulation"))
+    least = (micro or 1) * (steps or 1) * max(1, gpus // sharing)
+    if micro and steps:
+        return least
+    return max(1, (2 * batch + least - 1) // (2 * least)) * least  # the smaller of two as near
+
+
+def _count(value: Any) -> int:
+    """A whole number however it was written; 0: none."""
+    text = str(value).replace(",", "").replace("_", "")
+    return int(text) if text.isdecimal() else 0
