@@ -9,6 +9,7 @@ import pytest
 
 import zerokit
 from tests.support.rehearsals import SCRIPTS, rehearse, without_namespaces
+from zerokit.cli import run
 from zerokit.domain.phases import PHASES
 from zerokit.rehearsal.process import sandbox
 
@@ -77,7 +78,8 @@ def test_folders_that_matter_are_covered_before_the_kernel_takes_no_more(
 def test_what_stands_behind_long_loops_is_reached(tmp_path: Path) -> None:
     code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "long_loop.py"))
     assert (code, said["complete"], said["stubbed"]) == (
-        0, True, ["rounds of training loops after their peaks repeat", "writing of weights and checkpoints"],
+        0, True,
+        ["rounds of training loops after those that were rehearsed", "writing of weights and checkpoints"],
     )  # fmt: skip
     assert said["steps"] < 8
     (rank,) = said["ranks"]
@@ -233,3 +235,37 @@ def test_code_that_chooses_by_triton_is_named_where_triton_is_missing(tmp_path: 
         (warning,) = [line for line in said["warnings"] if "Triton" in line]
         assert code == 0 and "the script may have run other code" in warning
         assert ("losses" in warning) is named
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("argparse.ArgumentParser().parse_args()", "error: unrecognized arguments: --modle big"),
+        ("print('no data in here'); sys.exit(3)", "code 3, after printing: no data in here"),
+        ("sys.exit('no data in there')", "the script ended: no data in there"),
+    ],
+)
+def test_a_script_that_ends_itself_has_its_last_message_shown(
+    tmp_path: Path, line: str, reason: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(f"import argparse, sys\nprint('begun')\n{line}\n")
+    monkeypatch.chdir(tmp_path)
+    assert run(["rehearse", "--gpu", "h200", "train.py", "--modle", "big"]) == 14
+    shown = capfd.readouterr().out
+    assert "train.py:3" in shown.splitlines()[-1] and shown.rstrip().endswith(reason)
+    assert not any(word in shown for word in ("reserved", "optimizer step", "no step time"))
+
+
+def test_what_is_said_of_steps_whose_peaks_differ_is_what_was_seen(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nweights = torch.zeros(1 << 20, device='cuda', requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([weights])\n"
+        "for step in range(100):\n"
+        "    extra = torch.zeros((step % 2) << 20, device='cuda')\n"
+        "    (weights * 2).sum().backward()\n    optimizer.step()\n"
+        "    if step % 2 == 0: print(step)\n"
+    )
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(script))
+    assert (code, said["steps"], said["repeats"]) == (0, 6, False)  # five, and one for what comes every other
+    assert 0.1 < said["last_steps_differ_by"] < 0.5  # 4 MiB of the 12 to 20 that a step takes

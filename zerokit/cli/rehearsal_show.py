@@ -21,7 +21,8 @@ def show(done: Rehearsal) -> None:
         _echo(note)
     _echo(f"versions: {', '.join(f'{name} {version}' for name, version in done.versions.items())}")
     for rank in done.ranks:
-        _show_rank(rank, done)
+        if rank.phases or done.steps:
+            _show_rank(rank, done)
     if done.changes:
         click.echo("\n  what would lower the peak, by at most")
         for change in done.changes[:_MOST_CHANGES]:
@@ -48,9 +49,8 @@ def _echo_sized(size: int, text: str) -> None:
 
 
 def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
-    repeated = "" if done.repeats else " (the peaks did not repeat yet)"
     click.echo("")
-    _echo(f"rank {rank.rank} of {done.gpus} on {done.gpu}, {done.steps} optimizer steps{repeated}", indent="")
+    _echo(f"rank {rank.rank} of {done.gpus} on {done.gpu}, {done.training}", indent="")
     for phase, size in rank.phases.items():
         mark = "← peak" if phase == rank.peak_phase else ""
         missing = rank.lower_bounds.get(phase)
@@ -103,7 +103,11 @@ def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
     if not guesses:
         return
     sizes = sum(1 for guess in guesses if guess.decides_sizes)
-    click.echo(f"\n  {len(guesses)} guesses, {sizes} of them decide sizes")
+    count = "1 guess" if len(guesses) == 1 else f"{len(guesses)} guesses"
+    decide = f"{sizes or 'none'} of them decide{'s' if sizes == 1 else ''} sizes"
+    if len(guesses) == 1:
+        decide = f"it decides {'sizes' if sizes else 'no size'}"
+    click.echo(f"\n  {count}, {decide}")
     for guess in guesses[:_MOST_GUESSES]:
         times = "once" if guess.times == 1 else f"{guess.times} times"
         _echo(f"{guess.location}: {guess.what}: {guess.value} ({times})")

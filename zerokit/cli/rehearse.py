@@ -35,7 +35,8 @@ from zerokit.files import write_whole
     default=5,
     show_default=True,
     type=click.IntRange(1, 1000),
-    help="Optimizer steps at most; fewer where the peaks of all phases repeat.",
+    help="Optimizer steps until training ends; fewer where the peaks of all phases repeat. A loop that does "
+    "something every so many rounds gets one more.",
 )
 @click.option(
     "--launcher",

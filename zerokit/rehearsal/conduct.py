@@ -33,6 +33,7 @@ DEFAULT_STEPS = 5
 _STEPS_WITH_WARM_UP = 20
 """Where a script counts on rounds of its loop that were left out: a warm-up takes 3, 5 or 10 as a rule."""
 _OPERATORS = "operators.json"
+_OUTPUT = "output"
 
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -180,6 +181,8 @@ def _timed(
         path, request.gpu, result.gpus, request.host, too_long=too_long, more=request.more_micro_steps
     )
     if step is None:
+        if result.stopped is not None and not result.steps:
+            return result  # why it stopped says more
         return replace(result, notes=(*result.notes, why))
     return replace(result, step_seconds=step.seconds, step_seconds_range=(step.low, step.high), step=step)
 
@@ -207,7 +210,7 @@ def _run(
     fewest_steps: int,
 ) -> tuple[dict[str, Any] | None, str]:
     """The process's report, None where it left none, and the end of what it printed."""
-    output = folder / "output"
+    output = folder / _OUTPUT
     reading, writing = os.pipe()
     order = replace(_order(request, script, folder, writing, exchange), fewest_steps=fewest_steps)
     order_path = folder / "order.json"
@@ -256,6 +259,7 @@ def _order(
         world_size=script.ranks,
         most_steps=request.steps,
         folder=str(folder),
+        output_path=str(folder / _OUTPUT),
         writable=str(request.writable.resolve()) if request.writable is not None else None,
         result_path=str(folder / "result.json"),
         progress_fd=progress_fd,
@@ -328,6 +332,7 @@ def _result(
         gpus=script.ranks,
         steps=report.get("steps", 0),
         repeats=report.get("repeats", False),
+        last_steps_differ_by=report.get("last_steps_differ_by"),
         ranks=(rank,),
         guesses=tuple(results.GuessedValue(**guess) for guess in report.get("guesses", ())),
         stubbed=tuple(report.get("stubbed", ())),

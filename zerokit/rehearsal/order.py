@@ -14,6 +14,7 @@ class Order:
 
     Attributes:
         target: a script's path, or a module's name.
+        output_path: the file that the script prints into.
         folder: temporary; what the process writes there remains until the parent has read it.
         writable: another folder whose changes remain; None: there is none.
         most_steps: optimizer steps after which the data ends.
@@ -35,6 +36,7 @@ class Order:
     world_size: int
     most_steps: int
     folder: str
+    output_path: str
     writable: str | None
     result_path: str
     progress_fd: int

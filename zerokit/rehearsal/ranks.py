@@ -93,6 +93,10 @@ def _both(first: Rehearsal, second: Rehearsal) -> Rehearsal:
         ),
         steps=max(first.steps, second.steps),
         repeats=first.repeats and second.repeats,
+        last_steps_differ_by=max(
+            (share for done in (first, second) if (share := done.last_steps_differ_by) is not None),
+            default=None,
+        ),
         ranks=(*first.ranks, *second.ranks),
         guesses=_guesses((*first.guesses, *second.guesses)),
         stubbed=_once((*first.stubbed, *second.stubbed)),

@@ -11,6 +11,7 @@ from zerokit.timing.recorded_step import StepTime
 from zerokit.units import format_gib
 
 SCHEMA = "zerokit.rehearsal/1"
+_LEAST_SHOWN_SHARE = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,9 @@ class Rehearsal:
             stopped, or a phase is a lower bound (``lower_bound``).
         min_vram_bytes: the smallest card, as nvidia-smi counts its memory, on which it runs; where
             ``lower_bound`` holds, at least this.
-        repeats: whether the peaks of the last two optimizer steps agree.
+        repeats: whether the peaks of two optimizer steps agreed to the byte, so that training was ended.
+        last_steps_differ_by: the largest difference between a phase's peaks in the last two optimizer steps,
+            as a share of the larger one; None: there were not two.
         sandboxed: whether the script ran on a file system that forgets.
         step_seconds: of an optimizer step in its steady state; None: not known.
         step_seconds_range: on the fastest and the slowest host measured; where the speed of the run's host
@@ -130,6 +133,7 @@ class Rehearsal:
     engine: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
     changes: tuple[Change, ...] = ()
+    last_steps_differ_by: float | None = None
 
     @property
     def lower_bound(self) -> bool:
@@ -162,6 +166,19 @@ class Rehearsal:
         if self.fits is None:
             return f"a GPU of {required} is required"
         return f"{'fits' if self.fits else 'does not fit'}: {required} required on {self.gpu}"
+
+    @property
+    def training(self) -> str:
+        """How many optimizer steps, and how far the peaks of the last two are from each other, in words."""
+        steps = f"{self.steps or 'no'} optimizer step{'' if self.steps == 1 else 's'}"
+        share = self.last_steps_differ_by
+        if self.repeats or not self.steps or share == 0:
+            return steps
+        if share is None:
+            return f"{steps} (more would tell whether the peaks repeat)"
+        least = _LEAST_SHOWN_SHARE
+        differ = f"{share:.1%}" if share >= least else f"less than {least:.1%}"
+        return f"{steps} (the peaks of the last two differ by {differ})"
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""

@@ -25,7 +25,7 @@ _FOR, _WHILE, _EVERY = "__zerokit_rounds__", "__zerokit_goes_on__", "__zerokit_e
 _TRAINS = re.compile(r"(?:^|_)(?:step|backward|train|fit|epoch)", re.IGNORECASE)
 
 
-STUB = "rounds of training loops after their peaks repeat"
+STUB = "rounds of training loops after those that were rehearsed"
 _MOST_ROUNDS_WITH_NEW = 8
 """Of one loop, in which optimizers step for the first time: folds and layers are rarely more."""
 

@@ -71,6 +71,8 @@ class Rehearsed:
         sys.meta_path.append(stand_ins.Missing(self.machine.warn))
         for made_up in stand_ins.offer(self._order):
             self.machine.stub(made_up)
+        with contextlib.suppress(AttributeError, ValueError):
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # in order with errors
         try:
             stopped = self._run_script()
         except NeedsSenders as error:
@@ -171,7 +173,7 @@ class Rehearsed:
     def _step_done(self, number: int) -> None:
         self.machine.unwaited.step_done()
         peak = self.machine.ledger.peak.allocated_bytes / 2**30
-        self._say(f"optimizer step {number}: peak allocated {peak:.2f} GiB")
+        self._say(f"optimizer step {number}: peak allocated so far {peak:.2f} GiB")
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):
@@ -197,7 +199,7 @@ class Rehearsed:
         except SystemExit as error:
             if error.code in (None, 0) or self.phases.was_enough:
                 return None
-            return _stopped(error, f"the script ended with {error.code!r}")
+            return _stopped(error, self._why_ended(error.code))
         except NotRehearsed as error:
             return {**_stopped(error, error.reason), "operator": error.operator}
         except BaseException as error:
@@ -206,6 +208,15 @@ class Rehearsed:
             reason = f"{type(error).__name__}: {error}{explain(error)}"
             return {**_stopped(error, reason), "operator": _operator_of(error)}
         return None
+
+    def _why_ended(self, code: Any) -> str:
+        """The message of ``sys.exit``, or the code and the last line that the script printed."""
+        if not isinstance(code, int):
+            return f"the script ended: {code}"
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        line = _last_line(Path(self._order.output_path))
+        return f"the script ended with code {code}" + (f", after printing: {line}" if line else "")
 
     # ---------------------------------------------------------------- after
 
@@ -305,6 +316,14 @@ def _stopped(error: BaseException, reason: str) -> dict[str, str]:
     script_entries = [entry for entry in outside if not is_library(entry.filename)] or outside
     location = f"{short(script_entries[-1].filename)}:{script_entries[-1].lineno}" if script_entries else ""
     return {"location": location, "operator": "", "reason": _first_sentences(reason)}
+
+
+def _last_line(path: Path, most_bytes: int = 1 << 14) -> str:
+    """The last line of a file that holds a word; empty: there is none."""
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+        lines = file.read().decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if re.search(r"\w", line)), "")
 
 
 def _operator_of(error: BaseException) -> str:

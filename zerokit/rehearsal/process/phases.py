@@ -45,6 +45,14 @@ def _of_step(before: dict[str, int], now: dict[str, int]) -> bool:
     return all(before.get(name) == now.get(name) for name in EVERY_STEP)
 
 
+def _difference(before: dict[str, int], now: dict[str, int]) -> float:
+    """The largest between two steps' peaks of a phase, as a share of the larger one."""
+    pairs = [(before.get(name, 0), now.get(name, 0)) for name in EVERY_STEP]
+    return max(
+        (abs(first - second) / max(first, second) for first, second in pairs if first or second), default=0.0
+    )
+
+
 class ModuleStack(threading.local):
     """The modules that this thread is inside of."""
 
@@ -175,6 +183,11 @@ class Phases:
         peaks = self._ledger.recent_peaks
         self._ledger.recent_peaks = {}
         return peaks
+
+    @property
+    def last_steps_differ_by(self) -> float | None:
+        """The largest difference between the last two steps' peaks, as a share; None: there were not two."""
+        return _difference(*self._step_peaks[-2:]) if len(self._step_peaks) > 1 else None
 
     # ---------------------------------------------------------------- origins
 

@@ -35,6 +35,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "stopped": stopped,
         "steps": phases.steps,
         "repeats": phases.repeats,
+        "last_steps_differ_by": phases.last_steps_differ_by,
         "phases": phase_peaks,
         "lower_bounds": {name: sorted(what) for name, what in ledger.lower_bounds.items()},
         "peak_allocated_bytes": ledger.peak.allocated_bytes,
