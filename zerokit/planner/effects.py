@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from zerokit.domain.strategy import Strategy
@@ -17,11 +19,24 @@ _OF_TRAINING = (
     "optimizer", "loss", "offload_activations", "gradient_accumulation", "checkpointing", "reduce_bucket",
     "overlap_comm", "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module", "all_gpus",
 )  # fmt: skip
-IN_FILE = (
-    "zero", "offload_optimizer", "offload_param", "precision", "gradient_accumulation", "nvme",
-    *_STAGE_3_SIZES, *_BUCKETS, "micro_batch", "global_batch", "optimizer",
-)  # fmt: skip
-"""What a DeepSpeed file decides, where it does not leave it to the script."""
+_ZERO = "zero_optimization"
+IN_FILE: Mapping[str, tuple[str, ...]] = {
+    "zero": (f"{_ZERO}.stage",),
+    "offload_optimizer": (f"{_ZERO}.offload_optimizer.device",),
+    "offload_param": (f"{_ZERO}.offload_param.device",),
+    "precision": ("bf16.enabled", "fp16.enabled"),
+    "gradient_accumulation": ("gradient_accumulation_steps",),
+    "nvme": (f"{_ZERO}.offload_optimizer.nvme_path", f"{_ZERO}.offload_param.nvme_path"),
+    "prefetch_bucket": (f"{_ZERO}.stage3_prefetch_bucket_size",),
+    "persistence": (f"{_ZERO}.stage3_param_persistence_threshold",),
+    "sub_group": (f"{_ZERO}.sub_group_size",),
+    "reduce_bucket": (f"{_ZERO}.reduce_bucket_size",),
+    "overlap_comm": (f"{_ZERO}.overlap_comm",),
+    "micro_batch": ("train_micro_batch_size_per_gpu",),
+    "global_batch": ("train_batch_size",),
+    "optimizer": ("optimizer.type",),
+}
+"""What a DeepSpeed file decides, where it does not leave it to the script, and the keys that say it."""
 
 
 def is_given(options: Options, name: str) -> bool:
@@ -81,16 +96,29 @@ def unread(options: Options, strategies: Sequence[Strategy]) -> tuple[str, ...]:
     )
 
 
-def refuse_beside_file(options: Options, config: Mapping[str, Any]) -> None:
+def refuse_beside_file(options: Options, path: Path, config: Mapping[str, Any]) -> None:
     """Refuse what a DeepSpeed JSON decides.
 
     Raises:
-        InputError: names the option, and the key of the file.
+        InputError: names the option, and the key of the file with its value.
     """
     left_open = open_options(config)
-    for name in IN_FILE:
+    for name, keys in IN_FILE.items():
         if is_given(options, name) and name not in left_open:
-            raise InputError(f"⟨{name}⟩: the file of ⟨deepspeed⟩ decides it; leave it out")
+            edits = " and ".join(f"{key} ({_value_at(config, key)})" for key in keys)
+            raise InputError(
+                f"⟨{name}⟩: the file of ⟨deepspeed⟩ decides it: set {edits} in {path}, "
+                "or leave out ⟨deepspeed⟩"
+            )
+
+
+def _value_at(config: Mapping[str, Any], key: str) -> str:
+    value: Any = config
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return "not set now"
+        value = value[part]
+    return f"{json.dumps(value)} now"
 
 
 def _stage(options: Options, single: bool, file: bool) -> str | None:

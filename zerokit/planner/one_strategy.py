@@ -70,7 +70,7 @@ def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:
     document = load_json(path, strict=False)  # DeepSpeed reads past comments, too
     if not isinstance(document.value, dict):
         raise document.error((), "expected a JSON object: a DeepSpeed configuration")
-    refuse_beside_file(options, document.value)
+    refuse_beside_file(options, path, document.value)
     try:
         settings = from_config(document.value)
     except FileInputError:

@@ -33,14 +33,22 @@ def test_what_could_change_nothing_is_refused(
 
 
 @pytest.mark.parametrize(
-    "option",
+    ("option", "edit"),
     [
-        ("--zero", "3"), ("--persistence", "1m"), ("--reduce-bucket", "1m"), ("--overlap-comm", "off"),
-        ("--micro-batch", "4"), ("--optimizer", "Lion"), ("--global-batch", "8"), ("--nvme", "/a"),
+        (("--zero", "3"), "zero_optimization.stage (3 now)"),
+        (("--persistence", "1m"), "stage3_param_persistence_threshold (not set now)"),
+        (("--reduce-bucket", "1m"), "zero_optimization.reduce_bucket_size (not set now)"),
+        (("--overlap-comm", "off"), "zero_optimization.overlap_comm (not set now)"),
+        (("--micro-batch", "4"), "train_micro_batch_size_per_gpu (2 now)"),
+        (("--optimizer", "Lion"), 'optimizer.type ("AdamW" now)'),
+        (("--global-batch", "8"), "train_batch_size (16 now)"),
+        (("--nvme", "/a"), "offload_optimizer.nvme_path (not set now)"),
+        (("--precision", "fp16"), "bf16.enabled (true now) and fp16.enabled (not set now)"),
+        (("--offload-optimizer", "none"), "offload_optimizer.device (not set now)"),
     ],
 )  # fmt: skip
 def test_what_a_file_decides_is_refused_beside_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: tuple[str, str]
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: tuple[str, str], edit: str
 ) -> None:
     config = {
         "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3},
@@ -50,7 +58,8 @@ def test_what_a_file_decides_is_refused_beside_it(
     path.write_text(json.dumps(config))
     assert run(["estimate", *ONE, "--deepspeed", str(path), *option]) == 2
     err = capsys.readouterr().err
-    assert f"{option[0]}: the file of --deepspeed decides it" in err
+    assert f"{option[0]}: the file of --deepspeed decides it: set " in err
+    assert edit in err and f"in {path}, or leave out --deepspeed" in err
 
 
 @pytest.mark.parametrize(
