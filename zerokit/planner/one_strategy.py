@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.client_optimizers import with_optimizer
 from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSettings, from_config
@@ -17,11 +17,15 @@ from zerokit.planner.auto_values import TRAINERS_MICRO_BATCH, batch_note, with_o
 from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.losses import refuse_strategy
 from zerokit.planner.request import note_on_optimizer, resolve_optimizer
+from zerokit.rules import Setup, violations
 from zerokit.search.plan import choose_precision, make_space
 from zerokit.search.request import Request
 from zerokit.search.space import Knobs, Layout, OffloadChoice, Pins, layout_violation, refuse_placement
 from zerokit.search.strategies import build_strategy
 from zerokit.values import replace
+
+if TYPE_CHECKING:
+    from zerokit.linter.finding import Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +42,41 @@ class StrategyFile:
     settings: DeepSpeedSettings
 
 
+def refuse_errors(path: str) -> None:
+    """Stop where ``zerokit check`` finds errors, with its own words; its warnings stop nothing.
+
+    Raises:
+        InputError: every error of the file, with its fix.
+    """
+    errors = _errors(path)
+    if errors:
+        raise InputError("\n".join(map(_as_check_shows, errors)))
+
+
+def _errors(path: str, world_size: int | None = None, gpus_per_node: int | None = None) -> list[Finding]:
+    from zerokit.linter.deepspeed.file import Context
+    from zerokit.linter.files import check_files
+    from zerokit.planner.checking import for_versions
+
+    with for_versions(None, None):
+        context = Context(world_size=world_size, gpus_per_node=gpus_per_node)
+        (checked,) = check_files([path], context, kind="deepspeed")
+    return [finding for finding in checked.findings if finding.severity == "error"]
+
+
+def _as_check_shows(finding: Finding) -> str:
+    location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
+    fix = f"\n  fix: {finding.fix}" if finding.fix else ""
+    return f"{location}: error: {finding.message} [{finding.rule}]{fix}"
+
+
 def errors_in(path: str, strategy: Strategy, cluster: Cluster) -> tuple[str, ...]:
-    """What DeepSpeed would refuse or not understand of a file whose other keys are estimated, as notes.
+    """What DeepSpeed would refuse of a file on these GPUs, as notes.
 
     Its batch is set against the GPUs where every one of them reads a batch of its own.
     """
-    from zerokit.linter.deepspeed.file import Context
-    from zerokit.linter.files import check_files
-
     gpus = strategy.world_size if strategy.data_parallel == strategy.world_size else None
-    context = Context(world_size=gpus, gpus_per_node=gpus and cluster.gpus_per_node)
-    (checked,) = check_files([path], context, kind="deepspeed")
-    errors = [finding for finding in checked.findings if finding.severity == "error"]
+    errors = _errors(path, gpus, gpus and cluster.gpus_per_node)
     if not errors:
         return ()
     more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
@@ -63,13 +90,14 @@ def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:
     """Read a DeepSpeed JSON that decides the strategy; ``options`` say what else was given.
 
     Raises:
-        InputError: unreadable, a bad value, or an argument that the file decides.
+        InputError: unreadable, what DeepSpeed would refuse, or an argument that the file decides.
     """
     from zerokit.strictload import load_json
 
     document = load_json(path, strict=False)  # DeepSpeed reads past comments, too
     if not isinstance(document.value, dict):
         raise document.error((), "expected a JSON object: a DeepSpeed configuration")
+    refuse_errors(str(path))
     refuse_beside_file(options, path, document.value)
     try:
         settings = from_config(document.value)
@@ -106,6 +134,8 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
         settings, notes = _with_batch(replace(file, settings=settings), layout.data, pins, request.job)
         notes = (*open_notes, *notes, *note_on_optimizer(settings.optimizer))
         _refuse_offload(settings.zero, pins)
+        settings, ignored = _without_ignored_offload(settings)
+        notes = (*(f"{file.path}: {note}" for note in ignored), *notes)
         if settings.client_optimizer is not None:
             refuse_placement(request.job, settings.zero.stage, settings.zero.offload_optimizer.device)
         if tensor != settings.autotp_size:
@@ -191,6 +221,26 @@ def _with_batch(
             f"data-parallel ranks, with {file.path}; leave it out or change the others"
         )
     return replace(file.settings, micro_batch=micro, gradient_accumulation=steps), tuple(notes)
+
+
+_IGNORED_OFFLOAD = {
+    "offload-param-below-stage-3": ("offload_param", "none"),
+    "nvme-below-stage-3": ("offload_optimizer", "cpu"),
+    "offload-optimizer-at-stage-0": ("offload_optimizer", "none"),
+}
+"""Rule about an offload that DeepSpeed ignores -> the block, and the device that it comes to."""
+
+
+def _without_ignored_offload(settings: DeepSpeedSettings) -> tuple[DeepSpeedSettings, tuple[str, ...]]:
+    """The settings as DeepSpeed follows them, and what it ignores, in the words of the rules."""
+    notes: list[str] = []
+    for found in violations(Setup(settings=settings)):
+        if found.rule.id in _IGNORED_OFFLOAD:
+            name, device = _IGNORED_OFFLOAD[found.rule.id]
+            offload = replace(getattr(settings.zero, name), device=device)
+            settings = replace(settings, zero=replace(settings.zero, **{name: offload}))
+            notes.append(f"{found.message}; estimated so")
+    return settings, tuple(notes)
 
 
 def _refuse_offload(zero: ZeroSettings, pins: Pins) -> None:

@@ -126,7 +126,7 @@ def test_an_option_that_the_file_contradicts_is_refused(
     named: str,
 ) -> None:  # fmt: skip
     path = tmp_path / "ds.json"
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, **config}))
     assert run(["estimate", *JOB, "--deepspeed", str(path), *options]) == 2
     assert named in capsys.readouterr().err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,3 +79,50 @@ def test_what_the_chosen_strategy_does_not_read_is_named(
     assert run([command, *words, *out, "--json"]) == 0
     notes = json.loads(capsys.readouterr().out)["assumptions"]
     assert any(note.startswith(named) for note in notes), notes
+
+
+REFUSED: list[dict[str, Any]] = [
+    {"zero_optimization": {"stage": 2, "offload_optimzer": {"device": "cpu"}}},
+    {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "fp16": {"enabled": True}},
+]
+IGNORED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"stage": 2, "offload_param": {"device": "cpu"}}, {"stage": 2}),
+    ({"stage": 0, "offload_optimizer": {"device": "cpu"}}, {"stage": 0}),
+    (
+        {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/a"}},
+        {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+    ),
+]
+
+
+@pytest.mark.parametrize("body", REFUSED)
+def test_a_file_that_check_refuses_is_not_estimated(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, body: dict[str, Any]
+) -> None:
+    """In check's own words, with its fix."""
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, **body}))
+    assert run(["check", str(path), "--json"]) == 2
+    errors = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["severity"] == "error"]
+    assert run(["estimate", *ONE, "--deepspeed", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and errors
+    for error in errors:
+        assert f"{path}:{error['line']}:{error['column']}: error: {error['message']}" in err
+        assert f"fix: {error['mend']}" in err
+
+
+@pytest.mark.parametrize(("zero", "followed"), IGNORED)
+def test_what_deepspeed_ignores_is_left_out_and_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, zero: dict[str, Any], followed: dict[str, Any]
+) -> None:
+    path, answers = tmp_path / "ds.json", []
+    for block in (zero, followed):
+        path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "zero_optimization": block}))
+        assert run(["estimate", *ONE, "--deepspeed", str(path), "--json"]) in (0, 3)
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["per_rank"] == answers[1]["per_rank"]
+    assert answers[0]["host_bytes_per_node"] == answers[1]["host_bytes_per_node"]
+    said = [note for note in answers[0]["assumptions"] if "estimated so" in note]
+    assert len(said) == 1 and str(path) in said[0]
+    assert not any("estimated so" in note for note in answers[1]["assumptions"])
