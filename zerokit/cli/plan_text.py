@@ -21,7 +21,7 @@ from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.search.explain import cluster_words, strategy_words
-from zerokit.search.sure_fit import SURELY_FITS
+from zerokit.search.sure_fit import NARROW, SURELY_FITS
 from zerokit.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
         script: the words of the script that was planned for, with its arguments.
     """
     planned, body = result.chosen, result.to_dict(detailed=False)
-    surer = [note for note in body["advice"] if note.startswith(SURELY_FITS)]
+    surer = [note for note in body["advice"] if note.startswith((SURELY_FITS, NARROW))]
     body["advice"] = [note for note in body["advice"] if note not in surer]
     lines = _answer(planned, f"Plan for {result.model_name} on {cluster_words(result.cluster)}", surer)
     lines += _todo(planned, body["assumptions"])

@@ -8,6 +8,8 @@ from zerokit.units import GIB
 
 _ADAPTER_BYTES = 4
 """Of an adapter's element: PEFT makes adapters on 16-bit weights in fp32 (``autocast_adapter_dtype``)."""
+LOADED_WHOLE = "Transformers (5.17 to 5.23) loads the quantised model whole"
+"""Begins what is said of it."""
 
 
 def loads_whole(strategy: Strategy, job: Job) -> bool:
@@ -33,6 +35,6 @@ def load_notes(weight_bytes: float, strategy: Strategy, job: Job) -> tuple[str, 
     if not loads_whole(strategy, job):
         return ()
     return (
-        "Transformers (5.17 to 5.23) loads the quantised model whole on each GPU, "
+        f"{LOADED_WHOLE} on each GPU, "
         f"{weight_bytes / GIB:.1f} GiB, before ZeRO-3 divides it: more GPUs do not make a smaller card do",
     )

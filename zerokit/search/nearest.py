@@ -23,6 +23,8 @@ _FIXED = {
 """Option -> what it fixes of the strategy."""
 _SHORTEST_SEQUENCE = 256
 _ANY_HOST_BYTES = 1 << 62
+_SMALLER_HOSTS = 4
+"""So often less host memory is tried than the last plan takes."""
 _MOST_DOUBLINGS, _MOST_GPUS = 8, 4096
 """Of the number of GPUs: 256 times as many, and how many at most."""
 
@@ -82,6 +84,22 @@ def shorter_sequence(request: Request, works: Works) -> str | None:
     return None
 
 
+def fused_loss(request: Request, works: Works) -> str | None:
+    """Head and loss fused, so that no logits are kept."""
+    job = request.job
+    if job.inference or request.on_cpu or job.loss != "standard" or job.images or job.offload_activations:
+        return None
+    pins = request.pins
+    divided = (pins.tensor_parallel or 1) > 1 or (pins.pipeline_parallel or 1) > 1 or pins.pipeline_module
+    if request.shape.head != "causal" or divided:
+        return None  # not modelled with these
+    fused = replace(request, job=replace(job, loss="liger"), pins=replace(pins, search_tensor=False))
+    candidate = works(fused)
+    if not candidate:
+        return None
+    return f"⟨loss⟩ liger: {_words(candidate)}; the script must fuse head and loss (use_liger_kernel)"
+
+
 def adapters(request: Request, works: Works) -> str | None:
     """LoRA, or failing that QLoRA."""
     if request.job.inference:
@@ -115,10 +133,19 @@ def more_host_memory(request: Request, works: Works) -> str | None:
     """Offload with more host memory than there is."""
     if request.cluster.host_limit_bytes is None or request.on_cpu:
         return None
-    candidate = works(replace(request, cluster=replace(request.cluster, host_ram_bytes=_ANY_HOST_BYTES)))
+    candidate = least = works(_with_host(request, _ANY_HOST_BYTES))
     if not candidate:
         return None
-    return f"⟨host_ram⟩ {candidate.memory.host_bytes_per_node / GIB:.0f}GiB per node: {_words(candidate)}"
+    for _ in range(_SMALLER_HOSTS):  # the fastest with any is seldom the one with the least
+        least = works(_with_host(request, candidate.memory.host_bytes_per_node - GIB))
+        if least is None:
+            break
+        candidate = least
+    return f"⟨host_ram⟩ {-(-candidate.memory.host_bytes_per_node // GIB)}GiB per node: {_words(candidate)}"
+
+
+def _with_host(request: Request, size: int) -> Request:
+    return replace(request, cluster=replace(request.cluster, host_ram_bytes=size))
 
 
 def more_gpus(request: Request, works: Works) -> str | None:
@@ -167,7 +194,8 @@ def _with_gpus(request: Request, gpus: int) -> Request:
 def nearest_changes(request: Request, works: Works) -> list[str]:
     """Sentences: the smallest change of each kind after which something fits."""
     attempts = (
-        unpinned, smaller_batch, more_parallel, shorter_sequence, adapters, more_host_memory, more_gpus
+        unpinned, smaller_batch, fused_loss, more_parallel, shorter_sequence, adapters, more_host_memory,
+        more_gpus,
     )  # fmt: skip
     sentences = (attempt(request, works) for attempt in attempts)
     return [sentence for sentence in sentences if sentence]

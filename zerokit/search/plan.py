@@ -10,6 +10,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
 from zerokit.memory.closed_form import trainable_parameters
+from zerokit.memory.quantised_load import LOADED_WHOLE, loads_whole
 from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
@@ -152,6 +153,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
     if request.timed and not request.job.inference:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
+    surer += sure_fit.narrow(chosen, request.cluster)
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
@@ -342,6 +344,8 @@ def _explain(request: Request, space: Space, result: SearchResult) -> str:
     elif result.rejected:
         reason = next(iter(result.rejected))
         lines[0] += ": the model states alone require more" if reason == STATES_REASON else f": {reason}"
+    if result.nearest is not None and loads_whole(result.nearest.strategy, space.job):
+        lines += [note for note in result.nearest.memory.assumptions if note.startswith(LOADED_WHOLE)]
     changes = nearest_changes(request.for_remarks(), best_plan)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"

@@ -99,7 +99,7 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
         why = (
             last.marked
             if refused and last is not None
-            else f"does not fit on {most} GPU{'s' if most > 1 else ''}"
+            else f"does not fit on {most} GPU{'s' if most > 1 else ''}{_loading_words(request, job, gpu)}"
         )
         return Size(gpu=gpu, method=method, offload=offload, gpus=0, nodes=0, candidate=None,
                     why=why, refused=refused)  # fmt: skip
@@ -108,6 +108,14 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
         fitting = attempt(middle * per_node)
         low, high, best = (low, middle, fitting) if fitting is not None else (middle, high, best)
     return _size(gpu, method, offload, high * per_node, best)
+
+
+def _loading_words(request: Request, job: Job, gpu: Gpu) -> str:
+    """Where no number of GPUs helps, since each of them loads the quantised model first."""
+    loaded = (job.packed_base_bytes or 0) * request.shape.parameters
+    if loaded <= gpu.driver_vram_bytes:
+        return ""
+    return ": each loads the quantised model whole first"
 
 
 def _size(gpu: Gpu, method: str, offload: bool, count: int, fitting: Candidate) -> Size:

@@ -13,6 +13,10 @@ from zerokit.units import format_gib
 
 LOOKED_AT = 100
 """So many of the fastest are looked at for one that surely fits."""
+WORST_ERROR = 0.019
+"""Of a traced peak, in 357 runs on H200s (docs/accuracy.md)."""
+NARROW = "a narrow fit: "
+"""Begins the remark beside a traced choice with next to no headroom."""
 SURELY_FITS = "surely fits: "
 """Begins the remark beside a choice that only may fit."""
 
@@ -35,6 +39,20 @@ def advise(space: Space, chosen: Candidate, *, timed: bool) -> list[str]:
     wider = search(space, top=LOOKED_AT).ranked  # the same remark however many plans are shown
     sure = next((candidate for candidate in wider if is_sure(candidate, space.cluster)), None)
     return [] if sure is None else [_words(sure, chosen, space.cluster)]
+
+
+def narrow(chosen: Candidate, cluster: Cluster) -> list[str]:
+    """What to say of a traced choice that leaves less than predictions of measured runs were off by."""
+    room, memory = _headroom(chosen, cluster), chosen.memory
+    off = int(WORST_ERROR * memory.worst.peak_allocated_bytes)
+    if memory.basis != "traced" or cluster.gpu.name == "cpu" or not 0 <= room < off:
+        return []
+    total = cluster.gpu.driver_vram_bytes - (off - room)
+    return [
+        f"{NARROW}{format_gib(room, 1)} is less than predictions of measured runs were off by at worst "
+        f"({WORST_ERROR:.1%} of the peak, here {format_gib(off, 1)}; half of them by less than 0.001%): "
+        f"⟨vram⟩ {total >> 20}MiB plans with that much to spare"
+    ]
 
 
 def is_sure(candidate: Candidate, cluster: Cluster) -> bool:

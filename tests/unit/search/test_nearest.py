@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+import pytest
+
+import zerokit
 from tests.support.requests import request_for
+from zerokit.errors import NothingFits
 from zerokit.search.nearest import more_gpus
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
@@ -20,3 +27,47 @@ def test_more_gpus_are_looked_for_with_whole_sequences_first() -> None:
     asked.clear()
     assert more_gpus(request_for(), works) is None
     assert asked == [False]
+
+
+def _refusal(**options: Any) -> str:
+    with pytest.raises(NothingFits) as caught:
+        zerokit.plan(**options)
+    return str(caught.value)
+
+
+def test_a_fused_loss_is_offered_where_it_makes_a_long_sequence_fit() -> None:
+    job = {"model": "qwen2.5-14b", "method": "lora", "gpu": "rtx-4090", "gpus": 2, "seq_len": 16384}
+    text = _refusal(**job)
+    assert "loss liger: " in text or "loss='liger': " in text, text
+    assert "use_liger_kernel" in text
+    assert zerokit.plan(**job, loss="liger").chosen.fits
+
+
+def test_the_host_memory_that_is_named_is_enough_and_little_less_is_not() -> None:
+    job = {"model": "llama-3.1-70b", "gpu": "a100-80gb", "gpus": 8, "nodes": 2, "seq_len": 4096}
+    text = _refusal(**job, global_batch=64, host_ram="500GiB")
+    named = re.search(r"(\d+)GiB per node", text)
+    assert named, text
+    enough = int(named[1])
+    assert zerokit.plan(**job, global_batch=64, host_ram=f"{enough}GiB").chosen.fits
+    _refusal(**job, global_batch=64, host_ram=f"{enough - 2}GiB")
+
+
+def test_it_is_said_that_each_gpu_loads_a_quantised_model_whole() -> None:
+    text = _refusal(model="llama-3.1-70b", method="qlora", gpu="rtx-4090", gpus=8)
+    assert "loads the quantised model whole on each GPU" in text
+    assert "whole on each" not in _refusal(model="llama-3.1-70b", method="lora", gpu="rtx-4090", gpus=2)
+
+
+def test_a_narrow_fit_is_told_with_what_plans_more_room() -> None:
+    """1.9 %: the worst of docs/accuracy.md."""
+    job = {"model": "llama-3.1-8b", "gpu": "a6000", "gpus": 8, "seq_len": 4096, "global_batch": 64}
+    narrow, worst = zerokit.plan(**job), 0.019
+    memory = narrow.chosen.candidate.memory
+    off = worst * memory.worst.peak_allocated_bytes
+    assert narrow.cluster.gpu.driver_vram_bytes - memory.min_vram_bytes < off
+    (told,) = (text for text in narrow.to_dict()["advice"] if text.startswith("a narrow fit: "))
+    size = re.search(r"(\d+MiB) plans with that much", told)
+    assert size, told
+    roomy = zerokit.plan(**job, vram=size[1]).chosen.candidate.memory
+    assert narrow.cluster.gpu.driver_vram_bytes - roomy.min_vram_bytes >= off
