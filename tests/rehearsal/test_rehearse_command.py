@@ -190,6 +190,7 @@ def test_what_cudnn_chooses_is_said_not_to_be_modelled(tmp_path: Path) -> None:
         (("--gpu", "mi300x", str(SCRIPTS / "plain_loop.py")), "--gpu mi300x"),
         (("--gpus", "2", "--rank", "2", str(SCRIPTS / "plain_loop.py")), "--rank 2"),
         ((), "name a script"),
+        (("--deepspeed", "ds.json", "train.py"), "ACCELERATE_DEEPSPEED_CONFIG_FILE=FILE"),
     ],
 )
 def test_bad_input_ends_with_2_and_names_it(tmp_path: Path, arguments: tuple[str, ...], named: str) -> None:

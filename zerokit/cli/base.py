@@ -118,6 +118,11 @@ def unknown_option(error: click.NoSuchOption) -> str:
         hint = None
     if hint is None and path.endswith("sbatch") and key in _OF_SLURM:
         hint = f"it is Slurm's: submit the job with `sbatch {name} … job.sh`"
+    if path.endswith(" rehearse") and key in ("deepspeed", "deepspeed_config"):
+        hint = (
+            "give it to the script, after its name (train.py --deepspeed FILE); for an Accelerate script, "
+            "set ACCELERATE_USE_DEEPSPEED=true and ACCELERATE_DEEPSPEED_CONFIG_FILE=FILE"
+        )
     if hint is None and key in BY_NAME:
         hint = "it is an option of `zerokit plan`"
     return as_options(f"{path}: there is no option {name}; {hint or f'`{path} --help` lists them'}")

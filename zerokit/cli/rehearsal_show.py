@@ -12,6 +12,7 @@ from zerokit.units import format_gib, format_seconds
 _MOST_ROWS = 12
 _MOST_GUESSES = 10
 _MOST_CHANGES = 5
+_NOT_ONLY_EVALUATION = "forwards without gradients: evaluation, or a reference model"
 _PACED = {"host": "host", "gpu": "GPU", "links": "links", "cpu_adam": "host's optimizer"}
 
 
@@ -53,13 +54,11 @@ def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
     _echo(f"rank {rank.rank} of {done.gpus} on {done.gpu}, {done.training}", indent="")
     for phase, size in rank.phases.items():
         mark = "← peak" if phase == rank.peak_phase else ""
+        meaning = _NOT_ONLY_EVALUATION if phase == "eval" else ""
         missing = rank.lower_bounds.get(phase)
         least = f"at least; not modelled: {', '.join(missing)}" if missing else ""
-        _show_phase(phase, size, "  ".join(filter(None, (mark, least))))
-    _show_phase("reserved", rank.peak_reserved_bytes, "")
-    if rank.fragmented_bytes:
-        meaning = "reserved and not allocated, on the smallest card"
-        _show_phase("fragmented", rank.fragmented_bytes, meaning)
+        _show_phase(phase, size, "  ".join(filter(None, (mark, meaning, least))))
+    _show_reserved(rank)
     if rank.host_bytes:
         _show_phase("host", rank.host_bytes, "tensors in host memory")
     if rank.written_bytes:
@@ -68,6 +67,18 @@ def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
         click.echo("\n  live at the peak")
     for row in rank.at_peak[:_MOST_ROWS]:
         _show_held(row)
+
+
+def _show_reserved(rank: RankMemory) -> None:
+    """What the allocator takes of a large card, and of the smallest one, which ``fragmented`` is of."""
+    if rank.smallest_reserved_bytes >= rank.peak_reserved_bytes:
+        _show_phase("reserved", rank.peak_reserved_bytes, "")
+    else:
+        _show_phase("reserved", rank.peak_reserved_bytes, "on a card with memory enough, where caches stay")
+        meaning = "reserved on the smallest card that runs it: the allocator gives caches back"
+        _show_phase("smallest", rank.smallest_reserved_bytes, meaning)
+    if rank.fragmented_bytes:
+        _show_phase("fragmented", rank.fragmented_bytes, "of that, reserved and not allocated at the peak")
 
 
 def _show_phase(name: str, size: int, meaning: str) -> None:
@@ -104,7 +115,7 @@ def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
         return
     sizes = sum(1 for guess in guesses if guess.decides_sizes)
     count = "1 guess" if len(guesses) == 1 else f"{len(guesses)} guesses"
-    decide = f"{sizes or 'none'} of them decide{'s' if sizes == 1 else ''} sizes"
+    decide = f"{sizes or 'none'} of them decide{'' if sizes > 1 else 's'} sizes"
     if len(guesses) == 1:
         decide = f"it decides {'sizes' if sizes else 'no size'}"
     click.echo(f"\n  {count}, {decide}")

@@ -39,7 +39,7 @@ class EngineFacts:
         self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], engines: int
     ) -> None:
         """Look at one training forward; a few microseconds after the first."""
-        rows, columns = _batch(args, kwargs)
+        rows, columns = batch(args, kwargs)
         facts = self._facts
         if facts is None:
             self._facts = {**record(engine), "batch_rows": rows, "batch_columns": columns, "engines": engines,
@@ -167,7 +167,8 @@ def _precision(engine: Any) -> str:
     return "fp32"
 
 
-def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int | None]:
+def batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Rows and columns of the tensor that a forward is given first."""
     named = [kwargs[name] for name in _LEADING if name in kwargs]
     for value in (*named, *_flat((*args, *kwargs.values()))):
         shape = getattr(value, "shape", None)

@@ -15,7 +15,8 @@ _LEAST_SHARE = 0.03
 """Of the peak, below which a change is not worth a line."""
 _TRAINING = ("forward", "backward", "step")
 _BY_PHASE = {
-    "eval": "a smaller evaluation batch, or outputs moved to the host (`eval_accumulation_steps`)",
+    "eval": "a smaller batch in forwards without gradients (evaluation, or a reference model), or outputs "
+    "of an evaluation moved to the host (`eval_accumulation_steps`)",
     "generate": "fewer or shorter sequences generated at a time",
     "save": "saving without gathering the weights on the GPU",
     "load": "loading the weights in 16 bits, or straight to where they stay",
@@ -25,19 +26,25 @@ _BY_PHASE = {
 
 
 def changes(
-    rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None, *, expandable_segments: bool
+    rank: RankMemory,
+    gpus: int,
+    engine: Mapping[str, Any] | None,
+    *,
+    expandable_segments: bool,
+    one_row: bool = False,
 ) -> tuple[Change, ...]:
     """What would lower the rank's peak, most first.
 
     Args:
         engine: what the DeepSpeed engine ran with; None: there was none.
+        one_row: whether there was no engine, and every training forward was given one row.
         expandable_segments: of the run's allocator.
     """
     if not rank.peak_allocated_bytes:
         return ()
     options = [
         *_of_phase(rank),
-        *_of_activations(rank, engine or {}),
+        *_of_activations(rank, engine or {"micro_batch": 1 if one_row else None}),
         *_of_states(rank, gpus, engine),
         *_of_allocator(rank, expandable_segments),
     ]

@@ -64,6 +64,11 @@ def test_a_terminal_and_a_pipe_get_the_same_words(
     if done is DONE:
         assert any(MODULE in line and FILE in line and "50.00 GiB" in line for line in lines)
         assert lines[-1] == "does not fit: at least 140.00 GiB required on h100-sxm-80gb"
+        assert "  reserved     130.00 GiB  on a card with memory enough, where caches stay" in lines
+        assert any(
+            line.startswith("  smallest     125.00 GiB  reserved on the smallest card") for line in lines
+        )
+        assert "  fragmented     2.00 GiB  of that, reserved and not allocated at the peak" in lines
         assert "  backward     123.00 GiB  ← peak" in lines and "  step          90.00 GiB" in lines
     else:
         assert lines[-1].startswith(f"incomplete: stopped at {FILE} (aten::_local_scalar_dense): ")

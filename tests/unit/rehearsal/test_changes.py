@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from zerokit.rehearsal.changes import changes
 from zerokit.rehearsal.result import HeldAtPeak, RankMemory
 
@@ -23,9 +25,9 @@ def rank(peak_phase: str = "backward", **live: float) -> RankMemory:
 
 
 def told(
-    found: RankMemory, gpus: int = 1, engine: dict[str, object] | None = None, **more: bool
+    found: RankMemory, gpus: int = 1, engine: dict[str, object] | None = None, **more: Any
 ) -> dict[str, float]:
-    given = {"expandable_segments": True, **more}
+    given: dict[str, Any] = {"expandable_segments": True, **more}
     return {change.what: change.saves_bytes / GIB for change in changes(found, gpus, engine, **given)}
 
 
@@ -37,7 +39,9 @@ def test_activations_shrink_with_the_batch_or_are_recomputed() -> None:
         "half the batch size per GPU (2 in place of 4)": 10,
     }
     checkpointed = engine | {"gradient_checkpointing": True, "micro_batch": 1}
-    assert told(held, engine=checkpointed) == {"half the sequence length: the batch size per GPU is 1": 10}
+    shorter = "half the sequence length: the batch size per GPU is 1"
+    assert told(held, engine=checkpointed) == {shorter: 10}
+    assert told(held, one_row=True)[shorter] == 10
 
 
 def test_zero_divides_what_its_stage_leaves_whole() -> None:
@@ -58,7 +62,8 @@ def test_zero_divides_what_its_stage_leaves_whole() -> None:
 def test_a_peak_outside_of_training_comes_first_where_it_is_what_counts() -> None:
     (first, *_) = told(rank("eval", evaluation=30, model=2)).items()
     assert first == (
-        "a smaller evaluation batch, or outputs moved to the host (`eval_accumulation_steps`)",
+        "a smaller batch in forwards without gradients (evaluation, or a reference model), or outputs "
+        "of an evaluation moved to the host (`eval_accumulation_steps`)",
         16,
     )
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from zerokit.instrument.engine_facts import EngineFacts
+from zerokit.instrument import engine_facts
 from zerokit.rehearsal.process.endings import StopRehearsal
 from zerokit.rehearsal.process.guesses import script_line
 from zerokit.rehearsal.process.ledger import Origin
@@ -68,6 +68,7 @@ class Phases:
         enough_after: the steps after which every phase's peak repeated, or ``most_steps`` were done; None:
             not yet.
         optimizers: how many different ones stepped so far.
+        most_rows: of the batches that training forwards were given, without an engine; 0: not known.
         engines: DeepSpeed's, so far; ``observed``: what the one that trains runs with, and ``model`` which
             model it trains.
     """
@@ -84,7 +85,7 @@ class Phases:
         self.enough_after: int | None = None
         self.has_engine = False
         self.engines = 0
-        self.observed = EngineFacts()
+        self.observed = engine_facts.EngineFacts()
         self.model: dict[str, Any] | None = None
         self.modules = ModuleStack()
         self.on_step: Callable[[int], None] | None = None
@@ -92,6 +93,7 @@ class Phases:
         self._steps_by: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._steps_of_last = 0
         self._late_steps = 0
+        self.most_rows = 0
         self._last_called: Callable[[], torch.nn.Module | None] = lambda: None
         self._in_backward = 0
         self._before_eval = ""
@@ -227,6 +229,8 @@ class Phases:
             stack = phases.modules.stack
             if not stack:
                 phases._outermost_call(self)
+                if phases.phase == "forward":
+                    phases.most_rows = max(phases.most_rows, engine_facts.batch(args, kwargs)[0] or 0)
             stack.append(self)
             try:
                 return call(self, *args, **kwargs)

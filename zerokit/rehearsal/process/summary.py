@@ -18,7 +18,7 @@ _WHAT = {
     "forward": "activations",
     "backward": "gradients",
     "step": "optimizer states",
-    "eval": "evaluation",
+    "eval": "no-gradient forward",
     "generate": "generation",
     "save": "saving",
     "other": "other",
@@ -55,6 +55,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "warnings": sorted(machine.warnings),
         "engine": phases.observed.news(),
         "model": phases.model,
+        "most_rows": phases.most_rows,
     }
 
 
