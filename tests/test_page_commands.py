@@ -37,6 +37,7 @@ FROM_THE_HUB = (REHEARSAL, "docs/quickstart/trl.md")  # every command of theirs 
 FAILED_RUN = Path("runs/20260131-120000-train")
 PACKAGING = "tests/test_packaging.py::test_nothing_but_the_base_dependencies_is_there"
 DEMO = "tests/test_demo.py"
+PLAN_SCRIPT = "tests/rehearsal/test_plan_script.py"
 ACCELERATE = "tests/deepspeed/test_emitted_files.py::test_accelerate_reads_the_deepspeed_file"
 
 NOT_RUN = {
@@ -47,6 +48,8 @@ NOT_RUN = {
     "pip install '.[train]' bitsandbytes": ("downloads; launch.sh installs the extra", DEMO),
     "pip install '.[train]' 'trl>=1.16' datasets": ("downloads; launch.sh installs the extra", DEMO),
     "accelerate launch --config_file zerokit-plan/accelerate.yaml train.py": ("trains on 8 GPUs", ACCELERATE),
+    "zerokit plan --gpus 4 --gpu l40s --global-batch 32 --out plan -- train.py": ("rehearses", PLAN_SCRIPT),
+    "zerokit launch --plan plan train.py": ("takes that plan", PLAN_SCRIPT),
     "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True": ("the dry run of full-8b.md prints it", None),
     "hf download Qwen/Qwen2.5-1.5B --exclude '*.safetensors'": ("downloads", None),
     "python -c \"from datasets import load_dataset; load_dataset('trl-lib/ultrafeedback_binarized')\"": (
