@@ -144,7 +144,10 @@ class ScriptPlanning:
         named = bool(self.options.get("model") or self.options.get("params"))
         read = self._resolved()
         if read.request.on_cpu:
-            raise _CannotRehearse("a plan for CPU ranks needs none: `zerokit launch` runs them here")
+            raise _CannotRehearse(
+                "a rehearsal is on a GPU, and these are CPU ranks; without a plan "
+                f"`zerokit launch ⟨device⟩ cpu {self.search.profile.name}` runs it here"
+            )
         try:
             FakeGpu.of(read.request.cluster.gpu, 1)
         except InputError as error:
@@ -311,7 +314,8 @@ class ScriptPlanning:
             if "ConnectionError" in why or "OfflineMode" in why:
                 download = ". A rehearsal has no network: download first what the script loads from the Hub"
             raise InputError(
-                f"{failure}; name the model with ⟨model⟩ or ⟨params⟩ to plan without it{download}"
+                f"{failure}; mend what stops it, or plan without the script: name the model with ⟨model⟩ "
+                f"(or a config.json) or ⟨params⟩{download}"
             )
         self.say(failure)
         read = self._resolved()
