@@ -188,8 +188,9 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     if options["dry_run"]:
         _print_dry_run(attempts.dry_run(launch_options, say))
         say(
-            "a dry run does not start the script, so a misspelt or missing option of its own is not seen: "
-            "`zerokit rehearse` with the same plan, script and arguments runs it on simulated GPUs"
+            "a dry run does not start the script, so a misspelt or missing option or file of its own is not "
+            f"seen: `zerokit rehearse` with the same {'plan, ' if plan else ''}script and arguments runs it "
+            "on simulated GPUs"
         )
         return 0
     result = attempts.launch(

@@ -82,7 +82,10 @@ def _of_rank(options: ScriptOptions, lora: Lora) -> list[str]:
     if rank is None or rank == lora.rank:
         return []
     location = given[1] if given is not None else f"--{name} is {rank} by default"
-    return [f"{location}, but the plan has adapters of rank {lora.rank}"]
+    return [
+        f"{location}, but the plan has adapters of rank {lora.rank}: give the script --{name} {lora.rank}, "
+        f"or plan again with --lora-rank {rank}"
+    ]
 
 
 def _of_targets(options: ScriptOptions, lora: Lora) -> list[str]:
