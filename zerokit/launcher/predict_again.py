@@ -79,6 +79,7 @@ def _apply(difference: Difference, config: dict[str, Any], options: dict[str, st
         config["bf16"], config["fp16"] = {"enabled": value == "bf16"}, {"enabled": value == "fp16"}
     elif difference.option == "optimizer":
         config["optimizer"] = {"type": value}
+        config["zero_allow_untested_optimizer"] = True  # DeepSpeed took it
     elif difference.option == "method" and value == "all":
         options["method"] = "full"
         for name in _ADAPTERS:
