@@ -115,10 +115,7 @@ def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
         return
     sizes = sum(1 for guess in guesses if guess.decides_sizes)
     count = "1 guess" if len(guesses) == 1 else f"{len(guesses)} guesses"
-    decide = f"{sizes or 'none'} of them decide{'' if sizes > 1 else 's'} sizes"
-    if len(guesses) == 1:
-        decide = f"it decides {'sizes' if sizes else 'no size'}"
-    click.echo(f"\n  {count}, {decide}")
+    click.echo(f"\n  {count}, of which {sizes or 'none'} decide{'' if sizes > 1 else 's'} sizes")
     for guess in guesses[:_MOST_GUESSES]:
         times = "once" if guess.times == 1 else f"{guess.times} times"
         _echo(f"{guess.location}: {guess.what}: {guess.value} ({times})")

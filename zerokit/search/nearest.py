@@ -24,7 +24,7 @@ _FIXED = {
 _SHORTEST_SEQUENCE = 256
 _ANY_HOST_BYTES = 1 << 62
 _SMALLER_HOSTS = 4
-"""So often less host memory is tried than the last plan takes."""
+"""How many times less host memory than the last plan takes is tried."""
 _MOST_DOUBLINGS, _MOST_GPUS = 8, 4096
 """Of the number of GPUs: 256 times as many, and how many at most."""
 
@@ -97,7 +97,10 @@ def fused_loss(request: Request, works: Works) -> str | None:
     candidate = works(fused)
     if not candidate:
         return None
-    return f"⟨loss⟩ liger: {_words(candidate)}; the script must fuse head and loss (use_liger_kernel)"
+    instead = " without ⟨tp⟩ auto" if pins.search_tensor else ""
+    return (
+        f"⟨loss⟩ liger{instead}: {_words(candidate)}; the script must fuse head and loss (use_liger_kernel)"
+    )
 
 
 def adapters(request: Request, works: Works) -> str | None:
@@ -133,14 +136,14 @@ def more_host_memory(request: Request, works: Works) -> str | None:
     """Offload with more host memory than there is."""
     if request.cluster.host_limit_bytes is None or request.on_cpu:
         return None
-    candidate = least = works(_with_host(request, _ANY_HOST_BYTES))
+    candidate = works(_with_host(request, _ANY_HOST_BYTES))
     if not candidate:
         return None
     for _ in range(_SMALLER_HOSTS):  # the fastest with any is seldom the one with the least
-        least = works(_with_host(request, candidate.memory.host_bytes_per_node - GIB))
-        if least is None:
+        smaller = works(_with_host(request, candidate.memory.host_bytes_per_node - GIB))
+        if not smaller:
             break
-        candidate = least
+        candidate = smaller
     return f"⟨host_ram⟩ {-(-candidate.memory.host_bytes_per_node // GIB)}GiB per node: {_words(candidate)}"
 
 

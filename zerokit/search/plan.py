@@ -10,7 +10,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
 from zerokit.memory.closed_form import trainable_parameters
-from zerokit.memory.quantised_load import LOADED_WHOLE, loads_whole
+from zerokit.memory.quantised_load import LOADED_WHOLE
 from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
@@ -344,7 +344,7 @@ def _explain(request: Request, space: Space, result: SearchResult) -> str:
     elif result.rejected:
         reason = next(iter(result.rejected))
         lines[0] += ": the model states alone require more" if reason == STATES_REASON else f": {reason}"
-    if result.nearest is not None and loads_whole(result.nearest.strategy, space.job):
+    if result.nearest is not None:
         lines += [note for note in result.nearest.memory.assumptions if note.startswith(LOADED_WHOLE)]
     changes = nearest_changes(request.for_remarks(), best_plan)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines

@@ -41,6 +41,8 @@ def test_a_fused_loss_is_offered_where_it_makes_a_long_sequence_fit() -> None:
     assert "loss liger: " in text or "loss='liger': " in text, text
     assert "use_liger_kernel" in text
     assert zerokit.plan(**job, loss="liger").chosen.fits
+    with_search = _refusal(**job, tp="auto")  # a fused loss is not modelled with tensor parallelism
+    assert re.search(r"liger'? without .*\btp\b", with_search), with_search
 
 
 def test_the_host_memory_that_is_named_is_enough_and_little_less_is_not() -> None:
