@@ -135,6 +135,26 @@ class ActivationTrace:
         last = len(marks) - 1
         return tuple(i for i, (kind, _) in enumerate(marks) if kind == "grad" or i == last)
 
+    def events(self, with_gradients: bool) -> ActivationTrace:
+        """The same marks without bytes: one and the same trace for all whose events are the same.
+
+        ``with_gradients``: else without the backward pass below ZeRO-3.
+        """
+        if with_gradients not in self._events:
+            passes = (self.forward, self.backward, self.gradients if with_gradients else ())
+            forward, backward, gradients = (tuple(self._runs_by_names(runs)) for runs in passes)
+            self._events[with_gradients] = _trace_of_events(forward, backward, gradients)
+        return self._events[with_gradients]
+
+    @cached_property
+    def _events(self) -> dict[bool, ActivationTrace]:
+        return {}
+
+    def _runs_by_names(self, runs: Iterable[Run]) -> Iterator[_NamedRun]:
+        for run in runs:
+            marks = tuple((mark.kind, mark.name) for mark in self.segments[run.segment])
+            yield marks, replace(run, segment=0, jump=0)
+
     def _names(self, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
         for run in runs:
             for layer in run.layers():
@@ -176,6 +196,31 @@ class ActivationTrace:
 
     def __eq__(self, other: object) -> bool:
         return self is other
+
+
+_NamedRun = tuple[tuple[tuple[str, str], ...], Run]
+"""(kind, name) of each mark of a run's segment, and the run without what only moves its bytes."""
+_NO_BYTES: Polynomial = (0, 0, 0, 0, 0, 0)
+
+
+@lru_cache(maxsize=256)
+def _trace_of_events(
+    forward: tuple[_NamedRun, ...], backward: tuple[_NamedRun, ...], gradients: tuple[_NamedRun, ...]
+) -> ActivationTrace:
+    numbers: dict[tuple[tuple[str, str], ...], int] = {}
+
+    def numbered(runs: Iterable[_NamedRun]) -> tuple[Run, ...]:
+        return tuple(replace(run, segment=numbers.setdefault(marks, len(numbers))) for marks, run in runs)
+
+    passes = (numbered(forward), numbered(backward), numbered(gradients))
+    segments = tuple(
+        tuple(
+            Mark(kind=kind, name=name, peaks=(_NO_BYTES,), level=_NO_BYTES, after=_NO_BYTES)
+            for kind, name in marks
+        )
+        for marks in numbers
+    )
+    return ActivationTrace(segments=segments, forward=passes[0], backward=passes[1], gradients=passes[2])
 
 
 def _shorten(runs: Iterable[Run], keep: int) -> Iterator[Run]:

@@ -128,8 +128,13 @@ def estimate_traced(
     if strategy.pipeline_parallel > 1:
         return _pipeline(model, job, strategy, cluster, every_rank, adapters)
     timeline = timeline_of(model, job, strategy, cluster.gpu)
+    # DeepSpeed's own bytes are the same whatever the activations are
+    events = trace.events(with_gradients=strategy.settings.zero.stage < 3)
     replayed = _replayed_ranks(
-        model, _settings_of_replay(strategy, cluster), _Degrees.of(strategy, cluster), every_rank
+        rank_model(profile, variant, events, adapters, job.loss),
+        _settings_of_replay(strategy, cluster),
+        _Degrees.of(strategy, cluster),
+        every_rank,
     )
     ranks = _ranks(replayed, timeline)
     peak = max(rank.peak_allocated_bytes for rank in ranks)

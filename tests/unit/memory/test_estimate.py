@@ -19,7 +19,7 @@ from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.memory.estimate import covers, estimate_traced
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.rank_model import Overlay, rank_model
-from zerokit.memory.replay.step import compose, rank_bytes
+from zerokit.memory.replay.step import RankBytes, compose, rank_bytes
 
 NAME = "llama-3.2-1b"
 FULL_JOB = Job(seq_len=1024)
@@ -118,6 +118,48 @@ def test_the_composition_of_every_phase_is_its_peak(kind: Strategy) -> None:
             at = (number, position, between)
             found = compose(model, kind.settings, kind.data_parallel, rank, {"forward": at})["forward"]
             assert sum(found.values()) + live == highest(timeline.forward, micro.forward)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda s: f"z{s.settings.zero.stage}x{s.data_parallel}")
+def test_what_deepspeed_allocates_follows_from_the_events_of_a_trace_alone(kind: Strategy) -> None:
+    profile = profiles.load(NAME)
+    assert profile is not None
+    variant = Variant.of(FULL_JOB, kind)
+    trace = profile.trace(variant, FULL_JOB.seq_len)
+    assert trace is not None
+    stage, rank = kind.settings.zero.stage, kind.data_parallel - 1
+    whole, bare = (
+        rank_bytes(rank_model(profile, variant, one), kind.settings, kind.data_parallel, rank)
+        for one in (trace, trace.events(with_gradients=stage < 3))
+    )
+    assert _figures(bare) == _figures(whole)
+
+
+def _figures(own: RankBytes) -> list[object]:
+    """All of them: overlays are compared by identity."""
+    found: list[object] = [own.init_peak, own.step_peak, own.persistent]
+    for micro in own.micro_steps:
+        found += [micro.start, micro.end, micro.after]
+        for overlay in (micro.forward, micro.backward):
+            found.append(overlay and (overlay.start, overlay.during, overlay.after))
+    return found
+
+
+def test_traces_of_other_lengths_share_their_events() -> None:
+    """Linear attention has a trace for every length: DeepSpeed is replayed for one of them."""
+    profile = profiles.load("qwen3.5-9b")
+    assert profile is not None
+    modes = ("none", "full")
+    by_mode = [profile.traces[Variant(checkpointing=mode).key] for mode in modes]
+    assert all(len(traces) > 1 for traces in by_mode)
+    shared = [{id(trace.events(with_gradients=False)) for trace in traces} for traces in by_mode]
+    assert [len(events) for events in shared] == [1, 1]
+    assert shared[0] != shared[1]
+    for trace in by_mode[1]:
+        events = trace.events(with_gradients=True)
+        assert events.marks_forward == trace.marks_forward
+        assert events.marks_backward == trace.marks_backward
+        assert events.marks_gradients == trace.marks_gradients
 
 
 @settings(max_examples=40)
