@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from zerokit.planner.checking import CheckResult
     from zerokit.planner.documents import Estimate
-    from zerokit.planner.fewest import SizeResult
     from zerokit.planner.memory_source import Say
     from zerokit.planner.plan_result import PlanResult
+    from zerokit.planner.size_result import SizeResult
 
 __all__ = ["check", "estimate", "launch", "plan", "rehearse", "size", "tune"]
 

@@ -35,7 +35,7 @@ _ELSEWHERE: Mapping[str, Mapping[str, str | None]] = {
         "gpus": "No more GPUs than these, on all nodes together.",
         "gpu": "Kinds of GPU, comma-separated; `zerokit gpus` lists them. [default: eight typical ones]",
         "host_ram": "Host memory per node: 1TiB. [default: what such nodes have]",
-        "method": "What is trained: all weights, or adapters. [default: each of them]",
+        "method": "What is trained, comma-separated to compare. [default: each of them]",
     },
     "tune": {
         "inference": None,

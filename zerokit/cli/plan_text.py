@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from zerokit.cli.program import program
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
+from zerokit.fields import as_options
 from zerokit.memory.components import label
 from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
@@ -118,8 +119,8 @@ def speed(estimate: Estimate) -> list[str]:
         f"  {format_seconds(total)} a step, {per_gpu:,.0f} tokens/s per GPU, "
         f"{format_seconds(per_billion)} per 1e9 tokens"
     ]
-    if none := answer.measured_on_no_machine(estimate):
-        lines += paragraph(none.removeprefix("; "))
+    for note in answer.pace_notes(estimate.planned):
+        lines += paragraph(note)
     parts = sorted(estimate.time_parts.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} {size / total:.0%}" for name, size in parts if size / total >= 0.005)
     return [*lines, *paragraph(f"where it goes: {shares}")]
@@ -164,10 +165,15 @@ def _strategy(planned: PlannedStrategy) -> list[str]:
     )
 
 
-def _answer(planned: PlannedStrategy, title: str, surer: Sequence[str] = ()) -> list[str]:
-    """``surer``: what to say of a strategy that surely fits, where this one only may."""
+def _answer(planned: PlannedStrategy, title: str, remarks: Sequence[str] = ()) -> list[str]:
+    """``remarks``: what belongs to the answer beside what fits and how fast."""
     lines = [title]
-    for text in (answer.fits(planned), *(note[0].upper() + note[1:] for note in surer), answer.pace(planned)):
+    said = (
+        *(note[0].upper() + note[1:] for note in remarks),
+        answer.pace(planned),
+        *answer.pace_notes(planned),
+    )
+    for text in (answer.fits(planned), *said):
         lines += textwrap.wrap(text, width())
     return [*lines, "", *_strategy(planned)]
 
@@ -207,13 +213,16 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     planned, body = result.chosen, result.to_dict(detailed=False)
     surer = [note for note in body["advice"] if note.startswith((SURELY_FITS, NARROW))]
     body["advice"] = [note for note in body["advice"] if note not in surer]
-    lines = _answer(planned, f"Plan for {result.model_name} on {cluster_words(result.cluster)}", surer)
+    idle = [as_options(result.plan.left_idle)] if result.plan.left_idle else []
+    title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
+    lines = _answer(planned, title, [*idle, *surer])
     lines += _todo(planned, body["assumptions"])
     body["assumptions"] = _others(body["assumptions"])
     lines += _rehearsed(result)
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if not explain:
-        notes, closing = _notes(body["assumptions"], body["advice"], _SCREEN - _height([*lines, *following]))
+        assumed = [note for note in body["assumptions"] if not idle or not note.startswith(idle[0])]
+        notes, closing = _notes(assumed, body["advice"], _SCREEN - _height([*lines, *following]))
         all_lines = [*lines, *notes, *following, *closing]
         if _height(all_lines) > _SCREEN:
             all_lines.remove("")

@@ -29,7 +29,7 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
     """Find the fewest GPUs of each kind that can do the job, and how long and how costly it is there.
 
     --gpu names one kind, or several with commas; without it, eight typical ones are compared. --method
-    limits the answer to one method, --gpus the number of GPUs.
+    limits the answer to the methods that it names, --gpus the number of GPUs.
     """
     from zerokit import planner
 
@@ -42,6 +42,7 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
 
 def _text(body: dict[str, Any]) -> str:
     from zerokit.cli import plan_text
+    from zerokit.planner.answer import never_measured
     from zerokit.units import format_gib, format_seconds
 
     lines = [
@@ -70,9 +71,11 @@ def _text(body: dict[str, Any]) -> str:
         lines += _below(row["why"])
     none = dict.fromkeys(part for row in body["sizes"] for part in row.get("measured_on_no_machine", ()))
     if none:
-        lines += ["", *textwrap.wrap(f"times unmeasured: {', '.join(none)}", plan_text.width())]
-    if body["next"]:
-        lines += [plan_text.heading("Next"), f"  {body['next']}"]
+        lines += ["", *textwrap.wrap(f"{never_measured(none)} (times from data sheets)", plan_text.width())]
+    commands = body["next_by_method"]
+    if commands:
+        title = "Next, by method" if len(commands) > 1 else "Next"
+        lines += [plan_text.heading(title), *(f"  {command}" for command in commands.values())]
     return "\n".join(lines)
 
 

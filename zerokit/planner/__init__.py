@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zerokit.planner.documents import Estimate
-    from zerokit.planner.fewest import SizeResult
     from zerokit.planner.memory_source import Say
     from zerokit.planner.plan_result import PlanResult
+    from zerokit.planner.size_result import SizeResult
 
 __all__ = ["estimate", "plan", "plan_into", "plan_recipe_into", "size"]
 

@@ -68,14 +68,21 @@ def pace(planned: PlannedStrategy) -> str:
     per_billion = 1e9 / (rate * planned.strategy.world_size)
     return (
         f"Step: {format_seconds(seconds)}{_range(estimate)}, {rate:,.0f} tokens/s per GPU, "
-        f"{format_seconds(per_billion)} per 1e9 tokens{measured_on_no_machine(estimate)}"
+        f"{format_seconds(per_billion)} per 1e9 tokens"
     )
 
 
-def measured_on_no_machine(estimate: Estimate) -> str:
-    """``; unmeasured: b200, several nodes``; empty where the times of such were compared."""
-    parts = estimate.measured_on_no_machine
-    return f"; unmeasured: {', '.join(parts)}" if parts else ""
+def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
+    """What qualifies the step time, in sentences: that it was never measured on such hardware."""
+    parts = planned.estimate.measured_on_no_machine
+    if parts == ("several nodes",):  # of other GPUs they were
+        parts = (f"several nodes with {planned.cluster.gpu.name}",)
+    return (never_measured(parts),) if parts else ()
+
+
+def never_measured(parts: Iterable[str]) -> str:
+    """``No step time was ever measured on: b200, several nodes``."""
+    return f"No step time was ever measured on: {', '.join(parts)}"
 
 
 def _range(estimate: Estimate) -> str:

@@ -15,7 +15,7 @@ def table(planned: PlannedStrategy, model_name: str) -> str:
     unit = "rank" if planned.on_cpu else "GPU"
     rows = [
         ("fits", answer.fits(planned)),
-        ("pace", answer.pace(planned)),
+        *(("pace", text) for text in (answer.pace(planned), *answer.pace_notes(planned))),
         ("trains", answer.trains(planned.job)),
         ("strategy", answer.strategy(planned.strategy)),
         ("batch", answer.batch(planned.strategy, planned.job, unit)),

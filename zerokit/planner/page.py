@@ -54,7 +54,13 @@ def plan_page(result: PlanResult, page: PlanPage, *, alternatives: Sequence[Cand
         "plan.html.j2",
         title=title,
         fits=bool(planned.fits),
-        answer=[answer.fits(planned), answer.pace(planned), as_options(planned.candidate.why)],
+        answer=[
+            answer.fits(planned),
+            answer.pace(planned),
+            *answer.pace_notes(planned),
+            *([as_options(result.plan.left_idle)] if result.plan.left_idle else []),
+            as_options(planned.candidate.why),
+        ],
         facts=[
             ("model", f"{result.model_name}, {format_count(result.parameters)} parameters"),
             ("trains", answer.trains(job)),

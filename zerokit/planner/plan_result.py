@@ -135,7 +135,8 @@ class PlanResult:
             f"  {answer.strategy(chosen.strategy)}",
             f"  {answer.batch(chosen.strategy, self.job, 'rank' if self.on_cpu else 'GPU')}",
             f"  {answer.fits(chosen)}",
-            f"  {answer.pace(chosen)}>",
+            *((f"  {plain(self.plan.left_idle)}",) if self.plan.left_idle else ()),
+            f"  {'; '.join((answer.pace(chosen), *answer.pace_notes(chosen)))}>",
         ))  # fmt: skip
 
     def _repr_html_(self) -> str:

@@ -154,7 +154,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         )
     elif max_seq_len is not None and length > max_seq_len:
         notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} positions of the model's configuration")
-    method = choice(options, "method", METHODS) or "full"
+    method = _method(options)
     rank, targets = integer(options, "lora_rank", 65536), options.get("lora_targets")
     if method == "full" and (rank or targets):
         raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩: only with ⟨method⟩ lora or qlora")
@@ -199,6 +199,22 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         new_tokens=new_tokens,
         images=with_room(chosen.images, length),
     ), tuple(notes)
+
+
+def _method(options: Mapping[str, Any]) -> str:
+    """What is trained.
+
+    Raises:
+        InputError: none of the methods, or several.
+    """
+    named = [part.strip().lower() for part in str(options.get("method") or "").split(",")]
+    if len(named) > 1 and set(named) <= set(METHODS):
+        each = " and ".join(f"⟨method⟩ {name}" for name in named)
+        raise InputError(
+            f"⟨method⟩ {','.join(named)}: a plan and an estimate are of one method; ask once for each "
+            f"({each}), or compare them: `zerokit size --method {','.join(named)}`"
+        )
+    return choice(options, "method", METHODS) or "full"
 
 
 def _refuse_quantization(options: Mapping[str, Any], quantization: str, method: str) -> list[str]:

@@ -55,14 +55,21 @@ def fastest_with_fewer(space: Space, best: Candidate) -> Space | None:
 
 
 def left_idle(best: Candidate, on_all: Candidate, cluster: Cluster) -> str:
-    """Why the plan does not use all GPUs, and how it would."""
+    """That the plan does not use all GPUs, what that gains, and how it would."""
     used = best.strategy.world_size
     verb = "is" if used == 1 else "are"
     return (
         f"{used} of the {cluster.gpus} GPUs {verb} used and {cluster.gpus - used} left idle, which is "
-        f"{gain_words(best, on_all)} faster: {_PACE[on_all.time.bound_by]} sets the pace of the best plan "
-        f"for all ({strategy_words(on_all.strategy)}, {format_seconds(on_all.time.step_seconds)} a step); "
-        "a larger ⟨global_batch⟩ gives all of them work, ⟨all_gpus⟩ plans for all"
+        f"{gain_words(best, on_all)} faster; ⟨all_gpus⟩ plans for all"
+    )
+
+
+def why_idle(on_all: Candidate) -> str:
+    """Why not all GPUs are used, and what would give all of them work."""
+    return (
+        f"{_PACE[on_all.time.bound_by]} sets the pace of the best plan for all GPUs "
+        f"({strategy_words(on_all.strategy)}, {format_seconds(on_all.time.step_seconds)} a step); "
+        "a larger ⟨global_batch⟩ gives all of them work"
     )
 
 

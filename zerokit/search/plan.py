@@ -51,6 +51,7 @@ class Plan:
         cluster: what the choice uses: less than there is where fewer GPUs are faster.
         faster_with: sentences: what would be faster and what it takes.
         advice: sentences that the figures support.
+        left_idle: where the choice uses fewer GPUs than there are, that it does; begins an assumption too.
     """
 
     chosen: Candidate
@@ -64,6 +65,7 @@ class Plan:
     assumptions: tuple[str, ...]
     faster_with: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    left_idle: str = ""
 
 
 def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> tuple[str, str]:
@@ -142,9 +144,11 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     fewer = (
         fastest_with_fewer(space, result.ranked[0]) if request.timed and not request.job.inference else None
     )
+    idle = ""
     if fewer is not None and not request.all_gpus:
         fastest = search(fewer, top=max(2, top))
-        notes = (fewer_gpus.left_idle(fastest.ranked[0], result.ranked[0], request.cluster), *notes)
+        idle = fewer_gpus.left_idle(fastest.ranked[0], result.ranked[0], request.cluster)
+        notes = (f"{idle}; {fewer_gpus.why_idle(result.ranked[0])}", *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
     chosen, *others = result.ranked
     surer = sure_fit.advise(space, chosen, timed=request.timed)
@@ -173,6 +177,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         precision=space.precision,
         global_batch=space.global_batch,
         cluster=space.cluster,
+        left_idle=idle,
         assumptions=assumptions,
         faster_with=(*faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
         advice=(

@@ -89,3 +89,21 @@ def test_a_page_counts_what_was_rejected_as_the_terminal_does(capsys: pytest.Cap
     without, with_page = (as_json(capsys, *job, *more) for more in ((), ("--html", "plan.html")))
     assert with_page["rejected"] == without["rejected"]
     assert with_page["chosen"] == without["chosen"] and with_page["alternatives"] == without["alternatives"]
+
+
+def test_gpus_that_a_plan_leaves_idle_belong_to_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "--model", "gpt2", "--gpu", "rtx-4090", "--gpus", "4", "--global-batch", "4",
+             "--seq-len", "128", "--html", "plan.html")  # fmt: skip
+    code, out, _ = call(capsys, *words)
+    first, _, rest = out.partition("\n\n")
+    said = "1 of the 4 GPUs is used and 3 left idle"
+    assert (
+        code == 0
+        and said in " ".join(first.split())
+        and "--all-gpus plans for all" in " ".join(first.split())
+    )
+    assert said not in rest  # nor among the assumptions once more
+    assert Path("plan.html").read_text().index(said) < Path("plan.html").read_text().index("<table")
+    whole = " ".join(call(capsys, *words, "--explain")[1].split())
+    assert "a larger --global-batch gives all of them work" in whole
+    assert "GPUs are used" not in call(capsys, *words, "--all-gpus")[1].partition("\n\n")[0]

@@ -46,8 +46,44 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
     assert call(capsys, *command.split()[1:])[0] == 0
     body = as_json(capsys, *words)
     assert body["next"] == command and len(body["sizes"]) == 6
-    three = as_json(capsys, "size", "--model", "qwen2.5-14b", "--gpu", "h200")
-    assert three["next"] is None and [line.split(":")[0] for line in three["answer"]][::2][:1] == ["full"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "methods"),
+    [
+        ((), ("full", "lora", "qlora")),
+        (("--method", "QLoRA,full", "--lora-rank", "8"), ("full", "qlora")),  # the rank is the adapters'
+        (("--method", "lora,qlora", "--vram", "48GiB"), ("lora", "qlora")),
+    ],
+)
+def test_size_compares_methods_and_names_the_plan_of_each(
+    asked: tuple[str, ...], methods: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("size", "--model", "llama-3.2-1b", *asked, *(() if "--vram" in asked else ("--gpu", "h200,l4")))
+    body = as_json(capsys, *words)
+    assert tuple(dict.fromkeys(row["method"] for row in body["sizes"])) == methods
+    assert tuple(body["next_by_method"]) == methods and body["next"] is None
+    out = call(capsys, *words)[1]
+    _, _, following = out.partition("\nNext, by method\n")
+    assert [line.strip() for line in following.splitlines()] == list(body["next_by_method"].values())
+    for method, command in body["next_by_method"].items():
+        plan = as_json(capsys, *shlex.split(command)[1:])
+        assert plan["request"]["method"] == method
+        assert (plan["request"].get("lora-rank") == "8") == ("--lora-rank" in asked and method != "full")
+
+
+def test_several_methods_are_for_size_and_a_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("plan", "estimate"):
+        code, _, err = call(capsys, command, "--model", "gpt2", "--gpu", "h200", "--method", "lora,qlora")
+        said = " ".join(err.split())
+        assert code == 2 and "once for each (--method lora and --method qlora)" in said
+        assert "`zerokit size --method lora,qlora`" in said
+    code, _, err = call(capsys, "size", "--model", "gpt2", "--method", "lora,dora")
+    assert code == 2 and "--method dora: use one of full, lora, qlora" in err
+    quantised = ("--gpu", "h200", "--quant", "int8", "--method")
+    assert call(capsys, "size", "--model", "gpt2", *quantised, "lora")[0] == 0
+    code, _, err = call(capsys, "size", "--model", "gpt2", *quantised, "lora,qlora")
+    assert code == 2 and "--quant int8: " in err
 
 
 def test_a_card_that_is_barely_enough_is_named_after_one_with_room(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +51,15 @@ def test_tensor_parallel_across_nodes_was_never_measured(degree: int, expected: 
 
 
 def test_it_stands_beside_the_figure_in_text_and_on_the_page(tmp_path: Path) -> None:
-    words = "unmeasured: b200, several nodes"
+    words = "No step time was ever measured on: b200, several nodes"
     asked = ["--model", "llama-3.2-1b", "--gpu", "b200", "--gpus", "16", "--all-gpus"]
     page = tmp_path / "plan.html"
     shown = CliRunner().invoke(cli, ["plan", *asked, "--html", str(page)], catch_exceptions=False)
-    (line,) = re.findall(r"^Step: .*?several\s+nodes$", shown.stdout, flags=re.MULTILINE | re.DOTALL)
-    assert words in " ".join(line.split()) and words in page.read_text()
+    assert f"\n{words}\n" in shown.stdout.partition("\nStep: ")[2] and words in page.read_text()
     shown = CliRunner().invoke(cli, ["size", "--model", "llama-3.2-1b", "--gpu", "b200"])
-    assert "times unmeasured: b200" in shown.stdout
+    assert "No step time was ever measured on: b200 (" in shown.stdout
+    shown = CliRunner().invoke(cli, ["estimate", "--model", "llama-3.2-1b", "--gpu", "h200", "--gpus", "16"])
+    assert "measured on: several nodes with h200\n" in shown.stdout  # of A100 and H100 they were
 
 
 def test_gpus_with_measured_times_are_those_of_the_benchmarks() -> None:

@@ -1,0 +1,302 @@
+"""The answer of ``zerokit size``: the fewest GPUs of each kind, what they cost, and the plan to make next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerokit.fields import all_as_options, as_options, plain
+from zerokit.planner.documents import degrees
+from zerokit.search.explain import gpu_words, strategy_words
+from zerokit.units import GIB, format_gib
+
+if TYPE_CHECKING:
+    from zerokit.search.sizing import Size
+
+SCHEMA = "zerokit.size/1"
+_OF_ADAPTERS = ("lora-rank", "lora-targets")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewestGpus:
+    """The fewest GPUs of one kind that can do the job with one method, with or without offload.
+
+    Attributes:
+        size: what the search found.
+        price_per_gpu_hour: as it was given; None where it was not.
+    """
+
+    size: Size
+    price_per_gpu_hour: float | None = None
+
+    @property
+    def gpu(self) -> str:
+        """The kind of GPU, as the catalogue names it."""
+        return self.size.gpu.name
+
+    @property
+    def gpu_words(self) -> str:
+        """The kind of GPU for people: ``14.9 GiB GPU`` where only its memory was given."""
+        return gpu_words(self.size.gpu)
+
+    @property
+    def method(self) -> str:
+        """``full``, ``lora`` or ``qlora``."""
+        return self.size.method
+
+    @property
+    def offload_allowed(self) -> bool:
+        """Whether states and weights may leave the GPUs."""
+        return self.size.offload
+
+    @property
+    def gpus(self) -> int | None:
+        """How many are needed; None where none of the numbers tried is enough."""
+        return self.size.gpus or None
+
+    @property
+    def nodes(self) -> int | None:
+        """The nodes that they are on."""
+        return self.size.nodes or None
+
+    @property
+    def seconds_per_1e9_tokens(self) -> float | None:
+        """Wall time to train on 1e9 tokens."""
+        return self.size.seconds_per_billion_tokens
+
+    @property
+    def measured_on_no_machine(self) -> tuple[str, ...]:
+        """Of the hardware, what no step time was ever compared on: the GPU's name, ``several nodes``."""
+        return () if self.size.candidate is None else self.size.candidate.time.measured_on_no_machine
+
+    @property
+    def gpu_hours_per_1e9_tokens(self) -> float | None:
+        """GPU-hours to train on 1e9 tokens."""
+        return self.size.gpu_hours_per_billion_tokens
+
+    @property
+    def cost_per_1e9_tokens(self) -> float | None:
+        """What these GPU-hours cost, in the price's currency; None without a price."""
+        hours, price = self.gpu_hours_per_1e9_tokens, self.price_per_gpu_hour
+        return hours * price if hours is not None and price is not None else None
+
+    @property
+    def why(self) -> str:
+        """The strategy in a line, or why there is none."""
+        return plain(self._why)
+
+    @property
+    def _why(self) -> str:
+        candidate = self.size.candidate
+        return self.size.why if candidate is None else strategy_words(candidate.strategy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """An entry of ``sizes``."""
+        row: dict[str, Any] = {
+            "gpu": self.gpu,
+            "shown_as": self.gpu_words,
+            "method": self.method,
+            "offload_allowed": self.offload_allowed,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
+            "seconds_per_1e9_tokens": self.seconds_per_1e9_tokens,
+            "gpu_hours_per_1e9_tokens": self.gpu_hours_per_1e9_tokens,
+            "cost_per_1e9_tokens": self.cost_per_1e9_tokens,
+        }
+        candidate = self.size.candidate
+        if candidate is None:
+            return {**row, "strategy": None, "why": as_options(self._why)}
+        return {
+            **row,
+            "min_vram_bytes": candidate.memory.min_vram_bytes,
+            "host_bytes_per_node": candidate.memory.host_bytes_per_node,
+            "measured_on_no_machine": list(self.measured_on_no_machine),
+            "strategy": degrees(candidate.strategy),
+            "why": as_options(self._why),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeResult:
+    """The fewest GPUs of each kind that was asked about.
+
+    Attributes:
+        request: the arguments that were given, by option without dashes in front.
+        sizes: by kind of GPU, method and offload.
+        notes: what was assumed, with arguments marked (:mod:`zerokit.fields`).
+        most_gpus: the most that were tried.
+        changes: where nothing fits, the nearest changes after which the most GPUs of the largest kind do.
+    """
+
+    model_name: str
+    request: Mapping[str, Any]
+    sizes: tuple[FewestGpus, ...]
+    notes: tuple[str, ...]
+    most_gpus: int
+    changes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """What a Python prompt shows: the answer."""
+        return "\n  ".join((f"<Fewest GPUs for {self.model_name}", *self.answer)) + ">"
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed, in sentences."""
+        return tuple(plain(note) for note in self.notes)
+
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """In sentences: the fewest GPUs, the fewest GPU-hours and, with a price, the lowest cost.
+
+        Of each method by itself; a number of GPUs counts without offload where that needs no more of them.
+        """
+        methods = list(dict.fromkeys(size.method for size in self.sizes))
+        return tuple(
+            sentence
+            for method in methods
+            for sentence in _answer(
+                [size for size in self.sizes if size.method == method and size.gpus],
+                f"{method}: " if len(methods) > 1 else "",
+            )
+        )
+
+    @property
+    def next_command(self) -> str | None:
+        """The plan for the fewest GPUs; None where nothing fits, or several methods are compared."""
+        return None if self._compares_methods else next(iter(self.next_by_method.values()), None)
+
+    @property
+    def next_by_method(self) -> dict[str, str]:
+        """Method → the plan for its fewest GPUs, of those methods that fit."""
+        fitting = [size for size in self.sizes if size.gpus]
+        methods = dict.fromkeys(size.method for size in fitting)
+        return {
+            method: self._plan_command(_smallest([size for size in fitting if size.method == method])[0])
+            for method in methods
+        }
+
+    @property
+    def _compares_methods(self) -> bool:
+        return len({size.method for size in self.sizes}) > 1
+
+    def _plan_command(self, smallest: FewestGpus) -> str:
+        from zerokit.planner.options import as_text
+
+        request = dict(self.request)
+        if self._compares_methods or "method" in request:
+            request["method"] = smallest.method
+        if smallest.method == "full":
+            request = {name: value for name, value in request.items() if name not in _OF_ADAPTERS}
+        words = ["zerokit", "plan"]
+        for name, value in request.items():
+            if name not in ("gpu", "gpus"):
+                words += [f"--{name}"] if value is True else [f"--{name}", as_text(value)]
+        kind = [] if "vram" in self.request and "gpu" not in self.request else ["--gpu", smallest.gpu]
+        offload = self._without_offload(smallest)
+        return shlex.join([*words, "--gpus", str(smallest.gpus), *kind, *offload])
+
+    def _without_offload(self, smallest: FewestGpus) -> list[str]:
+        """Options that keep ``plan`` from offloading, where it would and the answer does not."""
+        if smallest.offload_allowed or smallest.size.candidate is None:
+            return []
+        same = (smallest.gpu, smallest.method, smallest.gpus)
+        others = [size.size.candidate for size in self.sizes
+                  if size.offload_allowed and (size.gpu, size.method, size.gpus) == same]  # fmt: skip
+        if all(c is None or c.strategy == smallest.size.candidate.strategy for c in others):
+            return []
+        offloads = ("offload-optimizer", "offload-param")
+        return [word for name in offloads if name not in self.request for word in (f"--{name}", "none")]
+
+    @property
+    def nothing_fits(self) -> str | None:
+        """That no number of these GPUs will do, in a sentence; None where some will."""
+        if any(size.gpus for size in self.sizes):
+            return None
+        kinds = dict.fromkeys(size.gpu_words for size in self.sizes)
+        most = f"{self.most_gpus} GPU{'s' if self.most_gpus > 1 else ''}"
+        lines = [f"{self.model_name} fits on none of {', '.join(kinds)} up to {most}"]
+        if self.changes:
+            lines += ["What would make it fit:", *(f"  - {change}" for change in self.changes)]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``size --json`` prints."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model_name,
+            "request": dict(self.request),
+            "answer": list(self.answer),
+            "next": self.next_command,
+            "next_by_method": self.next_by_method,
+            "sizes": [size.to_dict() for size in self.sizes],
+            "assumptions": list(all_as_options(self.notes)),
+        }
+
+
+def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, FewestGpus]]:
+    """The fewest GPUs, of the kind with the least memory, of those with room for an error of the prediction
+    where there are some; and all kinds of which as few are enough."""
+    number = min(size.gpus or 0 for size in sizes)
+    by_gpu = {size.gpu: size for size in reversed(sizes) if size.gpus == number}
+    roomy = [size for size in by_gpu.values() if _headroom(size) >= GIB]
+    return min(roomy or by_gpu.values(), key=lambda size: size.size.gpu.driver_vram_bytes), by_gpu
+
+
+def _headroom(size: FewestGpus) -> int:
+    """Bytes per GPU that the strategy leaves."""
+    required = size.size.candidate.memory.min_vram_bytes if size.size.candidate else 0
+    return size.size.gpu.driver_vram_bytes - required
+
+
+def _barely(size: FewestGpus) -> str:
+    """``barely: 0.1 GiB headroom``; empty where more than a GiB is left."""
+    room = _headroom(size)
+    return f"barely: {format_gib(room, 1)} headroom" if room < GIB else ""
+
+
+def _with_offload(size: FewestGpus, named: FewestGpus) -> str:
+    """Said where as many GPUs of one kind were named already, and these offload as those do not."""
+    alike = (size.gpu, size.gpus) == (named.gpu, named.gpus)
+    return " with offload to host memory" if alike and size.offload_allowed != named.offload_allowed else ""
+
+
+def _alternatives(names: Sequence[str]) -> str:
+    """``a, b or c``."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
+    """The sentences of one method. ``sizes``: of those kinds of GPU that some number of is enough."""
+    if not sizes:
+        return []
+    smallest, by_gpu = _smallest(sizes)
+    fewest_gpus = smallest.gpus
+    others = [name for name in dict.fromkeys(size.gpu for size in sizes) if name in by_gpu]
+    others.remove(smallest.gpu)
+    others = [f"{name} ({barely})" if (barely := _barely(by_gpu[name])) else name for name in others]
+    memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
+    available = smallest.size.gpu.driver_vram_bytes
+    barely = f", {_barely(smallest)}" if _barely(smallest) else ""
+    offload = " and offload to host memory" if smallest.offload_allowed else ""
+    as_well = f"; {fewest_gpus} × {_alternatives(others)} would do as well" if others else ""
+    sentences = [
+        f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu_words}{offload} "
+        f"({format_gib(memory, 1)} required of {format_gib(available, 1)} per GPU{barely}){as_well}"
+    ]
+    timed = [size for size in sizes if size.gpu_hours_per_1e9_tokens is not None]
+    if len(timed) > 1:
+        least = min(timed, key=lambda size: size.gpu_hours_per_1e9_tokens or 0.0)
+        sentences.append(
+            f"{subject}fewest GPU-hours: {least.gpus} × {least.gpu_words}, "
+            f"{least.gpu_hours_per_1e9_tokens:,.0f} per 1e9 tokens{_with_offload(least, smallest)}"
+            + (", not measured on this GPU" if least.measured_on_no_machine else "")
+        )
+    priced = [size for size in sizes if size.cost_per_1e9_tokens is not None]
+    if len(priced) > 1:
+        least = min(priced, key=lambda size: size.cost_per_1e9_tokens or 0.0)
+        cost = f"{least.cost_per_1e9_tokens:,.0f} per 1e9 tokens at {least.price_per_gpu_hour:g} per GPU-hour"
+        sentences.append(f"{subject}lowest cost: {least.gpus} × {least.gpu_words}, {cost}")
+    return sentences
