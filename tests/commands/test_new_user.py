@@ -51,6 +51,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plan --model gpt2 --gpu gaudi3", "not modelled: Intel's bridge compiles operators into graphs"),
         ("plan --model gpt2 --gpu tpu-v5e", "is not in the catalogue; `zerokit gpus` lists them"),
         ("plan --nothing-like-it", "`zerokit plan --help` lists them"),
+        ("launch --ranks 2 x.py", "use --gpus N (a rank per GPU, all nodes together)"),
         ("launch --zero 3 x.py", "it is an option of `zerokit plan`"),
         ("-v", "use -V for the version; -v and -q go after a command"),
         ("plam", "did you mean `zerokit plan`?"),
@@ -209,6 +210,8 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
         ("--model mixtral-8x7b --gpus 2 --gpu rtx-5090 --method qlora --host-ram 64GiB",
          ("- save checkpoints: save_model writes no weights that load; to", "CHECKPOINT_DIR OUTPUT_DIR")),
         ("--params 7b --gpus 8", ("assumed NVIDIA H100 SXM", "--seq-len not given")),
+        # cut to a line, it still says what to type
+        ("--params 7b --gpus 8 --method qlora", (" …; name yours: --gpus N --gpu NAME\n", "all in full: ")),
         ("--model llama-3.1-70b --gpus 4 --gpu h100-sxm-80gb --inference --quant int8", ()),
         ("--model gpt2 --device cpu --gpus 2", ()),
     ],

@@ -5,15 +5,16 @@ The answer comes first and fits a screen of 24 lines of 80 columns; the rest is 
 
 from __future__ import annotations
 
-import re
 import shlex
-import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerokit.cli import first_screen
+from zerokit.cli.first_screen import listed
 from zerokit.cli.program import program
+from zerokit.cli.prose import bullets, heading, paragraph, width
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.fields import as_options
@@ -28,36 +29,8 @@ from zerokit.units import format_gib, format_seconds
 if TYPE_CHECKING:
     from zerokit.planner.plan_result import PlanResult
 
-_NARROWEST, _WIDEST = 40, 100
-_SCREEN = 24
 _BAR = 24
 _NAMES = 13
-_NOT_GIVEN = re.compile(r"(--[a-z-]+|⟨[a-z_]+⟩) not given")
-
-
-def width() -> int:
-    """Columns to write in: the terminal's, or COLUMNS, or 80 in a pipe; at most what is read with ease."""
-    return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((80, 24)).columns))
-
-
-def heading(text: str) -> str:
-    """A section's title."""
-    return f"\n{text}"
-
-
-def bullets(lines: Iterable[str]) -> list[str]:
-    """Wrapped list items."""
-    wrapped = []
-    for line in lines:
-        wrapped += textwrap.wrap(
-            line, width(), initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
-        )
-    return wrapped
-
-
-def paragraph(text: str) -> list[str]:
-    """Wrapped text, indented."""
-    return textwrap.wrap(text, width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def memory_table(estimate: Estimate, capacity_bytes: int | None, device: str = "GPU") -> list[str]:
@@ -222,85 +195,10 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if not explain:
         assumed = [note for note in body["assumptions"] if not idle or not note.startswith(idle[0])]
-        notes, closing = _notes(assumed, body["advice"], _SCREEN - _height([*lines, *following]))
-        all_lines = [*lines, *notes, *following, *closing]
-        if _height(all_lines) > _SCREEN:
-            all_lines.remove("")
-        return "\n".join(all_lines)
-    lines += _listed("Assumed", body["assumptions"], body["assumptions"])
-    lines += _listed("Worth knowing", body["advice"], body["advice"])
+        return "\n".join(first_screen.filled(lines, assumed, body["advice"], following))
+    lines += listed("Assumed", body["assumptions"], body["assumptions"])
+    lines += listed("Worth knowing", body["advice"], body["advice"])
     return "\n".join([*lines, *_reasons(result, body), *following])
-
-
-def _notes(
-    assumptions: Sequence[str], advice: Sequence[str], room: int
-) -> tuple[Sequence[str], Sequence[str]]:
-    """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines.
-
-    Where they are too long for the screen, what was not given is one note, then each note is one line, then
-    advice is left to ``--explain``, and then the first assumptions are: warnings stand last, and go only
-    where what the script must do fills the screen.
-    """
-    marked = answer.worth_a_look(assumptions)
-    short = _without_defaults(marked)
-    closing = ["  --explain adds memory and time in detail, other plans, and every file"]
-    first = _first_advice(advice)
-
-    def listed(notes: Sequence[str], more: Sequence[str], *, cut: bool) -> list[str]:
-        return [
-            *_listed("Assumed", assumptions, notes, cut=cut),
-            *_listed("Worth knowing", advice, more, cut=cut),
-        ]
-
-    choices = [
-        (listed(marked, first, cut=False), closing),
-        (listed(short, first, cut=False), closing),
-        (listed(short, first, cut=True), closing),
-        (listed(short, (), cut=True), closing),
-        *((listed(short[at:], (), cut=True), []) for at in range(max(1, len(short)))),
-        ([], ["  --explain adds what was assumed, memory and time in detail, and other plans"]),
-    ]
-    return next((choice for choice in choices if _height([*choice[0], *choice[1]]) <= room), choices[-1])
-
-
-def _without_defaults(notes: Sequence[str]) -> tuple[str, ...]:
-    """The notes, those on options that were not given as one, in front."""
-    options = [match.group(1) for note in notes if (match := _NOT_GIVEN.search(note))]
-    if len(options) < 2:
-        return tuple(notes)
-    rest = tuple(note for note in notes if not _NOT_GIVEN.search(note))
-    *names, last = dict.fromkeys(options)
-    return (f"defaults for {', '.join(names)} and {last}" if names else f"defaults for {last}", *rest)
-
-
-def _height(lines: Iterable[str]) -> int:
-    """Lines on the terminal: a heading brings an empty one."""
-    return sum(line.count("\n") + 1 for line in lines)
-
-
-def _first_advice(advice: Sequence[str]) -> Sequence[str]:
-    """The weightiest remark. Why a stage that was not chosen would be worse belongs to the details."""
-    return [line for line in advice if not line.startswith("ZeRO-3 would take")][:1]
-
-
-def _listed(title: str, notes: Sequence[str], listed: Sequence[str], *, cut: bool = False) -> list[str]:
-    """Those of the notes that are shown, below a title that says how many are not; ``cut``: a line each."""
-    if not listed:
-        return []
-    hidden = len(notes) - sum(note in notes for note in listed)
-    lines = [bullets([note]) for note in listed]
-    cut = cut and any(rest for _, *rest in lines)
-    missing = [f"{hidden} more"] if hidden else []
-    missing += ["all in full" if hidden else "in full"] if cut else []
-    more = f" ({', '.join(missing)}: --explain)" if missing else ""
-    if cut:
-        lines = [[_ended(first) if rest else first] for first, *rest in lines]
-    return [heading(title + more), *(line for part in lines for line in part)]
-
-
-def _ended(line: str) -> str:
-    """The first line of a longer note."""
-    return (line if len(line) + 2 <= width() else line.rpartition(" ")[0]) + " …"
 
 
 def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
@@ -380,7 +278,7 @@ def estimate(result: Estimate, *, explain: bool, plan_command: str) -> str:
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
     lines += _todo(planned, body["assumptions"])
     assumptions = _others(body["assumptions"])
-    lines += _listed("Assumed", assumptions, assumptions if explain else answer.worth_a_look(assumptions))
+    lines += listed("Assumed", assumptions, assumptions if explain else answer.worth_a_look(assumptions))
     if explain:
         lines += _details(planned)
     following = []

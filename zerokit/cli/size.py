@@ -41,15 +41,15 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
 
 
 def _text(body: dict[str, Any]) -> str:
-    from zerokit.cli import plan_text
+    from zerokit.cli import prose
     from zerokit.planner.answer import never_measured
     from zerokit.units import format_gib, format_seconds
 
     lines = [
         f"Fewest GPUs for {body['model']}",
-        *plan_text.bullets(body["answer"]),
-        plan_text.heading("Assumed"),
-        *plan_text.bullets(body["assumptions"]),
+        *prose.bullets(body["answer"]),
+        prose.heading("Assumed"),
+        *prose.bullets(body["assumptions"]),
         "",
     ]
     head = f"  {'GPU':<15}{'method':<7}{'offload':<8}{'GPUs':>5}{'per 1e9':>9}{'GPU-hours':>11}"
@@ -71,17 +71,17 @@ def _text(body: dict[str, Any]) -> str:
         lines += _below(row["why"])
     none = dict.fromkeys(part for row in body["sizes"] for part in row.get("measured_on_no_machine", ()))
     if none:
-        lines += ["", *textwrap.wrap(f"{never_measured(none)} (times from data sheets)", plan_text.width())]
+        lines += ["", *textwrap.wrap(f"{never_measured(none)} (times from data sheets)", prose.width())]
     commands = body["next_by_method"]
     if commands:
         title = "Next, by method" if len(commands) > 1 else "Next"
-        lines += [plan_text.heading(title), *(f"  {command}" for command in commands.values())]
+        lines += [prose.heading(title), *(f"  {command}" for command in commands.values())]
     return "\n".join(lines)
 
 
 def _below(text: str) -> list[str]:
     """The plan of a row, or why there is none, under it."""
-    from zerokit.cli import plan_text
+    from zerokit.cli import prose
 
-    return textwrap.wrap(text, plan_text.width(), initial_indent="    ", subsequent_indent="    ",
+    return textwrap.wrap(text, prose.width(), initial_indent="    ", subsequent_indent="    ",
                          break_on_hyphens=False)  # fmt: skip

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zerokit.cli import plan_text
+from zerokit.cli import prose
 from zerokit.units import GIB, format_gib, format_seconds
 
 _WIDTHS = {"predicted": 10, "rehearsed": 10, "measured": 10, "error": 8}
@@ -23,10 +23,10 @@ def text(body: Mapping[str, Any]) -> str:
     assumed = list(body["assumptions"])
     if body["not_rehearsed"] is not None and body["gpu"] != "cpu":
         assumed.append(f"nothing was rehearsed: {body['not_rehearsed']}")
-    lines += [plan_text.heading("Assumed"), *plan_text.bullets(assumed)]
-    lines += [plan_text.heading("Tried" if body["folder"] else "To be tried")]
+    lines += [prose.heading("Assumed"), *prose.bullets(assumed)]
+    lines += [prose.heading("Tried" if body["folder"] else "To be tried")]
     for trial in body["trials"]:
-        lines += textwrap.wrap(f"{trial['trial']}  {trial['description']}", plan_text.width(),
+        lines += textwrap.wrap(f"{trial['trial']}  {trial['description']}", prose.width(),
                                initial_indent="  ", subsequent_indent="     ")  # fmt: skip
     lines += _table(body)
     if body["fastest"] is not None:
@@ -34,16 +34,16 @@ def text(body: Mapping[str, Any]) -> str:
     if any(trial.get("memory") == "host" for trial in body["trials"]):
         lines.append("  memory: of the host, by rank, the Python process included")
     if body["files"]:
-        lines += [plan_text.heading("Written"), *(f"  {path}" for path in body["files"].values())]
+        lines += [prose.heading("Written"), *(f"  {path}" for path in body["files"].values())]
     if (calibration := body["calibration"]) is not None:
         lines += [
-            plan_text.heading("Kept for later plans here"),
-            *plan_text.bullets(_calibration_lines(calibration)),
+            prose.heading("Kept for later plans here"),
+            *prose.bullets(_calibration_lines(calibration)),
         ]
     if body["folder"]:
-        lines += [plan_text.heading("Runs"), f"  {body['folder']}"]
+        lines += [prose.heading("Runs"), f"  {body['folder']}"]
     if body["next"]:
-        lines += [plan_text.heading("Next"), f"  {body['next']}"]
+        lines += [prose.heading("Next"), f"  {body['next']}"]
     return "\n".join(lines)
 
 
@@ -65,7 +65,7 @@ def _table(body: Mapping[str, Any]) -> list[str]:
     for trial in body["trials"]:
         lines += _row(trial, body["fastest"], names)
     if body["not_tried"]:
-        lines += [plan_text.heading("Not tried"), *plan_text.bullets(body["not_tried"])]
+        lines += [prose.heading("Not tried"), *prose.bullets(body["not_tried"])]
     return lines
 
 
@@ -86,7 +86,7 @@ def _row(trial: Mapping[str, Any], fastest: int | None, names: tuple[str, ...]) 
     why = trial.get("problem") or "; ".join(trial.get("differences") or ())
     if why and trial.get("problem"):
         why = f"{trial['outcome']}: {why}"
-    reason_lines = textwrap.wrap(why, plan_text.width(), initial_indent="     ", subsequent_indent="     ")
+    reason_lines = textwrap.wrap(why, prose.width(), initial_indent="     ", subsequent_indent="     ")
     return [f"{trial['trial']:>3}{mark}{cells}".rstrip(), *reason_lines]
 
 

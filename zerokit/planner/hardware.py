@@ -55,7 +55,7 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
         gpu = _load_gpu(DEFAULT_GPU)
         notes = (
             f"assumed {gpu.title}: none was named, none was found here ({'; '.join(notes)}); "
-            "name yours: ⟨gpus⟩ N ⟨gpu⟩ NAME; ⟨device⟩ cpu plans for CPU ranks",
+            "⟨device⟩ cpu plans for CPU ranks; name yours: ⟨gpus⟩ N ⟨gpu⟩ NAME",
         )
     if gpus is None:
         gpus = detected or 1

@@ -49,6 +49,10 @@ OTHER_NAMES: Mapping[str, str] = {
     "n_gpus": "use ⟨gpus⟩ N",
     "ngpus": "use ⟨gpus⟩ N",
     "num_processes": "use ⟨gpus⟩ N",
+    **dict.fromkeys(
+        ("ranks", "processes", "num_procs", "nproc", "nprocs", "np", "world_size"),
+        "use ⟨gpus⟩ N (a rank per GPU, all nodes together)",
+    ),
     "nproc_per_node": "use ⟨gpus⟩ N, all nodes together",
     "num_nodes": "use ⟨nodes⟩ M",
     "nnodes": "use ⟨nodes⟩ M",

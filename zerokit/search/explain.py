@@ -200,14 +200,14 @@ def advise(
     loss = worst.components.get(Component.LOSS, 0)
     if loss > _LARGE_LOSS_SHARE * worst.peak_allocated_bytes and not job.inference:
         advice.append(
-            f"the loss over a vocabulary of {shape.vocab:,} takes {format_gib(loss, 1)} of the peak; a fused "
-            f"(chunked) cross-entropy would save up to {format_gib(loss * _FUSED_LOSS_SAVES, 1)}"
+            f"a fused (chunked) cross-entropy would save up to {format_gib(loss * _FUSED_LOSS_SAVES, 1)}: "
+            f"the loss over a vocabulary of {shape.vocab:,} takes {format_gib(loss, 1)} of the peak"
         )
     advice = [*(_tight_advice(chosen, cluster) or unsure_near_limit(chosen, shape, job, cluster)), *advice]
     if chosen.time.bound_by == "launch" and cluster.gpu.name != "cpu":
         advice.append(
-            f"kernel launches bound the step: fewer, larger kernels help (torch.compile, or a micro-batch "
-            f"above {chosen.strategy.settings.micro_batch})"
+            f"torch.compile, or a micro-batch above {chosen.strategy.settings.micro_batch}, would help: "
+            "kernel launches bound the step, and both make kernels fewer and larger"
         )
     advice += _idle_advice(chosen, shape, job, cluster)
     advice += _stage_advice(chosen, job, cluster, memory)

@@ -1,0 +1,115 @@
+"""What a plan assumed and what is worth knowing, in the lines that its answer leaves on the first screen."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+
+from zerokit.cli.prose import bullets, heading, width
+from zerokit.planner import answer
+
+SCREEN = 24
+_NOT_GIVEN = re.compile(r"(--[a-z-]+|⟨[a-z_]+⟩) not given")
+_TO_TYPE = re.compile(r"(?<!\w)--[a-z]|`[^`]+`")
+_CUT = " …"
+_CLOSING = ["  --explain adds memory and time in detail, other plans, and every file"]
+
+
+def filled(
+    lines: Sequence[str], assumptions: Sequence[str], advice: Sequence[str], following: Sequence[str]
+) -> list[str]:
+    """The answer, as many notes as there is room for, and what to run next."""
+    notes, closing = _notes(assumptions, advice, SCREEN - _height([*lines, *following]))
+    screen = [*lines, *notes, *following, *closing]
+    if _height(screen) > SCREEN:
+        screen.remove("")
+    return screen
+
+
+def listed(
+    title: str, notes: Sequence[str], shown: Sequence[str], whole: Collection[str] | None = None
+) -> list[str]:
+    """Those of the notes that are shown, below a title that says how many are not.
+
+    ``whole``: those that are not cut to a line; None: all.
+    """
+    if not shown:
+        return []
+    hidden = len(notes) - sum(note in notes for note in shown)
+    lines = [bullets([note]) if whole is None or note in whole else [_cut(note)] for note in shown]
+    missing = [f"{hidden} more"] if hidden else []
+    if any(_CUT in line for part in lines for line in part):
+        missing += ["all in full" if hidden else "in full"]
+    more = f" ({', '.join(missing)}: --explain)" if missing else ""
+    return [heading(title + more), *(line for part in lines for line in part)]
+
+
+def _notes(
+    assumptions: Sequence[str], advice: Sequence[str], room: int
+) -> tuple[Sequence[str], Sequence[str]]:
+    """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines.
+
+    Where they are too long for the screen, what was not given is one note, then some notes are cut to a line,
+    then advice is left to ``--explain``, and then the first assumptions are: warnings stand last, and go only
+    where what the script must do fills the screen.
+    """
+    marked = answer.worth_a_look(assumptions)
+    short = _without_defaults(marked)
+    first = _first_advice(advice)
+
+    def both(notes: Sequence[str], more: Sequence[str], whole: Collection[str] | None = None) -> list[str]:
+        return [*listed("Assumed", assumptions, notes, whole), *listed("Worth knowing", advice, more, whole)]
+
+    def within(notes: Sequence[str], more: Sequence[str], most: int) -> list[str]:
+        """As many as fit in full, from the last assumption on, and the others cut to a line each."""
+        whole: list[str] = []
+        for note in (*reversed(notes), *more):
+            if _height(both(notes, more, [*whole, note])) <= most:
+                whole.append(note)
+        return both(notes, more, whole)
+
+    closed = room - len(_CLOSING)
+    choices = [
+        (both(marked, first), _CLOSING),
+        (both(short, first), _CLOSING),
+        (within(short, first, closed), _CLOSING),
+        (within(short, (), closed), _CLOSING),
+        *((within(short[at:], (), room), []) for at in range(max(1, len(short)))),
+        ([], ["  --explain adds what was assumed, memory and time in detail, and other plans"]),
+    ]
+    return next((choice for choice in choices if _height([*choice[0], *choice[1]]) <= room), choices[-1])
+
+
+def _without_defaults(notes: Sequence[str]) -> tuple[str, ...]:
+    """The notes, those on options that were not given as one, in front."""
+    options = [match.group(1) for note in notes if (match := _NOT_GIVEN.search(note))]
+    if len(options) < 2:
+        return tuple(notes)
+    rest = tuple(note for note in notes if not _NOT_GIVEN.search(note))
+    *names, last = dict.fromkeys(options)
+    return (f"defaults for {', '.join(names)} and {last}" if names else f"defaults for {last}", *rest)
+
+
+def _height(lines: Iterable[str]) -> int:
+    """Lines on the terminal: a heading brings an empty one."""
+    return sum(line.count("\n") + 1 for line in lines)
+
+
+def _first_advice(advice: Sequence[str]) -> Sequence[str]:
+    """The weightiest remark. Why a stage that was not chosen would be worse belongs to the details."""
+    return [line for line in advice if not line.startswith("ZeRO-3 would take")][:1]
+
+
+def _cut(note: str) -> str:
+    """The note in one line, with its last clause where that says what to type."""
+    first, *rest = bullets([note])
+    if not rest:
+        return first
+    said, _, remedy = note.rpartition("; ")
+    room = width() - len(f"  - {_CUT}; {remedy}")
+    if said and _TO_TYPE.search(remedy) and room >= width() // 3:
+        start, *_ = textwrap.wrap(said, room, break_on_hyphens=False, break_long_words=False)
+        if len(start) <= room:
+            return f"  - {start}{_CUT}; {remedy}"
+    return (first if len(first) + len(_CUT) <= width() else first.rpartition(" ")[0]) + _CUT
