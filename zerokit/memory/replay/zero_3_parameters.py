@@ -20,6 +20,7 @@ from zerokit.memory.replay.zero_3_fetch_order import modules_of
 from zerokit.values import frozen_dataclass
 
 ABSENT, FLYING, HERE = 0, 1, 2
+_NONE: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +66,7 @@ class Parameters:
         self.available = 0
         self.step_id = 0
         self.queue: deque[tuple[int, int]] = deque()
-        self.latest: dict[int, int] = {}
+        self.latest = [-1] * len(modules.sizes)  # step in which each is used next
 
     def _persistent(self) -> list[bool]:
         """``mark_persistent_parameters``: small ones stay gathered, up to the model threshold."""
@@ -103,15 +104,17 @@ class Parameters:
                     self._arrive(index)
                     self._release(index)
         self.queue = deque(self.modules.queue)
-        self.latest = {}
+        self.latest = [-1] * len(self.status)
         self.step_id = 0
         self.available = 0
 
     def _gather(self, indexes: Sequence[int]) -> None:
         """``__all_gather_params_`` and ``all_gather_coalesced``: a flat buffer for each precision."""
-        absent = sorted([i for i in indexes if self.status[i] == ABSENT])
+        status = self.status
+        absent = [i for i in indexes if status[i] == ABSENT]
         if not absent:
             return
+        absent.sort()
         self.available += sum([self.modules.sizes[i] for i in absent])
         first = absent[0]
         is_single = len(absent) == 1 and self.gathered_element_bytes[first] == self.element_bytes[first]
@@ -204,7 +207,8 @@ class Parameters:
     def fetch(self, module: str, recomputing: bool) -> None:
         """``fetch_sub_module``: gather what the module needs, wait for it, prefetch what follows."""
         needed = self.modules.of.get(module, ())
-        self._gather(needed)
+        if needed:
+            self._gather(needed)
         for index in needed:
             self.active[index].add(module)
             if recomputing and self.backward_stack and not self.modules.trainable[index]:
@@ -213,41 +217,42 @@ class Parameters:
                 self.active[index].add(owner)
             if self.group[index] is not None:
                 self._arrive(index)
-        self._prefetch(needed)
+        if self.queue:
+            self._prefetch(needed)
         self.step_id += 1
 
     def _prefetch(self, needed: tuple[int, ...]) -> None:
+        queue, latest = self.queue, self.latest
         if needed:
-            unseen = {i for i in needed if self.latest.get(i, -1) < self.step_id}
+            unseen = {i for i in needed if latest[i] < self.step_id}
             dropped: set[int] = set()
-            while self.queue and len(dropped) < len(unseen):
-                index, step = self.queue.popleft()
-                self.latest[index] = step
+            while queue and len(dropped) < len(unseen):
+                index, step = queue.popleft()
+                latest[index] = step
                 dropped.add(index)
+        status, sizes = self.status, self.modules.sizes
         limit = min(self.zero.max_live_parameters - self.available, self.zero.prefetch_bucket_size)
         chosen: list[int] = []
         elements = 0
-        while self.queue and elements < limit:
-            index, step = self.queue.popleft()
-            is_wanted = self.status[index] == ABSENT and index not in chosen
-            self.latest[index] = max(self.latest.get(index, -1), step)
-            if is_wanted:
+        while queue and elements < limit:
+            index, step = queue.popleft()
+            if step > latest[index]:
+                latest[index] = step
+            if status[index] == ABSENT and index not in chosen:
                 chosen.append(index)
-                elements += self.modules.sizes[index]
+                elements += sizes[index]
         if chosen:
             self._gather(chosen)
 
-    def _to_release(self, module: str) -> frozenset[int]:
+    def _to_release(self, module: str, own_parameters: Collection[int]) -> frozenset[int]:
         """``__params_to_release``, which DeepSpeed caches by module and step."""
-        own_parameters = self.modules.of.get(module)
-        if not own_parameters:
-            return frozenset()
         key = (module, self.step_id)
-        if key not in self.released:
+        chosen = self.released.get(key)
+        if chosen is None:
             step, latest = self.step_id, self.latest
-            not_kept = [i for i in own_parameters if not self.persistent[i] and latest.get(i, -1) <= step]
-            self.released[key] = frozenset([i for i in not_kept if not self._used_soon(i)])
-        return self.released[key]
+            not_kept = [i for i in own_parameters if not self.persistent[i] and latest[i] <= step]
+            chosen = self.released[key] = frozenset([i for i in not_kept if not self._used_soon(i)])
+        return chosen
 
     def _used_soon(self, index: int) -> bool:
         """Whether the parameter's next use lies within the reuse distance, counted in elements."""
@@ -259,8 +264,8 @@ class Parameters:
 
     def release(self, module: str, backward: bool) -> None:
         """``release_sub_module``."""
-        chosen = self._to_release(module)
         own_parameters: Collection[int] = self.modules.of.get(module, ())
+        chosen = self._to_release(module, own_parameters) if own_parameters else _NONE
         if backward:
             if regathered := self.recompute.pop(module, None):
                 chosen |= {i for i in regathered if not self.persistent[i]}
