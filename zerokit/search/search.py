@@ -24,6 +24,7 @@ from zerokit.errors import MemoryUnknown
 from zerokit.memory.card import EXPANDABLE_BYTES
 from zerokit.rules import first_violation
 from zerokit.search.frugal import frugal_settings, too_large_with_any
+from zerokit.search.misfits import KnobFamily, Misfits
 from zerokit.search.space import (
     Knobs,
     Layout,
@@ -66,22 +67,6 @@ class SearchResult:
     rejected: Mapping[str, int]
     candidates: int
     seconds: float
-
-
-@frozen_dataclass
-class _Family:
-    """A strategy but for its knobs.
-
-    ``frugal``: the settings of which one requires the least memory, the likeliest last.
-    """
-
-    layout: Layout
-    placement: OffloadChoice
-    checkpointing: str
-    micro_batch: int
-    accumulation: int
-    variants: tuple[Knobs, ...]
-    frugal: tuple[Knobs, ...]
 
 
 @frozen_dataclass
@@ -128,9 +113,7 @@ class _Search:
     wants_nearest: bool = False
     rejected: Counter[str] = field(default_factory=Counter)
     candidates: int = 0
-    # knobs and all but the micro-batch -> (smallest micro-batch that does not fit, why)
-    too_large: dict[tuple[object, ...], tuple[int, str]] = field(default_factory=dict)
-    asked: set[tuple[object, ...]] = field(default_factory=set)
+    misfits: Misfits = field(default_factory=Misfits)
     nearest: tuple[float, Strategy, MemoryEstimate] | None = None
     hopeless: tuple[float, Strategy] | None = None
     unknown: tuple[Strategy, MemoryUnknown] | None = None
@@ -143,7 +126,7 @@ class _Search:
     def run(self) -> SearchResult:
         started = time.perf_counter()
         ticket = itertools.count()
-        queue: list[tuple[float, int, int, _Family, _Variant | Candidate | None]] = []
+        queue: list[tuple[float, int, int, KnobFamily, _Variant | Candidate | None]] = []
         for order, family in enumerate(self._families()):
             seconds = self._seconds(family, family.variants[0])
             if seconds > self.limit_seconds:
@@ -181,7 +164,7 @@ class _Search:
 
     # ---------------------------------------------------------------- enumeration
 
-    def _families(self) -> Iterator[_Family]:
+    def _families(self) -> Iterator[KnobFamily]:
         space = self.space
         spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
         settings = {
@@ -211,7 +194,7 @@ class _Search:
                     continue
                 for mode in modes:
                     for micro, steps in pairs:
-                        yield _Family(
+                        yield KnobFamily(
                             layout=layout, placement=placement, checkpointing=mode,
                             micro_batch=micro, accumulation=steps, variants=variants,
                             frugal=frugal_settings(space, layout, placement, (micro, steps), variants),
@@ -245,16 +228,16 @@ class _Search:
 
     # ---------------------------------------------------------------- time and memory
 
-    def _strategy(self, family: _Family, chosen: Knobs) -> Strategy:
+    def _strategy(self, family: KnobFamily, chosen: Knobs) -> Strategy:
         return build_strategy(
             self.space, family.layout, family.placement, family.checkpointing, family.micro_batch,
             family.accumulation, chosen,
         )  # fmt: skip
 
-    def _seconds(self, family: _Family, chosen: Knobs) -> float:
+    def _seconds(self, family: KnobFamily, chosen: Knobs) -> float:
         return self.space.timing.estimate(self._strategy(family, chosen)).step_seconds
 
-    def _expand(self, order: int, family: _Family) -> Iterator[tuple[float, _Variant]]:
+    def _expand(self, order: int, family: KnobFamily) -> Iterator[tuple[float, _Variant]]:
         """The family's knob settings with their times; none when a bound shows that no knob helps."""
         least = self._least_vram(family)
         if least > self.space.cluster.gpu.driver_vram_bytes:
@@ -263,6 +246,13 @@ class _Search:
         if least:
             headroom = most_spare_bytes(least, self.space.cluster)
             self.floors[order] = self._frugal_retries(family, headroom)
+        elif len(family.variants) > 1:
+            # no bound (closed form): to ask takes less than to time every setting
+            self._ask_frugal(family)
+            reasons = [self.misfits.of(family, chosen) for chosen in family.variants]
+            if all(reasons):
+                self.rejected.update(filter(None, reasons))
+                return
         floor = self.floors.get(order, 0.0)
         timed = [_Variant(seconds=self._seconds(family, chosen), knobs=chosen) for chosen in family.variants]
         timed.reverse()  # of equally fast settings the most frugal comes first
@@ -270,7 +260,7 @@ class _Search:
             yield variant.seconds + floor, variant
 
     def _ask(
-        self, order: int, family: _Family, variant: _Variant, now: float
+        self, order: int, family: KnobFamily, variant: _Variant, now: float
     ) -> Iterator[tuple[float, _Variant | Candidate]]:
         """The candidate under its time, if it fits; or the setting again, under a later time than ``now``
         that is known meanwhile: it retries as long as the family's most frugal setting, or longer."""
@@ -290,7 +280,7 @@ class _Search:
             )
             self.floors[order] = max(self.floors.get(order, 0.0), self._frugal_retries(family, headroom))
 
-    def _least_vram(self, family: _Family) -> int:
+    def _least_vram(self, family: KnobFamily) -> int:
         """The bound from below, 0 where there is none; notes the family that lacks least."""
         space = self.space
         if space.least_vram is None:
@@ -306,15 +296,13 @@ class _Search:
             self.hopeless = (lack, strategy)
         return int(least)
 
-    def _frugal_retries(self, family: _Family, headroom: int) -> float:
+    def _frugal_retries(self, family: KnobFamily, headroom: int) -> float:
         strategy = self._strategy(family, family.variants[-1])
         return self.space.timing.retry_seconds(strategy, max(headroom, EXPANDABLE_BYTES))
 
-    def _try(self, family: _Family, chosen: Knobs) -> Candidate | None:
+    def _try(self, family: KnobFamily, chosen: Knobs) -> Candidate | None:
         """The candidate, if it fits. After a first failure the most frugal knobs are asked, once."""
-        base = (family.layout, family.placement, family.checkpointing, min(3, family.accumulation))
-        reasons = [self._known_misfit(base, family, frugal) for frugal in family.frugal]
-        known = self._known_misfit(base, family, chosen) or (reasons[-1] if all(reasons) else None)
+        known = self.misfits.of(family, chosen)
         if known is not None:
             self.rejected[known] += 1
             return None
@@ -326,26 +314,24 @@ class _Search:
             time = timing.with_retries(timing.estimate(strategy), strategy, memory)
             return Candidate(strategy=strategy, memory=memory, time=time)
         self.rejected[reason] += 1
-        # with as much accumulation, a larger micro-batch needs more
-        self.too_large[(base, chosen)] = (family.micro_batch, reason)
-        for frugal in reversed(family.frugal):
-            if frugal != chosen and (base, frugal, family.micro_batch) not in self.asked:
-                self.asked.add((base, frugal, family.micro_batch))
-                strategy = self._strategy(family, frugal)
-                least, memory = self._misfit(strategy)
-                if least is None:
-                    break
-                self.too_large[(base, frugal)] = (family.micro_batch, least)
-                trainable = self.space.timing.trainable
-                if memory and too_large_with_any(memory, strategy, self.space.cluster, trainable):
-                    self.too_large |= {(base, other): (family.micro_batch, least) for other in family.frugal}
-                    break
+        self.misfits.add(family, chosen, reason=reason)
+        self._ask_frugal(family)
         return None
 
-    def _known_misfit(self, base: tuple[object, ...], family: _Family, chosen: Knobs) -> str | None:
-        """Why these settings do not fit, as a smaller micro-batch told; ``None`` where none did."""
-        limit = self.too_large.get((base, chosen))
-        return limit[1] if limit is not None and family.micro_batch >= limit[0] else None
+    def _ask_frugal(self, family: KnobFamily) -> None:
+        """Ask the settings of which one requires the least, each once, until one fits."""
+        for frugal in reversed(family.frugal):
+            if not self.misfits.to_ask(family, frugal):
+                continue
+            strategy = self._strategy(family, frugal)
+            reason, memory = self._misfit(strategy)
+            if reason is None:
+                break
+            self.misfits.add(family, frugal, reason=reason)
+            trainable = self.space.timing.trainable
+            if memory and too_large_with_any(memory, strategy, self.space.cluster, trainable):
+                self.misfits.add(family, *family.frugal, reason=reason)
+                break
 
     def _misfit(self, strategy: Strategy) -> tuple[str | None, MemoryEstimate | None]:
         """Why the strategy does not fit, ``None`` when it does; and the estimate, if one was needed."""
