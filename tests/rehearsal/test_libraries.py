@@ -197,3 +197,14 @@ def test_flash_attention_that_is_not_installed_allocates_as_its_kernels_do(tmp_p
     one, spare = tokens * heads * dim * 2, tokens + 4 * 128
     assert 0 <= observed["in a row"] - (3 * one + 4 * heads * spare * (dim + 1)) <= 3 << 20
     assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("pairs", "smaller"), [("1", "half the sequence length"), ("4", "(2 in place of 4)")]
+)
+def test_a_batch_of_one_pair_cannot_be_halved(tmp_path: Path, model: str, pairs: str, smaller: str) -> None:
+    """The model is given two rows for a pair; the Trainer's batch is what may be made smaller."""
+    _, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "pairs.py"), model, pairs)
+    assert rank_of(said)["peak_allocated_bytes"]
+    halves = [change["what"] for change in said["changes"] if "half the" in change["what"]]
+    assert len(halves) == 1 and smaller in halves[0]

@@ -27,11 +27,11 @@ class EngineFacts:
     def __init__(self) -> None:
         self._facts: dict[str, Any] | None = None
         self._told: dict[str, Any] | None = None
-        self._loader_rows: int | None = None
+        self.loader_rows: int | None = None
 
     def trainer_began(self, rows: int) -> None:
         """A Trainer trains, whose loader gives ``rows`` a batch: pairs are one row there."""
-        self._loader_rows = rows
+        self.loader_rows = rows
         if self._facts is not None:
             self._facts = {**self._facts, "loader_rows": rows}
 
@@ -43,7 +43,7 @@ class EngineFacts:
         facts = self._facts
         if facts is None:
             self._facts = {**record(engine), "batch_rows": rows, "batch_columns": columns, "engines": engines,
-                           "loader_rows": self._loader_rows}  # fmt: skip
+                           "loader_rows": self.loader_rows}  # fmt: skip
             return
         before = (facts["batch_rows"] or 0) * (facts["batch_columns"] or 1)
         if (rows or 0) * (columns or 1) > before or engines > facts["engines"]:

@@ -31,20 +31,20 @@ def changes(
     engine: Mapping[str, Any] | None,
     *,
     expandable_segments: bool,
-    one_row: bool = False,
+    batch_rows: int | None = None,
 ) -> tuple[Change, ...]:
     """What would lower the rank's peak, most first.
 
     Args:
         engine: what the DeepSpeed engine ran with; None: there was none.
-        one_row: whether there was no engine, and every training forward was given one row.
+        batch_rows: of a batch per GPU, where there was no engine; None: not known.
         expandable_segments: of the run's allocator.
     """
     if not rank.peak_allocated_bytes:
         return ()
     options = [
         *_of_phase(rank),
-        *_of_activations(rank, engine or {"micro_batch": 1 if one_row else None}),
+        *_of_activations(rank, engine or {"micro_batch": batch_rows}),
         *_of_states(rank, gpus, engine),
         *_of_allocator(rank, expandable_segments),
     ]

@@ -348,7 +348,7 @@ def _result(
             script.ranks,
             report.get("engine"),
             expandable_segments=bool(report.get("expandable_segments")),
-            one_row=report.get("most_rows") == 1,
+            batch_rows=report.get("batch_rows") or None,
         ),
         seconds=report.get("seconds", 0.0),
         cpu_seconds=report.get("cpu_seconds", 0.0),

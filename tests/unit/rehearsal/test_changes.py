@@ -41,7 +41,8 @@ def test_activations_shrink_with_the_batch_or_are_recomputed() -> None:
     checkpointed = engine | {"gradient_checkpointing": True, "micro_batch": 1}
     shorter = "half the sequence length: the batch size per GPU is 1"
     assert told(held, engine=checkpointed) == {shorter: 10}
-    assert told(held, one_row=True)[shorter] == 10
+    assert told(held, batch_rows=1)[shorter] == 10
+    assert told(held, batch_rows=3)["half the batch size per GPU (1 in place of 3)"] == 10
 
 
 def test_zero_divides_what_its_stage_leaves_whole() -> None:

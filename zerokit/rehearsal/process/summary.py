@@ -55,7 +55,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "warnings": sorted(machine.warnings),
         "engine": phases.observed.news(),
         "model": phases.model,
-        "most_rows": phases.most_rows,
+        "batch_rows": phases.observed.loader_rows or int(phases.most_rows == 1),
     }
 
 

@@ -102,10 +102,18 @@ def _rows(value: Any) -> int:
 
 
 def callbacks(context: Context, module: ModuleType) -> None:
-    """When enough steps were seen the Trainer is told to evaluate, save (as its settings say) and end."""
+    """When enough steps were seen the Trainer is told to evaluate, save (as its settings say) and end.
+
+    Its batch is noted where training begins: a model may be given more rows (the two answers of a DPO pair).
+    """
     phases = context.phases
     cls = module.DefaultFlowCallback
-    original = cls.on_step_end
+    original, began = cls.on_step_end, cls.on_train_begin
+
+    @functools.wraps(began)
+    def on_train_begin(self: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
+        phases.observed.trainer_began(int(args.train_batch_size))
+        return began(self, args, *rest, **kwargs)
 
     @functools.wraps(original)
     def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -118,7 +126,7 @@ def callbacks(context: Context, module: ModuleType) -> None:
                 control.should_save = True
         return control
 
-    cls.on_step_end = on_step_end
+    cls.on_step_end, cls.on_train_begin = on_step_end, on_train_begin
 
 
 def _is_wanted(strategy: Any) -> bool:
