@@ -12,6 +12,7 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.planner.values import choice
+from zerokit.search.space import Pins, unmodelled_with_loss
 
 _REHEARSE = "`zerokit rehearse` runs the script with it"
 _NOTES = {
@@ -37,26 +38,13 @@ def loss_of(options: Mapping[str, Any]) -> str:
     return choice(options, "loss", LOSSES) or "standard"
 
 
-def refuse_loss(options: Mapping[str, Any], job: Job, shape: ModelShape, cluster: Cluster) -> None:
+def refuse_loss(job: Job, shape: ModelShape, cluster: Cluster, pins: Pins) -> None:
     """Refuse a loss where its bytes are not known.
 
     Raises:
         InputError: names the loss, and what it is not modelled with.
     """
-    if job.loss == "standard":
-        return
-    with_what = next(
-        (
-            f"⟨{name}⟩"
-            for name in ("tp", "pp", "pipeline_module", "images")
-            if options.get(name) not in (None, False, 1, "1")
-        ),
-        None,
-    )
-    if shape.head != "causal":
-        with_what = f"a model whose head is {shape.head!r}"
-    elif cluster.gpu.name == "cpu":
-        with_what = "CPU ranks, where these libraries compute otherwise"
+    with_what = unmodelled_with_loss(job, shape, cluster, pins)
     if with_what is not None:
         raise InputError(f"⟨loss⟩ {job.loss}: not modelled with {with_what}; {_REHEARSE}")
 
@@ -93,8 +81,6 @@ def refuse_offloading(options: Mapping[str, Any], job: Job, cluster: Cluster) ->
         return
     names = ("tp", "pp", "sp", "pipeline_module", "images")
     with_what = [f"⟨{name}⟩" for name in names if options.get(name) not in (None, False, 1, "1")]
-    if job.loss != "standard":
-        with_what.append(f"⟨loss⟩ {job.loss}")
     if cluster.gpu.name == "cpu":
         with_what.append("CPU ranks")
     if options.get("model") is None:

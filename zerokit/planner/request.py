@@ -91,14 +91,14 @@ def resolve(
     job, notes = _job(options, chosen)
     machine = hardware(options)
     _refuse_attention(job, machine)
-    refuse_loss(options, job, chosen.shape, machine.cluster)
+    pins = _pins(options, machine.on_cpu)
+    refuse_loss(job, chosen.shape, machine.cluster, pins)
     refuse_offloading(options, job, machine.cluster)
     calibration, measured = None, tuple[str, ...]()
     if (machine.found_here or machine.on_cpu) and not options.get("no_calibration"):
         from zerokit.planner.calibration import of_this_machine
 
         calibration, measured = of_this_machine(machine.cluster, chosen.shape, job, on_cpu=machine.on_cpu)
-    pins = _pins(options, machine.on_cpu)
     if (pins.pipeline_parallel or 1) > 1 and not pins.pipeline_module:
         notes = (*notes, "the script builds a DeepSpeed PipelineModule: ⟨pp⟩ says so")
     request = Request(

@@ -6,7 +6,7 @@ from zerokit.domain.strategy import Candidate
 from zerokit.search import explain as advice
 from zerokit.search.request import Request
 from zerokit.search.search import search
-from zerokit.search.space import Pins, divisors, layouts
+from zerokit.search.space import Pins, divisors, layouts, unmodelled_with_loss
 from zerokit.search.strategies import Space
 from zerokit.values import replace
 
@@ -22,7 +22,7 @@ def faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str,
     space = replace(space, memory=known.memory, least_vram=known.least_vram, host_bytes=known.host_bytes)
     faster = []
     for way in advice.BY_SCRIPT:
-        pins = way.searched(request.pins)
+        pins = way.searched(request)
         best = _fastest(space, pins, chosen) if pins is not None else None
         if best is not None:
             words = f"{way.name} {way.degree(best.strategy)} ({advice.strategy_words(best.strategy)})"
@@ -37,9 +37,12 @@ def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple
     """What a script with a PipelineModule could gain."""
     if request.pins.pipeline_module or request.job.method != "full" or request.shape.head != "causal":
         return ()
+    with_pipeline = replace(request.pins, pipeline_module=True)
+    if unmodelled_with_loss(request.job, request.shape, request.cluster, with_pipeline):
+        return ()
     best: Candidate | None = None
     for degree in divisors(request.cluster.gpus)[1:]:
-        pins = replace(request.pins, pipeline_parallel=degree, pipeline_module=True)
+        pins = replace(with_pipeline, pipeline_parallel=degree)
         best = _fastest(space, pins, chosen, best) or best
     if best is None:
         return ()

@@ -10,8 +10,8 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component
-from zerokit.search.request import MemoryModel
-from zerokit.search.space import Pins
+from zerokit.search.request import MemoryModel, Request
+from zerokit.search.space import Pins, unmodelled_with_loss
 from zerokit.units import GIB, format_gib, format_seconds
 from zerokit.values import frozen_dataclass, replace
 
@@ -49,13 +49,17 @@ class ByScript:
     option: str
     needs: str
 
-    def searched(self, pins: Pins) -> Pins | None:
-        """The pins with this degree searched; None where it is fixed or searched already."""
+    def searched(self, request: Request) -> Pins | None:
+        """The request's pins with this degree searched; None where it is fixed or searched already, or the
+        loss is not modelled with it."""
+        pins = request.pins
         if self.option == "tp" and pins.tensor_parallel is None and not pins.search_tensor:
-            return replace(pins, search_tensor=True)
-        if self.option == "sp" and pins.sequence_parallel is None and not pins.search_sequence:
-            return replace(pins, search_sequence=True)
-        return None
+            pins = replace(pins, search_tensor=True)
+        elif self.option == "sp" and pins.sequence_parallel is None and not pins.search_sequence:
+            pins = replace(pins, search_sequence=True)
+        else:
+            return None
+        return None if unmodelled_with_loss(request.job, request.shape, request.cluster, pins) else pins
 
     def degree(self, strategy: Strategy) -> int:
         """The strategy's degree."""

@@ -8,7 +8,7 @@ from zerokit.domain.job import Lora
 from zerokit.domain.strategy import Candidate
 from zerokit.search.explain import BY_SCRIPT, strategy_words
 from zerokit.search.request import Request
-from zerokit.search.space import Pins
+from zerokit.search.space import Pins, unmodelled_with_loss
 from zerokit.units import GIB, format_gib
 from zerokit.values import replace
 
@@ -86,18 +86,16 @@ def shorter_sequence(request: Request, works: Works) -> str | None:
 
 def fused_loss(request: Request, works: Works) -> str | None:
     """Head and loss fused, so that no logits are kept."""
-    job = request.job
-    if job.inference or request.on_cpu or job.loss != "standard" or job.images or job.offload_activations:
+    if request.job.inference or request.job.loss != "standard":
         return None
-    pins = request.pins
-    divided = (pins.tensor_parallel or 1) > 1 or (pins.pipeline_parallel or 1) > 1 or pins.pipeline_module
-    if request.shape.head != "causal" or divided:
-        return None  # not modelled with these
-    fused = replace(request, job=replace(job, loss="liger"), pins=replace(pins, search_tensor=False))
+    job, pins = replace(request.job, loss="liger"), replace(request.pins, search_tensor=False)
+    if unmodelled_with_loss(job, request.shape, request.cluster, pins):
+        return None
+    fused = replace(request, job=job, pins=pins)
     candidate = works(fused)
     if not candidate:
         return None
-    instead = " without ⟨tp⟩ auto" if pins.search_tensor else ""
+    instead = " without ⟨tp⟩ auto" if request.pins.search_tensor else ""
     return (
         f"⟨loss⟩ liger{instead}: {_words(candidate)}; the script must fuse head and loss (use_liger_kernel)"
     )
@@ -125,7 +123,7 @@ def adapters(request: Request, works: Works) -> str | None:
 def more_parallel(request: Request, works: Works) -> str | None:
     """Tensor or sequence parallel, which the script must do its part for."""
     for way in BY_SCRIPT:
-        pins = way.searched(request.pins)
+        pins = way.searched(request)
         candidate = works(replace(request, pins=pins)) if pins is not None else None
         if candidate:
             return f"⟨{way.option}⟩ {way.degree(candidate.strategy)}: {_words(candidate)}; {way.needs}"

@@ -305,12 +305,12 @@ def _check_batch(result: SearchResult, request: Request) -> None:
     lower = batch // least * least or least
     raise InputError(
         f"⟨global_batch⟩ {batch} cannot be divided evenly over {gpus} GPUs with these options; "
-        f"use {lower} or {lower + least}{_divided_by_script(pins)}"
+        f"use {lower} or {lower + least}{_divided_by_script(request)}"
     )
 
 
-def _divided_by_script(pins: Pins) -> str:
-    ways = [f"⟨{way.option}⟩ auto" for way in advice.BY_SCRIPT if way.searched(pins) is not None]
+def _divided_by_script(request: Request) -> str:
+    ways = [f"⟨{way.option}⟩ auto" for way in advice.BY_SCRIPT if way.searched(request) is not None]
     return (
         f", or {' or '.join(ways)} if the script gives the ranks of one group the same batch" if ways else ""
     )

@@ -139,6 +139,24 @@ def refuse_placement(job: Job, stage: int | None, offload: str | None) -> None:
         )
 
 
+def unmodelled_with_loss(job: Job, shape: ModelShape, cluster: Cluster, pins: Pins) -> str | None:
+    """What of a request its loss is not modelled with; ``None``: nothing. The model's own is with all."""
+    if job.loss == "standard":
+        return None
+    if shape.head != "causal":
+        return f"a model whose head is {shape.head!r}"
+    if cluster.gpu.name == "cpu":
+        return "CPU ranks, where these libraries compute otherwise"
+    asked = {
+        "tp": pins.search_tensor or (pins.tensor_parallel or 1) > 1,
+        "pp": (pins.pipeline_parallel or 1) > 1,
+        "pipeline_module": pins.pipeline_module,
+        "images": job.images is not None,
+        "offload_activations": job.offload_activations,
+    }
+    return next((f"⟨{option}⟩" for option, is_asked in asked.items() if is_asked), None)
+
+
 def placements(pins: Pins, job: Job, has_nvme: bool) -> list[OffloadChoice]:
     """ZeRO stages × offload devices, cheapest first; the pointless ones are the rules' to refuse.
 

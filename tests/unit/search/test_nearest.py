@@ -9,7 +9,7 @@ import pytest
 
 import zerokit
 from tests.support.requests import request_for
-from zerokit.errors import NothingFits
+from zerokit.errors import InputError, NothingFits
 from zerokit.search.nearest import more_gpus
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
@@ -43,6 +43,18 @@ def test_a_fused_loss_is_offered_where_it_makes_a_long_sequence_fit() -> None:
     assert zerokit.plan(**job, loss="liger").chosen.fits
     with_search = _refusal(**job, tp="auto")  # a fused loss is not modelled with tensor parallelism
     assert re.search(r"liger'? without .*\btp\b", with_search), with_search
+
+
+def test_what_a_fused_loss_is_not_modelled_with_is_not_advised_beside_one() -> None:
+    """Each way that an answer names, the next call must take."""
+    job = {"model": "llama-3.1-70b", "gpu": "a100-40gb", "gpus": 64, "seq_len": 4096, "network": "12.5GB"}
+    own = zerokit.plan(**job).to_dict()["faster_with"]
+    fused = zerokit.plan(**job, loss="liger").to_dict()["faster_with"]
+    assert any("PipelineModule" in line for line in own), own
+    assert fused and not any("PipelineModule" in line or "tensor parallel" in line for line in fused), fused
+    for refused in ({"pipeline_module": True}, {"tp": "auto"}):
+        with pytest.raises(InputError, match="not modelled"):
+            zerokit.plan(**job, loss="liger", **refused)
 
 
 def test_the_host_memory_that_is_named_is_enough_and_little_less_is_not() -> None:
