@@ -49,6 +49,9 @@ def test_a_plan_for_a_script_holds_what_the_script_holds(tmp_path: Path, monkeyp
     assert chosen["parameters"] == PARAMETERS  # nobody named the model
     assert body["request"]["seq-len"] == "128"
     assert all(rehearsal["stopped"] is None for rehearsal in body["rehearsals"])
+    purposes = ("to learn what the script itself takes", "to learn what another sequence takes",
+                "to learn what checkpointing changes", "one of the fastest that should fit")  # fmt: skip
+    assert all(purpose in " ".join(said.split()) for purpose in purposes)
     # the teacher's weights are in every phase but the first two
     plain = zerokit.estimate(
         model=body["request"]["model"], gpus=2, gpu="h200", zero=2, seq_len=128,
@@ -136,4 +139,5 @@ def test_what_stops_a_script_before_its_engine_is_not_tried_at_every_batch(
         plan_script(
             Target(script=str(script), module=None, arguments=()), {"gpus": 2, "gpu": "h200"}, say=said.append
         )
-    assert sum(line.startswith("rehearsal ") for line in said) == rehearsals
+    told = [line for line in said if line.startswith("rehearsal ")]
+    assert len(told) == rehearsals and all("to learn what the script itself takes: " in line for line in told)

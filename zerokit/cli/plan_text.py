@@ -140,7 +140,7 @@ def _strategy(planned: PlannedStrategy) -> list[str]:
 
 def _answer(planned: PlannedStrategy, title: str, remarks: Sequence[str] = ()) -> list[str]:
     """``remarks``: what belongs to the answer beside what fits and how fast."""
-    lines = [title]
+    lines = textwrap.wrap(title, width(), subsequent_indent="  ", break_on_hyphens=False)
     said = (
         *(note[0].upper() + note[1:] for note in remarks),
         answer.pace(planned),

@@ -27,6 +27,11 @@ from zerokit.values import replace
 MOST_REHEARSALS = 12
 LOOKED_THROUGH = 4
 """So many ranked strategies for each that is wanted."""
+FOR_A_BATCH = "to learn what the script itself takes"
+FOR_EACH_SEQUENCE = "to learn what another sequence takes"
+FOR_CHECKPOINTING = "to learn what checkpointing changes"
+"""What a rehearsal is for whose figures are not those of a plan."""
+_FRONT_RUNNER = "one of the fastest that should fit"
 _LEAST_LIMIT_SECONDS = 300.0
 """That one rehearsal may take, however little of the budget is left: one of a large model takes minutes."""
 
@@ -83,13 +88,13 @@ class RehearsedSearch(Generic[Outcome]):
     def _so_far(self) -> str:
         return "1 rehearsal" if len(self.records) == 1 else f"{len(self.records)} rehearsals"
 
-    def rehearse(self, request: Request, strategy: Strategy) -> Outcome:
-        """Rehearse one strategy, and keep what it shows."""
+    def rehearse(self, request: Request, strategy: Strategy, purpose: str = "") -> Outcome:
+        """Rehearse one strategy, and keep what it shows; ``purpose``: what for."""
         began = time.monotonic()
         seconds_left = max(0.0, self.seconds - (began - self._began))
         self.say(
             f"rehearsal {len(self.records) + 1} of at most {MOST_REHEARSALS} "
-            f"({_time_left(seconds_left)}): {strategy_words(strategy)}"
+            f"({_time_left(seconds_left)}){', ' + purpose if purpose else ''}: {strategy_words(strategy)}"
         )
         done = self.run(request, strategy, max(seconds_left, _LEAST_LIMIT_SECONDS))
         took, rehearsed = time.monotonic() - began, done.rehearsed
@@ -152,7 +157,7 @@ class RehearsedSearch(Generic[Outcome]):
             waiting = list(self._not_rehearsed(best))
             if not waiting or len(self.records) >= MOST_REHEARSALS:
                 return plan, usable
-            self.rehearse(request, waiting[0].strategy)
+            self.rehearse(request, waiting[0].strategy, _FRONT_RUNNER if self.time_is_left else "")
 
     def _not_rehearsed(self, best: list[Candidate]) -> Iterator[Candidate]:
         for candidate in best:

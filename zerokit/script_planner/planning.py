@@ -15,7 +15,12 @@ from zerokit.planner.memory_source import Say
 from zerokit.planner.named_models import unlike_planned
 from zerokit.planner.one_strategy import one_strategy
 from zerokit.planner.plan_result import PlanResult
-from zerokit.planner.rehearsed_search import RehearsedSearch
+from zerokit.planner.rehearsed_search import (
+    FOR_A_BATCH,
+    FOR_CHECKPOINTING,
+    FOR_EACH_SEQUENCE,
+    RehearsedSearch,
+)
 from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.planner.script_memory import REHEARSED
 from zerokit.rehearsal.gpu import FakeGpu
@@ -159,7 +164,8 @@ class ScriptPlanning:
         first: Rehearsal | None = None
         why = ""
         for batch in batches:
-            done = self.search.rehearse(read.request, self._probe(read.request, batch, modes[0]))
+            purpose = FOR_EACH_SEQUENCE if fed else FOR_A_BATCH
+            done = self.search.rehearse(read.request, self._probe(read.request, batch, modes[0]), purpose)
             if done.rehearsed is None:
                 repeated = why == done.why_not and not done.came_up
                 why = why or done.why_not
@@ -178,10 +184,10 @@ class ScriptPlanning:
         read = self._held_to_batch(fed, read)
         last = read.request.pins.micro_batch or max(fed)
         if last not in fed and self.search.time_is_left:
-            self.search.rehearse(read.request, self._probe(read.request, last, modes[0]))
+            self.search.rehearse(read.request, self._probe(read.request, last, modes[0]), FOR_EACH_SEQUENCE)
         # what one more sequence takes beside the replay is the same with checkpointing
         for mode in modes[1:] if self.search.time_is_left else []:
-            self.search.rehearse(read.request, self._probe(read.request, last, mode))
+            self.search.rehearse(read.request, self._probe(read.request, last, mode), FOR_CHECKPOINTING)
         return read
 
     def _probe(self, request: Request, batch: int, checkpointing: str) -> Strategy:

@@ -13,7 +13,7 @@ from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.errors import ZerokitError
 from zerokit.planner.memory_source import Say
 from zerokit.planner.plan_result import RehearsalRecord
-from zerokit.planner.rehearsed_search import RehearsalOutcome, RehearsedSearch
+from zerokit.planner.rehearsed_search import FOR_EACH_SEQUENCE, RehearsalOutcome, RehearsedSearch
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.search.distinct import distinct
@@ -98,7 +98,7 @@ class TrialRehearsals:
         if self.request.pins.gradient_accumulation is None:
             accumulation *= settings.micro_batch
         smallest = replace(settings, micro_batch=1, gradient_accumulation=accumulation)
-        search.rehearse(self.request, replace(strategy, settings=smallest))
+        search.rehearse(self.request, replace(strategy, settings=smallest), FOR_EACH_SEQUENCE)
 
     def _estimated(self, candidate: Candidate) -> Candidate:
         """With the memory of every rank."""

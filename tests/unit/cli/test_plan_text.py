@@ -91,6 +91,18 @@ def test_a_page_counts_what_was_rejected_as_the_terminal_does(capsys: pytest.Cap
     assert with_page["chosen"] == without["chosen"] and with_page["alternatives"] == without["alternatives"]
 
 
+def test_a_long_name_of_a_model_keeps_to_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = Path("a-model-whose-folder-has-a-name-that-is-somewhat-long")
+    folder.mkdir()
+    example = Path(__file__).resolve().parents[3] / "examples" / "tiny-llama.json"
+    (folder / "config.json").write_text(example.read_text())
+    out = call(capsys, "plan", "--model", str(folder), "--gpus", "2", "--gpu", "rtx-4090", "--all-gpus")[1]
+    assert f"Plan for {folder}/config.json on 2" in out and max(map(len, out.splitlines())) <= 80
+
+
 def test_gpus_that_a_plan_leaves_idle_belong_to_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", "--model", "gpt2", "--gpu", "rtx-4090", "--gpus", "4", "--global-batch", "4",
              "--seq-len", "128", "--html", "plan.html")  # fmt: skip
