@@ -204,7 +204,8 @@ def test_flash_attention_that_is_not_installed_allocates_as_its_kernels_do(tmp_p
 )
 def test_a_batch_of_one_pair_cannot_be_halved(tmp_path: Path, model: str, pairs: str, smaller: str) -> None:
     """The model is given two rows for a pair; the Trainer's batch is what may be made smaller."""
-    _, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "pairs.py"), model, pairs)
+    arguments = ("--model", model, "--output_dir", "out", "--per_device_train_batch_size", pairs)
+    _, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "pairs.py"), *arguments)
     assert rank_of(said)["peak_allocated_bytes"]
     halves = [change["what"] for change in said["changes"] if "half the" in change["what"]]
     assert len(halves) == 1 and smaller in halves[0]

@@ -49,8 +49,9 @@ def test_a_plan_for_a_script_holds_what_the_script_holds(tmp_path: Path, monkeyp
     assert chosen["parameters"] == PARAMETERS  # nobody named the model
     assert body["request"]["seq-len"] == "128"
     assert all(rehearsal["stopped"] is None for rehearsal in body["rehearsals"])
-    purposes = ("to learn what the script itself takes", "to learn what another sequence takes",
-                "to learn what checkpointing changes", "one of the fastest that should fit")  # fmt: skip
+    assert {rehearsal["probe"] for rehearsal in body["rehearsals"]} == {True, False}
+    purposes = ("to learn what the script takes, before bucket sizes are chosen",
+                "to learn what another sequence takes", "one of the fastest that should fit")  # fmt: skip
     assert all(purpose in " ".join(said.split()) for purpose in purposes)
     # the teacher's weights are in every phase but the first two
     plain = zerokit.estimate(
@@ -63,6 +64,26 @@ def test_a_plan_for_a_script_holds_what_the_script_holds(tmp_path: Path, monkeyp
     _, again, _ = rehearse(tmp_path, "--plan", "plan", script)
     assert again["ranks"][0]["phases"] == estimate["per_rank"][0]["phases"]
     assert again["min_vram_bytes"] == estimate["min_vram_bytes"]
+
+
+@pytest.mark.slow
+def test_a_batch_of_pairs_is_counted_in_pairs(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 1000, **shape}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "zerokit", "plan", "--gpus", "2", "--gpu", "h200", "--zero", "1",
+         "--global-batch", "4", "--micro-batch", "2", "--checkpointing", "none", "--explain", "--",
+         str(SCRIPTS / "pairs.py"), "--model", ".", "--output_dir", "out"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0, done.stderr
+    assert "2 per GPU × 1 accumulation × 2 GPUs = 4 pairs × 2 × 512 tokens" in said
+    assert "a step of 4 pairs" in said and "of 4 sequences" not in said
+    assert said.count("(a probe: buckets not chosen yet): ") == 1
+    assert "batch sizes count pairs, and tokens per second one sequence of each" in said
 
 
 @pytest.mark.slow
@@ -140,4 +161,4 @@ def test_what_stops_a_script_before_its_engine_is_not_tried_at_every_batch(
             Target(script=str(script), module=None, arguments=()), {"gpus": 2, "gpu": "h200"}, say=said.append
         )
     told = [line for line in said if line.startswith("rehearsal ")]
-    assert len(told) == rehearsals and all("to learn what the script itself takes: " in line for line in told)
+    assert len(told) == rehearsals and all("to learn what the script takes, before" in line for line in told)

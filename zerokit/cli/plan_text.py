@@ -131,7 +131,7 @@ def _strategy(planned: PlannedStrategy) -> list[str]:
         [
             ("trains", answer.trains(job)),
             ("strategy", answer.strategy(strategy)),
-            ("batch", answer.batch(strategy, job, "rank" if planned.on_cpu else "GPU")),
+            ("batch", answer.batch(planned)),
             ("GPU memory" if not planned.on_cpu else "tensors", answer.memory(planned)),
             ("host memory", answer.host_memory(planned)),
         ]
@@ -234,11 +234,11 @@ def _rehearsed(result: PlanResult) -> list[str]:
         if rehearsal.min_vram_bytes is not None:
             result_text = f"{format_gib(rehearsal.min_vram_bytes, 1)} required"
         if rehearsal.step_seconds is not None:
-            sequences = rehearsal.strategy.global_batch
-            plural = "s" if sequences > 1 else ""
             seconds = format_seconds(rehearsal.step_seconds)
-            result_text += f", {seconds} a step of {sequences} sequence{plural}"
-        lines += bullets([f"{strategy_words(rehearsal.strategy)}: {result_text}"])
+            rows = result.script.rows(rehearsal.strategy.global_batch) if result.script else ""
+            result_text += f", {seconds} a step of {rows}"
+        probe = " (a probe: buckets not chosen yet)" if rehearsal.probe else ""
+        lines += bullets([f"{strategy_words(rehearsal.strategy)}{probe}: {result_text}"])
     return lines
 
 

@@ -46,11 +46,19 @@ class ScriptProfile:
     Attributes:
         name: of the script, for people.
         command: a digest of the script's name and arguments, by which a launch knows it again.
+        sequences_per_row: that its model is fed of a row of the data, which batch sizes count; 2: of pairs
+            (DPO).
     """
 
     name: str
     command: str
     rehearsed: tuple[RehearsedStrategy, ...] = ()
+    sequences_per_row: int = 1
+
+    def rows(self, count: int) -> str:
+        """What a batch counts: ``8 sequences``, ``1 pair``."""
+        noun = {1: "sequence", 2: "pair"}.get(self.sequences_per_row, "row")
+        return f"{count} {noun}{'' if count == 1 else 's'}"
 
     def of(self, strategy: Strategy) -> RehearsedStrategy | None:
         """The rehearsal that holds for a strategy: accumulation beyond two micro-batches moves no memory."""

@@ -126,14 +126,19 @@ def strategy(chosen: Strategy) -> str:
     return ", ".join([*words, f"{kind} checkpointing", chosen.settings.precision])
 
 
-def batch(chosen: Strategy, job: Job, device: str = "GPU") -> str:
-    """``2 per GPU × 4 accumulation × 8 GPUs = 64 sequences of 4,096 tokens``."""
+def batch(planned: PlannedStrategy) -> str:
+    """``2 per GPU × 4 accumulation × 8 GPUs = 64 × 4,096 tokens``; of pairs ``64 pairs × 2 × 4,096``."""
+    chosen, job, script = planned.strategy, planned.job, planned.script
+    device = "rank" if planned.on_cpu else "GPU"
     settings, ranks = chosen.settings, chosen.data_parallel
     is_all = chosen.world_size == ranks
     devices = f"{ranks} {device}{'s' if ranks != 1 else ''}" if is_all else f"{ranks} data parallel"
+    rows = f"{chosen.global_batch}"
+    if script is not None and script.sequences_per_row > 1:
+        rows = f"{script.rows(chosen.global_batch)} × {script.sequences_per_row}"
     return (
         f"{settings.micro_batch} per {device} × {settings.gradient_accumulation} accumulation × {devices} = "
-        f"{chosen.global_batch} × {job.seq_len:,} tokens"
+        f"{rows} × {job.seq_len:,} tokens"
     )
 
 

@@ -12,13 +12,12 @@ from zerokit.search.explain import cluster_words
 
 def table(planned: PlannedStrategy, model_name: str) -> str:
     """HTML: whether it fits, how fast it is, the strategy, what the script must do."""
-    unit = "rank" if planned.on_cpu else "GPU"
     rows = [
         ("fits", answer.fits(planned)),
         *(("pace", text) for text in (answer.pace(planned), *answer.pace_notes(planned))),
         ("trains", answer.trains(planned.job)),
         ("strategy", answer.strategy(planned.strategy)),
-        ("batch", answer.batch(planned.strategy, planned.job, unit)),
+        ("batch", answer.batch(planned)),
         ("memory", answer.memory(planned)),
         ("host memory", answer.host_memory(planned)),
         *(("the script must", line) for line in answer.script_must(planned.strategy, planned.job)),

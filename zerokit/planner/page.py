@@ -49,7 +49,6 @@ def plan_page(result: PlanResult, page: PlanPage, *, alternatives: Sequence[Cand
     """The page. ``alternatives``: strategies that fit as well, fastest first."""
     planned, job, strategy = result.chosen, result.job, result.chosen.strategy
     title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
-    unit = "rank" if result.on_cpu else "GPU"
     return fill(
         "plan.html.j2",
         title=title,
@@ -65,7 +64,7 @@ def plan_page(result: PlanResult, page: PlanPage, *, alternatives: Sequence[Cand
             ("model", f"{result.model_name}, {format_count(result.parameters)} parameters"),
             ("trains", answer.trains(job)),
             ("strategy", answer.strategy(strategy)),
-            ("batch", answer.batch(strategy, job, unit)),
+            ("batch", answer.batch(planned)),
             ("host memory", answer.host_memory(planned)),
             ("memory from", _BASES.get(planned.estimate.basis, planned.estimate.basis)),
             *_origin(page),

@@ -29,6 +29,7 @@ class RehearsalRecord:
 
     Attributes:
         stopped: why it did not go to the end; None: it did.
+        probe: it was made to learn of the script; its buckets are not those of a plan.
     """
 
     strategy: Strategy
@@ -37,6 +38,7 @@ class RehearsalRecord:
     min_vram_bytes: int | None
     step_seconds: float | None
     stopped: str | None
+    probe: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``rehearsals``."""
@@ -47,6 +49,7 @@ class RehearsalRecord:
             "min_vram_bytes": self.min_vram_bytes,
             "step_seconds": self.step_seconds,
             "stopped": self.stopped,
+            "probe": self.probe,
         }
 
 
@@ -133,7 +136,7 @@ class PlanResult:
         return "\n".join((
             f"<Plan for {self.model_name} on {cluster_words(self.cluster)}:",
             f"  {answer.strategy(chosen.strategy)}",
-            f"  {answer.batch(chosen.strategy, self.job, 'rank' if self.on_cpu else 'GPU')}",
+            f"  {answer.batch(chosen)}",
             f"  {answer.fits(chosen)}",
             *((f"  {plain(self.plan.left_idle)}",) if self.plan.left_idle else ()),
             f"  {'; '.join((answer.pace(chosen), *answer.pace_notes(chosen)))}>",

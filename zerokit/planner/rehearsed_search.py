@@ -27,7 +27,7 @@ from zerokit.values import replace
 MOST_REHEARSALS = 12
 LOOKED_THROUGH = 4
 """So many ranked strategies for each that is wanted."""
-FOR_A_BATCH = "to learn what the script itself takes"
+FOR_A_BATCH = "to learn what the script takes, before bucket sizes are chosen"
 FOR_EACH_SEQUENCE = "to learn what another sequence takes"
 FOR_CHECKPOINTING = "to learn what checkpointing changes"
 """What a rehearsal is for whose figures are not those of a plan."""
@@ -116,6 +116,7 @@ class RehearsedSearch(Generic[Outcome]):
                 min_vram_bytes=rehearsed.min_vram_bytes if rehearsed else None,
                 step_seconds=rehearsed.step_seconds if rehearsed else None,
                 stopped=None if rehearsed else done.why_not,
+                probe=bool(purpose) and purpose != _FRONT_RUNNER,
             )
         )
         return done

@@ -176,6 +176,7 @@ class ScriptPlanning:
             fed[batch] = engine.get("batch_rows"), engine.get("batch_columns")
             if first is None:
                 first = done.done
+                self._learn_pairs(engine)
                 read = self._with_model(first, read, named)
             if len(fed) == 2:
                 break
@@ -189,6 +190,18 @@ class ScriptPlanning:
         for mode in modes[1:] if self.search.time_is_left else []:
             self.search.rehearse(read.request, self._probe(read.request, last, mode), FOR_CHECKPOINTING)
         return read
+
+    def _learn_pairs(self, engine: Mapping[str, Any]) -> None:
+        """Whether a row of the data is several sequences to the model, as a pair of DPO is."""
+        loaded, fed = engine.get("loader_rows"), engine.get("batch_rows")
+        if not loaded or not fed or fed == loaded or fed % loaded:
+            return
+        profile = replace(self.search.profile, sequences_per_row=fed // loaded)
+        self.search.profile = profile
+        self.notes.append(
+            f"a row of the data is {fed // loaded} sequences to the script's model: batch sizes count "
+            f"{profile.rows(2).partition(' ')[2]}, and tokens per second one sequence of each"
+        )
 
     def _probe(self, request: Request, batch: int, checkpointing: str) -> Strategy:
         """A strategy to learn of the script: its bytes beside the model's hardly depend on the stage. All

@@ -1,9 +1,14 @@
-"""A Trainer whose model is given both answers of a pair, as TRL's DPO does, one pair at a time."""
+"""A Trainer whose model is given both answers of a pair, as TRL's DPO does."""
 
-import sys
+from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+
+
+@dataclass
+class Options:
+    model: str
 
 
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -11,11 +16,11 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
+options, arguments = HfArgumentParser((Options, TrainingArguments)).parse_args_into_dataclasses()
+arguments.remove_unused_columns = False
 Trainer(
-    model=AutoModelForCausalLM.from_pretrained(sys.argv[1]),
-    args=TrainingArguments(
-        "out", per_device_train_batch_size=int(sys.argv[2]), remove_unused_columns=False, report_to="none"
-    ),
+    model=AutoModelForCausalLM.from_pretrained(options.model),
+    args=arguments,
     data_collator=collate,
     train_dataset=[{"chosen": [1] * 512, "rejected": [2] * 512} for _ in range(64)],
 ).train()
