@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerokit.errors import InputError
+from zerokit.script.adapter_calls import added_at
 from zerokit.script.assignments import Assignment, assignments
 from zerokit.script.code_settings import CodeSetting, code_settings
 from zerokit.script.option_values import LENGTHS
@@ -49,6 +50,7 @@ class ScriptFacts:
         options: option strings given to ``add_argument``.
         flags: those of them that take no value.
         batch_arguments: literal values of keywords such as ``per_device_train_batch_size``.
+        adds_adapters_at: where the script itself does, whatever its options say; None: nowhere.
         assigned: literals that attributes are set to.
         code_settings: what its code passes to Accelerate and to training arguments.
         mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
@@ -85,6 +87,7 @@ class ScriptFacts:
     uses_accelerator: bool = False
     uses_trainer: bool = False
     batch_arguments: dict[str, object] = field(default_factory=dict)
+    adds_adapters_at: str | None = None
     assigned: list[Assignment] = field(default_factory=list)
     code_settings: list[CodeSetting] = field(default_factory=list)
     mentions: set[str] = field(default_factory=set)
@@ -195,6 +198,7 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
         tree = _parse(current, facts)
         if tree is not None:
             _Reader(facts, current).visit(tree)
+            facts.adds_adapters_at = added_at(tree, path) if current == path else facts.adds_adapters_at
             facts.assigned.extend(assignments(tree, current))
             facts.code_settings.extend(code_settings(tree, current))
             waiting.extend(_own_modules(tree, root, current.parent, package.name if package else None))
@@ -377,10 +381,8 @@ class _Reader(ast.NodeVisitor):
     def _mention(self, name: str, package: str) -> None:
         self.facts.mentions.add(name)
         self.facts.reads_deepspeed_config |= name == "deepspeed_config"
-        if name in (_MICRO_BATCH, "deepspeed_io"):
-            self.facts.reads_micro_batch = True
-        if name == "Accelerator":
-            self.facts.uses_accelerator = True
+        self.facts.reads_micro_batch |= name in (_MICRO_BATCH, "deepspeed_io")
+        self.facts.uses_accelerator |= name == "Accelerator"
         if name.endswith(_ARGUMENT_CLASSES.get(package, ())):
             self.facts.argument_classes.append(f"{package}.{name}")
         if package in _ARGUMENT_CLASSES and name.endswith(("Trainer", "TrainingArguments")):

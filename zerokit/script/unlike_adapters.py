@@ -48,6 +48,11 @@ def _of_adapters(options: ScriptOptions, method: str) -> list[str]:
         given = "given" if switch[1] else "not given"
         trains = "all weights" if method == "full" else _words(method)
         return [f"the plan trains {trains}, and --{switch[0]} is {given}"]
+    if method == "full" and facts.adds_adapters_at is not None:
+        return [
+            f"{facts.adds_adapters_at} adds adapters, and the plan trains all weights: the run takes less "
+            "memory than predicted; plan again with ⟨method⟩ lora or qlora"
+        ]
     if method != "full" and not _names(facts, _SIGNS_OF_ADAPTERS):
         return [
             f"the plan trains {_words(method)}, and nothing in the script's source adds adapters (peft): it "

@@ -27,6 +27,18 @@ args, model = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config()
 SFTTrainer(args=args, peft_config=get_peft_config(model))
 """
 ARGPARSE = RAW + "    import peft\n    parser.add_argument('--use-lora', action='store_true')\n"
+ADDS = (
+    OWN
+    + """
+def load():
+    return get_peft_model(model, LoraConfig())
+def main():
+    model = load()
+if __name__ == "__main__":
+    main()
+"""
+)
+BY_OPTION = ADDS.replace("    model = load()", "    model = load() if args.adapters else base()")
 ALL = "--lora_target_modules all-linear"
 
 
@@ -35,6 +47,10 @@ ALL = "--lora_target_modules all-linear"
     [
         (OWN, "", "full", []),
         (OWN, "", "lora", []),
+        (ADDS, "", "full", ["get_peft_model adds adapters, and the plan trains all weights"]),
+        (ADDS, "", "lora", []),
+        (BY_OPTION, "", "full", []),  # an option of a name that tells nothing may decide
+        (ADDS.replace("    return", "    if args.rank: return"), "", "full", []),
         (OWN, "", "qlora", ["4 bits, and --four_bit is not given"]),
         (OWN, "--four_bit", "qlora", []),
         (OWN, "--four_bit false", "qlora", ["--four_bit is not given"]),
