@@ -260,9 +260,12 @@ def _several_nodes(plan: PlanFile | None, placement: Placement) -> list[str]:
     """Said of a plan for several machines where the launch is on this one alone."""
     if plan is None or plan.nodes == 1 or placement.hosts is not None or placement.slurm is not None:
         return []
+    each = plan.world_size // plan.nodes
     return [
-        f"warning: the plan is for {plan.nodes} nodes, and this launch is on one machine: inside a Slurm job "
-        f"of {plan.nodes} nodes it runs `srun torchrun` on each, and ⟨hostfile⟩ FILE names other machines"
+        f"warning: the plan is for {plan.nodes} nodes × {each} GPUs, and this launch starts "
+        f"{placement.ranks} ranks on one machine: inside a Slurm job of {plan.nodes} nodes it runs "
+        f"`srun torchrun` with {each} on each, ⟨hostfile⟩ FILE names other machines, and "
+        "`zerokit emit sbatch` shows the job"
     ]
 
 

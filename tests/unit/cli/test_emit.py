@@ -257,4 +257,4 @@ def test_a_dry_run_on_one_machine_says_that_the_plan_is_for_several(
     Path("train.py").write_text("import deepspeed\ndeepspeed.initialize()\n")
     assert run(["launch", "--dry-run", "--device", "cuda", "train.py"]) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "warning: the plan is for 4 nodes, and this launch is on one machine" in said
+    assert "warning: the plan is for 4 nodes × 8 GPUs, and this launch starts 32 ranks on one machine" in said
