@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import quoted_figures
 from benchmarks.quotes import UNTIED, sentences
+from zerokit.search.sure_fit import WORST_ERROR
 
 ROOT = Path(__file__).resolve().parents[3]
 NOT_QUOTED = ("accuracy.md", "rehearsal-accuracy.md", "faults.md", "check-rules.md", "security.md")
@@ -68,3 +70,7 @@ def test_a_figure_is_seen(text: str) -> None:
 @pytest.mark.parametrize("text", ["`--vram 24GiB`", "Qwen2.5 beside 3 GPUs", "version 0.19.8"])
 def test_what_is_none_is_not(text: str) -> None:
     assert figures(text) == []
+
+
+def test_a_narrow_fit_is_judged_by_the_worst_error_that_was_measured() -> None:
+    assert f"{WORST_ERROR:.1%}" == f"{quoted_figures.all_runs()['worst']}%"
