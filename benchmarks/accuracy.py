@@ -140,7 +140,7 @@ def judge(case: Case, profile: ModelProfile) -> Judged:
         rank.peak_allocated_bytes for rank in estimate.ranks for _ in range(rank.first, rank.last + 1)
     ]
     variant = Variant.of(case.job, strategy)
-    trace = profile.trace(variant, case.job.seq_len)
+    trace = profile.trace(variant, case.job.seq_len, strategy.settings.micro_batch)
     assert trace is not None
     model = rank_model(profile, variant, trace, loss=case.job.loss)
     own = rank_bytes(model, strategy.settings, strategy.data_parallel, 0)

@@ -214,6 +214,7 @@ SETTINGS = {
     "z1": Setting(stage=1),
     "z1.g4": Setting(stage=1, accumulation=4),
     "z2": Setting(stage=2),
+    "z2.b1": Setting(stage=2, micro_batch=1),
     "z2.fp16": Setting(stage=2, precision="fp16"),
     "z2.fp32": Setting(stage=2, precision="fp32"),
     "z2.g4": Setting(stage=2, accumulation=4),
@@ -246,8 +247,8 @@ TOWER_SETTINGS = {"z2.frozen": Setting(stage=2, frozen_tower=True)}
 """Of models of images and text, beside :data:`FEW`."""
 WHERE_ALL = "llama"
 """Every setting is compared for this family; of the others :data:`FEW`."""
-FEW = ("z0", "z2.ck", "z3")
-WHERE_NEWEST = "z2.ck"
+FEW = ("z0", "z2.b1", "z2.ck", "z3")
+WHERE_NEWEST = ("z2.b1", "z2.ck")
 
 
 def names() -> Iterator[str]:
@@ -255,7 +256,7 @@ def names() -> Iterator[str]:
     yield from (f"{WHERE_ALL}.{setting}" for setting in (*SETTINGS, *LOSS_SETTINGS))
     for family in FAMILIES:
         if family in NEWEST:
-            yield f"{family}.{WHERE_NEWEST}"
+            yield from (f"{family}.{setting}" for setting in WHERE_NEWEST)
         elif family != WHERE_ALL:
             yield from (f"{family}.{setting}" for setting in FEW)
     yield from (f"{family}.{setting}" for family in IMAGES for setting in TOWER_SETTINGS)

@@ -6,73 +6,24 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from tests.support.models import MODELS, SMALL  # noqa: E402
+from tests.support.torch_counts import count_by_torch  # noqa: E402
 from zerokit.catalog import gpus, models, profiles  # noqa: E402
 from zerokit.cli import run  # noqa: E402
-from zerokit.domain.partial_sums import Processors, partial_column_sums  # noqa: E402
 from zerokit.domain.profile import ModelProfile, Variant  # noqa: E402
 from zerokit.domain.profile_check import check  # noqa: E402
 from zerokit.domain.profile_json import from_json, to_json  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
 from zerokit.trace import store  # noqa: E402
-from zerokit.trace.building.build import AUTO_CLASSES, read_config, transformers_on_gpu  # noqa: E402
+from zerokit.trace.building.build import AUTO_CLASSES, read_config  # noqa: E402
 from zerokit.trace.profile import profile_from_config  # noqa: E402
-from zerokit.trace.recording.kernels import cuda_kernels  # noqa: E402
-from zerokit.trace.recording.storage import StorageTracker  # noqa: E402
-
-
-def count_by_torch(
-    head: str,
-    config: dict[str, Any],
-    micro_batch: int,
-    seq_len: int,
-    checkpointing: bool,
-    processors: Processors | None = None,
-) -> tuple[int, int, int]:
-    """(forward peak, level after forward, backward peak) of the whole model, no layer left out and no hook on
-    a module. Gradients are dropped as they come, as in a trace: where they go is DeepSpeed's part.
-
-    ``processors``: of a GPU, to count what its sums over rows take."""
-    import transformers
-
-    loaded = read_config(config)
-    loaded.use_cache = False
-    with FakeTensorMode(allow_non_fake_inputs=True), transformers_on_gpu(), cuda_kernels():
-        auto = getattr(transformers, AUTO_CLASSES[head])
-        model = auto.from_config(
-            loaded,
-            dtype=torch.bfloat16,
-            attn_implementation="eager" if loaded.model_type in ("gemma2", "mamba2") else "sdpa",
-        ).train()
-        if checkpointing:
-            options = {"use_reentrant": False, "determinism_check": "none", "preserve_rng_state": False}
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-        tokens = torch.zeros(micro_batch, seq_len, dtype=torch.long)
-        tracker = StorageTracker()
-        tracker.ignore([*model.parameters(), *model.buffers(), tokens])
-        with tracker:
-            loss = model(input_ids=tokens, labels=tokens).loss
-            middle = len(tracker.events)
-            loss.backward()
-    live, levels = 0, []
-    for event in tracker.events:
-        live += {"alloc": event.size_bytes, "free": -event.size_bytes}.get(event.kind, 0)
-        levels.append(live)
-        if event.kind == "sum" and processors is not None:
-            columns, element_bytes = map(int, str(event.key).split())
-            levels[-1] += partial_column_sums(columns, event.size_bytes, element_bytes, processors)
-    return max(levels[:middle]), levels[middle - 1], max(levels[middle:])
 
 
 @pytest.fixture(scope="session")
@@ -137,6 +88,28 @@ def test_polynomials_of_a_cut_model_are_the_whole_model(
     assert abs(timeline.forward_peak - forward) <= inputs
     assert abs(timeline.after_forward - level) <= inputs
     assert abs(max(timeline.backward.peaks) - backward) <= inputs
+
+
+FALCON = {"model_type": "falcon", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+          "vocab_size": 777, "multi_query": True, "parallel_attn": True, "bias": False, "alibi": False,
+          "new_decoder_architecture": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 5])
+def test_a_batch_of_one_may_run_other_operators(micro_batch: int) -> None:
+    """Falcon's product of queries and its one key head, expanded, copies the keys of two sequences, and not
+    those of one."""
+    own = profile_from_config(dict(FALCON), [Variant()], name="falcon")
+    stored = from_json(check(json.loads(json.dumps(to_json(own)))))
+    for found in (own, stored):
+        trace = found.trace(Variant(), 1200, micro_batch)
+        assert trace is not None
+        timeline = trace.timeline(micro_batch, 1200)
+        forward, level, backward = count_by_torch("causal", dict(FALCON), micro_batch, 1200, False)
+        inputs = 2 * 8 * micro_batch * 1200
+        assert abs(timeline.forward_peak - forward) <= inputs
+        assert abs(timeline.after_forward - level) <= inputs
+        assert abs(max(timeline.backward.peaks) - backward) <= inputs
 
 
 def test_sums_over_rows_take_partial_results_on_a_gpu() -> None:

@@ -100,7 +100,8 @@ class ActivationTrace:
     it is empty, the marks of ``backward`` at gradients stand for it.
 
     It holds for sequences of ``min_seq_len`` to ``max_seq_len`` tokens; where the model runs more operators
-    the longer the sequence is, these are one length.
+    the longer the sequence is, these are one length. ``of_one_sequence``: it holds for a micro-batch of one
+    alone, which runs other operators than a larger one.
     """
 
     segments: tuple[tuple[Mark, ...], ...]
@@ -108,6 +109,7 @@ class ActivationTrace:
     backward: tuple[Run, ...]
     max_seq_len: int | None = None  # beyond it (a sliding window) another trace holds
     min_seq_len: int = 0
+    of_one_sequence: bool = False
     cache: tuple[Run, ...] = ()
     gradients: tuple[Run, ...] = ()
 

@@ -200,14 +200,19 @@ class ModelProfile:
         if job.inference:
             return all(self.has(variant) for variant in variants)
         tokens = tokens_of_a_rank(job, strategy)
-        return all(self.trace(variant, tokens) is not None for variant in variants)
+        batch = strategy.settings.micro_batch
+        return all(self.trace(variant, tokens, batch) is not None for variant in variants)
 
-    def trace(self, variant: Variant, seq_len: int) -> ActivationTrace | None:
-        """The trace that holds for this variant and sequence length, if there is one."""
+    def trace(self, variant: Variant, seq_len: int, micro_batch: int = 2) -> ActivationTrace | None:
+        """The trace that holds for this variant, sequence length and micro-batch, if there is one."""
+        found = None
         for trace in self.traces.get(variant.key, ()):
             if trace.min_seq_len <= seq_len and (trace.max_seq_len is None or seq_len <= trace.max_seq_len):
-                return trace
-        return None
+                if trace.of_one_sequence and micro_batch == 1:
+                    return trace
+                if not trace.of_one_sequence and found is None:
+                    found = trace
+        return found
 
     def versions_note(self) -> str:
         """What the model was traced with: another version may run other kernels."""

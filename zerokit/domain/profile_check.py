@@ -90,6 +90,8 @@ def _trace(trace: Mapping[str, Any], segments: int, key: str) -> None:
     if limit is not None:
         _check_integer(limit, f"{key}.max_seq_len")
     _check_integer(trace.get("min_seq_len", 0), f"{key}.min_seq_len")
+    if not isinstance(trace.get("of_one_sequence", False), bool):
+        raise ValueError(f"{key}.of_one_sequence is neither true nor false")
     segment_list = _list(trace.get("segments"), key)
     for number in segment_list:
         _check_integer(number, key, below=segments)

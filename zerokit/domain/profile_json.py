@@ -89,6 +89,7 @@ def to_json(profile: ModelProfile) -> dict[str, Any]:
             {
                 "max_seq_len": trace.max_seq_len,
                 **({"min_seq_len": trace.min_seq_len} if trace.min_seq_len else {}),
+                **({"of_one_sequence": True} if trace.of_one_sequence else {}),
                 "segments": [segment(marks) for marks in trace.segments],
                 "forward": _pack_runs(trace.forward),
                 "backward": _pack_runs(trace.backward),
@@ -199,6 +200,7 @@ class _LazyTraces(Mapping[str, tuple[ActivationTrace, ...]]):
                     backward=_unpack_runs(row["backward"]),
                     max_seq_len=row["max_seq_len"],
                     min_seq_len=row.get("min_seq_len", 0),
+                    of_one_sequence=row.get("of_one_sequence", False),
                     cache=_unpack_runs(row.get("cache", ())),
                     gradients=_unpack_runs(row.get("gradients", ())),
                 )

@@ -75,15 +75,15 @@ def usable_trace(
 ) -> tuple[Variant, ActivationTrace, tuple[int, int] | None] | None:
     """The variant to use, its trace, and (traced, wanted) LoRA rank where these differ: the widths
     of the adapters hardly move the activations, whose terms in the model's width dwarf them."""
-    tokens = tokens_of_a_rank(job, strategy)
+    tokens, batch = tokens_of_a_rank(job, strategy), strategy.settings.micro_batch
     variant = Variant.of(job, strategy)
-    trace = profile.trace(variant, tokens)
+    trace = profile.trace(variant, tokens, batch)
     if trace is not None:
         return variant, trace, None
     if job.method == "full" or job.lora is None or job.lora.rank > 4 * CATALOGUE_LORA_RANK:
         return None
     variant = replace(variant, lora_rank=CATALOGUE_LORA_RANK)
-    trace = profile.trace(variant, tokens)
+    trace = profile.trace(variant, tokens, batch)
     return None if trace is None else (variant, trace, (CATALOGUE_LORA_RANK, job.lora.rank))
 
 

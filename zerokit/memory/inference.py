@@ -64,7 +64,7 @@ def serving_traces(
         if phase not in inference_phases(profile.head):
             continue
         variant = Variant.of(job, strategy, phase)
-        trace = profile.trace(variant, length)
+        trace = profile.trace(variant, length, strategy.settings.micro_batch)
         if trace is None:
             return None
         traces[phase] = (variant, trace)
@@ -163,7 +163,7 @@ def _phase(
     above = trace.timeline(batch, length).forward
     levels = trace.cached(batch, length).levels
     if variant.phase == "decode":
-        before = profile.trace(variant, max(1, length - 1)) or trace
+        before = profile.trace(variant, max(1, length - 1), batch) or trace
         cache_level = before.cached(batch, max(1, length - 1)).levels[-1]
         above = Pass(
             peaks=tuple(value + cache_level for value in above.peaks),

@@ -13,7 +13,7 @@ from zerokit.domain.hf_classes import pads_to_chunks
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
 from zerokit.errors import InputError
 from zerokit.trace.building.build import BuiltModel, build
-from zerokit.trace.recording.fit import MICRO_BATCHES, fit, plain_point, points
+from zerokit.trace.recording.fit import MICRO_BATCHES, ONE, fit, holds_for_one, plain_point, points
 from zerokit.trace.recording.offloading import on_host
 from zerokit.trace.recording.record import leaf_modules, record, saved_views
 from zerokit.trace.recording.serving import record_serving
@@ -63,7 +63,7 @@ def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
     offset = variant.images.sequence_tokens if variant.images is not None else 0
     for lengths, limit in _lengths_by_regime(built, offset):
         if variant.phase == "train":
-            traces.append(_fitted(built, variant, lengths, limit, offset))
+            traces += _fitted(built, variant, lengths, limit, offset)
         else:
             events, kept = record_serving(built, variant, points(lengths))
             traces.append(fit(events, lengths, built.stacks, limit, kept))
@@ -72,22 +72,42 @@ def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
 
 def _fitted(
     built: BuiltModel, variant: Variant, lengths: tuple[int, ...], limit: int | None, shortest: int
-) -> ActivationTrace:
-    """A training step, recorded at these lengths."""
+) -> list[ActivationTrace]:
+    """A training step, recorded at these lengths; with one sequence again where it runs other operators."""
     sizes = points(lengths)
-    events, plain = record(built, variant, sizes, sizes[-1] if len(lengths) == 1 else plain_point(lengths))
+    last = sizes[-1] if len(lengths) == 1 else plain_point(lengths)
+    (*events, one), plain = record(built, variant, [*sizes, (*ONE, lengths[-1])], last)
+    traces = [_of_events(built, variant, events, plain, lengths, limit, shortest, MICRO_BATCHES)]
+    if not holds_for_one(events, lengths, one):
+        sizes = points(lengths, ONE)
+        last = sizes[-1] if len(lengths) == 1 else plain_point(lengths, ONE)
+        events, plain = record(built, variant, sizes, last)
+        traces.append(_of_events(built, variant, events, plain, lengths, limit, shortest, ONE))
+    return traces
+
+
+def _of_events(
+    built: BuiltModel,
+    variant: Variant,
+    events: list[list[TraceEvent]],
+    plain: list[TraceEvent],
+    lengths: tuple[int, ...],
+    limit: int | None,
+    shortest: int,
+    micro_batches: tuple[int, ...],
+) -> ActivationTrace:
     copies: list[list[TraceEvent]] = []
     if variant.offloaded:
         plain = on_host(plain)[0]
         events, copies = map(list, zip(*map(on_host, events), strict=True))
     return fit(events, lengths, built.stacks, limit, autocast=variant.autocast, plain=plain,
-               min_seq_len=shortest, copies=copies)  # fmt: skip
+               min_seq_len=shortest, copies=copies, micro_batches=micro_batches)  # fmt: skip
 
 
 def _of_one_length(
     hf_config: Mapping[str, Any], head: str | None, variant: Variant, seq_len: int
-) -> ActivationTrace:
-    """A trace that holds for sequences of this length alone: state-space and linear-attention layers pad it
+) -> list[ActivationTrace]:
+    """Traces that hold for sequences of this length alone: state-space and linear-attention layers pad it
     to whole chunks, and run more operators the longer it is.
 
     Raises:
@@ -113,7 +133,7 @@ def _traces(
     if variant.phase == "train" and pads_to_chunks(built.config.get_text_config().to_dict()):
         if seq_len is None:
             raise InputError("state-space and linear-attention layers are traced for one sequence length")
-        return (_of_one_length(hf_config, head, variant, seq_len),)
+        return tuple(_of_one_length(hf_config, head, variant, seq_len))
     return _trace(built, variant)
 
 

@@ -92,11 +92,13 @@ def _read_regular(path: Path) -> bytes:
 
 def _traces(profiles: Sequence[ModelProfile]) -> dict[str, tuple[ActivationTrace, ...]]:
     """Of each variant the last profile's; but those that hold for one length stand side by side."""
-    by_key: dict[str, dict[tuple[int, int | None], ActivationTrace]] = {}
+    by_key: dict[str, dict[tuple[int, int | None, bool], ActivationTrace]] = {}
     for profile in profiles:
         for key in profile.traces:
-            traces = {(one.min_seq_len, one.max_seq_len): one for one in profile.traces[key]}
-            keep = by_key.get(key, {}) if all(start for start, _ in traces) else {}
+            traces = {
+                (one.min_seq_len, one.max_seq_len, one.of_one_sequence): one for one in profile.traces[key]
+            }
+            keep = by_key.get(key, {}) if all(start for start, *_ in traces) else {}
             by_key[key] = {**keep, **traces}
     return {key: tuple(traces.values()) for key, traces in by_key.items()}
 

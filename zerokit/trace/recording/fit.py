@@ -19,6 +19,8 @@ from zerokit.trace.recording.storage import TraceEvent
 from zerokit.values import replace
 
 MICRO_BATCHES = (2, 3)
+ONE = (1,)
+"""Of a trace that holds for micro-batches of one sequence alone: see :func:`holds_for_one`."""
 _GRID = [(b, s) for b in (1, 2, 4, 16, 64) for s in (64, 512, 2048, 8192, 65536)]
 _ZERO: Polynomial = (0, 0, 0, 0, 0, 0)
 
@@ -27,16 +29,16 @@ class TraceMismatch(ZerokitError):
     """The model ran different operators at different sizes, so no polynomial holds."""
 
 
-def points(lengths: Sequence[int]) -> list[tuple[int, int]]:
+def points(lengths: Sequence[int], micro_batches: Sequence[int] = MICRO_BATCHES) -> list[tuple[int, int]]:
     """The (micro_batch, seq_len) points to trace: two micro-batches × three lengths."""
-    return [(b, s) for b in MICRO_BATCHES for s in lengths]
+    return [(b, s) for b in micro_batches for s in lengths]
 
 
-def plain_point(lengths: Sequence[int]) -> tuple[int, int]:
+def plain_point(lengths: Sequence[int], micro_batches: Sequence[int] = MICRO_BATCHES) -> tuple[int, int]:
     """Where the pass without ZeRO-3's hooks is traced: one point, for its tensors are those of the others,
     only freed at other instants; a length that is no power of two, as dimensions of models are."""
     longest = lengths[-1]
-    return MICRO_BATCHES[-1], longest - 8 if longest > 64 else longest
+    return micro_batches[-1], longest - 8 if longest > 64 else longest
 
 
 def _quadratic(xs: Sequence[int], ys: Sequence[Fraction]) -> list[Fraction]:
@@ -56,11 +58,11 @@ def _number(value: Fraction) -> float:
     return int(value) if value.denominator == 1 else float(value)
 
 
-def _polynomial(sizes: Sequence[int], lengths: Sequence[int]) -> Polynomial:
+def _polynomial(sizes: Sequence[int], lengths: Sequence[int], micro_batches: Sequence[int]) -> Polynomial:
     count = len(lengths)
-    rows = [[Fraction(n) for n in sizes[i * count : (i + 1) * count]] for i in range(2)]
-    b0, b1 = MICRO_BATCHES
-    slopes = [(high - low) / (b1 - b0) for low, high in zip(*rows, strict=True)]
+    rows = [[Fraction(n) for n in sizes[i * count : (i + 1) * count]] for i in range(len(micro_batches))]
+    b0, b1 = micro_batches[0], micro_batches[-1]
+    slopes = [(high - low) / max(1, b1 - b0) for low, high in zip(rows[0], rows[-1], strict=True)]
     fixed = [low - slope * b0 for low, slope in zip(rows[0], slopes, strict=True)]
     c0, c1, c2 = _quadratic(lengths, fixed)
     d0, d1, d2 = _quadratic(lengths, slopes)
@@ -131,6 +133,7 @@ def _left_behind(events: Sequence[TraceEvent], stacks: Sequence[LayerList]) -> d
 def _polynomials(
     traces: Sequence[Sequence[TraceEvent]],
     lengths: Sequence[int],
+    micro_batches: Sequence[int],
     kinds: tuple[str, ...] = ("alloc", "held"),
 ) -> dict[tuple[int, ...], Polynomial]:
     """A storage's sizes at the points -> its size anywhere; of ``sum`` events, the rows of matrices that have
@@ -139,7 +142,28 @@ def _polynomials(
     groups = zip(*traces, strict=True)
     alike = (group for group in groups if group[0].kind in kinds and len({e.key for e in group}) == 1)
     keys = {tuple(e.size_bytes for e in group) for group in alike}
-    return {key: _polynomial(key, lengths) for key in keys}
+    return {key: _polynomial(key, lengths, micro_batches) for key in keys}
+
+
+def holds_for_one(
+    traces: Sequence[Sequence[TraceEvent]], lengths: Sequence[int], one: Sequence[TraceEvent]
+) -> bool:
+    """Whether the trace through ``traces``, at ``points(lengths)``, gives ``one``, recorded with one sequence
+    of ``lengths[-1]`` tokens: the same events, of the same sizes.
+
+    Where a dimension is 1, a reshape needs no copy that it makes of larger batches: of Falcon's single key
+    head, expanded to as many as there are query heads, in the product of queries and keys.
+    """
+    try:
+        _align([traces[0], one])
+    except TraceMismatch:
+        return False
+    polynomials = _polynomials(traces, lengths, MICRO_BATCHES)
+    return all(
+        evaluate(polynomials[tuple(e.size_bytes for e in group)], ONE[0], lengths[-1]) == single.size_bytes
+        for *group, single in zip(*traces, one, strict=True)
+        if single.kind in ("alloc", "held")
+    )
 
 
 def _flatten(
@@ -305,19 +329,20 @@ def fit(
     plain: Sequence[TraceEvent] = (),
     min_seq_len: int = 0,
     copies: Sequence[Sequence[TraceEvent]] = (),
+    micro_batches: Sequence[int] = MICRO_BATCHES,
 ) -> ActivationTrace:
-    """One activation trace from traces at ``points(lengths)``, for the full number of layers.
+    """One activation trace from traces at ``points(lengths, micro_batches)``, for the full number of layers.
 
     ``kept``: storages of the key-value cache, whose share is worked out by itself; ``autocast``: weights
     that were cast die when the forward pass ends; ``plain``: the passes at ``plain_point(lengths)`` without
-    ZeRO-3's hooks around modules; ``copies``: of activations on the host, at ``points(lengths)``.
+    ZeRO-3's hooks around modules; ``copies``: of activations on the host, at the points of ``traces``.
 
     Raises:
         TraceMismatch: the operators differ between the points.
     """
     layers = _left_behind(traces[0], stacks) if autocast else {}
-    polynomials = _polynomials(traces, lengths)
-    rows = _polynomials(traces, lengths, ("sum",))
+    polynomials = _polynomials(traces, lengths, micro_batches)
+    rows = _polynomials(traces, lengths, micro_batches, ("sum",))
     forward, backward = _flatten(traces, polynomials, layers=layers, rows=rows)
     segments = _Segments()
     forward_runs = _runs(forward, stacks, segments, _ZERO)
@@ -326,10 +351,12 @@ def fit(
     if kept:
         cache = _runs(_flatten(traces, polynomials, kept)[0], stacks, segments, _ZERO)
     if copies:
-        cache = _runs(_flatten(copies, _polynomials(copies, lengths))[0], stacks, segments, _ZERO)
+        sizes_of_copies = _polynomials(copies, lengths, micro_batches)
+        cache = _runs(_flatten(copies, sizes_of_copies)[0], stacks, segments, _ZERO)
     gradients: tuple[Run, ...] = ()
     if plain:
-        sizes, counts = (_sizes_at(plain_point(lengths), p.values()) for p in (polynomials, rows))
+        point = plain_point(lengths, micro_batches)
+        sizes, counts = (_sizes_at(point, p.values()) for p in (polynomials, rows))
         gradients = _gradients(plain, sizes, counts, stacks, segments, backward_runs)
     return ActivationTrace(
         segments=tuple(segments.numbers),
@@ -337,6 +364,7 @@ def fit(
         backward=backward_runs,
         max_seq_len=max_seq_len,
         min_seq_len=min_seq_len,
+        of_one_sequence=tuple(micro_batches) == ONE,
         cache=cache,
         gradients=gradients,
     )

@@ -1,0 +1,58 @@
+"""What PyTorch itself allocates in a step of a whole model, counted storage by storage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from zerokit.domain.partial_sums import Processors, partial_column_sums
+from zerokit.trace.building.build import AUTO_CLASSES, read_config, transformers_on_gpu
+from zerokit.trace.recording.kernels import cuda_kernels
+from zerokit.trace.recording.storage import StorageTracker
+
+
+def count_by_torch(
+    head: str,
+    config: dict[str, Any],
+    micro_batch: int,
+    seq_len: int,
+    checkpointing: bool,
+    processors: Processors | None = None,
+) -> tuple[int, int, int]:
+    """(forward peak, level after forward, backward peak) of the whole model, no layer left out and no hook on
+    a module. Gradients are dropped as they come, as in a trace: where they go is DeepSpeed's part.
+
+    ``processors``: of a GPU, to count what its sums over rows take."""
+    import transformers
+
+    loaded = read_config(config)
+    loaded.use_cache = False
+    with FakeTensorMode(allow_non_fake_inputs=True), transformers_on_gpu(), cuda_kernels():
+        auto = getattr(transformers, AUTO_CLASSES[head])
+        model = auto.from_config(
+            loaded,
+            dtype=torch.bfloat16,
+            attn_implementation="eager" if loaded.model_type in ("gemma2", "mamba2") else "sdpa",
+        ).train()
+        if checkpointing:
+            options = {"use_reentrant": False, "determinism_check": "none", "preserve_rng_state": False}
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        tokens = torch.zeros(micro_batch, seq_len, dtype=torch.long)
+        tracker = StorageTracker()
+        tracker.ignore([*model.parameters(), *model.buffers(), tokens])
+        with tracker:
+            loss = model(input_ids=tokens, labels=tokens).loss
+            middle = len(tracker.events)
+            loss.backward()
+    live, levels = 0, []
+    for event in tracker.events:
+        live += {"alloc": event.size_bytes, "free": -event.size_bytes}.get(event.kind, 0)
+        levels.append(live)
+        if event.kind == "sum" and processors is not None:
+            columns, element_bytes = map(int, str(event.key).split())
+            levels[-1] += partial_column_sums(columns, event.size_bytes, element_bytes, processors)
+    return max(levels[:middle]), levels[middle - 1], max(levels[middle:])
