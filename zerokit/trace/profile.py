@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,15 @@ from zerokit.domain.hf_classes import pads_to_chunks
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
 from zerokit.errors import InputError
 from zerokit.trace.building.build import BuiltModel, build
-from zerokit.trace.recording.fit import MICRO_BATCHES, ONE, fit, holds_for_one, plain_point, points
+from zerokit.trace.recording.fit import (
+    MICRO_BATCHES,
+    ONE,
+    TraceMismatch,
+    fit,
+    holds_for_one,
+    plain_point,
+    points,
+)
 from zerokit.trace.recording.offloading import on_host
 from zerokit.trace.recording.record import leaf_modules, record, saved_views
 from zerokit.trace.recording.serving import record_serving
@@ -82,7 +91,9 @@ def _fitted(
         sizes = points(lengths, ONE)
         last = sizes[-1] if len(lengths) == 1 else plain_point(lengths, ONE)
         events, plain = record(built, variant, sizes, last)
-        traces.append(_of_events(built, variant, events, plain, lengths, limit, shortest, ONE))
+        # what is too small to offload depends on the length too: the trace of larger batches stands for both
+        with contextlib.suppress(TraceMismatch):
+            traces.append(_of_events(built, variant, events, plain, lengths, limit, shortest, ONE))
     return traces
 
 
