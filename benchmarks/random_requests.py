@@ -66,7 +66,7 @@ def _as_stored(request: dict[str, Any]) -> dict[str, Any]:
     traces = profile.traces[Variant().key]
     if all(trace.min_seq_len for trace in traces):
         kept.pop("sp", None)
-        if profile.trace(Variant(), kept.get("seq_len", 2048), 2) is None:
+        if profile.trace(Variant(), kept.get("seq_len", 2048)) is None:
             del kept["seq_len"]
     return kept
 

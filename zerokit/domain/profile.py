@@ -204,7 +204,8 @@ class ModelProfile:
         return all(self.trace(variant, tokens, batch) is not None for variant in variants)
 
     def trace(self, variant: Variant, seq_len: int, micro_batch: int = 2) -> ActivationTrace | None:
-        """The trace that holds for this variant, sequence length and micro-batch, if there is one."""
+        """The trace that holds for this variant, sequence length and micro-batch (every one above one has the
+        same), if there is one."""
         found = None
         for trace in self.traces.get(variant.key, ()):
             if trace.min_seq_len <= seq_len and (trace.max_seq_len is None or seq_len <= trace.max_seq_len):

@@ -30,6 +30,7 @@ LOOKED_THROUGH = 4
 FOR_A_BATCH = "to learn what the script takes, before bucket sizes are chosen"
 FOR_EACH_SEQUENCE = "to learn what another sequence takes"
 FOR_CHECKPOINTING = "to learn what checkpointing changes"
+_OF_PROBES = (FOR_A_BATCH, FOR_EACH_SEQUENCE, FOR_CHECKPOINTING)
 """What a rehearsal is for whose figures are not those of a plan."""
 _FRONT_RUNNER = "one of the fastest that should fit"
 _LEAST_LIMIT_SECONDS = 300.0
@@ -116,7 +117,7 @@ class RehearsedSearch(Generic[Outcome]):
                 min_vram_bytes=rehearsed.min_vram_bytes if rehearsed else None,
                 step_seconds=rehearsed.step_seconds if rehearsed else None,
                 stopped=None if rehearsed else done.why_not,
-                probe=bool(purpose) and purpose != _FRONT_RUNNER,
+                probe=purpose in _OF_PROBES,
             )
         )
         return done
