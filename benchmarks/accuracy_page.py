@@ -23,7 +23,17 @@ from typing import Any
 import jinja2
 
 from benchmarks import accuracy, autotuner, peers, plots, step_time
-from benchmarks.accuracy_runs import DATA, ROOT, SOURCES, STATUSES, Run, grouped, rows_of, runs
+from benchmarks.accuracy_runs import (
+    DATA,
+    ROOT,
+    SHOWED_AN_ERROR,
+    SOURCES,
+    STATUSES,
+    Run,
+    grouped,
+    rows_of,
+    runs,
+)
 from benchmarks.measure import limits, quality
 from zerokit.memory.inference import phase_peaks
 
@@ -83,7 +93,9 @@ def summary(found: Sequence[Run]) -> list[str]:
     if recorded:
         ranks = sum(len(run.judged.peaks) for run in recorded)
         errors = spread(run.error_before or 0.0 for run in recorded)
-        lines.append(_row("of the blind, as it was predicted before the run", len(recorded), ranks, *errors))
+        lines.append(
+            _row("predicted before the run: as it was predicted then", len(recorded), ranks, *errors)
+        )
     return lines
 
 
@@ -214,6 +226,7 @@ def write_text(found: Sequence[Run]) -> str:
         blind_met=verdict([run for run in found if run.status == "blind"]),
         summary="\n".join(summary(found)),
         sources=[(source, len(rows)) for source in SOURCES if (rows := rows_of(source))],
+        showed=f"{SHOWED_AN_ERROR:.1%}",
         versions=versions(found),
         traced_with=f"torch {version('torch')} and transformers {version('transformers')}",
         peers="\n".join(against_peers(found)),

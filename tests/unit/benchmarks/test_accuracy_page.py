@@ -51,14 +51,35 @@ def test_every_committed_run_is_on_the_page_as_it_was_measured() -> None:
         for one in accuracy_runs.rows_of(source):
             expected += 1
             _, status, gpus, measured, predicted, error, *_ = shown[one["id"]]
-            assert (status, int(gpus)) == (accuracy_runs.status_of(one, source), one["world_size"])
+            now = float(error.rstrip("%")) / 100
+            assert (status, int(gpus)) == (accuracy_runs.status_of(one, source, now), one["world_size"])
             peaks = [peak / GIB for peak in one["peak_allocated_bytes"]]
             assert min(abs(peak - float(measured)) for peak in peaks) < 0.006
             said = float(predicted) / float(measured) - 1
-            assert abs(said - float(error.rstrip("%")) / 100) < 0.012 / float(measured) + 0.0001
+            assert abs(said - now) < 0.012 / float(measured) + 0.0001
     assert len(shown) == expected >= 80
     text = (DOCS / "accuracy.md").read_text(encoding="utf-8")
     assert re.search(rf"^{expected} runs on 1, 2, 4 and 8 GPUs, (\d\d) model families", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "error", "expected"),
+    [
+        ("blind", 101, 0.0001, "corrected"),  # was 1 % off, and is not now
+        ("blind", 101, -0.006, "blind"),  # still is
+        ("blind", 101, 0.05, "blind"),  # worse
+        ("blind", 100.05, 0.0, "blind"),  # 0.05 % off: no error that was looked for
+        ("blind", None, 0.0, "blind"),  # the file tells, where no prediction was kept
+        ("corrected", 101, 0.05, "corrected"),
+        ("seen", None, 0.0, "seen"),
+    ],
+)
+def test_a_blind_run_whose_error_was_mended_is_no_longer_called_blind(
+    status: str, said: float | None, error: float, expected: str
+) -> None:
+    measured = {"peak_allocated_bytes": [100], "expected": said and {"peak_allocated_bytes": [said]}}
+    source = accuracy_runs.Source(path=DOCS, status=status, words="")
+    assert accuracy_runs.status_of(measured, source, error) == expected
 
 
 def test_the_plots_hold_every_run() -> None:
