@@ -148,6 +148,18 @@ def test_one_table_of_options() -> None:
     }  # fmt: skip
 
 
+def test_selective_checkpointing_changes_nothing_where_no_scores_are_kept() -> None:
+    """As ``zerokit.selective_checkpointing`` refuses a model with sdpa: there is nothing to compute again."""
+    job = {"model": "llama-3.1-8b", "gpu": "h200", "gpus": 8, "zero": 1, "micro_batch": 2}
+    none, selective = (
+        zerokit.estimate(**job, checkpointing=kind).to_dict() for kind in ("none", "selective")
+    )
+    assert selective["basis"] == none["basis"] == "traced"
+    for key in ("per_rank", "step_seconds", "host_bytes_per_node"):
+        assert selective[key] == none[key]
+    assert [note for note in selective["assumptions"] if "keeps no scores" in note]
+
+
 # selective_checkpointing imports torch: tests/torch/test_selective_checkpointing.py
 @pytest.mark.parametrize("name", sorted(set(zerokit.__all__) - {"__version__", "selective_checkpointing"}))
 def test_every_function_is_documented(name: str) -> None:

@@ -74,7 +74,7 @@ class Variant:
         autocast = strategy.settings.torch_autocast is not None
         return replace(
             variant,
-            checkpointing="reentrant" if reentrant else strategy.checkpointing,
+            checkpointing="reentrant" if reentrant else strategy.recomputed(job.attention),
             lora_rank=lora.rank if lora is not None else 0,
             lora_targets=lora.targets if lora is not None else ("all-linear",),
             zero3_linear=(lora is not None or autocast) and strategy.settings.zero.stage == 3,

@@ -39,6 +39,13 @@ class Strategy:
         """Sequences per optimizer step."""
         return self.settings.micro_batch * self.settings.gradient_accumulation * self.data_parallel
 
+    def recomputed(self, attention: str) -> str:
+        """What backward computes again with this attention: ``none``, ``full`` or ``selective``.
+
+        Selective checkpointing drops attention scores, which no kernel but ``eager``'s keeps.
+        """
+        return "none" if self.checkpointing == "selective" and attention != "eager" else self.checkpointing
+
     @property
     def family(self) -> tuple[object, ...]:
         """All but bucket sizes and accumulation: what a measured step time speaks for."""

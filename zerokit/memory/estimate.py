@@ -55,8 +55,6 @@ def replayed(job: Job, strategy: Strategy) -> bool:
         return False  # DeepSpeed divides packed weights otherwise
     if strategy.settings.torch_autocast is not None and not _autocast_covered(job, strategy):
         return False
-    if strategy.checkpointing == "selective" and job.attention != "eager":
-        return False  # no scores are kept
     return not job.offload_activations or strategy.world_size == strategy.data_parallel
 
 
@@ -139,7 +137,7 @@ def estimate_traced(
     ranks = _ranks(replayed, timeline)
     peak = max(rank.peak_allocated_bytes for rank in ranks)
     notes = _with_adapters(replayed.assumptions, adapters)
-    if strategy.checkpointing == "selective":
+    if strategy.recomputed(job.attention) == "selective":
         notes = (*notes, SELECTIVE)
     host = dict(replayed.host)
     if job.offload_activations:

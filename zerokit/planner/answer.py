@@ -231,7 +231,7 @@ def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
         todo.append("move activations to the host: TRL's activation_offloading=True does")
     if strategy.checkpointing == "full":
         todo.append("checkpoint: model.gradient_checkpointing_enable() (a Trainer: launch does)")
-    elif strategy.checkpointing == "selective":
+    elif strategy.recomputed(job.attention) == "selective":
         todo.append("checkpoint: zerokit.selective_checkpointing(model)")
     if strategy.tensor_parallel > 1:
         todo.append(

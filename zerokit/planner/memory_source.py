@@ -171,6 +171,12 @@ class Model:
 
     def __call__(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
         estimate = self._on_gpu(job, strategy, cluster)
+        if strategy.recomputed(job.attention) != strategy.checkpointing:
+            note = (
+                f"no selective checkpointing: {job.attention} attention keeps no scores to compute again, "
+                "eager does; leave zerokit.selective_checkpointing out of the script"
+            )
+            estimate = replace(estimate, assumptions=(*estimate.assumptions, note))
         return without_cublas(estimate) if cluster.gpu.name == "cpu" else estimate
 
     def _on_gpu(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:

@@ -143,7 +143,7 @@ class TimeModel:
             backward += layers * bwd
             if strategy.checkpointing == "full":
                 backward += layers * (fwd - kept)
-            if strategy.checkpointing == "selective":
+            if strategy.recomputed(self.job.attention) == "selective":
                 backward += layers * attention
             count += layers
         head_forward, head_backward = kernels.head
