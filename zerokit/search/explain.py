@@ -259,9 +259,9 @@ def _tight_advice(chosen: Candidate, cluster: Cluster) -> list[str]:
         return []
     headroom = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
     return [
-        f"it fits with {format_gib(headroom, 1)} to spare: so near the limit PyTorch's allocator gives "
-        f"memory back and maps it again (retries in the report), about {format_seconds(seconds)} of each "
-        "step, which the speed counts; whatever leaves more room was slower still; `zerokit tune` compares"
+        f"only {format_gib(headroom, 1)} to spare: PyTorch's allocator has to give memory back and map it "
+        f"again (retries in the report). That takes about {format_seconds(seconds)} of each step, which the "
+        "speed counts; strategies with more room are slower still. `zerokit tune` measures them"
     ]
 
 

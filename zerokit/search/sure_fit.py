@@ -47,7 +47,7 @@ def narrow(chosen: Candidate, cluster: Cluster) -> list[str]:
     off = int(WORST_ERROR * memory.worst.peak_allocated_bytes)
     if memory.basis != "traced" or cluster.gpu.name == "cpu" or not 0 <= room < off:
         return []
-    total = cluster.gpu.driver_vram_bytes - (off - room)
+    total = cluster.gpu.driver_vram_bytes - off
     return [
         f"{NARROW}{format_gib(room, 1)} is less than predictions of measured runs were off by at worst "
         f"({WORST_ERROR:.1%} of the peak, here {format_gib(off, 1)}; half of them by less than 0.001%): "
