@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import QUANTIZED_BYTES, Job
-from zerokit.domain.model_shape import Gemm, ModelShape
+from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.card import rough_overhead_bytes
 from zerokit.memory.closed_form_activations import (
@@ -19,14 +19,13 @@ from zerokit.memory.closed_form_activations import (
     activation_bytes,
     logits,
 )
+from zerokit.memory.closed_form_host import fused_modules, host_of_rank
 from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
 from zerokit.memory.fused_loss import LossSize, fused_loss
-from zerokit.memory.host import pinned
 from zerokit.memory.inference import tokens
 from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole
 from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
-from zerokit.memory.replay.optimizers import managed_bytes, optimizer_bytes, state_bytes
-from zerokit.units import GIB
+from zerokit.memory.replay.optimizers import state_bytes
 from zerokit.values import frozen_dataclass
 
 CLOSED_FORM = "analytic"
@@ -35,10 +34,6 @@ ACTIVATIONS_WITHIN = 0.25
 """Of the activations, how far the closed form may be from a trace."""
 ASSUMPTION = "memory in closed form, not traced: activations within about 10-25 %"
 _FP32 = 4.0
-_16_BIT = 2.0
-_ROUGH_PROCESS_BYTES = 4 * GIB
-"""Of a rank's host memory outside offload: four times what was measured (``host.PROCESS_BYTES``), since what
-a script loads beside the model is not known."""
 _STEP_BYTES = 6.0
 """A trainable weight's gradient flattened in 16 bits and again in fp32 (zero/stage_1_and_2.py, step)."""
 _STAGE_0_STEP_BYTES = 10.0
@@ -77,17 +72,10 @@ def trainable_parameters(shape: ModelShape, job: Job) -> int:
     total = 0
     for stack in shape.stacks:
         for gemm in stack.gemms:
-            fused = _fused(shape, gemm)
+            fused = fused_modules(shape, gemm)
             if gemm.split != "none":
                 total += stack.layers * gemm.copies * rank * (gemm.n + fused * gemm.k)
     return total
-
-
-def _fused(shape: ModelShape, gemm: Gemm) -> int:
-    """Modules in transformers of one product here: q, k, v; gate, up."""
-    if gemm.split != "column":
-        return 1
-    return 3 if gemm.kind == "attention" else 2 if shape.gated else 1
 
 
 def _within_threshold(shape: ModelShape, strategy: Strategy) -> float:
@@ -104,7 +92,7 @@ def _within_threshold(shape: ModelShape, strategy: Strategy) -> float:
         for stack in shape.stacks
         for gemm in stack.gemms
         # the experts of a layer are one tensor in transformers 5
-        if (gemm.parameters if gemm.copies > 1 else gemm.n * gemm.k / _fused(shape, gemm)) <= limit
+        if (gemm.parameters if gemm.copies > 1 else gemm.n * gemm.k / fused_modules(shape, gemm)) <= limit
     )
     tables = shape.parameters - shape.block_parameters if shape.largest_parameter <= limit else 0
     return min((products + tables) / degree, float(zero.model_persistence_threshold))
@@ -160,7 +148,14 @@ def estimate_analytic(
     is_loaded = loads_whole(strategy, job) and loaded > setup
     init = {Component.LOADED_MODEL: loaded} if is_loaded else {Component.INITIALISATION: setup}
     phases = {"init": init, "forward": forward, "backward": backward, "step": step}
-    return _finish(phases, strategy, cluster, job, _host(sizes, strategy), sizes)
+    return _finish(
+        phases,
+        strategy,
+        cluster,
+        job,
+        host_of_rank(shape, strategy, sizes.trainable, sizes.weight_bytes),
+        sizes,
+    )
 
 
 def _losses(
@@ -306,34 +301,6 @@ def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
     return max(flat, first)
 
 
-def _host(sizes: _Sizes, strategy: Strategy) -> dict[HostComponent, int]:
-    """Bytes of one rank in host memory and on NVMe."""
-    zero, ranks = strategy.settings.zero, sizes.ranks
-    parts: dict[HostComponent, int] = {HostComponent.PROCESS: _ROUGH_PROCESS_BYTES}
-    optimizer, parameters = zero.offload_optimizer.device, zero.offload_param.device
-    owned = sizes.trainable / ranks
-    if managed := managed_bytes(strategy.settings, [int(owned if zero.stage else sizes.trainable)]):
-        parts[HostComponent.OPTIMIZER_STATES] = managed
-    if optimizer == "cpu":
-        parts[HostComponent.MASTER_WEIGHTS] = pinned(int(_FP32 * owned))
-        parts[HostComponent.GRADIENTS] = pinned(int(_FP32 * owned))
-        parts[HostComponent.STAGING] = pinned(int(_16_BIT * owned))
-        parts[HostComponent.OPTIMIZER_STATES] = int(optimizer_bytes(strategy.settings) * owned)
-    elif optimizer == "nvme":
-        parts[HostComponent.NVME_OPTIMIZER] = int((_FP32 + optimizer_bytes(strategy.settings)) * owned)
-        group = int(_FP32 * min(owned, zero.sub_group_size))
-        parts[HostComponent.SWAP_BUFFERS] = pinned(zero.offload_optimizer.buffer_count * group)
-        parts[HostComponent.GRADIENTS] = pinned(int(_FP32 * owned))
-    if parameters == "cpu":
-        parts[HostComponent.PARAMETERS] = pinned(int(sizes.weight_bytes / ranks))
-    elif parameters == "nvme":
-        parts[HostComponent.NVME_PARAMETERS] = int(sizes.weight_bytes / ranks)
-        parts[HostComponent.PARAMETER_BUFFERS] = pinned(
-            zero.offload_param.buffer_count * zero.offload_param.buffer_size * sizes.element_bytes
-        )
-    return parts
-
-
 def _finish(
     phases: dict[str, dict[Component, float]],
     strategy: Strategy,
@@ -396,4 +363,11 @@ def _inference(
         "backward": {Component.PARAMETERS: weights},
         "step": {Component.PARAMETERS: weights},
     }
-    return _finish(phases, strategy, cluster, job, _host(sizes, strategy), sizes)
+    return _finish(
+        phases,
+        strategy,
+        cluster,
+        job,
+        host_of_rank(shape, strategy, sizes.trainable, sizes.weight_bytes),
+        sizes,
+    )
