@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.job import METHODS
 from zerokit.errors import InputError
+from zerokit.memory.closed_form import ASSUMPTION
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.prices import prices_of
 from zerokit.planner.request import resolve
@@ -54,6 +55,7 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
             *_speed_notes(options),
             *_host_notes(options),
             *_unread(options, results),
+            *_closed_form_notes(results),
         ),
         most_gpus=most,
         changes=() if any(size.gpus for size in results) else _changes(request, kinds, methods[-1], most),
@@ -81,6 +83,15 @@ def _speed_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
     if options.get("gpu") or not options.get("vram"):
         return ()
     return (for_vram(parse_bytes(options["vram"], "⟨vram⟩"))[1],)
+
+
+def _closed_form_notes(sizes: Sequence[Size]) -> tuple[str, ...]:
+    """Which of the answers are no replay of a trace."""
+    found = [size.candidate.memory.assumptions for size in sizes if size.candidate is not None]
+    rough = [notes for notes in found if ASSUMPTION in notes]
+    if not rough:
+        return ()
+    return (ASSUMPTION if len(rough) == len(found) else f"some rows: {ASSUMPTION}",)
 
 
 def _host_notes(options: Mapping[str, Any]) -> tuple[str, ...]:

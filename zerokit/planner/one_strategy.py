@@ -171,7 +171,8 @@ def _default_strategy(
     space = make_space(replace(request, job=job, precision=precision))[0]
     strategy = build_strategy(space, layout, placement, checkpointing, micro, steps, chosen)
     refuse_strategy(job, strategy)
-    return strategy, (why,)
+    stage = () if pins.zero_stage is not None or request.job.inference else ("ZeRO stage 0: ⟨zero⟩ not given",)
+    return strategy, (why, *stage)
 
 
 def _batch(request: Request, ranks: int) -> tuple[int, int]:

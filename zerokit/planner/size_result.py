@@ -237,9 +237,14 @@ class SizeResult:
 
 def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, FewestGpus]]:
     """The fewest GPUs, of the kind with the least memory, of those with room for an error of the prediction
-    where there are some; and all kinds of which as few are enough."""
+    where there are some; and all kinds of which as few are enough. A kind's strategy without offload comes
+    first, unless only the one with offload has that room."""
     number = min(size.gpus or 0 for size in sizes)
-    by_gpu = {size.gpu: size for size in reversed(sizes) if size.gpus == number}
+    by_gpu: dict[str, FewestGpus] = {}
+    for size in sizes:
+        known = by_gpu.get(size.gpu)
+        if size.gpus == number and (known is None or _headroom(known) < GIB <= _headroom(size)):
+            by_gpu[size.gpu] = size
     roomy = [size for size in by_gpu.values() if _headroom(size) >= GIB]
     return min(roomy or by_gpu.values(), key=lambda size: size.size.gpu.driver_vram_bytes), by_gpu
 
