@@ -53,15 +53,20 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
     else:
-        click.echo(plan_text.estimate(result, explain=explain, plan_command=_plan_command(options, batch)))
+        searched = _plan_command(options, batch)
+        same = None if deepspeed or job.inference else _plan_command(options, batch, same_strategy=True)
+        click.echo(plan_text.estimate(result, explain=explain, plan_command=searched, same_command=same))
     return code
 
 
-def _plan_command(options: Mapping[str, Any], global_batch: int | None) -> str:
+def _plan_command(
+    options: Mapping[str, Any], global_batch: int | None, *, same_strategy: bool = False
+) -> str:
     """``zerokit plan`` with the model, the hardware and the job that were given; the strategy is left to it.
 
     Args:
         global_batch: that of the batch per GPU which was given, so that the steps compare; else ``None``.
+        same_strategy: with all that was given of the strategy, too.
     """
     from zerokit.cli.program import program
     from zerokit.planner.options import OPTIONS
@@ -72,7 +77,11 @@ def _plan_command(options: Mapping[str, Any], global_batch: int | None) -> str:
         if option.name == "global_batch":
             value = value or global_batch
         planned = option.group == "Strategy" or option.name in _BATCH_PER_GPU
-        if planned or value in (None, False) or (option.name, value) == ("device", "auto"):
+        if (
+            (planned and not same_strategy)
+            or value in (None, False)
+            or (option.name, value) == ("device", "auto")
+        ):
             continue
         words += [option.option] if option.is_flag else [option.option, str(value)]
     return f"{program()} {shlex.join(words)}"

@@ -268,11 +268,12 @@ def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] 
     return [line.replace("\xa0", " ") for line in lines]
 
 
-def estimate(result: Estimate, *, explain: bool, plan_command: str) -> str:
+def estimate(result: Estimate, *, explain: bool, plan_command: str, same_command: str | None) -> str:
     """The answer for one configuration; ``explain`` adds memory and time in detail.
 
     Args:
         plan_command: what plans the same job, shown where this configuration does not fit.
+        same_command: what writes the files of this configuration, shown where it fits.
     """
     planned, body = result.planned, result.to_dict()
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
@@ -284,6 +285,10 @@ def estimate(result: Estimate, *, explain: bool, plan_command: str) -> str:
     following = []
     if result.fits is False:
         following += [f"  {plan_command}", "  finds the fastest strategy that fits"]
+    elif result.fits and same_command is not None:
+        following += [f"  {same_command}", "  writes the files of this configuration"]
+    elif result.fits is None:
+        following += ["  add --gpus N --gpu NAME (`zerokit gpus` lists them), or ask `zerokit size`"]
     if not explain:
         following.append("  --explain adds memory and time in detail")
     if following:

@@ -165,13 +165,19 @@ def _default_strategy(
         optimizer=pins.offload_optimizer or "none",
         parameters=pins.offload_param or "none",
     )
+    if placement.stage == 0 and (placement.optimizer != "none" or placement.parameters != "none"):
+        option = "⟨offload_optimizer⟩" if placement.optimizer != "none" else "⟨offload_param⟩"
+        enough = "1, 2 or 3" if placement.parameters == "none" else "3"
+        raise InputError(f"{option}: ZeRO stage 0 offloads nothing; add ⟨zero⟩ {enough}")
     refuse_placement(request.job, placement.stage, placement.optimizer)
     chosen = Knobs(overlap_comm=pins.overlap_comm, **pins.sizes())
     job = replace(request.job, global_batch=micro * steps * layout.data)
     space = make_space(replace(request, job=job, precision=precision))[0]
     strategy = build_strategy(space, layout, placement, checkpointing, micro, steps, chosen)
     refuse_strategy(job, strategy)
-    stage = () if pins.zero_stage is not None or request.job.inference else ("ZeRO stage 0: ⟨zero⟩ not given",)
+    stage = (
+        () if pins.zero_stage is not None or request.job.inference else ("ZeRO stage 0: ⟨zero⟩ not given",)
+    )
     return strategy, (why, *stage)
 
 

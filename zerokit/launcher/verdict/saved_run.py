@@ -30,13 +30,21 @@ def load_run(path: Path) -> RunReport:
     if not path.exists():
         raise InputError(f"{path}: no such run; give a run folder or its report.json{newest_runs()}")
     if not path.is_dir():
+        if path.suffix != ".json":
+            raise InputError(
+                f"{path} is neither a run folder nor its report.json; what a run that zerokit did not launch "
+                "requires, `zerokit estimate` says"
+            )
         return load_report(path)
     report_path = path / REPORT_FILE
     if report_path.exists():
         return load_report(report_path)
     if not find_rank_files(path):
         names = newest_runs(path, "; of the runs in it, the newest")
-        raise InputError(f"{path} is not a run folder: it has neither report.json nor rank-*.jsonl{names}")
+        raise InputError(
+            f"{path} is not a run folder: it has neither report.json nor rank-*.jsonl{names}; what a run "
+            "that zerokit did not launch requires, `zerokit estimate` says"
+        )
     plan, problems = read_of_run(path)
     return report_of_folder(path, plan, problems)
 
