@@ -99,6 +99,25 @@ def test_a_batch_that_the_script_computes_decides_the_plan(tmp_path: Path, monke
     assert any("whatever the plan had" in note for note in body["assumptions"])
 
 
+@pytest.mark.slow
+def test_what_a_trainer_computes_decides_the_plan(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    hardware = ("--gpus", "1", "--gpu", "h200", "--zero", "1", "--offload-optimizer", "none")
+    script = str(SCRIPTS / "computed_trainer.py")
+    code, body, said = plan(tmp_path, *hardware, "--", script)
+    assert code == 0, said
+    chosen = body["chosen"]
+    assert (chosen["micro_batch"], chosen["gradient_accumulation"], chosen["precision"]) == (3, 2, "bf16")
+    assert "computed_trainer.py trains with micro-batch 3, gradient-accumulation 2" in said
+    first, *others = body["rehearsals"]
+    assert (
+        first["peak_allocated_bytes"] is None and "the script trained with micro-batch 3" in first["stopped"]
+    )
+    assert others and all(one["peak_allocated_bytes"] for one in others)
+    code, _, said = plan(tmp_path, *hardware, "--micro-batch", "4", "--", script)
+    assert code == 2 and "--micro-batch 4: the script trains with 3" in said
+
+
 def test_a_script_that_no_plan_reaches_is_planned_without(tmp_path: Path) -> None:
     script = str(SCRIPTS / "plain_loop.py")
     found = zerokit.plan(script, ["2"], params="350m", gpus=2, gpu="h200", out=tmp_path / "plan")

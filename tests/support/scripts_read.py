@@ -8,7 +8,8 @@ from pathlib import Path
 from tests.support.ranks import write_script
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.strategy import Strategy
-from zerokit.script.arguments import PlannedValues, ScriptOptions
+from zerokit.script.arguments import ScriptOptions
+from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import read_script
 
 RAW = """

@@ -55,6 +55,17 @@ class RehearsalOutcome(Protocol):
         """Why there is nothing to take, in a sentence."""
 
 
+def _of_another(record: RehearsalRecord, why: str) -> RehearsalRecord:
+    """The record of a rehearsal that was of another configuration than it was meant for."""
+    return replace(
+        record,
+        peak_allocated_bytes=None,
+        min_vram_bytes=None,
+        step_seconds=None,
+        stopped=record.stopped or why,
+    )
+
+
 Outcome = TypeVar("Outcome", bound=RehearsalOutcome)
 
 
@@ -126,6 +137,16 @@ class RehearsedSearch(Generic[Outcome]):
         """Take nothing of rehearsals with other micro-batches, which the script ran as this one."""
         same = (one for one in self.profile.rehearsed if one.strategy.settings.micro_batch == micro_batch)
         self.profile = replace(self.profile, rehearsed=tuple(same))
+        why = f"the script ran with micro-batch {micro_batch}"
+        self.records = [
+            one if one.strategy.settings.micro_batch == micro_batch else _of_another(one, why)
+            for one in self.records
+        ]
+
+    def forget_rehearsals(self, why: str) -> None:
+        """Take nothing of those so far: the script did something else, which ``why`` says."""
+        self.profile = replace(self.profile, rehearsed=())
+        self.records = [_of_another(one, why) for one in self.records]
 
     def search(self, request: Request, top: int) -> tuple[Plan, list[Candidate]]:
         """Search and rehearse, until the best are; once the time is up only the best one.

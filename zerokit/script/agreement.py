@@ -12,8 +12,9 @@ from zerokit.domain.job import Lora
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
 from zerokit.script import adapt_config, assignments, code_settings, disk_space, unlike_adapters, unlike_job
-from zerokit.script.arguments import SPELLINGS, PlannedValues, ScriptOptions
+from zerokit.script.arguments import SPELLINGS, ScriptOptions
 from zerokit.script.loader_batch import PlannedBatch, before_the_run
+from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import ScriptFacts
 from zerokit.script.sequence_length import length_warnings
 from zerokit.temporary import is_temporary

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from zerokit.domain.strategy import Strategy
+from zerokit.errors import InputError
 from zerokit.script.code_settings import bound_value, own_option
 from zerokit.script.option_values import NO, differs, number, truth
+from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import ScriptFacts
 from zerokit.script.tools import Tool, tool_of
 from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values, means
@@ -33,53 +35,6 @@ _TRAINERS_OWN: Mapping[str, object] = {
     "bf16": False, "fp16": False, "max_grad_norm": 1.0,
 }  # fmt: skip
 """Defaults of transformers/training_args.py, 4.56 to 5.23; TRL's are read from its installed classes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedValues:
-    """What of a plan only the script can do.
-
-    Attributes:
-        micro_batch: sequences per GPU and forward pass.
-        gradient_accumulation: micro-batches per optimizer step.
-        precision: ``bf16``, ``fp16`` or ``fp32``, as the ranks will run.
-        checkpointing: ``none``, ``full`` or ``selective``.
-        gradient_clipping: the largest norm; None leaves the script's.
-        on_cpu: the ranks run without a GPU.
-    """
-
-    micro_batch: int
-    gradient_accumulation: int
-    precision: str
-    checkpointing: str
-    gradient_clipping: float | None = None
-    on_cpu: bool = False
-
-    @classmethod
-    def of(cls, strategy: Strategy) -> PlannedValues:
-        """Those of a strategy."""
-        settings = strategy.settings
-        return cls(
-            micro_batch=settings.micro_batch,
-            gradient_accumulation=settings.gradient_accumulation,
-            precision=settings.precision,
-            checkpointing=strategy.checkpointing,
-            gradient_clipping=settings.gradient_clipping,
-        )
-
-    def trainer_values(self) -> dict[str, object]:
-        """As TrainingArguments name them; whole layers are all the checkpointing that a Trainer knows."""
-        values: dict[str, object] = {
-            "per_device_train_batch_size": self.micro_batch,
-            "gradient_accumulation_steps": self.gradient_accumulation,
-        }
-        if self.gradient_clipping is not None:
-            values["max_grad_norm"] = self.gradient_clipping
-        values |= {name: self.precision == name for name in ("bf16", "fp16")}
-        if self.checkpointing != "selective":
-            values["gradient_checkpointing"] = self.checkpointing == "full"
-        return values
-
 
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "per_device_train_batch_size": _MICRO_BATCH,
@@ -182,6 +137,9 @@ class ScriptOptions:
         """``pins`` with what the script decides, and a note for each.
 
         Accelerate feeds the peers of a tensor parallel group alike, so there that is searched too.
+
+        Raises:
+            InputError: a batch size was asked for that is not the script's.
         """
         notes: list[str] = []
         if self.style in ("accelerate", "trainer"):
@@ -190,36 +148,56 @@ class ScriptOptions:
             pins = replace(pins, checkpointing=mode)
             effect = "leaves it off" if mode == "none" else "turns it on"
             notes.append(f"checkpointing {mode}: the script {effect}, and has no option for it that is known")
-        micro, steps = pins.micro_batch, pins.gradient_accumulation
-        if micro is None and (micro := self._fixed_number(_MICRO_BATCH[0], "{micro_batch}")) is not None:
+        micro = self._fixed_number(_MICRO_BATCH[0], "{micro_batch}")
+        steps = self._fixed_number(_ACCUMULATION[0], "{gradient_accumulation}")
+        self._refuse_unlike("⟨micro_batch⟩", pins.micro_batch, micro, _MICRO_BATCH[0])
+        self._refuse_unlike("⟨gradient_accumulation⟩", pins.gradient_accumulation, steps, _ACCUMULATION[0])
+        if pins.micro_batch is None and micro is not None:
             notes.append(f"micro-batch {micro}: the script decides it")
-        if (
-            steps is None
-            and (steps := self._fixed_number(_ACCUMULATION[0], "{gradient_accumulation}")) is not None
-        ):
+            pins = replace(pins, micro_batch=micro)
+        if pins.gradient_accumulation is None and steps is not None:
             notes.append(f"accumulation {steps}: the script decides it")
-        pins = replace(pins, micro_batch=micro, gradient_accumulation=steps)
+            pins = replace(pins, gradient_accumulation=steps)
         return pins, tuple(notes)
+
+    def _refuse_unlike(self, option: str, asked: object, decided: object, name: str) -> None:
+        """Stop where the script does something else than was asked for: its rehearsal would, too."""
+        if asked is None or decided is None or asked == decided:
+            return
+        by_user = self._user_value(self._names(name))
+        location = by_user[1] if by_user is not None else self._where(name)
+        raise InputError(f"{option} {asked}: {location}; leave {option} out, or change the script to {asked}")
 
     def precision(self, requested: str) -> tuple[str, tuple[str, ...]]:
         """The precision to plan for, and a note where the script decides it.
 
         A Trainer trains in what its TrainingArguments say, 32 bits unless they say otherwise.
+
+        Raises:
+            InputError: another one was asked for than the script's.
         """
-        by_user = {name: self._user_value((name,)) for name in ("bf16", "fp16")}
-        if (
-            requested != "auto"
-            or self.style != "trainer"
-            or (self._takes_trainer_options and not any(by_user.values()))
-        ):
+        decided, why = self._decided_precision()
+        if decided is None:
             return requested, ()
+        if requested in ("auto", decided):
+            return decided, () if requested == decided else (f"precision {decided}: {why}",)
+        raise InputError(
+            f"⟨precision⟩ {requested}: {why}, so it trains in {decided}; leave ⟨precision⟩ out, or change "
+            "the script"
+        )
+
+    def _decided_precision(self) -> tuple[str | None, str]:
+        """What a Trainer's script trains in, and why; None: options of the run decide, or it is computed."""
+        by_user = {name: self._user_value((name,)) for name in ("bf16", "fp16")}
+        if self.style != "trainer" or (self._takes_trainer_options and not any(by_user.values())):
+            return None, ""
         for name, setting in by_user.items():
             value = truth(setting[0]) if setting is not None else self._of_script(name)
-            if value is None:  # computed: only the run will tell
-                return requested, ()
+            if value is None:  # only the run will tell
+                return None, ""
             if value is True:
-                return name, (f"precision {name}: the script decides it",)
-        return "fp32", ("precision fp32: the script's TrainingArguments name neither bf16 nor fp16",)
+                return name, "the script decides it"
+        return "fp32", "the script's TrainingArguments name neither bf16 nor fp16"
 
     def _of_script(self, name: str) -> object:
         """What the script's source or its arguments class has; None: computed, or not known."""

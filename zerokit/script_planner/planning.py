@@ -25,11 +25,12 @@ from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.planner.script_memory import REHEARSED
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
-from zerokit.script.arguments import PlannedValues, ScriptOptions
+from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.misplaced_options import misplaced
 from zerokit.script.named_model import named_model
 from zerokit.script.planned_for import PlannedFor
+from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import ScriptFacts, read_script
 from zerokit.script.training_switch import why_no_training
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy
@@ -173,6 +174,9 @@ class ScriptPlanning:
                     break
                 continue
             engine = done.done.engine or {}
+            if first is None and (own := self._trainers_own(engine, done.strategy)):
+                self.search.forget_rehearsals(f"the script trained with {own}")
+                return self._probed()
             fed[batch] = engine.get("batch_rows"), engine.get("batch_columns")
             if first is None:
                 first = done.done
@@ -190,6 +194,37 @@ class ScriptPlanning:
         for mode in modes[1:] if self.search.time_is_left else []:
             self.search.rehearse(read.request, self._probe(read.request, last, mode), FOR_CHECKPOINTING)
         return read
+
+    def _trainers_own(self, engine: Mapping[str, Any], planned: Strategy) -> str:
+        """Arguments of a Trainer that turned out to be others than planned, as computed ones can: they are
+        kept. Empty: there are none.
+
+        Raises:
+            InputError: another value was asked for.
+        """
+        if self._script.style != "trainer":
+            return ""
+        settings = planned.settings
+        expected: dict[str, object] = {
+            "micro_batch": settings.micro_batch,
+            "gradient_accumulation": settings.gradient_accumulation,
+            "precision": settings.precision,
+        }
+        words = []
+        for name, value in expected.items():
+            own, asked = engine.get(name), self.options.get(name)
+            if own in (None, value):
+                continue
+            if asked not in (None, "auto"):
+                raise InputError(
+                    f"⟨{name}⟩ {asked}: the script trains with {own}; leave ⟨{name}⟩ out, or change it"
+                )
+            self._kept[name] = str(own)
+            self.notes.append(f"⟨{name}⟩ {own}: the script trains with it, whatever the plan had")
+            words.append(f"{name.replace('_', '-')} {own}")
+        if words:
+            self.say(f"{self.search.profile.name} trains with {', '.join(words)}: planned for that")
+        return ", ".join(words)
 
     def _learn_pairs(self, engine: Mapping[str, Any]) -> None:
         """Whether a row of the data is several sequences to the model, as a pair of DPO is."""

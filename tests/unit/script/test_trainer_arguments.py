@@ -59,12 +59,28 @@ def test_a_file_of_arguments_that_does_not_exist_is_named(tmp_path: Path, given:
 def test_a_trainer_decides_its_precision(tmp_path: Path, arguments: str, precision: str) -> None:
     text = FIXED_TRAINER.replace("gradient_checkpointing=True", arguments)
     assert options(tmp_path, text).precision("auto")[0] == precision
-    assert options(tmp_path, text).precision("fp16") == ("fp16", ())
     assert (
         options(tmp_path, TRAINER).precision("auto")
         == options(tmp_path, RAW).precision("auto")
         == ("auto", ())
     )
+    assert options(tmp_path, TRAINER).precision("fp16") == ("fp16", ())
+
+
+def test_what_the_script_decides_cannot_be_asked_for_otherwise(tmp_path: Path) -> None:
+    """Its rehearsal would be of the script's values, and the launch would refuse the plan."""
+    found = options(tmp_path, FIXED_TRAINER.replace("gradient_checkpointing=True", "bf16=False"))
+    with pytest.raises(InputError, match=r"precision bf16: .*trains in fp32; leave precision out"):
+        found.precision("bf16")
+    assert found.precision("fp32") == ("fp32", ())
+    with pytest.raises(InputError, match=r"micro_batch 3: .*sets per_device_train_batch_size 4"):
+        found.pins(Pins(micro_batch=3))
+    assert found.pins(Pins(micro_batch=4))[0].micro_batch == 4
+    with pytest.raises(InputError, match=r"gradient_accumulation 4: .*gradient_accumulation_steps"):
+        found.pins(Pins(gradient_accumulation=4))
+    given = options(tmp_path, TRAINER, "--per_device_train_batch_size", "8")
+    with pytest.raises(InputError, match=r"micro_batch 4: .*per_device_train_batch_size 8"):
+        given.pins(Pins(micro_batch=4))
 
 
 @pytest.mark.parametrize(
