@@ -252,32 +252,6 @@ def test_what_does_not_fit_comes_with_the_command_that_finds_what_does(
     capsys.readouterr()
 
 
-def test_what_fits_comes_with_the_command_that_writes_it(capsys: pytest.CaptureFixture[str]) -> None:
-    kind = ["--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "a100-80gb", "--zero", "3"]
-    assert run(["estimate", *kind, "--micro-batch", "2", "--checkpointing", "full"]) == 0
-    offered = capsys.readouterr().out.partition("\nNext\n")[2].splitlines()[0].split()
-    assert run(offered[1:]) == 0
-    planned = capsys.readouterr().out
-    assert "ZeRO-3" in planned and "full checkpointing" in planned and "batch        2 per GPU × 1" in planned
-
-
-def test_without_a_gpu_an_estimate_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["estimate", "--model", "llama-3.1-8b"]) == 0
-    assert "--gpus N --gpu NAME" in capsys.readouterr().out.partition("\nNext\n")[2]
-
-
-def test_offload_at_stage_0_is_refused_in_the_words_of_the_options(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    job = ["estimate", "--model", "llama-3.1-8b", "--gpus", "2", "--gpu", "h200"]
-    assert run([*job, "--offload-optimizer", "cpu"]) == 2
-    assert (
-        "--offload-optimizer: ZeRO stage 0 offloads nothing; add --zero 1, 2 or 3" in capsys.readouterr().err
-    )
-    assert run([*job, "--offload-param", "cpu"]) == 2
-    assert "--offload-param: ZeRO stage 0 offloads nothing; add --zero 3" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("batch", "named"), [("7", True), ("8", False)])
 def test_more_gpus_that_need_another_batch_say_so(
     batch: str, named: bool, capsys: pytest.CaptureFixture[str]

@@ -154,11 +154,11 @@ def _release(version: str) -> list[str]:
 
 def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -> Chosen:
     path = Path(model)
-    if path.is_dir():
-        path = path / "config.json"
-        if not path.is_file():
-            raise InputError(f"⟨model⟩ {model}: the folder has no config.json")
+    if path.is_dir() and not (path := path / "config.json").is_file():
+        raise InputError(f"⟨model⟩ {model}: the folder has no config.json")
     if path.is_file():
+        if path.suffix == ".py":
+            raise InputError(f"⟨model⟩ {model}: a script is no model: zerokit plan … -- {model}")
         if path.suffix in _WEIGHTS:
             raise InputError(f"⟨model⟩ {model}: a file of weights; name its folder, {path.parent}")
         return _from_file(path, single, say, images)

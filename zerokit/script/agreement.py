@@ -83,7 +83,8 @@ def agree(
     if conflicts and not accept_mismatch:
         raise InputError(
             f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
-            "does, or run it as it is, with ⟨accept_mismatch⟩ before the script"
+            "does (`zerokit plan … -- SCRIPT ARGS` takes it from the script), or run it as it is, with "
+            "⟨accept_mismatch⟩ before the script"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     notes += assignments.unlike_plan(options.facts.assigned, _by_any_name(planned))
@@ -143,7 +144,11 @@ def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Pa
     try:
         own_config = load_json(Path(name)).value
     except InputError as error:
-        return [f"--deepspeed {name}: {error}"]
+        given = "--deepspeed" in options.user_arguments
+        where = (
+            f"--deepspeed {name}" if given else f"{options.facts.path}: TrainingArguments(deepspeed={name!r})"
+        )
+        return [f"{where}: {error}; without it the Trainer gets the plan's configuration"]
     differing = [
         f"{label} {own_value}, but the plan has {planned_value}"
         for (label, own_value), (_, planned_value) in zip(

@@ -1,0 +1,45 @@
+"""What an answer says to do next, as a new user reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerokit.cli import run
+
+
+def test_what_fits_comes_with_the_command_that_writes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    kind = ["--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "a100-80gb", "--zero", "3"]
+    assert run(["estimate", *kind, "--micro-batch", "2", "--checkpointing", "full"]) == 0
+    offered = capsys.readouterr().out.partition("\nNext\n")[2].splitlines()[0].split()
+    assert run(offered[1:]) == 0
+    planned = capsys.readouterr().out
+    assert "ZeRO-3" in planned and "full checkpointing" in planned and "batch        2 per GPU × 1" in planned
+
+
+def test_a_script_given_as_the_model_is_told_where_it_goes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from transformers import Trainer\n")
+    assert run(["plan", "--model", str(script), "--gpus", "1", "--gpu", "h200"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"--model {script}: a script is no model" in said and f"zerokit plan … -- {script}" in said
+
+
+def test_without_a_gpu_an_estimate_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "--model", "llama-3.1-8b"]) == 0
+    assert "--gpus N --gpu NAME" in capsys.readouterr().out.partition("\nNext\n")[2]
+
+
+def test_offload_at_stage_0_is_refused_in_the_words_of_the_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = ["estimate", "--model", "llama-3.1-8b", "--gpus", "2", "--gpu", "h200"]
+    assert run([*job, "--offload-optimizer", "cpu"]) == 2
+    assert (
+        "--offload-optimizer: ZeRO stage 0 offloads nothing; add --zero 1, 2 or 3" in capsys.readouterr().err
+    )
+    assert run([*job, "--offload-param", "cpu"]) == 2
+    assert "--offload-param: ZeRO stage 0 offloads nothing; add --zero 3" in capsys.readouterr().err
