@@ -10,7 +10,7 @@ from zerokit.units import MIB
 MOST_FRACTION = 0.05
 MOST_BYTES = 256 * MIB
 """A peak that is off by more than both is not that of the plan's loop. The replay of bare loops was at most
-1.9 % off in 357 runs on H200s (docs/accuracy.md); libraries' workspaces beside a small model stay below
+0.9 % off in 357 runs on H200s (docs/accuracy.md); libraries' workspaces beside a small model stay below
 256 MiB."""
 
 
