@@ -78,6 +78,8 @@ def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
             by_what.setdefault(difference.what, difference)
         for rank in ranks:
             engine = rank.get("engine") or {}
+            if rank.get("device") == "cpu":  # launch takes offload out there: all is in host memory
+                engine = {**engine, "offload_optimizer": None, "offload_param": None}
             own_differences = of_engine(chosen, engine, request if isinstance(request, Mapping) else None)
             for difference in (*own_differences, *_of_steps(chosen, rank), *_of_generation(chosen, rank)):
                 by_what.setdefault(difference.what, difference)

@@ -46,6 +46,14 @@ def test_a_job_as_planned_has_no_difference():
         assert of_engine(CHOSEN, {**ENGINE, "optimizer": adam}, REQUEST) == []
 
 
+@pytest.mark.parametrize(("device", "told"), [("cpu", 0), ("cuda", 1)])
+def test_offload_that_launch_takes_out_on_the_cpu_is_no_other_job(device: str, told: int) -> None:
+    plan = {"chosen": {**CHOSEN, "offload_optimizer": "cpu"}, "request": REQUEST}
+    ranks = [{"rank": rank, "device": device, "engine": ENGINE} for rank in range(2)]
+    found = [difference for difference in differences(plan, ranks) if difference.what == "optimizer offload"]
+    assert len(found) == told
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
