@@ -70,7 +70,8 @@ def build(row: dict[str, Any]) -> Any:
     """The model as the row says."""
     settings = row["deepspeed_config"]
     config = AutoConfig.for_model(**row["hf_config"])
-    config.use_cache = False
+    # a model of images and text reads its text model's own setting, whatever the outer one says
+    config.use_cache = config.get_text_config(decoder=True).use_cache = False
     dtype = (
         torch.bfloat16
         if settings.get("bf16", {}).get("enabled")
