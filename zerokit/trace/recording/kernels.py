@@ -103,7 +103,8 @@ class _SafeSoftmax(torch.autograd.Function):
     def forward(ctx: Any, scores: Any) -> Any:
         output = torch.empty_like(scores)
         masked = torch.empty_like(scores, dtype=torch.bool)
-        del masked
+        masked_rows = torch.empty_like(scores[..., :1], dtype=torch.bool)
+        del masked, masked_rows
         ctx.save_for_backward(output)
         return output
 
@@ -125,7 +126,12 @@ def _math_attention(
 ) -> Any:
     """``aten::_scaled_dot_product_attention_math``, which computes 16-bit inputs in fp32."""
     dtype = query.dtype
-    query, key, value = query.float() * 1.0, key.float(), value.float()
+    unscaled, key, value = (
+        query.float(),
+        key.float(),
+        value.float(),
+    )  # until it returns (attention.cpp, query_acc)
+    query = unscaled * 1.0
     if enable_gqa and key.shape[1] != query.shape[1]:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
