@@ -126,11 +126,8 @@ def _math_attention(
 ) -> Any:
     """``aten::_scaled_dot_product_attention_math``, which computes 16-bit inputs in fp32."""
     dtype = query.dtype
-    unscaled, key, value = (
-        query.float(),
-        key.float(),
-        value.float(),
-    )  # until it returns (attention.cpp, query_acc)
+    # held until the composite returns (native/transformers/attention.cpp, query_acc)
+    unscaled, key, value = query.float(), key.float(), value.float()
     query = unscaled * 1.0
     if enable_gqa and key.shape[1] != query.shape[1]:
         repeats = query.shape[1] // key.shape[1]
