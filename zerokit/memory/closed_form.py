@@ -20,7 +20,7 @@ from zerokit.memory.closed_form_activations import (
     logits,
 )
 from zerokit.memory.closed_form_host import fused_modules, host_of_rank
-from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
+from zerokit.memory.components import Component, by_key, in_ram, on_nvme
 from zerokit.memory.fused_loss import LossSize, fused_loss
 from zerokit.memory.inference import tokens
 from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole
@@ -148,14 +148,7 @@ def estimate_analytic(
     is_loaded = loads_whole(strategy, job) and loaded > setup
     init = {Component.LOADED_MODEL: loaded} if is_loaded else {Component.INITIALISATION: setup}
     phases = {"init": init, "forward": forward, "backward": backward, "step": step}
-    return _finish(
-        phases,
-        strategy,
-        cluster,
-        job,
-        host_of_rank(shape, strategy, sizes.trainable, sizes.weight_bytes),
-        sizes,
-    )
+    return _finish(phases, shape, strategy, cluster, job, sizes)
 
 
 def _losses(
@@ -303,16 +296,17 @@ def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
 
 def _finish(
     phases: dict[str, dict[Component, float]],
+    shape: ModelShape,
     strategy: Strategy,
     cluster: Cluster,
     job: Job,
-    host: dict[HostComponent, int],
     sizes: _Sizes,
 ) -> MemoryEstimate:
     rounded = {name: {k: int(v) for k, v in parts.items() if v >= 1} for name, parts in phases.items()}
     peaks = {name: sum(parts.values()) for name, parts in rounded.items()}
     worst = max(peaks, key=lambda name: peaks[name])
     per_node = max(1, strategy.world_size // cluster.nodes)
+    host = host_of_rank(shape, strategy, 0.0 if job.inference else sizes.trainable, sizes.weight_bytes)
     on_host = in_ram(host, per_node)
     rank = RankEstimate(
         first=0,
@@ -363,11 +357,4 @@ def _inference(
         "backward": {Component.PARAMETERS: weights},
         "step": {Component.PARAMETERS: weights},
     }
-    return _finish(
-        phases,
-        strategy,
-        cluster,
-        job,
-        host_of_rank(shape, strategy, sizes.trainable, sizes.weight_bytes),
-        sizes,
-    )
+    return _finish(phases, shape, strategy, cluster, job, sizes)
