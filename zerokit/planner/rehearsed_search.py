@@ -133,20 +133,15 @@ class RehearsedSearch(Generic[Outcome]):
         )
         return done
 
-    def forget_other_batches(self, micro_batch: int) -> None:
-        """Take nothing of rehearsals with other micro-batches, which the script ran as this one."""
-        same = (one for one in self.profile.rehearsed if one.strategy.settings.micro_batch == micro_batch)
-        self.profile = replace(self.profile, rehearsed=tuple(same))
-        why = f"the script ran with micro-batch {micro_batch}"
-        self.records = [
-            one if one.strategy.settings.micro_batch == micro_batch else _of_another(one, why)
-            for one in self.records
-        ]
+    def forget_rehearsals(self, why: str, *, but_micro_batch: int | None = None) -> None:
+        """Take nothing of those so far but of one micro-batch: in the others the script did something else,
+        which ``why`` says."""
 
-    def forget_rehearsals(self, why: str) -> None:
-        """Take nothing of those so far: the script did something else, which ``why`` says."""
-        self.profile = replace(self.profile, rehearsed=())
-        self.records = [_of_another(one, why) for one in self.records]
+        def is_kept(one: RehearsalRecord | RehearsedStrategy) -> bool:
+            return one.strategy.settings.micro_batch == but_micro_batch
+
+        self.profile = replace(self.profile, rehearsed=tuple(filter(is_kept, self.profile.rehearsed)))
+        self.records = [one if is_kept(one) else _of_another(one, why) for one in self.records]
 
     def search(self, request: Request, top: int) -> tuple[Plan, list[Candidate]]:
         """Search and rehearse, until the best are; once the time is up only the best one.
