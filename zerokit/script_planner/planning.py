@@ -215,6 +215,8 @@ class ScriptPlanning:
             own, asked = engine.get(name), self.options.get(name)
             if own in (None, value):
                 continue
+            if name in self._kept:  # it follows what it is told, and is never that
+                raise _CannotRehearse(f"told to train with {name.replace('_', '-')} {value}, it takes {own}")
             if asked not in (None, "auto"):
                 raise InputError(
                     f"⟨{name}⟩ {asked}: the script trains with {own}; leave ⟨{name}⟩ out, or change it"
@@ -291,7 +293,7 @@ class ScriptPlanning:
             f"micro-batch {rows}: the script fed its engine so many rows, whatever the plan had"
         )
         self.say(f"{self.search.profile.name} feeds its engine {rows} rows at a time: micro-batch {rows}")
-        self.search.forget_other_batches(rows)
+        self.search.forget_rehearsals(f"the script ran with micro-batch {rows}", but_micro_batch=rows)
         return self._resolved()
 
     def _with_model(self, done: Rehearsal, read: ResolvedRequest, named: bool) -> ResolvedRequest:
