@@ -19,6 +19,7 @@ from zerokit.report.schema import RunReport, load_report
 _PATIENCE_SECONDS = 15.0
 """From the ranks' last words to the launcher's report."""
 _MOST_NAMED = 3  # runs of a folder
+_NOT_LAUNCHED = "what a run that zerokit did not launch requires, `zerokit estimate` says"
 
 
 def load_run(path: Path) -> RunReport:
@@ -30,20 +31,21 @@ def load_run(path: Path) -> RunReport:
     if not path.exists():
         raise InputError(f"{path}: no such run; give a run folder or its report.json{newest_runs()}")
     if not path.is_dir():
-        if path.suffix != ".json":
+        try:
+            return load_report(path)
+        except InputError as error:
+            if path.suffix == ".json":
+                raise
             raise InputError(
-                f"{path} is neither a run folder nor its report.json; what a run that zerokit did not launch "
-                "requires, `zerokit estimate` says"
-            )
-        return load_report(path)
+                f"{path} is neither a run folder nor its report.json; {_NOT_LAUNCHED}"
+            ) from error
     report_path = path / REPORT_FILE
     if report_path.exists():
         return load_report(report_path)
     if not find_rank_files(path):
         names = newest_runs(path, "; of the runs in it, the newest")
         raise InputError(
-            f"{path} is not a run folder: it has neither report.json nor rank-*.jsonl{names}; what a run "
-            "that zerokit did not launch requires, `zerokit estimate` says"
+            f"{path} is not a run folder: it has neither report.json nor rank-*.jsonl{names}; {_NOT_LAUNCHED}"
         )
     plan, problems = read_of_run(path)
     return report_of_folder(path, plan, problems)
