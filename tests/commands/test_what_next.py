@@ -9,13 +9,29 @@ import pytest
 from zerokit.cli import run
 
 
-def test_what_fits_comes_with_the_command_that_writes_it(capsys: pytest.CaptureFixture[str]) -> None:
-    kind = ["--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "a100-80gb", "--zero", "3"]
-    assert run(["estimate", *kind, "--micro-batch", "2", "--checkpointing", "full"]) == 0
+@pytest.mark.parametrize(
+    ("given", "strategy", "batch"),
+    [
+        (
+            ("--zero", "3", "--micro-batch", "2", "--checkpointing", "full"),
+            "ZeRO-3, no offload",
+            "2 per GPU × 1",
+        ),
+        (("--zero", "3"), "ZeRO-3, no offload", "1 per GPU × 1"),  # what was not given is pinned, too
+        (("--method", "lora"), "ZeRO-0, no offload", "1 per GPU × 1"),
+        (("--zero", "2", "--offload-optimizer", "cpu"), "ZeRO-2, optimizer offload to cpu", "1 per GPU × 1"),
+    ],
+)
+def test_what_fits_comes_with_the_command_that_plans_it(
+    capsys: pytest.CaptureFixture[str], given: tuple[str, ...], strategy: str, batch: str
+) -> None:
+    kind = ["--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "h200"]
+    assert run(["estimate", *kind, *given]) == 0
     offered = capsys.readouterr().out.partition("\nNext\n")[2].splitlines()[0].split()
     assert run(offered[1:]) == 0
-    planned = capsys.readouterr().out
-    assert "ZeRO-3" in planned and "full checkpointing" in planned and "batch        2 per GPU × 1" in planned
+    planned = " ".join(capsys.readouterr().out.split())
+    checkpointing = "full" if "full" in given else "no"
+    assert f"{strategy}, data parallel 4, {checkpointing} checkpointing" in planned and batch in planned
 
 
 def test_a_script_given_as_the_model_is_told_where_it_goes(

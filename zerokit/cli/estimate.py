@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from zerokit.cli import options as shared_options
 from zerokit.cli.base import Command
 from zerokit.cli.say import say
 from zerokit.errors import NothingFits
+
+if TYPE_CHECKING:
+    from zerokit.domain.strategy import Strategy
 
 _BATCH_PER_GPU = ("micro_batch", "gradient_accumulation")
 
@@ -54,9 +57,27 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
     else:
         searched = _plan_command(options, batch)
-        same = None if deepspeed or job.inference else _plan_command(options, batch, same_strategy=True)
+        same = (
+            None
+            if deepspeed or job.inference
+            else _plan_command({**options, **_pinned(strategy)}, batch, same_strategy=True)
+        )
         click.echo(plan_text.estimate(result, explain=explain, plan_command=searched, same_command=same))
     return code
+
+
+def _pinned(strategy: Strategy) -> dict[str, object]:
+    """The strategy in options of ``plan``, but for its degrees, which stay as given, and bucket sizes."""
+    settings, zero = strategy.settings, strategy.settings.zero
+    offload = {"offload_optimizer": zero.offload_optimizer.device} if zero.stage else {}
+    offload |= {"offload_param": zero.offload_param.device} if zero.stage == 3 else {}
+    return {
+        "zero": str(zero.stage),
+        **offload,
+        "micro_batch": settings.micro_batch,
+        "gradient_accumulation": settings.gradient_accumulation,
+        "checkpointing": strategy.checkpointing,
+    }
 
 
 def _plan_command(

@@ -273,7 +273,7 @@ def estimate(result: Estimate, *, explain: bool, plan_command: str, same_command
 
     Args:
         plan_command: what plans the same job, shown where this configuration does not fit.
-        same_command: what writes the files of this configuration, shown where it fits.
+        same_command: what plans this strategy, shown where it fits.
     """
     planned, body = result.planned, result.to_dict()
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
@@ -286,7 +286,7 @@ def estimate(result: Estimate, *, explain: bool, plan_command: str, same_command
     if result.fits is False:
         following += [f"  {plan_command}", "  finds the fastest strategy that fits"]
     elif result.fits and same_command is not None:
-        following += [f"  {same_command}", "  writes the files of this configuration"]
+        following += [f"  {same_command}", "  plans this strategy and writes its files"]
     elif result.fits is None:
         following += ["  add --gpus N --gpu NAME (`zerokit gpus` lists them), or ask `zerokit size`"]
     if not explain:
