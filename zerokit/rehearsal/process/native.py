@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-OLDEST_TORCH = (2, 11)
+OLDEST_TORCH = (2, 10)
 NEWEST_TORCH = (2, 15)
 """Versions that rehearsals were tried with (``tests/rehearsal/test_stand_ins.py``). With another one the
 result says so."""
