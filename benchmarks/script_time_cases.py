@@ -40,6 +40,7 @@ GPT2 = {
     "n_positions": 1024, "n_ctx": 1024,
 }  # fmt: skip
 RUN_CLM = "Transformers: examples/pytorch/language-modeling/run_clm.py"
+PIPELINE = "zerokit: tests/rehearsal/scripts/pipeline_llama.py"
 FINETUNE = "DeepSpeedExamples: training/DeepSpeed-ZenFlow/finetuning/finetune_llama.py"
 FINETUNE_ROWS = 64
 """Of its data set (``rehearsal.inputs``)."""
@@ -150,8 +151,21 @@ SIXTH = (
     _KNOWN["wide.offload.z3"],
 )  # fmt: skip
 """One GPU each, none timed before; three that the fifth list predicted and did not reach."""
+SEVENTH = (
+    Case(name="pipe.medium", model="medium", script="pipeline", gpus=2, zero=1, length=1024, accumulation=8),
+    Case(name="pipe.wide.checkpointed", model="wide", script="pipeline", gpus=2, zero=1, length=2048,
+         micro_batch=2, accumulation=6, checkpointing=True),
+    _KNOWN["qwen3.lora.z3.two"],
+    Case(name="wide.kto.two", model="wide", script="kto", data="dpo", gpus=2, micro_batch=2),
+    Case(name="gpt2.clm.offload.two", model="gpt2", script="run_clm", data="sft", length=1024, micro_batch=8,
+         gpus=2, offload=True),
+    Case(name="qwen3.offload.z3.two", model="qwen3", zero=3, offload=True, gpus=2, length=1536),
+    Case(name="medium.sft.z3.two", model="medium", zero=3, gpus=2, checkpointing=True, micro_batch=8),
+)  # fmt: skip
+"""Two GPUs each, none timed before: two pipelines, two with offload."""
 LISTS = {
     "first": CASES, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH,
+    "seventh": SEVENTH,
 }  # fmt: skip
 
 
@@ -172,8 +186,28 @@ def row_of(case: Case, steps: int) -> dict[str, Any]:
         "peak_allocated_bytes": 1,
         "peak_reserved_bytes": 1,
     }
-    run = _finetune if case.script == "finetune_llama" else _trained
+    run = {"finetune_llama": _finetune, "pipeline": _pipeline}.get(case.script, _trained)
     return row | run(case, zero, steps)
+
+
+def _pipeline(case: Case, zero: dict[str, Any], steps: int) -> dict[str, Any]:
+    """DeepSpeed's pipeline over all GPUs."""
+    config: dict[str, Any] = {
+        "bf16": {"enabled": True},
+        "gradient_accumulation_steps": case.accumulation,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "train_micro_batch_size_per_gpu": case.micro_batch,
+        "zero_optimization": zero,
+    }
+    if case.checkpointing:
+        config["pipeline"] = {"activation_checkpoint_interval": 1, "use_reentrant": False}
+    return {
+        "script": PIPELINE,
+        "args": ["{model}", str(case.gpus), str(case.length), "--steps", str(steps), "--deepspeed"],
+        "deepspeed_config": config,
+        "deepspeed_option": "--deepspeed_config",
+    }
 
 
 def _finetune(case: Case, zero: dict[str, Any], steps: int) -> dict[str, Any]:

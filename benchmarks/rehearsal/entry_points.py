@@ -31,10 +31,12 @@ TIMEOUT_SECONDS = 900
 
 @dataclass(frozen=True, kw_only=True)
 class EntryPoint:
-    """One script with its arguments; ``repository`` is empty for a module of an installed package.
+    """One script with its arguments; ``repository`` is empty for a module of an installed package, and a dot
+    for a script of this one.
 
     ``inside``: it runs in its own folder of the checkout, as its documentation says. ``torchrun``: on one GPU
-    too it is started by torchrun, since DeepSpeed's engine asks for a launcher's environment.
+    too it is started by torchrun, since DeepSpeed's engine asks for a launcher's environment. ``rank``: whose
+    figures are compared.
     """
 
     name: str
@@ -44,6 +46,7 @@ class EntryPoint:
     gpus: int = 1
     inside: bool = False
     torchrun: bool = False
+    rank: int = 0
 
 
 ENTRY_POINTS = tuple(EntryPoint(**row) for row in json.loads(LIST.read_text()))
@@ -64,12 +67,26 @@ _FIXED = {
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
 }
 
+_PIPELINE = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 8,
+    "gradient_clipping": 1.0,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+}
+_ZERO_1 = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
+_PIPELINES: dict[str, dict[str, Any]] = {
+    "zero1": _ZERO_1,
+    "checkpointed": _ZERO_1 | {"pipeline": {"activation_checkpoint_interval": 1, "use_reentrant": False}},
+    "fp16": {"fp16": {"enabled": True}, "gradient_accumulation_steps": 4},
+    "fp32": {},
+}
+
 
 class Runner:
     """Rehearses entry points in one folder of inputs."""
 
-    def __init__(self, folder: Path, checkouts: Path, python: str) -> None:
-        self.python = python
+    def __init__(self, folder: Path, checkouts: Path, python: str, gpu: str = "h200") -> None:
+        self.python, self.gpu = python, gpu
         self.inputs = EntryPointInputs(folder / "inputs")
         self.checkouts = checkouts
         self.home = folder / "huggingface"
@@ -79,6 +96,8 @@ class Runner:
             (here / f"zero{stage}.auto.json").write_text(json.dumps(_ENGINE | {
                 "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": stage},
             }))  # fmt: skip
+        for name, settings in _PIPELINES.items():
+            (here / f"pipe.{name}.json").write_text(json.dumps(_PIPELINE | settings))
         (here / "fsdp2.json").write_text(json.dumps(_FSDP2))
         (here / "zero2.fixed.json").write_text(json.dumps(_FIXED | {"zero_optimization": {"stage": 2}}))
         (here / "zero3.fixed.json").write_text(json.dumps(_FIXED | {"zero_optimization": {"stage": 3}}))
@@ -93,9 +112,11 @@ class Runner:
             "rehearse",
             "--json",
             "--gpu",
-            "h200",
+            self.gpu,
             "--gpus",
             str(entry.gpus),
+            "--rank",
+            str(entry.rank),
             *(("--launcher", "torchrun") if entry.torchrun else ()),
             *target,
             *entry.arguments.split(),
@@ -145,6 +166,8 @@ class Runner:
         if not entry.repository:
             package = entry.script.partition(".")[0]
             return f"{package} {metadata.version(package)}", ["-m", entry.script], self.inputs.folder
+        if entry.repository == ".":
+            return "zerokit", [str(ROOT / entry.script)], self.inputs.folder
         checkout = self.checkouts / entry.repository.replace("/", "+")
         commit = (checkout / ".commit").read_text().strip() if (checkout / ".commit").exists() else "?"
         script = checkout / entry.script

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "h200"
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data" / "h200"
 
 Phases = dict[str, int]
 COPIES = {"DeepSpeedExamples: ": "--deepspeed-examples", "Transformers: ": "--transformers"}
 """How a row names a script of a repository that is no package, and the option that says where its copy is."""
+OWN = "zerokit: "
+"""How a row names a script of this repository."""
 
 
 def script_path(script: str, copies: Mapping[str, Path | None]) -> Path:
-    """Where a row's script is: in a repository's copy, or in TRL's package.
+    """Where a row's script is: in this repository, in another one's copy, or in TRL's package.
 
     Args:
         copies: the repositories' folders, by their option in :data:`COPIES`.
@@ -24,6 +27,8 @@ def script_path(script: str, copies: Mapping[str, Path | None]) -> Path:
     Raises:
         FileNotFoundError: it is in a repository of which no copy is given.
     """
+    if script.startswith(OWN):
+        return ROOT / script.removeprefix(OWN)
     for prefix, option in COPIES.items():
         if script.startswith(prefix):
             folder = copies.get(option)

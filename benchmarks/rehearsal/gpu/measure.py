@@ -3,7 +3,7 @@
     measure.py OUT.jsonl NAME STEPS [-m] SCRIPT ARGS…
 
 The same hooks decide where a phase begins (:mod:`zerokit.rehearsal.process.phases`); the figures are
-``torch.cuda``'s. Under a launcher rank 0 writes.
+``torch.cuda``'s. Under a launcher rank 0 writes, or the one that ``MEASURED_RANK`` names.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def main() -> None:
         "alloc_conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
         "versions": _versions(),
     }
-    if int(os.environ.get("RANK", "0")) == 0:
+    if os.environ.get("RANK", "0") == os.environ.get("MEASURED_RANK", "0"):
         with Path(out).open("a") as file:
             file.write(json.dumps(line) + "\n")
     sys.stdout.flush()

@@ -4,7 +4,7 @@
     python -m benchmarks.rehearsal.gpu.public measure OUT.jsonl [NAME…] --checkouts FOLDER [--list LIST]
     python -m benchmarks.rehearsal.gpu.compare PREDICTED.jsonl MEASURED.jsonl
 
-``public.json``, ``public-second.json`` to ``public-fifth.json`` (``--list``) list them, in the form of
+``public.json``, ``public-second.json`` to ``public-sixth.json`` (``--list``) list them, in the form of
 ``entry-points.json``: none was measured before it was rehearsed. Each runs to its own end. Random weights of
 the models are made beside their configurations. Runs share the GPUs, several at a time: their figures are
 their own allocators'.
@@ -29,7 +29,7 @@ from benchmarks.rehearsal.entry_points import EntryPoint, Runner
 MEASURE = Path(__file__).resolve().parent / "measure.py"
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_SECONDS = 150
-LISTS = ("public", "public-second", "public-third", "public-fourth", "public-fifth")
+LISTS = ("public", "public-second", "public-third", "public-fourth", "public-fifth", "public-sixth")
 EVERY_STEP = 10**9
 
 
@@ -92,6 +92,7 @@ class Measurer:
             "HF_HOME": str(own / "huggingface"),
             "TOKENIZERS_PARALLELISM": "false",
             "OMP_NUM_THREADS": "2",
+            "MEASURED_RANK": str(entry.rank),
             "TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"),
         }
         if entry.gpus == 1:  # as zerokit rehearse has it: a run of one GPU without a launcher
@@ -121,12 +122,14 @@ class Measurer:
         print(f"{entry.name:<28} {str(said)[-400:]}", flush=True)
 
 
-def _predict(entries: list[EntryPoint], checkouts: Path, out: Path, jobs: int) -> None:
+def _predict(entries: list[EntryPoint], checkouts: Path, out: Path, jobs: int, gpu: str) -> None:
     lock = threading.Lock()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the GPU of a rehearsal is not there
 
     with tempfile.TemporaryDirectory(prefix="public-") as folder:
-        runner = Runner(Path(folder), checkouts, sys.executable)  # a rehearsal leaves its folder as it was
+        runner = Runner(
+            Path(folder), checkouts, sys.executable, gpu
+        )  # a rehearsal leaves its folder as it was
 
         def one(entry: EntryPoint) -> None:
             row = runner.rehearse(entry)
@@ -163,6 +166,7 @@ def main() -> None:
     parser.add_argument("--checkouts", type=Path, required=True)
     parser.add_argument("--list", default="public", choices=LISTS)
     parser.add_argument("--gpus", type=int, help="only those of so many GPUs")
+    parser.add_argument("--gpu", default="h200", help="on which they are rehearsed")
     parser.add_argument("--jobs", type=int, default=1, help="rehearsals at a time")
     parser.add_argument("--at-once", type=int, default=6, help="runs at a time")
     parser.add_argument("--devices", type=int, default=1, help="GPUs over which runs of one GPU are spread")
@@ -176,7 +180,7 @@ def main() -> None:
     ]
     checkouts = options.checkouts.resolve()
     if options.what == "predict":
-        _predict(chosen, checkouts, options.out, options.jobs)
+        _predict(chosen, checkouts, options.out, options.jobs, options.gpu)
     else:
         _measure(chosen, checkouts, options.out, options.at_once, options.devices)
 

@@ -12,6 +12,7 @@ parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
 parser.add_argument("model")
 parser.add_argument("stages", type=int)
 parser.add_argument("length", type=int)
+parser.add_argument("--steps", type=int, default=4)
 parser.add_argument("--local_rank", type=int, default=-1)
 args = parser.parse_args()
 config = transformers.AutoConfig.from_pretrained(args.model, attn_implementation="sdpa")
@@ -65,5 +66,5 @@ model = PipelineModule(
 engine, *_ = deepspeed.initialize(
     args=args, model=model, model_parameters=list(model.parameters()), training_data=Rows()
 )
-for _ in range(4):
+for _ in range(args.steps):
     engine.train_batch()
