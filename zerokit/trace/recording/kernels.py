@@ -76,7 +76,8 @@ class _EfficientAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any) -> Any:
-        query, key, value, mask, _, _ = ctx.saved_tensors
+        saved = ctx.saved_tensors  # the output too lives while the kernel runs, which reads it
+        query, key, value, mask = saved[:4]
         batch, heads, length, dim = query.shape
         key_length = key.shape[2]
         dq = query.new_empty(batch, length, heads, dim)
