@@ -20,7 +20,7 @@ from zerokit.trace.recording.fit import (
     TraceMismatch,
     fit,
     holds_for_one,
-    plain_point,
+    plain_points,
     points,
 )
 from zerokit.trace.recording.offloading import on_host
@@ -84,13 +84,11 @@ def _fitted(
 ) -> list[ActivationTrace]:
     """A training step, recorded at these lengths; with one sequence again where it runs other operators."""
     sizes = points(lengths)
-    last = sizes[-1] if len(lengths) == 1 else plain_point(lengths)
-    (*events, one), plain = record(built, variant, [*sizes, (*ONE, lengths[-1])], last)
+    (*events, one), plain = record(built, variant, [*sizes, (*ONE, lengths[-1])], plain_points(sizes))
     traces = [_of_events(built, variant, events, plain, lengths, limit, shortest, MICRO_BATCHES)]
     if not holds_for_one(events, lengths, one):
         sizes = points(lengths, ONE)
-        last = sizes[-1] if len(lengths) == 1 else plain_point(lengths, ONE)
-        events, plain = record(built, variant, sizes, last)
+        events, plain = record(built, variant, sizes, plain_points(sizes))
         # what is too small to offload depends on the length too: the trace of larger batches stands for both
         with contextlib.suppress(TraceMismatch):
             traces.append(_of_events(built, variant, events, plain, lengths, limit, shortest, ONE))
@@ -101,7 +99,7 @@ def _of_events(
     built: BuiltModel,
     variant: Variant,
     events: list[list[TraceEvent]],
-    plain: list[TraceEvent],
+    plain: list[list[TraceEvent]],
     lengths: tuple[int, ...],
     limit: int | None,
     shortest: int,
@@ -109,7 +107,7 @@ def _of_events(
 ) -> ActivationTrace:
     copies: list[list[TraceEvent]] = []
     if variant.offloaded:
-        plain = on_host(plain)[0]
+        plain = [on_host(one)[0] for one in plain]
         events, copies = map(list, zip(*map(on_host, events), strict=True))
     return fit(events, lengths, built.stacks, limit, autocast=variant.autocast, plain=plain,
                min_seq_len=shortest, copies=copies, micro_batches=micro_batches)  # fmt: skip
@@ -127,7 +125,7 @@ def _of_one_length(
     short = [(MICRO_BATCHES[0], length) for length in _SHORT]
     hooked = replace(variant, zero3_linear=True)  # one pass
     brief, longer = (
-        len(record(_attention(hf_config, head, hooked), hooked, [point], point)[0][0]) for point in short
+        len(record(_attention(hf_config, head, hooked), hooked, [point], [])[0][0]) for point in short
     )
     more = max(0, longer - brief) * seq_len // (_SHORT[1] - _SHORT[0])
     if more > _MOST_EVENTS:

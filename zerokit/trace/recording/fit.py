@@ -7,7 +7,7 @@ the others, and each storage's size is an exact polynomial through its sizes the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
@@ -34,11 +34,10 @@ def points(lengths: Sequence[int], micro_batches: Sequence[int] = MICRO_BATCHES)
     return [(b, s) for b in micro_batches for s in lengths]
 
 
-def plain_point(lengths: Sequence[int], micro_batches: Sequence[int] = MICRO_BATCHES) -> tuple[int, int]:
-    """Where the pass without ZeRO-3's hooks is traced: one point, for its tensors are those of the others,
-    only freed at other instants; a length that is no power of two, as dimensions of models are."""
-    longest = lengths[-1]
-    return micro_batches[-1], longest - 8 if longest > 64 else longest
+def plain_points(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of :func:`points` those at which the pass without ZeRO-3's hooks is traced too: its tensors are alike,
+    freed at other times, and two sizes tell them apart, since batch and length grow differently."""
+    return [sizes[0], sizes[-1]]
 
 
 def _quadratic(xs: Sequence[int], ys: Sequence[Fraction]) -> list[Fraction]:
@@ -326,7 +325,7 @@ def fit(
     max_seq_len: int | None = None,
     kept: frozenset[int] = frozenset(),
     autocast: bool = False,
-    plain: Sequence[TraceEvent] = (),
+    plain: Sequence[Sequence[TraceEvent]] = (),
     min_seq_len: int = 0,
     copies: Sequence[Sequence[TraceEvent]] = (),
     micro_batches: Sequence[int] = MICRO_BATCHES,
@@ -334,7 +333,7 @@ def fit(
     """One activation trace from traces at ``points(lengths, micro_batches)``, for the full number of layers.
 
     ``kept``: storages of the key-value cache, whose share is worked out by itself; ``autocast``: weights
-    that were cast die when the forward pass ends; ``plain``: the passes at ``plain_point(lengths)`` without
+    that were cast die when the forward pass ends; ``plain``: the passes at ``plain_points`` of these without
     ZeRO-3's hooks around modules; ``copies``: of activations on the host, at the points of ``traces``.
 
     Raises:
@@ -355,8 +354,7 @@ def fit(
         cache = _runs(_flatten(copies, sizes_of_copies)[0], stacks, segments, _ZERO)
     gradients: tuple[Run, ...] = ()
     if plain:
-        point = plain_point(lengths, micro_batches)
-        sizes, counts = (_sizes_at(point, p.values()) for p in (polynomials, rows))
+        sizes, counts = (_at_both_ends(known) for known in (polynomials, rows))
         gradients = _gradients(plain, sizes, counts, stacks, segments, backward_runs)
     return ActivationTrace(
         segments=tuple(segments.numbers),
@@ -370,16 +368,17 @@ def fit(
     )
 
 
-def _sizes_at(point: tuple[int, int], polynomials: Iterable[Polynomial]) -> dict[tuple[int, ...], Polynomial]:
-    """A storage's size at one point -> its size anywhere; sizes that two kinds share there left out."""
-    by_size: dict[tuple[int, ...], set[Polynomial]] = {}
-    for polynomial in polynomials:
-        by_size.setdefault((round(evaluate(polynomial, *point)),), set()).add(polynomial)
-    return {size: kinds.pop() for size, kinds in by_size.items() if len(kinds) == 1}
+def _at_both_ends(polynomials: Mapping[tuple[int, ...], Polynomial]) -> dict[tuple[int, ...], Polynomial]:
+    """A storage's sizes at the first and the last point -> its size anywhere; left out where kinds share
+    them."""
+    kinds: dict[tuple[int, ...], set[Polynomial]] = {}
+    for sizes, polynomial in polynomials.items():
+        kinds.setdefault((sizes[0], sizes[-1]), set()).add(polynomial)
+    return {sizes: found.pop() for sizes, found in kinds.items() if len(found) == 1}
 
 
 def _gradients(
-    plain: Sequence[TraceEvent],
+    plain: Sequence[Sequence[TraceEvent]],
     sizes: Mapping[tuple[int, ...], Polynomial],
     rows: Mapping[tuple[int, ...], Polynomial],
     stacks: Sequence[LayerList],
@@ -389,8 +388,9 @@ def _gradients(
     """The backward pass without hooks around modules. Empty where a size is not told from another, or where
     layers without a gradient leave no mark to tell them by."""
     try:
-        events, marks = _flatten([plain], sizes, rows=rows)
-    except KeyError:
+        _align(plain)
+        events, marks = _flatten(plain, sizes, rows=rows)
+    except (TraceMismatch, KeyError):
         return ()
     layers = {owner for mark in marks if (owner := _owner(mark.name, stacks)) is not None}
     passed = {run.stack for run in backward if run.stack}

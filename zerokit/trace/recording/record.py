@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.hooks import RemovableHandle
 
 from zerokit.domain.profile import Variant
 from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
@@ -62,11 +63,18 @@ class Hooks:
     def __init__(self, tracker: StorageTracker, model: nn.Module, modules: bool = True) -> None:
         self.tracker = tracker
         self.kept: set[str] = set()  # whose gradients stay until their leaf module's backward is over
+        self.handles: list[RemovableHandle] = []
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient(name))
+                handle = parameter.register_post_accumulate_grad_hook(self._on_gradient(name))
+                self.handles.append(handle)
         if modules:
             self.hook_modules(model)
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        for handle in self.handles:
+            handle.remove()
 
     def hook_modules(self, model: nn.Module) -> None:
         """As ZeRO-3 does: the functions that it puts into the graph move when tensors die."""
@@ -89,7 +97,7 @@ class Hooks:
                 parameter.grad = None
 
         if trained:
-            leaf.register_full_backward_hook(backward)
+            self.handles.append(leaf.register_full_backward_hook(backward))
 
     def _on_gradient(self, name: str) -> Any:
         def hook(parameter: torch.Tensor) -> None:
@@ -141,8 +149,8 @@ class Hooks:
             mark("fwd_post", name)
             return wrap(output, before_backward, "forwards")
 
-        module.register_forward_pre_hook(pre_forward)
-        module.register_forward_hook(post_forward)
+        self.handles.append(module.register_forward_pre_hook(pre_forward))
+        self.handles.append(module.register_forward_hook(post_forward))
 
 
 LABELS = ("labels", "start_positions", "end_positions")
@@ -246,14 +254,14 @@ def _prepare(built: BuiltModel, variant: Variant) -> nn.Module:
 
 
 def record(
-    built: BuiltModel, variant: Variant, points: list[tuple[int, int]], plain_point: tuple[int, int]
-) -> tuple[list[list[TraceEvent]], list[TraceEvent]]:
+    built: BuiltModel, variant: Variant, points: list[tuple[int, int]], plain_points: list[tuple[int, int]]
+) -> tuple[list[list[TraceEvent]], list[list[TraceEvent]]]:
     """Trace one training step at each (micro_batch, seq_len) of ``points``.
 
     The user's loop keeps only the loss: ``loss = model(**batch).loss; loss.backward()``.
 
     Returns:
-        With ZeRO-3's hooks around modules; and at ``plain_point`` without, marks of gradients only.
+        With ZeRO-3's hooks around modules; and at ``plain_points`` without, marks of gradients only.
     """
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -270,9 +278,11 @@ def record(
                 inputs = make_inputs(replace_model(built, model), *point, variant)
                 return _step(model, hooks, inputs, variant, point[1])
 
-        plain_events = [] if variant.zero3_linear else step(plain_point)
+        plain_events = [] if variant.zero3_linear else [step(point) for point in plain_points]
         hooks.hook_modules(model)
-        return [step(point) for point in points], plain_events
+        events = [step(point) for point in points]
+        hooks.remove()
+        return events, plain_events
 
 
 def _values_known(built: BuiltModel, variant: Variant) -> AbstractContextManager[object]:
