@@ -124,12 +124,13 @@ def _last_micro_step(own: RankBytes, timeline: Timeline) -> tuple[int, int, int]
     micro = own.micro_steps[-1]
     if micro.forward is None:
         forward, level = micro.start + timeline.forward_peak, micro.start + timeline.after_forward
-        backward = highest(timeline.gradients, micro.backward)
+        activations = timeline.gradients
     else:
         forward = highest(timeline.forward, micro.forward)
         level = micro.forward.after[-1] + timeline.after_forward
-        backward = highest(timeline.backward, micro.backward)
-    return round(forward), round(level), round(max(backward, micro.end))
+        activations = timeline.backward
+    backward = max(highest(activations, micro.backward), micro.at_end(activations))
+    return round(forward), round(level), round(backward)
 
 
 def judge(case: Case, profile: ModelProfile) -> Judged:
