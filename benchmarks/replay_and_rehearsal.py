@@ -183,8 +183,7 @@ TOWERS = {
     "idefics3": ("model.vision_model",),
     "smolvlm": ("model.vision_model",),
 }
-HEADS = {"bert": "mlm", "t5": "s2s", **dict.fromkeys(IMAGES, "image-text")}
-_TRACED_HEADS = {"s2s": "seq2seq"}
+HEADS = {"bert": "mlm", "t5": "seq2seq", **dict.fromkeys(IMAGES, "image-text")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +214,7 @@ SETTINGS = {
     "z1.g4": Setting(stage=1, accumulation=4),
     "z2": Setting(stage=2),
     "z2.b1": Setting(stage=2, micro_batch=1),
+    "z2.b1.ck": Setting(stage=2, micro_batch=1, checkpointing=True),
     "z2.fp16": Setting(stage=2, precision="fp16"),
     "z2.fp32": Setting(stage=2, precision="fp32"),
     "z2.g4": Setting(stage=2, accumulation=4),
@@ -247,8 +247,8 @@ TOWER_SETTINGS = {"z2.frozen": Setting(stage=2, frozen_tower=True)}
 """Of models of images and text, beside :data:`FEW`."""
 WHERE_ALL = "llama"
 """Every setting is compared for this family; of the others :data:`FEW`."""
-FEW = ("z0", "z2.b1", "z2.ck", "z3")
-WHERE_NEWEST = ("z2.b1", "z2.ck")
+FEW = ("z0", "z2.b1", "z2.b1.ck", "z2.ck", "z3")
+WHERE_NEWEST = ("z2.b1", "z2.b1.ck", "z2.ck")
 
 
 def names() -> Iterator[str]:
@@ -348,8 +348,7 @@ def compare(name: str, folder: Path) -> Compared:
         case = replace(case, job=replace(case.job, quantization="int8"))
     if row.get("offload_activations"):
         case = replace(case, job=replace(case.job, offload_activations=True))
-    head = _TRACED_HEADS.get(row["head"], row["head"])
-    profile = complete(None, row["hf_config"], case.job, case.strategy, name=name, head=head)
+    profile = complete(None, row["hf_config"], case.job, case.strategy, name=name, head=row["head"])
     judged = judge(case, profile)
     names = ("init", "forward", "level_after_forward", "backward", "step")
     return Compared(name=name, pairs={phase: getattr(judged, phase) for phase in names})

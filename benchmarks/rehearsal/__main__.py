@@ -3,6 +3,7 @@
     python -m benchmarks.rehearsal                       # every given row, in bytes by phase
     python -m benchmarks.rehearsal sft.full llama3.2-1b  # rows whose name has one of these
     python -m benchmarks.rehearsal --jsonl OUT           # and a line of JSON for each
+    python -m benchmarks.rehearsal --rows FILE t5        # loops of another file of benchmarks/measure/data
 
 Errors are rehearsed - measured. The rows were measured with torch 2.11.0+cu130 and transformers 5.17.0:
 other versions allocate otherwise in places (docs/rehearsal.md), so the ones in use are printed. The last
@@ -50,10 +51,11 @@ def main() -> int:
     parser.add_argument("--kind", choices=("raw", "plan", "file"), help="only these")
     parser.add_argument("--deepspeed-examples", type=Path, help="a copy of that repository, for its scripts")
     parser.add_argument("--transformers", type=Path, help="a copy of that repository, for its examples")
+    parser.add_argument("--rows", type=Path, help="rows of the loop, in place of those of tests/data/h200")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--jsonl", type=Path, help="append a line for each row")
     options = parser.parse_args()
-    runs = [*planned_runs(), *timed_runs(), *raw_runs()]
+    runs = raw_runs(options.rows) if options.rows else [*planned_runs(), *timed_runs(), *raw_runs()]
     chosen = [
         run
         for run in runs
@@ -157,7 +159,8 @@ class Bench:
             row = self.folder / "row.json"
             row.write_text(json.dumps(run.row))
             out = self.folder / "shown" / "raw.json"
-            return _script(HERE / "raw_loop.py", str(row), str(out)), None, "", "deepspeed"
+            allocator = run.row.get("alloc_conf", "")
+            return _script(HERE / "raw_loop.py", str(row), str(out)), None, allocator, "deepspeed"
         model = self.inputs.model(run.model)
         strategy = run.strategy
         values = {

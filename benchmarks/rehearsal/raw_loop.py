@@ -30,7 +30,7 @@ STEPS = 3
 HEADS = {
     "causal": AutoModelForCausalLM,
     "mlm": AutoModelForMaskedLM,
-    "s2s": AutoModelForSeq2SeqLM,
+    "seq2seq": AutoModelForSeq2SeqLM,
     "image-text": AutoModelForImageTextToText,
 }
 
