@@ -54,7 +54,7 @@ FITTED = (
      "the capped runs of benchmarks/measure/data and tests/data/h200: min_vram only, no peak uses them"),
     ("zerokit/memory/host.py", "PROCESS_BYTES, PROCESS_NCCL_BYTES",
      "host_max_rss_bytes of runs without offload: host memory only"),
-    ("zerokit/memory/replay/model_states.py", "FORWARD_WORKSPACE_BYTES = 32 MiB",
+    ("zerokit/domain/hardware.py", "HOPPER_CUBLAS_WORKSPACE_BYTES = 32 MiB",
      "cuBLAS's workspace as PyTorch asks for on Hopper, one a thread: 64 MiB in training; for every family"),
 )  # fmt: skip
 """Every constant that came from a measurement: file, which, from what."""
@@ -143,7 +143,8 @@ def judge(case: Case, profile: ModelProfile) -> Judged:
     variant = Variant.of(case.job, strategy)
     trace = profile.trace(variant, case.job.seq_len, strategy.settings.micro_batch)
     assert trace is not None
-    model = rank_model(profile, variant, trace, loss=case.job.loss)
+    cublas_bytes = case.cluster.gpu.cublas_workspace_bytes
+    model = rank_model(profile, variant, trace, loss=case.job.loss, cublas_bytes=cublas_bytes)
     own = rank_bytes(model, strategy.settings, strategy.data_parallel, 0)
     timeline = timeline_of(model, case.job, strategy, case.cluster.gpu)
     forward, level, backward = _last_micro_step(own, timeline)

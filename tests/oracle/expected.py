@@ -18,14 +18,14 @@ import pytest
 from zerokit.catalog import gpus
 from zerokit.domain.client_optimizers import with_optimizer
 from zerokit.domain.deepspeed_settings import from_config
-from zerokit.domain.hardware import Cluster
+from zerokit.domain.hardware import HOPPER_CUBLAS_WORKSPACE_BYTES, Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.estimate import estimate_traced
 from zerokit.memory.overlay import highest
 from zerokit.memory.rank_model import rank_model
-from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, on_device, share_bytes
+from zerokit.memory.replay.model_states import CUBLAS_THREADS, on_device, share_bytes
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.step import _Replay, rank_bytes
 from zerokit.memory.sequence_parallel import exchange_of, with_exchanges
@@ -178,7 +178,7 @@ def expected_stage(run: dict[str, Any], stage: int) -> dict[str, Any]:
     cluster = Cluster(gpu=gpus.load("h200"), gpus=run["pipeline"], nodes=1)
     job = Job(seq_len=run["seq_len"], attention="eager")
     found = estimate_traced(profile, job, strategy, cluster, every_rank=True)
-    workspace = CUBLAS_WORKSPACE_BYTES
+    workspace = CUBLAS_THREADS * HOPPER_CUBLAS_WORKSPACE_BYTES
     rank = found.ranks[stage]
     assert rank.first == rank.last == stage
     return {"peak": max(rank.phases[p] for p in ("forward", "backward", "step")) - workspace}

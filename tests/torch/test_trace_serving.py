@@ -17,7 +17,7 @@ from tests.oracle.ranks import live_bytes  # noqa: E402
 from tests.support.models import MODELS  # noqa: E402
 from zerokit.catalog import gpus  # noqa: E402
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings  # noqa: E402
-from zerokit.domain.hardware import Cluster  # noqa: E402
+from zerokit.domain.hardware import HOPPER_CUBLAS_WORKSPACE_BYTES, Cluster  # noqa: E402
 from zerokit.domain.job import Job  # noqa: E402
 from zerokit.domain.phases import ESTIMATED_PHASES  # noqa: E402
 from zerokit.domain.profile import ModelProfile, Variant  # noqa: E402
@@ -26,7 +26,6 @@ from zerokit.domain.strategy import MemoryEstimate, Strategy  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
 from zerokit.memory.estimate import covers, estimate_traced  # noqa: E402
 from zerokit.memory.inference import phase_peaks  # noqa: E402
-from zerokit.memory.replay.model_states import FORWARD_WORKSPACE_BYTES  # noqa: E402
 from zerokit.trace import store  # noqa: E402
 from zerokit.trace.building.build import read_config  # noqa: E402
 from zerokit.trace.profile import profile_from_config  # noqa: E402
@@ -93,7 +92,7 @@ def test_every_pass_of_generate(
     for tokens, observed in enumerate(measured):
         job = Job(seq_len=prompt + tokens + 1, new_tokens=tokens + 1, attention=attention, inference=True)
         found = estimate(own, job, strategy(batch))
-        weights = 2 * own.parameter_count + own.buffer_bytes + FORWARD_WORKSPACE_BYTES
+        weights = 2 * own.parameter_count + own.buffer_bytes + HOPPER_CUBLAS_WORKSPACE_BYTES
         predicted = phase_peaks(own, job, strategy(batch))["decode" if tokens else "prefill"] - weights
         sliding = name in ("gemma2", "gemma3") and prompt > WINDOW
         if tokens == 1 and sliding:  # whole prompts still lie behind the windows that were cut from them

@@ -9,6 +9,17 @@ from zerokit.domain.partial_sums import Processors
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
+CUBLAS_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) << 10
+HOPPER_CUBLAS_WORKSPACE_BYTES = 32 << 20
+"""What cuBLAS keeps for each thread that multiplies, before Hopper (``:4096:2:16:8``) and from it on, which
+H200s showed (``parseChosenWorkspaceSize``, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+
+
+def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
+    """What cuBLAS keeps on a GPU for each thread that multiplies."""
+    return HOPPER_CUBLAS_WORKSPACE_BYTES if compute_capability[0] >= 9 else CUBLAS_WORKSPACE_BYTES
+
+
 UNKNOWN_NETWORK_BYTES_PER_SECOND = 50e9
 """Per node, of GPUs whose usual network the catalogue does not have: one port of 400 Gb/s."""
 
@@ -83,6 +94,15 @@ class Gpu:
     def processors(self) -> Processors | None:
         """What the memory of reductions depends on; ``None``: not known."""
         return None if self.chip is None else self.chip.processors
+
+    @property
+    def cublas_workspace_bytes(self) -> int:
+        """What cuBLAS keeps for each thread that multiplies; the most where the chip is not known."""
+        if self.name == "cpu":
+            return 0
+        if self.chip is None:
+            return HOPPER_CUBLAS_WORKSPACE_BYTES
+        return cublas_workspace_bytes(self.chip.compute_capability)
 
     def with_total_memory(self, driver_vram_bytes: int) -> Gpu:
         """The same GPU with another total memory, as the driver counts it.

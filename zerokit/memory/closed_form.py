@@ -7,7 +7,7 @@ approximation of the activations of Hugging Face's eager modules. Its results ar
 
 from __future__ import annotations
 
-from zerokit.domain.hardware import Cluster
+from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import QUANTIZED_BYTES, Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
@@ -24,7 +24,7 @@ from zerokit.memory.components import Component, by_key, in_ram, on_nvme
 from zerokit.memory.fused_loss import LossSize, fused_loss
 from zerokit.memory.inference import tokens
 from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole
-from zerokit.memory.replay.model_states import CUBLAS_WORKSPACE_BYTES, FORWARD_WORKSPACE_BYTES
+from zerokit.memory.replay.model_states import CUBLAS_THREADS
 from zerokit.memory.replay.optimizers import state_bytes
 from zerokit.values import frozen_dataclass
 
@@ -113,7 +113,7 @@ def estimate_analytic(
     sizes = _sizes(shape, job, strategy)
     if job.inference:
         return _inference(shape, job, strategy, cluster, sizes)
-    persistent = _persistent(sizes, strategy)
+    persistent = _persistent(sizes, strategy, cluster.gpu)
     layers_before, transient = activation_bytes(shape, job, strategy)
     gradients = _gradients(sizes, strategy)
     gathered = _gathered(sizes, strategy)
@@ -207,7 +207,7 @@ def _offloads(strategy: Strategy) -> tuple[bool, bool]:
     return zero.offload_optimizer.device != "none", zero.offload_param.device != "none"
 
 
-def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
+def _persistent(sizes: _Sizes, strategy: Strategy, gpu: Gpu) -> dict[Component, float]:
     stage, ranks, element_bytes = strategy.settings.zero.stage, sizes.ranks, sizes.element_bytes
     away, parameters_away = _offloads(strategy)
     shared = ranks if stage >= 1 else 1
@@ -227,7 +227,7 @@ def _persistent(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
         states[Component.OFFLOAD_BUFFER] = 2 * element_bytes * sizes.largest
     if stage == 3:
         states[Component.GRADIENT_BUCKET] = element_bytes * strategy.settings.zero.reduce_bucket_size
-    states[Component.CUBLAS_WORKSPACE] = CUBLAS_WORKSPACE_BYTES
+    states[Component.CUBLAS_WORKSPACE] = CUBLAS_THREADS * gpu.cublas_workspace_bytes
     return {name: value for name, value in states.items() if value}
 
 
@@ -348,7 +348,7 @@ def _inference(
         Component.PARAMETERS: weights,
         Component.KV_CACHE: cache,
         Component.ACTIVATIONS: work,
-        Component.CUBLAS_WORKSPACE: float(FORWARD_WORKSPACE_BYTES),
+        Component.CUBLAS_WORKSPACE: float(cluster.gpu.cublas_workspace_bytes),
     }
     gathered = _gathered(sizes, strategy)
     phases = {

@@ -118,18 +118,18 @@ def estimate_traced(
     variant, trace, adapters = usable
     if strategy.sequence_parallel > 1:
         trace = _with_exchanges(profile, trace, strategy)
-    model = rank_model(profile, variant, trace, adapters, job.loss)
+    model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
     # views of experts, saved without checkpointing, add up over all layers
     if strategy.settings.zero.stage == 3 and not (profile.views and model.checkpointing == "none"):
         trace = trace.shortened(_layers_kept(model, strategy.settings.zero))
-        model = rank_model(profile, variant, trace, adapters, job.loss)
+        model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
     if strategy.pipeline_parallel > 1:
         return _pipeline(model, job, strategy, cluster, every_rank, adapters)
     timeline = timeline_of(model, job, strategy, cluster.gpu)
     # DeepSpeed's own bytes are the same whatever the activations are
     events = trace.events(with_gradients=strategy.settings.zero.stage < 3)
     replayed = _replayed_ranks(
-        rank_model(profile, variant, events, adapters, job.loss),
+        rank_model(profile, variant, events, adapters, job.loss, cluster.gpu.cublas_workspace_bytes),
         _settings_of_replay(strategy, cluster),
         _Degrees.of(strategy, cluster),
         every_rank,
@@ -307,7 +307,7 @@ def host_bytes_per_node(profile: ModelProfile, job: Job, strategy: Strategy, clu
     if usable is None:
         return None
     variant, trace, adapters = usable
-    model = rank_model(profile, variant, trace, adapters, job.loss)
+    model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
     settings = _settings_of_host(_settings_of_replay(strategy, cluster))
     return _host_bytes(model, settings, _Degrees.of(strategy, cluster))
 

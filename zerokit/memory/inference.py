@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
-from zerokit.domain.hardware import Cluster
+from zerokit.domain.hardware import HOPPER_CUBLAS_WORKSPACE_BYTES, Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, inference_phases
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
@@ -22,7 +22,7 @@ from zerokit.memory.lazy import LazyMapping
 from zerokit.memory.ledger import Ledger
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.rank_model import Overlay, RankModel, rank_model
-from zerokit.memory.replay.model_states import FORWARD_WORKSPACE_BYTES, most_while_building, share_bytes
+from zerokit.memory.replay.model_states import most_while_building, share_bytes
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.zero_3_parameters import Parameters
 from zerokit.units import format_gib
@@ -96,13 +96,23 @@ class _Phase:
         return held_components | {Component.KV_CACHE: cache, Component.ACTIVATIONS: rest - cache}
 
 
-def _passes(profile: ModelProfile, job: Job, strategy: Strategy) -> list[_Phase]:
+def _passes(
+    profile: ModelProfile,
+    job: Job,
+    strategy: Strategy,
+    cublas_bytes: int = HOPPER_CUBLAS_WORKSPACE_BYTES,
+) -> list[_Phase]:
     traces = serving_traces(profile, job, strategy)
     if traces is None:
         raise KeyError(Variant.of(job, strategy, "prefill").key)
     prompt, longest = tokens(job)
     return [
-        _phase(profile, variant, trace, strategy, prompt if phase == "prefill" else longest)
+        _phase(
+            rank_model(profile, variant, trace, cublas_bytes=cublas_bytes),
+            variant,
+            strategy,
+            prompt if phase == "prefill" else longest,
+        )
         for phase, (variant, trace) in traces.items()
     ]
 
@@ -123,7 +133,7 @@ def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluste
         KeyError: the profile has no such trace (ask ``estimate.covers`` first).
     """
     settings = strategy.settings
-    passes = _passes(profile, job, strategy)
+    passes = _passes(profile, job, strategy, cluster.gpu.cublas_workspace_bytes)
     model = passes[0].model
     worst = max(passes, key=lambda one: one.peak)
     resident = _resident(model, settings, strategy.data_parallel)
@@ -155,15 +165,12 @@ def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     )
 
 
-def _phase(
-    profile: ModelProfile, variant: Variant, trace: ActivationTrace, strategy: Strategy, length: int
-) -> _Phase:
-    batch = strategy.settings.micro_batch
-    model = rank_model(profile, variant, trace)
+def _phase(model: RankModel, variant: Variant, strategy: Strategy, length: int) -> _Phase:
+    batch, trace = strategy.settings.micro_batch, model.trace
     above = trace.timeline(batch, length).forward
     levels = trace.cached(batch, length).levels
     if variant.phase == "decode":
-        before = profile.trace(variant, max(1, length - 1), batch) or trace
+        before = model.profile.trace(variant, max(1, length - 1), batch) or trace
         cache_level = before.cached(batch, max(1, length - 1)).levels[-1]
         above = Pass(
             peaks=tuple(value + cache_level for value in above.peaks),
@@ -187,7 +194,7 @@ def _resident(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> dict
     """What stays allocated, gathered weights left out."""
     element_bytes = settings.parameter_bytes
     components = {
-        Component.CUBLAS_WORKSPACE: FORWARD_WORKSPACE_BYTES,
+        Component.CUBLAS_WORKSPACE: model.cublas_bytes,
         Component.BUFFERS: model.profile.buffer_bytes,
     }
     if settings.zero.stage != 3:

@@ -34,7 +34,7 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     if usable is None:
         raise KeyError(Variant.of(job, strategy).key)
     variant, trace, adapters = usable
-    model = rank_model(profile, variant, trace, adapters, job.loss)
+    model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
     ranks = strategy.zero_ranks
     states, gradients = _states(model, strategy.settings, ranks)
     if job.loss == "standard":

@@ -114,7 +114,13 @@ def stages(model: RankModel, count: int) -> tuple[Stage, ...]:
                 index=index,
                 count=count,
                 layers=layers,
-                model=RankModel(profile=profile, parameters=parameters, trace=trace, is_stage=True),
+                model=RankModel(
+                    profile=profile,
+                    parameters=parameters,
+                    trace=trace,
+                    is_stage=True,
+                    cublas_bytes=model.cublas_bytes,
+                ),
                 hidden=hidden,
                 vocabulary=int(model.profile.hf_config.get("vocab_size", 0)),
             )

@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 
 from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.hardware import HOPPER_CUBLAS_WORKSPACE_BYTES
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
 from zerokit.values import frozen_dataclass, replace
 
@@ -28,6 +29,7 @@ class RankModel:
         checkpointing: ``none``, ``full``, ``reentrant`` or ``selective``.
         is_stage: whether it is one stage of a pipeline.
         loss: one of ``zerokit.domain.job.LOSSES``.
+        cublas_bytes: what cuBLAS keeps on its GPU for each thread that multiplies; 0: there is no cuBLAS.
     """
 
     profile: ModelProfile
@@ -36,6 +38,7 @@ class RankModel:
     checkpointing: str = "none"
     is_stage: bool = False
     loss: str = "standard"
+    cublas_bytes: int = HOPPER_CUBLAS_WORKSPACE_BYTES
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
@@ -234,6 +237,7 @@ def rank_model(
     trace: ActivationTrace,
     ranks_of_adapters: tuple[int, int] | None = None,
     loss: str = "standard",
+    cublas_bytes: int = HOPPER_CUBLAS_WORKSPACE_BYTES,
 ) -> RankModel:
     """What one rank holds under a variant; cached, so that a search pays once.
 
@@ -243,8 +247,9 @@ def rank_model(
     if ranks_of_adapters is not None:
         parameters = tuple(_with_rank(p, *ranks_of_adapters) for p in parameters)
     return RankModel(
-        profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing, loss=loss
-    )
+        profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing, loss=loss,
+        cublas_bytes=cublas_bytes,
+    )  # fmt: skip
 
 
 def _with_rank(parameter: Parameter, traced: int, rank: int) -> Parameter:

@@ -13,18 +13,12 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.profile import ModelProfile, variants_of
-from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError, MemoryUnknown
 from zerokit.memory.closed_form import estimate_analytic
-from zerokit.memory.components import Component
 from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node, replayed
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
-from zerokit.memory.replay.model_states import (
-    CUBLAS_WORKSPACE_BYTES,
-    FORWARD_WORKSPACE_BYTES,
-    LT_WORKSPACE_BYTES,
-)
 from zerokit.values import frozen_dataclass, replace
 
 _MOST_TRACED_IN_A_SEARCH = 4
@@ -170,16 +164,16 @@ class Model:
     every_rank: bool = False
 
     def __call__(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
-        estimate = self._on_gpu(job, strategy, cluster)
+        estimate = self._estimate(job, strategy, cluster)
         if strategy.recomputed(job.attention) != strategy.checkpointing:
             note = (
                 f"no selective checkpointing: {job.attention} attention keeps no scores to compute again, "
                 "eager does; leave zerokit.selective_checkpointing out of the script"
             )
             estimate = replace(estimate, assumptions=(*estimate.assumptions, note))
-        return without_cublas(estimate) if cluster.gpu.name == "cpu" else estimate
+        return estimate
 
-    def _on_gpu(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
+    def _estimate(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
         profile = self.source.covering(job, strategy)
         if profile is not None:
             return estimate_traced(profile, job, strategy, cluster, every_rank=self.every_rank)
@@ -210,10 +204,7 @@ class Model:
         profile = self.source.covering(job, strategy)
         if profile is None:
             return 0
-        least = least_vram_bytes(profile, job, strategy, cluster)
-        if cluster.gpu.name != "cpu":
-            return least
-        return max(0, least - CUBLAS_WORKSPACE_BYTES - 2 * LT_WORKSPACE_BYTES)
+        return least_vram_bytes(profile, job, strategy, cluster)
 
     def host_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int | None:
         """The estimate's ``host_bytes_per_node``; ``None`` where only the estimate says."""
@@ -230,37 +221,3 @@ class Model:
     def detailed(self) -> Model:
         """The same, with every rank up to 64 GPUs."""
         return Model(source=self.source, every_rank=True)
-
-
-def without_cublas(estimate: MemoryEstimate) -> MemoryEstimate:
-    """The estimate for CPU ranks, which multiply without cuBLAS and so without its workspaces."""
-
-    def rank_without(rank: RankEstimate) -> RankEstimate:
-        workspace = rank.components.get(Component.CUBLAS_WORKSPACE, 0)
-        workspaces = {
-            "forward": min(workspace, FORWARD_WORKSPACE_BYTES),
-            "backward": workspace,
-            "step": workspace,
-        }
-
-        def phase_held(name: str) -> int:
-            """What a trace counts in the phase; the closed form does not say."""
-            return rank.phase_components.get(name, {}).get(
-                Component.CUBLAS_WORKSPACE, workspaces.get(name, 0)
-            )
-
-        return replace(
-            rank,
-            peak_allocated_bytes=rank.peak_allocated_bytes - workspace,
-            phases={name: max(0, size - phase_held(name)) for name, size in rank.phases.items()},
-            components={name: size for name, size in rank.components.items()
-                        if name != Component.CUBLAS_WORKSPACE},
-            phase_components={},
-        )  # fmt: skip
-
-    least = min(rank.components.get(Component.CUBLAS_WORKSPACE, 0) for rank in estimate.ranks)
-    return replace(
-        estimate,
-        ranks=tuple(rank_without(rank) for rank in estimate.ranks),
-        min_vram_bytes=estimate.min_vram_bytes - least,
-    )

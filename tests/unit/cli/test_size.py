@@ -92,10 +92,10 @@ def test_a_card_that_is_barely_enough_is_named_after_one_with_room(
     words = ("size", "--model", "qwen2.5-14b", "--method", "LoRA", "--gpu")  # in any case
     both = as_json(capsys, *words, "a100-40gb,l40s")
     assert (
-        "fewest GPUs: 1 × l40s (" in both["answer"][0] and "a100-40gb (barely: 0.1 GiB" in both["answer"][0]
+        "fewest GPUs: 1 × l40s (" in both["answer"][0] and "a100-40gb (barely: 0.2 GiB" in both["answer"][0]
     )
     assert both["next"].endswith("--method lora --gpus 1 --gpu l40s")
-    assert "per GPU, barely: 0.1 GiB headroom)" in as_json(capsys, *words, "a100-40gb")["answer"][0]
+    assert "per GPU, barely: 0.2 GiB headroom)" in as_json(capsys, *words, "a100-40gb")["answer"][0]
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,9 @@ from zerokit.memory.replay.optimizers import (
 from zerokit.memory.replay.partition import Partition
 from zerokit.values import frozen_dataclass
 
-FORWARD_WORKSPACE_BYTES = 32 << 20
-"""cuBLAS's workspace on Hopper, one for each thread that multiplies, from its first product on (measured)."""
-
-CUBLAS_WORKSPACE_BYTES = 2 * FORWARD_WORKSPACE_BYTES
-"""In training autograd's thread has one too."""
+CUBLAS_THREADS = 2
+"""Threads that multiply in training, each with a workspace from its first product on: the script's and
+autograd's."""
 
 LT_WORKSPACE_BYTES = 1 << 20
 """cublasLt's, through which products with a bias go: one for each thread that makes such
@@ -107,16 +105,19 @@ def stepped_tensors(
 
 def workspace_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
     """cuBLAS's and cublasLt's. Autograd's thread makes products with a bias where it runs layers again."""
-    if not model.adds_bias_in_product(settings.zero.stage):
-        return CUBLAS_WORKSPACE_BYTES
+    size = CUBLAS_THREADS * model.cublas_bytes
+    if not size or not model.adds_bias_in_product(settings.zero.stage):
+        return size
     again = model.checkpointing in ("full", "reentrant")
-    return CUBLAS_WORKSPACE_BYTES + LT_WORKSPACE_BYTES * (2 if again else 1)
+    return size + LT_WORKSPACE_BYTES * (2 if again else 1)
 
 
 def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int) -> Persistent:
     """The steady state of one rank, before a step's gradients and activations."""
     zero, element_bytes = settings.zero, ElementBytes.of(settings)
-    components: dict[Component, int] = {Component.CUBLAS_WORKSPACE: workspace_bytes(model, settings)}
+    components: dict[Component, int] = {}
+    if workspaces := workspace_bytes(model, settings):
+        components[Component.CUBLAS_WORKSPACE] = workspaces
     if model.profile.buffer_bytes:
         components[Component.BUFFERS] = model.profile.buffer_bytes
     if zero.stage == 3:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from zerokit.domain.hardware import cublas_workspace_bytes
 from zerokit.rehearsal.process.ledger import GpuMemory
 
 Arguments = tuple[Any, ...]
@@ -19,9 +20,6 @@ PRODUCTS = frozenset(
 )
 """Operators that run in cuBLAS."""
 
-_HOPPER_WORKSPACE_BYTES = 32 * MIB
-_WORKSPACE_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
-"""``getChosenWorkspaceSize`` (``aten/src/ATen/cuda/CublasHandlePool.cpp``): ``:4096:2:16:8``."""
 _LT_WORKSPACE_KIB = 1024
 """``_getWorkspaceSize`` of cublasLt (``aten/src/ATen/cuda/CUDABlas.cpp``), CUBLASLT_WORKSPACE_SIZE."""
 
@@ -52,7 +50,7 @@ class Workspaces:
     def __init__(self, ledger: GpuMemory, capability: tuple[int, int]) -> None:
         self._ledger = ledger
         self._have: set[tuple[int, bool]] = set()
-        self._bytes = _configured(_HOPPER_WORKSPACE_BYTES if capability[0] >= 9 else _WORKSPACE_BYTES)
+        self._bytes = _configured(cublas_workspace_bytes(capability))
         self._lt_bytes = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", _LT_WORKSPACE_KIB)) << 10
 
     def product(self, name: str, args: Arguments, kwargs: dict[str, Any]) -> None:

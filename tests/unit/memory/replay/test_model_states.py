@@ -1,9 +1,10 @@
-"""cuBLAS's and cublasLt's workspaces in the replay, against runs measured on an H200."""
+"""cuBLAS's and cublasLt's workspaces in the replay, against H200s and PyTorch's defaults."""
 
 from __future__ import annotations
 
 import pytest
 
+import zerokit
 from zerokit.domain.deepspeed_settings import from_config
 from zerokit.domain.profile import ModelProfile, Parameter
 from zerokit.memory.rank_model import RankModel
@@ -47,3 +48,25 @@ def test_products_with_a_bias_have_a_workspace_in_every_thread_that_makes_them(
     )
     settings = from_config({"bf16": {"enabled": True}, "zero_optimization": {"stage": stage}})
     assert workspace_bytes(model, settings) == 64 * MIB + threads * MIB
+
+
+@pytest.mark.parametrize(
+    ("gpu", "bytes_of_a_thread"),
+    [
+        ("h100-sxm-80gb", 32 * MIB),
+        ("b200", 32 * MIB),
+        # CUBLAS_WORKSPACE_CONFIG's default, ":4096:2:16:8": KiB and how many
+        ("a100-80gb", (4096 * 2 + 16 * 8) * 1024),
+        ("rtx-4090", (4096 * 2 + 16 * 8) * 1024),
+        ("v100-32gb", (4096 * 2 + 16 * 8) * 1024),
+    ],
+)
+@pytest.mark.parametrize(("training", "threads"), [(True, 2), (False, 1)])
+def test_the_workspaces_are_those_of_the_gpu(
+    gpu: str, bytes_of_a_thread: int, training: bool, threads: int
+) -> None:
+    """In training the script's thread multiplies and autograd's; Llama's products have no bias."""
+    asked = zerokit.estimate(
+        model="llama-3.2-1b", gpus=1, gpu=gpu, zero=0, micro_batch=1, seq_len=128, inference=not training
+    )
+    assert asked.worst_rank.components["cublas_workspace"] == threads * bytes_of_a_thread
