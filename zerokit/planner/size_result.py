@@ -237,13 +237,13 @@ class SizeResult:
 
 def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, FewestGpus]]:
     """The fewest GPUs, of the kind with the least memory, of those with room for an error of the prediction
-    where there are some; and all kinds of which as few are enough. A kind's strategy without offload comes
-    first, unless only the one with offload has that room."""
+    where there are some; and all kinds of which as few are enough. Of one kind, the strategy that may
+    offload, as fast or faster, stands back unless the one without offload lacks that room."""
     number = min(size.gpus or 0 for size in sizes)
     by_gpu: dict[str, FewestGpus] = {}
     for size in sizes:
         known = by_gpu.get(size.gpu)
-        if size.gpus == number and (known is None or _headroom(known) < GIB <= _headroom(size)):
+        if size.gpus == number and (known is None or _headroom(known) < GIB):
             by_gpu[size.gpu] = size
     roomy = [size for size in by_gpu.values() if _headroom(size) >= GIB]
     return min(roomy or by_gpu.values(), key=lambda size: size.size.gpu.driver_vram_bytes), by_gpu

@@ -99,24 +99,40 @@ def test_a_card_that_is_barely_enough_is_named_after_one_with_room(
 
 
 @pytest.mark.parametrize(
-    ("method", "vram"),
+    ("params", "method", "vram"),
     [
-        ("qlora", "12GiB"),
-        ("lora", "24GiB"),
-        ("full", "24GiB"),
-    ],  # of the first, offload is faster and not needed
+        ("14b", "lora", "24GiB"),  # with offload it is faster, and it has room without
+        ("8b", "qlora", "12GiB"),  # with offload or without, it barely fits
+        ("8b", "lora", "24GiB"),
+        ("8b", "full", "24GiB"),
+    ],
 )
 def test_the_next_command_makes_the_plan_that_the_answer_names(
-    method: str, vram: str, capsys: pytest.CaptureFixture[str]
+    params: str, method: str, vram: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    body = as_json(capsys, "size", "--params", "8b", "--method", method, "--vram", vram)
+    body = as_json(capsys, "size", "--params", params, "--method", method, "--vram", vram)
     row = next(
-        row for row in body["sizes"] if f"fewest GPUs: {row['gpus']} × {row['shown_as']}" in body["answer"][0]
+        row
+        for row in body["sizes"]
+        if f"fewest GPUs: {row['gpus']} × {row['shown_as']}" in body["answer"][0]
+        and row["offload_allowed"] == ("and offload to host memory" in body["answer"][0])
     )
     assert "speeds assumed to be those of rtx-4090" in " ".join(body["assumptions"])
     plan = as_json(capsys, *shlex.split(body["next"])[1:])["chosen"]
     assert plan["estimate"]["min_vram_bytes"] == row["min_vram_bytes"]
     assert {name: plan[name] for name in row["strategy"]} == row["strategy"]
+
+
+def test_of_two_strategies_that_barely_fit_the_faster_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    body = as_json(
+        capsys, "size", "--model", "qwen3-14b", "--method", "lora", "--gpu", "rtx-4090", "--vram", "23.5GiB"
+    )
+    without, offloading = body["sizes"]
+    assert without["gpus"] == offloading["gpus"]
+    assert offloading["gpu_hours_per_1e9_tokens"] < without["gpu_hours_per_1e9_tokens"]
+    assert all(23.5 - row["min_vram_bytes"] / 2**30 < 1 for row in body["sizes"])
+    assert "2 × rtx-4090 and offload to host memory (" in body["answer"][0]
+    assert "offload" not in body["next"]  # plan chooses the same
 
 
 def test_a_size_given_for_a_name_leads_to_both(capsys: pytest.CaptureFixture[str]) -> None:
