@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zerokit.catalog.naming import Words, contains, incomplete, split, suggestions
+from zerokit.catalog.naming import Words, could_mean, incomplete, skipped, split, suggestions
 from zerokit.catalog.reader import Field, read
 from zerokit.domain.hardware import Chip, Gpu
 from zerokit.domain.partial_sums import Processors
@@ -122,7 +123,9 @@ def lookup(text: str) -> Gpu:
     candidates = _named(words)
     if len(candidates) == 1:
         return candidates[0]
-    could_be = [gpu.name for gpu in candidates or _containing(words)]
+    could_be = tuple(gpu.name for gpu in candidates) or could_mean(
+        (gpu.name, between) for gpu, between in _skipped(words)
+    )
     raise InputError(f"⟨gpu⟩ {text!r} {incomplete(could_be)}" if could_be else _unknown(text))
 
 
@@ -139,9 +142,8 @@ def for_driver(name: str, driver_vram_bytes: int) -> tuple[Gpu | None, str]:
     words = _words(name)
     candidates = _named(words)
     if not candidates:
-        candidates = [
-            gpu for gpu in _containing(words) if abs(driver_vram_bytes / gpu.driver_vram_bytes - 1) < 0.03
-        ]
+        containing = dict.fromkeys(gpu for gpu, between in _skipped(words) if between == 0)
+        candidates = [gpu for gpu in containing if abs(driver_vram_bytes / gpu.driver_vram_bytes - 1) < 0.03]
     if len(candidates) != 1:
         return None, f"{name} ({format_gib(driver_vram_bytes)}) is not in the catalogue"
     gpu = candidates[0]
@@ -316,14 +318,12 @@ def _named(words: Words) -> list[Gpu]:
     ]
 
 
-def _containing(words: Words) -> list[Gpu]:
-    if not any(word.isalpha() and word != "gb" for word in words):
-        return []  # a bare size names no GPU
-    return [
-        entry.gpu
-        for entry in _entries()
-        if (label_words := entry.plain(words)) and any(contains(label, label_words) for label in entry.labels)
-    ]
+def _skipped(words: Words) -> Iterator[tuple[Gpu, int | None]]:
+    """Of each label of each GPU, how many of its words stand between these ones."""
+    if any(word.isalpha() and word != "gb" for word in words):  # a bare size names no GPU
+        for entry in _entries():
+            label_words = entry.plain(words)
+            yield from ((entry.gpu, skipped(label, label_words)) for label in entry.labels if label_words)
 
 
 _NOT_MODELLED = {

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerokit.catalog.naming import Words, contains, incomplete, split, suggestions
+from zerokit.catalog.naming import Words, contains, could_mean, incomplete, skipped, split, suggestions
 from zerokit.catalog.reader import Field, read
 from zerokit.domain.hf_classes import HEADS
 from zerokit.errors import InputError
@@ -163,8 +163,8 @@ def resolve(text: str) -> tuple[CatalogModel, tuple[str, ...]]:
             )
     if not any(len(word) > 1 and word.isalpha() for word in unmatched):
         raise InputError(_size(text) or _unknown(text))
-    could_be = dict.fromkeys(label.name for words, label in _by_words().items() if contains(words, unmatched))
-    raise InputError(f"⟨model⟩ {text!r} {incomplete(tuple(could_be))}" if could_be else _unknown(text))
+    could_be = could_mean((label.name, skipped(words, unmatched)) for words, label in _by_words().items())
+    raise InputError(f"⟨model⟩ {text!r} {incomplete(could_be)}" if could_be else _unknown(text))
 
 
 def nearest(parameters: int) -> CatalogModel:

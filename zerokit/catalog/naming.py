@@ -6,8 +6,9 @@ are one name while ``3.1-8b`` and ``3.18b`` stay two: digits never join across a
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from zerokit.suggest import misspelt
@@ -44,9 +45,37 @@ def contains(label: Words, words: Words) -> bool:
 
     A whole number stands for its versions too: ``llama 3`` is part of ``llama-3.1-8b``.
     """
-    return any(
-        all(map(_begins, label[at : at + len(words)], words)) for at in range(len(label) - len(words) + 1)
-    )
+    return skipped(label, words) == 0
+
+
+def skipped(label: Words, words: Words) -> int | None:
+    """The fewest words of ``label`` that stand between ``words``, in their order; None: they are not in it.
+
+    A number stays with the letters after it (``14b``): ``qwen 14b`` is found in ``qwen-2.5-14b``, with one
+    word skipped, and ``llama 3b`` not in ``llama-3-8b``.
+    """
+    fewest: dict[int, int] = {at: 0 for at, word in enumerate(label) if _begins(word, words[0])}
+    for before, word in itertools.pairwise(words):
+        following: dict[int, int] = {}
+        for start, gap in fewest.items():
+            end = start + 2 if before[0].isdigit() and word.isalpha() else len(label)
+            for at in range(start + 1, min(end, len(label))):
+                if _begins(label[at], word):
+                    following[at] = min(following.get(at, len(label)), gap + at - start - 1)
+        fewest = following
+    return min(fewest.values(), default=None)
+
+
+def could_mean(words_skipped: Iterable[tuple[str, int | None]]) -> tuple[str, ...]:
+    """The names that an incomplete one could mean, of all names with what :func:`skipped` says of a label of
+    theirs: those with nothing skipped or, where there are none, those in which the words stand in order, the
+    fewest skipped first."""
+    least: dict[str, int] = {}
+    for name, between in words_skipped:
+        if between is not None:
+            least[name] = min(between, least.get(name, between))
+    exact = [name for name in least if not least[name]]
+    return tuple(exact or sorted(least, key=lambda name: least[name]))
 
 
 def _begins(word: str, prefix: str) -> bool:

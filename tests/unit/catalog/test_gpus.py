@@ -206,6 +206,8 @@ def test_an_ambiguous_name_lists_its_candidates() -> None:
         gpus.lookup("A100-80")
     with pytest.raises(InputError, match="is incomplete: it could be mi300x"):
         gpus.lookup("MI300")
+    with pytest.raises(InputError, match="could be any of: rtx-3090, rtx-4090; "):
+        gpus.lookup("RTX 24GB")
 
 
 @pytest.mark.parametrize("count", [1500, pytest.param(6000, marks=pytest.mark.slow)])

@@ -160,6 +160,20 @@ def test_an_ambiguous_name_lists_its_candidates(text: str) -> None:
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("qwen-14b", "could be any of: qwen2.5-14b, qwen3-14b; name one of them"),
+        ("qwen-3b", "could be any of: qwen2.5-3b, qwen2.5-vl-3b, "),  # the fewest words between first
+        ("llama8b", "could be any of: llama-3-8b, llama-3.1-8b; name one of them"),
+        ("llama-3b", "is incomplete: it could be llama-3.2-3b; "),  # not Llama 3 of any size
+    ],
+)
+def test_a_name_without_its_version_lists_those_with_all_that_was_typed(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        models.lookup(text)
+
+
 def test_a_single_meaning_of_an_incomplete_name_is_offered_and_not_taken() -> None:
     with pytest.raises(InputError, match=r"is incomplete: it could be qwen3-30b-a3b"):
         models.resolve("qwen3-30b")
