@@ -175,6 +175,23 @@ def format_count(number: float) -> str:
     return f"{number:.0f}"
 
 
+def counted(number: float, noun: str, plural: str | None = None) -> str:
+    """So many of something, in words: ``1 rank``, ``2 ranks``, ``16,384 GPUs``.
+
+    Args:
+        number: how many.
+        noun: what one of them is called.
+        plural: what several are called; with an s by default.
+    """
+    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{text} {noun if number == 1 else plural or noun + 's'}"
+
+
+def times(number: int) -> str:
+    """``once``, ``2 times``."""
+    return "once" if number == 1 else counted(number, "time")
+
+
 def format_seconds(seconds: float) -> str:
     """``850 ms``, ``12.3 s``, ``4.2 min``, ``3.1 h``, ``2.4 d``."""
     if seconds < 1:

@@ -279,6 +279,8 @@ def test_one_of_a_thing_is_not_several(capsys: pytest.CaptureFixture[str]) -> No
     assert "1 CPU ranks" not in out and "1 GPUs" not in out
     assert run(["plan", "--model", "gpt2", "--gpus", "1", "--gpu", "t4", "-v"]) == 0
     assert "1 GPUs" not in capsys.readouterr().out
+    assert run(["plan", "--model", "gpt2", "--gpus", "1", "--gpu", "t4", "--tp", "2"]) == 2
+    assert "--tp 2 does not divide 1 GPU; use one of 1" in capsys.readouterr().err
 
 
 def test_quiet_leaves_out_the_notes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_a_frozen_tower_has_no_states_and_keeps_fewer_activations(folder: Path) 
 
 
 def test_images_need_room_and_are_asked_for(folder: Path) -> None:
-    with pytest.raises(InputError, match="2 images take 34 tokens"):
+    with pytest.raises(InputError, match="too short for 2 images, of 34 tokens in all"):
         estimate(model=folder, images=2, image_size="300x200", **{**ASKED, "seq_len": 34})
     with pytest.raises(InputError, match="images N"):
         estimate(model=folder, **ASKED)

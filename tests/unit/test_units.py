@@ -21,6 +21,19 @@ def test_counts(text: object, number: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "counted"),
+    [(("rank",), "1 rank"), (("process", "processes"), "1 process"), (("more GPU",), "1 more GPU")],
+)
+def test_one_of_something_is_not_several(words: tuple[str, ...], counted: str) -> None:
+    assert units.counted(1, *words) == counted
+    assert units.counted(1.0, *words) == counted
+    assert units.counted(2, *words) == f"2{counted[1:]}{'es' if len(words) > 1 else 's'}"
+    assert units.counted(0, "step") == "0 steps" and units.counted(16384, "GPU") == "16,384 GPUs"
+    assert units.counted(1.5, "core") == "1.5 cores"
+    assert [units.times(number) for number in (1, 2)] == ["once", "2 times"]
+
+
+@pytest.mark.parametrize(
     ("text", "size"),
     [("80GB", 80 * 10**9), ("80GiB", 85_899_345_920), ("81559MiB", 85_520_809_984), ("24gib", 25_769_803_776),
      ("1.5 KiB", 1536), ("1b", 1), ("1e3MB", 10**9)],

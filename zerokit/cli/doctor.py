@@ -13,7 +13,7 @@ from zerokit.doctor import DoctorFinding, Examination, examine, rates
 from zerokit.errors import NodeUnusable
 from zerokit.machine import tuned
 from zerokit.machine.measured import Measured
-from zerokit.units import MIB
+from zerokit.units import MIB, counted
 
 _MARKS = {"ok": "✓", "note": "·", "warning": "!", "blocker": "✗"}
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "blocker": "red"}
@@ -108,7 +108,7 @@ def _tuned(measured: rates.Rates) -> list[str]:
         return [f"Tuned step times: {measured.tuned_warning}"]
     if not measured.tuned:
         return ["Tuned step times: none; `zerokit tune` keeps them"]
-    of = "1 job" if measured.tuned_jobs == 1 else f"{measured.tuned_jobs} jobs"
+    of = counted(measured.tuned_jobs, "job")
     return [f"Tuned step times: {len(measured.tuned)}, of {of} ({tuned.path()})"]
 
 
@@ -132,9 +132,7 @@ def _show(finding: DoctorFinding) -> None:
 
 def _verdict(examination: Examination) -> str:
     counts = examination.as_dict()["counts"]
-    totals = ", ".join(
-        f"{counts[state]} {state}{'' if counts[state] == 1 else 's'}" for state in ("warning", "note")
-    )
+    totals = ", ".join(counted(counts[state], state) for state in ("warning", "note"))
     if examination.blockers:
         count = len(examination.blockers)
         things = "1 thing makes" if count == 1 else f"{count} things make"

@@ -24,7 +24,7 @@ from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.search.explain import cluster_words, strategy_words
 from zerokit.search.sure_fit import NARROW, SURELY_FITS
-from zerokit.units import format_gib, format_seconds
+from zerokit.units import counted, format_gib, format_seconds
 
 if TYPE_CHECKING:
     from zerokit.planner.plan_result import PlanResult
@@ -67,7 +67,7 @@ def host_table(planned: PlannedStrategy) -> list[str]:
     total = estimate.host_bytes_per_node
     parts = answer.host_parts(planned)
     ranks = max(1, planned.strategy.world_size // cluster.nodes)
-    sums = [(f"required by {ranks} rank{'s' if ranks > 1 else ''}", total)]
+    sums = [(f"required by {counted(ranks, 'rank')}", total)]
     if cluster.host_ram_bytes is not None:
         sums.append(("available per node", cluster.host_ram_bytes))
     column = max(28, *(len(name) for name, _ in (*parts, *sums)))

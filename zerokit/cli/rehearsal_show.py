@@ -7,7 +7,7 @@ import click
 from zerokit.cli.aligned_text import terminal_width, wrapped
 from zerokit.rehearsal.result import GuessedValue, HeldAtPeak, RankMemory, Rehearsal
 from zerokit.timing.recorded_step import StepTime
-from zerokit.units import format_gib, format_seconds
+from zerokit.units import counted, format_gib, format_seconds, times
 
 _MOST_ROWS = 12
 _MOST_GUESSES = 10
@@ -114,8 +114,7 @@ def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
     if not guesses:
         return
     sizes = sum(1 for guess in guesses if guess.decides_sizes)
-    count = "1 guess" if len(guesses) == 1 else f"{len(guesses)} guesses"
+    count = counted(len(guesses), "guess", "guesses")
     click.echo(f"\n  {count}, of which {sizes or 'none'} decide{'' if sizes > 1 else 's'} sizes")
     for guess in guesses[:_MOST_GUESSES]:
-        times = "once" if guess.times == 1 else f"{guess.times} times"
-        _echo(f"{guess.location}: {guess.what}: {guess.value} ({times})")
+        _echo(f"{guess.location}: {guess.what}: {guess.value} ({times(guess.times)})")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerokit.cli import prose
-from zerokit.units import GIB, format_gib, format_seconds
+from zerokit.units import GIB, counted, format_gib, format_seconds
 
 _WIDTHS = {"predicted": 10, "rehearsed": 10, "measured": 10, "error": 8}
 
@@ -15,11 +15,9 @@ _WIDTHS = {"predicted": 10, "rehearsed": 10, "measured": 10, "error": 8}
 def text(body: Mapping[str, Any]) -> str:
     """One page."""
     count, gpus = len(body["trials"]), body["gpus"]
-    location = (
-        f"{gpus} CPU rank{'s' if gpus != 1 else ''}" if body["gpu"] == "cpu" else f"{gpus} × {body['gpu']}"
-    )
-    steps = f"{body['steps']} steps each"
-    lines = [f"{body['model']} on {location}: {count} plan{'' if count == 1 else 's'}, {steps}"]
+    location = counted(gpus, "CPU rank") if body["gpu"] == "cpu" else f"{gpus} × {body['gpu']}"
+    steps = f"{counted(body['steps'], 'step')} each"
+    lines = [f"{body['model']} on {location}: {counted(count, 'plan')}, {steps}"]
     assumed = list(body["assumptions"])
     if body["not_rehearsed"] is not None and body["gpu"] != "cpu":
         assumed.append(f"nothing was rehearsed: {body['not_rehearsed']}")
@@ -50,7 +48,7 @@ def text(body: Mapping[str, Any]) -> str:
 def _calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
     if not calibration["kept"]:
         return [f"nothing: {calibration['why']}"]
-    times = "1 step time" if calibration["kept"] == 1 else f"{calibration['kept']} step times"
+    times = counted(calibration["kept"], "step time")
     return [f"{times} in {calibration['file']}", *([calibration["why"]] if calibration["why"] else [])]
 
 

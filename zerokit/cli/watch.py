@@ -11,6 +11,7 @@ import click
 from zerokit.cli.base import Command
 from zerokit.cli.say import say
 from zerokit.errors import InputError
+from zerokit.units import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +81,7 @@ def _lines(watched: WatchedRun, every: float, once: bool) -> RunReport:
                 said_alarms.add(text)
         if once or watched.is_over(report):
             steps, count = max((rank.steps for rank in report.ranks), default=0), len(report.ranks)
-            click.echo(f"{report.outcome.words}: {count} rank{'' if count == 1 else 's'}, step {steps}")
+            click.echo(f"{report.outcome.words}: {counted(count, 'rank')}, step {steps}")
             over = watched.is_over(report)
             say("the run has ended" if over else "the run is still in progress")
             return report

@@ -9,6 +9,7 @@ from zerokit.doctor.finding import DoctorFinding, Surroundings, note, ok, warnin
 from zerokit.doctor.variables import ODDITIES, Oddity
 from zerokit.errors import InputError
 from zerokit.launcher.nodes.hostfile import read_hostfile
+from zerokit.units import counted
 
 DEFAULT_HOSTFILE = "job/hostfile"  # deepspeed/launcher/runner.py: DLTS_HOSTFILE
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL", re.IGNORECASE)
@@ -105,5 +106,5 @@ def _hostfile(around: Surroundings) -> list[DoctorFinding]:
         hosts = read_hostfile(path)
     except InputError as error:
         return [warning(check, f"plain `deepspeed` would read {path}: {error}", "fix or remove it")]
-    problem = f"{path} lists {len(hosts)} hosts: plain `deepspeed` runs on them by itself, over ssh"
+    problem = f"{path} lists {counted(len(hosts), 'host')}: plain `deepspeed` runs there by itself, over ssh"
     return [note(check, problem, "remove it, or pass --hostfile to be explicit")]

@@ -14,6 +14,7 @@ from zerokit.doctor.finding import DoctorFinding, Surroundings, blocker, note, o
 from zerokit.errors import INSTALL_TRAINING
 from zerokit.machine.supported import SUPPORTED
 from zerokit.machine.versions import installed
+from zerokit.units import counted
 
 # the versions that zerokit's rules and memory model were read from and checked against
 READ_FROM = {
@@ -124,7 +125,8 @@ def _torch_fits(build: TorchBuild, around: Surroundings) -> DoctorFinding:
     if build.cuda is None:
         return blocker(
             check,
-            f"torch {build.version} is built without CUDA: it will see none of the {len(detected.gpus)} GPUs",
+            f"torch {build.version} is built without CUDA: it will not see "
+            f"{counted(len(detected.gpus), 'GPU')} of this machine",
             "install a CUDA build of torch (pytorch.org), or run with --device cpu",
         )
     return _driver_runs(check, build.cuda, detected.driver_version)

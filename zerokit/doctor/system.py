@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zerokit.doctor.finding import DoctorFinding, Surroundings, note, ok, warning
 from zerokit.launcher.ports import holder, is_free
-from zerokit.units import GIB, MIB, format_gib
+from zerokit.units import GIB, MIB, counted, format_gib
 
 DEFAULT_PORT = 29500  # deepspeed --master_port and torchrun agree on it
 _DOCKER_SHM_BYTES = 64 * MIB  # what a container gets without --shm-size
@@ -78,10 +78,10 @@ def _host(around: Surroundings) -> list[DoctorFinding]:
     else:
         available = f", {format_gib(host.ram_available_bytes)} available" if host.ram_available_bytes else ""
         result.append(ok("host.memory", f"{format_gib(host.ram_bytes)}{available} ({host.ram_reason})"))
-    cores = f"{host.cores} cores ({host.cores_reason})"
+    cores = f"{counted(host.cores, 'core')} ({host.cores_reason})"
     if gpus and host.cores < 2 * gpus:
         fix = "give the job at least two cores per GPU: one drives the rank, one loads its data"
-        result.append(warning("host.cores", f"{cores} for {gpus} GPUs", fix))
+        result.append(warning("host.cores", f"{cores} for {counted(gpus, 'GPU')}", fix))
     else:
         result.append(ok("host.cores", cores))
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zerokit.domain.strategy import Strategy
+from zerokit.units import counted
 from zerokit.values import frozen_dataclass, replace
 
 
@@ -58,7 +59,7 @@ class ScriptProfile:
     def rows(self, count: int) -> str:
         """What a batch counts: ``8 sequences``, ``1 pair``."""
         noun = {1: "sequence", 2: "pair"}.get(self.sequences_per_row, "row")
-        return f"{count} {noun}{'' if count == 1 else 's'}"
+        return counted(count, noun)
 
     def of(self, strategy: Strategy) -> RehearsedStrategy | None:
         """The rehearsal that holds for a strategy: accumulation beyond two micro-batches moves no memory."""

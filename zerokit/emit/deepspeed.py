@@ -26,6 +26,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.rules.known import TRAINER_FILLS, ZERO_TESTED_OPTIMIZERS
+from zerokit.units import counted
 from zerokit.values import frozen_dataclass
 
 VARIANTS = ("raw", "trainer", "accelerate")
@@ -220,7 +221,7 @@ def _put_batch(block: _Block, strategy: Strategy, variant: str) -> None:
             "train_batch_size",
             strategy.global_batch,
             f"{settings.micro_batch} × {settings.gradient_accumulation} × "
-            f"{strategy.data_parallel} data-parallel ranks; another number of ranks fails at once",
+            f"{counted(strategy.data_parallel, 'data-parallel rank')}; another number of ranks fails at once",
         )
     block.put(
         "gradient_clipping",

@@ -11,6 +11,7 @@ from typing import Any
 from zerokit import resources
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
+from zerokit.units import counted
 
 STYLES = ("raw", "trainer", "accelerate", "none")
 """How the script takes its configuration; ``none``: the command says it already, or nothing does."""
@@ -37,7 +38,9 @@ def hostfile(hosts: Sequence[str], strategy: Strategy, nodes: int) -> str:
         InputError: not one host per node, a host twice, or a name ssh could read as an option.
     """
     if len(hosts) != nodes:
-        raise InputError(f"{len(hosts)} hosts were named; the plan has ⟨nodes⟩ {nodes}: name one for each")
+        raise InputError(
+            f"{counted(len(hosts), 'host')} named; the plan has ⟨nodes⟩ {nodes}: name one for each"
+        )
     for number, host in enumerate(hosts):
         if not _HOST.fullmatch(host):
             raise InputError(f"host {host!r}: use letters, digits, dots and hyphens")
@@ -119,7 +122,7 @@ def kubernetes_manifest(
 
 def _gpus_per_node(strategy: Strategy, nodes: int) -> int:
     if strategy.world_size % nodes:
-        raise InputError(f"{strategy.world_size} ranks do not divide over {nodes} nodes")
+        raise InputError(f"{counted(strategy.world_size, 'rank')} cannot be divided over {nodes} nodes")
     return strategy.world_size // nodes
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.machine.detect import VISIBILITY, Listing, list_gpus
 from zerokit.machine.visible import FoundGpu, chosen
+from zerokit.units import counted
 
 DEVICES = ("auto", "cuda", "cpu")
 DEFAULT_CPU_RANKS = 2
@@ -113,7 +114,7 @@ def resolve(
         kind="cpu",
         ranks=ranks,
         gpu_indexes=(),
-        why=f"{ranks} CPU rank{'s' if ranks != 1 else ''} ({source}): {why}",
+        why=f"{counted(ranks, 'CPU rank')} ({source}): {why}",
         warning=warning,
     )
 
@@ -144,19 +145,18 @@ def _on_gpus(
         missing, fix = f"⟨device⟩ cuda: {reason}", "use ⟨device⟩ cpu for CPU ranks"
     elif ranks > len(gpus):
         requester = "⟨num_ranks⟩ asks for" if num_ranks else "the plan is for"
-        missing = f"{requester} {ranks} GPUs, and {len(gpus)} are visible here"
+        missing = f"{requester} {counted(ranks, 'GPU')}, of which {len(gpus)} can be seen here"
         fix = f"plan again with ⟨gpus⟩ {len(gpus)}, or run on CPU ranks with ⟨device⟩ cpu"
     if missing is not None:
         if not dry_run:
             raise NodeUnusable(f"{missing}; {fix}")
-        plural = "s" if ranks != 1 else ""
         return Devices(
             kind="cuda",
             ranks=ranks,
             gpu_indexes=tuple(range(ranks)),
-            why=f"{ranks} GPU{plural} of another machine",
-            warning=f"{missing}; this is what a machine with {ranks} GPU{plural} would run; here the launch "
-            "would stop with exit code 13",
+            why=f"{counted(ranks, 'GPU')} of another machine",
+            warning=f"{missing}; this is what a machine with {counted(ranks, 'GPU')} would run; here the "
+            "launch would stop with exit code 13",
         )
     indexes = tuple(gpu.index for gpu in gpus[:ranks])
     visible = ",".join(map(str, indexes))

@@ -13,6 +13,7 @@ from typing import Any
 
 from zerokit.launcher.devices import cores_per_rank
 from zerokit.launcher.placement import Placement
+from zerokit.units import counted
 
 VARIABLE = "OMP_NUM_THREADS"
 
@@ -36,7 +37,7 @@ def threads_of_rank(
     if words.isdigit() and 2 * int(words) <= cores:
         return None, (
             f"warning: {VARIABLE} is {base[VARIABLE]}: the offloaded optimizer steps on so few threads, and "
-            f"each rank has {cores} cores here; unset it, or set it to {cores}"
+            f"each rank has {counted(cores, 'core')} here; unset it, or set it to {cores}"
         )
     return None, None
 

@@ -14,6 +14,7 @@ from zerokit.launcher import ports, preflight, run_folder
 from zerokit.launcher.nodes import cluster, hostfile
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank import deadman
+from zerokit.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,9 @@ def decide_placement(
         preflight.check_pdsh()
         unshared = _check_nodes(hosts, run_dir, need_gpus=devices.kind == "cuda", port=port)
     if slurm is not None:
-        notes.append(f"Slurm job {slurm.job_id}: one torchrun on each of {node_count} nodes, through srun")
+        notes.append(
+            f"Slurm job {slurm.job_id}: one torchrun on each of {counted(node_count, 'node')}, through srun"
+        )
     if unshared:
         notes.append(f"the run folder is not shared with {', '.join(unshared)}: files go over ssh")
     return Placement(

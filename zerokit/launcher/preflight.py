@@ -18,6 +18,7 @@ from zerokit.launcher.nodes.cluster import ssh_command
 from zerokit.launcher.nodes.hostfile import Host
 from zerokit.machine import supported
 from zerokit.machine.versions import installed
+from zerokit.units import counted
 
 NODES_SECONDS = 9.0  # for all nodes together
 _PACKAGES = ("torch", "deepspeed", "accelerate", "transformers")
@@ -159,7 +160,7 @@ def check_nodes(
     if problems:
         took = time.monotonic() - began
         raise NodeUnusable(
-            f"{len(problems)} of {len(hosts)} nodes cannot be used (checked in {took:.1f} s):\n  "
+            f"{len(problems)} of {counted(len(hosts), 'node')} cannot be used (checked in {took:.1f} s):\n  "
             + "\n  ".join(problems)
         )
     return facts
@@ -174,7 +175,7 @@ def _differences(host: Host, fact: NodeFacts, *, need_gpus: bool) -> str | None:
         if local is not None and remote != local:
             return f"{package} {remote or 'is not installed'}, here {local}"
     if need_gpus and fact.gpus < host.slots:
-        return f"{fact.gpus} GPUs, the hostfile gives it {host.slots} slots"
+        return f"{counted(fact.gpus, 'GPU')}, the hostfile gives it {counted(host.slots, 'slot')}"
     return None
 
 

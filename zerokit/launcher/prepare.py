@@ -29,6 +29,7 @@ from zerokit.script import arguments as script_arguments
 from zerokit.script.entry_points import Target
 from zerokit.script.named_model import named_model
 from zerokit.script.training_switch import why_no_training
+from zerokit.units import counted
 
 _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
 
@@ -262,9 +263,9 @@ def _several_nodes(plan: PlanFile | None, placement: Placement) -> list[str]:
         return []
     each = plan.world_size // plan.nodes
     return [
-        f"warning: the plan is for {plan.nodes} nodes × {each} GPUs, and this launch starts "
-        f"{placement.ranks} ranks on one machine: inside a Slurm job of {plan.nodes} nodes it runs "
-        f"`srun torchrun` with {each} on each, ⟨hostfile⟩ FILE names other machines, and "
+        f"warning: the plan is for {plan.nodes} nodes × {counted(each, 'GPU')}, and this launch starts "
+        f"{counted(placement.ranks, 'rank')} on one machine: inside a Slurm job of {plan.nodes} nodes it "
+        f"runs `srun torchrun` with {each} on each, ⟨hostfile⟩ FILE names other machines, and "
         "`zerokit emit sbatch` shows the job"
     ]
 

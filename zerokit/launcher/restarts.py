@@ -14,6 +14,7 @@ from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank_file import RankLog
 from zerokit.report.schema import RunReport
 from zerokit.script.entry_points import Target
+from zerokit.units import counted
 
 _WORTH_IT = ("rank_failed", "hung", "launcher_lost")
 _USUAL_OPTION = "--resume_from_checkpoint"
@@ -182,7 +183,8 @@ def on_fewer(checkpoint: Checkpoint, ranks: int) -> str:
         "--inject_missing_state"
     )
     return (
-        f"to go on with fewer GPUs: the optimizer states of {checkpoint} are cut for {ranks} ranks; convert "
-        f'them with `{command}`, plan for the GPUs left, set "checkpoint": {{"load_universal": true}} in '
+        f"to go on with fewer GPUs: the optimizer states of {checkpoint} are cut for "
+        f"{counted(ranks, 'rank')}; convert them "
+        f'with `{command}`, plan for the GPUs left, set "checkpoint": {{"load_universal": true}} in '
         f"the DeepSpeed configuration, and resume from {folder.parent}"
     )

@@ -14,6 +14,7 @@ from zerokit.errors import FileInputError
 from zerokit.linter.finding import Finding
 from zerokit.rules.types import Severity
 from zerokit.strictload import BYTE_ORDER_MARK, Document, Location, read_text
+from zerokit.units import counted
 
 MAX_SLOTS = 1024
 MAX_HOSTS = 10_000
@@ -61,7 +62,7 @@ def lint_hostfile(document: Document, world_size: int | None = None) -> list[Fin
                 1,
                 1,
                 "hostfile-too-few-slots",
-                f"{total} slots for {world_size} ranks: fewer ranks will be started",
+                f"{counted(total, 'slot')} for {counted(world_size, 'rank')}: fewer ranks will be started",
                 "add hosts or slots",
             )
         )

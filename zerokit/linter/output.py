@@ -11,6 +11,7 @@ from zerokit.linter.files import CheckedFile
 from zerokit.linter.finding import SEVERITIES, Finding
 from zerokit.linter.reports import as_junit, as_sarif
 from zerokit.messages import wrapped
+from zerokit.units import counted
 
 SCHEMA = "zerokit.check/1"
 _FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)", None: ""}
@@ -70,7 +71,7 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False, skipped: int =
         for severity in SEVERITIES
     }
     parts = [
-        f"{count} {severity}{'s' if count != 1 else ''}"
+        counted(count, severity)
         for severity, count in counts.items()
         if count and (severity != "note" or notes)
     ]

@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-from zerokit.units import format_gib
+from zerokit.units import counted, format_gib
 from zerokit.values import frozen_dataclass
 
 _NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes a huge number where there is no limit
@@ -76,7 +76,8 @@ def _cores(limit: float | None) -> tuple[int, str]:
     except (AttributeError, OSError):
         cores, reason = os.cpu_count() or 1, "cores of the machine"
     if limit is not None and limit < cores:
-        return max(1, math.floor(limit)), f"the control group's quota of {limit:g} cores; {reason}: {cores}"
+        quota = f"the control group's quota of {counted(limit, 'core')}; {reason}: {cores}"
+        return max(1, math.floor(limit)), quota
     return cores, reason
 
 

@@ -17,7 +17,7 @@ from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.search.sure_fit import unsure_bytes
 from zerokit.timing.ranges import SURE
-from zerokit.units import format_gib, format_seconds, shown_unit
+from zerokit.units import counted, format_gib, format_seconds, shown_unit
 
 _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}
 _MOST_PARTS = 4
@@ -132,7 +132,7 @@ def batch(planned: PlannedStrategy) -> str:
     device = "rank" if planned.on_cpu else "GPU"
     settings, ranks = chosen.settings, chosen.data_parallel
     is_all = chosen.world_size == ranks
-    devices = f"{ranks} {device}{'s' if ranks != 1 else ''}" if is_all else f"{ranks} data parallel"
+    devices = counted(ranks, device) if is_all else f"{ranks} data parallel"
     rows = f"{chosen.global_batch}"
     if script is not None and script.sequences_per_row > 1:
         rows = f"{script.rows(chosen.global_batch)} × {script.sequences_per_row}"

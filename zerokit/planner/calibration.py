@@ -14,6 +14,7 @@ from zerokit.search.plan import time_model
 from zerokit.search.request import Request
 from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
+from zerokit.units import counted
 from zerokit.values import replace
 
 OPTION = "⟨no_calibration⟩"
@@ -123,7 +124,7 @@ def _tuned(
     if not used:
         return None, ()
     newest = max(observation.measured_at for observation in used)
-    count = f"{len(used)} strateg{'y' if len(used) == 1 else 'ies'}"
+    count = counted(len(used), "strategy", "strategies")
     if calibration.tuned is None:
         note = f"layer times corrected by {count} of other jobs of this width"
     else:

@@ -20,7 +20,7 @@ from zerokit.linter.finding import Finding
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.recipes import Recipe
 from zerokit.strictload import Document
-from zerokit.units import parse_positive_int
+from zerokit.units import counted, parse_positive_int
 
 # a key that was renamed may have a value to fix
 _MOST_PASSES = 5
@@ -183,7 +183,9 @@ def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> C
         raise InputError("⟨world_size⟩ and ⟨gpus⟩ differ; give one of them")
     nodes = numbers["nodes"] or 1
     if ranks and ranks % nodes:
-        raise InputError(f"{ranks} ranks do not divide over ⟨nodes⟩ {nodes}; use a multiple of {nodes}")
+        raise InputError(
+            f"{counted(ranks, 'rank')} cannot be divided over ⟨nodes⟩ {nodes}; use a multiple of {nodes}"
+        )
     precisions = gpu_name = None
     if options.get("gpu"):
         from zerokit.catalog import gpus

@@ -9,7 +9,7 @@ from typing import Any
 from zerokit.domain.hardware import UNKNOWN_NETWORK_BYTES_PER_SECOND, Cluster, Gpu
 from zerokit.errors import InputError
 from zerokit.planner.values import MAX_GPUS, choice, integer
-from zerokit.units import format_gib, parse_bytes, parse_rate
+from zerokit.units import counted, format_gib, parse_bytes, parse_rate
 from zerokit.values import frozen_dataclass, replace
 
 DEFAULT_GPU = "h100-sxm-80gb"
@@ -61,13 +61,12 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
         gpus = detected or 1
         notes = (
             *notes,
-            f"{gpus} GPU{'s' if gpus > 1 else ''}: "
-            + ("all that are visible" if detected else "⟨gpus⟩ not given"),
+            f"{counted(gpus, 'GPU')}: " + ("all that are visible" if detected else "⟨gpus⟩ not given"),
         )
     if nodes is None:
         nodes = _fewest_nodes(gpus, gpu.max_gpus_per_node)
         if nodes > 1:
-            notes = (*notes, f"{nodes} nodes of {gpus // nodes} GPUs: ⟨nodes⟩ not given")
+            notes = (*notes, f"{nodes} nodes of {counted(gpus // nodes, 'GPU')}: ⟨nodes⟩ not given")
     if detected and host_ram is None and nodes == 1 and gpus <= detected:
         host_ram, note = _this_host()
         notes = (*notes, note) if note else notes

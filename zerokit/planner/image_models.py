@@ -12,7 +12,7 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.errors import INSTALL_TRAINING, InputError
 from zerokit.planner.options import parse_image_size
 from zerokit.planner.values import choice, integer
-from zerokit.units import format_count
+from zerokit.units import counted, format_count
 from zerokit.values import frozen_dataclass
 
 _MOST_IMAGES = 10_000
@@ -80,7 +80,7 @@ def built_with_images(
     notes = [
         f"{name}: {format_count(shape.parameters)} parameters with the vision tower, as transformers "
         "builds it",
-        f"{images.count} image{'s' if images.count > 1 else ''} of {images.width}x{images.height} in each "
+        f"{counted(images.count, 'image')} of {images.width}x{images.height} in each "
         f"sequence: {tiles}{images_found.width}x{images_found.height} pixels and {images_found.tokens:,} "
         f"tokens each{published}",
     ]
@@ -114,7 +114,8 @@ def with_room(images: SequenceImages | None, seq_len: int) -> SequenceImages | N
     """
     if images is not None and seq_len <= images.sequence_tokens:
         raise InputError(
-            f"⟨seq_len⟩ {seq_len}: {images.count} images take {images.sequence_tokens:,} tokens (with one "
-            "between them); use a longer sequence, fewer or smaller images"
+            f"⟨seq_len⟩ {seq_len}: too short for {counted(images.count, 'image')}, of "
+            f"{images.sequence_tokens:,} tokens in all (with one that separates each); use a longer "
+            "sequence, fewer or smaller images"
         )
     return images

@@ -18,7 +18,7 @@ from zerokit.machine.versions import installed
 from zerokit.planner import hub_cache
 from zerokit.planner.image_models import RequestedImages, built_with_images, processor_of
 from zerokit.planner.memory_source import Model, Say, Source, silent
-from zerokit.units import format_count, parse_count
+from zerokit.units import counted, format_count, parse_count
 from zerokit.values import frozen_dataclass, replace
 
 if TYPE_CHECKING:
@@ -389,7 +389,7 @@ def _sized(params: str, single: bool, say: Say) -> Chosen:
     shape = replace(shape, name=f"{format_count(count)} parameters, built like {entry.name}")
     note = (
         f"⟨params⟩ {params}: a model built like {entry.name} ({format_count(entry.parameters)}), scaled to "
-        f"{shape.layers} layers of width {shape.hidden}; ⟨model⟩ names a real one"
+        f"{counted(shape.layers, 'layer')} of width {shape.hidden}; ⟨model⟩ names a real one"
     )
     return Chosen(
         shape=shape,

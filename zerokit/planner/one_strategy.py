@@ -22,6 +22,7 @@ from zerokit.search.plan import choose_precision, make_space
 from zerokit.search.request import Request
 from zerokit.search.space import Knobs, Layout, OffloadChoice, Pins, layout_violation, refuse_placement
 from zerokit.search.strategies import build_strategy
+from zerokit.units import counted
 from zerokit.values import replace
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ def _batch(request: Request, ranks: int) -> tuple[int, int]:
         micro = micro or 1
     if per_rank % micro or (steps is not None and micro * steps != per_rank):
         raise InputError(
-            f"⟨global_batch⟩ {batch} is not micro-batch {micro} × accumulation × {ranks} data-parallel ranks"
+            f"⟨global_batch⟩ {batch} is not micro-batch {micro} × accumulation × "
+            f"{counted(ranks, 'data-parallel rank')}"
         )
     return micro, per_rank // micro
 

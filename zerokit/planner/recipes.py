@@ -20,6 +20,7 @@ from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
 from zerokit.planner.options import BY_NAME, as_text, suggestion
 from zerokit.strictload import Document, load_yaml, parse_yaml
+from zerokit.units import counted
 from zerokit.values import frozen_dataclass, replace
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.ASCII)
@@ -201,7 +202,9 @@ def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple
         raise document.error(prefix, "model or params is missing")
     gpus, nodes = (int(request.get(name, 1)) for name in ("gpus", "nodes"))
     if gpus % nodes:
-        raise document.error((*prefix, "nodes"), f"{gpus} GPUs do not divide over {nodes} nodes")
+        raise document.error(
+            (*prefix, "nodes"), f"{counted(gpus, 'GPU')} cannot be divided over {nodes} nodes"
+        )
 
 
 def _check_expect(document: Document, expect: object) -> None:

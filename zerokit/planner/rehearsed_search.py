@@ -21,7 +21,7 @@ from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, make_plan, make_space, time_model
 from zerokit.search.request import Request
 from zerokit.timing.constants import Calibration, JobFactors
-from zerokit.units import format_gib, format_seconds
+from zerokit.units import counted, format_gib, format_seconds
 from zerokit.values import replace
 
 MOST_REHEARSALS = 12
@@ -98,7 +98,7 @@ class RehearsedSearch(Generic[Outcome]):
 
     @property
     def _so_far(self) -> str:
-        return "1 rehearsal" if len(self.records) == 1 else f"{len(self.records)} rehearsals"
+        return counted(len(self.records), "rehearsal")
 
     def rehearse(self, request: Request, strategy: Strategy, purpose: str = "") -> Outcome:
         """Rehearse one strategy, and keep what it shows; ``purpose``: what for."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import degrees
 from zerokit.search.explain import gpu_words, strategy_words
-from zerokit.units import GIB, format_gib
+from zerokit.units import GIB, counted, format_gib
 
 if TYPE_CHECKING:
     from zerokit.search.sizing import Size
@@ -215,7 +215,7 @@ class SizeResult:
         if any(size.gpus for size in self.sizes):
             return None
         kinds = dict.fromkeys(size.gpu_words for size in self.sizes)
-        most = f"{self.most_gpus} GPU{'s' if self.most_gpus > 1 else ''}"
+        most = counted(self.most_gpus, "GPU")
         lines = [f"{self.model_name} fits on none of {', '.join(kinds)} up to {most}"]
         if self.changes:
             lines += ["What would make it fit:", *(f"  - {change}" for change in self.changes)]

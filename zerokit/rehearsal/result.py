@@ -8,7 +8,7 @@ from typing import Any
 from zerokit.domain.phases import PHASES
 from zerokit.errors import INCOMPLETE_REHEARSAL, NothingFits
 from zerokit.timing.recorded_step import StepTime
-from zerokit.units import format_gib
+from zerokit.units import counted, format_gib
 
 SCHEMA = "zerokit.rehearsal/1"
 _LEAST_SHOWN_SHARE = 0.001
@@ -170,7 +170,7 @@ class Rehearsal:
     @property
     def training(self) -> str:
         """How many optimizer steps, and how far the peaks of the last two are from each other, in words."""
-        steps = f"{self.steps or 'no'} optimizer step{'' if self.steps == 1 else 's'}"
+        steps = counted(self.steps, "optimizer step") if self.steps else "no optimizer steps"
         share = self.last_steps_differ_by
         if self.repeats or not self.steps or share == 0:
             return steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from zerokit.report.schema import RankReport, RunReport
-from zerokit.units import format_gib
+from zerokit.units import format_gib, times
 
 _BEHIND_STEPS = 2  # a rank may be one step behind its peers whenever it is looked at
 _SLOW = 1.2  # of the median step time
@@ -68,7 +68,7 @@ def _of_rank(rank: RankReport) -> list[str]:
             "the next allocation may fail"
         )
     if rank.alloc_retries:
-        result.append(f"rank {rank.rank}: the allocator ran full and retried {rank.alloc_retries} times")
+        result.append(f"rank {rank.rank}: the allocator ran full and retried {times(rank.alloc_retries)}")
     for leak in rank.leaks:
         kind = "GPU" if leak.memory == "gpu" else "host"
         result.append(

@@ -11,6 +11,7 @@ from typing import Any
 
 from zerokit.errors import ZerokitError
 from zerokit.report.schema import RunReport, plain
+from zerokit.units import counted
 
 _MOST_BYTES = 8 << 20
 _PLAN_FILE, _COMMAND_FILE = "plan.yaml", "command.json"
@@ -140,7 +141,7 @@ def _batch(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
 
 def _hardware(run: RunReport, cluster: Mapping[str, Any]) -> str:
     hosts = len({rank.host for rank in run.ranks})
-    on = f"{len(run.ranks)} rank{'s' if len(run.ranks) != 1 else ''}"
+    on = counted(len(run.ranks), "rank")
     hosts_text = f" on {hosts} hosts" if hosts > 1 else ""
     planned = cluster.get("gpu")
     return f"{on}{hosts_text}" + (

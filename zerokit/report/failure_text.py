@@ -9,7 +9,7 @@ from zerokit.memory.components import label
 from zerokit.report.figure_text import size
 from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.schema import Failure, RunReport
-from zerokit.units import MIB
+from zerokit.units import MIB, counted
 
 _SOMETHING_BYTES = MIB
 """Of GPU memory: less is the process group's own (1 KiB on an H200), not the script's."""
@@ -108,7 +108,9 @@ def shortened(message: str) -> str:
     lines = message.splitlines()
     if len(lines) > _MOST_LINES:
         omitted = len(lines) - _FIRST_LINES - _LAST_LINES
-        lines[_FIRST_LINES:-_LAST_LINES] = [f"… ({omitted} more lines in report.json and in its output)"]
+        lines[_FIRST_LINES:-_LAST_LINES] = [
+            f"… ({counted(omitted, 'more line')} in report.json and in its output)"
+        ]
     return "\n".join("  " + line for line in lines)
 
 

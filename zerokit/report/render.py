@@ -22,7 +22,7 @@ from zerokit.report.measured import had_engine
 from zerokit.report.prediction_text import difference_lines
 from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
-from zerokit.units import MIB, format_seconds
+from zerokit.units import MIB, counted, format_seconds, times
 
 NOT_MEASURED, _NOT_MEASURED_SHORT = "not measured", "n/m"
 MOST_RANKS = 64
@@ -278,11 +278,11 @@ def warnings(run: RunReport) -> list[str]:
             lines.append(_leak_text(rank, leak))
         if rank.alloc_retries:
             lines.append(
-                f"rank {rank.rank}: the allocator ran full and retried {rank.alloc_retries} times: each "
+                f"rank {rank.rank}: the allocator ran full and retried {times(rank.alloc_retries)}: each "
                 "costs time, and the next allocation may fail"
             )
         if rank.restarts:
-            lines.append(f"rank {rank.rank} was restarted {rank.restarts} times; the last life is shown")
+            lines.append(f"rank {rank.rank} was restarted {times(rank.restarts)}; the last life is shown")
     told = run.predicted_vs_measured.differences if run.predicted_vs_measured else []
     texts = {difference.text for difference in told}  # which stand below the table
     return lines[:20] + [f"problem: {text}" for text in run.problems if text not in texts][:20]
@@ -296,7 +296,9 @@ def _leak_text(rank: RankReport, leak: Leak) -> str:
     )
     total, used = rank.device_total_bytes, rank.peak_device_used_bytes
     if kind == "GPU" and leak.bytes_per_step > 0 and total and used:
-        text += f"; the GPU is full in about {max(0, total - used) / leak.bytes_per_step:,.0f} steps"
+        text += (
+            f"; the GPU is full in about {counted(round(max(0, total - used) / leak.bytes_per_step), 'step')}"
+        )
     return text
 
 
@@ -348,5 +350,5 @@ def outcome_line(run: RunReport) -> Text:
     text = f"Outcome: {run.outcome.words} ({run.outcome.text}{took}{code})"
     if run.problems:
         count = len(run.problems)
-        text += f", with {count} problem{'s' if count > 1 else ''} named above"
+        text += f", with {counted(count, 'problem')} named above"
     return Text(text, style="bold red" if not good else "bold yellow" if run.problems else "bold green")

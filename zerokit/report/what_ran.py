@@ -12,7 +12,7 @@ from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.job import PACKED_LORA, Job, Lora
 from zerokit.errors import InputError
-from zerokit.units import parse_count
+from zerokit.units import counted, parse_count
 
 Facts = Mapping[str, Any]
 
@@ -191,8 +191,9 @@ def _of_batch(chosen: Facts, engine: Facts, request: Facts | None) -> list[Diffe
         return _unlike("tokens per micro-batch", tokens, columns, None, text)
     fed = rows if rows is not None else engine.get("micro_batch")
     loaded, text = engine.get("loader_rows"), ""
-    if planned and loaded == planned:  # a pair of the data is one row of it, and two sequences
-        text = f"{fed} sequences ran in each micro-batch of {loaded} rows of data, not one of each row"
+    if planned and fed and loaded == planned:  # a pair of the data is one row of it, and two sequences
+        data = f"{counted(planned, 'row')} of data"
+        text = f"{counted(fed, 'sequence')} ran in each micro-batch of {data}, not one of each row"
     result = _unlike("batch size per GPU", planned, fed, "micro-batch", text)
     if length and columns and abs(columns - length) > _SAME_LENGTH * length:
         result += _unlike("sequence length", length, columns, "seq-len")

@@ -114,7 +114,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
         silent=True,
         source="deepspeed/module_inject/layers.py:928",
         key=_AUTOTP,
-        message="tensor parallel {degree} is more than the {per_node} GPUs of a node: the all-reduces of every layer "
+        message="tensor parallel {degree} is more than a node's GPUs ({per_node}): the all-reduces of every layer "
         "cross the network",
         fix="use at most {per_node}",
         scope="layout",

@@ -244,7 +244,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         silent=False,
         source="deepspeed/utils/groups.py:945",
         key="zero_optimization.zero_hpz_partition_size",
-        message="zero_hpz_partition_size {size} does not divide {world_size} ranks: the engine fails to start",
+        message="zero_hpz_partition_size {size} does not divide the number of ranks, {world_size}: the engine fails to start",
         fix="use the number of GPUs per node",
         broken=_hpz,
     ),
@@ -254,7 +254,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         silent=True,
         source="deepspeed/utils/groups.py:931",
         key="zero_optimization.zero_hpz_partition_size",
-        message="zero_hpz_partition_size {size} spans nodes of {gpus_per_node} GPUs: the gathers it should keep "
+        message="zero_hpz_partition_size {size} spans nodes (GPUs of each: {gpus_per_node}): the gathers it should keep "
         "inside a node cross the network",
         fix="use the number of GPUs per node",
         broken=_hpz_across_nodes,
@@ -374,7 +374,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         silent=False,
         source="deepspeed/utils/groups.py:71",
         key="tensor_parallel.autotp_size",
-        message="{world_size} ranks do not divide by {degree} (tensor × pipeline × sequence parallel)",
+        message="the number of ranks, {world_size}, is not a multiple of {degree} (tensor × pipeline × sequence parallel)",
         fix="change the degrees or the number of ranks",
         broken=_indivisible_world,
     ),

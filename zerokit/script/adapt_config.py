@@ -12,6 +12,7 @@ from typing import Any
 from zerokit.machine.host import bf16_in_hardware
 from zerokit.rules.known import TRAINER_FILLS
 from zerokit.script.reader import ScriptFacts
+from zerokit.units import counted
 
 _COMPILED_FOR_CUDA = (
     "zero_quantized_weights",
@@ -106,8 +107,8 @@ def _for_cpu(adapted: Adapted, has_bf16: bool) -> None:
 def _for_ranks(adapted: Adapted, ranks: int, planned_ranks: int) -> None:
     if adapted.config.pop("train_batch_size", None) is not None:
         adapted.changes.append(
-            f"train_batch_size removed: the plan is for {planned_ranks} ranks, this run has {ranks}; "
-            "micro-batch and accumulation are kept, so the global batch changes"
+            f"train_batch_size removed: the plan is for {counted(planned_ranks, 'rank')}, this run has "
+            f"{ranks}; micro-batch and accumulation are kept, so the global batch changes"
         )
 
 

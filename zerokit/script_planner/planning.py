@@ -38,7 +38,7 @@ from zerokit.script_planner.trained_model import contradiction, options_of
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.request import Request
 from zerokit.search.space import Knobs, knobs
-from zerokit.units import format_count, format_seconds
+from zerokit.units import counted, format_count, format_seconds
 
 REHEARSED_BEST = 3
 """So many of the best are rehearsed before one is chosen."""
@@ -292,7 +292,10 @@ class ScriptPlanning:
         self.notes.append(
             f"micro-batch {rows}: the script fed its engine so many rows, whatever the plan had"
         )
-        self.say(f"{self.search.profile.name} feeds its engine {rows} rows at a time: micro-batch {rows}")
+        self.say(
+            f"{self.search.profile.name} feeds its engine {counted(rows, 'row')} at a time: micro-batch "
+            f"{rows}"
+        )
         self.search.forget_rehearsals(f"the script ran with micro-batch {rows}", but_micro_batch=rows)
         return self._resolved()
 
@@ -320,8 +323,8 @@ class ScriptPlanning:
         chosen = usable[0]
         if chosen.memory.basis != REHEARSED:
             self.notes.append(
-                f"this plan itself was not rehearsed: after {len(self.search.records)} rehearsals others "
-                "came first"
+                "this plan itself was not rehearsed: after "
+                f"{counted(len(self.search.records), 'rehearsal')} others came first"
             )
         rehearsed = self.search.profile.of(chosen.strategy)
         if rehearsed is not None and rehearsed.step_seconds_range is not None:

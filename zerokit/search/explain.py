@@ -12,7 +12,7 @@ from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component
 from zerokit.search.request import MemoryModel, Request
 from zerokit.search.space import Pins, unmodelled_with_loss
-from zerokit.units import GIB, format_gib, format_seconds
+from zerokit.units import GIB, counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass, replace
 
 _SAME_MEMORY_BYTES = GIB // 20  # sizes here are shown to a tenth of a GiB
@@ -91,7 +91,7 @@ def cluster_words(cluster: Cluster) -> str:
     """``8 × h100-sxm-80gb``; ``2 CPU ranks``."""
     each = " each" if cluster.gpus > 1 else ""
     if cluster.gpu.name == "cpu":
-        ranks = f"{cluster.gpus} CPU rank{'s' if cluster.gpus != 1 else ''}"
+        ranks = counted(cluster.gpus, "CPU rank")
         return f"{ranks} ({format_gib(cluster.gpu.driver_vram_bytes, 1)}{each})"
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     assumed = "assumed, " if cluster.gpu_assumed else ""

@@ -9,7 +9,7 @@ from zerokit.domain.strategy import Candidate
 from zerokit.search.explain import BY_SCRIPT, strategy_words
 from zerokit.search.request import Request
 from zerokit.search.space import Pins, unmodelled_with_loss
-from zerokit.units import GIB, format_gib
+from zerokit.units import GIB, counted, format_gib
 from zerokit.values import replace
 
 Works = Callable[[Request], Candidate | None]
@@ -177,7 +177,7 @@ def _more_gpus(request: Request, works: Works) -> str | None:
             drops_batch = request.job.global_batch is not None and one.job.global_batch is None
             batch = f" and ⟨global_batch⟩ {candidate.strategy.global_batch}" if drops_batch else ""
             more = gpus - cluster.gpus
-            return f"{more} more GPU{'s' if more > 1 else ''} (⟨gpus⟩ {gpus}{batch}{on}): {_words(candidate)}"
+            return f"{counted(more, 'more GPU')} (⟨gpus⟩ {gpus}{batch}{on}): {_words(candidate)}"
     return None
 
 

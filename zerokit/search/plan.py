@@ -34,6 +34,7 @@ from zerokit.search.space import (
 )
 from zerokit.search.strategies import Space, build_strategy
 from zerokit.timing.step_time import TimeModel
+from zerokit.units import counted
 from zerokit.values import frozen_dataclass, replace
 
 _TARGET_TOKENS = 262_144
@@ -100,12 +101,12 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
         InputError: fixed sizes that no division of the GPUs meets.
     """
     if job.global_batch is not None:
-        return job.global_batch, f"global batch {job.global_batch} sequences: given"
+        return job.global_batch, f"global batch {counted(job.global_batch, 'sequence')}: given"
     fixed = (pins.tensor_parallel or 1) * (pins.pipeline_parallel or 1) * (pins.sequence_parallel or 1)
     ranks = max(1, cluster.gpus // fixed)
     if job.inference:
         micro = pins.micro_batch or 1
-        return micro * ranks, f"{micro} sequences a GPU at a time, of {job.seq_len} tokens in all"
+        return micro * ranks, f"{counted(micro, 'sequence')} a GPU at a time, of {job.seq_len} tokens in all"
     if pins.micro_batch is not None or pins.gradient_accumulation is not None:
         micro, steps = pins.micro_batch or 1, pins.gradient_accumulation or 1
         return micro * steps * ranks, (
@@ -120,9 +121,9 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
         sequences *= 2
     total = sequences * cluster.gpus
     return total, (
-        f"global batch {total} sequences, {total * job.seq_len:,} tokens a step: ⟨global_batch⟩ not given; "
-        f"{sequences} per GPU, the power of two (at most {_MOST_SEQUENCES_PER_GPU}) that comes nearest to "
-        f"{_TARGET_TOKENS:,} tokens a step"
+        f"global batch {counted(total, 'sequence')}, {total * job.seq_len:,} tokens a step: "
+        f"⟨global_batch⟩ not given; {sequences} per GPU, the power of two (at most "
+        f"{_MOST_SEQUENCES_PER_GPU}) that comes nearest to {_TARGET_TOKENS:,} tokens a step"
     )
 
 
@@ -253,13 +254,14 @@ def check_pins(space: Space, request: Request) -> None:
     for name, degree in (("⟨tp⟩", pins.tensor_parallel), ("⟨pp⟩", pins.pipeline_parallel),
                          ("⟨sp⟩", pins.sequence_parallel)):  # fmt: skip
         if degree is not None and cluster.gpus % degree:
-            raise InputError(f"{name} {degree} does not divide {cluster.gpus} GPUs; use one of "
+            raise InputError(f"{name} {degree} does not divide {counted(cluster.gpus, 'GPU')}; use one of "
                              f"{', '.join(map(str, divisors(cluster.gpus)[:12]))}")  # fmt: skip
     tensor, pipeline = pins.tensor_parallel or 1, pins.pipeline_parallel or 1
     sequence = pins.sequence_parallel or 1
     if cluster.gpus % (tensor * pipeline * sequence):
         raise InputError(
-            f"⟨tp⟩ {tensor} × ⟨pp⟩ {pipeline} × ⟨sp⟩ {sequence} does not divide {cluster.gpus} GPUs"
+            f"⟨tp⟩ {tensor} × ⟨pp⟩ {pipeline} × ⟨sp⟩ {sequence} does not divide "
+            f"{counted(cluster.gpus, 'GPU')}"
         )
     layout = Layout(
         data=cluster.gpus // (tensor * pipeline * sequence),
@@ -304,7 +306,7 @@ def _check_batch(result: SearchResult, request: Request) -> None:
     least = gpus * (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
     lower = batch // least * least or least
     raise InputError(
-        f"⟨global_batch⟩ {batch} cannot be divided evenly over {gpus} GPUs with these options; "
+        f"⟨global_batch⟩ {batch} cannot be divided evenly over {counted(gpus, 'GPU')} with these options; "
         f"use {lower} or {lower + least}{_divided_by_script(request)}"
     )
 

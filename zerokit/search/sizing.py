@@ -14,6 +14,7 @@ from zerokit.search.request import Request
 from zerokit.search.search import search
 from zerokit.search.space import Pins
 from zerokit.timing.evidence import measured_on_no_machine
+from zerokit.units import counted
 from zerokit.values import replace
 
 _MOST_GPUS = 1 << 14
@@ -99,7 +100,7 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
         why = (
             last.marked
             if refused and last is not None
-            else f"does not fit on {most} GPU{'s' if most > 1 else ''}{_loading_words(request, job, gpu)}"
+            else f"does not fit on {counted(most, 'GPU')}{_loading_words(request, job, gpu)}"
         )
         return Size(gpu=gpu, method=method, offload=offload, gpus=0, nodes=0, candidate=None,
                     why=why, refused=refused)  # fmt: skip

@@ -88,7 +88,7 @@ def test_hostfile(capsys: pytest.CaptureFixture[str]) -> None:
     make_plan(capsys)
     assert emit(capsys, "hostfile", "a", "b", "c", "d")[1] == "".join(f"{host} slots=8\n" for host in "abcd")
     code, _, err = emit(capsys, "hostfile", "a", "b")
-    assert code == 2 and "2 hosts were named; the plan has --nodes 4" in err
+    assert code == 2 and "2 hosts named; the plan has --nodes 4" in err
 
 
 RAW = "import argparse, deepspeed\nparser = argparse.ArgumentParser()\n"

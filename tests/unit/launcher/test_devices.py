@@ -76,7 +76,7 @@ def test_what_cannot_be_given_to_ranks(four_gpus: None, visible: str) -> None:
 def test_the_plan_says_how_many(four_gpus: None) -> None:
     assert resolve(planned_ranks=2).gpu_indexes == (0, 1)
     assert resolve(planned_ranks=2, num_ranks=3).ranks == 3
-    with pytest.raises(NodeUnusable, match="8 GPUs, and 4 are visible") as raised:
+    with pytest.raises(NodeUnusable, match="8 GPUs, of which 4 can be seen") as raised:
         resolve(planned_ranks=8)
     assert raised.value.exit_code == 13
 
@@ -89,7 +89,7 @@ def test_a_dry_run_goes_on_without_the_gpus(four_gpus: None) -> None:
 
     many = shown({}, 8)
     assert (many.kind, many.ranks, many.gpu_indexes) == ("cuda", 8, tuple(range(8)))
-    assert many.warning is not None and "for 8 GPUs, and 4 are visible here" in many.warning
+    assert many.warning is not None and "for 8 GPUs, of which 4 can be seen here" in many.warning
     one = shown({"CUDA_VISIBLE_DEVICES": ""})
     assert one.gpu_indexes == (0,) and one.why == "1 GPU of another machine"
     assert one.warning is not None and "exit code 13" in one.warning

@@ -45,7 +45,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], told: str) -> None:
 def test_a_sequence_must_have_room_for_its_images() -> None:
     images = SequenceImages(count=2, layout="images", tiles=1, height=336, width=336, patch=14, tokens=576)
     assert with_room(images, 1155) == images
-    with pytest.raises(InputError, match="2 images take 1,154 tokens"):
+    with pytest.raises(InputError, match="too short for 2 images, of 1,154 tokens in all"):
         with_room(images, 1154)
 
 

@@ -162,7 +162,7 @@ def test_the_chosen_global_batch_is_a_multiple_of_the_gpus_and_says_why(count: i
     cluster = Cluster(gpu=gpus.load("h200"), gpus=count)
     batch, why = choose_global_batch(Job(seq_len=4096), cluster, Pins())
     assert batch % count == 0 and 1 <= batch // count <= 32
-    assert str(batch) in why
+    assert f"{batch:,} sequence" in why
 
 
 def test_nothing_fits_names_the_nearest_changes() -> None:

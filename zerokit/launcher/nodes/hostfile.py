@@ -9,6 +9,7 @@ from pathlib import Path
 
 from zerokit.errors import InputError
 from zerokit.linter.hostfile import Host, load_hostfile
+from zerokit.units import counted
 
 __all__ = ["Host", "choose_hosts", "read_hostfile"]
 
@@ -38,5 +39,5 @@ def choose_hosts(hosts: list[Host], nodes: int | None) -> list[Host]:
     if nodes is None:
         return hosts
     if nodes > len(hosts):
-        raise InputError(f"⟨nodes⟩ {nodes}: the hostfile names {len(hosts)} hosts")
+        raise InputError(f"⟨nodes⟩ {nodes}: the hostfile names {counted(len(hosts), 'host')}")
     return hosts[:nodes]

@@ -31,7 +31,7 @@ from zerokit.launcher.verdict import why_hung
 from zerokit.launcher.verdict.rank_view import RankView, view
 from zerokit.launcher.verdict.training import doubts
 from zerokit.report.stragglers import find_straggler
-from zerokit.units import format_gib, format_seconds
+from zerokit.units import counted, format_gib, format_seconds, times
 
 _BUSY_CORE_SHARE = 0.05
 _HOLDS_THE_INTERPRETER_SECONDS = 2.0  # without a tick, though the ticker writes every 0.4 s
@@ -304,7 +304,8 @@ class Progress:
         """One line for people: step, speed, and the fullest rank against the prediction."""
         reporting = [state for state in self.ranks.values() if state.heard_at is not None]
         if not reporting:
-            return f"starting {len(self.ranks)} ranks ({format_seconds(time.monotonic() - self.started_at)})"
+            took = format_seconds(time.monotonic() - self.started_at)
+            return f"starting {counted(len(self.ranks), 'rank')} ({took})"
         parts = [f"{len(reporting)} of {len(self.ranks)} ranks"] if len(reporting) < len(self.ranks) else []
         phases = {str(state.last.get("phase")) for state in reporting if state.last.get("phase")}
         named = ("ranks in " if len(phases) > 1 else "") + ", ".join(sorted(phases)[:3])
@@ -357,7 +358,7 @@ def _warnings(states: list[RankProgress], predicted_peak_bytes: int | None) -> l
         )
     full = [state for state in states if state.last.get("alloc_retries")]
     if full:
-        warnings.append(f"! {_names(full)} ran full {max(s.last['alloc_retries'] for s in full)} times")
+        warnings.append(f"! {_names(full)} ran full {times(max(s.last['alloc_retries'] for s in full))}")
     ticks = {state.rank: state.last for state in states}
     warnings += [f"! {text.partition(';')[0]}" for text in doubts(ticks)]
     if (straggler := find_straggler(ticks)) is not None:

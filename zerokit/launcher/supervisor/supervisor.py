@@ -37,7 +37,7 @@ from zerokit.launcher.verdict.as_planned import FirstSteps
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.verdict import launcher_status
 from zerokit.temporary import temporary_folder
-from zerokit.units import format_seconds
+from zerokit.units import counted, format_seconds
 
 FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: their collectives are broken
 ERROR_EXIT_SECONDS = 10.0  # for a rank to end after an exception that nobody caught
@@ -233,7 +233,7 @@ class Supervisor:
             status = launcher_status(code)
             ending = f"killed by signal {-status}" if status < 0 else f"exited with code {status}"
             self.seen.launcher_lost = (
-                f"the launcher was lost ({ending}) while {len(ranks_alive)} ranks were alive"
+                f"the launcher was lost ({ending}) with {counted(len(ranks_alive), 'rank')} still alive"
             )
             self.terminal.say(self.seen.launcher_lost + "; ending them")
             self._stop(min(self.launch.options.grace_seconds, FAILURE_GRACE_SECONDS))
@@ -329,7 +329,7 @@ class Supervisor:
         limit = self.launch.options.limit_seconds
         if limit is None or self.stopping or time.monotonic() - self.progress.started_at < limit:
             return
-        done = f"{self.progress.steps} steps" if self.progress.steps != 1 else "1 step"
+        done = counted(self.progress.steps, "step")
         self.seen.timed_out = f"not done within {format_seconds(limit)}: {done} until then"
         self.terminal.say(f"{self.seen.timed_out}; ending the ranks")
         self._stop(self.launch.options.grace_seconds)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.launcher.rank_file import RankLog, Record
 from zerokit.report.outcome import RankState
+from zerokit.units import counted
 
 SOON_SECONDS = 0.3  # ends closer together than this may have been seen in any order
 CRASH_SIGNALS = frozenset(
@@ -334,8 +335,8 @@ def left_problems(ends: Iterable[RankEnd]) -> list[str]:
     names = f"rank{'s' if len(left) > 1 else ''} {', '.join(str(end.rank) for end in left[:_MOST_NAMED])}"
     names += " …" if len(left) > _MOST_NAMED else ""
     return [
-        f"{names} left with os._exit(0) at {left[0].left_at} after {left[0].steps} steps; what follows there "
-        "never ran, and whether the training was complete is not known"
+        f"{names} left with os._exit(0) at {left[0].left_at} after {counted(left[0].steps, 'step')}; what "
+        "follows there never ran, and whether the training was complete is not known"
     ]
 
 

@@ -54,7 +54,9 @@ def build_report(
     verdict = verdict or judge(evidence)
     ends, logs, warnings = verdict.ends, evidence.logs, list(problems)
     if len(ends) > evidence.expected_ranks:
-        warnings.append(f"{len(ends)} ranks wrote or ended, {evidence.expected_ranks} were started")
+        warnings.append(
+            f"{len(ends)} ranks wrote or ended, more than the {evidence.expected_ranks} that were started"
+        )
     points = max(_FEWEST_POINTS, _TIMELINE_POINTS // max(1, len(ends)))
     ranks = [
         checked(

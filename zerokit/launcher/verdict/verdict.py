@@ -24,6 +24,7 @@ from zerokit.launcher.verdict.rank_end import (
 )
 from zerokit.launcher.verdict.training import doubts, newest, unlike_collective
 from zerokit.report.outcome import Outcome, RankState
+from zerokit.units import counted
 
 _MOST_NAMED = 8
 
@@ -243,9 +244,8 @@ def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
     missing = [number for number in range(evidence.expected_ranks) if number not in evidence.logs]
     if missing:
         names = ", ".join(map(str, missing[:_MOST_NAMED])) + (" …" if len(missing) > _MOST_NAMED else "")
-        why = (
-            f"{len(missing)} of {evidence.expected_ranks} ranks left no report (rank {names}): not a success"
-        )
+        ranks = counted(evidence.expected_ranks, "rank")
+        why = f"{len(missing)} of {ranks} left no report (rank {names}): not a success"
         return _verdict(Outcome.LAUNCHER_LOST, why, reports_missing=True)
     unfinished = [end for end in ends if not end.state.is_good]
     if unfinished:
@@ -256,7 +256,7 @@ def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
         return _verdict(Outcome.LAUNCHER_LOST, why, reports_missing=silent)
     if any(end.state is RankState.STOPPED for end in ends):
         return _judge_stopped(evidence, ends)
-    why = f"all {evidence.expected_ranks} ranks finished"
+    why = f"{_all_ranks(evidence)} finished"
     unlike = unlike_collective(evidence.logs)
     doubtful = [*([unlike] if unlike else []), *doubts(newest(evidence.logs)), *left_problems(ends)]
     if doubtful:
@@ -264,11 +264,15 @@ def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
     return _held_to_plan(evidence, _verdict(Outcome.OK, why))
 
 
+def _all_ranks(evidence: Evidence) -> str:
+    return "the only rank" if evidence.expected_ranks == 1 else f"all {evidence.expected_ranks} ranks"
+
+
 def _judge_stopped(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
     """A step limit ends all ranks at the same step, or the run was not what it seems."""
     others = [end.rank for end in ends if end.state is not RankState.STOPPED]
     if evidence.stop_ordered is not False and not others:
-        return _verdict(Outcome.STOPPED, f"all {evidence.expected_ranks} ranks stopped at the step limit")
+        return _verdict(Outcome.STOPPED, f"{_all_ranks(evidence)} stopped at the step limit")
     remark = f"but rank {others[0]} ended without reaching it" if others else "that nobody ordered"
     stopped = min(end.rank for end in ends if end.state is RankState.STOPPED)
     return _verdict(Outcome.LAUNCHER_LOST, f"rank {stopped} stopped at a step limit, {remark}")

@@ -17,6 +17,7 @@ from zerokit.launcher.verdict.rank_view import RankView, traceback_frames, view
 from zerokit.launcher.verdict.verdict import Verdict
 from zerokit.launcher.verdict.why_hung import explain
 from zerokit.report.outcome import Outcome, RankState
+from zerokit.units import counted
 
 _OTHER_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """Gloo ends a process so whose peer sends more than it expects (gloo/transport/tcp/pair.cc)."""
@@ -65,7 +66,7 @@ def _other_degrees(first: RankEnd) -> Cause | None:
         return None
     return Cause(
         kind="other_degrees",
-        what=f"the script has {ranks} data-parallel rank{'s' if ranks != 1 else ''}, and its configuration "
+        what=f"the script has {counted(ranks, 'data-parallel rank')}, and its configuration "
         f"is for {planned}: it shares the model between ranks",
         fix="Plan with the script's own degrees: zerokit plan --pp STAGES for a PipelineModule, --tp N for "
         "tensor parallelism",

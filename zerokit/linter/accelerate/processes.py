@@ -17,6 +17,7 @@ from zerokit.linter.finding import Finding, finding_at
 from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
+from zerokit.units import counted
 
 _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
 _DEVICES = re.compile(r"\s*[\w-]*\d[\w:/.-]*(\s*,\s*[\w-]*\d[\w:/.-]*)*\s*,?\s*")
@@ -68,7 +69,8 @@ def _world_size(
             document,
             ("num_processes",),
             "accelerate-num-processes",
-            f"{processes} processes do not divide over {machines} machines (it counts them all)",
+            f"{counted(processes, 'process', 'processes')} cannot be divided over {machines} machines (it "
+            "counts them all)",
             f"use a multiple of {machines}",
             source=LAUNCH,
         )
@@ -77,7 +79,7 @@ def _world_size(
             document,
             ("num_processes",),
             "accelerate-world-size",
-            f"num_processes is {processes}, the job has {world_size} ranks",
+            f"num_processes is {processes}, the job has {counted(world_size, 'rank')}",
             f"use {world_size}",
             severity="warning",
         )
@@ -99,7 +101,8 @@ def _machine_rank(document: Document, machines: int) -> Iterator[Finding]:
             document,
             ("machine_rank",),
             "accelerate-machine-rank",
-            f"machine_rank {rank} with {machines} machine(s): they count from 0, the others wait for ever",
+            f"machine_rank {rank} with {counted(machines, 'machine')}: they count from 0, the others wait "
+            "for ever",
             f"use 0 to {machines - 1}",
             source=LAUNCH,
         )
@@ -175,7 +178,7 @@ def _gpu_ids(document: Document, processes: int | None, machines: int) -> Iterat
             document,
             ("gpu_ids",),
             "accelerate-gpu-ids",
-            f"gpu_ids names {count} GPU(s) for {processes} processes: ranks beyond them find no GPU",
+            f"gpu_ids names {counted(count, 'GPU')} for {processes} processes: ranks beyond them find no GPU",
             f"name {processes} GPUs, or write gpu_ids: all",
             source=LAUNCH,
         )
