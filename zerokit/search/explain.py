@@ -16,6 +16,7 @@ from zerokit.units import GIB, counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass, replace
 
 _SAME_MEMORY_BYTES = GIB // 20  # sizes here are shown to a tenth of a GiB
+_AS_FAST = 0.0005  # of a step: paces are shown to a tenth of a per cent
 _LARGE_LOSS_SHARE = 0.15
 """Of the peak, from which the loss is worth a remark: a choice."""
 _FUSED_LOSS_SAVES = 0.8
@@ -136,7 +137,16 @@ def bound_words(candidate: Candidate) -> str:
 def gain_words(best: Candidate, other: Candidate) -> str:
     """By how much the first is faster: whole per cent, with a decimal where they are few."""
     gain = other.time.step_seconds / best.time.step_seconds - 1
+    if gain < _AS_FAST:
+        return "less than 0.1%"
     return f"{gain:.0%}" if gain >= 0.1 else f"{gain:.1%}"
+
+
+def pace_words(slower: float) -> str:
+    """By how much a strategy is slower, as a fraction of the other's step: ``2.4% slower``, ``as fast``."""
+    if abs(slower) < _AS_FAST:
+        return "as fast"
+    return f"{slower:.1%} slower" if slower > 0 else f"{-slower:.1%} faster"
 
 
 def why(
@@ -154,9 +164,9 @@ def why(
         slower = others[0].time.step_seconds / chosen.time.step_seconds - 1
         words = strategy_words(others[0].strategy)
         if slower < 0:  # the fastest only may fit
-            text += f"; {words} takes {-slower:.1%} less, and may not fit"
+            text += f"; {words} is {pace_words(slower)}, and may not fit"
         else:
-            text += f"; the next best, {words}, takes {slower:.1%} longer"
+            text += f"; the next best, {words}, is {pace_words(slower)}"
     return text
 
 
@@ -170,7 +180,7 @@ def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
     if not timed:
         return f"{strategy_words(other.strategy)}: {memory}"
     slower = other.time.step_seconds / chosen.time.step_seconds - 1
-    pace = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster, but may not fit"
+    pace = pace_words(slower) + (", but may not fit" if slower < 0 else "")
     return f"{strategy_words(other.strategy)}: {pace}, {memory}; bound by {bound_words(other)}"
 
 

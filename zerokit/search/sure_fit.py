@@ -6,7 +6,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate
 from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM
 from zerokit.memory.components import Component
-from zerokit.search.explain import strategy_words
+from zerokit.search.explain import pace_words, strategy_words
 from zerokit.search.search import search
 from zerokit.search.strategies import Space
 from zerokit.units import format_gib
@@ -80,6 +80,6 @@ def _words(sure: Candidate, chosen: Candidate, cluster: Cluster) -> str:
     if zero.stage < 3:
         del options[2]
     return (
-        f"{SURELY_FITS}{strategy_words(sure.strategy)}, {slower:.1%} slower, with "
+        f"{SURELY_FITS}{strategy_words(sure.strategy)}, {pace_words(slower)}, with "
         f"{format_gib(_headroom(sure, cluster), 1)} of headroom: plan with {' '.join(options)}"
     )

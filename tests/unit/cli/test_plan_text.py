@@ -119,3 +119,13 @@ def test_gpus_that_a_plan_leaves_idle_belong_to_its_answer(capsys: pytest.Captur
     whole = " ".join(call(capsys, *words, "--explain")[1].split())
     assert "a larger --global-batch gives all of them work" in whole
     assert "GPUs are used" not in call(capsys, *words, "--all-gpus")[1].partition("\n\n")[0]
+
+
+def test_of_equal_step_times_it_is_said_that_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "--model", "gpt2", "--gpu", "t4", "--gpus", "1")
+    body = as_json(capsys, *words)
+    first, second = body["chosen"], body["alternatives"][0]
+    ratio = second["estimate"]["step_seconds"] / first["estimate"]["step_seconds"]
+    assert ratio == pytest.approx(1, abs=0.0005)
+    assert first["why"].endswith("is as fast") and ": as fast, " in second["why"]
+    assert "0.0%" not in call(capsys, *words, "--explain")[1]
