@@ -22,7 +22,7 @@ def difference_lines(predicted: Predicted) -> list[str]:
     if predicted.not_predicted:
         lines.append(f"what ran was not predicted again: {predicted.not_predicted}")
     if predicted.rehearse_command:
-        lines.append(f"to predict it: {predicted.rehearse_command}")
+        lines.append(f"to predict it as it ran, otherwise than the plan: {predicted.rehearse_command}")
     return lines
 
 

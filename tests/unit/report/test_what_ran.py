@@ -209,7 +209,7 @@ def test_why_nothing_is_compared_is_told_with_the_command_that_would_predict_it(
     for text in (shown(report), render_html(report)):
         assert "2 DeepSpeed engines ran" in text
         assert "not predicted again: its rehearsal stopped: train.py:3" in text
-        assert "to predict it: zerokit rehearse train.py" in text
+        assert "to predict it as it ran, otherwise than the plan: zerokit rehearse train.py" in text
 
 
 def test_a_rehearsal_that_did_another_job_is_named():
