@@ -90,10 +90,12 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     notes = [*placement.notes, *read]
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
-    configured = _Configured(config=None)
-    if config is not None and plan is None:
+    if config is None:
+        script_options = script_arguments.ScriptOptions.read(facts, style, target.arguments)
+        configured = _Configured(config=None, notes=own_file.of_arguments(script_options, placement.ranks))
+    elif plan is None:
         configured = _own_file(options, config, facts, style, placement)
-    elif config is not None and plan is not None:
+    else:
         configured = _from_plan(options, plan, config, facts, style, placement)
     if placement.devices.kind == "cpu" and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
@@ -102,11 +104,11 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     notes += [*configured.notes, *_several_nodes(plan, placement)]
     notes += [*filter(None, (not_rehearsed, *_stale_locks(), threads_note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
-    script_options = commands.script_options(style, facts, target.arguments, config_path)
+    added = commands.script_options(style, facts, target.arguments, config_path)
     setup = commands.ScriptSetup(
         style=style,
         facts=facts,
-        arguments=[*configured.added_arguments, *script_options],
+        arguments=[*configured.added_arguments, *added],
         config=config_path,
         plan=run_dir / PLAN_FILE if plan is not None else None,
         plan_environment=_mapping(plan.chosen.get("environment") if plan else None),

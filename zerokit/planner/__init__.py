@@ -125,8 +125,8 @@ def estimate(
     request = resolved.request
     strategy, notes = one_strategy(request, file)
     unmodelled = () if file is None else not_modelled(file.config)
-    if deepspeed is not None:
-        notes = (*errors_in(str(deepspeed), strategy, request.cluster), *unmodelled, *notes)
+    if file is not None:
+        notes = (*file.remarks, *errors_in(str(deepspeed), strategy, request.cluster), *unmodelled, *notes)
     candidate, fitting = estimate_strategy(request, strategy)
     if unmodelled:
         candidate = replace(candidate, memory=replace(candidate.memory, basis=BASIS))

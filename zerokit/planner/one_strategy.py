@@ -36,11 +36,13 @@ class StrategyFile:
     Attributes:
         config: as it stands in the file.
         settings: what DeepSpeed makes of it.
+        remarks: what is no strict JSON, in the words of ``zerokit check``; DeepSpeed itself reads past it.
     """
 
     path: Path
     config: Mapping[str, Any]
     settings: DeepSpeedSettings
+    remarks: tuple[str, ...] = ()
 
 
 def refuse_errors(path: str) -> None:
@@ -108,7 +110,12 @@ def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:
         raise InputError(f"{path}: {error.marked}") from None
     if settings.optimizer is None and options.get("optimizer"):
         settings = with_optimizer(settings, resolve_optimizer(options["optimizer"])[0])
-    return StrategyFile(path=path, config=document.value, settings=settings)
+    remarks = tuple(
+        f"{path}:{problem.location.line}:{problem.location.column}: {problem.message}; fix: {problem.fix} "
+        f"[{problem.rule}]"
+        for problem in document.problems
+    )
+    return StrategyFile(path=path, config=document.value, settings=settings, remarks=remarks)
 
 
 def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[Strategy, tuple[str, ...]]:

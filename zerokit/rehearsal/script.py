@@ -13,6 +13,7 @@ from typing import Any
 from zerokit.errors import InputError
 from zerokit.fields import all_as_options
 from zerokit.launcher import command as commands
+from zerokit.launcher import own_file
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
 from zerokit.launcher.options import LaunchOptions
@@ -96,7 +97,10 @@ def prepare(
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     arguments = target.arguments
     environment = {name: value for name, value in base.items() if not _OF_A_LAUNCHER.fullmatch(name)}
-    if read is not None:
+    if read is None:
+        script_options = script_arguments.ScriptOptions.read(facts, facts.style, target.arguments)
+        notes += own_file.of_arguments(script_options, ranks)
+    else:
         planned = _Planned(target, facts, read, plan, ranks, chosen, folder, notes)
         arguments = planned.arguments()
         environment |= planned.environment(base)

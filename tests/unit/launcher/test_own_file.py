@@ -11,7 +11,9 @@ import pytest
 from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.errors import InputError
-from zerokit.launcher.own_file import check_own_file
+from zerokit.launcher.own_file import check_own_file, of_arguments
+from zerokit.script.arguments import ScriptOptions
+from zerokit.script.reader import read_script
 
 GOOD = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}
 OLD_OFFLOAD = {"zero_optimization": {"stage": 2, "cpu_offload": True}}
@@ -59,3 +61,28 @@ def test_yaml_is_told_apart_from_deepspeeds_json(
     assert run(words) == 2
     said_in_all = " ".join(capsys.readouterr().err.split())
     assert "--deepspeed takes DeepSpeed's JSON; " in said_in_all and said in said_in_all
+
+
+def test_a_slip_in_the_scripts_own_file_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that reads the file as JSON ends with its own exception, and an estimate reads past it."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text(
+        '{\n "zero_optimization": {"stage": 2,},\n "train_micro_batch_size_per_gpu": 1\n}\n'
+    )
+    Path("train.py").write_text(
+        "import argparse, deepspeed, json\n"
+        "parser = deepspeed.add_config_arguments(argparse.ArgumentParser())\n"
+        "args = parser.parse_args()\n"
+        "json.load(open(args.deepspeed_config))\n"
+        "deepspeed.initialize()\n"
+    )
+    slip = "ds.json:2:34: a comma before '}'"
+    facts = read_script(Path("train.py"), None)
+    options = ScriptOptions.read(facts, facts.style, ("--deepspeed_config", "ds.json"))
+    (warned,) = of_arguments(options, 1)
+    assert warned.startswith(f"warning: {slip}") and warned.endswith("[json-trailing-comma]")
+    assert of_arguments(ScriptOptions.read(facts, facts.style, ()), 1) == ()
+    assert run(["estimate", "--deepspeed", "ds.json", "--model", "gpt2", "--gpu", "h200", "--json"]) == 0
+    assert any(note.startswith(slip) for note in json.loads(capsys.readouterr().out)["assumptions"])
