@@ -125,12 +125,12 @@ def test_the_next_command_makes_the_plan_that_the_answer_names(
 
 def test_of_two_strategies_that_barely_fit_the_faster_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     body = as_json(
-        capsys, "size", "--model", "qwen3-14b", "--method", "lora", "--gpu", "rtx-4090", "--vram", "23.5GiB"
+        capsys, "size", "--model", "qwen3-14b", "--method", "lora", "--gpu", "rtx-4090", "--vram", "23.4GiB"
     )
     without, offloading = body["sizes"]
     assert without["gpus"] == offloading["gpus"]
     assert offloading["gpu_hours_per_1e9_tokens"] < without["gpu_hours_per_1e9_tokens"]
-    assert all(23.5 - row["min_vram_bytes"] / 2**30 < 1 for row in body["sizes"])
+    assert all(23.4 - row["min_vram_bytes"] / 2**30 < 1 for row in body["sizes"])
     assert "2 × rtx-4090 and offload to host memory (" in body["answer"][0]
     assert "offload" not in body["next"]  # plan chooses the same
 
