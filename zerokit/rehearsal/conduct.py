@@ -32,7 +32,6 @@ BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"
 DEFAULT_STEPS = 5
 _STEPS_WITH_WARM_UP = 20
 """Where a script counts on rounds of its loop that were left out: a warm-up takes 3, 5 or 10 as a rule."""
-_OPERATORS = "operators.json"
 _OUTPUT = "output"
 
 _OFFLINE = {
@@ -106,7 +105,8 @@ class Exchange:
     """What ranks of one run send each other, from one rehearsal to the next.
 
     Attributes:
-        folder: of those that were rehearsed before, and of the one that is now.
+        folder: of those that were rehearsed before, and of the one that is now: what they send, and the
+            operators of a step.
         unknown_senders: ranks whose messages are guessed.
     """
 
@@ -152,6 +152,7 @@ def _once(
     """The result, and whether the script may have failed for want of rounds that were left out."""
     with temporary_folder("rehearsal") as temporary:
         folder = temporary.resolve()
+        step_time.recorded(exchange.folder, request.rank).unlink(missing_ok=True)
         script = prepare(
             request.target,
             plan=request.plan,
@@ -167,19 +168,19 @@ def _once(
             return NeedsRanks(ranks=tuple(report["needs"]), so_far=so_far), False
         result = _result(request, script, report, tail)
         said = report or {}
-        timed = _timed(request, result, folder, too_long=bool(said.get("step_too_long")))
+        timed = _timed(request, result, exchange, too_long=bool(said.get("step_too_long")))
         return timed, bool(said.get("lacks_rounds"))
 
 
 def _timed(
-    request: RehearsalRequest, result: results.Rehearsal, folder: Path, *, too_long: bool
+    request: RehearsalRequest, result: results.Rehearsal, exchange: Exchange, *, too_long: bool
 ) -> results.Rehearsal:
     if not request.step_time:
         return result
-    path = folder / _OPERATORS
-    step, why = step_time.of_file(
-        path, request.gpu, result.gpus, request.host, too_long=too_long, more=request.more_micro_steps
-    )
+    step, why = step_time.of_rank(
+        exchange.folder, request.rank, request.gpu, result.gpus, request.host,
+        too_long=too_long, more=request.more_micro_steps,
+    )  # fmt: skip
     if step is None:
         if result.stopped is not None and not result.steps:
             return result  # why it stopped says more
@@ -235,8 +236,9 @@ def _run(
     secrets = Secrets(script.environment, [*request.target.arguments, *script.arguments])
     if request.output is not None:
         _keep_output(output, request.output, secrets)
-    if request.operators is not None and (folder / _OPERATORS).is_file():
-        shutil.copyfile(folder / _OPERATORS, request.operators)
+    recorded = step_time.recorded(exchange.folder, request.rank)
+    if request.operators is not None and recorded.is_file():
+        shutil.copyfile(recorded, request.operators)
     tail = secrets.text(_tail(output))
     result_path = Path(order.result_path)
     if not result_path.is_file():
@@ -266,7 +268,7 @@ def _order(
         parent_pid=os.getpid(),
         gpu_name=request.gpu.name,
         host_factor=_host_factor(request),
-        operators_path=str(folder / _OPERATORS) if request.step_time else None,
+        operators_path=str(step_time.recorded(exchange.folder, request.rank)) if request.step_time else None,
         messages_folder=str(exchange.folder),
         unknown_senders=exchange.unknown_senders,
     )

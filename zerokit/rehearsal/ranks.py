@@ -9,7 +9,7 @@ from typing import TypeVar
 from zerokit.errors import InputError
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.result import GuessedValue, Rehearsal
-from zerokit.rehearsal.senders import Senders, output_of_rank
+from zerokit.rehearsal.senders import Senders, output_of_rank, with_missing
 from zerokit.temporary import temporary_folder
 
 LAST = "last"
@@ -36,8 +36,9 @@ def rehearse_ranks(
 ) -> Rehearsal:
     """Rehearse each rank in a process of its own.
 
-    The step time is that of the first one; phases, guesses and warnings are those of all; it fits where all
-    do, and the smallest card is the one on which all of them run.
+    The step time is that of the first one, or of all that exchange messages, once these were rehearsed
+    (replicas of a pipeline take the same time); phases, guesses and warnings are those of all; it fits where
+    all do, and the smallest card is the one on which all of them run.
 
     Raises:
         InputError: as :func:`zerokit.rehearsal.senders.rehearse`; a rank that is not there.
@@ -57,9 +58,10 @@ def rehearse_ranks(
             if another is not None:  # another rank needed it, and counted its time
                 another = replace(another, seconds=0.0, cpu_seconds=0.0)
             else:
-                another = _of(replace(request, step_time=False), number, done.gpus, progress, senders)
+                waits = done.step is not None and bool(done.step.missing)
+                another = _of(replace(request, step_time=waits), number, done.gpus, progress, senders)
             done = _both(done, another)
-    return done
+    return with_missing(done)
 
 
 def _of(
@@ -81,6 +83,7 @@ def _of(
 
 
 def _both(first: Rehearsal, second: Rehearsal) -> Rehearsal:
+    timed = second if second.step is not None and second.step.together else first
     fits = (
         False if False in (first.fits, second.fits) else None if None in (first.fits, second.fits) else True
     )
@@ -104,6 +107,9 @@ def _both(first: Rehearsal, second: Rehearsal) -> Rehearsal:
         warnings=_once((*first.warnings, *second.warnings)),
         notes=_once((*first.notes, *second.notes)),
         sandboxed=first.sandboxed and second.sandboxed,
+        step_seconds=timed.step_seconds,
+        step_seconds_range=timed.step_seconds_range,
+        step=timed.step,
         seconds=first.seconds + second.seconds,
         cpu_seconds=first.cpu_seconds + second.cpu_seconds,
         changes=max(

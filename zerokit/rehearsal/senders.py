@@ -29,7 +29,7 @@ def rehearse(request: RehearsalRequest, progress: Progress | None = None) -> Reh
         InputError: no such script, plan, GPU or launcher.
     """
     with temporary_folder("messages") as folder:
-        return Senders(folder.resolve(), progress).rehearse(request)
+        return with_missing(Senders(folder.resolve(), progress).rehearse(request))
 
 
 class Senders:
@@ -81,6 +81,18 @@ class Senders:
                 if not sender.complete:
                     return _not_without(sender, done, request.rank, rank)
                 senders.append(rank)
+
+
+def with_missing(done: Rehearsal) -> Rehearsal:
+    """The answer with a warning where its step waits for nobody, though others send it messages."""
+    if done.step is None or not done.step.missing:
+        return done
+    rank, missing = done.ranks[0].rank, ", ".join(f"rank {other}" for other in done.step.missing)
+    warning = (
+        f"the step's time is that of rank {rank} alone: it counts no waiting for {missing} "
+        f"(`zerokit rehearse --ranks {rank},last` gives that of a whole pipeline)"
+    )
+    return replace(done, warnings=(*done.warnings, warning))
 
 
 def output_of_rank(output: Path | None, rank: int) -> Path | None:

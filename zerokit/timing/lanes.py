@@ -2,22 +2,21 @@
 
 The host is one lane: while autograd's thread issues, the script's waits in ``backward``. Kernels of one
 stream run in their order; those of several share the GPU, so one that runs beside another delays it.
-Collectives and copies between host and GPU have lanes of their own and hold up the stream that waits for
-them. The host is at most :data:`QUEUE` launches ahead of the GPU (CUDA's launch queue).
+Collectives, messages to and from each other rank, and copies between host and GPU have lanes of their own
+and hold up the stream that waits for them. The host is at most :data:`QUEUE` launches ahead of the GPU
+(CUDA's launch queue).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from zerokit.timing import operators
 from zerokit.timing.operators import IssuedOperator
 
 QUEUE = 1000
-ROUNDS = 3
-"""A step is played so often, one after the other: the host may be ahead of the GPU at its end."""
 ARRIVAL_SECONDS = 4e-6
 """From the host's launch to the kernel's begin."""
 
@@ -31,7 +30,7 @@ class Prices:
     Attributes:
         host: to issue it.
         kernel: its kernels on the GPU.
-        collective, copy: over the link.
+        collective, copy: over the link; a message is priced as a collective.
         cpu_adam: of an optimizer step on the host.
         kernel_kind: what a reader calls it.
         slowed: how many times as long its kernels take beside a collective, whose kernels hold
@@ -53,7 +52,7 @@ class Played:
 
     Attributes:
         host_seconds: the host was busy; ``waited_seconds``: it waited for the GPU or the queue.
-        gpu_seconds: kernels ran. collective_seconds, copy_seconds: the links worked.
+        gpu_seconds: kernels ran. collective_seconds, message_seconds, copy_seconds: the links worked.
         cpu_adam_seconds: of ``host_seconds``.
         parts: GPU and link seconds by kind.
         host_phases: the host's busy seconds by phase.
@@ -64,24 +63,16 @@ class Played:
     waited_seconds: float
     gpu_seconds: float
     collective_seconds: float
+    message_seconds: float
     copy_seconds: float
     cpu_adam_seconds: float
     parts: Mapping[str, float]
     host_phases: Mapping[str, float]
 
 
-def play(events: Sequence[IssuedOperator], prices: Prices) -> Played:
-    """The step after others like it."""
-    if not events:
-        raise ValueError("no operators were recorded")
-    lanes = Lanes(prices)
-    began = 0.0
-    for _ in range(ROUNDS):
-        lanes.begin()
-        began = lanes.host
-        for event in events:
-            lanes.take(event)
-    return lanes.result(lanes.host - began)
+def lane_of(event: IssuedOperator) -> Hashable:
+    """The link that a collective or a message takes: two ranks have one in each direction."""
+    return ("message", *event.ranks) if event.is_message else "collective"
 
 
 class Lanes:
@@ -96,7 +87,7 @@ class Lanes:
         self.host = 0.0
         self._streams: dict[int, float] = defaultdict(float)
         self._kernels: dict[int, float] = defaultdict(float)
-        self._links = {"collective": 0.0, operators.TO_DEVICE: 0.0, operators.TO_HOST: 0.0}
+        self._links: dict[Hashable, float] = defaultdict(float)
         self._collectives_began = 0.0
         self._marks: dict[tuple[str, int], float] = {}
         self._queue: deque[tuple[float, int]] = deque()
@@ -114,13 +105,14 @@ class Lanes:
         return self._streams[stream]
 
     def take(self, event: IssuedOperator) -> None:
-        """The host issues an event."""
-        self._issue(event)
+        """The host issues an event; other ranks are taken to be as far as this one."""
         kind = event.kind
+        if kind == operators.COLLECTIVE:
+            self.carry(event, self.reach(event))
+            return
+        self._issue(event)
         if kind == operators.KERNEL:
             self._run(event)
-        elif kind == operators.COLLECTIVE:
-            self._reduce(event)
         elif kind in _COPIES:
             self._copy(event)
         elif kind == operators.RECORD:
@@ -193,13 +185,18 @@ class Lanes:
             self._queued -= count
             self._wait(first)
 
-    def _reduce(self, event: IssuedOperator) -> None:
-        took = self._prices.collective(event)
-        begin = max(self._links["collective"], self._streams[event.stream], self.host + ARRIVAL_SECONDS)
-        if begin > self._links["collective"]:
+    def reach(self, event: IssuedOperator) -> float:
+        """The host issues a collective or a message: when it could begin, were it for this rank alone."""
+        self._issue(event)
+        return max(self._links[lane_of(event)], self._streams[event.stream], self.host + ARRIVAL_SECONDS)
+
+    def carry(self, event: IssuedOperator, begin: float) -> None:
+        """A collective or message that this rank has reached takes its link from ``begin`` on."""
+        lane, took = lane_of(event), self._prices.collective(event)
+        if lane == "collective" and begin > self._links[lane]:
             self._collectives_began = begin
-        done = self._links["collective"] = begin + took
-        self._parts["collective"] += took
+        done = self._links[lane] = begin + took
+        self._parts["message" if event.is_message else "collective"] += took
         if event.handle:
             self._marks["collective", event.handle] = done
         else:
@@ -213,14 +210,15 @@ class Lanes:
 
     def result(self, seconds: float) -> Played:
         """What the lanes did since :meth:`begin`, in a step of so many seconds."""
-        links = self._parts.get("collective", 0.0), self._parts.get("copy", 0.0)
+        links = [self._parts.get(link, 0.0) for link in ("collective", "message", "copy")]
         return Played(
             seconds=seconds,
             host_seconds=self._busy,
             waited_seconds=self._waited,
             gpu_seconds=sum(self._parts.values()) - sum(links),
             collective_seconds=links[0],
-            copy_seconds=links[1],
+            message_seconds=links[1],
+            copy_seconds=links[2],
             cpu_adam_seconds=self._adam,
             parts=dict(self._parts),
             host_phases=dict(self._phases),

@@ -60,6 +60,8 @@ class IssuedOperator(NamedTuple):
         group_size: ranks of a collective.
         handle: of an asynchronous collective, a CUDA event or a stream; 0: none.
         phase: of the training step.
+        ranks: of a message, its source and its destination; of a collective of a rank that exchanges
+            messages, its group; of others nothing.
     """
 
     kind: str
@@ -80,6 +82,12 @@ class IssuedOperator(NamedTuple):
     group_size: int = 1
     handle: int = 0
     phase: str = ""
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it goes from one rank to another."""
+        return self.kind == COLLECTIVE and self.name in POINT_TO_POINT
 
     @property
     def bytes(self) -> int:
@@ -97,4 +105,4 @@ def from_rows(rows: Iterable[Any]) -> Iterator[IssuedOperator]:
         event = IssuedOperator(*row)
         if event.kind not in KINDS:
             raise ValueError(f"no kind of operator: {event.kind!r}")
-        yield event._replace(shapes=tuple(tuple(shape) for shape in event.shapes))
+        yield event._replace(shapes=tuple(tuple(shape) for shape in event.shapes), ranks=tuple(event.ranks))

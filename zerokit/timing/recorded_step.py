@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zerokit.domain.hardware import Cluster, Gpu
-from zerokit.timing import collectives, host_prices, kernel_prices, lanes, operators
+from zerokit.timing import collectives, host_prices, kernel_prices, lanes, operators, playing
 from zerokit.timing.constants import HUGGING_FACE, Calibration
 from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL, HostSpeed, of_slowest
 from zerokit.timing.operators import IssuedOperator
@@ -35,6 +35,22 @@ _SLOW = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedRank:
+    """One of the ranks whose steps were played together. Seconds.
+
+    Attributes:
+        waiting_seconds: how much longer the step is than this rank's would be, had it never to wait for the
+            others (a pipeline's bubble, if stages are alike).
+        paced_by, parts: as those of a step.
+    """
+
+    rank: int
+    waiting_seconds: float
+    paced_by: str
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """Of one optimizer step, in steady state. Seconds.
 
@@ -47,6 +63,10 @@ class StepTime:
         note: what a reader must know of it.
         by_host_factor: seconds on the fastest and the slowest host measured, and on this one, with their
             factors, rising; empty where something else of the host is guessed too.
+        together: the ranks that were played together, since they exchange messages: the step is that of all
+            of them; ``paced_by`` and ``parts`` are of the one that waits least. Empty: the rank alone.
+        missing: ranks that it exchanges messages with and that were not played: the step counts no waiting
+            for them.
     """
 
     seconds: float
@@ -57,6 +77,8 @@ class StepTime:
     host_factor: float | None
     note: str
     by_host_factor: tuple[tuple[float, float], ...] = ()
+    together: tuple[PlayedRank, ...] = ()
+    missing: tuple[int, ...] = ()
 
 
 def step_time(
@@ -67,6 +89,8 @@ def step_time(
     host: HostSpeed | None = None,
     calibration: Calibration | None = None,
     more_micro_steps: int = 0,
+    rank: int = 0,
+    others: Mapping[int, Sequence[IssuedOperator]] | None = None,
 ) -> StepTime:
     """Price the events and play them.
 
@@ -75,65 +99,126 @@ def step_time(
         host: the machine's speed; None gives a range over hosts measured.
         calibration: rates measured on the machine.
         more_micro_steps: the step has so many micro-batches more than were recorded, each like the first.
+        rank: whose events they are.
+        others: the same step of ranks that exchange messages with it (:func:`connected`), by rank.
 
     Raises:
-        ValueError: there are no events, or no micro-batch among them to repeat.
+        ValueError: there are no events, or no micro-batch among them to repeat; the ranks' messages do not
+            match.
     """
-    longer = _with_repeated(events) if more_micro_steps else events
-
-    offloaded = any(event.kind == operators.CPU_ADAM for event in events)
-    guessed = offloaded and not (
-        calibration
-        and calibration.cpu_adam_parameters_per_second
-        and calibration.host_memory_bytes_per_second
-    )
-
-    def at(factor: float, node: str = "") -> lanes.Played:
-        priced = prices(gpu, ranks, factor, calibration, node=node if guessed else "")
-        played = lanes.play(events, priced)
-        if not more_micro_steps:
-            return played
-        return _extended(played, lanes.play(longer, priced), more_micro_steps / _REPEATED)
-
+    step = _Step({rank: events, **(others or {})}, gpu, ranks, calibration, more_micro_steps)
+    guessed = step.is_guessed
     slowest = of_slowest(host, ranks) if host else USUAL
-    played = at(slowest)
+    played = step.at(slowest)
+    seconds = _seconds(played)
     if host is None:
-        low, high = at(FASTEST, "fast"), at(SLOWEST, "slow")
-        ends: tuple[lanes.Played, ...] = (low, high)
+        low, high = _seconds(step.at(FASTEST, "fast")), _seconds(step.at(SLOWEST, "slow"))
+        ends: tuple[float, ...] = (low, high)
         note = (
             f"the host's speed is not known: {FASTEST} to {SLOWEST} times the reference host's seconds, "
             f"{USUAL:.2f} taken; `zerokit doctor --measure` on the GPU machine measures it"
         )
     else:
-        low = at(host.low or host.factor, "fast") if host.low or guessed else played
-        high = at(host.high or host.factor, "slow") if host.high or guessed else played
-        ends = () if guessed else (at(FASTEST), at(SLOWEST))
+        low = _seconds(step.at(host.low or host.factor, "fast")) if host.low or guessed else seconds
+        high = _seconds(step.at(host.high or host.factor, "slow")) if host.high or guessed else seconds
+        ends = () if guessed else (_seconds(step.at(FASTEST)), _seconds(step.at(SLOWEST)))
         spread = f", {host.low:.2f} to {host.high:.2f} while it was probed" if host.low and host.high else ""
         note = f"host speed {host.factor:.2f}{spread} ({host.source})"
         if slowest != host.factor:
             note += f"; of {ranks} ranks the slowest sets the pace: {slowest:.2f}"
-    if offloaded:
+    if step.is_offloaded:
         note += "; CPU Adam steps with an equal share of the node's cores for each rank (OMP_NUM_THREADS)"
     if guessed:
         note += "; how fast the host steps and copies offloaded states is not known either"
+    together = _together(played, step, slowest) if others else ()
+    pacing = min(together, key=lambda one: one.waiting_seconds).rank if together else rank
     return StepTime(
-        seconds=played.seconds,
-        low=low.seconds,
-        high=high.seconds,
-        paced_by=_pace(played),
-        parts=_parts(played),
+        seconds=seconds,
+        low=low,
+        high=high,
+        paced_by=_pace(played[pacing]),
+        parts=_parts(played[pacing]),
         host_factor=host.factor if host else None,
         note=note,
-        by_host_factor=() if guessed else _rising(ends, slowest, played),
+        by_host_factor=() if guessed else _rising(ends, slowest, seconds),
+        together=together,
     )
 
 
-def _rising(
-    ends: Sequence[lanes.Played], factor: float, played: lanes.Played
-) -> tuple[tuple[float, float], ...]:
+class _Step:
+    """A step of one or more ranks, by rank, on hosts of any speed.
+
+    Attributes:
+        is_offloaded: whether the host steps the optimizer; ``is_guessed``: whether nobody measured how fast.
+    """
+
+    def __init__(
+        self,
+        streams: Mapping[int, Sequence[IssuedOperator]],
+        gpu: Gpu,
+        ranks: int,
+        calibration: Calibration | None,
+        more_micro_steps: int,
+    ) -> None:
+        self._streams = streams
+        self._longer = (
+            {rank: _with_repeated(events) for rank, events in streams.items()} if more_micro_steps else {}
+        )
+        self._more = more_micro_steps
+        self._gpu, self._ranks, self._calibration = gpu, ranks, calibration
+        self.is_offloaded = any(
+            event.kind == operators.CPU_ADAM for events in streams.values() for event in events
+        )
+        self.is_guessed = self.is_offloaded and not (
+            calibration
+            and calibration.cpu_adam_parameters_per_second
+            and calibration.host_memory_bytes_per_second
+        )
+
+    def at(self, factor: float, node: str = "") -> dict[int, lanes.Played]:
+        """All ranks together; ``node``: ``fast`` or ``slow`` where what its host does is guessed."""
+        return self._play(list(self._streams), factor, node)
+
+    def alone(self, rank: int, factor: float) -> lanes.Played:
+        """One rank, which waits for nobody."""
+        return self._play([rank], factor, "")[rank]
+
+    def _play(self, among: Sequence[int], factor: float, node: str) -> dict[int, lanes.Played]:
+        node = node if self.is_guessed else ""
+        priced = prices(self._gpu, self._ranks, factor, self._calibration, node=node)
+        played = playing.play_together({rank: self._streams[rank] for rank in among}, priced)
+        if not self._more:
+            return played
+        longer = playing.play_together({rank: self._longer[rank] for rank in among}, priced)
+        return {rank: _extended(one, longer[rank], self._more / _REPEATED) for rank, one in played.items()}
+
+
+def _seconds(played: Mapping[int, lanes.Played]) -> float:
+    """Ranks that wait for each other take as long as the slowest."""
+    return max(one.seconds for one in played.values())
+
+
+def _together(played: Mapping[int, lanes.Played], step: _Step, factor: float) -> tuple[PlayedRank, ...]:
+    seconds = _seconds(played)
+    return tuple(
+        PlayedRank(
+            rank=rank,
+            waiting_seconds=max(0.0, seconds - step.alone(rank, factor).seconds),
+            paced_by=_pace(one),
+            parts=_parts(one),
+        )
+        for rank, one in sorted(played.items())
+    )
+
+
+def connected(events: Iterable[IssuedOperator], rank: int) -> frozenset[int]:
+    """The ranks that a rank exchanges messages with."""
+    return frozenset(other for event in events if event.is_message for other in event.ranks) - {rank}
+
+
+def _rising(ends: Sequence[float], factor: float, seconds: float) -> tuple[tuple[float, float], ...]:
     fastest, slowest = ends
-    by_factor = {FASTEST: fastest.seconds, SLOWEST: slowest.seconds, factor: played.seconds}
-    return tuple(sorted(by_factor.items()))
+    return tuple(sorted({FASTEST: fastest, SLOWEST: slowest, factor: seconds}.items()))
 
 
 _REPEATED = 2
@@ -175,6 +260,7 @@ def _extended(short: lanes.Played, longer: lanes.Played, times: float) -> lanes.
         waited_seconds=at(short.waited_seconds, longer.waited_seconds),
         gpu_seconds=at(short.gpu_seconds, longer.gpu_seconds),
         collective_seconds=at(short.collective_seconds, longer.collective_seconds),
+        message_seconds=at(short.message_seconds, longer.message_seconds),
         copy_seconds=at(short.copy_seconds, longer.copy_seconds),
         cpu_adam_seconds=at(short.cpu_adam_seconds, longer.cpu_adam_seconds),
         parts=each(short.parts, longer.parts),
@@ -253,11 +339,12 @@ class _Links:
     def collective(self, event: IssuedOperator, copied_per_second: float) -> float:
         """A group of one copies, where input and output differ; all of a message from rank to rank takes its
         link, twice the half of a gathering of two."""
-        is_message = event.name in operators.POINT_TO_POINT
-        passes = 2 if is_message or event.name.startswith(_TWO_PASSES) else 1
+        passes = 2 if event.is_message or event.name.startswith(_TWO_PASSES) else 1
         if event.group_size < 2:
             return 0.0 if passes == 2 else 2 * event.bytes_read / copied_per_second
         inner = max(1, self._cluster.gpus // event.group_size)
+        if event.is_message and len({rank // self._cluster.gpus_per_node for rank in event.ranks}) == 1:
+            inner = 1  # neighbours of one node
         way = collectives.route(self._cluster, event.group_size, inner, HUGGING_FACE, self._calibration)
         return way.seconds(event.bytes_read, passes=passes)
 
@@ -274,7 +361,7 @@ class _Links:
 
 
 def _pace(played: lanes.Played) -> str:
-    links = max(played.collective_seconds, played.copy_seconds)
+    links = max(played.collective_seconds, played.message_seconds, played.copy_seconds)
     seconds = {
         "host": played.host_seconds - played.cpu_adam_seconds,
         "gpu": played.gpu_seconds,
@@ -286,7 +373,9 @@ def _pace(played: lanes.Played) -> str:
 
 def _parts(played: lanes.Played) -> dict[str, float]:
     kernels = {
-        f"gpu {kind}": took for kind, took in played.parts.items() if kind not in ("collective", "copy")
+        f"gpu {kind}": took
+        for kind, took in played.parts.items()
+        if kind not in ("collective", "message", "copy")
     }
     parts = {
         "host": played.host_seconds - played.cpu_adam_seconds,
@@ -294,6 +383,7 @@ def _parts(played: lanes.Played) -> dict[str, float]:
         "gpu": played.gpu_seconds,
         **dict(sorted(kernels.items(), key=lambda item: -item[1])),
         "collectives": played.collective_seconds,
+        "messages": played.message_seconds,
         "copies": played.copy_seconds,
         "cpu adam": played.cpu_adam_seconds,
     }

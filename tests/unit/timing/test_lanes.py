@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerokit.timing import lanes, operators
+from zerokit.timing import lanes, operators, playing
 from zerokit.timing.operators import IssuedOperator
 
 ISSUE, KERNEL, MESSAGE, COPY, ADAM = 1.0, 10.0, 100.0, 50.0, 200.0
@@ -30,28 +30,28 @@ SYNCHRONIZE = IssuedOperator(operators.CALL, "synchronize", synchronizes=True)
 
 
 def test_the_host_paces_kernels_that_are_shorter_than_their_launch():
-    played = lanes.play(kernels(100), prices(issue=2.0, kernel=0.5))
+    played = playing.play(kernels(100), prices(issue=2.0, kernel=0.5))
     assert played.seconds == pytest.approx(200.0)
     assert played.gpu_seconds == pytest.approx(50.0)
     assert played.waited_seconds == 0
 
 
 def test_the_gpu_paces_a_step_that_ends_in_a_synchronisation():
-    played = lanes.play([*kernels(100), SYNCHRONIZE], prices())
+    played = playing.play([*kernels(100), SYNCHRONIZE], prices())
     # the first kernel begins when it arrives; then one after the other
     assert played.seconds == pytest.approx(ISSUE + ARRIVAL + 100 * KERNEL)
     assert played.waited_seconds == pytest.approx(played.seconds - 101 * ISSUE)
 
 
 def test_without_a_synchronisation_the_launch_queue_holds_the_host_back():
-    played = lanes.play(kernels(2 * lanes.QUEUE), prices())
+    played = playing.play(kernels(2 * lanes.QUEUE), prices())
     # in its steady state the queue is full: each launch waits for a kernel to end
     assert played.seconds == pytest.approx(2 * lanes.QUEUE * KERNEL, rel=1e-6)
 
 
 def test_a_synchronisation_in_the_middle_makes_the_gpu_wait_for_the_host():
-    together = lanes.play([*kernels(50), *kernels(50), SYNCHRONIZE], prices())
-    apart = lanes.play([*kernels(50), SYNCHRONIZE, *kernels(50), SYNCHRONIZE], prices())
+    together = playing.play([*kernels(50), *kernels(50), SYNCHRONIZE], prices())
+    apart = playing.play([*kernels(50), SYNCHRONIZE, *kernels(50), SYNCHRONIZE], prices())
     # the second half cannot be issued while the first one runs: a launch, its arrival and the call itself
     assert apart.seconds - together.seconds == pytest.approx(ISSUE + ARRIVAL)
 
@@ -64,15 +64,15 @@ def test_a_collective_runs_beside_kernels_until_somebody_waits_for_it():
     overlapped = [collective(1), *kernels(5), IssuedOperator(operators.JOIN, "wait", handle=1), SYNCHRONIZE]
     at_once = [collective(0), *kernels(5), SYNCHRONIZE]
     # 100 s of message beside 50 s of kernels, or before them
-    assert lanes.play(overlapped, prices()).seconds == pytest.approx(MESSAGE + ISSUE + ARRIVAL)
-    assert lanes.play(at_once, prices()).seconds == pytest.approx(MESSAGE + 5 * KERNEL + ISSUE + ARRIVAL)
+    assert playing.play(overlapped, prices()).seconds == pytest.approx(MESSAGE + ISSUE + ARRIVAL)
+    assert playing.play(at_once, prices()).seconds == pytest.approx(MESSAGE + 5 * KERNEL + ISSUE + ARRIVAL)
 
 
 @pytest.mark.parametrize(("count", "seconds"), [(20, 250.0), (21, 260.0), (4, 100.0), (6, 110.0)])
 def test_kernels_beside_a_collective_take_longer(count, seconds):
     events = [collective(1), *kernels(count), IssuedOperator(operators.JOIN, "wait", handle=1), SYNCHRONIZE]
     # beside the 100 s of message, at half their speed, 50 s of kernels are done
-    played = lanes.play(events, prices(issue=0.0, slowed=2.0))
+    played = playing.play(events, prices(issue=0.0, slowed=2.0))
     assert played.seconds == pytest.approx(seconds + ARRIVAL)
 
 
@@ -82,7 +82,7 @@ def test_a_kernel_is_slowed_only_while_the_collective_runs():
     message = collective(1)._replace(stream=1)
     join = IssuedOperator(operators.JOIN, "wait", handle=1)
     before, beside, after = (kernels(1) for _ in range(3))
-    played = lanes.play(
+    played = playing.play(
         [*before, record, wait, message, *beside, join, *after, SYNCHRONIZE], prices(issue=0.0, slowed=2.0)
     )
     assert played.gpu_seconds == pytest.approx(KERNEL + 2 * KERNEL + KERNEL)
@@ -91,7 +91,7 @@ def test_a_kernel_is_slowed_only_while_the_collective_runs():
 
 def test_kernels_of_two_streams_share_the_gpu():
     events = [*kernels(10, stream=0), *kernels(10, stream=1), SYNCHRONIZE]
-    played = lanes.play(events, prices(issue=0.0))
+    played = playing.play(events, prices(issue=0.0))
     assert played.seconds == pytest.approx(20 * KERNEL + ARRIVAL, abs=KERNEL)
 
 
@@ -99,14 +99,14 @@ def test_a_stream_waits_for_an_event_of_another():
     copy = IssuedOperator(operators.TO_DEVICE, "copy_", stream=1)
     record = IssuedOperator(operators.RECORD, "event", stream=1, handle=7)
     wait = IssuedOperator(operators.WAIT_EVENT, "event", handle=7)
-    free = lanes.play([copy, record, *kernels(1), SYNCHRONIZE], prices(issue=0.0))
-    held = lanes.play([copy, record, wait, *kernels(1), SYNCHRONIZE], prices(issue=0.0))
+    free = playing.play([copy, record, *kernels(1), SYNCHRONIZE], prices(issue=0.0))
+    held = playing.play([copy, record, wait, *kernels(1), SYNCHRONIZE], prices(issue=0.0))
     assert free.seconds == pytest.approx(COPY + ARRIVAL)
     assert held.seconds == pytest.approx(COPY + KERNEL + ARRIVAL)
 
 
 def test_the_hosts_optimizer_is_part_of_the_step():
-    played = lanes.play(
+    played = playing.play(
         [*kernels(1), IssuedOperator(operators.CPU_ADAM, "adam_update", bytes_read=8)], prices()
     )
     assert played.seconds == pytest.approx(2 * ISSUE + ADAM)
@@ -115,4 +115,4 @@ def test_the_hosts_optimizer_is_part_of_the_step():
 
 def test_a_step_without_operators_is_refused():
     with pytest.raises(ValueError, match="no operators"):
-        lanes.play([], prices())
+        playing.play([], prices())

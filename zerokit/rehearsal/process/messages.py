@@ -86,6 +86,7 @@ class Messages:
 
     Attributes:
         course: the training's, once it is followed.
+        exchanged: whether there was one.
     """
 
     def __init__(self, folder: Path | None, rank: int, unknown: Collection[int] = ()) -> None:
@@ -97,6 +98,7 @@ class Messages:
         self._offsets: dict[bytes, int] = {}
         self._file: BinaryIO | None = None
         self.course: Course | None = None
+        self.exchanged = False
 
     # ---------------------------------------------------------------- sending
 
@@ -104,6 +106,7 @@ class Messages:
         self, destination: int, channel: Channel, tensor: torch.Tensor, value: torch.Tensor | None
     ) -> None:
         """Record a tensor with its values, None where they are not known."""
+        self.exchanged = True
         if self._folder is None:
             return
         size = tensor.numel() * tensor.element_size()
@@ -151,6 +154,7 @@ class Messages:
             NotRehearsed: it sends nothing more, or something of another size.
             StopRehearsal: it sends nothing more, and enough was seen.
         """
+        self.exchanged = True
         record = self._record(source)
         if record is None:
             if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):

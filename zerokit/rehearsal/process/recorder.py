@@ -298,7 +298,17 @@ class Recorder:
             launches=1,
             group_size=ranks,
             handle=0 if waits else self._machine.collectives,
+            ranks=self._ranks(name, args, arguments),
         )
+
+    def _ranks(self, name: str, args: tuple[Any, ...], arguments: dict[str, Any]) -> tuple[int, ...]:
+        """A message's source and destination; a group, where this rank waits for others through messages."""
+        if name in kinds.POINT_TO_POINT:
+            _, group, other, _ = args
+            pair = self._machine.rank, _members(group)[other]
+            return pair if name == "send" else pair[::-1]
+        group = arguments.get("process_group")
+        return _members(group) if group is not None and self._machine.messages.exchanged else ()
 
     def reduction(self, tensor: torch.Tensor, ranks: int) -> None:
         """An all-reduce of a bucket by DDP; backward's end waits for the last one."""
@@ -349,6 +359,11 @@ def _is_view(func: Any) -> bool:
     return any(
         output.alias_info is not None and not output.alias_info.is_write for output in func._schema.returns
     )
+
+
+def _members(group: Any) -> tuple[int, ...]:
+    ranks = torch.distributed.get_process_group_ranks(torch.distributed.ProcessGroup.unbox(group))
+    return tuple(ranks)
 
 
 def _size(group: Any) -> int:

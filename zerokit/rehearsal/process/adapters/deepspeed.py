@@ -155,8 +155,7 @@ def pipeline(context: Context, module: ModuleType) -> None:
         if engine.num_stages > 1:
             machine.warn(
                 f"rank {engine.global_rank} is stage {engine.stage_id + 1} of {engine.num_stages} of a "
-                "pipeline: other stages take other memory (`zerokit rehearse --ranks`), and a step's time "
-                "counts no waiting for them"
+                "pipeline: other stages take other memory (`zerokit rehearse --ranks`)"
             )
 
     after(cls, "__init__", tell)
