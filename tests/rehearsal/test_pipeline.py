@@ -89,7 +89,10 @@ def test_the_last_stage_alone_rehearses_those_before_it(tmp_path: Path) -> None:
     assert not any(guess["decides_sizes"] for guess in said["guesses"])
     # what a script reads of the loss is the last stage's: on no rank is it known
     assert any("pipeline_lm.py" in guess["location"] for guess in said["guesses"])
-    assert any("stage 4 of 4" in text and "counts no waiting" in text for text in said["warnings"])
+    assert any("stage 4 of 4" in text for text in said["warnings"])
+    # the step is that of the whole pipeline: of the ranks of one replica
+    assert [one["rank"] for one in said["step"]["together"]] == [1, 3, 5, 7]
+    assert not any("counts no waiting" in text for text in said["warnings"])
 
 
 @pytest.mark.slow
@@ -118,6 +121,39 @@ def test_the_replay_of_a_pipeline_agrees_with_its_rehearsal(tmp_path: Path) -> N
         assert replayed == pytest.approx(_of(said, rank)["peak_allocated_bytes"], rel=0.002)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_the_estimate_of_a_pipeline_s_step_agrees_with_its_rehearsal(tmp_path: Path, gpus: int) -> None:
+    """Stages that the GPU paces, of one and of two replicas; rank 0's pipeline is that of its replica."""
+    shape = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000,
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 8, "num_attention_heads": 32,
+        "dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    settings = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    }  # fmt: skip
+    (tmp_path / "ds.json").write_text(json.dumps(settings))
+    command = [str(SCRIPTS / "pipeline_llama.py"), str(tmp_path), "2", "2048", "--deepspeed"]
+    command += ["--deepspeed_config", str(tmp_path / "ds.json")]
+    code, said, errors = rehearse(
+        tmp_path, "--gpu", "h200", "--gpus", str(gpus), "--ranks", "0,last", "--host-speed", "0.9", *command
+    )
+    assert code == 0, errors
+    estimate = zerokit.estimate(
+        model=str(tmp_path), gpu="h200", gpus=gpus, pp=2, pipeline_module=True, zero=1, precision="bf16",
+        micro_batch=1, gradient_accumulation=8, seq_len=2048, checkpointing="none",
+    )  # fmt: skip
+    assert said["step_seconds"] == pytest.approx(estimate.to_dict()["step_seconds"], rel=0.05)
+    first, last = said["step"]["together"]
+    assert [first["rank"], last["rank"]] == [gpus // 2 - 1, gpus - 1]
+    # a micro-batch's forward and backward of the first stage pass before and after the last one's work
+    each = (said["step_seconds"] - first["waiting_seconds"]) / 8
+    assert last["waiting_seconds"] == pytest.approx(each, rel=0.15)
+
+
 def _messages(folder: Path, kind: str, *options: str) -> tuple[int, dict[str, Any], str]:
     return rehearse(folder, "--gpu", "h200", *options, str(SCRIPTS / "messages.py"), kind)
 
@@ -130,6 +166,15 @@ def test_sizes_that_another_rank_sends(tmp_path: Path, kind: str) -> None:
     # rank 2 has four times rank 0's rows of 1,024 floats: what goes in, what comes out, and its gradient
     more = _of(said, 2)["phases"]["forward"] - _of(said, 0)["phases"]["forward"]
     assert more == pytest.approx(3 * 4096 * 1024 * 4 * 2, rel=0.01)
+    assert [one["rank"] for one in said["step"]["together"]] == [0, 1, 2]
+    assert said["step"]["missing"] == []
+
+
+def test_a_rank_that_others_wait_for_has_a_step_of_its_own(tmp_path: Path) -> None:
+    code, said, errors = _messages(tmp_path, "chain", "--gpus", "2", "--rank", "0")
+    assert code == 0, errors
+    assert said["step_seconds"] > 0 and said["step"]["missing"] == [1] and said["step"]["together"] == []
+    assert any("of rank 0 alone: it counts no waiting for rank 1" in text for text in said["warnings"])
 
 
 @pytest.mark.slow

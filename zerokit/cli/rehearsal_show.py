@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from zerokit.cli.aligned_text import terminal_width, wrapped
-from zerokit.rehearsal.result import GuessedValue, HeldAtPeak, RankMemory, Rehearsal
+from zerokit.rehearsal.result import GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting
 from zerokit.timing.recorded_step import StepTime
 from zerokit.units import counted, format_gib, format_seconds, times
 
@@ -106,6 +106,9 @@ def _show_step(step: StepTime) -> None:
     click.echo("")
     _echo(f"a step takes {format_seconds(step.seconds)}{spread}, paced by the {_PACED[step.paced_by]}")
     _echo(step.note)
+    if step.together:
+        rank = min(step.together, key=lambda one: one.waiting_seconds).rank
+        _echo(f"{waiting(step)}; rank {rank}, which waits least:")
     for name, seconds in step.parts.items():
         click.echo("\n".join(wrapped(name, f"  {format_seconds(seconds):>12}  ", " " * 18)))
 

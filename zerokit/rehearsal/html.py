@@ -8,7 +8,7 @@ from typing import Any
 
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
-from zerokit.rehearsal.result import HeldAtPeak, RankMemory, Rehearsal
+from zerokit.rehearsal.result import HeldAtPeak, RankMemory, Rehearsal, waiting
 from zerokit.report import charts
 from zerokit.report.html import fill
 from zerokit.units import format_gib, format_seconds
@@ -89,7 +89,7 @@ def _step_time(done: Rehearsal) -> str | None:
         return None
     low, high = format_seconds(step.low), format_seconds(step.high)
     seconds = f"{format_seconds(step.seconds)} ({low} to {high} over hosts), paced by: {step.paced_by}."
-    return f"{seconds} {step.note}".rstrip()
+    return " ".join(filter(None, (seconds, *map(_sentence, (step.note, waiting(step))))))
 
 
 def summed(rows: tuple[HeldAtPeak, ...], key: Callable[[HeldAtPeak], str]) -> list[tuple[str, int]]:
@@ -101,4 +101,4 @@ def summed(rows: tuple[HeldAtPeak, ...], key: Callable[[HeldAtPeak], str]) -> li
 
 
 def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}" + ("" if words.endswith((".", "?")) else ".")
+    return f"{words[:1].upper()}{words[1:]}" + ("" if not words or words.endswith((".", "?")) else ".")

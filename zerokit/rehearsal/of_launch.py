@@ -194,7 +194,7 @@ def _estimate(done: Rehearsal, launch: Launch, *, on_cpu: bool) -> dict[str, Any
         "peak_allocated_bytes": rank.peak_allocated_bytes - workspaces,
         "min_vram_bytes": done.min_vram_bytes,
         "host_bytes_per_node": rank.host_bytes * launch.expected_ranks // nodes,
-        "step_seconds": done.step_seconds,
+        "step_seconds": step.seconds if (step := done.step_of_run) is not None else None,
         "per_rank": [
             {
                 "rank": rank.rank,

@@ -8,7 +8,7 @@ from typing import Any
 from zerokit.domain.phases import PHASES
 from zerokit.errors import INCOMPLETE_REHEARSAL, NothingFits
 from zerokit.timing.recorded_step import StepTime
-from zerokit.units import counted, format_gib
+from zerokit.units import counted, format_gib, format_seconds
 
 SCHEMA = "zerokit.rehearsal/1"
 _LEAST_SHOWN_SHARE = 0.001
@@ -136,6 +136,11 @@ class Rehearsal:
     last_steps_differ_by: float | None = None
 
     @property
+    def step_of_run(self) -> StepTime | None:
+        """The run's own step; None: not known, or only that of one stage of a pipeline."""
+        return self.step if self.step is not None and not self.step.missing else None
+
+    @property
     def lower_bound(self) -> bool:
         """Whether a phase takes more than its figure by an amount that is not modelled."""
         return any(rank.lower_bounds for rank in self.ranks)
@@ -183,6 +188,15 @@ class Rehearsal:
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""
         return {"schema": SCHEMA, **asdict(self), "lower_bound": self.lower_bound}
+
+
+def waiting(step: StepTime) -> str:
+    """How much of a step each of the ranks that were played together waits, in words; empty: one alone."""
+    ranks = ", ".join(
+        f"rank {one.rank} {format_seconds(one.waiting_seconds)} ({one.waiting_seconds / step.seconds:.0%})"
+        for one in step.together
+    )
+    return f"waiting for other ranks: {ranks}" if ranks else ""
 
 
 def of_process(report: dict[str, Any], rank: int) -> RankMemory:

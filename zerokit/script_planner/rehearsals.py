@@ -89,6 +89,7 @@ def rehearse_strategy(
     rank = done.ranks[0]
     if not done.complete or not done.steps or not rank.phases or done.min_vram_bytes is None:
         return RehearsedScript(strategy=strategy, done=done, rehearsed=None)
+    step = done.step_of_run
     parts: Counter[str] = Counter()
     for row in rank.at_peak:
         parts[row.what.replace(" ", "_")] += row.bytes
@@ -98,9 +99,9 @@ def rehearse_strategy(
         min_vram_bytes=done.min_vram_bytes,
         components=dict(parts),
         not_modelled=tuple(sorted({reason for some in rank.lower_bounds.values() for reason in some})),
-        step_seconds=done.step_seconds,
-        step_seconds_range=done.step_seconds_range,
-        step_seconds_by_host_factor=done.step.by_host_factor if done.step is not None else (),
+        step_seconds=step.seconds if step is not None else None,
+        step_seconds_range=(step.low, step.high) if step is not None else None,
+        step_seconds_by_host_factor=step.by_host_factor if step is not None else (),
     )
     return RehearsedScript(strategy=strategy, done=done, rehearsed=rehearsed)
 

@@ -201,6 +201,8 @@ class Lanes:
             self._marks["collective", event.handle] = done
         else:
             self._hold(event.stream, done)
+        if event.synchronizes:
+            self._join(event)
 
     def _copy(self, event: IssuedOperator) -> None:
         took = self._prices.copy(event)

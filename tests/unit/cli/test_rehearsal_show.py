@@ -8,7 +8,7 @@ import pytest
 
 from zerokit.cli import run
 from zerokit.rehearsal.result import Change, GuessedValue, HeldAtPeak, RankMemory, Rehearsal, Stop
-from zerokit.timing.recorded_step import StepTime
+from zerokit.timing.recorded_step import PlayedRank, StepTime
 
 GIB = 1 << 30
 MODULE = "base_model.model.model.layers.31.self_attn.q_proj.lora_A.default"
@@ -35,6 +35,10 @@ DONE = Rehearsal(
         seconds=1.2, low=1.0, high=2.5, paced_by="host", parts={"host": 1.2, "matrix products": 0.4},
         host_factor=None,
         note="of a step in its steady state, on the usual host: `zerokit doctor --measure` measures this one",
+        together=(
+            PlayedRank(rank=0, waiting_seconds=0.3, paced_by="host", parts={"host": 0.9}),
+            PlayedRank(rank=4, waiting_seconds=0.06, paced_by="host", parts={"host": 1.2}),
+        ),
     ),
     changes=(Change(what="activation checkpointing of every layer: model.gradient_checkpointing_enable(), "
                          "or --checkpointing full", saves_bytes=40 * GIB),),
@@ -64,6 +68,10 @@ def test_a_terminal_and_a_pipe_get_the_same_words(
     if done is DONE:
         assert any(MODULE in line and FILE in line and "50.00 GiB" in line for line in lines)
         assert lines[-1] == "does not fit: at least 140.00 GiB required on h100-sxm-80gb"
+        assert (
+            "  waiting for other ranks: rank 0 300 ms (25%), rank 4 60 ms (5%); rank 4, which waits least:"
+            in lines
+        )
         assert "  reserved     130.00 GiB  on a card with memory enough, where caches stay" in lines
         assert any(
             line.startswith("  smallest     125.00 GiB  reserved on the smallest card") for line in lines

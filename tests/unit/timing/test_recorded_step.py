@@ -122,6 +122,59 @@ def test_offloaded_states_widen_the_range_until_the_host_is_measured():
     assert slower.seconds - measured.seconds == pytest.approx(6 / 20 - 6 / 60)
 
 
+def test_a_message_takes_the_link_between_its_two_ranks():
+    gpu = gpus.load("h100-sxm-80gb")  # eight of a node
+
+    def seconds(*ranks: int) -> float:
+        event = IssuedOperator(
+            operators.COLLECTIVE, "send", bytes_read=1 << 30, group_size=2, handle=1, ranks=ranks
+        )
+        return prices(gpu, 16).collective(event)
+
+    inside, across = seconds(0, 4), seconds(4, 8)
+    # all of it over a link of 450 GB/s and what NCCL reaches of that, or over the node's share of the network
+    assert 2**30 / 450e9 < inside < 2 * 2**30 / 450e9
+    assert inside == seconds(6, 2)
+    assert across > 3 * inside
+
+
+def stage(rank: int, other: int, names: tuple[str, ...], products: int) -> list[IssuedOperator]:
+    """Products, a message, as many products, a message."""
+    product = IssuedOperator(
+        operators.KERNEL, "mm", shapes=((1, 8192, 8192, 8192),), dtype="bfloat16", flops=2.0 * 8192**3,
+        launches=1,
+    )  # fmt: skip
+    events = []
+    for handle, name in enumerate(names, start=1):
+        pair = (rank, other) if name == "send" else (other, rank)
+        message = IssuedOperator(
+            operators.COLLECTIVE, name, bytes_read=1 << 24, group_size=2, handle=handle, ranks=pair
+        )
+        join = IssuedOperator(operators.JOIN, "wait", handle=handle)
+        events += [message, join] if name == "recv_" else []
+        events += [product] * products
+        events += [message, join] if name == "send" else []
+    return [*events, IssuedOperator(operators.CALL, "synchronize", synchronizes=True)]
+
+
+def test_the_step_of_ranks_that_exchange_messages_is_that_of_all():
+    gpu, host = gpus.load("h200"), HostSpeed(factor=0.1, source="")
+    first, second = stage(0, 1, ("send", "recv_"), 100), stage(1, 0, ("recv_", "send"), 50)
+    alone = [step_time(events, gpu, 2, host=host) for events in (first, second)]
+    assert not alone[0].together
+    of_first = step_time(first, gpu, 2, host=host, others={1: second})
+    of_second = step_time(second, gpu, 2, host=host, rank=1, others={0: first})
+    assert of_first == of_second
+    # 100 products of rank 0, 50 and 50 of rank 1, 100 of rank 0
+    assert of_first.seconds == pytest.approx(alone[0].seconds + alone[1].seconds, rel=0.01)
+    assert [one.rank for one in of_first.together] == [0, 1]
+    waiting = [one.waiting_seconds for one in of_first.together]
+    assert waiting == pytest.approx([alone[1].seconds, alone[0].seconds], rel=0.01)
+    assert of_first.parts == of_first.together[0].parts  # it waits less
+    faster, slower = of_first.by_host_factor[0][1], of_first.by_host_factor[-1][1]
+    assert faster <= of_first.seconds <= slower
+
+
 def test_ranks_of_a_node_share_its_memory():
     event = IssuedOperator(operators.HOST, "mul_", bytes_read=10**9, bytes_written=10**9)
     rates = Calibration(host_memory_bytes_per_second=80e9)

@@ -283,21 +283,25 @@ class Recorder:
         arguments = {
             argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
         }
-        ranks = 2 if name in kinds.POINT_TO_POINT else _size(arguments.get("process_group"))
-        tensors = [argument for argument in tensors_in(list(args), []) if on_gpu(argument)]
-        if not tensors:
+        is_message = name in kinds.POINT_TO_POINT
+        ranks = 2 if is_message else _size(arguments.get("process_group"))
+        every = tensors_in(list(args), [])
+        tensors = [tensor for tensor in every if on_gpu(tensor)]
+        on_host = not tensors
+        if on_host and not (is_message and every):
             return
         message_bytes = max(total(tensors_in(argument, [])) for argument in args if tensors_in(argument, []))
-        waits = not bool(arguments.get("asyncOp", arguments.get("async_op", True)))
+        waits = on_host or not bool(arguments.get("asyncOp", arguments.get("async_op", True)))
         self._machine.collectives += 1
         self._add(
             kinds.COLLECTIVE,
             name,
-            dtype=str(tensors[0].dtype).removeprefix("torch."),
+            dtype=str((tensors or every)[0].dtype).removeprefix("torch."),
             bytes_read=message_bytes,
             launches=1,
             group_size=ranks,
             handle=0 if waits else self._machine.collectives,
+            synchronizes=on_host and name == "recv_",
             ranks=self._ranks(name, args, arguments),
         )
 
