@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from zerokit.domain.hardware import Gpu
@@ -13,7 +14,6 @@ from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
 from zerokit.timing.operators import IssuedOperator
 from zerokit.timing.recorded_step import StepTime, connected, step_time
-from zerokit.values import replace
 
 
 def recorded(folder: Path, rank: int) -> Path:
