@@ -90,13 +90,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     notes = [*placement.notes, *read]
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
-    if config is None:
-        script_options = script_arguments.ScriptOptions.read(facts, style, target.arguments)
-        configured = _Configured(config=None, notes=own_file.of_arguments(script_options, placement.ranks))
-    elif plan is None:
-        configured = _own_file(options, config, facts, style, placement)
-    else:
-        configured = _from_plan(options, plan, config, facts, style, placement)
+    configured = _configured(options, plan, config, facts, style, placement)
     if placement.devices.kind == "cpu" and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
     not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir)
@@ -160,6 +154,23 @@ class _Configured:
     held_to: dict[str, Any] | None = None
     added_arguments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def _configured(
+    options: LaunchOptions,
+    plan: PlanFile | None,
+    config: dict[str, Any] | None,
+    facts: reader.ScriptFacts,
+    style: str,
+    placement: Placement,
+) -> _Configured:
+    """What the script runs with: the plan's file, the one that ⟨deepspeed⟩ names, or its own."""
+    if config is None:
+        own = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
+        return _Configured(config=None, notes=own_file.of_arguments(own, placement.ranks))
+    if plan is None:
+        return _own_file(options, config, facts, style, placement)
+    return _from_plan(options, plan, config, facts, style, placement)
 
 
 def _own_file(
