@@ -24,13 +24,16 @@ from typing import Any
 
 from benchmarks.rehearsal.__main__ import Bench, allocator_of_run
 from benchmarks.rehearsal.rows import DATA, MeasuredRun, timed_runs
+from benchmarks.script_time_cases import PIPELINE
 from zerokit.catalog import gpus
 from zerokit.machine import measured as measurements
 from zerokit.planner.calibration import of_measured
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.script import PlanUse
-from zerokit.rehearsal.senders import rehearse
+from zerokit.rehearsal.senders import Senders
+from zerokit.rehearsal.step_time import recorded
 from zerokit.script.entry_points import Target
+from zerokit.temporary import temporary_folder
 from zerokit.timing import operators
 from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
@@ -39,6 +42,7 @@ from zerokit.timing.recorded_step import StepTime, step_time
 KERNELS = Path(__file__).resolve().parent / "measure" / "data" / "kernels.jsonl"
 KERNEL_CASE = Path(__file__).resolve().parent / "rehearsal" / "kernel_case.py"
 
+Streams = dict[int, list[operators.IssuedOperator]]
 FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75)
 
 
@@ -111,14 +115,14 @@ class Times:
         if isinstance(row, MeasuredRun) and (title := row.row.get("versions", {}).get("gpu")):
             self.gpu = gpus.lookup(title)
         try:
-            events, ranks = self._events(name, row)
-            found = step_time(events, self.gpu, ranks)
+            streams, ranks = self._streams(name, row)
+            found = self._timed(streams, ranks)
         except Exception as error:
             self._unanswered.append(name)
             print(f"{name:<32} measured {measured:.4f} s  no answer: {error}", flush=True)
             return
         if self.options.jsonl:
-            self._keep(name, events, ranks, row)
+            self._keep(name, streams, ranks, row)
         if not measured:
             print(
                 f"{name:<32} predicted {found.seconds:.4f} s  range {found.low:.4f} to {found.high:.4f}  "
@@ -133,21 +137,28 @@ class Times:
         print(
             f"{name:<32} measured {measured:.4f} s  predicted {found.seconds:.4f} {100 * error:+.1f} %  "
             f"range {found.low:.4f} to {found.high:.4f} ({'inside' if inside else 'outside'})  "
-            f"{self._known(events, measured, row, ranks)}{_why(found)}",
+            f"{self._known(streams, measured, row, ranks)}{_why(found)}",
             flush=True,
         )
 
-    def _keep(self, name: str, events: Any, ranks: int, row: Any) -> None:
+    def _timed(self, streams: Streams, ranks: int, **known: Any) -> StepTime:
+        """Of all ranks that were recorded together: the stages of a pipeline."""
+        rank, *others = streams
+        return step_time(
+            streams[rank], self.gpu, ranks, rank=rank, others={one: streams[one] for one in others}, **known
+        )
+
+    def _keep(self, name: str, streams: Streams, ranks: int, row: Any) -> None:
         """The prediction by the host's factor, for a row that is yet to be measured."""
         by_factor = {
-            factor: round(step_time(events, self.gpu, ranks, host=_host(factor, row, "")).seconds, 5)
+            factor: round(self._timed(streams, ranks, host=_host(factor, row, "")).seconds, 5)
             for factor in FACTORS
         }
         with self.options.jsonl.open("a") as file:
             line = {"name": name, "gpu": self.gpu.name, "seconds_by_host_factor": by_factor}
             file.write(json.dumps(line) + "\n")
 
-    def _known(self, events: Any, measured: float, row: Any, ranks: int) -> str:
+    def _known(self, streams: Streams, measured: float, row: Any, ranks: int) -> str:
         """The prediction where the host was probed."""
         given = row.row.get("host_factor") if isinstance(row, MeasuredRun) else None
         factor = given or self.options.host
@@ -157,20 +168,23 @@ class Times:
         rates = self._machine
         if rates is None and isinstance(row, MeasuredRun):
             rates = Calibration(**row.row.get("host_rates", {}))
-        found = step_time(events, self.gpu, ranks, host=host, calibration=rates)
+        found = self._timed(streams, ranks, host=host, calibration=rates)
         error = found.seconds / measured - 1
         self._known_errors.append(abs(error))
         return f"host {factor:.2f}: {found.seconds:.4f} {100 * error:+.1f} %  "
 
-    def _events(self, name: str, row: Any) -> tuple[list[operators.IssuedOperator], int]:
+    def _streams(self, name: str, row: Any) -> tuple[Streams, int]:
         kept = (self.options.kept or self.options.keep or self.folder).resolve() / f"{name}.json"
         if self.options.kept is None:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            self._record(row, kept)
+            kept.write_text(json.dumps(self._record(row)))
         ranks = row.gpus if isinstance(row, MeasuredRun) else 1
-        return list(operators.from_rows(json.loads(kept.read_text()))), ranks
+        rows = json.loads(kept.read_text())
+        by_rank = {int(rank): rows[rank] for rank in rows} if isinstance(rows, dict) else {0: rows}
+        return {rank: list(operators.from_rows(found)) for rank, found in by_rank.items()}, ranks
 
-    def _record(self, row: Any, kept: Path) -> None:
+    def _record(self, row: Any) -> Any:
+        """Rows of operators: rank 0's, or by rank where ranks work on what others send."""
         if isinstance(row, MeasuredRun):
             if self._bench is None:
                 self._bench = Bench(self.folder, self.options)
@@ -179,19 +193,24 @@ class Times:
         else:
             target = Target(script=str(KERNEL_CASE), module=None, arguments=(row["id"],))
             plan, allocator, launcher = None, "", "deepspeed"
+        ranks = row.gpus if isinstance(row, MeasuredRun) else 1
+        is_pipeline = isinstance(row, MeasuredRun) and row.script == PIPELINE
         request = RehearsalRequest(
             target=target,
             gpu=self.gpu,
-            gpus=row.gpus if isinstance(row, MeasuredRun) else 1,
+            gpus=ranks,
+            rank=ranks - 1 if is_pipeline else 0,  # the last stage works on what all others send
             plan=PlanUse(folder=plan),
             launcher=launcher,
             steps=self.options.steps,
-            operators=kept,
         )
-        with allocator_of_run(allocator):
-            done = rehearse(request)
-        if done.stopped is not None:
-            raise RuntimeError(f"{done.stopped.location}: {done.stopped.reason[:300]}")
+        with temporary_folder("messages") as folder, allocator_of_run(allocator):
+            senders = Senders(folder.resolve())
+            done = senders.rehearse(request)
+            if done.stopped is not None:
+                raise RuntimeError(f"{done.stopped.location}: {done.stopped.reason[:300]}")
+            rows = {rank: json.loads(recorded(folder, rank).read_text()) for rank in senders.rehearsed}
+        return rows if is_pipeline else rows[0]
 
     def summary(self) -> None:
         """Over all rows."""
