@@ -60,11 +60,13 @@ class CudaLedger:
         """Take the allocator's peaks and set them anew."""
         if not torch.cuda.is_initialized():
             return
-        reached = torch.cuda.max_memory_allocated()
+        # a script may choose its device only once it has allocated there
+        device = int(os.environ.get("LOCAL_RANK", "0"))
+        reached = torch.cuda.max_memory_allocated(device)
         for book in (self.peaks, self.recent_peaks):
             book[self.phase] = max(book.get(self.phase, 0), reached)
-        self.reserved_bytes = max(self.reserved_bytes, torch.cuda.max_memory_reserved())
-        torch.cuda.reset_peak_memory_stats()
+        self.reserved_bytes = max(self.reserved_bytes, torch.cuda.max_memory_reserved(device))
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _versions() -> dict[str, str]:
