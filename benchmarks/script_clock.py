@@ -174,5 +174,18 @@ def install() -> None:
         for name in ("forward", "backward", "step"):
             setattr(engine, name, _marked(clock, name, getattr(engine, name)))
 
-    PostImport({"deepspeed.runtime.engine": watch}).install()
+    def watch_pipeline(module: Any) -> None:
+        # a later stage's first forward needs what an earlier one's sends
+        engine = module.PipelineEngine
+        train_batch = engine.train_batch
+
+        @functools.wraps(train_batch)
+        def waiting(self: Any, *args: Any, **kwargs: Any) -> Any:
+            clock.wait()
+            return train_batch(self, *args, **kwargs)
+
+        engine.train_batch = waiting
+
+    watched = {"deepspeed.runtime.engine": watch, "deepspeed.runtime.pipe.engine": watch_pipeline}
+    PostImport(watched).install()
     atexit.register(clock.write)
