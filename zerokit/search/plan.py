@@ -94,6 +94,12 @@ def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> 
     return requested, f"precision {requested}: given"
 
 
+def _data_ranks(cluster: Cluster, pins: Pins) -> int:
+    """The data-parallel ranks that the fixed degrees leave."""
+    fixed = (pins.tensor_parallel or 1) * (pins.pipeline_parallel or 1) * (pins.sequence_parallel or 1)
+    return max(1, cluster.gpus // fixed)
+
+
 def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = False) -> tuple[int, str]:
     """Sequences per optimizer step and why.
 
@@ -102,8 +108,7 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
     """
     if job.global_batch is not None:
         return job.global_batch, f"global batch {counted(job.global_batch, 'sequence')}: given"
-    fixed = (pins.tensor_parallel or 1) * (pins.pipeline_parallel or 1) * (pins.sequence_parallel or 1)
-    ranks = max(1, cluster.gpus // fixed)
+    ranks = _data_ranks(cluster, pins)
     if job.inference:
         micro = pins.micro_batch or 1
         return micro * ranks, f"{counted(micro, 'sequence')} a GPU at a time, of {job.seq_len} tokens in all"
@@ -300,14 +305,23 @@ def _check_batch(result: SearchResult, request: Request) -> None:
     """Refuse a fixed global batch when it alone is in the way."""
     if result.nearest is not None or BATCH_REASON not in result.rejected:
         return
-    batch, gpus, pins = request.job.global_batch, request.cluster.gpus, request.pins
+    batch, pins = request.job.global_batch, request.pins
     if batch is None:
         return
-    least = gpus * (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
-    lower = batch // least * least or least
+    ranks = _data_ranks(request.cluster, pins)
+    sequences = (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
+    step = ranks * sequences
+    if pins.micro_batch and pins.gradient_accumulation:
+        ways = "" if batch % sequences or ranks % (batch // sequences) else _divided_by_script(request)
+        raise InputError(
+            f"⟨micro_batch⟩ {pins.micro_batch} × ⟨gradient_accumulation⟩ {pins.gradient_accumulation} × "
+            f"{counted(ranks, 'data-parallel rank')} are {counted(step, 'sequence')} a step, not "
+            f"⟨global_batch⟩ {batch}; leave one of the three out{ways}"
+        )
+    lower = batch // step * step or step
     raise InputError(
-        f"⟨global_batch⟩ {batch} cannot be divided evenly over {counted(gpus, 'GPU')} with these options; "
-        f"use {lower} or {lower + least}{_divided_by_script(request)}"
+        f"⟨global_batch⟩ {batch} cannot be divided evenly over {counted(ranks, 'data-parallel rank')} with "
+        f"these options; use {lower} or {lower + step}{_divided_by_script(request)}"
     )
 
 

@@ -134,11 +134,25 @@ def test_a_plan_is_made_again_from_its_file(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_batch_that_cannot_be_met_names_those_that_can(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--micro-batch", "1",
-            "--gradient-accumulation", "2", "--global-batch")  # fmt: skip
-    code, _, err = call(capsys, *plan, "8")
+    plan = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--micro-batch", "2")
+    code, _, err = call(capsys, *plan, "--global-batch", "8")
     assert code == 2 and "use 16 or 32" in err
-    assert call(capsys, *plan, "16")[0] == 0
+    code, _, err = call(capsys, *plan, "--global-batch", "10", "--tp", "2")
+    assert code == 2 and "over 4 data-parallel ranks with these options; use 8 or 16" in err
+    assert call(capsys, *plan, "--global-batch", "16")[0] == 0
+
+
+def test_three_batch_sizes_that_contradict_each_other_are_multiplied(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100-sxm-80gb", "--micro-batch", "4",
+            "--gradient-accumulation", "8", "--global-batch")  # fmt: skip
+    said = "--micro-batch 4 × --gradient-accumulation 8 × 8 data-parallel ranks are 256 sequences a step, not"
+    for batch, ways in (("64", True), ("512", False)):  # 2 ranks make 64 sequences, 16 make 512
+        code, _, err = call(capsys, *plan, batch)
+        assert code == 2 and f"{said} --global-batch {batch}; leave one of the three out" in err
+        assert ("--tp auto" in err) == ways and "use" not in err
+    assert call(capsys, *plan, "256")[0] == 0
 
 
 def test_adapters_go_on_modules_that_the_model_has(capsys: pytest.CaptureFixture[str]) -> None:
