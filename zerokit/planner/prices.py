@@ -8,17 +8,23 @@ from zerokit.errors import InputError
 
 
 def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
-    """GPU name → price of a GPU-hour.
+    """GPU name → price of a GPU-hour: one price for all, or one by each name.
 
     Raises:
-        InputError: not a positive number, or a GPU that is not asked about.
+        InputError: not a positive number, two prices of one GPU, or a GPU that is not asked about.
     """
     if text is None:
         return {}
     from zerokit.catalog import gpus as catalog
 
     prices: dict[str, float] = {}
-    for part in text.split(","):
+    parts = text.split(",")
+    if len(parts) > 1 and any("=" not in part for part in parts):
+        raise InputError(
+            f"⟨price⟩ {text}: commas stand between the prices of several kinds, NAME=AMOUNT,NAME=AMOUNT; "
+            "write a decimal with a point, 2.10, and one price of all kinds alone"
+        )
+    for part in parts:
         name, equals, amount = part.rpartition("=")
         targets = [name.strip()] if equals else names
         try:
@@ -33,7 +39,9 @@ def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
             target = target if target in names else catalog.lookup(target).name
             if target not in names:
                 raise InputError(
-                    f"⟨price⟩ {part.strip()}: {target} is not asked about; {', '.join(names)} are"
+                    f"⟨price⟩ {part.strip()}: {target} is not asked about; compared: {', '.join(names)}"
                 )
+            if target in prices:
+                raise InputError(f"⟨price⟩ {text}: {target} has two prices; give one")
             prices[target] = value
     return prices

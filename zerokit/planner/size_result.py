@@ -267,6 +267,13 @@ def _with_offload(size: FewestGpus, named: FewestGpus) -> str:
     return " with offload to host memory" if alike and size.offload_allowed != named.offload_allowed else ""
 
 
+def _price_words(price: float) -> str:
+    """``2.10``, ``2``, ``0.125``: with as many decimals as money has, or as many as it takes."""
+    if price == int(price) or price != round(price, 2):
+        return f"{price:g}"
+    return f"{price:.2f}"
+
+
 def _alternatives(names: Sequence[str]) -> str:
     """``a, b or c``."""
     *first, last = names
@@ -302,6 +309,9 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     priced = [size for size in sizes if size.cost_per_1e9_tokens is not None]
     if len(priced) > 1:
         least = min(priced, key=lambda size: size.cost_per_1e9_tokens or 0.0)
-        cost = f"{least.cost_per_1e9_tokens:,.0f} per 1e9 tokens at {least.price_per_gpu_hour:g} per GPU-hour"
-        sentences.append(f"{subject}lowest cost: {least.gpus} × {least.gpu_words}, {cost}")
+        price = _price_words(least.price_per_gpu_hour or 0.0)
+        cost = f"{least.cost_per_1e9_tokens:,.0f} per 1e9 tokens at {price} per GPU-hour"
+        without = dict.fromkeys(size.gpu for size in sizes if size.price_per_gpu_hour is None)
+        among = f" of those with a price (none given for {', '.join(without)})" if without else ""
+        sentences.append(f"{subject}lowest cost{among}: {least.gpus} × {least.gpu_words}, {cost}")
     return sentences

@@ -143,6 +143,32 @@ def test_a_size_given_for_a_name_leads_to_both(capsys: pytest.CaptureFixture[str
     )
 
 
+@pytest.mark.parametrize(
+    ("price", "words"),
+    [
+        ("2,10", "write a decimal with a point, 2.10"),
+        ("l40s=1,10", "write a decimal with a point, 2.10"),
+        ("l40s=1,l40s=2", "l40s has two prices"),
+        ("h200=3", "h200 is not asked about; compared: l40s, a100-80gb"),
+    ],
+)
+def test_a_price_that_can_be_read_two_ways_is_refused(
+    price: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = call(
+        capsys, "size", "--model", "qwen2.5-14b", "--gpu", "l40s,a100-80gb", "--price", price
+    )
+    assert code == 2 and f"--price {price}: " in err and words in err
+
+
+def test_the_lowest_cost_says_which_gpus_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("size", "--model", "qwen2.5-14b", "--method", "lora", "--gpu", "l40s,a100-80gb", "--price")
+    some, both = (as_json(capsys, *words, price)["answer"][-1] for price in ("l40s=1.10", "2.10"))
+    assert some.startswith("lowest cost of those with a price (none given for a100-80gb): 1 × l40s, ")
+    assert some.endswith(" at 1.10 per GPU-hour")  # as typed
+    assert both.startswith("lowest cost: 1 × a100-80gb, ") and both.endswith(" at 2.10 per GPU-hour")
+
+
 def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(
         capsys, "size", "--model", "llama-3.1-8b", "--gpu", "rtx-4090,h200", "--method", "full"
