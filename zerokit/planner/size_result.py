@@ -52,6 +52,13 @@ class FewestGpus:
         return self.size.offload
 
     @property
+    def offloads(self) -> bool:
+        """Whether any do: what may offload may still be fastest without."""
+        candidate = self.size.candidate
+        zero = None if candidate is None else candidate.strategy.settings.zero
+        return zero is not None and {zero.offload_optimizer.device, zero.offload_param.device} != {"none"}
+
+    @property
     def gpus(self) -> int | None:
         """How many are needed; None where none of the numbers tried is enough."""
         return self.size.gpus or None
@@ -236,9 +243,12 @@ class SizeResult:
 
 
 def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, FewestGpus]]:
-    """The fewest GPUs, of the kind with the least memory, of those with room for an error of the prediction
-    where there are some; and all kinds of which as few are enough. Of one kind, the strategy that may
-    offload, as fast or faster, stands back unless the one without offload lacks that room."""
+    """The fewest GPUs, and all kinds of which as few are enough.
+
+    Named is the kind with the least memory, of those with room for an error of the prediction where there are
+    some, and of those that need not offload. Of one kind, the strategy that may offload, as fast or faster,
+    stands back unless the one without offload lacks that room.
+    """
     number = min(size.gpus or 0 for size in sizes)
     by_gpu: dict[str, FewestGpus] = {}
     for size in sizes:
@@ -246,7 +256,8 @@ def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, Fewest
         if size.gpus == number and (known is None or _headroom(known) < GIB):
             by_gpu[size.gpu] = size
     roomy = [size for size in by_gpu.values() if _headroom(size) >= GIB]
-    return min(roomy or by_gpu.values(), key=lambda size: size.size.gpu.driver_vram_bytes), by_gpu
+    named = min(roomy or by_gpu.values(), key=lambda size: (size.offloads, size.size.gpu.driver_vram_bytes))
+    return named, by_gpu
 
 
 def _headroom(size: FewestGpus) -> int:
@@ -264,7 +275,13 @@ def _barely(size: FewestGpus) -> str:
 def _with_offload(size: FewestGpus, named: FewestGpus) -> str:
     """Said where as many GPUs of one kind were named already, and these offload as those do not."""
     alike = (size.gpu, size.gpus) == (named.gpu, named.gpus)
-    return " with offload to host memory" if alike and size.offload_allowed != named.offload_allowed else ""
+    return " with offload to host memory" if alike and size.offloads and not named.offloads else ""
+
+
+def _as_well(size: FewestGpus) -> str:
+    """A kind of GPU of which as few are enough, and what is to be known of it: ``l40s (with offload)``."""
+    remarks = [words for words in ("with offload" if size.offloads else "", _barely(size)) if words]
+    return f"{size.gpu} ({', '.join(remarks)})" if remarks else size.gpu
 
 
 def _price_words(price: float) -> str:
@@ -286,13 +303,11 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
         return []
     smallest, by_gpu = _smallest(sizes)
     fewest_gpus = smallest.gpus
-    others = [name for name in dict.fromkeys(size.gpu for size in sizes) if name in by_gpu]
-    others.remove(smallest.gpu)
-    others = [f"{name} ({barely})" if (barely := _barely(by_gpu[name])) else name for name in others]
+    others = [_as_well(size) for name, size in by_gpu.items() if name != smallest.gpu]
     memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
     available = smallest.size.gpu.driver_vram_bytes
     barely = f", {_barely(smallest)}" if _barely(smallest) else ""
-    offload = " and offload to host memory" if smallest.offload_allowed else ""
+    offload = " and offload to host memory" if smallest.offloads else ""
     as_well = f"; {fewest_gpus} × {_alternatives(others)} would do as well" if others else ""
     sentences = [
         f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu_words}{offload} "

@@ -38,7 +38,7 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
     assert code == 0
     first, _, rest = out.partition("Assumed")
     assert "fewest GPUs: 1 × l40s (" in first and "1 × h200 would do as well" in " ".join(first.split())
-    assert "fewest GPU-hours: 1 × h200" in first and "lowest cost: 1 × l40s" in first
+    assert "fewest GPU-hours: 1 × h200" in first and "none given for l4): 1 × l40s" in first
     assert "at 1 per GPU-hour" in " ".join(first.split())
     assert rest.count("  l40s") == 1 and rest.count("  l4 ") == 2  # offload changes the answer for l4 alone
     command = next(line.strip() for line in out.splitlines() if line.startswith("  zerokit plan"))
@@ -135,6 +135,20 @@ def test_of_two_strategies_that_barely_fit_the_faster_is_named(capsys: pytest.Ca
     assert "offload" not in body["next"]  # plan chooses the same
 
 
+def test_a_kind_that_need_not_offload_is_named_before_a_smaller_one_that_must(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    body = as_json(
+        capsys, "size", "--model", "qwen2.5-14b", "--method", "full", "--gpu", "h100-sxm-80gb,h200,b200"
+    )
+    rows = {(row["gpu"], row["offload_allowed"]): row for row in body["sizes"]}
+    assert rows["h100-sxm-80gb", True]["gpus"] == rows["h200", False]["gpus"] == 2
+    assert rows["h100-sxm-80gb", False]["gpus"] > 2
+    assert body["answer"][0].startswith("fewest GPUs: 2 × h200 (")
+    assert "; 2 × h100-sxm-80gb (with offload) or b200 would do as well" in body["answer"][0]
+    assert body["next"].endswith("--gpus 2 --gpu h200")
+
+
 def test_a_size_given_for_a_name_leads_to_both(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, "size", "--model", "14b", "--method", "lora")
     assert code == 2 and "--params 14b, or one of this size: qwen2.5-14b, qwen3-14b;" in err
@@ -155,9 +169,7 @@ def test_a_size_given_for_a_name_leads_to_both(capsys: pytest.CaptureFixture[str
 def test_a_price_that_can_be_read_two_ways_is_refused(
     price: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = call(
-        capsys, "size", "--model", "qwen2.5-14b", "--gpu", "l40s,a100-80gb", "--price", price
-    )
+    code, _, err = call(capsys, "size", "--model", "qwen2.5-14b", "--gpu", "l40s,a100-80gb", "--price", price)
     assert code == 2 and f"--price {price}: " in err and words in err
 
 
