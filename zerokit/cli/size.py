@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -43,7 +44,6 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
 def _text(body: dict[str, Any]) -> str:
     from zerokit.cli import prose
     from zerokit.planner.answer import never_measured
-    from zerokit.units import format_gib, format_seconds
 
     lines = [
         f"Fewest GPUs for {body['model']}",
@@ -52,31 +52,68 @@ def _text(body: dict[str, Any]) -> str:
         *prose.bullets(body["assumptions"]),
         "",
     ]
-    head = f"  {'GPU':<15}{'method':<7}{'offload':<8}{'GPUs':>5}{'per 1e9':>9}{'GPU-hours':>11}"
-    lines += [f"{head}{'cost':>9}{'host/node':>11}", f"{'':37}{'tokens':>9}"]
-    for before, row in zip([None, *body["sizes"]], body["sizes"], strict=False):
-        if before is not None and row == {**before, "offload_allowed": True}:
-            continue  # it may offload, and need not
-        offload = "allowed" if row["offload_allowed"] else "none"
-        start = f"  {row['shown_as']:<15}{row['method']:<7}{offload:<8}"
-        if row["gpus"] is None:
-            lines += [f"{start}{'-':>5}", *_below(row["why"])]
-            continue
-        cost = f"{row['cost_per_1e9_tokens']:,.0f}" if row["cost_per_1e9_tokens"] is not None else "-"
-        lines.append(
-            f"{start}{row['gpus']:>5}{format_seconds(row['seconds_per_1e9_tokens']):>9}"
-            f"{row['gpu_hours_per_1e9_tokens']:>11,.0f}{cost:>9}"
-            f"{format_gib(row['host_bytes_per_node'], 0):>11}"
-        )
-        lines += _below(row["why"])
+    lines += _table(body["sizes"])
     none = dict.fromkeys(part for row in body["sizes"] for part in row.get("measured_on_no_machine", ()))
     if none:
-        lines += ["", *textwrap.wrap(f"{never_measured(none)} (times from data sheets)", prose.width())]
+        told = f"{never_measured(none)} (times from data sheets)"
+        lines += ["", *textwrap.wrap(told, prose.width(), break_on_hyphens=False)]
     commands = body["next_by_method"]
     if commands:
         title = "Next, by method" if len(commands) > 1 else "Next"
         lines += [prose.heading(title), *(f"  {command}" for command in commands.values())]
     return "\n".join(lines)
+
+
+_TITLES = (
+    ("GPU", "method", "offload", "GPUs", "per 1e9", "GPU-", "cost", "GiB per", "GiB per"),
+    ("", "", "", "", "tokens", "hours", "", "GPU", "node"),
+)
+"""The columns: two lines of title. The first three are text; figures end flush, two spaces apart."""
+_TEXTS = 3
+
+
+def _table(sizes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line per kind of GPU, method and offload, with the strategy below it."""
+    shown = [
+        row for before, row in zip([None, *sizes], sizes, strict=False)
+        if before is None or row != {**before, "offload_allowed": True}  # it may offload, and need not
+    ]  # fmt: skip
+    cells = [_cells(row) for row in shown]
+    priced = any(row["cost_per_1e9_tokens"] is not None for row in shown)
+    columns = [number for number, title in enumerate(_TITLES[0]) if priced or title != "cost"]
+    widths = {
+        number: max(
+            *(len(title[number]) for title in _TITLES),
+            *(len(row[number]) + (number >= _TEXTS) for row in cells),
+        )
+        for number in columns
+    }
+    lines = [
+        "  " + " ".join(f"{row[n]:{'<' if n < _TEXTS else '>'}{width}}" for n, width in widths.items())
+        for row in (*_TITLES, *cells)
+    ]
+    table = [line.rstrip() for line in lines[: len(_TITLES)]]
+    for line, row in zip(lines[len(_TITLES) :], shown, strict=True):
+        table += [line.rstrip(), *_below(row["why"])]
+    return table
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    from zerokit.units import GIB, format_seconds
+
+    asked = (row["shown_as"], row["method"], "allowed" if row["offload_allowed"] else "none")
+    if row["gpus"] is None:
+        return (*asked, "-", *[""] * (len(_TITLES[0]) - _TEXTS - 1))
+    cost = row["cost_per_1e9_tokens"]
+    return (
+        *asked,
+        str(row["gpus"]),
+        format_seconds(row["seconds_per_1e9_tokens"]),
+        f"{row['gpu_hours_per_1e9_tokens']:,.0f}",
+        "-" if cost is None else f"{cost:,.0f}",
+        f"{row['min_vram_bytes'] / GIB:.1f}",
+        f"{row['host_bytes_per_node'] / GIB:,.0f}",
+    )
 
 
 def _below(text: str) -> list[str]:

@@ -14,6 +14,7 @@ from zerokit.planner.prices import prices_of
 from zerokit.planner.request import resolve
 from zerokit.planner.size_result import FewestGpus, SizeResult
 from zerokit.planner.values import choice, integer
+from zerokit.units import counted
 from zerokit.values import replace
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
         sizes=tuple(FewestGpus(size=size, price_per_gpu_hour=prices.get(size.gpu.name)) for size in results),
         notes=(
             *(note for note in request.assumptions if "GPU" not in note),
+            *_batch_notes(request, results),
             *_speed_notes(options),
             *_host_notes(options),
             *_unread(options, results),
@@ -92,6 +94,16 @@ def _closed_form_notes(sizes: Sequence[Size]) -> tuple[str, ...]:
     if not rough:
         return ()
     return (ASSUMPTION if len(rough) == len(found) else f"some rows: {ASSUMPTION}",)
+
+
+def _batch_notes(request: Request, sizes: Sequence[Size]) -> tuple[str, ...]:
+    """The global batch of the rows, where it was not given: it depends on their number of GPUs."""
+    batches = {size.candidate.strategy.global_batch for size in sizes if size.candidate is not None}
+    if not batches or request.job.inference or request.job.global_batch is not None:
+        return ()
+    least, most = min(batches), max(batches)
+    some = f"{least:,} to {counted(most, 'sequence')}, by the number of GPUs"
+    return (f"global batch {some if least < most else counted(most, 'sequence')}: ⟨global_batch⟩ not given",)
 
 
 def _host_notes(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -173,6 +173,32 @@ def test_a_price_that_can_be_read_two_ways_is_refused(
     assert code == 2 and f"--price {price}: " in err and words in err
 
 
+def test_the_table_keeps_to_80_columns_and_shows_what_each_row_requires(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("size", "--params", "70b", "--gpu", "rtx-4090,h200,rtx-pro-6000-server", "--method", "full,lora")
+    for more in ((), ("--price", "2.10")):
+        rows = as_json(capsys, *words, *more)["sizes"]
+        out = call(capsys, *words, *more)[1]
+        assert (" cost " in out) == bool(more)  # no column of dashes
+        assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("  zerokit plan"))
+        lines = [line.split() for line in out.splitlines()]
+        for row in rows:
+            start = [row["gpu"], row["method"], "none", str(row["gpus"])]
+            if not row["offload_allowed"]:
+                (cells,) = (line for line in lines if line[:4] == start)
+                assert cells[-2] == f"{row['min_vram_bytes'] / GIB:.1f}"
+                assert cells[-1] == f"{row['host_bytes_per_node'] / GIB:,.0f}"
+
+
+def test_the_global_batch_that_rows_assume_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("size", "--model", "qwen2.5-14b", "--method", "full", "--gpu", "l40s,h200")
+    said = " ".join(as_json(capsys, *words)["assumptions"])
+    # 32 sequences a GPU, unless that is more than 262,144 tokens a step: 128 sequences
+    assert "global batch 64 to 128 sequences, by the number of GPUs: --global-batch not given" in said
+    assert "global batch" not in " ".join(as_json(capsys, *words, "--global-batch", "64")["assumptions"])
+
+
 def test_the_lowest_cost_says_which_gpus_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("size", "--model", "qwen2.5-14b", "--method", "lora", "--gpu", "l40s,a100-80gb", "--price")
     some, both = (as_json(capsys, *words, price)["answer"][-1] for price in ("l40s=1.10", "2.10"))
