@@ -15,6 +15,7 @@ from zerokit.domain.job import (
     Job,
     Lora,
 )
+from zerokit.domain.position_limits import POSITIONS_EXCEEDED
 from zerokit.errors import InputError
 from zerokit.planner.effects import refuse_idle
 from zerokit.planner.hardware import Hardware, hardware
@@ -153,7 +154,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
             f"fails beyond them; use ⟨seq_len⟩ {chosen.longest_sequence} or less"
         )
     elif max_seq_len is not None and length > max_seq_len:
-        notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} positions of the model's configuration")
+        notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} {POSITIONS_EXCEEDED}")
     method = _method(options)
     rank, targets = integer(options, "lora_rank", 65536), options.get("lora_targets")
     if method == "full" and (rank or targets):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import degrees
-from zerokit.search.explain import gpu_words, strategy_words
+from zerokit.search.explain import barely_words, gpu_words, strategy_words
 from zerokit.units import GIB, counted, format_gib
 
 if TYPE_CHECKING:
@@ -266,12 +266,6 @@ def _headroom(size: FewestGpus) -> int:
     return size.size.gpu.driver_vram_bytes - required
 
 
-def _barely(size: FewestGpus) -> str:
-    """``barely: 0.1 GiB headroom``; empty where more than a GiB is left."""
-    room = _headroom(size)
-    return f"barely: {format_gib(room, 1)} headroom" if room < GIB else ""
-
-
 def _with_offload(size: FewestGpus, named: FewestGpus) -> str:
     """Said where as many GPUs of one kind were named already, and these offload as those do not."""
     alike = (size.gpu, size.gpus) == (named.gpu, named.gpus)
@@ -280,7 +274,9 @@ def _with_offload(size: FewestGpus, named: FewestGpus) -> str:
 
 def _as_well(size: FewestGpus) -> str:
     """A kind of GPU of which as few are enough, and what is to be known of it: ``l40s (with offload)``."""
-    remarks = [words for words in ("with offload" if size.offloads else "", _barely(size)) if words]
+    remarks = [
+        words for words in ("with offload" if size.offloads else "", barely_words(_headroom(size))) if words
+    ]
     return f"{size.gpu} ({', '.join(remarks)})" if remarks else size.gpu
 
 
@@ -306,7 +302,7 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     others = [_as_well(size) for name, size in by_gpu.items() if name != smallest.gpu]
     memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
     available = smallest.size.gpu.driver_vram_bytes
-    barely = f", {_barely(smallest)}" if _barely(smallest) else ""
+    barely = f", {words}" if (words := barely_words(_headroom(smallest))) else ""
     offload = " and offload to host memory" if smallest.offloads else ""
     as_well = f"; {fewest_gpus} × {_alternatives(others)} would do as well" if others else ""
     sentences = [

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from zerokit.domain.job import Lora
 from zerokit.domain.strategy import Candidate
-from zerokit.search.explain import BY_SCRIPT, strategy_words
+from zerokit.search.explain import BY_SCRIPT, barely_words, strategy_words
 from zerokit.search.request import Request
 from zerokit.search.space import Pins, unmodelled_with_loss
 from zerokit.units import GIB, counted, format_gib
@@ -21,7 +21,7 @@ _FIXED = {
     "gradient_accumulation": "gradient_accumulation", "checkpointing": "checkpointing",
 }  # fmt: skip
 """Option -> what it fixes of the strategy."""
-_SHORTEST_SEQUENCE = 256
+_SHORTEST_SEQUENCE, _EIGHTHS = 256, 8
 _ANY_HOST_BYTES = 1 << 62
 _SMALLER_HOSTS = 4
 """How many times less host memory than the last plan takes is tried."""
@@ -29,8 +29,13 @@ _MOST_DOUBLINGS, _MOST_GPUS = 8, 4096
 """Of the number of GPUs: 256 times as many, and how many at most."""
 
 
-def _words(candidate: Candidate) -> str:
-    return f"{strategy_words(candidate.strategy)}, {format_gib(candidate.memory.min_vram_bytes, 1)} required"
+def _words(candidate: Candidate, request: Request) -> str:
+    required = candidate.memory.min_vram_bytes
+    barely = barely_words(request.cluster.gpu.driver_vram_bytes - required)
+    return (
+        f"{strategy_words(candidate.strategy)}, {format_gib(required, 1)} required"
+        f"{f' ({barely})' if barely else ''}"
+    )
 
 
 def unpinned(request: Request, works: Works) -> str | None:
@@ -52,7 +57,7 @@ def unpinned(request: Request, works: Works) -> str | None:
     candidate = works(replace(request, pins=free))
     if not candidate:
         return None
-    return f"without {' '.join(fixed) or 'fixed bucket sizes'}: {_words(candidate)}"
+    return f"without {' '.join(fixed) or 'fixed bucket sizes'}: {_words(candidate, request)}"
 
 
 def smaller_batch(request: Request, works: Works) -> str | None:
@@ -62,26 +67,29 @@ def smaller_batch(request: Request, works: Works) -> str | None:
         micro //= 2
         candidate = works(replace(request, pins=replace(request.pins, micro_batch=micro)))
         if candidate:
-            return f"⟨micro_batch⟩ {micro}: {_words(candidate)}"
+            return f"⟨micro_batch⟩ {micro}: {_words(candidate, request)}"
     return None
 
 
 def shorter_sequence(request: Request, works: Works) -> str | None:
-    """The longest halved sequence that fits."""
-    lengths: list[int] = []
-    while request.job.seq_len >> len(lengths) >= 2 * _SHORTEST_SEQUENCE:
-        lengths.append(request.job.seq_len >> (len(lengths) + 1))
+    """The longest sequence that fits, to an eighth of the power of two below it."""
+    asked = request.job.seq_len
+    lengths = [1 << power for power in range((asked - 1).bit_length()) if 1 << power >= _SHORTEST_SEQUENCE]
 
     def at(length: int) -> Candidate | None:
         return works(replace(request, job=replace(request.job, seq_len=length)))
 
-    if not lengths or not at(lengths[-1]):
+    if not lengths or not at(lengths[0]):
         return None  # weights and states alone are too much: nothing between is asked
-    for length in lengths:
-        candidate = at(length)
-        if candidate:
-            return f"⟨seq_len⟩ {length}: {_words(candidate)}"
-    return None
+    fitting = next((length, candidate) for length in reversed(lengths) if (candidate := at(length)))
+    step = fitting[0] // _EIGHTHS
+    low, high = _EIGHTHS, min(2 * _EIGHTHS, -(-asked // step))
+    while high - low > 1:
+        middle = (low + high) // 2
+        candidate = at(middle * step)
+        low, high = (middle, high) if candidate else (low, middle)
+        fitting = (middle * step, candidate) if candidate else fitting
+    return f"⟨seq_len⟩ {fitting[0]}: {_words(fitting[1], request)}"
 
 
 def fused_loss(request: Request, works: Works) -> str | None:
@@ -96,9 +104,8 @@ def fused_loss(request: Request, works: Works) -> str | None:
     if not candidate:
         return None
     instead = " without ⟨tp⟩ auto" if request.pins.search_tensor else ""
-    return (
-        f"⟨loss⟩ liger{instead}: {_words(candidate)}; the script must fuse head and loss (use_liger_kernel)"
-    )
+    words = _words(candidate, request)
+    return f"⟨loss⟩ liger{instead}: {words}; the script must fuse head and loss (use_liger_kernel)"
 
 
 def adapters(request: Request, works: Works) -> str | None:
@@ -108,7 +115,7 @@ def adapters(request: Request, works: Works) -> str | None:
             if request.job.quantization != bits:
                 candidate = works(replace(request, job=replace(request.job, quantization=bits)))
                 if candidate:
-                    return f"⟨quant⟩ {bits}: {_words(candidate)}"
+                    return f"⟨quant⟩ {bits}: {_words(candidate, request)}"
         return None
     for method in ("lora", "qlora"):
         if request.job.method == "qlora" or request.job.method == method:
@@ -116,7 +123,7 @@ def adapters(request: Request, works: Works) -> str | None:
         job = replace(request.job, method=method, lora=request.job.lora or Lora(), quantization="none")
         candidate = works(replace(request, job=job))
         if candidate:
-            return f"⟨method⟩ {method}: {_words(candidate)}"
+            return f"⟨method⟩ {method}: {_words(candidate, request)}"
     return None
 
 
@@ -126,7 +133,9 @@ def more_parallel(request: Request, works: Works) -> str | None:
         pins = way.searched(request)
         candidate = works(replace(request, pins=pins)) if pins is not None else None
         if candidate:
-            return f"⟨{way.option}⟩ {way.degree(candidate.strategy)}: {_words(candidate)}; {way.needs}"
+            return (
+                f"⟨{way.option}⟩ {way.degree(candidate.strategy)}: {_words(candidate, request)}; {way.needs}"
+            )
     return None
 
 
@@ -142,7 +151,8 @@ def more_host_memory(request: Request, works: Works) -> str | None:
         if not smaller:
             break
         candidate = smaller
-    return f"⟨host_ram⟩ {-(-candidate.memory.host_bytes_per_node // GIB)}GiB per node: {_words(candidate)}"
+    gib = -(-candidate.memory.host_bytes_per_node // GIB)
+    return f"⟨host_ram⟩ {gib}GiB per node: {_words(candidate, request)}"
 
 
 def _with_host(request: Request, size: int) -> Request:
@@ -177,7 +187,7 @@ def _more_gpus(request: Request, works: Works) -> str | None:
             drops_batch = request.job.global_batch is not None and one.job.global_batch is None
             batch = f" and ⟨global_batch⟩ {candidate.strategy.global_batch}" if drops_batch else ""
             more = gpus - cluster.gpus
-            return f"{counted(more, 'more GPU')} (⟨gpus⟩ {gpus}{batch}{on}): {_words(candidate)}"
+            return f"{counted(more, 'more GPU')} (⟨gpus⟩ {gpus}{batch}{on}): {_words(candidate, request)}"
     return None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
+from zerokit.domain.position_limits import POSITIONS_EXCEEDED
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
 from zerokit.memory.closed_form import trainable_parameters
@@ -367,6 +368,7 @@ def _explain(request: Request, space: Space, result: SearchResult) -> str:
         lines[0] += ": the model states alone require more" if reason == STATES_REASON else f": {reason}"
     if result.nearest is not None:
         lines += [note for note in result.nearest.memory.assumptions if note.startswith(LOADED_WHOLE)]
+    lines += [note for note in request.assumptions if note.endswith(POSITIONS_EXCEEDED)]
     changes = nearest_changes(request.for_remarks(), best_plan)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"

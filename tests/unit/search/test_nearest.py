@@ -87,3 +87,18 @@ def test_a_narrow_fit_is_told_with_what_plans_more_room(beyond: int) -> None:
     assert size, told
     roomy = zerokit.plan(**job, vram=size[1]).chosen.candidate.memory
     assert narrow.cluster.gpu.driver_vram_bytes - roomy.min_vram_bytes >= off
+
+
+def test_the_sequence_that_is_named_fits_and_little_more_does_not() -> None:
+    job = {"model": "llama-3.1-8b", "method": "qlora", "gpus": 1, "gpu": "rtx-4090"}
+    named = set()
+    for asked in (16384, 20_000, 200_000):  # the answer does not depend on what was typed
+        text = _refusal(**job, seq_len=asked)
+        assert ("beyond the 131072 positions of the model's configuration" in text) == (asked > 131072)
+        (line,) = (line for line in text.splitlines() if line.startswith("  - seq_len "))
+        length = int(line.split()[2].rstrip(":"))
+        named.add(length)
+        required = zerokit.plan(**job, seq_len=length).chosen.candidate.memory.min_vram_bytes
+        assert (0 < 24 - required / 2**30 < 1) == ("barely" in line)
+    (length,) = named
+    _refusal(**job, seq_len=round(length * 1.125))
