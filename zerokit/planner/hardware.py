@@ -67,6 +67,13 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
         nodes = _fewest_nodes(gpus, gpu.max_gpus_per_node)
         if nodes > 1:
             notes = (*notes, f"{nodes} nodes of {counted(gpus // nodes, 'GPU')}: ⟨nodes⟩ not given")
+    elif nodes > 1 and gpus <= gpu.max_gpus_per_node:
+        notes = (
+            *notes,
+            f"{counted(gpus, 'GPU')} on {nodes} nodes are {gpus // nodes} on each, though one node holds "
+            f"{gpu.max_gpus_per_node}: ⟨gpus⟩ counts those of all nodes; for {gpus} on each ⟨gpus⟩ "
+            f"{gpus * nodes}",
+        )
     if detected and host_ram is None and nodes == 1 and gpus <= detected:
         host_ram, note = _this_host()
         notes = (*notes, note) if note else notes

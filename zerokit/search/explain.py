@@ -89,12 +89,12 @@ def gpu_words(gpu: Gpu) -> str:
 
 
 def cluster_words(cluster: Cluster) -> str:
-    """``8 × h100-sxm-80gb``; ``2 CPU ranks``."""
+    """``8 × h100-sxm-80gb (79.6 GiB each) on 2 nodes of 4``; ``2 CPU ranks``."""
     each = " each" if cluster.gpus > 1 else ""
     if cluster.gpu.name == "cpu":
         ranks = counted(cluster.gpus, "CPU rank")
         return f"{ranks} ({format_gib(cluster.gpu.driver_vram_bytes, 1)}{each})"
-    nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
+    nodes = f" on {cluster.nodes} nodes of {cluster.gpus_per_node}" if cluster.nodes > 1 else ""
     assumed = "assumed, " if cluster.gpu_assumed else ""
     if cluster.gpu.stands_in:
         return f"{cluster.gpus} × {gpu_words(cluster.gpu)}{nodes}"

@@ -142,6 +142,16 @@ def test_a_batch_that_cannot_be_met_names_those_that_can(capsys: pytest.CaptureF
     assert call(capsys, *plan, "--global-batch", "16")[0] == 0
 
 
+def test_gpus_of_all_nodes_that_one_node_holds_are_told_apart_from_gpus_of_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = ("plan", "--model", "llama-3.1-8b", "--gpu", "h200", "--nodes", "2", "--gpus")
+    for gpus, each, doubted in (("8", 4, True), ("16", 8, False)):
+        out = call(capsys, *plan, gpus)[1]
+        assert out.startswith(f"Plan for llama-3.1-8b on {gpus} × h200 (140.4 GiB each) on 2 nodes of {each}")
+        assert ("8 GPUs on 2 nodes are 4 on each" in out and "for 8 on each --gpus 16" in out) == doubted
+
+
 def test_three_batch_sizes_that_contradict_each_other_are_multiplied(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
