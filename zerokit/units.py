@@ -141,7 +141,7 @@ def parse_positive_int(text: object, what: str, maximum: int = 10**9, *, example
     if suffix or value != int(value):
         raise InputError(f"{what}: {text!r} must be a whole number such as {example}")
     if not 1 <= value <= maximum:
-        raise InputError(f"{what}: {text!r} must be between 1 and {maximum}")
+        raise InputError(f"{what}: {text!r} must be {f'at most {maximum:,}' if value > 1 else 'at least 1'}")
     return int(value)
 
 

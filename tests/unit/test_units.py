@@ -75,7 +75,7 @@ def test_what_is_no_number_is_refused(read: object, text: object, words: str) ->
 def test_a_whole_number_with_a_suffix_may_mean_two_and_names_both() -> None:
     with pytest.raises(InputError, match=r"may mean 4096 or 4000"):
         units.parse_positive_int("4k", "seq_len")
-    with pytest.raises(InputError, match="between 1 and 8"):
+    with pytest.raises(InputError, match="9 must be at most 8"):
         units.parse_positive_int(9, "stage", maximum=8)
     with pytest.raises(InputError, match="whole number"):
         units.parse_positive_int("2.5", "gpus")

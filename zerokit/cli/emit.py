@@ -26,7 +26,7 @@ _OF_JOB = (
         "--style",
         default="auto",
         metavar="auto|raw|accelerate|trainer|none",
-        help="How the script takes its DeepSpeed configuration; auto reads its source.",
+        help="How the script takes its DeepSpeed configuration; auto reads its source, none gives it none.",
     ),
     click.option(
         "--env",
@@ -130,7 +130,9 @@ def hostfile_command(hosts: tuple[str, ...], folder: str, out: str | None) -> No
 
 @command.command("sbatch", context_settings=_SCRIPT)
 @click.option("--job-name", default="zerokit", show_default=True, metavar="NAME")
-@click.option("--time", "time_limit", metavar="LIMIT", help="As Slurm takes it: 12:00:00 or 2-00:00:00.")
+@click.option(
+    "--time", "time_limit", metavar="LIMIT", help="As Slurm takes it: 12:00:00 or 2-00:00:00; 12 is minutes."
+)
 @_for_job
 @_out
 def sbatch_command(job: JobScript, job_name: str, time_limit: str | None, out: str | None) -> None:
@@ -169,8 +171,10 @@ def _write(text: str, out: str | None) -> None:
         click.echo(text.encode("utf-8", "surrogateescape"), nl=False)
         return
     path = Path(out)
+    replaced = path.is_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text, through_links=True)
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written: {error.strerror or error}") from None
+    say(f"{out}: {'replaced' if replaced else 'written'}")

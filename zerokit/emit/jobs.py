@@ -50,6 +50,27 @@ def hostfile(hosts: Sequence[str], strategy: Strategy, nodes: int) -> str:
     return "".join(f"{host} slots={slots}\n" for host in hosts)
 
 
+def read_time_limit(text: str) -> str | None:
+    """What Slurm takes a time limit for, where its user may mean hours: ``12`` and ``12:00`` are minutes.
+
+    Source: the manual of sbatch, ``--time``: "minutes", "minutes:seconds", "hours:minutes:seconds",
+    "days-hours", "days-hours:minutes" and "days-hours:minutes:seconds".
+
+    Raises:
+        InputError: none of these.
+    """
+    if not _TIME.fullmatch(text):
+        raise InputError(f"⟨time⟩ {text}: use for example 12:00:00 (hours) or 2-00:00:00 (days)")
+    number, colon, rest = text.partition(":")
+    if "-" in number or ":" in rest:
+        return None
+    seconds = f" {counted(int(rest), 'second')}" if colon and int(rest) else ""
+    return (
+        f"⟨time⟩ {text} is {counted(int(number), 'minute')}{seconds} to Slurm; "
+        f"for hours write {number}:{rest if colon else '00'}:00"
+    )
+
+
 def sbatch_script(
     strategy: Strategy,
     nodes: int,
@@ -67,12 +88,10 @@ def sbatch_script(
     RANK, hence torchrun.
 
     Raises:
-        InputError: a name, time or variable that Slurm or the shell would read otherwise.
+        InputError: a name or variable that Slurm or the shell would read otherwise.
     """
     if not _JOB_NAME.fullmatch(job_name):
-        raise InputError(f"job name {job_name!r}: use letters, digits, dots, hyphens and underscores")
-    if time_limit is not None and not _TIME.fullmatch(time_limit):
-        raise InputError(f"time limit {time_limit!r}: use for example 12:00:00 or 2-00:00:00")
+        raise InputError(f"⟨job_name⟩ {job_name!r}: use letters, digits, dots, hyphens and underscores")
     return _render(
         "sbatch.sh.j2",
         job_name=job_name,
@@ -102,7 +121,7 @@ def kubernetes_manifest(
         InputError: a name or resource that Kubernetes refuses, or an empty image.
     """
     if not _POD_NAME.fullmatch(name):
-        raise InputError(f"name {name!r}: use lower-case letters, digits and hyphens, at most 52")
+        raise InputError(f"⟨name⟩ {name!r}: use lower-case letters, digits and hyphens, at most 52")
     if not image.strip() or _LINE_BREAKS.search(image):
         raise InputError("⟨image⟩: name the container image that holds the training script")
     if not _RESOURCE.fullmatch(gpu_resource):

@@ -114,7 +114,10 @@ def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say:
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     plan = _for_gpus(job.folder)
+    minutes = None if time_limit is None else jobs.read_time_limit(time_limit)
     say(f"{job.folder}: {plan.title}")
+    if minutes is not None:
+        say(minutes)
     launched = configure_script(plan, job, say=say)
     return jobs.sbatch_script(
         plan.strategy(),

@@ -194,6 +194,7 @@ def test_kubernetes_holds_the_variant_of_the_script(capsys: pytest.CaptureFixtur
         (("deepspeed", "--variant", "fsdp"), "use one of raw, trainer, accelerate"),
         (("sbatch", "absent.py"), "there is no such file; with --style raw"),
         (("sbatch", "--style", "x", "absent.py"), "--style x: use auto, raw"),
+        (("sbatch", "--time", "12h", "absent.py"), "--time 12h: use for example 12:00:00 (hours)"),
         (("sbatch", "--style", "raw", "--env", "A", "absent.py"), "--env A: write NAME=VALUE"),
         (("accelerate", "--out", "file/x.yaml"), "--out file/x.yaml: cannot be written"),
     ],
@@ -219,6 +220,31 @@ def test_out_is_written_through_a_link_and_never_replaces_a_pipe(capsys: pytest.
     finally:
         os.close(reader)
     assert Path("pipe").is_fifo() and Path("link").is_symlink() and Path("file").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("limit", "minutes"),
+    [
+        ("12", "--time 12 is 12 minutes to Slurm; for hours write 12:00:00"),
+        ("12:00", "--time 12:00 is 12 minutes to Slurm; for hours write 12:00:00"),
+        ("90:30", "--time 90:30 is 90 minutes 30 seconds to Slurm; for hours write 90:30:00"),
+        ("12:00:00", None),
+        ("2-12", None),  # days-hours
+    ],
+)
+def test_a_time_limit_that_slurm_takes_for_minutes_is_told(
+    limit: str, minutes: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_plan(capsys)
+    code, out, err = emit(capsys, "sbatch", "--style", "raw", "--time", limit, "train.py")
+    assert code == 0 and f"#SBATCH --time={limit}\n" in out
+    assert minutes in err if minutes else "to Slurm" not in err
+
+
+def test_out_says_whether_it_replaced_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan(capsys)
+    for done in ("written", "replaced"):
+        assert f"x.yaml: {done}" in emit(capsys, "accelerate", "--out", "x.yaml")[2]
 
 
 def test_a_pipeline_is_for_raw_scripts_alone(capsys: pytest.CaptureFixture[str]) -> None:
