@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import click
 
@@ -30,7 +31,14 @@ class Command(click.Command):
         self.params.append(quiet_option())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; an option given twice counts as given last, which is said."""
+        """Parse; an option given twice counts as given last, which is said.
+
+        Raises:
+            InputError: a word is no option's value, and this command takes no words.
+        """
+        _, extra, _ = self.make_parser(ctx).parse_args(args=list(args))
+        if extra and not ctx.allow_extra_args and not ctx.resilient_parsing and self._takes("model"):
+            raise InputError(stray(extra[0], args))
         rest = super().parse_args(ctx, list(args))
         if not ctx.resilient_parsing:
             _, _, typed = self.make_parser(ctx).parse_args(args=list(args))
@@ -40,6 +48,9 @@ class Command(click.Command):
                     value = ctx.params.get(option.name or "")
                     say.say(f"{option.opts[-1]} is given {times} times; the last counts: {value}")
         return rest
+
+    def _takes(self, name: str) -> bool:
+        return any(parameter.name == name for parameter in self.params)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
@@ -66,6 +77,30 @@ class Command(click.Command):
         formatter.write("Examples:\n")
         for purpose, command in self.examples:
             formatter.write(f"  {purpose}:\n    {command}\n")
+
+
+_LISTS = ("--gpu", "--price", "--method", "--lora-targets")
+"""Options of several values, joined with commas."""
+
+
+def stray(word: str, args: Sequence[str], more: str = "") -> str:
+    """What to say of a word that is no option's value: a list was meant, or a model.
+
+    Args:
+        args: all that was typed after the command.
+        more: how else a word is given.
+    """
+    at = list(args).index(word)
+    option, first = args[max(0, at - 2)], args[max(0, at - 1)]
+    if first.startswith("--"):
+        option, _, first = first.partition("=")
+    names_model = any(typed.partition("=")[0] in ("--model", "--params") for typed in args)
+    if option in _LISTS and first and (names_model or first.endswith(",") or word.startswith(",")):
+        end = next((n for n, later in enumerate(args) if n > at and later.startswith("-")), len(args))
+        values = [part.strip(", ") for part in (first, *args[at:end])]
+        joined = ",".join(value for value in values if value)
+        return f"{word}: no option's value; join several with commas, without a space: {option} {joined}"
+    return f"{word}: no option's value; a model is named with --model {word}{more}"
 
 
 def _holds_one_value(option: click.Option) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerokit.cli import options as shared_options
-from zerokit.cli.base import Command
+from zerokit.cli.base import Command, stray
 from zerokit.cli.say import say
 from zerokit.errors import InputError, NothingFits
 from zerokit.planner.plan_folder import DEFAULT_FOLDER, still_there
@@ -98,7 +98,7 @@ def command(
     from zerokit.cli import plan_text
 
     if overrides and recipe is None:
-        raise InputError(_misplaced(overrides[0]))
+        raise InputError(_misplaced(overrides[0], click.get_current_context().meta[_WORDS]))
     folder = out or DEFAULT_FOLDER
     count = parse_positive_int(top, "⟨top⟩", 100)
     words = click.get_current_context().meta.get(_SCRIPT)
@@ -149,13 +149,13 @@ def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate
     write_page(path, plan_page(result, page, alternatives=alternatives))
 
 
-def _misplaced(word: str) -> str:
+def _misplaced(word: str, typed: Sequence[str]) -> str:
     """What to say of a word that is no option's and stands before any script."""
     if word.endswith(".py"):
         return f"{word}: a script stands after --: zerokit plan … -- {word} ARGS"
     if "=" in word:
         return f"{word}: only with --recipe; write options as --name VALUE"
-    return f"{word}: no option's value; a model is named with --model {word}, a script after --"
+    return stray(word, typed, ", a script after --")
 
 
 def _target(words: tuple[str, ...]) -> Target:

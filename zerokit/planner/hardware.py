@@ -98,11 +98,19 @@ _NUMBER_AND_NAME = re.compile(r"\s*(\d+)\s*[x×*]\s*([A-Za-z0-9].*)")
 
 
 def _refuse_number_with_name(options: Mapping[str, Any]) -> None:
-    """``2x4090`` is a number and a name: two options.
+    """``2x4090`` is a number and a name: two options; and so is a name where the number belongs.
 
     Raises:
         InputError: with both options written out.
     """
+    typed = str(options.get("gpus") or "").strip()
+    if typed[:1].isalpha():
+        from zerokit.catalog import gpus
+
+        name = _catalogue_name(typed)
+        number = options["gpu"] if str(options.get("gpu")).isdigit() else "N"
+        if name in gpus.names():
+            raise InputError(f"⟨gpus⟩ {typed}: {name} is a kind of GPU: write ⟨gpus⟩ {number} ⟨gpu⟩ {name}")
     for option in ("gpus", "gpu"):
         text = str(options.get(option) or "")
         match = _NUMBER_AND_NAME.fullmatch(text)
@@ -143,6 +151,11 @@ def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, 
     if name:
         from zerokit.catalog import gpus
 
+        if "," in name:
+            raise InputError(
+                f"⟨gpu⟩ {name}: a plan and an estimate are for one kind; name one, or compare them: "
+                f"`zerokit size --gpu {name}`"
+            )
         gpu = gpus.lookup(name)
         if vram:
             size = parse_bytes(vram, "⟨vram⟩")

@@ -158,6 +158,24 @@ def test_a_size_given_for_a_name_leads_to_both(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("qwen2.5-14b",), "a model is named with --model qwen2.5-14b"),
+        (("--gpu", "l40s", "qwen2.5-14b"), "a model is named with --model qwen2.5-14b"),
+        (("--model", "gpt2", "--gpu", "l40s,", "h200", "l4", "--method", "lora"), ": --gpu l40s,h200,l4"),
+        (("--model", "gpt2", "--gpu", "l40s", ",", "h200"), "without a space: --gpu l40s,h200"),
+        (("--params", "8b", "--gpu=l40s", "h200"), "without a space: --gpu l40s,h200"),
+        (("--params=8b", "--price", "l40s=1.10", "l4=2"), "without a space: --price l40s=1.10,l4=2"),
+    ],
+)
+def test_a_word_that_is_no_options_value_is_answered_with_what_was_meant(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = call(capsys, "size", *words)
+    assert code == 2 and said in err
+
+
+@pytest.mark.parametrize(
     ("price", "words"),
     [
         ("2,10", "write a decimal with a point, 2.10"),
