@@ -36,9 +36,12 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
 
     result = planner.size(options, price=price, say=say)
     body = result.to_dict()
-    click.echo(json.dumps(body, indent=1, allow_nan=False) if as_json else _text(body))
-    if result.nothing_fits is not None:
-        raise NothingFits(result.nothing_fits)
+    if as_json:
+        click.echo(json.dumps(body, indent=1, allow_nan=False))
+    if result.misfit is not None:
+        raise NothingFits(result.misfit)
+    if not as_json:
+        click.echo(_text(body))
 
 
 def _text(body: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.job import METHODS
-from zerokit.errors import InputError
+from zerokit.errors import InputError, NothingFits
 from zerokit.memory.closed_form import ASSUMPTION
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.prices import prices_of
@@ -59,22 +59,33 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
             *_unread(options, results),
             *_closed_form_notes(results),
         ),
-        most_gpus=most,
-        changes=() if any(size.gpus for size in results) else _changes(request, kinds, methods[-1], most),
+        misfit=(
+            None
+            if any(size.gpus for size in results)
+            else _misfit(resolved.model_name, request, kinds, methods[-1], most)
+        ),
     )
 
 
-def _changes(request: Request, kinds: Sequence[Gpu], method: str, most: int) -> tuple[str, ...]:
-    """What would make it fit on the most GPUs of the kind with the most memory, at most one node of them."""
+def _misfit(model_name: str, request: Request, kinds: Sequence[Gpu], method: str, most: int) -> str:
+    """That nothing fits, why not on the most GPUs of the kind with the most memory, at most one node of them,
+    and what would."""
     from zerokit.domain.job import Lora
-    from zerokit.search.nearest import nearest_changes
-    from zerokit.search.plan import best_plan
+    from zerokit.search.explain import gpu_words
+    from zerokit.search.plan import make_plan
 
     gpu = max(kinds, key=lambda kind: kind.driver_vram_bytes)
     lora = None if method == "full" else request.job.lora or Lora()
     cluster = replace(request.cluster, gpu=gpu, gpus=min(most, gpu.max_gpus_per_node), nodes=1)
     asked = replace(request, job=replace(request.job, method=method, lora=lora), cluster=cluster)
-    return tuple(nearest_changes(asked, best_plan))
+    names = ", ".join(dict.fromkeys(gpu_words(kind) for kind in kinds))
+    lines = [f"{model_name} fits on none of {names} up to {counted(most, 'GPU')}"]
+    try:
+        make_plan(asked)
+    except (InputError, NothingFits) as error:
+        said_all = len(kinds) == 1 and cluster.gpus == most
+        lines = [error.marked] if said_all else [*lines, error.marked]
+    return "\n".join(lines)
 
 
 def _speed_notes(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import degrees
 from zerokit.search.explain import barely_words, gpu_words, strategy_words
-from zerokit.units import GIB, counted, format_gib
+from zerokit.units import GIB, format_gib
 
 if TYPE_CHECKING:
     from zerokit.search.sizing import Size
@@ -133,16 +133,14 @@ class SizeResult:
         request: the arguments that were given, by option without dashes in front.
         sizes: by kind of GPU, method and offload.
         notes: what was assumed, with arguments marked (:mod:`zerokit.fields`).
-        most_gpus: the most that were tried.
-        changes: where nothing fits, the nearest changes after which the most GPUs of the largest kind do.
+        misfit: where no number of these GPUs will do, that, with arguments marked.
     """
 
     model_name: str
     request: Mapping[str, Any]
     sizes: tuple[FewestGpus, ...]
     notes: tuple[str, ...]
-    most_gpus: int
-    changes: tuple[str, ...] = ()
+    misfit: str | None = None
 
     def __repr__(self) -> str:
         """What a Python prompt shows: the answer."""
@@ -218,15 +216,8 @@ class SizeResult:
 
     @property
     def nothing_fits(self) -> str | None:
-        """That no number of these GPUs will do, in a sentence; None where some will."""
-        if any(size.gpus for size in self.sizes):
-            return None
-        kinds = dict.fromkeys(size.gpu_words for size in self.sizes)
-        most = counted(self.most_gpus, "GPU")
-        lines = [f"{self.model_name} fits on none of {', '.join(kinds)} up to {most}"]
-        if self.changes:
-            lines += ["What would make it fit:", *(f"  - {change}" for change in self.changes)]
-        return "\n".join(lines)
+        """That no number of these GPUs will do, why, and what would; None where some will."""
+        return None if self.misfit is None else plain(self.misfit)
 
     def to_dict(self) -> dict[str, Any]:
         """What ``size --json`` prints."""

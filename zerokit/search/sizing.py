@@ -66,7 +66,8 @@ def sizes(
 def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _MOST_GPUS) -> Size:
     """The smallest number of GPUs on which something fits.
 
-    Inside a node every number is tried, beyond it whole nodes: first doubling, then halving the gap.
+    Inside a node numbers are doubled, up to the most, beyond it whole nodes: first doubling, then halving the
+    gap.
     """
     pins = request.pins
     if not offload:
@@ -84,8 +85,9 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
         return fitting
 
     per_node = gpu.max_gpus_per_node
-    for count in (*(n for n in (1, 2, 4, 8, 16) if n < per_node), per_node):
-        fitting = attempt(count) if count <= most else None
+    in_node = min(per_node, most)
+    for count in (*(n for n in (1, 2, 4, 8, 16) if n < in_node), in_node):
+        fitting = attempt(count)
         if fitting is not None:
             return _size(gpu, method, offload, count, fitting)
     low, high, best = 1, 2, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -225,6 +226,27 @@ def test_the_lowest_cost_says_which_gpus_it_leaves_out(capsys: pytest.CaptureFix
     assert both.startswith("lowest cost: 1 × a100-80gb, ") and both.endswith(" at 2.10 per GPU-hour")
 
 
+def test_what_fits_on_none_says_why_as_a_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
+    one = ("--model", "qwen2.5-14b", "--method", "full", "--gpu", "rtx-4090", "--gpus", "1")
+    code, out, err = call(capsys, "size", *one)
+    assert (code, out) == (3, "") and "and 338 GiB of host memory per node, where there are 48 GiB" in err
+    assert err == call(capsys, "plan", *one)[2]
+    several = ("--model", "qwen2.5-14b", "--method", "full", "--gpu", "l4,rtx-4090", "--gpus", "1")
+    code, out, err = call(capsys, "size", *several)
+    assert (code, out) == (3, "") and "qwen2.5-14b fits on none of l4, rtx-4090 up to 1 GPU\nnothing " in err
+    assert "What would make it fit:\n  - --method qlora" in err
+    code, out, err = call(capsys, "size", *several, "--json")
+    assert code == 3 and json.loads(out)["answer"] == []
+
+
+def test_every_number_up_to_the_most_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    """16 bytes of each of 20e9 parameters are 149 GiB on each of two GPUs of 140, and 99 on each of three."""
+    words = ("size", "--params", "20b", "--method", "full", "--gpu", "h200", "--zero", "3",
+             "--offload-optimizer", "none", "--offload-param", "none", "--gpus")  # fmt: skip
+    assert call(capsys, *words, "2")[0] == 3
+    assert as_json(capsys, *words, "3")["sizes"][0]["gpus"] == 3
+
+
 def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(
         capsys, "size", "--model", "llama-3.1-8b", "--gpu", "rtx-4090,h200", "--method", "full"
@@ -235,10 +257,7 @@ def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "size", "--params", "70b", "--gpu", "t4", "--method", "full", "--gpus", "8",
         "--host-ram", "64GiB",
     )  # fmt: skip
-    assert code == 3 and "fits on none" in err
-    one = ("--model", "qwen2.5-14b", "--gpu", "rtx-4090", "--gpus", "1")
-    code, _, err = call(capsys, "size", *one, "--method", "lora")
-    assert code == 3 and "up to 1 GPU\nWhat would make it fit:\n  - " in err and "--method qlora" in err
+    assert code == 3 and "nothing fits 8 × t4 (15.0 GiB each)" in err
     for wrong, words in ((("--gpu", "h100-sxm,h200", "--vram", "80GiB"), "--vram: 2 kinds"),
                          (("--price", "cheap"), "--price"), (("--tp", "3"), "--tp 3 does not divide"),
                          (("--gpu", "t4", "--precision", "bf16"), "t4 has no bf16 in hardware")):  # fmt: skip
