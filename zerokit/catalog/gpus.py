@@ -164,12 +164,22 @@ def for_vram(vram_bytes: int) -> tuple[Gpu, str]:
     """
     typical = [entry.gpu for entry in _entries() if entry.assumed_for_vram]
     gpu = min(typical, key=lambda gpu: abs(math.log(gpu.driver_vram_bytes / vram_bytes)))
-    decimal, rest = divmod(vram_bytes, 10**9)
-    sold = f"{decimal}GB is {format_gib(vram_bytes, 1)}, and a card sold as {decimal} GB has {decimal}GiB; "
+    sold = f"{words}; " if (words := sold_in_gb(vram_bytes)) else ""
     return gpu, (
-        f"{'' if rest else sold}speeds assumed to be those of {gpu.name}, the typical GPU nearest to "
+        f"{sold}speeds assumed to be those of {gpu.name}, the typical GPU nearest to "
         f"{format_gib(vram_bytes, 1)}; name the GPU with ⟨gpu⟩ for better ones"
     )
+
+
+def sold_in_gb(vram_bytes: int) -> str | None:
+    """That a size in whole GB, as cards are sold, is less than such cards have; None for any other size."""
+    decimal, rest = divmod(vram_bytes, 10**9)
+    if rest:
+        return None
+    sizes = [e.gpu.driver_vram_bytes for e in _entries() if f" {decimal} GB" in e.gpu.title]
+    least, most = (f"{size(sizes or [decimal * GIB]) / GIB:.1f}" for size in (min, max))
+    have = f"{least} to {most}" if least != most else most
+    return f"{decimal}GB is {format_gib(vram_bytes, 1)}, and cards sold as {decimal} GB have {have} GiB"
 
 
 def read_gpu(path: Path) -> Gpu:

@@ -9,6 +9,7 @@ from zerokit.domain.hardware import Gpu
 from zerokit.domain.job import METHODS
 from zerokit.errors import InputError, NothingFits
 from zerokit.memory.closed_form import ASSUMPTION
+from zerokit.planner.hardware import doubted_vram
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.prices import prices_of
 from zerokit.planner.request import resolve
@@ -41,6 +42,8 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
     kinds = _kinds(one_method)
     resolved = resolve({**one_method, "gpu": kinds[0].name, "vram": None}, say=say or silent)
     request = resolved.request
+    if say is not None and (doubted := doubted_vram(options)) is not None:
+        say(doubted)
     prices = prices_of(price, [gpu.name for gpu in kinds])
     methods = named or (("full",) if request.job.inference else METHODS)
     most = integer(options, "gpus") or _MOST_GPUS

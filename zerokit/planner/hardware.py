@@ -94,6 +94,14 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     return Hardware(cluster=cluster, notes=notes, named=named, found_here=detected > 0)
 
 
+def doubted_vram(options: Mapping[str, Any]) -> str | None:
+    """What makes the memory that was given for a GPU one that its user may not mean."""
+    from zerokit.catalog.gpus import sold_in_gb
+
+    sold = sold_in_gb(parse_bytes(options["vram"], "⟨vram⟩")) if options.get("vram") else None
+    return None if sold is None else f"⟨vram⟩ {options['vram']}: {sold}; write it in GiB, or name the ⟨gpu⟩"
+
+
 _NUMBER_AND_NAME = re.compile(r"\s*(\d+)\s*[x×*]\s*([A-Za-z0-9].*)")
 
 

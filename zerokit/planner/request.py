@@ -18,7 +18,7 @@ from zerokit.domain.job import (
 from zerokit.domain.position_limits import POSITIONS_EXCEEDED
 from zerokit.errors import InputError
 from zerokit.planner.effects import refuse_idle
-from zerokit.planner.hardware import Hardware, hardware
+from zerokit.planner.hardware import Hardware, doubted_vram, hardware
 from zerokit.planner.image_models import requested_images, with_room
 from zerokit.planner.losses import loss_notes, loss_of, offloading_notes, refuse_loss, refuse_offloading
 from zerokit.planner.memory_source import Model, Say, silent
@@ -91,6 +91,8 @@ def resolve(
     )
     job, notes = _job(options, chosen)
     machine = hardware(options)
+    if (doubted := doubted_vram(options)) is not None:
+        say(doubted)
     _refuse_attention(job, machine)
     pins = _pins(options, machine.on_cpu)
     refuse_loss(job, chosen.shape, machine.cluster, pins)

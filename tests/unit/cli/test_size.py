@@ -239,6 +239,20 @@ def test_what_fits_on_none_says_why_as_a_plan_does(capsys: pytest.CaptureFixture
     assert code == 3 and json.loads(out)["answer"] == []
 
 
+@pytest.mark.parametrize("command", ["plan", "size"])
+def test_memory_in_whole_gb_is_doubted_before_the_answer(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """nvidia-smi shows 23,028 MiB of an A10 and 24,564 of a 4090; both are sold as 24 GB."""
+    words = (command, "--params", "1b", "--method", "lora", "--vram")
+    code, _, err = call(capsys, *words, "24GB")
+    assert (
+        code == 0 and "cards sold as 24 GB have 22.5 to 24.0 GiB; write it in GiB, or name the --gpu" in err
+    )
+    assert "sold as" not in call(capsys, *words, "24GiB")[2]
+    assert "sold as" not in call(capsys, *words, "23028MiB")[2]
+
+
 def test_every_number_up_to_the_most_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
     """16 bytes of each of 20e9 parameters are 149 GiB on each of two GPUs of 140, and 99 on each of three."""
     words = ("size", "--params", "20b", "--method", "full", "--gpu", "h200", "--zero", "3",
