@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zerokit.linter.accelerate.keys import short
-from zerokit.linter.finding import Finding, finding_at
+from zerokit.linter.finding import Finding, finding_at, is_missing
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document
 from zerokit.suggest import distance, fold, nearest
@@ -196,7 +196,7 @@ def _severity(value: object) -> Severity:
 def _missing(document: Document, key: str, name: str) -> Finding:
     return finding_at(
         document, (key,), f"arguments-{key.replace('_', '-')}-missing",
-        f"{name[:60]!r} is not here, nor beside this file: the Trainer looks for it where it is started",
+        is_missing(name, "the Trainer"),
         "correct the path", severity="warning", source=_source(),
     )  # fmt: skip
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zerokit.errors import FileInputError, InputError
-from zerokit.linter.accelerate.keys import LAUNCH, is_file, short
+from zerokit.linter.accelerate.keys import LAUNCH, is_file
 from zerokit.linter.accelerate.pair import lint_pair
 from zerokit.linter.accelerate.processes import number_of_processes
 from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
 from zerokit.linter.arguments_file import lint_arguments
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.readers import forget_scripts
-from zerokit.linter.finding import Finding, finding_at
+from zerokit.linter.finding import Finding, finding_at, is_missing
 from zerokit.linter.hostfile import lint_hostfile
 from zerokit.linter.kinds import KINDS, UNKNOWN, detect_kind, what_else
 from zerokit.linter.suppress import without_ignored
@@ -169,7 +169,7 @@ def _named_file(file: CheckedFile) -> pathlib.Path | None:
             file.document,
             ("deepspeed_config", "deepspeed_config_file"),
             "accelerate-config-file-missing",
-            f"{short(name)} is not here, nor beside this file: Accelerate looks for it where it is started",
+            is_missing(name, "Accelerate"),
             "correct the path; an absolute one works from everywhere",
             severity="warning",
             source=LAUNCH,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any, Literal
 
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Location, Path
 from zerokit.values import frozen_dataclass
 
+_LONGEST_PATH, _START, _END = 200, 120, 60
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -131,3 +133,13 @@ def _follows(consequence: Finding, cause: Finding) -> bool:
     if cause.rule == "auto-not-filled":
         return consequence.rule not in _NOT_READ
     return cause.rule in _WRONG_VALUE and consequence.rule not in _WRONG_VALUE
+
+
+def is_missing(name: str, reader: str) -> str:
+    """That a file which another names is not there, and from where who reads it looks for it."""
+    shown = repr(name)
+    if len(shown) > _LONGEST_PATH:
+        shown = f"{shown[:_START]}…{shown[-_END:]}"
+    if PurePath(name).is_absolute():
+        return f"{shown} does not exist on this machine, and {reader} stops without it"
+    return f"{shown} is not here, nor beside this file: {reader} looks for it where it is started"

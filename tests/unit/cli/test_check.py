@@ -180,6 +180,20 @@ def test_accelerate_yaml_is_checked_with_the_json_it_names(
     assert "a.yaml:5:3: note: zero3_init_flag does nothing at stage 2" in out
 
 
+def test_a_path_that_is_not_there_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    absolute = "/home/somebody/work/experiments/zerokit-plan/ds_config.accelerate.json"
+    relative = absolute.removeprefix("/home/")
+    for path, words in (
+        (absolute, "does not exist on this machine, and Accelerate stops without it"),
+        (relative, "is not here, nor beside this file: Accelerate looks for it where it is started"),
+    ):
+        text = f"distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: {path}\n"
+        _, out, _ = check(write(tmp_path, "a.yaml", text), capsys=capsys)
+        assert f"warning: '{path}' {words} [accelerate-config-file-missing]" in out
+    _, out, _ = check(write(tmp_path, "a.yaml", text.replace("somebody", "s" * 300)), capsys=capsys)
+    assert "sss…" in out and "ds_config.accelerate.json' is not here" in out
+
+
 def test_accelerate_yaml_is_checked_with_the_hostfile_it_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

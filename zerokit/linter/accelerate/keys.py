@@ -49,7 +49,7 @@ def _load(version: str) -> Mapping[str, Any]:
 def short(value: object) -> str:
     """A value as it is shown in a message."""
     text = repr(value)
-    return text if len(text) <= 40 else text[:39] + "…"
+    return text if len(text) <= 40 else f"{text[:38]}…{text[-1]}"
 
 
 def is_file(path: str | pathlib.Path) -> bool:
