@@ -86,7 +86,7 @@ def with_saving(candidate: Candidate, shape: ModelShape, job: Job, cluster: Clus
     return replace(candidate, saving=estimate)
 
 
-NONE_LOAD = "save_model writes no weights that load"
+NONE_LOAD = "save_model writes no"
 NO_ROOM = "which has no room for them"
 """In notes on what loses a run's result."""
 
@@ -115,7 +115,8 @@ def notes(candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -
     if limit is None or _has_room(candidate, replace(estimate, host_bytes=model_bytes), cluster):
         why = " are not gathered (stage3_gather_16bit_weights_on_model_save is false)"
     return (
-        f"save checkpoints: {NONE_LOAD}; to convert one: python zero_to_fp32.py CHECKPOINT_DIR OUTPUT_DIR",
+        f"save checkpoints (save_strategy): {NONE_LOAD} {'weights' if job.lora is None else 'adapters'} that "
+        "load; to convert a checkpoint: python zero_to_fp32.py CHECKPOINT_DIR OUTPUT_DIR",
         f"the whole weights{why}",
     )
 
