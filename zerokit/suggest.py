@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _CUTOFF = 0.78  # difflib's ratio from which a key is suggested
@@ -52,6 +52,12 @@ _SYNONYMS = {
 
 _ONE_MEANING = frozenset({"zero_stage", "learning_rate", "pinned_memory"})
 """Synonyms that mean the same thing in every tool."""
+
+
+def alternatives(names: Sequence[str]) -> str:
+    """``a, b or c``."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def alike(text: str, names: Iterable[str], most: int = 1) -> list[str]:

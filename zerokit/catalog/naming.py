@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from zerokit.suggest import misspelt
+from zerokit.suggest import alternatives, misspelt
 
 Words: TypeAlias = tuple[str, ...]
 
@@ -92,5 +92,5 @@ def incomplete(candidates: Sequence[str]) -> str:
 
 def suggestions(text: str, names: Sequence[str]) -> str:
     """``did you mean …?`` with a space after it, or nothing where no name is alike."""
-    close = misspelt(text.lower().rpartition("/")[2], names, most=3, unfinished=True)
-    return f"did you mean {' or '.join(close)}? " if close else ""
+    close = misspelt(text.lower().rpartition("/")[2], names, most=_MOST_LISTED, unfinished=True)
+    return f"did you mean {alternatives(close)}? " if close else ""

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable
 
 _NARROWEST, _WIDEST = 40, 100
+_JOINED = "\x00"  # a space that no line ends at
 
 
 def width() -> int:
@@ -23,12 +24,19 @@ def bullets(lines: Iterable[str]) -> list[str]:
     """Wrapped list items."""
     wrapped = []
     for line in lines:
-        wrapped += textwrap.wrap(
-            line, width(), initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
-        )
+        wrapped += wrap(line, "  - ", "    ")
     return wrapped
 
 
 def paragraph(text: str) -> list[str]:
     """Wrapped text, indented."""
-    return textwrap.wrap(text, width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return wrap(text, "  ", "  ")
+
+
+def wrap(text: str, first: str = "", later: str = "") -> list[str]:
+    """Lines behind indents; words stay whole, and a number keeps its per cent sign."""
+    joined = text.replace(" %", f"{_JOINED}%")
+    lines = textwrap.wrap(
+        joined, width(), initial_indent=first, subsequent_indent=later, break_on_hyphens=False
+    )
+    return [line.replace(_JOINED, " ") for line in lines]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,7 +58,7 @@ def _text(body: dict[str, Any]) -> str:
     none = dict.fromkeys(part for row in body["sizes"] for part in row.get("measured_on_no_machine", ()))
     if none:
         told = f"{never_measured(none)} (times from data sheets)"
-        lines += ["", *textwrap.wrap(told, prose.width(), break_on_hyphens=False)]
+        lines += ["", *prose.wrap(told)]
     commands = body["next_by_method"]
     if commands:
         title = "Next, by method" if len(commands) > 1 else "Next"
@@ -123,5 +122,4 @@ def _below(text: str) -> list[str]:
     """The plan of a row, or why there is none, under it."""
     from zerokit.cli import prose
 
-    return textwrap.wrap(text, prose.width(), initial_indent="    ", subsequent_indent="    ",
-                         break_on_hyphens=False)  # fmt: skip
+    return prose.wrap(text, "    ", "    ")

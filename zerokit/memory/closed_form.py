@@ -32,7 +32,7 @@ CLOSED_FORM = "analytic"
 """``basis`` of these estimates."""
 ACTIVATIONS_WITHIN = 0.25
 """Of the activations, how far the closed form may be from a trace."""
-ASSUMPTION = "memory in closed form, not traced: activations within about 10-25 %"
+ASSUMPTION = "memory in closed form, not traced: activations within 10 to 25 %"
 _FP32 = 4.0
 _STEP_BYTES = 6.0
 """A trainable weight's gradient flattened in 16 bits and again in fp32 (zero/stage_1_and_2.py, step)."""

@@ -46,7 +46,7 @@ def fits(planned: PlannedStrategy) -> str:
     available = planned.cluster.gpu.driver_vram_bytes
     device = "CPU rank" if planned.on_cpu else "GPU"
     if planned.fits is None:
-        return f"{format_gib(required, 1)} required per {device}; no GPU memory was named"
+        return f"{format_gib(required, 1)} required per {device} (not compared with the assumed one)"
     room = available - required
     amounts = f"{format_gib(required, 1)} required of {format_gib(available, 1)} per {device}"
     if planned.fits:

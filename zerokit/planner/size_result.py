@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import degrees
 from zerokit.search.explain import barely_words, gpu_words, strategy_words
+from zerokit.suggest import alternatives
 from zerokit.units import GIB, format_gib
 
 if TYPE_CHECKING:
@@ -278,12 +279,6 @@ def _price_words(price: float) -> str:
     return f"{price:.2f}"
 
 
-def _alternatives(names: Sequence[str]) -> str:
-    """``a, b or c``."""
-    *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
-
-
 def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     """The sentences of one method. ``sizes``: of those kinds of GPU that some number of is enough."""
     if not sizes:
@@ -295,7 +290,7 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     available = smallest.size.gpu.driver_vram_bytes
     barely = f", {words}" if (words := barely_words(_headroom(smallest))) else ""
     offload = " and offload to host memory" if smallest.offloads else ""
-    as_well = f"; {fewest_gpus} × {_alternatives(others)} would do as well" if others else ""
+    as_well = f"; {fewest_gpus} × {alternatives(others)} would do as well" if others else ""
     sentences = [
         f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu_words}{offload} "
         f"({format_gib(memory, 1)} required of {format_gib(available, 1)} per GPU{barely}){as_well}"
