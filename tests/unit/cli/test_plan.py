@@ -152,40 +152,6 @@ def test_gpus_of_all_nodes_that_one_node_holds_are_told_apart_from_gpus_of_each(
         assert ("8 GPUs on 2 nodes are 4 on each" in out and "for 8 on each --gpus 16" in out) == doubted
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("gpt2",), "a model is named with --model gpt2, a script after --"),
-        (("--model", "gpt2", "--method", "lora", "--lora-targets", "c_attn,", "c_proj"),
-         "without a space: --lora-targets c_attn,c_proj"),
-        (("--model", "gpt2", "--gpu", "l40s", "train.py"), "zerokit plan … -- train.py ARGS"),
-        (("--model", "gpt2", "--gpu", "l40s,h200"), "`zerokit size --gpu l40s,h200`"),
-        (("--model", "gpt2", "--gpu", "1", "--gpus", "rtx-4090"),
-         "rtx-4090 is a kind of GPU: write --gpus 1 --gpu rtx-4090"),
-        (("--model", "gpt2", "--gpu", "h10"),
-         "did you mean a10, h100-nvl-94gb, h100-pcie-80gb, h100-sxm-80gb or h20-96gb?"),
-        (("--model", "gpt2", "--gpus", "0"), "--gpus: '0' must be at least 1"),
-        (("--model", "gpt2", "--seq-len", "2000000000"), "must be at most 100,000,000"),
-        (("--model", "gpt2", "--gpus", "many"), "--gpus: cannot read 'many'"),
-    ],
-)  # fmt: skip
-def test_a_slip_in_the_words_is_answered_with_what_was_meant(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = call(capsys, "plan", *words)
-    assert code == 2 and said in err
-
-
-@pytest.mark.parametrize("columns", range(40, 100, 3))
-def test_a_number_keeps_its_per_cent_sign(
-    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    words = ("plan", "--params", "1b", "--gpu", "v100-32gb", "--explain")
-    _, out, _ = call(capsys, *words)
-    assert "25 %" in out and not any(line.lstrip().startswith("%") for line in out.splitlines())
-
-
 def test_three_batch_sizes_that_contradict_each_other_are_multiplied(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

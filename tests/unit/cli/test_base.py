@@ -1,0 +1,38 @@
+"""What a slip on the command line is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import call, move_elsewhere
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    move_elsewhere(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("gpt2",), "a model is named with --model gpt2, a script after --"),
+        (("--model", "gpt2", "--method", "lora", "--lora-targets", "c_attn,", "c_proj"),
+         "without a space: --lora-targets c_attn,c_proj"),
+        (("--model", "gpt2", "--gpu", "l40s", "train.py"), "zerokit plan … -- train.py ARGS"),
+        (("--model", "gpt2", "--gpu", "l40s,h200"), "`zerokit size --gpu l40s,h200`"),
+        (("--model", "gpt2", "--gpu", "1", "--gpus", "rtx-4090"),
+         "rtx-4090 is a kind of GPU: write --gpus 1 --gpu rtx-4090"),
+        (("--model", "gpt2", "--gpu", "h10"),
+         "did you mean a10, h100-nvl-94gb, h100-pcie-80gb, h100-sxm-80gb or h20-96gb?"),
+        (("--model", "gpt2", "--gpus", "0"), "--gpus: '0' must be at least 1"),
+        (("--model", "gpt2", "--seq-len", "2000000000"), "must be at most 100,000,000"),
+        (("--model", "gpt2", "--gpus", "many"), "--gpus: cannot read 'many'"),
+    ],
+)  # fmt: skip
+def test_a_slip_in_the_words_is_answered_with_what_was_meant(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = call(capsys, "plan", *words)
+    assert code == 2 and said in err
