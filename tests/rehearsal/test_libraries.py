@@ -139,6 +139,29 @@ def test_adapters_quantised_bases_and_a_long_generation_are_as_large_as_they_are
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bits", ["16", "4"])
+def test_a_frozen_base_is_told_apart_from_what_the_optimizer_holds(
+    tmp_path: Path, model: str, bits: str
+) -> None:
+    pytest.importorskip("peft")
+    pytest.importorskip("bitsandbytes")
+    _, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "frozen_base.py"), model, bits)
+    live: dict[str, int] = {}
+    for row in rank_of(said)["at_peak"]:
+        live[row["what"]] = live.get(row["what"], 0) + row["bytes"]
+    in_layers = PARAMETERS - 1000 * 256 - 5 * 256
+    packed = in_layers // 2 if bits == "4" else 0
+    frozen = 2 * (PARAMETERS - in_layers if bits == "4" else PARAMETERS)
+    # blocks of up to 512 bytes for each of 20 weights
+    assert 0 <= live["frozen parameters"] - frozen <= 20 << 9
+    assert 0 <= live.get("quantised parameters", 0) - packed <= 20 << 9
+    saves = {change["what"]: change["saves_bytes"] for change in said["changes"]}
+    in_host = [size for what, size in saves.items() if "offload_optimizer" in what]
+    adapters = 4 * 2 * (256 + 256 + 2 * (256 + 128) + 3 * (256 + 512) + 256 + 256)
+    assert all(size <= 20 * adapters for size in in_host)  # masters, moments, flat gradients; not the base
+
+
+@pytest.mark.slow
 def test_what_another_stream_uses_is_reserved_for_longer(tmp_path: Path) -> None:
     script, reserved, allocated = str(SCRIPTS / "side_stream.py"), [], []
     for arguments in ([], ["record"]):

@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.rehearsal.result import Change, RankMemory
+from zerokit.rehearsal.result import FROZEN, QUANTISED, WEIGHTS, Change, RankMemory
 
 _LEAST_SHARE = 0.03
 """Of the peak, below which a change is not worth a line."""
 _TRAINING = ("forward", "backward", "step")
+_BEFORE_TRAINING = {"load", "init"}
+_FOUR_BITS_OF_16 = 4.127 / 16
+"""NF4 with double quantisation, as QLoRA has it (arXiv 2305.14314, section 3: 0.127 bits of constants)."""
 _BY_PHASE = {
     "eval": "a smaller batch in forwards without gradients (evaluation, or a reference model), or outputs "
     "of an evaluation moved to the host (`eval_accumulation_steps`)",
@@ -46,6 +49,7 @@ def changes(
         *_of_phase(rank),
         *_of_activations(rank, engine or {"micro_batch": batch_rows}),
         *_of_states(rank, gpus, engine),
+        *_of_frozen(rank),
         *_of_allocator(rank, expandable_segments),
     ]
     least = _LEAST_SHARE * rank.peak_allocated_bytes
@@ -61,11 +65,14 @@ def _live(rank: RankMemory) -> Counter[str]:
 
 
 def _of_phase(rank: RankMemory) -> Iterator[Change]:
-    """A peak outside of training: as much as all other phases stay below it."""
-    if rank.peak_phase in _TRAINING:
+    """A peak outside of training: as much as all other phases stay below it. What comes before training is
+    known to be the peak only where something came after it."""
+    if rank.peak_phase in _TRAINING or (rank.phases.keys() <= _BEFORE_TRAINING):
         return
     next_largest = max((size for name, size in rank.phases.items() if name != rank.peak_phase), default=0)
     advice = _BY_PHASE.get(rank.peak_phase, f"less in {rank.peak_phase}")
+    if rank.peak_phase == "load" and _live(rank)[QUANTISED]:
+        advice = "loading the quantised weights straight to where they stay"
     yield Change(what=advice, saves_bytes=rank.peak_allocated_bytes - next_largest)
 
 
@@ -89,22 +96,31 @@ def _of_states(rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None) ->
     """What ZeRO divides over the ranks, and what may move to the host."""
     live = _live(rank)
     stage = (engine or {}).get("zero_stage") or 0
+    weights = live[WEIGHTS] + live[FROZEN] + live[QUANTISED]
     states = live["optimizer states"] + (live["engine and its buffers"] if engine else 0)
     words = "optimizer states and fp32 weights" if engine else "optimizer states"
     if gpus > 1:
         divided = (
             (1, words, states), (2, "gradients as well", states + live["gradients"]),
-            (3, "gradients and weights as well", states + live["gradients"] + live["model"]),
+            (3, "gradients and weights as well", states + live["gradients"] + weights),
         )  # fmt: skip
         for number, advice, size in divided:
             if stage < number:
-                new = size if stage == 0 else live["gradients" if number == 2 else "model"]
+                new = size if stage == 0 else live["gradients"] if number == 2 else weights
                 yield Change(
                     what=f"ZeRO-{number}: {advice} divided over {gpus} GPUs",
                     saves_bytes=new * (gpus - 1) // gpus,
                 )
     if (engine or {}).get("offload_optimizer") in (None, "none"):
         yield Change(what=f"{words} in host memory (`offload_optimizer`)", saves_bytes=states)
+
+
+def _of_frozen(rank: RankMemory) -> Iterator[Change]:
+    """Frozen weights may be in 4 bits; that optimizer states move to the host leaves them where they are."""
+    yield Change(
+        what="the frozen weights in 4 bits (QLoRA: `load_in_4bit` of BitsAndBytesConfig)",
+        saves_bytes=int(_live(rank)[FROZEN] * (1 - _FOUR_BITS_OF_16)),
+    )
 
 
 def _of_allocator(rank: RankMemory, expandable_segments: bool) -> Iterator[Change]:

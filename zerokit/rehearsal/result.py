@@ -11,6 +11,9 @@ from zerokit.timing.recorded_step import StepTime
 from zerokit.units import counted, format_gib, format_seconds
 
 SCHEMA = "zerokit.rehearsal/1"
+WEIGHTS, FROZEN, QUANTISED = "model", "frozen parameters", "quantised parameters"
+"""What weights are called among what is live: those that are loaded or trained, those that are not, and those
+in 4 or 8 bits."""
 _LEAST_SHOWN_SHARE = 0.001
 
 

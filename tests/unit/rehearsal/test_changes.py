@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from zerokit.rehearsal.changes import changes
 from zerokit.rehearsal.result import HeldAtPeak, RankMemory
@@ -58,6 +61,32 @@ def test_zero_divides_what_its_stage_leaves_whole() -> None:
     assert told(held, 1, {"zero_stage": 2, "offload_optimizer": "cpu"}) == {}
     # without an engine what init allocates is DDP's, and stays
     assert told(held, 1)["optimizer states in host memory (`offload_optimizer`)"] == 8
+
+
+def test_frozen_weights_are_worth_4_bits_and_stay_when_optimizer_states_move() -> None:
+    lora = rank(frozen_parameters=16, optimizer_states=1, activations=4)
+    assert told(lora, engine={"zero_stage": 0, "micro_batch": 1, "gradient_checkpointing": True}) == {
+        # 4 bits and 0.127 of constants for each 16 (QLoRA, arXiv 2305.14314, section 3)
+        "the frozen weights in 4 bits (QLoRA: `load_in_4bit` of BitsAndBytesConfig)": pytest.approx(
+            16 - 4 - 0.127
+        ),
+        "half the sequence length: the batch size per GPU is 1": 2,
+        "optimizer states and fp32 weights in host memory (`offload_optimizer`)": 1,
+    }
+    assert told(lora, 2, {"zero_stage": 2})["ZeRO-3: gradients and weights as well divided over 2 GPUs"] == 8
+    assert told(rank(quantised_parameters=5), engine={"zero_stage": 0}) == {}
+
+
+def test_a_script_that_stopped_before_training_has_no_peak_to_lower() -> None:
+    loading = rank("load", model=6)
+    trained = told(loading)
+    stopped = told(replace(loading, phases={"load": loading.peak_allocated_bytes}))
+    assert (list(trained), stopped) == (
+        ["loading the weights in 16 bits, or straight to where they stay"], {},
+    )  # fmt: skip
+    assert list(told(rank("load", quantised_parameters=6))) == [
+        "loading the quantised weights straight to where they stay"
+    ]
 
 
 def test_a_peak_outside_of_training_comes_first_where_it_is_what_counts() -> None:

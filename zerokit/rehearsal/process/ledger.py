@@ -109,6 +109,7 @@ class GpuMemory:
         self.threads = threading.local()  # .stream: the current stream of each thread
         self.origin: Callable[[str, int], Origin] | None = None
         """Says where an allocation of so many bytes by an operator comes from."""
+        self.contents: dict[int, str] = {}  # what a block holds, by its number, where that is known
         self._origin_numbers: dict[Origin, int] = {NOWHERE: 0}
         self._holdings: dict[int, Holding] = {}
 
@@ -222,6 +223,12 @@ class GpuMemory:
             number = holding.number
             if self.history.stream[number] != stream:
                 self.history.other_streams.setdefault(number, set()).add(stream)
+
+    def holds(self, storage: Any, what: str) -> None:
+        """Tell what is in a storage, whichever phase allocated it; one that is not here is none of it."""
+        holding = self._holdings.get(storage._cdata)
+        if holding is not None and holding.block is not None:
+            self.contents[holding.number] = what
 
     def address(self, storage: Any) -> int | None:
         """Where a storage lies on the card; None for one that is not there."""

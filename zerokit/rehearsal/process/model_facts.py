@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
+
+from zerokit.rehearsal.result import FROZEN, QUANTISED, WEIGHTS
 
 
 def describe(module: Any) -> dict[str, Any]:
@@ -22,6 +25,15 @@ def describe(module: Any) -> dict[str, Any]:
         if getattr(base, "is_loaded_in_4bit", False):
             facts["method"] = "qlora"
     return facts
+
+
+def weights(module: Any) -> Iterator[tuple[Any, str]]:
+    """Each parameter's storage, and what it holds; under ZeRO-3 that of the rank's share."""
+    for parameter in module.parameters():
+        what = WEIGHTS if parameter.requires_grad else FROZEN
+        if not parameter.dtype.is_floating_point or getattr(parameter, "quant_state", None) is not None:
+            what = QUANTISED
+        yield getattr(parameter, "ds_tensor", parameter).untyped_storage(), what
 
 
 def _config(module: Any) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from zerokit.instrument import engine_facts
+from zerokit.rehearsal.process import model_facts
 from zerokit.rehearsal.process.endings import StopRehearsal
 from zerokit.rehearsal.process.guesses import script_line
 from zerokit.rehearsal.process.ledger import Origin
@@ -210,6 +211,11 @@ class Phases:
             self._names[root] = names
         return _NUMBER.sub("*", names[id(inner)]) or type(root).__name__
 
+    def find_weights(self, module: torch.nn.Module) -> None:
+        """Tell the ledger where the weights are of a module that is trained."""
+        for storage, what in model_facts.weights(module):
+            self._ledger.holds(storage, what)
+
     # ---------------------------------------------------------------- without an engine
 
     def install(self) -> None:
@@ -242,12 +248,15 @@ class Phases:
         torch.nn.Module.__call__ = called
 
     def _outermost_call(self, module: torch.nn.Module) -> None:
-        if next(module.parameters(), None) is not None:
+        is_new = module is not self._last_called() and next(module.parameters(), None) is not None
+        if is_new:
             self._last_called = weakref.ref(module)
         if self.has_engine or self._whole or self._in_backward:
             return
         if torch.is_grad_enabled():
             self._ledger.enter("forward")
+            if is_new:
+                self.find_weights(module)
         elif self._ledger.phase != "eval":
             self._before_eval = self._ledger.phase
             self._ledger.enter("eval")

@@ -9,11 +9,12 @@ from zerokit.rehearsal.process.guesses import Guess
 from zerokit.rehearsal.process.ledger import GpuMemory
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.phases import Phases
+from zerokit.rehearsal.result import WEIGHTS
 
 MOST_HOLDINGS = 40
 
 _WHAT = {
-    "load": "model",
+    "load": WEIGHTS,
     "init": "engine and its buffers",
     "forward": "activations",
     "backward": "gradients",
@@ -23,7 +24,8 @@ _WHAT = {
     "save": "saving",
     "other": "other",
 }
-"""What is live at a peak is told by the phase that allocated it."""
+"""What is live at a peak is told by the phase that allocated it, but for the weights of what is trained: an
+engine moves them to the GPU as it begins."""
 
 
 def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -> dict[str, Any]:
@@ -65,7 +67,8 @@ def at_peak(ledger: GpuMemory) -> list[dict[str, Any]]:
     history = ledger.history
     for number in history.live_at(ledger.peak.clock):
         phase, operator, module, location = ledger.origins[history.origin[number]]
-        component = "cuBLAS workspace" if operator == "cuBLAS workspace" else _WHAT.get(phase, phase)
+        by_phase = "cuBLAS workspace" if operator == "cuBLAS workspace" else _WHAT.get(phase, phase)
+        component = ledger.contents.get(number, by_phase)
         key = component, module, location
         totals[key] = totals.get(key, 0) + history.block_bytes[number]
     ordered = sorted(totals.items(), key=lambda item: -item[1])

@@ -141,6 +141,7 @@ def _observe(context: Context, cls: Any) -> None:
         if self.training and torch.is_grad_enabled():
             if phases.model is None:
                 phases.model = model_facts.describe(self.module)
+                phases.find_weights(self.module)
             phases.observed.training_forward(self, args, kwargs, phases.engines)
         return forward(self, *args, **kwargs)
 
