@@ -111,6 +111,16 @@ def test_the_documented_script_with_adapters(tmp_path: Path, four_bit: bool) -> 
     assert any(tensor.any() for name, tensor in saved.items() if "lora_B" in name)  # zeros before training
 
 
+def test_the_lora_example_refuses_4_bits_without_weights(tmp_path: Path) -> None:
+    script = EXAMPLES / "train_lora.py"
+    done = subprocess.run(
+        [sys.executable, script, "--model", EXAMPLES / "tiny-llama.json", "--four_bit", "--data", script,
+         "--output_dir", tmp_path], capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "--four_bit: a config.json has no weights to hold in 4 bits; give --model a folder" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 @pytest.mark.parametrize("script", ["raw.py", "accelerated.py", "trainer.py"])
