@@ -39,7 +39,9 @@ def load(job: Job, dtype: torch.dtype):
     """Tokenizer and base model."""
     if job.model.endswith(".json"):  # to try the script without a download: bytes are the tokens
         if job.four_bit:
-            raise SystemExit("--four_bit: a config.json has no weights to hold in 4 bits; give --model a folder")
+            raise SystemExit(
+                "--four_bit: a config.json has no weights to hold in 4 bits; give --model a folder"
+            )
         config = AutoConfig.from_pretrained(job.model)
         return ByT5Tokenizer(), AutoModelForCausalLM.from_config(config, dtype=dtype)
     quantization = BitsAndBytesConfig(  # "load the base model in 4 bits"

@@ -53,8 +53,8 @@ NOT_RUN = {
     "accelerate launch --config_file zerokit-plan/accelerate.yaml train.py": ("trains on 8 GPUs", ACCELERATE),
     "zerokit plan --gpus 4 --gpu l40s --global-batch 32 --out plan -- train.py": ("rehearses", PLAN_SCRIPT),
     "zerokit launch --plan plan train.py": ("takes that plan", PLAN_SCRIPT),
-    "zerokit rehearse --plan zerokit-plan examples/train_lora.py --model Llama-3.1-8B --four_bit --data my.txt "
-    "--output_dir out": ("rehearses an 8B model, for minutes", FROZEN_BASE),
+    "zerokit rehearse --plan zerokit-plan examples/train_lora.py --model Llama-3.1-8B --four_bit "
+    "--data my.txt --output_dir out": ("rehearses an 8B model, for minutes", FROZEN_BASE),
     "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True": ("the dry run of full-8b.md prints it", None),
     "hf download Qwen/Qwen2.5-1.5B --exclude '*.safetensors'": ("downloads", None),
     "python -c \"from datasets import load_dataset; load_dataset('trl-lib/ultrafeedback_binarized')\"": (

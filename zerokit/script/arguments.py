@@ -17,7 +17,7 @@ from zerokit.errors import InputError
 from zerokit.script.code_settings import bound_value, own_option
 from zerokit.script.option_values import NO, differs, number, truth
 from zerokit.script.planned_values import PlannedValues
-from zerokit.script.reader import ScriptFacts
+from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.script.tools import Tool, tool_of
 from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values, means
 from zerokit.search.space import Pins
@@ -115,6 +115,18 @@ class ScriptOptions:
     def given(self, name: str) -> tuple[object, str] | None:
         """What the user gave for an option, by the command line or in a file, and how it is written there."""
         return self._user_value((name,))
+
+    @property
+    def own_defaults(self) -> dict[str, object]:
+        """Literal defaults of the script's own options; fields only of classes that a parser reads, as
+        elsewhere a ``block_size`` is a model's."""
+        parses = self.facts.mentions & PARSERS_OF_DATACLASSES
+        return {**(self.facts.field_defaults if parses else {}), **self.facts.option_defaults}
+
+    def spelling(self, name: str) -> str:
+        """An option as the script's own parser has it."""
+        dashed = f"--{name.replace('_', '-')}"
+        return dashed if dashed in self.facts.options else f"--{name}"
 
     def _user_value(self, names: tuple[str, ...]) -> tuple[object, str] | None:
         """The value in the user's arguments or in the file that they name, and where it stands."""

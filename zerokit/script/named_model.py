@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from zerokit.script.arguments import ScriptOptions
-
-_NAMES = (
-    "model_name_or_path",
-    "pretrained_model_name_or_path",
-    "model_name",
-    "model_id",
-    "base_model",
-    "model",
-)
+from zerokit.script.option_values import MODELS
 
 
 def named_model(options: ScriptOptions) -> tuple[str, str] | None:
-    """Its name or path, and how it stands in the arguments or their file; None: they name none."""
-    given = next((given for name in _NAMES if (given := options.given(name)) is not None), None)
-    return (given[0], given[1]) if given is not None and isinstance(given[0], str) else None
+    """Its name or path, and how it stands in the arguments, their file or the script; None: nothing."""
+    given = next((given for name in MODELS if (given := options.given(name)) is not None), None)
+    if given is not None:
+        return (given[0], given[1]) if isinstance(given[0], str) else None
+    own = options.own_defaults
+    name = next((name for name in MODELS if isinstance(own.get(name), str)), None)
+    return (
+        None
+        if name is None
+        else (str(own[name]), f"{options.spelling(name)} is {own[name]} by default, which")
+    )

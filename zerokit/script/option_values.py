@@ -9,6 +9,10 @@ LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "seq_len", "seq_length
            "sequence_len", "block_size", "model_max_length")  # fmt: skip
 """What scripts call the option at which they cut their sequences."""
 
+MODELS = ("model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id", "base_model",
+          "model")  # fmt: skip
+"""What scripts call the option that names their model."""
+
 
 def truth(value: object) -> bool | None:
     """Of a switch, as text or as a value; None: neither (``auto``)."""

@@ -11,11 +11,8 @@ none      nothing that takes one was seen
 from __future__ import annotations
 
 import ast
-import functools
-import importlib.util
-import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +20,9 @@ from zerokit.errors import InputError
 from zerokit.script.adapter_calls import added_at
 from zerokit.script.assignments import Assignment, assignments
 from zerokit.script.code_settings import CodeSetting, code_settings
-from zerokit.script.option_values import LENGTHS
+from zerokit.script.option_values import LENGTHS, MODELS
+from zerokit.script.own_modules import find_module, installed_package, own_modules
+from zerokit.script.parser_calls import ParserCalls, called, parser_calls
 
 STYLES = ("raw", "accelerate", "trainer", "none")
 STYLE_WORDS = {
@@ -49,6 +48,7 @@ class ScriptFacts:
     Attributes:
         options: option strings given to ``add_argument``.
         flags: those of them that take no value.
+        option_defaults: literal defaults of its options, by their names with underscores.
         batch_arguments: literal values of keywords such as ``per_device_train_batch_size``.
         adds_adapters_at: where the script itself does, whatever its options say; None: nowhere.
         assigned: literals that attributes are set to.
@@ -62,7 +62,7 @@ class ScriptFacts:
         hides_arguments: some of them by ``**``, from a file or a computation.
         names_optimizer: the text ``optimizer`` stands in it, as a key.
         keywords: of all calls.
-        field_defaults: literal defaults of such arguments, lengths, ranks and switches in its dataclasses.
+        field_defaults: in its dataclasses, literal defaults of these, of models, lengths, ranks and switches.
         reads_deepspeed_config: it uses the value of its option ``--deepspeed_config``.
         package: the installed package that it belongs to.
         reads_micro_batch: it asks the engine or the configuration how large a micro-batch is to be, or has
@@ -74,6 +74,7 @@ class ScriptFacts:
     adds_deepspeed_arguments: bool = False
     options: set[str] = field(default_factory=set)
     flags: set[str] = field(default_factory=set)
+    option_defaults: dict[str, object] = field(default_factory=dict)
     calls_initialize: bool = False
     initialize_calls: int = 0
     own_configurations: list[str] = field(default_factory=list)
@@ -172,7 +173,7 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
     Raises:
         InputError: there is no such script or module.
     """
-    path = script if script is not None else _find_module(module or "")
+    path = script if script is not None else find_module(module or "")
     if path.is_dir():
         folder, path = path, path / "__main__.py"
         if not path.is_file():
@@ -180,12 +181,12 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
     if not path.is_file():
         raise InputError(f"script {path}: there is no such file")
     facts = ScriptFacts(path=path)
-    package = _installed_package(path)
+    package = installed_package(path)
     root = package.parent if package else path.parent if script is not None else Path.cwd()
     waiting = deque([path])
     if source is not None:
-        start = _find_module(source)
-        package = _installed_package(start)
+        start = find_module(source)
+        package = installed_package(start)
         root = package.parent if package else root
         waiting.append(start)
     facts.package = package.name if package else None
@@ -201,34 +202,16 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
             facts.adds_adapters_at = added_at(tree, path) if current == path else facts.adds_adapters_at
             facts.assigned.extend(assignments(tree, current))
             facts.code_settings.extend(code_settings(tree, current))
-            waiting.extend(_own_modules(tree, root, current.parent, package.name if package else None))
+            _add_parsers(facts, parser_calls(tree, current))
+            waiting.extend(own_modules(tree, root, current.parent, package.name if package else None))
     return facts
 
 
-def _installed_package(path: Path) -> Path | None:
-    """The folder of the installed package that a file belongs to; of it alone the source is read."""
-    for folder in path.resolve().parents:
-        if folder.parent.name in ("site-packages", "dist-packages"):
-            return folder
-    return None
-
-
-def _find_module(module: str) -> Path:
-    parts = module.split(".")
-    relative = Path.cwd().joinpath(*parts)
-    for candidate in (relative.with_suffix(".py"), relative / "__main__.py"):
-        if candidate.is_file():
-            return candidate
-    try:
-        spec = importlib.util.find_spec(parts[0])
-    except (ImportError, ValueError):
-        spec = None
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-        base = Path(folder).joinpath(*parts[1:])
-        for candidate in (base.with_suffix(".py"), base / "__main__.py"):
-            if candidate.is_file():
-                return candidate
-    raise InputError(f"-m {module}: no such module here or among the installed packages")
+def _add_parsers(facts: ScriptFacts, calls: ParserCalls) -> None:
+    facts.options |= calls.options
+    facts.flags |= calls.flags
+    facts.option_defaults = {**calls.defaults, **facts.option_defaults}
+    facts.has_subcommands |= calls.has_subcommands
 
 
 def _parse(path: Path, facts: ScriptFacts) -> ast.Module | None:
@@ -240,68 +223,6 @@ def _parse(path: Path, facts: ScriptFacts) -> ast.Module | None:
         if path == facts.path:
             facts.unreadable = f"its source cannot be read as Python ({type(error).__name__})"
         return None
-
-
-def _own_modules(tree: ast.Module, root: Path, folder: Path, package: str | None) -> Iterator[Path]:
-    """Files that the module imports from ``root`` (there, of ``package`` alone), or relatively."""
-    for node in ast.walk(tree):
-        names: list[tuple[Path, str]] = []
-        level = 0
-        if isinstance(node, ast.Import):
-            names = [(root, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            level = node.level
-            base = root if level == 0 else folder
-            for _ in range(node.level - 1):
-                base = base.parent
-            prefix = f"{node.module}." if node.module else ""
-            names = [(base, prefix + alias.name) for alias in node.names]
-            names += [(base, node.module)] if node.module else []
-        for base, name in names:
-            top = name.partition(".")[0]
-            if package is not None and level == 0 and (top != package or top in _LIBRARIES):
-                continue
-            path = _module_file(base, name)
-            if path is None and level == 0 and package is None:
-                path = _checked_out(name, root)
-            if path is not None:
-                yield path
-
-
-def _module_file(base: Path, name: str) -> Path | None:
-    candidate = base.joinpath(*name.split("."))
-    candidates = (candidate.with_suffix(".py"), candidate / "__init__.py")
-    return next((path for path in candidates if path.is_file()), None)
-
-
-_LIBRARIES = frozenset(
-    {"accelerate", "datasets", "deepspeed", "peft", "torch", "transformers", "trl", "zerokit"}
-)
-"""What is no part of a script even where it is worked on in a checkout."""
-
-
-@functools.cache
-def _package_folders(package: str) -> tuple[Path, ...]:
-    """Where a package lies that was installed from a checkout (``pip install -e``); the working copy is the
-    user's own code, unlike what lies among the installed packages."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError, AttributeError):
-        return ()
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec is not None else []
-    return tuple(f for f in folders if not {"site-packages", "dist-packages"} & set(f.parts))
-
-
-def _checked_out(name: str, root: Path) -> Path | None:
-    """A module of the checkout that the script lies in, wherever its package is found at run time."""
-    package, _, rest = name.partition(".")
-    if package in sys.stdlib_module_names or package in _LIBRARIES or not rest:
-        return None
-    above = (path for folder in list(root.parents)[:3] if (path := _module_file(folder, name)) is not None)
-    installed = (
-        path for folder in _package_folders(package) if (path := _module_file(folder, rest)) is not None
-    )
-    return next(above, None) or next(installed, None)
 
 
 class _Reader(ast.NodeVisitor):
@@ -327,7 +248,11 @@ class _Reader(ast.NodeVisitor):
     def _field_default(self, name: str, value: ast.expr | None) -> None:
         if isinstance(value, ast.Call):
             value = next((k.value for k in value.keywords if k.arg == "default"), None)
-        told = {name} & {*BATCH_KEYWORDS, *LENGTHS} or "rank" in name or getattr(value, "value", 0) is False
+        told = (
+            {name} & {*BATCH_KEYWORDS, *LENGTHS, *MODELS}
+            or "rank" in name
+            or getattr(value, "value", 0) is False
+        )
         if told and isinstance(value, ast.Constant):
             self.facts.field_defaults[name] = value.value
 
@@ -346,16 +271,12 @@ class _Reader(ast.NodeVisitor):
         self.facts.names_optimizer |= node.value == "optimizer"
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = called(node)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if name == "add_config_arguments":
             self.facts.adds_deepspeed_arguments = True
         elif name == "initialize" and isinstance(owner, ast.Name) and owner.id in ("deepspeed", "ds"):
             self._initialize(node)
-        elif name == "add_argument":
-            self._add_argument(node)
-        elif name == "add_subparsers":
-            self.facts.has_subcommands = True
         elif name.endswith(("TrainingArguments", "Config")):
             made_here = any(class_name.endswith(f".{name}") for class_name in self.facts.argument_classes)
             self.facts.spells_out_arguments |= made_here
@@ -387,13 +308,6 @@ class _Reader(ast.NodeVisitor):
             self.facts.argument_classes.append(f"{package}.{name}")
         if package in _ARGUMENT_CLASSES and name.endswith(("Trainer", "TrainingArguments")):
             self.facts.uses_trainer = True
-
-    def _add_argument(self, node: ast.Call) -> None:
-        texts = {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
-        self.facts.options |= texts
-        action = next((k.value for k in node.keywords if k.arg == "action"), None)
-        if isinstance(action, ast.Constant) and str(action.value).startswith("store_"):
-            self.facts.flags |= texts
 
 
 BATCH_KEYWORDS = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.option_values import LENGTHS, number
-from zerokit.script.reader import PARSERS_OF_DATACLASSES
 
 
 def length_warnings(options: ScriptOptions, planned: int) -> list[str]:
@@ -41,7 +40,12 @@ def longest_sequence(options: ScriptOptions) -> tuple[int, str] | None:
     if value is None:
         own = _own_options(options).items()
         value = next(
-            ((default, f"--{name} by default") for name, default in own if default is not None), None
+            (
+                (default, f"{options.spelling(name)} by default")
+                for name, default in own
+                if default is not None
+            ),
+            None,
         )
     tokens = number(value[0]) if value is not None else None
     return None if value is None or tokens is None else (tokens, value[1])
@@ -55,8 +59,5 @@ def _left_to_the_model(options: ScriptOptions) -> str | None:
 
 
 def _own_options(options: ScriptOptions) -> dict[str, object]:
-    """Fields of the script's own argument classes; elsewhere a ``block_size`` is a model's."""
-    facts = options.facts
-    if not facts.mentions & PARSERS_OF_DATACLASSES:
-        return {}
-    return {name: default for name, default in facts.field_defaults.items() if name in LENGTHS}
+    """Options of the script's own for it, with their defaults."""
+    return {name: default for name, default in options.own_defaults.items() if name in LENGTHS}

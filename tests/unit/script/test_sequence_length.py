@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scripts_read import TRAINER, options
+from tests.support.scripts_read import RAW, TRAINER, options
 from zerokit.script.sequence_length import length_warnings
 
 CLASS = """
@@ -31,6 +31,14 @@ def test_the_length_is_the_scripts(tmp_path: Path, default: str, arguments: str,
     found = length_warnings(options(tmp_path, CLASS.format(default) + TRAINER, *arguments.split()), 2048)
     assert len(found) == (1 if said else 0)
     assert all(part in found[0] for part in said)
+
+
+def test_an_option_of_argparse_has_a_default_too(tmp_path: Path) -> None:
+    text = RAW + "    parser.add_argument('--seq-len', type=int, default={})\n"
+    (found,) = length_warnings(options(tmp_path, text.format(128)), 2048)
+    assert "cuts sequences at 128 tokens (--seq-len by default), but the plan has 2,048" in found
+    assert length_warnings(options(tmp_path, text.format(128), "--seq-len", "2048"), 2048) == []
+    assert length_warnings(options(tmp_path, text.format("None")), 2048) == []
 
 
 def test_a_models_block_size_is_no_option(tmp_path: Path) -> None:
