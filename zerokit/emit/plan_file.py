@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import time
@@ -19,6 +20,7 @@ from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamldump import dump_yaml
+from zerokit.suggest import misspelt
 from zerokit.units import parse_count
 from zerokit.values import frozen_dataclass
 
@@ -228,11 +230,12 @@ def read(location: str | pathlib.Path) -> PlanFile:
     if path.is_dir():
         path = path / FILE_NAME
     if not path.exists():
-        folder = path.parent if path.name == FILE_NAME else path
-        raise FileInputError(location, f"there is no plan; make one with: zerokit plan --out {folder} …")
+        raise FileInputError(location, _missing(path.parent if path.name == FILE_NAME else path))
     document = load_yaml(path)
     body = document.value
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+        if path.name != FILE_NAME and (path.parent / FILE_NAME).is_file():
+            raise FileInputError(location, f"is one file of a plan: name its folder, {path.parent}")
         raise document.error(("schema",), f"is not a plan: expected `schema: {SCHEMA}`")
     for name in ("request", "chosen"):
         _expect(document, (name,), dict)
@@ -266,6 +269,16 @@ def read(location: str | pathlib.Path) -> PlanFile:
         zerokit_version=str(body.get("zerokit", "")),
         deepspeed_version=str(body.get("deepspeed", "")),
     )
+
+
+def _missing(folder: pathlib.Path) -> str:
+    """What to say of a plan that is not there: the one whose name is like it, or how one is made."""
+    with contextlib.suppress(OSError):
+        plans = sorted(path.parent.name for path in folder.parent.glob(f"*/{FILE_NAME}"))
+        similar = [str(folder.with_name(name)) for name in misspelt(folder.name, plans)]
+        if similar:
+            return f"there is no plan; did you mean {similar[0]}?"
+    return f"there is no plan; make one with: zerokit plan --out {folder} …"
 
 
 def _check_environment(document: Document) -> None:

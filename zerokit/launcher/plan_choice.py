@@ -45,12 +45,17 @@ def choose_plan(
         if plan is not None and not is_temporary(Path(plan)) and (title := plan_file.title_of(plan)):
             say(f"{plan}: {title}")
         return plan
+    own_config = next((argument for argument in arguments if argument.partition("=")[0] in _OWN), None)
     if not Path(DEFAULT_FOLDER).is_dir():
+        if own_config is None:
+            say(
+                f"no plan is used: there is no {DEFAULT_FOLDER} here; `zerokit plan` makes one, and "
+                "⟨plan⟩ DIR names one that lies elsewhere"
+            )
         return None
     if not (Path(DEFAULT_FOLDER) / plan_file.FILE_NAME).is_file():
         say(f"{DEFAULT_FOLDER} is not used: it holds no plan.yaml")
         return None
-    own_config = next((argument for argument in arguments if argument.partition("=")[0] in _OWN), None)
     if own_config is not None:
         say(
             f"{DEFAULT_FOLDER} is not used: the script is given {own_config}; ⟨plan⟩ {DEFAULT_FOLDER} uses it"

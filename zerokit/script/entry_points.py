@@ -86,6 +86,8 @@ def resolve(word: str, arguments: tuple[str, ...]) -> Resolved:
             subcommand trains nothing; a program that is no Python.
     """
     path = Path(word)
+    if (path / "plan.yaml").is_file() and not (path / "__main__.py").is_file():
+        raise InputError(f"{word} is the folder of a plan, not a script: ⟨plan⟩ {word} before the script")
     exists = (path / "__main__.py").is_file() if path.is_dir() else path.exists()
     if exists or word in (".", "..") or "/" in word or word.endswith((".py", ".zip", ".pyz")):
         return Resolved(target=Target(script=word, module=None, arguments=arguments))

@@ -11,6 +11,7 @@ none      nothing that takes one was seen
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from zerokit.script.code_settings import CodeSetting, code_settings
 from zerokit.script.option_values import LENGTHS, MODELS
 from zerokit.script.own_modules import find_module, installed_package, own_modules
 from zerokit.script.parser_calls import ParserCalls, called, parser_calls
+from zerokit.suggest import misspelt
 
 STYLES = ("raw", "accelerate", "trainer", "none")
 STYLE_WORDS = {
@@ -179,7 +181,7 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
         if not path.is_file():
             raise InputError(f"script {folder}: a folder without __main__.py; name the script in it")
     if not path.is_file():
-        raise InputError(f"script {path}: there is no such file")
+        raise InputError(f"script {path}: there is no such file{_elsewhere(path)}")
     facts = ScriptFacts(path=path)
     package = installed_package(path)
     root = package.parent if package else path.parent if script is not None else Path.cwd()
@@ -205,6 +207,17 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
             _add_parsers(facts, parser_calls(tree, current))
             waiting.extend(own_modules(tree, root, current.parent, package.name if package else None))
     return facts
+
+
+def _elsewhere(path: Path) -> str:
+    """Where a script of the name lies that was not found, or one that is called like it."""
+    with contextlib.suppress(OSError):
+        below = list(path.parent.glob(f"*/{path.name}"))
+        names = misspelt(path.name, [file.name for file in path.parent.glob("*.py")], most=2)
+        found = sorted(below)[:2] or [path.with_name(name) for name in names]
+        if found:
+            return f"; did you mean {' or '.join(map(str, found))}?"
+    return ""
 
 
 def _add_parsers(facts: ScriptFacts, calls: ParserCalls) -> None:

@@ -159,7 +159,7 @@ def test_the_plan_in_this_folder_is_used_or_said_not_to_be(
     monkeypatch.chdir(tmp_path)
     raw = str(SCRIPTS / "raw.py")
     code, out, err = dry_run(capsys, raw)
-    assert code == 0 and "--deepspeed_config" not in out and "zerokit-plan" not in err
+    assert code == 0 and "--deepspeed_config" not in out and "there is no zerokit-plan here" in err
     (tmp_path / "zerokit-plan").mkdir()
     assert "holds no plan.yaml" in dry_run(capsys, raw)[2]
     write_plan(tmp_path / "zerokit-plan")
@@ -188,3 +188,9 @@ def test_a_deepspeed_file_of_the_users_in_place_of_a_plan(
     Path("t.py").write_text("import deepspeed\ndeepspeed.initialize(config={})\n")
     code, _, err = dry_run(capsys, "--deepspeed", "ds.json", "t.py")
     assert code == 2 and "t.py:2: config={}" in err
+
+
+def test_the_folder_of_a_plan_is_no_script(tmp_path: Path) -> None:
+    write_plan(tmp_path / "zerokit-plan")
+    with pytest.raises(InputError, match=r"is the folder of a plan, not a script: plan .*zerokit-plan"):
+        resolve(str(tmp_path / "zerokit-plan"), ("train.py",))

@@ -143,3 +143,13 @@ def test_local_rank_goes_to_scripts_that_declare_it(tmp_path: Path, name: str) -
     source, arguments, takes = LOCAL_RANK[name]
     (tmp_path / "t.py").write_text(source)
     assert read_script(tmp_path / "t.py", None).takes_local_rank(arguments.split()) is takes
+
+
+@pytest.mark.parametrize("name", ["train_lora.py", "examples/train_lroa.py"])
+def test_a_script_that_is_not_there_is_looked_for(tmp_path: Path, name: str) -> None:
+    script = tmp_path / "examples" / "train_lora.py"
+    script.parent.mkdir()
+    script.write_text("")
+    with pytest.raises(InputError) as refused:
+        read_script(tmp_path / name, None)
+    assert str(refused.value).endswith(f"there is no such file; did you mean {script}?")
