@@ -186,12 +186,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         **{name: options[name] for name in shared_options},
     )  # fmt: skip
     if options["dry_run"]:
-        _print_dry_run(attempts.dry_run(launch_options, say))
-        say(
-            "a dry run does not start the script, so a misspelt or missing option or file of its own is not "
-            f"seen: `zerokit rehearse` with the same {'plan, ' if plan else ''}script and arguments runs it "
-            "on simulated GPUs"
-        )
+        _show_dry_run(attempts.dry_run(launch_options, say), has_plan=plan is not None)
         return 0
     result = attempts.launch(
         launch_options,
@@ -213,12 +208,21 @@ def _overrides(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
     return arguments[:count], arguments[count:]
 
 
-def _print_dry_run(dry: DryRun) -> None:
+def _show_dry_run(dry: DryRun, *, has_plan: bool) -> None:
     for name in dry.unset:
         click.echo(f"unset {name}")
     for name, value in sorted(dry.environment.items()):
         click.echo(f"export {name}={shlex.quote(value)}")
     click.echo(shlex.join(dry.argv))
+    unseen = (
+        "a dry run does not start the script, so a misspelt or missing option or file of its own is not seen"
+    )
+    say(
+        f"{unseen}; that rehearsal sees it"
+        if dry.names_rehearsal
+        else f"{unseen}: `zerokit rehearse` with the same {'plan, ' if has_plan else ''}script and arguments "
+        "runs it on simulated GPUs, for some minutes"
+    )
 
 
 def _print_failure(text: str) -> None:

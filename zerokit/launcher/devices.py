@@ -154,9 +154,8 @@ def _on_gpus(
             kind="cuda",
             ranks=ranks,
             gpu_indexes=tuple(range(ranks)),
-            why=f"{counted(ranks, 'GPU')} of another machine",
-            warning=f"{missing}; this is what a machine with {counted(ranks, 'GPU')} would run; here the "
-            "launch would stop with exit code 13",
+            why=f"this is what a machine with {counted(ranks, 'GPU')} would run",
+            warning=f"{missing}; here the launch would stop with exit code 13",
         )
     indexes = tuple(gpu.index for gpu in gpus[:ranks])
     visible = ",".join(map(str, indexes))

@@ -87,7 +87,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     placement = decide_placement(
         options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan), dry_run=dry_run
     )
-    notes = [*placement.notes, *read]
+    notes = [*placement.notes, *_several_nodes(plan, placement), *read]
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
     configured = _configured(options, plan, config, facts, style, placement)
@@ -95,8 +95,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
     not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir)
     threads, threads_note = host_threads.threads_of_rank(configured.config, placement, os.environ)
-    notes += [*configured.notes, *_several_nodes(plan, placement)]
-    notes += [*filter(None, (not_rehearsed, *_stale_locks(), threads_note))]
+    notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads_note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
     added = commands.script_options(style, facts, target.arguments, config_path)
     setup = commands.ScriptSetup(

@@ -45,7 +45,7 @@ def note(plan: PlanFile | None, target: Target, style: str, run_dir: Path | None
         return None
     return (
         "the plan was not rehearsed with this script: its figures are of a bare training loop; to plan with "
-        f"the script: {_command(plan, target, run_dir)}"
+        f"the script, which rehearses it for some minutes: {_command(plan, target, run_dir)}"
     )
 
 

@@ -91,7 +91,7 @@ def test_a_dry_run_goes_on_without_the_gpus(four_gpus: None) -> None:
     assert (many.kind, many.ranks, many.gpu_indexes) == ("cuda", 8, tuple(range(8)))
     assert many.warning is not None and "for 8 GPUs, of which 4 can be seen here" in many.warning
     one = shown({"CUDA_VISIBLE_DEVICES": ""})
-    assert one.gpu_indexes == (0,) and one.why == "1 GPU of another machine"
+    assert one.gpu_indexes == (0,) and one.why == "this is what a machine with 1 GPU would run"
     assert one.warning is not None and "exit code 13" in one.warning
     assert shown({}, 4).warning is None
 

@@ -33,7 +33,7 @@ def test_it_names_the_command_that_plans_with_the_script(tmp_path: Path) -> None
     assert said.startswith(
         "the plan was not rehearsed with this script: its figures are of a bare training loop"
     )
-    words = shlex.split(said.partition("to plan with the script: ")[2])
+    words = shlex.split(said.partition("rehearses it for some minutes: ")[2])
     assert words[:6] == ["zerokit", "plan", "--recipe", f"{folder}/plan.yaml", "--out", str(folder)]
     assert words[6:] == ["--", "-m", "trl.scripts.sft", "--max_length", "1024", "--hub_token", "<redacted>"]
 
@@ -72,6 +72,11 @@ def test_a_dry_run_says_it_and_quiet_does_not(tmp_path: Path, capsys: pytest.Cap
     script.write_text("import deepspeed\nparser.add_argument('--deepspeed_config')\ndeepspeed.initialize()\n")
     words = ["--device", "cpu", "--plan", str(write_plan(tmp_path / "plan")), "--dry-run", str(script)]
     assert run(["launch", *words]) == 0
-    assert "".join(capsys.readouterr().err.split()).count("notrehearsedwiththisscript") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("not rehearsed with this script") == 1
+    assert "is not seen; that rehearsal sees it" in said and "`zerokit rehearse`" not in said  # one hint
+    assert run(["launch", "--no-plan", *words[:2], *words[4:]]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "`zerokit rehearse` with the same script and arguments" in said and "for some minutes" in said
     assert run(["launch", "--quiet", *words]) == 0
     assert "rehearsed" not in capsys.readouterr().err
