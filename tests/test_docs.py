@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import html.parser
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -82,6 +86,17 @@ def test_every_command_and_rule_is_documented(site: Path) -> None:
     page = (site / "commands.html").read_text()
     assert all(f'id="zerokit-{name}"' in page for name in commands())
     assert {path.stem for path in (site / "rules").glob("*.html")} == {*examples(), "index"}
+
+
+@pytest.mark.parametrize("words", [[], ["size"], ["launch"], ["emit", "sbatch"]])
+def test_the_page_of_commands_shows_what_help_prints(site: Path, words: list[str]) -> None:
+    page = html.unescape(re.sub(r"<[^>]*>", "", (site / "commands.html").read_text()))
+    done = subprocess.run(
+        [sys.executable, "-m", "zerokit", *words, "--help"],
+        env={**os.environ, "COLUMNS": "80", "ZEROKIT_COMMAND": "zerokit"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() in page
 
 
 def shown_commands(text: str) -> list[list[str]]:

@@ -19,14 +19,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from zerokit.fields import plain
-from zerokit.planner.options import OPTIONS
+from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -249,14 +249,37 @@ def options_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_table_of_options_is_the_planners() -> None:
-    found = OPTIONS_TABLE.search(OPTIONS_PAGE.read_text())
-    assert found is not None and found[0] == options_table(), "run: python tests/test_readme.py --write"
+DIFFERING_TABLE = re.compile(
+    r"(?<=<!-- differing options -->\n).*?(?=<!-- end of differing options -->)", re.DOTALL
+)
+
+
+def differing_table() -> str:
+    """What is refused, or said otherwise, by a command that shares the arguments of a plan."""
+    lines = ["| command | option | there |", "| --- | --- | --- |"]
+    for command, texts in ELSEWHERE.items():
+        refused = [BY_NAME[name].option for name, text in texts.items() if text is None]
+        lines.append(f"| `{command}` | {', '.join(f'`{option}`' for option in refused)} | refused |")
+        lines += [
+            f"| `{command}` | `{BY_NAME[name].option}` | {plain(text)} |"
+            for name, text in texts.items()
+            if text is not None
+        ]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "table"), [(OPTIONS_TABLE, options_table), (DIFFERING_TABLE, differing_table)]
+)
+def test_the_tables_of_options_are_the_planners(pattern: re.Pattern[str], table: Callable[[], str]) -> None:
+    found = pattern.search(OPTIONS_PAGE.read_text())
+    assert found is not None and found[0] == table(), "run: python tests/test_readme.py --write"
 
 
 def rewrite() -> None:
     """Replace the output of every block that shows all of it; those with an ellipsis stay."""
-    OPTIONS_PAGE.write_text(OPTIONS_TABLE.sub(lambda _: options_table(), OPTIONS_PAGE.read_text()))
+    text = OPTIONS_TABLE.sub(lambda _: options_table(), OPTIONS_PAGE.read_text())
+    OPTIONS_PAGE.write_text(DIFFERING_TABLE.sub(lambda _: differing_table(), text))
     for page in PAGES:
         rewrite_page(page)
 

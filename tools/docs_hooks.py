@@ -14,7 +14,8 @@ from mkdocs.structure.files import File, Files
 from zerokit.cli import cli, commands
 from zerokit.linter.explain import examples, explain, section
 
-_COLUMNS = 80
+_COLUMNS = 78
+"""That click fills of a terminal of 80."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -28,7 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def commands_page() -> str:
     """Every command with its help, as ``--help`` prints it."""
     lines = ["# Commands", "", "What `zerokit COMMAND --help` prints.", ""]
-    above = click.Context(cli, info_name="zerokit", terminal_width=_COLUMNS)
+    above = _context(cli, "zerokit")
     lines += ["```text", cli.get_help(above), "```", ""]
     for name in commands():
         command = cli.get_command(above, name)
@@ -41,7 +42,7 @@ def commands_page() -> str:
 def _below(command: click.Command, name: str, above: click.Context) -> list[str]:
     lines: list[str] = []
     if isinstance(command, click.Group):
-        context = click.Context(command, info_name=name, parent=above, terminal_width=_COLUMNS)
+        context = _context(command, name, above)
         for inner in command.list_commands(context):
             found = command.get_command(context, inner)
             if found is not None:
@@ -57,7 +58,12 @@ def _below(command: click.Command, name: str, above: click.Context) -> list[str]
 
 
 def _help(command: click.Command, name: str, above: click.Context) -> str:
-    return command.get_help(click.Context(command, info_name=name, parent=above, terminal_width=_COLUMNS))
+    return command.get_help(_context(command, name, above))
+
+
+def _context(command: click.Command, name: str, above: click.Context | None = None) -> click.Context:
+    """As for a command that is run: with the settings of its own, and of the program."""
+    return command.make_context(name, [], parent=above, resilient_parsing=True, terminal_width=_COLUMNS)
 
 
 def rule_pages() -> Iterator[tuple[str, str]]:

@@ -214,6 +214,41 @@ OPTIONS: tuple[Option, ...] = (
 )  # fmt: skip
 """Every argument that ``plan``, ``estimate``, ``size`` and ``tune`` take, in the order of the help."""
 
+ELSEWHERE: Mapping[str, Mapping[str, str | None]] = {
+    "estimate": {
+        "all_gpus": None,
+        "pipeline_module": None,
+        "gradient_accumulation": "Forward passes per optimizer step. [default: 1]",
+        "micro_batch": "Sequences per GPU and forward pass. [default: 1]",
+        "zero": "ZeRO stage. [default: 0]",
+        "tp": "Tensor parallel degree; ranks of a group must get the same batch. [default: 1]",
+        "pp": "Pipeline stages of a script that builds a PipelineModule. [default: 1]",
+        "sp": "Sequence parallel degree (Ulysses); batches must carry position_ids. [default: 1]",
+        "checkpointing": "Activation checkpointing. [default: none]",
+        "offload_optimizer": "Where the optimizer states live. [default: none]",
+        "offload_param": "Where ZeRO-3's weights live. [default: none]",
+    },
+    "size": {
+        "nodes": None,
+        "device": None,
+        "no_calibration": None,
+        "all_gpus": None,
+        "gpus": "No more GPUs than these, on all nodes together.",
+        "gpu": "Kinds of GPU, comma-separated; `zerokit gpus` lists them. [default: eight typical ones]",
+        "host_ram": "Host memory per node: 1TiB. [default: what such nodes have]",
+        "method": "What is trained, comma-separated to compare. [default: each of them]",
+    },
+    "tune": {
+        "inference": None,
+        "quant": None,
+        "new_tokens": None,
+        "vram": None,
+        "all_gpus": None,
+        "gpu": "Refuses to run where this machine has another kind of GPU.",
+    },
+}
+"""Command and argument → what the help says of it there; None: it is refused there, and not in the help."""
+
 BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
 
 Count = int | float | str
