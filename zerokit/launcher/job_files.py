@@ -16,9 +16,9 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher.command import script_options
 from zerokit.launcher.prepare import read_plan
+from zerokit.script import misplaced_options
 from zerokit.script.agreement import agree
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.misplaced_options import misplaced
 from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
 from zerokit.values import frozen_dataclass
 
@@ -170,9 +170,8 @@ def configure_script(
     script, style = job.script, job.style
     path = Path(script[0])
     facts = _facts(path, style)
-    unread = misplaced(facts, script[0], script[1:], job.command)
-    if unread is not None:
-        say(unread)
+    for warning in misplaced_options.warnings(facts, script[0], script[1:], job.command):
+        say(warning)
     resolved_style = facts.style if style == "auto" else style
     if style == "auto" and resolved_style != "none":
         say(f"{path} is taken as {STYLE_WORDS[resolved_style]}: {facts.why}")

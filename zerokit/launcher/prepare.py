@@ -138,9 +138,8 @@ def _read_of_source(facts: reader.ScriptFacts, target: Target) -> tuple[str | No
     Raises:
         InputError: an option of launch stands among them.
     """
-    misplaced = misplaced_options.misplaced(facts, target.name, target.arguments, "launch")
+    notes = misplaced_options.warnings(facts, target.name, target.arguments, "launch")
     untrained = why_no_training(facts, target.arguments)
-    notes = [misplaced] if misplaced else []
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     return untrained, notes
 

@@ -19,11 +19,10 @@ from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.launcher.prepare import another_model, read_plan
-from zerokit.script import adapt_config, agreement
+from zerokit.script import adapt_config, agreement, misplaced_options
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
 from zerokit.script.entry_points import Target
-from zerokit.script.misplaced_options import misplaced
 from zerokit.script.training_switch import why_no_training
 
 LAUNCHERS = ("auto", "none", *LAUNCHERS_OF_A_RUN)
@@ -91,8 +90,7 @@ def prepare(
         raise InputError(f"--rank {rank}: there are ranks 0 to {ranks - 1}")
     chosen = _launcher(launcher, facts, target.arguments, ranks, has_plan=read is not None)
     notes = [f"started as by {chosen}" if chosen != "none" else "started without a launcher"]
-    unread = misplaced(facts, target.name, target.arguments, "rehearse")
-    notes += [unread] if unread is not None else []
+    notes += misplaced_options.warnings(facts, target.name, target.arguments, "rehearse")
     untrained = why_no_training(facts, target.arguments)
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     arguments = target.arguments

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerokit.errors import InputError
+from zerokit.script.option_list import unknown_option
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 
 OPTIONS = {
@@ -28,6 +29,17 @@ _READS_ARGUMENTS = frozenset((
     "argv", "parse_args", "parse_known_args", "ArgumentParser", "Fire", "tyro", "hydra", "click", "typer",
     "flags",
 ))  # fmt: skip
+
+
+def warnings(facts: ScriptFacts, script: str, arguments: Sequence[str], command: str) -> list[str]:
+    """What to say of arguments that the script will not take as they are meant.
+
+    Raises:
+        InputError: as :func:`misplaced`.
+    """
+    wrong = misplaced(facts, script, arguments, command)
+    wrong = wrong or unknown_option(script, facts.option_list, arguments)
+    return [] if wrong is None else [wrong]
 
 
 def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command: str) -> str | None:

@@ -21,6 +21,7 @@ from zerokit.errors import InputError
 from zerokit.script.adapter_calls import added_at
 from zerokit.script.assignments import Assignment, assignments
 from zerokit.script.code_settings import CodeSetting, code_settings
+from zerokit.script.option_list import OptionList
 from zerokit.script.option_values import LENGTHS, MODELS
 from zerokit.script.own_modules import find_module, installed_package, own_modules
 from zerokit.script.parser_calls import ParserCalls, called, parser_calls
@@ -57,6 +58,7 @@ class ScriptFacts:
         code_settings: what its code passes to Accelerate and to training arguments.
         mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
         fields: names annotated in class bodies: what a parser of dataclasses turns into options.
+        option_list: its options in every spelling, and whether those are all.
         has_subcommands: its parser has subparsers, before which options mean something else.
         own_configurations: ``file:line: argument`` of calls of ``initialize`` with ``config=``.
         argument_classes: names such as ``trl.SFTConfig`` that it imports.
@@ -96,6 +98,7 @@ class ScriptFacts:
     mentions: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
     has_subcommands: bool = False
+    option_list: OptionList = field(default_factory=OptionList)
     reads_micro_batch: bool = False
     unreadable: str | None = None
 
@@ -199,13 +202,16 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
             continue
         read.add(current)
         tree = _parse(current, facts)
+        facts.option_list.is_whole &= tree is not None and package is None
         if tree is not None:
+            facts.option_list.read(tree)
             _Reader(facts, current).visit(tree)
             facts.adds_adapters_at = added_at(tree, path) if current == path else facts.adds_adapters_at
             facts.assigned.extend(assignments(tree, current))
             facts.code_settings.extend(code_settings(tree, current))
             _add_parsers(facts, parser_calls(tree, current))
             waiting.extend(own_modules(tree, root, current.parent, package.name if package else None))
+    facts.option_list.is_whole &= not waiting
     return facts
 
 

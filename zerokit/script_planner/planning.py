@@ -25,9 +25,9 @@ from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.planner.script_memory import REHEARSED
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
+from zerokit.script import misplaced_options
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
-from zerokit.script.misplaced_options import misplaced
 from zerokit.script.named_model import named_model
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.planned_values import PlannedValues
@@ -94,9 +94,8 @@ class ScriptPlanning:
         facts = read_script(
             Path(self.target.script) if self.target.script else None, self.target.module, self.target.source
         )
-        unread = misplaced(facts, self.target.name, self.target.arguments, "plan")
-        if unread is not None:
-            self.say(unread)
+        for warning in misplaced_options.warnings(facts, self.target.name, self.target.arguments, "plan"):
+            self.say(warning)
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
         self._say_another_model()
         try:

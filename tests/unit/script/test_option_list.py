@@ -1,0 +1,119 @@
+"""Misspelt options of a script, told where its whole list of options is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import write_script
+from zerokit.script.misplaced_options import warnings
+from zerokit.script.option_list import installed_fields
+from zerokit.script.reader import read_script
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+ARGPARSE = """
+import argparse, deepspeed
+def add(group):
+    group.add_argument("--seq-len", type=int)
+p = argparse.ArgumentParser(description="trains")
+add(p)
+deepspeed.add_config_arguments(p)
+p.add_argument("--fast", action=argparse.BooleanOptionalAction)
+args = p.parse_args()
+"""
+MADE = """
+import argparse
+from library import train
+def made():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seq-len", type=int)
+    return parser
+def main():
+    options = made().parse_args()
+    train(options, parser=None)
+"""
+FIELDS = """
+from dataclasses import dataclass
+from transformers import HfArgumentParser
+@dataclass
+class Base:
+    seed: int = 0
+@dataclass
+class Job(Base):
+    four_bit: bool = True
+job, = HfArgumentParser((Job,)).parse_args_into_dataclasses()
+"""
+
+
+def said(script: Path, *arguments: str) -> list[str]:
+    return warnings(read_script(script, None), "train.py", arguments, "launch")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "meant"),
+    [
+        (ARGPARSE, "--seqlen 128", "did you mean --seq-len?"),
+        (ARGPARSE, "--seq-len 1 --batch-size=4", "has no option --batch-size, and ends where it gets one: `"),
+        (MADE, "--seq_len 3", "did you mean --seq-len?"),
+        (FIELDS, "--fourbit", "did you mean --four_bit?"),
+        (ARGPARSE, "--seq 128 --no-fast --deepspeed_config x -v --help", None),  # a beginning is enough
+        (ARGPARSE, "--seq-len 1 -- --batch-size", None),
+        (FIELDS, "--four-bit --no_four_bit --seed=2", None),
+    ],
+)
+def test_an_option_that_the_script_has_not(
+    tmp_path: Path, text: str, arguments: str, meant: str | None
+) -> None:
+    found = said(write_script(tmp_path, text), *arguments.split())
+    if meant is None:
+        assert found == []
+    else:
+        assert len(found) == 1 and found[0].startswith("warning: train.py has no option --")
+        assert meant in found[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("p.parse_args()", "p.parse_known_args()"),
+        ("p.parse_args()", "p.parse_args(words())"),
+        ("p.parse_args()", "p.parse_args()\nimport sys\nprint(sys.argv)"),
+        ("add(p)", "from library import add_more\nadd_more(p)"),
+        ("add(p)", "p.add_subparsers()"),
+        ("add(p)", "for name in names:\n    p.add_argument(name)"),
+        ('description="trains"', "parents=[other]"),
+        ('description="trains"', 'fromfile_prefix_chars="@"'),
+        ("p = argparse.ArgumentParser", "from library import made\np = made"),
+        ("import argparse", "import argparse, broken"),
+        ("args = p.parse_args()", ""),
+    ],
+)
+def test_where_other_options_may_be_nothing_is_said(tmp_path: Path, old: str, new: str) -> None:
+    (tmp_path / "broken.py").write_text("this is no Python")
+    assert old in ARGPARSE
+    script = write_script(tmp_path, ARGPARSE.replace(old, new))
+    assert said(script, "--batch-size", "4") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(Base)", "(Unread)"),
+        ("(Job,)", "(Job, Unread)"),
+        (".parse_args_into_dataclasses()", ".parse_args_into_dataclasses(return_remaining_strings=True)"),
+        ("bool = True", 'bool = field(metadata={"aliases": ["--batch-size"]})'),
+    ],
+)
+def test_fields_of_classes_that_are_not_read_may_be_any(tmp_path: Path, old: str, new: str) -> None:
+    assert old in FIELDS
+    assert said(write_script(tmp_path, FIELDS.replace(old, new)), "--batch-size", "4") == []
+
+
+def test_the_examples() -> None:
+    causal, lora = EXAMPLES / "train_causal_lm.py", EXAMPLES / "train_lora.py"
+    assert said(causal, "--model", "x", "--deepspeed_config", "x", "--local_rank=0", "--steps", "3") == []
+    assert "has no option --epochs" in said(causal, "--epochs", "3")[0]
+    if installed_fields("TrainingArguments"):
+        assert "did you mean --four_bit?" in said(lora, "--fourbit")[0]
+        assert said(lora, "--four_bit", "--max_steps", "3", "--output_dir", "out", "--report_to", "no") == []

@@ -1,0 +1,211 @@
+"""Whether all options of a script can be known from its source, and which of its arguments is none of them.
+
+argparse ends at an option that it does not know. Where options may come from anywhere else (another
+library's function gets the parser, arguments are read twice), nothing is known and nothing is said.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from zerokit.script.parser_calls import called
+from zerokit.suggest import misspelt
+
+_PARSER = "ArgumentParser"
+_DATACLASS_PARSER = "HfArgumentParser"
+_CLASSES = frozenset({_PARSER, _DATACLASS_PARSER})
+_GROUPS = frozenset({"add_argument_group", "add_mutually_exclusive_group"})
+_PARSES = frozenset({"parse_args", "parse_intermixed_args", "parse_args_into_dataclasses"})
+_ELSEWHERE = frozenset({
+    "parse_known_args", "parse_known_intermixed_args", "add_subparsers", "parse_json_file", "parse_yaml_file",
+    "parse_dict", "argv", "TrlParser", "REMAINDER", "aliases",
+})  # fmt: skip
+"""Names, keywords and keys that mean that the options are not only those which stand in the source."""
+_ARGUMENTS_OF_PARSERS = frozenset({"description", "formatter_class", "prog", "usage", "epilog", "add_help",
+                                   "argument_default", "exit_on_error"})  # fmt: skip
+_DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--deepscale", "--deepscale_config")
+"""deepspeed/__init__.py, ``_add_core_arguments``."""
+_TRAINING_ARGUMENTS = {"TrainingArguments": "training_args.py",
+                       "Seq2SeqTrainingArguments": "training_args_seq2seq.py"}  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class OptionList:
+    """Of all files of a script.
+
+    Attributes:
+        names: of options, in every spelling that a parser takes.
+        parses: whether a call that ends at an unknown option was seen.
+        is_whole: whether nothing was seen that may add others.
+    """
+
+    names: set[str] = field(default_factory=lambda: {"-h", "--help"})
+    parses: bool = False
+    is_whole: bool = True
+
+    def read(self, tree: ast.Module) -> None:
+        """Add what a file says."""
+        _File(self, tree).read()
+
+
+def unknown_option(script: str, options: OptionList, arguments: Sequence[str]) -> str | None:
+    """A warning of the first argument that is no option of the script's; None: there is none, or it is not
+    known."""
+    if not (options.parses and options.is_whole):
+        return None
+    for word in arguments:
+        name = word.partition("=")[0]
+        if word == "--":
+            break
+        if not name.startswith("--") or any(known.startswith(name) for known in options.names):
+            continue
+        as_fields_first = sorted(options.names, key=lambda known: ("-" in known[2:], known))
+        near = misspelt(name, as_fields_first)
+        meant = f"did you mean {near[0]}?" if near else f"`python {script} --help` lists those that it has"
+        return f"warning: {script} has no option {name}, and ends where it gets one: {meant}"
+    return None
+
+
+class _File:
+    """One file of a script."""
+
+    def __init__(self, found: OptionList, tree: ast.Module) -> None:
+        self.found = found
+        self.tree = tree
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        self.functions = {node.name for node in functions}
+        calls = {
+            node.name: {called(n) for n in ast.walk(node) if isinstance(n, ast.Call)} for node in functions
+        }
+        self.makers = {_PARSER, _DATACLASS_PARSER, *_GROUPS} | {
+            name for name, inside in calls.items() if inside & _CLASSES and not inside & _PARSES
+        }
+        self.classes = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
+        self.parsers: set[str] = set()
+
+    def read(self) -> None:
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Assign | ast.AnnAssign):
+                continue
+            if isinstance(node.value, ast.Call) and called(node.value) in self.makers:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                self.parsers |= {ast.unparse(target) for target in targets}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name | ast.Attribute):
+                name = node.id if isinstance(node, ast.Name) else node.attr
+                self._require(name not in _ELSEWHERE)
+            elif isinstance(node, ast.alias):
+                self._require(node.name.rpartition(".")[2] not in _ELSEWHERE)
+            elif isinstance(node, ast.Constant | ast.keyword):
+                self._require((node.value if isinstance(node, ast.Constant) else node.arg) != "aliases")
+            elif isinstance(node, ast.ClassDef):
+                self._require(not any(ast.unparse(base).endswith(_PARSER) for base in node.bases))
+            elif isinstance(node, ast.Call):
+                self._call(node)
+
+    def _require(self, holds: bool) -> None:
+        self.found.is_whole &= holds
+
+    def _call(self, node: ast.Call) -> None:
+        name = called(node)
+        if name == _PARSER:
+            self._require(not node.args and {k.arg for k in node.keywords} <= _ARGUMENTS_OF_PARSERS)
+        elif name == _DATACLASS_PARSER:
+            self._dataclasses(node)
+        elif name == "add_argument":
+            self._option(node)
+        elif name == "add_config_arguments":
+            self.found.names.update(_DEEPSPEED)
+        elif name in _PARSES:
+            self._parse(node)
+        elif name not in self.functions:
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            self._require(not any(self._is_parser(value) for value in given))
+
+    def _is_parser(self, value: ast.expr) -> bool:
+        if not isinstance(value, ast.Name | ast.Attribute):
+            return False
+        text = ast.unparse(value)
+        return text in self.parsers or text.endswith("parser")
+
+    def _parse(self, node: ast.Call) -> None:
+        """Only of ``sys.argv`` as it is, and by a parser that is made in this file."""
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        made_here = isinstance(owner, ast.Call) and called(owner) in self.makers - _GROUPS
+        known = made_here or (owner is not None and ast.unparse(owner) in self.parsers)
+        self._require(known and not node.args and not node.keywords)
+        self.found.parses = True
+
+    def _option(self, node: ast.Call) -> None:
+        names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        self._require(len(names) == len(node.args) and bool(names))
+        self.found.names.update(names)
+        keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        self._require(keywords.get("nargs") != "'...'" and None not in keywords)
+        if keywords.get("action", "").endswith("BooleanOptionalAction"):
+            self.found.names.update(f"--no-{name[2:]}" for name in names)
+
+    def _dataclasses(self, node: ast.Call) -> None:
+        """The fields of each class; one that is not read may have any."""
+        first = node.args[0] if len(node.args) == 1 and not node.keywords else None
+        items = first.elts if isinstance(first, ast.Tuple | ast.List) else [first]
+        for item in items:
+            fields = self._fields(item.id) if isinstance(item, ast.Name) else None
+            self._require(fields is not None)
+            self.found.names.update(_spellings(fields or ()))
+
+    def _fields(self, name: str) -> set[str] | None:
+        """Of a class and those that it derives from; None: not all are known."""
+        if name in _TRAINING_ARGUMENTS and name not in self.classes:
+            installed = installed_fields(name)
+            return None if installed is None else set(installed)
+        if name not in self.classes:
+            return None
+        fields = own_fields(self.classes[name])
+        for base in self.classes[name].bases:
+            inherited = self._fields(base.id) if isinstance(base, ast.Name) else None
+            if inherited is None:
+                return None
+            fields |= inherited
+        return fields
+
+
+def _spellings(fields: Collection[str]) -> Iterator[str]:
+    """transformers/hf_argparser.py, ``_parse_dataclass_field``: with hyphens too, and ``no_`` of switches."""
+    for name in fields:
+        for text in (name, f"no_{name}"):
+            yield f"--{text}"
+            yield f"--{text.replace('_', '-')}"
+
+
+def own_fields(node: ast.ClassDef) -> set[str]:
+    """What a class annotates."""
+    return {
+        statement.target.id
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+
+
+@cache
+def installed_fields(name: str) -> frozenset[str] | None:
+    """The fields of the installed Transformers' training arguments, from their source; None: not found."""
+    spec = importlib.util.find_spec("transformers")
+    fields: set[str] = set()
+    for class_name in dict.fromkeys((name, "TrainingArguments")):
+        folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+        path = next((f / _TRAINING_ARGUMENTS[class_name] for f in folders), None)
+        try:
+            tree = ast.parse(path.read_bytes()) if path is not None else ast.Module([], [])
+        except (OSError, SyntaxError):
+            return None
+        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        if class_name not in classes:
+            return None
+        fields |= own_fields(classes[class_name])
+    return frozenset(fields)
