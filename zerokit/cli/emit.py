@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from zerokit.launcher.job_files import JobScript
 
 _SCRIPT = {"ignore_unknown_options": False, "allow_interspersed_args": False}
+
+
+def _named(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value and not ctx.resilient_parsing:
+        command = f"emit {ctx.info_name}"
+        raise InputError(f"{command}: name a script, for example: zerokit {command} [OPTIONS] train.py")
+    return value
+
+
 _plan = click.option(
     "--plan", "folder", metavar="DIR", default=DEFAULT_FOLDER, show_default=True, help="What `plan` wrote."
 )
@@ -44,7 +53,7 @@ _OF_JOB = (
         help="Write the job of a script that contradicts the plan all the same.",
     ),
     _plan,
-    click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…"),
+    click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…", callback=_named),
 )
 
 

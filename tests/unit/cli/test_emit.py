@@ -194,6 +194,7 @@ def test_kubernetes_holds_the_variant_of_the_script(capsys: pytest.CaptureFixtur
         (("deepspeed", "--plan", "zerokitplan"), "there is no plan; did you mean zerokit-plan?"),
         (("deepspeed", "--plan", "zerokit-plan/ds_config.json"), "name its folder, zerokit-plan"),
         (("deepspeed", "--variant", "fsdp"), "use one of raw, trainer, accelerate"),
+        (("sbatch",), "emit sbatch: name a script, for example: zerokit emit sbatch [OPTIONS] train.py"),
         (("sbatch", "absent.py"), "there is no such file; with --style raw"),
         (("sbatch", "--style", "x", "absent.py"), "--style x: use auto, raw"),
         (("sbatch", "--time", "12h", "absent.py"), "--time 12h: use for example 12:00:00 (hours)"),
