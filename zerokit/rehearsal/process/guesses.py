@@ -60,13 +60,17 @@ def _frames(frame: FrameType | None, accepts: Callable[[str], bool]) -> str | No
     return None
 
 
+_NO_LINE = "no line of Python"
+"""Where autograd runs an operator by itself, in a thread of its own."""
+
+
 def asking_line() -> str:
     """The innermost line outside of PyTorch and of this package, as ``file:line``."""
     line = _frames(
         sys._getframe(1),
         lambda f: "/torch/" not in f and not f.startswith((_OURS, "<")) and _GENERATED not in f,
     )
-    return line or "?"
+    return line or _NO_LINE
 
 
 def script_line() -> str:
