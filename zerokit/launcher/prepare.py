@@ -234,7 +234,7 @@ def _from_plan(
             *agreed.notes,
             *adapters,
             *another_model(script_options, plan),
-            *_adapted_notes(CONFIG_FILE, adapted),
+            *_adapted_notes(f"the run's {CONFIG_FILE}", adapted),
         ),
     )
 
