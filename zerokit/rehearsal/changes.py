@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.rehearsal.result import FROZEN, QUANTISED, WEIGHTS, Change, RankMemory
+from zerokit.rehearsal.result import FROZEN, LOSS, QUANTISED, WEIGHTS, Change, RankMemory
 
 _LEAST_SHARE = 0.03
 """Of the peak, below which a change is not worth a line."""
@@ -77,7 +77,9 @@ def _of_phase(rank: RankMemory) -> Iterator[Change]:
 
 
 def _of_activations(rank: RankMemory, engine: Mapping[str, Any]) -> Iterator[Change]:
-    activations = _live(rank)["activations"]
+    live = _live(rank)
+    activations = live["activations"]
+    of_the_batch = activations + live[LOSS]
     if engine.get("gradient_checkpointing") is not True:
         yield Change(
             what="activation checkpointing: of each layer only its input is kept", saves_bytes=activations
@@ -85,10 +87,10 @@ def _of_activations(rank: RankMemory, engine: Mapping[str, Any]) -> Iterator[Cha
     rows = engine.get("micro_batch")
     if rows is None or rows > 1:
         of = f" ({rows // 2} in place of {rows})" if rows else ""
-        yield Change(what=f"half the batch size per GPU{of}", saves_bytes=activations // 2)
+        yield Change(what=f"half the batch size per GPU{of}", saves_bytes=of_the_batch // 2)
     else:
         yield Change(
-            what="half the sequence length: the batch size per GPU is 1", saves_bytes=activations // 2
+            what="half the sequence length: the batch size per GPU is 1", saves_bytes=of_the_batch // 2
         )
 
 

@@ -14,6 +14,8 @@ SCHEMA = "zerokit.rehearsal/1"
 WEIGHTS, FROZEN, QUANTISED = "model", "frozen parameters", "quantised parameters"
 """What weights are called among what is live: those that are loaded or trained, those that are not, and those
 in 4 or 8 bits."""
+LOSS = "loss"
+"""What a cross-entropy's own kernels hold."""
 _LEAST_SHOWN_SHARE = 0.001
 
 

@@ -45,6 +45,9 @@ def test_activations_shrink_with_the_batch_or_are_recomputed() -> None:
     shorter = "half the sequence length: the batch size per GPU is 1"
     assert told(held, engine=checkpointed) == {shorter: 10}
     assert told(held, batch_rows=1)[shorter] == 10
+    # checkpointing recomputes layers, not the loss behind them
+    with_loss = told(rank(activations=20, loss=4), engine=engine)
+    assert list(with_loss.values()) == [20, 12]
     assert told(held, batch_rows=3)["half the batch size per GPU (1 in place of 3)"] == 10
 
 

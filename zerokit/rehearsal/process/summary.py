@@ -9,7 +9,7 @@ from zerokit.rehearsal.process.guesses import Guess
 from zerokit.rehearsal.process.ledger import GpuMemory
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.phases import Phases
-from zerokit.rehearsal.result import WEIGHTS
+from zerokit.rehearsal.result import LOSS, WEIGHTS
 
 MOST_HOLDINGS = 40
 
@@ -25,7 +25,9 @@ _WHAT = {
     "other": "other",
 }
 """What is live at a peak is told by the phase that allocated it, but for the weights of what is trained: an
-engine moves them to the GPU as it begins."""
+engine moves them to the GPU as it begins. What a cross-entropy's kernels write (as large as the logits, and
+their gradients in backward) is the loss's."""
+_OF_THE_LOSS = ("_log_softmax", "nll_loss")
 
 
 def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -> dict[str, Any]:
@@ -67,8 +69,7 @@ def at_peak(ledger: GpuMemory) -> list[dict[str, Any]]:
     history = ledger.history
     for number in history.live_at(ledger.peak.clock):
         phase, operator, module, location = ledger.origins[history.origin[number]]
-        by_phase = "cuBLAS workspace" if operator == "cuBLAS workspace" else _WHAT.get(phase, phase)
-        component = ledger.contents.get(number, by_phase)
+        component = ledger.contents.get(number) or _what(phase, operator)
         key = component, module, location
         totals[key] = totals.get(key, 0) + history.block_bytes[number]
     ordered = sorted(totals.items(), key=lambda item: -item[1])
@@ -80,6 +81,14 @@ def at_peak(ledger: GpuMemory) -> list[dict[str, Any]]:
     if rest:
         rows.append({"what": "smaller ones", "module": "", "location": "", "bytes": rest})
     return rows
+
+
+def _what(phase: str, operator: str) -> str:
+    if operator == "cuBLAS workspace":
+        return operator
+    if phase in ("forward", "backward") and operator.startswith(_OF_THE_LOSS):
+        return LOSS
+    return _WHAT.get(phase, phase)
 
 
 def _guesses(book: dict[tuple[str, str], Guess], decides_sizes: bool) -> list[dict[str, Any]]:
