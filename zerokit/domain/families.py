@@ -13,6 +13,7 @@ from typing import Any
 from zerokit.domain.hf_classes import outputs_of
 from zerokit.domain.hf_config import HfConfig
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
+from zerokit.domain.module_names import with_modules
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
@@ -95,7 +96,7 @@ def from_config(
         raise InputError(f"{name}: model_type is missing; is it a Hugging Face config.json?")
     config = _Config(hf_config, name)
     family = config.family
-    stacks = _stacks(config)
+    stacks = tuple(with_modules(stack, hf_config) for stack in _stacks(config))
     hidden = config.count("hidden_size", "n_embd", "d_model", "dim")
     vocab = config.count("vocab_size")
     heads = _heads(config)

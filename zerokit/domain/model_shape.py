@@ -8,7 +8,23 @@ from __future__ import annotations
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
-__all__ = ["Gemm", "ModelShape", "Stack", "scaled"]
+__all__ = ["Gemm", "Linear", "ModelShape", "Stack", "scaled"]
+
+
+ALL_LINEAR = "all-linear"
+"""Of adapters' targets: every linear module but the output head."""
+
+
+@frozen_dataclass
+class Linear:
+    """A linear module: its path within a layer, such as ``self_attn.q_proj``, and its outputs."""
+
+    path: str
+    n: int
+
+    def is_one_of(self, targets: tuple[str, ...]) -> bool:
+        """Whether peft's ``target_modules`` mean it: all linear modules, or by the end of its path."""
+        return ALL_LINEAR in targets or any(f".{self.path}".endswith(f".{name}") for name in targets)
 
 
 @frozen_dataclass
@@ -20,6 +36,8 @@ class Gemm:
         copies: matrices alike (the experts of a layer, for example).
         active: of the copies, how many each token passes through.
         kind: ``attention`` or ``mlp``.
+        modules: of Transformers that it stands for: q, k and v; gate and up. Empty: not known.
+        takes_adapters: whether peft can put adapters on them.
     """
 
     n: int
@@ -28,6 +46,8 @@ class Gemm:
     copies: int = 1
     active: float = 1.0
     kind: str = "mlp"
+    modules: tuple[Linear, ...] = ()
+    takes_adapters: bool = True
 
     @property
     def parameters(self) -> int:
@@ -38,6 +58,25 @@ class Gemm:
     def active_parameters(self) -> float:
         """Elements that one token meets."""
         return self.n * self.k * self.active
+
+    def adapted(self, targets: tuple[str, ...]) -> tuple[Linear, ...]:
+        """Of its modules, those that get adapters; one with all its outputs where they are not known."""
+        if not self.takes_adapters:
+            return ()
+        if not self.modules:
+            return (Linear(path="", n=self.n),)
+        return tuple(module for module in self.modules if module.is_one_of(targets))
+
+    def adapter_parameters(self, rank: int, targets: tuple[str, ...]) -> int:
+        """Elements of the two LoRA matrices of each adapted module (arXiv 2106.09685), in all copies."""
+        return self.copies * rank * sum(module.n + self.k for module in self.adapted(targets))
+
+    def scaled(self, ratio: float) -> Gemm:
+        """The same with both widths times ``ratio``."""
+        modules = (replace(module, n=max(1, round(module.n * ratio))) for module in self.modules)
+        return replace(
+            self, n=max(1, round(self.n * ratio)), k=max(1, round(self.k * ratio)), modules=tuple(modules)
+        )
 
 
 @frozen_dataclass
@@ -161,10 +200,7 @@ def scaled(shape: ModelShape, parameters: int) -> ModelShape:
     ratio = hidden / shape.hidden
     dim = min(shape.head_dim, hidden)
     heads = max(1, round(shape.heads * ratio))
-    gemms = tuple(
-        replace(gemm, n=max(1, round(gemm.n * ratio)), k=max(1, round(gemm.k * ratio)))
-        for gemm in stack.gemms
-    )
+    gemms = tuple(gemm.scaled(ratio) for gemm in stack.gemms)
     layer = replace(
         stack,
         gemms=gemms,

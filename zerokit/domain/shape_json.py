@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from zerokit.domain.model_shape import Gemm, ModelShape, Stack
+from zerokit.domain.model_shape import Gemm, Linear, ModelShape, Stack
 
 
 def to_json(shape: ModelShape) -> dict[str, Any]:
@@ -20,4 +20,8 @@ def from_json(data: Mapping[str, Any]) -> ModelShape:
 
 
 def _stack(data: Mapping[str, Any]) -> Stack:
-    return Stack(**{**data, "gemms": tuple(Gemm(**gemm) for gemm in data["gemms"])})
+    return Stack(**{**data, "gemms": tuple(map(_gemm, data["gemms"]))})
+
+
+def _gemm(data: Mapping[str, Any]) -> Gemm:
+    return Gemm(**{**data, "modules": tuple(Linear(**module) for module in data.get("modules", ()))})

@@ -8,7 +8,7 @@ approximation of the activations of Hugging Face's eager modules. Its results ar
 from __future__ import annotations
 
 from zerokit.domain.hardware import Cluster, Gpu
-from zerokit.domain.job import QUANTIZED_BYTES, Job
+from zerokit.domain.job import QUANTIZED_BYTES, Job, Lora
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.card import rough_overhead_bytes
@@ -68,14 +68,25 @@ def trainable_parameters(shape: ModelShape, job: Job) -> int:
     """Parameters that get gradients: all of them, or the LoRA matrices (arXiv 2106.09685)."""
     if job.method == "full":
         return shape.parameters
-    rank = job.lora.rank if job.lora is not None else 16
-    total = 0
-    for stack in shape.stacks:
-        for gemm in stack.gemms:
-            fused = fused_modules(shape, gemm)
-            if gemm.split != "none":
-                total += stack.layers * gemm.copies * rank * (gemm.n + fused * gemm.k)
-    return total
+    lora = job.lora or Lora()
+    return sum(
+        stack.layers * gemm.adapter_parameters(lora.rank, lora.targets)
+        for stack in shape.stacks
+        for gemm in stack.gemms
+    )
+
+
+def _uncounted_adapters(shape: ModelShape, job: Job) -> tuple[str, ...]:
+    """A note on targets that are no linear modules of the layers: an output head, a vision tower's own."""
+    if job.method == "full" or job.inference or job.lora is None:
+        return ()
+    gemms = [gemm for stack in shape.stacks for gemm in stack.gemms]
+    missed = [name for name in job.lora.targets if not any(gemm.adapted((name,)) for gemm in gemms)]
+    if not missed:
+        return ()
+    return (
+        f"adapters on {', '.join(missed)} not counted: in closed form only those of the layers are known",
+    )
 
 
 def _within_threshold(shape: ModelShape, strategy: Strategy) -> float:
@@ -92,7 +103,7 @@ def _within_threshold(shape: ModelShape, strategy: Strategy) -> float:
         for stack in shape.stacks
         for gemm in stack.gemms
         # the experts of a layer are one tensor in transformers 5
-        if (gemm.parameters if gemm.copies > 1 else gemm.n * gemm.k / fused_modules(shape, gemm)) <= limit
+        if (gemm.parameters if gemm.copies > 1 else gemm.n * gemm.k / fused_modules(gemm)) <= limit
     )
     tables = shape.parameters - shape.block_parameters if shape.largest_parameter <= limit else 0
     return min((products + tables) / degree, float(zero.model_persistence_threshold))
@@ -325,7 +336,11 @@ def _finish(
         host_bytes_per_node=total,
         host_components=on_host,
         nvme_bytes_per_node=on_nvme(host, per_node),
-        assumptions=(ASSUMPTION, *load_notes(sizes.weight_bytes, strategy, job)),
+        assumptions=(
+            ASSUMPTION,
+            *_uncounted_adapters(shape, job),
+            *load_notes(sizes.weight_bytes, strategy, job),
+        ),
         basis=CLOSED_FORM,
     )
 

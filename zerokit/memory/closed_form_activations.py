@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerokit.domain.job import Job
+from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ModelShape, Stack
 from zerokit.domain.strategy import Strategy
 
@@ -54,13 +54,11 @@ def _layer_bytes(shape: ModelShape, stack: Stack, job: Job, element_bytes: int) 
 def _adapted_experts(stack: Stack, job: Job, element_bytes: int) -> float:
     """Bytes of one layer's experts with adapters on them: peft adds the product of the adapters to the
     stacked weights, and autograd keeps the sum (``ParamWrapper``, peft/tuners/lora/layer.py, 0.21)."""
-    if (
-        job.method == "full"
-        or job.inference
-        or (job.lora is not None and "all-linear" not in job.lora.targets)
-    ):
+    if job.method == "full" or job.inference:
         return 0.0
-    return float(element_bytes * sum(gemm.parameters for gemm in stack.gemms if gemm.copies > 1))
+    targets = (job.lora or Lora()).targets
+    experts = (gemm for gemm in stack.gemms if gemm.copies > 1 and gemm.adapted(targets))
+    return float(element_bytes * sum(gemm.parameters for gemm in experts))
 
 
 def _score_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> float:

@@ -18,11 +18,9 @@ _ROUGH_PROCESS_BYTES = 4 * GIB
 a script loads beside the model is not known."""
 
 
-def fused_modules(shape: ModelShape, gemm: Gemm) -> int:
+def fused_modules(gemm: Gemm) -> int:
     """Modules in transformers of one product here: q, k, v; gate, up."""
-    if gemm.split != "column":
-        return 1
-    return 3 if gemm.kind == "attention" else 2 if shape.gated else 1
+    return max(1, len(gemm.modules))
 
 
 def host_of_rank(
@@ -110,12 +108,12 @@ def _tensors(shape: ModelShape) -> Iterator[tuple[float, int]]:
             left -= stack.layers * gemm.parameters
             if gemm.copies > 1:  # the experts of a layer are one tensor in transformers 5
                 yield float(gemm.parameters), stack.layers
-            elif fused_modules(shape, gemm) == 3:
+            elif fused_modules(gemm) == 3:
                 keys = gemm.k * stack.kv_width / 2
                 yield gemm.parameters - 2 * keys, stack.layers
                 yield keys, 2 * stack.layers
             else:
-                modules = fused_modules(shape, gemm)
+                modules = fused_modules(gemm)
                 yield gemm.parameters / modules, modules * stack.layers
     tables = 1 if shape.tied else 2
     yield max(0.0, left) / tables, tables

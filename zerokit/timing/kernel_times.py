@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from zerokit.domain.hardware import Gpu
-from zerokit.domain.job import Job
+from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.domain.strategy import Strategy
 from zerokit.timing.constants import A100_PEAK_FLOPS, Calibration, Constants
@@ -23,8 +23,6 @@ _A100_EFFICIENCY = 0.87
 _LOSS_FORWARD_SHARE = 0.4
 """Of the loss's traffic, what is read and written before backward (upcast, log-softmax): counted by tensors,
 not measured apart."""
-_ADAPTABLE_MODULES = 7
-"""Linear modules of a layer: q, k, v, o, gate, up, down."""
 _WIDEST_FLASH_HEAD = 128
 """From which on the flash kernel runs at its full rate."""
 _LOGITS_KEPT_SHARE = 0.5
@@ -147,24 +145,23 @@ class KernelTimes:
 
     def _adapted(self, stack: Stack) -> float:
         """Outputs per token of the projections that have adapters."""
-        outputs = sum(gemm.n * gemm.active for gemm in stack.gemms if gemm.split != "none")
-        return outputs * self._adapter_share()
-
-    def _adapter_share(self) -> float:
-        """Of a layer's linear modules, those that have adapters."""
         if self.job.method == "full":
             return 0.0
-        targets = self.job.lora.targets if self.job.lora is not None else ("all-linear",)
-        return 1.0 if "all-linear" in targets else min(1.0, len(targets) / _ADAPTABLE_MODULES)
+        targets = (self.job.lora or Lora()).targets
+        # gate and up of experts are one tensor, whose outputs count once
+        widths = ((min(g.n, sum(m.n for m in g.adapted(targets))), g) for g in stack.gemms)
+        return sum(width * gemm.active for width, gemm in widths)
+
+    def _adapts(self, gemm: Gemm) -> bool:
+        """Whether some of its modules have adapters."""
+        return self.job.method != "full" and bool(gemm.adapted((self.job.lora or Lora()).targets))
 
     def _not_recomputed(self, stack: Stack, strategy: Strategy) -> float:
         """The layer's last product: non-reentrant checkpointing stops when all that was saved is there
         again, which is before it (torch/utils/checkpoint.py, ``_StopRecomputationError``); but an adapter
         saves its own after it (peft/tuners/lora/layer.py, ``Linear.forward``)."""
-        if self.job.use_reentrant_checkpointing or self._adapter_share() == 1.0:
-            return 0.0
         rows = [gemm for gemm in stack.gemms if gemm.kind == "mlp" and gemm.split == "row"]
-        if not rows:
+        if self.job.use_reentrant_checkpointing or not rows or self._adapts(rows[-1]):
             return 0.0
         last = rows[-1]
         peak = self.peak(strategy.settings.precision)

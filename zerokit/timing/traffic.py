@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import NESTED_NF4_BYTES, Job
+from zerokit.domain.job import NESTED_NF4_BYTES, Job, Lora
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import ElementBytes
@@ -310,7 +310,13 @@ class Traffic:
     def _tensors_of_all_stages(self) -> int:
         stacks = self.shape.stacks
         if self.job.method != "full":
-            return sum(stack.layers * 3 * len(stack.gemms) for stack in stacks)
+            targets = (self.job.lora or Lora()).targets
+            counts = (
+                stack.layers * 3 * len(gemm.adapted(targets)) / max(1, len(gemm.modules))
+                for stack in stacks
+                for gemm in stack.gemms
+            )
+            return round(sum(counts))
         norms = 1 if self.shape.gated else 4
         return sum(stack.layers * (2 * len(stack.gemms) + norms) for stack in stacks)
 

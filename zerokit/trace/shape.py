@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from zerokit.domain.images import SequenceImages
-from zerokit.domain.model_shape import Gemm, ModelShape, Stack
+from zerokit.domain.model_shape import Gemm, Linear, ModelShape, Stack
 from zerokit.errors import InputError
 from zerokit.trace.building import vision_tower
 from zerokit.trace.building.build import AUTO_CLASSES, head_of, prepared_config, read_config, usable
@@ -214,8 +214,10 @@ def _gemms(layer: nn.Module, hidden: int, active: float) -> Iterator[Gemm]:
                 counts[f".{path}.{name}.*", n, k] = copies
     for (pattern, n, k), copies in counts.items():
         is_per_expert = copies > 1 and "*" in pattern
+        is_stacked = pattern.endswith(".*")  # which names peft takes for such a tensor is not known
         yield Gemm(
             n=n, k=k, split="row" if n == hidden else "column", copies=copies,
             active=min(active, copies) if is_per_expert else float(copies),
             kind="attention" if _ATTENTION.search(pattern) else "mlp",
+            modules=() if is_stacked else (Linear(path=pattern.lstrip("."), n=n),),
         )  # fmt: skip
