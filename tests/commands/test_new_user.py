@@ -207,7 +207,7 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
     [
         ("--model llama-3.1-405b --gpus 64 --nodes 8 --gpu h100-sxm-80gb --global-batch 512",
          ("defaults for --network, --seq-len and --host-ram", "6 more")),
-        ("--model mixtral-8x7b --gpus 2 --gpu rtx-5090 --method qlora --host-ram 64GiB",
+        ("--model mixtral-8x7b --gpus 2 --gpu h200 --zero 3 --method qlora --host-ram 64GiB",
          ("- save checkpoints (save_strategy): save_model writes no adapters that load", "OUTPUT_DIR")),
         ("--params 7b --gpus 8", ("assumed NVIDIA H100 SXM", "--seq-len not given")),
         # cut to a line, it still says what to type

@@ -50,12 +50,13 @@ def _notes(
 ) -> tuple[Sequence[str], Sequence[str]]:
     """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines.
 
-    Where they are too long for the screen, what was not given is one note, then some notes are cut to a line,
-    then advice is left to ``--explain``, and then the first assumptions are: warnings stand last, and go only
-    where what the script must do fills the screen.
+    Where they are too long for the screen, what was not given is one note, then minor notes are left out and
+    some cut to a line, then advice is left to ``--explain``, and then the first assumptions are: warnings
+    stand last, and go only where what the script must do fills the screen.
     """
     marked = answer.worth_a_look(assumptions)
     short = _without_defaults(marked)
+    weighty = [note for note in short if not answer.is_minor(note)]
     first = _first_advice(advice)
 
     def both(notes: Sequence[str], more: Sequence[str], whole: Collection[str] | None = None) -> list[str]:
@@ -73,9 +74,9 @@ def _notes(
     choices = [
         (both(marked, first), _CLOSING),
         (both(short, first), _CLOSING),
-        (within(short, first, closed), _CLOSING),
-        (within(short, (), closed), _CLOSING),
-        *((within(short[at:], (), room), []) for at in range(max(1, len(short)))),
+        (within(weighty, first, closed), _CLOSING),
+        (within(weighty, (), closed), _CLOSING),
+        *((within(weighty[at:], (), room), []) for at in range(max(1, len(weighty)))),
         ([], ["  --explain adds what was assumed, memory and time in detail, and other plans"]),
     ]
     return next((choice for choice in choices if _height([*choice[0], *choice[1]]) <= room), choices[-1])

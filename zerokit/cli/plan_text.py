@@ -18,10 +18,12 @@ from zerokit.cli.prose import bullets, heading, paragraph, width
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.fields import as_options
+from zerokit.memory.closed_form import ASSUMPTION
 from zerokit.memory.components import label
 from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
+from zerokit.planner.trace_command import command_in
 from zerokit.search.explain import cluster_words, strategy_words
 from zerokit.search.sure_fit import NARROW, SURELY_FITS
 from zerokit.units import counted, format_gib, format_seconds
@@ -188,17 +190,33 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     body["advice"] = [note for note in body["advice"] if note not in surer]
     idle = [as_options(result.plan.left_idle)] if result.plan.left_idle else []
     title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
-    lines = _answer(planned, title, [*idle, *surer])
+    rough = [ASSUMPTION] if ASSUMPTION in body["assumptions"] else []
+    tracing = command_in(body["assumptions"])
+    closed = [f"{note}; see Next" if tracing else note for note in rough]
+    lines = _answer(planned, title, [*closed, *idle, *surer])
     lines += _todo(planned, body["assumptions"])
-    body["assumptions"] = _others(body["assumptions"])
     lines += _rehearsed(result)
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
+    if tracing is not None:
+        following += _continued(f"{program()} {tracing[1].partition(' ')[2]}")
+        rough.append(tracing[0])
+    body["assumptions"] = [note for note in _others(body["assumptions"]) if note not in rough]
     if not explain:
         assumed = [note for note in body["assumptions"] if not idle or not note.startswith(idle[0])]
         return "\n".join(first_screen.filled(lines, assumed, body["advice"], following))
     lines += listed("Assumed", body["assumptions"], body["assumptions"])
     lines += listed("Worth knowing", body["advice"], body["advice"])
     return "\n".join([*lines, *_reasons(result, body), *following])
+
+
+def _continued(command: str) -> list[str]:
+    """A command in lines that a shell reads as one, cut before its options."""
+    words = command.replace(" --", "\x00--").split("\x00")
+    lines = textwrap.wrap(
+        " ".join(part.replace(" ", "\xa0") for part in words), width() - 2, initial_indent="  ",
+        subsequent_indent="    ", break_on_hyphens=False, break_long_words=False,
+    )  # fmt: skip
+    return [line.replace("\xa0", " ") + (" \\" if line is not lines[-1] else "") for line in lines]
 
 
 def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:

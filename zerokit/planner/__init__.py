@@ -53,6 +53,7 @@ def plan(
     from zerokit.planner.plan_result import PlanResult
     from zerokit.planner.recipes import merged
     from zerokit.planner.request import resolve
+    from zerokit.planner.trace_command import with_command
     from zerokit.search.plan import make_plan, make_space
     from zerokit.values import replace
 
@@ -61,7 +62,8 @@ def plan(
     request = resolved.request
     planned = make_plan(request, top=top)
     notes = unread(requested, [planned.chosen.strategy])
-    planned = replace(planned, assumptions=(*planned.assumptions, *notes))
+    noted = with_command((*planned.assumptions, *notes), resolved.options, planned.chosen.strategy)
+    planned = replace(planned, assumptions=noted)
     result = PlanResult(
         request=resolved.options,
         plan=planned,

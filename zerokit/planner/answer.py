@@ -15,6 +15,7 @@ from zerokit.memory.components import HostComponent, label
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
+from zerokit.planner.trace_command import TRACES_ARE_OF
 from zerokit.search.sure_fit import unsure_bytes
 from zerokit.timing.ranges import SURE
 from zerokit.units import counted, format_gib, format_seconds, shown_unit
@@ -200,6 +201,11 @@ _LOSSES = {
     "cut": "fuse head and loss: cut_cross_entropy.linear_cross_entropy(hidden, lm_head.weight, labels, "
     "shift=True)",
 }
+
+
+def is_minor(note: str) -> bool:
+    """Whether a note is so of every plan of an installation, and rarely changes one."""
+    return TRACES_ARE_OF in note
 
 
 def loses_work(assumptions: Iterable[str]) -> tuple[str, ...]:

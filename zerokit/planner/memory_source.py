@@ -19,6 +19,7 @@ from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node, replayed
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
+from zerokit.planner.trace_command import TO_TRACE
 from zerokit.values import frozen_dataclass, replace
 
 _MOST_TRACED_IN_A_SEARCH = 4
@@ -42,8 +43,9 @@ class Source:
         trace: ``always`` what is missing (``estimate``), ``some`` (a search over a user's own config)
             or ``never`` (a search over the catalogue's, which takes what was traced before).
         closed_form: whether the shape read out of the configuration is the model's; else it must be traced.
-        other_version: the catalogue's profile, of another Transformers than the installed one: where that
-            cannot trace.
+        other_version: the catalogue's profile, of another Transformers than the installed one: for what that
+            one cannot trace, and in a search for what it has not traced.
+        of_other_version: what to say of an estimate from it, in a search.
         catalogued: the profile is the catalogue's, traced for the usual adapters' rank only.
         say: hears of a model that is traced now.
     """
@@ -57,6 +59,7 @@ class Source:
     catalogued: bool = False
     closed_form: bool = True
     other_version: ModelProfile | None = None
+    of_other_version: str | None = None
     say: Say = silent
     stored: int = 0  # traces of the catalogue's profile
     looked: bool = False  # into the cache
@@ -85,7 +88,8 @@ class Source:
         """A profile that covers the strategy, traced now where that is allowed."""
         if self.profile is not None and self._knows(self.profile, job, strategy):
             return self.profile
-        if self.trace == "never" and not (job.offload_activations and self.hf_config is not None):
+        stored = self.of_other_version is not None and self._is_stored(job, strategy)
+        if stored or (self.trace == "never" and not (job.offload_activations and self.hf_config is not None)):
             self._look_into_cache()
         elif self._may_trace(job, strategy):
             self._trace(job, strategy)
@@ -93,6 +97,10 @@ class Source:
             if profile is not None and covers(profile, job, strategy):
                 return profile
         return None
+
+    def _is_stored(self, job: Job, strategy: Strategy) -> bool:
+        """Whether the catalogue's profile of another Transformers has what is needed."""
+        return self.other_version is not None and covers(self.other_version, job, strategy)
 
     def _look_into_cache(self) -> None:
         """Take what was traced before, once; traces depend on what is installed."""
@@ -109,7 +117,7 @@ class Source:
             self.profile = (
                 cached_profile if self.profile is None else store.merged([self.profile, cached_profile])
             )
-        self.notes["estimate"] = "to trace the model: `zerokit estimate` with these options; then plan again"
+        self.notes["estimate"] = TO_TRACE
 
     def _knows(self, profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         """Whether a trace is at hand: for a user's own model exactly the one that is needed."""
@@ -121,7 +129,7 @@ class Source:
         key = variants_of(job, strategy, self.head)[0].key
         if self.hf_config is None or key in self.given_up:
             return False
-        if not (traceable(job, strategy) if job.inference else replayed(job, strategy)):
+        if not _can_be_traced(job, strategy):
             return False
         if self.trace == "some" and not job.offload_activations:
             trace_count = 0 if self.profile is None else len(self.profile.traces)
@@ -156,6 +164,11 @@ class Source:
             self.given_up.add(key)
 
 
+def _can_be_traced(job: Job, strategy: Strategy) -> bool:
+    """Whether a trace would serve an estimate of the strategy; no plan for QLoRA under ZeRO-3 has one."""
+    return traceable(job, strategy) if job.inference else replayed(job, strategy)
+
+
 @frozen_dataclass
 class Model:
     """A memory model bound to a model (``zerokit.search.request.MemoryModel``)."""
@@ -176,7 +189,11 @@ class Model:
     def _estimate(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
         profile = self.source.covering(job, strategy)
         if profile is not None:
-            return estimate_traced(profile, job, strategy, cluster, every_rank=self.every_rank)
+            traced = estimate_traced(profile, job, strategy, cluster, every_rank=self.every_rank)
+            note = self.source.of_other_version
+            if note is None or profile is not self.source.other_version:
+                return traced
+            return replace(traced, assumptions=(*traced.assumptions, note))
         if job.offload_activations:
             why = next(iter(self.source.notes.values()), "its layers could not be traced")
             raise MemoryUnknown(
@@ -196,7 +213,8 @@ class Model:
                 f"model_type {self.source.shape.family!r}; `zerokit rehearse` runs the script"
             )
         estimate = estimate_analytic(self.source.shape, job, strategy, cluster)
-        notes = tuple(dict.fromkeys(self.source.notes.values()))
+        useless = () if _can_be_traced(job, strategy) else (TO_TRACE,)
+        notes = tuple(note for note in dict.fromkeys(self.source.notes.values()) if note not in useless)
         return replace(estimate, assumptions=(*estimate.assumptions, *notes)) if notes else estimate
 
     def least_vram_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int:

@@ -18,6 +18,7 @@ from zerokit.machine.versions import installed
 from zerokit.planner import hub_cache
 from zerokit.planner.image_models import RequestedImages, built_with_images, processor_of
 from zerokit.planner.memory_source import Model, Say, Source, silent
+from zerokit.planner.trace_command import TRACES_ARE_OF, WITH_THESE_OPTIONS
 from zerokit.units import counted, format_count, parse_count
 from zerokit.values import frozen_dataclass, replace
 
@@ -126,26 +127,26 @@ def _of_other_version(source: Source) -> tuple[str, ...]:
     """What to say where the catalogue's traces are of another Transformers than the one installed here.
 
     Kernels differ between versions, and with them what a model keeps: T5's forward allocates twice as much
-    with 5.19 as with 5.20. One strategy is traced again; a search takes the catalogue's traces, of the range
-    of releases that the installed one belongs to, and says so.
+    with 5.19 as with 5.20. One strategy is traced again; a search takes what was traced with the installed
+    one, else the catalogue's traces, of the range of releases that it belongs to, and says so.
     """
     from zerokit.catalog.transformers_releases import alike
 
     version, profile = installed("transformers"), source.profile
     if profile is None or version is None or _release(version) == _release(profile.transformers_version):
         return ()
-    mismatch = (
-        f"Transformers {version} is installed, the catalogue's traces are of {profile.transformers_version}"
-    )
+    mismatch = f"Transformers {version} is installed, {TRACES_ARE_OF} {profile.transformers_version}"
     if source.trace == "always":
         source.other_version, source.profile, source.catalogued = profile, None, False
         return (f"{mismatch}: traced again where the installed one can be traced",)
     if alike(str((source.hf_config or {}).get("model_type")), version, profile.transformers_version):
         return (f"{mismatch}, with the same result (a sweep of releases)",)
-    return (
+    source.other_version, source.profile, source.catalogued, source.stored = profile, None, False, 0
+    source.of_other_version = (
         f"{mismatch}, and versions may keep more or less for backward; "
-        f"`zerokit estimate --model {source.name}` traces with the installed one",
+        f"{WITH_THESE_OPTIONS} traces with the installed one; then plan again"
     )
+    return ()
 
 
 def _release(version: str) -> list[str]:

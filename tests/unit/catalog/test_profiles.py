@@ -11,6 +11,8 @@ import pytest
 from zerokit.catalog import models, profiles
 from zerokit.catalog.transformers_releases import NEWEST, OLDEST, alike, is_before
 from zerokit.cli import run
+from zerokit.trace import store
+from zerokit.values import replace
 
 RANGES = [(name, release) for name in profiles.names() for release in profiles.ranges(name)]
 
@@ -77,6 +79,40 @@ def test_a_release_that_was_not_swept_is_said(
     assert run(["plan", "--model", "llama-3.2-1b", "--gpus", "1", "--gpu", "h200", "--json"]) == 0
     assert "Transformers 9.1.0 is installed" in (said := capsys.readouterr().out)
     assert "versions may keep more or less" in said and "zerokit estimate" in said
+
+
+def test_what_the_installed_release_has_traced_is_taken_and_the_note_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, "9.1.0", monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = ["plan", "--model", "llama-3.2-1b", "--gpus", "1", "--gpu", "h200", "--method", "lora", "--json"]
+
+    def assumed() -> str:
+        assert run(asked) == 0
+        return "\n".join(json.loads(capsys.readouterr().out)["assumptions"])
+
+    before = assumed()
+    assert "(transformers 5.23.0)" in before
+    own_job = "`zerokit estimate --model llama-3.2-1b --gpus 1 --gpu h200 --method lora` traces with the"
+    assert own_job in before
+    entry, profile = models.load("llama-3.2-1b"), profiles.load("llama-3.2-1b")
+    assert profile is not None
+    path = store.cache_path(entry.hf_config, entry.head)
+    store.keep(replace(profile, transformers_version="9.1.0"), path)
+    after = assumed()
+    assert "(transformers 9.1.0)" in after and "Transformers 9.1.0 is installed" not in after
+
+
+def test_the_note_on_another_release_gives_way_to_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, "9.1.0", monkeypatch)
+    asked = ["plan", "--model", "llama-3.1-70b", "--gpus", "16", "--nodes", "2", "--gpu", "h200"]
+    assert run([*asked, "--out", str(tmp_path / "plan")]) == 0
+    shown = capsys.readouterr().out
+    assert "a fused (chunked) cross-entropy would save" in shown
+    assert "Transformers 9.1.0 is installed" not in shown
 
 
 @pytest.mark.parametrize(
