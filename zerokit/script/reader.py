@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerokit.errors import InputError
-from zerokit.script.adapter_calls import added_at
+from zerokit.script.adapter_calls import AdapterCalls, adapter_calls
 from zerokit.script.assignments import Assignment, assignments
 from zerokit.script.code_settings import CodeSetting, code_settings
 from zerokit.script.option_list import OptionList
@@ -53,7 +53,7 @@ class ScriptFacts:
         flags: those of them that take no value.
         option_defaults: literal defaults of its options, by their names with underscores.
         batch_arguments: literal values of keywords such as ``per_device_train_batch_size``.
-        adds_adapters_at: where the script itself does, whatever its options say; None: nowhere.
+        adapters: what the script itself says of them, whatever its options say.
         assigned: literals that attributes are set to.
         code_settings: what its code passes to Accelerate and to training arguments.
         mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
@@ -92,7 +92,7 @@ class ScriptFacts:
     uses_accelerator: bool = False
     uses_trainer: bool = False
     batch_arguments: dict[str, object] = field(default_factory=dict)
-    adds_adapters_at: str | None = None
+    adapters: AdapterCalls = field(default_factory=AdapterCalls)
     assigned: list[Assignment] = field(default_factory=list)
     code_settings: list[CodeSetting] = field(default_factory=list)
     mentions: set[str] = field(default_factory=set)
@@ -206,7 +206,7 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
         if tree is not None:
             facts.option_list.read(tree)
             _Reader(facts, current).visit(tree)
-            facts.adds_adapters_at = added_at(tree, path) if current == path else facts.adds_adapters_at
+            facts.adapters = adapter_calls(tree, path) if current == path else facts.adapters
             facts.assigned.extend(assignments(tree, current))
             facts.code_settings.extend(code_settings(tree, current))
             _add_parsers(facts, parser_calls(tree, current))

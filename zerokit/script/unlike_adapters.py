@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from zerokit.domain.job import Lora
@@ -48,9 +49,9 @@ def _of_adapters(options: ScriptOptions, method: str) -> list[str]:
         given = "given" if switch[1] else "not given"
         trains = "all weights" if method == "full" else _words(method)
         return [f"the plan trains {trains}, and --{switch[0]} is {given}"]
-    if method == "full" and facts.adds_adapters_at is not None:
+    if method == "full" and facts.adapters.added_at is not None:
         return [
-            f"{facts.adds_adapters_at} adds adapters, and the plan trains all weights: the run takes less "
+            f"{facts.adapters.added_at} adds adapters, and the plan trains all weights: the run takes less "
             "memory than predicted; plan again with ⟨method⟩ lora or qlora"
         ]
     if method != "full" and not _names(facts, _SIGNS_OF_ADAPTERS):
@@ -95,15 +96,27 @@ def _of_rank(options: ScriptOptions, lora: Lora) -> list[str]:
 
 def _of_targets(options: ScriptOptions, lora: Lora) -> list[str]:
     """PEFT's own default are a few layers of each model (its ``constants.py``)."""
-    if not takes_model_config(options.facts) or lora.targets != ("all-linear",):
+    planned = f"adapters on {'all linear layers (all-linear)' if _is_all(lora) else ', '.join(lora.targets)}"
+    if takes_model_config(options.facts):
+        given = options.given("lora_target_modules")
+        if not _is_all(lora) or (given is not None and given[0] == "all-linear"):
+            return []
+        location = (
+            given[1] if given is not None else "--lora_target_modules is not given, so PEFT takes few layers"
+        )
+        return [f"{location}, but the plan has {planned}"]
+    written = options.facts.adapters.targets
+    if written is None or set(written.names) == set(lora.targets):
         return []
-    given = options.given("lora_target_modules")
-    if given is not None and given[0] == "all-linear":
-        return []
-    location = (
-        given[1] if given is not None else "--lora_target_modules is not given, so PEFT takes few layers"
-    )
-    return [f"{location}, but the plan has adapters on all linear layers (all-linear)"]
+    names = '"all-linear"' if _is_all(lora) else json.dumps(list(lora.targets))
+    return [
+        f"{written.location}: target_modules is {', '.join(written.names)}, but the plan has {planned}: "
+        f"write target_modules={names} there, or plan again with --lora-targets {','.join(written.names)}"
+    ]
+
+
+def _is_all(lora: Lora) -> bool:
+    return lora.targets == ("all-linear",)
 
 
 def _switch(options: ScriptOptions, pattern: re.Pattern[str]) -> tuple[str, bool] | None:

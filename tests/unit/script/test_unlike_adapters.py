@@ -95,6 +95,37 @@ def test_what_the_plan_trains_and_the_script_does_not_is_named(
     assert all(part in one for part, one in zip(said, found, strict=True)), found
 
 
+@pytest.mark.parametrize(
+    ("written", "planned", "said"),
+    [
+        (
+            '"all-linear"',
+            ("q_proj", "v_proj"),
+            "is all-linear, but the plan has adapters on q_proj, v_proj: write "
+            'target_modules=["q_proj", "v_proj"] there, or plan again with --lora-targets all-linear',
+        ),
+        (
+            '["q_proj"]',
+            ("all-linear",),
+            "is q_proj, but the plan has adapters on all linear layers (all-linear): write "
+            'target_modules="all-linear" there, or plan again with --lora-targets q_proj',
+        ),
+        ('["v_proj", "q_proj"]', ("q_proj", "v_proj"), None),
+        ('"all-linear"', ("all-linear",), None),
+        ("job.targets", ("q_proj",), None),  # computed
+        ('".*q_proj"', ("q_proj",), None),  # a pattern
+    ],
+)
+def test_other_targets_than_the_plans_are_named(
+    tmp_path: Path, written: str, planned: tuple[str, ...], said: str | None
+) -> None:
+    text = ADDS.replace("LoraConfig()", f"LoraConfig(r=16, target_modules={written})")
+    found = warnings(options(tmp_path, text), "lora", Lora(targets=planned))
+    assert len(found) == (said is not None), found
+    if said is not None:
+        assert f"target_modules {said}" in found[0] and ".py:13: " in found[0]
+
+
 def test_a_file_of_settings_counts_as_given(tmp_path: Path) -> None:
     settings = tmp_path / "sft.yaml"
     settings.write_text("use_peft: true\nlora_r: 16\nlora_target_modules: all-linear\n")
