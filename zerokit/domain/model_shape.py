@@ -60,12 +60,11 @@ class Gemm:
         return self.n * self.k * self.active
 
     def adapted(self, targets: tuple[str, ...]) -> tuple[Linear, ...]:
-        """Of its modules, those that get adapters; one with all its outputs where they are not known."""
+        """Of its modules, those that get adapters; of those not known, one that only all-linear means."""
         if not self.takes_adapters:
             return ()
-        if not self.modules:
-            return (Linear(path="", n=self.n),)
-        return tuple(module for module in self.modules if module.is_one_of(targets))
+        modules = self.modules or (Linear(path="", n=self.n),)
+        return tuple(module for module in modules if module.is_one_of(targets))
 
     def adapter_parameters(self, rank: int, targets: tuple[str, ...]) -> int:
         """Elements of the two LoRA matrices of each adapted module (arXiv 2106.09685), in all copies."""

@@ -71,3 +71,11 @@ def test_a_model_of_another_size_keeps_its_modules() -> None:
     job = Job(method="lora", lora=Lora(targets=("q_proj", "v_proj")))
     everything = trainable_parameters(shape, Job(method="lora", lora=Lora()))
     assert 0 < trainable_parameters(shape, job) < everything / 3
+
+
+@pytest.mark.parametrize("name", ["lfm2-350m", "qwen3.5-9b", "granite-4.0-h-tiny"])
+def test_a_stored_shape_has_the_modules_that_peft_finds(name: str) -> None:
+    profile, shape = profiles.load(name), profiles.shape(name)
+    assert profile is not None and shape is not None
+    made = sum(n for path, n in _tensors(profile).items() if path.partition(".lora_")[0].endswith(".q_proj"))
+    assert made == trainable_parameters(shape, Job(method="lora", lora=Lora(targets=("q_proj",))))
