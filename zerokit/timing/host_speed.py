@@ -56,7 +56,7 @@ _ROUNDS_BELOW_HIGH = 0.95
 
 
 _USUAL_SPREAD = 1.3
-"""``HostSpeed.high`` over ``factor``: the middle of 57 runs with a probe between their steps
+"""``HostSpeed.high`` over ``factor``: the middle of 64 runs with a probe between their steps
 (``script-times*.jsonl`` of ``benchmarks/measure/data``)."""
 
 
@@ -69,12 +69,18 @@ def of_slowest(host: HostSpeed, ranks: int) -> float:
     """The factor of a step in which every rank waits for the slowest one.
 
     A rank's step is one draw from the probe's rounds; the slowest of N has as its middle their quantile
-    0.5^(1/N), taken between the middle and the upper end of the rounds that the probe saw.
+    0.5^(1/N). Between the middle and the upper end of the rounds that the probe saw it is taken from a
+    log-normal distribution: disturbed rounds take up to three times the middle, undisturbed ones hardly less
+    than it.
     """
     if ranks < 2 or host.high is None:
         return host.factor
+    from statistics import NormalDist  # a rehearsal's alone: a plan starts without it
+
+    normal = NormalDist()
     quantile = min(_ROUNDS_BELOW_HIGH, math.pow(0.5, 1 / ranks))
-    return host.factor + (host.high - host.factor) * (quantile - 0.5) / (_ROUNDS_BELOW_HIGH - 0.5)
+    share = normal.inv_cdf(quantile) / normal.inv_cdf(_ROUNDS_BELOW_HIGH)
+    return float(host.factor * math.pow(host.high / host.factor, share))
 
 
 _TELLING_SLOPE = 0.4

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
+import statistics
+
 import pytest
 
 from tests.support.h200_operators import measured_operators
@@ -68,3 +72,14 @@ def test_more_ranks_usually_wait_for_a_slower_host():
     assert factors[0] == 0.88
     # nobody waits for longer than a probe's nine tenths of rounds say: 1.3 times the middle
     assert factors[-1] == pytest.approx(1.3 * 0.88)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("spread", [0.1, 0.5])
+def test_the_slowest_of_several_ranks_is_that_of_skewed_rounds(ranks: int, spread: float) -> None:
+    drawn = random.Random(1)
+    rounds = sorted(0.9 * math.exp(drawn.gauss(0, spread)) for _ in range(20_000))
+    middle, high = rounds[10_000], rounds[19_000]
+    slowest = statistics.median(max(drawn.choices(rounds, k=ranks)) for _ in range(20_000))
+    host = host_speed.HostSpeed(factor=middle, source="probe", high=high)
+    assert host_speed.of_slowest(host, ranks) == pytest.approx(slowest, rel=0.02)
