@@ -58,7 +58,7 @@ def hosts() -> Figures:
 
 
 def _last_lists() -> list[Step]:
-    return [step for name in ("fourth", "fifth", "sixth") for step in steps(TIMES[name])]
+    return [step for name in ("fourth", "fifth", "sixth", "seventh") for step in steps(TIMES[name])]
 
 
 def rehearsed_steps() -> Figures:
@@ -183,7 +183,7 @@ def choices() -> Figures:
 
 
 def _last_cases() -> list[Case]:
-    lists = ("public, second", "public, third", "public, fourth", "public, fifth")
+    lists = ("public, second", "public, third", "public, fourth", "public, fifth", "public, sixth")
     return [case for name in lists for case in cases(PEAKS[name]) if not case.is_bound]
 
 
