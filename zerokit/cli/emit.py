@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 _SCRIPT = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
 
-def _named(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    if not value and not ctx.resilient_parsing:
-        command = f"emit {ctx.info_name}"
-        raise InputError(f"{command}: name a script, for example: zerokit {command} [OPTIONS] train.py")
-    return value
-
-
 _plan = click.option(
     "--plan", "folder", metavar="DIR", default=DEFAULT_FOLDER, show_default=True, help="What `plan` wrote."
 )
@@ -53,7 +46,7 @@ _OF_JOB = (
         help="Write the job of a script that contradicts the plan all the same.",
     ),
     _plan,
-    click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…", callback=_named),
+    click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…"),
 )
 
 
@@ -68,6 +61,8 @@ def _for_job(function: Callable[..., None]) -> Callable[..., None]:
         from zerokit.launcher.job_files import JobScript
 
         command = f"emit {click.get_current_context().info_name}"
+        if not script:
+            raise InputError(f"{command}: name a script, for example: zerokit {command} [OPTIONS] train.py")
         job = JobScript(command=command, folder=folder, script=script, style=style, variables=variables,
                           no_arguments=no_arguments, accept_mismatch=accept_mismatch)  # fmt: skip
         function(job, **options)

@@ -88,10 +88,12 @@ def sbatch_script(
     RANK, hence torchrun.
 
     Raises:
-        InputError: a name or variable that Slurm or the shell would read otherwise.
+        InputError: a name, time limit or variable that Slurm or the shell would read otherwise.
     """
     if not _JOB_NAME.fullmatch(job_name):
         raise InputError(f"⟨job_name⟩ {job_name!r}: use letters, digits, dots, hyphens and underscores")
+    if time_limit is not None:
+        read_time_limit(time_limit)
     return _render(
         "sbatch.sh.j2",
         job_name=job_name,

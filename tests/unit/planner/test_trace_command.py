@@ -31,7 +31,7 @@ def test_the_first_screen_names_the_closed_form_and_the_whole_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, asked: tuple[str, ...]
 ) -> None:
     lines = _shown(capsys, tmp_path / "plan", *asked)
-    assert "Memory in closed form, not traced: activations within about 10-25 %; see Next" in lines[:4]
+    assert "Memory in closed form, not traced: activations within 10 to 25 %; see Next" in lines[:4]
     command = "\n".join(lines).rpartition("  zerokit estimate ")[2].partition("\n  --explain")[0]
     words = shlex.split(command.replace("\\\n", " "))
     given = dict(zip(asked[::2], asked[1::2], strict=True))
