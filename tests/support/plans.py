@@ -14,13 +14,14 @@ from zerokit.emit.deepspeed import deepspeed_config
 
 
 def write_plan(
-    folder: Path, *, ranks: int = 2, stage: int = 2, precision: str = "bf16", micro_batch: int = 2
-) -> Path:
+    folder: Path, *, ranks: int = 2, stage: int = 2, precision: str = "bf16", micro_batch: int = 2,
+    accumulation: int = 1,
+) -> Path:  # fmt: skip
     """Write plan.yaml and ds_config.json into ``folder``; returns the folder."""
     settings = DeepSpeedSettings(
         precision=precision,
         micro_batch=micro_batch,
-        gradient_accumulation=1,
+        gradient_accumulation=accumulation,
         gradient_clipping=1.0,
         zero=ZeroSettings(stage=stage),
     )
@@ -42,7 +43,7 @@ def write_plan(
         "pipeline_parallel": 1,
         "sequence_parallel": 1,
         "micro_batch": micro_batch,
-        "gradient_accumulation": 1,
+        "gradient_accumulation": accumulation,
         "activation_checkpointing": "none",
         "precision": precision,
         "environment": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},

@@ -218,8 +218,9 @@ def _refuse_constant(name: str) -> NoReturn:
 _COUNTS = frozenset(
     re.split(
         r"\s+",
-        """steps micro_steps skipped_steps step count progress pid local_rank world_size signal exit_code
-        cuda_device alloc_retries ooms failed_writes first_step last_step bytes growth_bytes asked_bytes
+        """steps micro_steps most_micro_steps skipped_steps step count progress pid local_rank world_size
+        signal exit_code cuda_device alloc_retries ooms failed_writes first_step last_step bytes
+        growth_bytes asked_bytes
         allocated_bytes reserved_bytes device_used_bytes device_total_bytes device_free_bytes
         host_rss_bytes baseline_host_rss_bytes peak_allocated_bytes peak_reserved_bytes
         peak_device_used_bytes peak_host_rss_bytes""",

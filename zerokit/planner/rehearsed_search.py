@@ -39,7 +39,7 @@ _LEAST_LIMIT_SECONDS = 300.0
 
 def _time_left(seconds: float) -> str:
     if seconds < 1:
-        return "⟨rehearsal_seconds⟩ are over; the best plan so far is still to be rehearsed"
+        return "⟨rehearsal_seconds⟩ are over; only what the plan needs is still rehearsed"
     return f"{format_seconds(seconds)} left of ⟨rehearsal_seconds⟩"
 
 

@@ -236,6 +236,7 @@ class RankReport(_Part):
     predicted_components: dict[str, Any] = {}
     steps: Count = 0
     micro_steps: Count = 0
+    most_micro_steps: Count = 0
     phase: str | None = None
     median_step_seconds: Number | None = None
     engine: dict[str, Any] | None = None

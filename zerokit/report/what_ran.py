@@ -315,12 +315,15 @@ def _of_world(chosen: Facts, ranks: int) -> list[Difference]:
 
 
 def _of_steps(chosen: Facts, rank: Facts) -> list[Difference]:
-    """A loop may step at each micro-batch though the engine was told to accumulate."""
+    """A loop may step at each micro-batch though the engine was told to accumulate. The last step of an epoch
+    may be of fewer than that."""
     steps, micro_steps = rank.get("steps") or 0, rank.get("micro_steps") or 0
     planned = chosen.get("gradient_accumulation")
     if steps < 2 or not micro_steps or not planned or (chosen.get("pipeline_parallel") or 1) > 1:
         return []
     if planned * steps <= micro_steps <= planned * (steps + 1):  # the next step has begun
+        return []
+    if micro_steps < planned * steps and rank.get("most_micro_steps") == planned:
         return []
     ran = round(micro_steps / steps)
     return _unlike("gradient accumulation", planned, ran, "gradient-accumulation") if ran else []

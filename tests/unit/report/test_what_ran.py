@@ -137,6 +137,14 @@ def test_a_loop_that_steps_at_each_micro_batch():
     assert found.text == "ranks 4 ran, not 2"
 
 
+def test_an_epoch_may_end_with_a_step_of_fewer_micro_batches():
+    plan = {"chosen": CHOSEN, "request": REQUEST}
+    short = {"engine": ENGINE, "steps": 7, "micro_steps": 25}  # six steps of four, the last of one
+    assert differences(plan, [{**short, "most_micro_steps": 4}] * 2) == []
+    (found,) = differences(plan, [{**short, "micro_steps": 14, "most_micro_steps": 2}] * 2)
+    assert found.text == "gradient accumulation 2 ran, not 4"
+
+
 def test_a_step_that_has_begun_is_no_accumulation():
     plan = {"chosen": {**CHOSEN, "gradient_accumulation": 1}, "request": REQUEST}
     engine = {**ENGINE, "gradient_accumulation": 1}

@@ -56,24 +56,29 @@ class PhaseRecord:
 
 
 class StepTimes:
-    """Seconds from one optimizer step to the next, of the last ones."""
+    """Seconds from one optimizer step to the next, of the last ones, and the most micro-batches of a step."""
 
     def __init__(self) -> None:
+        self._micro_steps = self._most_micro_steps = 0
         self._last_end: float | None = None
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
-    def done(self) -> None:
-        """A step was applied now."""
+    def done(self, micro_steps: int) -> None:
+        """A step was applied now, after so many micro-batches in all."""
+        self._most_micro_steps = max(self._most_micro_steps, micro_steps - self._micro_steps)
+        self._micro_steps = micro_steps
         now = time.monotonic()
         if self._last_end is not None:
             self._seconds.append(now - self._last_end)
         self._last_end = now
 
     def account(self) -> Record:
-        """For a tick; empty before the second step."""
+        """For a tick; seconds from the second step on."""
+        most = {"most_micro_steps": self._most_micro_steps}
         if not self._seconds:
-            return {}
+            return most
         return {
+            **most,
             "step_seconds": round(self._seconds[-1], 6),
             "median_step_seconds": round(statistics.median(self._seconds), 6),
         }

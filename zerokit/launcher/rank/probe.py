@@ -185,7 +185,7 @@ class Probe:
         with self._lock:
             self.position = (self.steps + 1, self.micro_steps)
             self.waits.step_done(self.steps, self.phases)
-            self._step_times.done()
+            self._step_times.done(self.micro_steps)
             self._step_ended = True
 
     def _watch_growth(self) -> None:

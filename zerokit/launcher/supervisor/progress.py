@@ -288,12 +288,15 @@ class Progress:
         """What was read of each rank's file, whatever has become of the file since."""
         return {rank: state.tail.last_account() for rank, state in self.ranks.items() if state.tail.records}
 
-    def engine_and_steps(self) -> tuple[dict[str, Any] | None, int, int]:
-        """Of the first rank that tells: what its engine runs with, its optimizer and its micro-steps."""
+    def engine_and_steps(self) -> dict[str, Any]:
+        """Of the first rank that tells: what its engine runs with, its optimizer steps and micro-steps."""
         for state in self.ranks.values():
             if "engine" in state.tail.records:
-                return state.tail.records["engine"], state.steps, int(state.last.get("micro_steps") or 0)
-        return None, 0, 0
+                counts = {
+                    name: int(state.last.get(name) or 0) for name in ("micro_steps", "most_micro_steps")
+                }
+                return {"engine": state.tail.records["engine"], "steps": state.steps, **counts}
+        return {"engine": None, "steps": 0}
 
     def seconds_per_step(self) -> float | None:
         """Of the slowest rank, as it measures its steps itself: the report's figure; None before two."""

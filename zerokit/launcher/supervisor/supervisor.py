@@ -290,7 +290,7 @@ class Supervisor:
                 self._on_remote_end(rank, record)
             elif record["type"] == "engine" and self.launch.expected_ranks > 1:
                 self._warn_once(warn_skippable.warnings_of(record))
-        for text in self.first_steps.news(*self.progress.engine_and_steps()):
+        for text in self.first_steps.news(self.progress.engine_and_steps()):
             self.terminal.say(f"warning: not as planned: {text}")
         if self.inquiry.open and self.inquiry.done(self._living()):
             self._explain_hang()

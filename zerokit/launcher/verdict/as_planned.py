@@ -80,6 +80,7 @@ def _engine_facts(log: RankLog) -> dict[str, Any]:
         "engine": log.last("engine"),
         "steps": record.get("steps") or 0,
         "micro_steps": record.get("micro_steps") or 0,
+        "most_micro_steps": record.get("most_micro_steps") or 0,
         "phase_details": record.get("phases") or {},
     }
 
@@ -91,11 +92,10 @@ class FirstSteps:
         self._plan, self._style, self._ranks = plan, style, expected_ranks
         self._said: set[str] = set()
 
-    def news(self, engine: dict[str, Any] | None, steps: int, micro_steps: int) -> list[str]:
-        """What became known, each sentence once."""
-        if self._plan is None or steps < _FEWEST_STEPS or engine is None:
+    def news(self, rank: Mapping[str, Any]) -> list[str]:
+        """What became known of a rank's engine and steps, each sentence once."""
+        if self._plan is None or rank["steps"] < _FEWEST_STEPS or rank["engine"] is None:
             return []
-        rank = {"engine": engine, "steps": steps, "micro_steps": micro_steps}
         unlike = unlike_plan(self._plan, self._style, [rank] * self._ranks)
         unsaid = [text for text in unlike if text not in self._said]
         self._said.update(unsaid)

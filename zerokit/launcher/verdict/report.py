@@ -250,6 +250,7 @@ def _rank_report(end: RankEnd, log: RankLog | None, plan: Mapping[str, Any] | No
         **predicted_of_rank(plan, end.rank),
         "steps": last_record.get("steps") or 0,
         "micro_steps": last_record.get("micro_steps") or 0,
+        "most_micro_steps": last_record.get("most_micro_steps") or 0,
         "phase": last_record.get("phase"),
         "median_step_seconds": last_record.get("median_step_seconds"),
         "engine": _facts(log, "engine"),
