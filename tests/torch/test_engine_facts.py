@@ -9,6 +9,7 @@ import pytest
 from zerokit.domain.job import PACKED_LORA, Lora
 from zerokit.instrument.engine_facts import adapters, unlike_lora
 from zerokit.instrument.live_models import elements
+from zerokit.rehearsal.process.model_facts import describe
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -27,6 +28,13 @@ def test_lora_is_read_with_its_rank_and_modules() -> None:
         rank=4, targets=("q_proj", "v_proj")
     )
     assert adapters(model(r=8, target_modules="all-linear")) == Lora(rank=8, targets=("all-linear",))
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj"]])
+def test_a_rehearsal_names_the_modules_as_a_run_does(targets: Any) -> None:
+    adapted = model(r=8, target_modules=targets)
+    named = adapters(adapted)
+    assert named is not None and describe(adapted)["lora_targets"] == list(named.targets)
 
 
 @pytest.mark.parametrize(

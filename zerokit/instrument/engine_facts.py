@@ -91,27 +91,30 @@ def record(engine: Any) -> dict[str, Any]:
 
 
 def adapters(module: Any) -> Lora | None:
-    """LoRA's rank and modules, where one set of its matrices is all that is trained; None: not so.
-
-    ``targets`` names the modules: ``all-linear`` where no linear layer but the output head is left out.
-    """
+    """LoRA's rank and modules, where one set of its matrices is all that is trained; None: not so."""
     configs = getattr(module, "peft_config", None)
     if not isinstance(configs, dict) or not configs or unlike_lora(module) is not None:
         return None
     (config,) = configs.values()
+    return Lora(rank=config.r, targets=adapter_targets(module))
+
+
+def adapter_targets(module: Any) -> tuple[str, ...]:
+    """The last parts of the names of the modules that have LoRA's matrices; ``all-linear`` alone where no
+    linear layer but the output head is left out."""
     wrapped = {name for name, part in module.named_modules() if hasattr(part, "lora_A")}
     inside = tuple(f"{name}." for name in wrapped)
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     unfrozen = [
         name
         for name, part in module.named_modules()
-        if type(part).__name__ in ("Linear", "Conv1D")
+        if type(part).__name__.startswith(("Linear", "Conv1D"))  # Linear4bit, Linear8bitLt
         and part is not head
         and name not in wrapped
         and not name.startswith(inside)
     ]
-    targets = sorted({name.rpartition(".")[2] for name in wrapped})
-    return Lora(rank=config.r, targets=tuple(targets) if unfrozen else ("all-linear",))
+    targets = tuple(sorted({name.rpartition(".")[2] for name in wrapped}))
+    return targets if unfrozen else ("all-linear",)
 
 
 def unlike_lora(module: Any) -> str | None:

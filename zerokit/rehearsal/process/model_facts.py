@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from zerokit.instrument.engine_facts import adapter_targets
 from zerokit.rehearsal.result import FROZEN, QUANTISED, WEIGHTS
 
 
@@ -21,7 +22,7 @@ def describe(module: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"config": config, "method": "full"}
     lora = next(iter(adapters.values()), None) if isinstance(adapters, dict) else None
     if lora is not None and getattr(lora, "r", None):
-        facts |= {"method": "lora", "lora_rank": int(lora.r), "lora_targets": _targets(lora, base)}
+        facts |= {"method": "lora", "lora_rank": int(lora.r), "lora_targets": list(adapter_targets(module))}
         if getattr(base, "is_loaded_in_4bit", False):
             facts["method"] = "qlora"
     return facts
@@ -45,19 +46,3 @@ def _config(module: Any) -> dict[str, Any] | None:
     except (TypeError, ValueError):
         return None
     return values
-
-
-def _targets(lora: Any, module: Any) -> list[str]:
-    """The names of the modules that have adapters, by their last part; ``all-linear`` where all but the
-    head have one."""
-    target_modules = getattr(lora, "target_modules", None)
-    if isinstance(target_modules, str):
-        return [target_modules] if target_modules == "all-linear" else []
-    names = sorted(target_modules or ())
-    linear = {
-        name.rpartition(".")[2]
-        for name, part in module.named_modules()
-        if type(part).__name__ == "Linear" or hasattr(part, "base_layer")
-    }
-    linear -= {"base_layer", "lm_head", "score", "default"}
-    return ["all-linear"] if names and linear and linear <= set(names) else names
