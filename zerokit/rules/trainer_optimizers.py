@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from zerokit.domain.client_optimizers import ClientOptimizer, client_optimizer
+
 TAKEN_AS: Mapping[str, str] = {
     "adamw_torch": "AdamW",
     "adamw_torch_fused": "AdamW",
@@ -54,3 +56,15 @@ NOT_MODELLED: Mapping[str, str] = {
 }
 """Name -> why no figure is given for it. What fails under DeepSpeed was seen to, on CPU ranks with DeepSpeed
 0.19.8: galore-torch 1.0, apollo-torch 1.0.3, lomo-optim 0.1.1."""
+
+
+def is_same_optimizer(name: str, other: str) -> bool:
+    """Whether two names, a Trainer's or DeepSpeed's, are of one optimizer: ``adamw_8bit`` and
+    ``adamw_bnb_8bit``, ``adamw_torch`` and ``AdamW``."""
+    return _kind(name) == _kind(other)
+
+
+def _kind(name: str) -> ClientOptimizer | str:
+    """What is known of a script's, or DeepSpeed's type, where Adam decays weights as AdamW does."""
+    kind = TAKEN_AS.get(name, name).lower()
+    return client_optimizer(name) or ("adamw" if kind == "adam" else kind)

@@ -11,7 +11,15 @@ from typing import Any
 from zerokit.domain.job import Lora
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
-from zerokit.script import adapt_config, assignments, code_settings, disk_space, unlike_adapters, unlike_job
+from zerokit.script import (
+    adapt_config,
+    assignments,
+    code_settings,
+    disk_space,
+    scripts_optimizer,
+    unlike_adapters,
+    unlike_job,
+)
 from zerokit.script.arguments import SPELLINGS, ScriptOptions
 from zerokit.script.loader_batch import PlannedBatch, before_the_run
 from zerokit.script.planned_values import PlannedValues
@@ -68,6 +76,7 @@ def agree(
         precision=adapt_config.precision(config),
         checkpointing=str(chosen.get("activation_checkpointing", "none")),
         gradient_clipping=_clipping(config),
+        optimizer=scripts_optimizer.made_by_script(request, config),
         on_cpu=on_cpu,
     )
     added = () if no_arguments else options.additions(planned)

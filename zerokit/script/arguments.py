@@ -32,7 +32,7 @@ _CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential"
                         "apply_activation_checkpointing"}  # fmt: skip
 _TRAINERS_OWN: Mapping[str, object] = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
-    "bf16": False, "fp16": False, "max_grad_norm": 1.0,
+    "bf16": False, "fp16": False, "max_grad_norm": 1.0, "optim": "adamw_torch_fused",
 }  # fmt: skip
 """Defaults of transformers/training_args.py, 4.56 to 5.23; TRL's are read from its installed classes."""
 
@@ -115,6 +115,15 @@ class ScriptOptions:
     def given(self, name: str) -> tuple[object, str] | None:
         """What the user gave for an option, by the command line or in a file, and how it is written there."""
         return self._user_value((name,))
+
+    def decided(self, name: str) -> tuple[object, str] | None:
+        """What the user gave for an option of a Trainer's, else a literal of the source; and where."""
+        value = self._user_value((name,))
+        if value is not None:
+            return value
+        fields = self.facts.field_defaults if self.facts.parses_training_arguments else {}
+        literal = fields.get(name, self.facts.batch_arguments.get(name))
+        return None if literal is None else (literal, self._where(name))
 
     @property
     def own_defaults(self) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zerokit.rules.trainer_optimizers import is_same_optimizer
+
 NO = ("false", "0", "no", "none", "off", "null", "")
 """How a switch is turned off."""
 
@@ -33,5 +35,7 @@ def differs(actual: object, planned: object) -> bool:
     """Whether a value contradicts the plan's; what is computed or ``auto`` is not known to."""
     if isinstance(planned, bool):
         return actual is not None and truth(actual) not in (None, planned)
+    if isinstance(planned, str):  # an optimizer, some of which have two names
+        return actual is not None and not is_same_optimizer(str(actual), planned)
     count = number(actual)
     return count is not None and count != planned

@@ -20,6 +20,7 @@ FIELDS = (
     "bf16",
     "fp16",
     "max_grad_norm",
+    "optim",
     "max_length",
     "deepspeed",
     "use_cpu",

@@ -17,6 +17,7 @@ class PlannedValues:
         precision: ``bf16``, ``fp16`` or ``fp32``, as the ranks will run.
         checkpointing: ``none``, ``full`` or ``selective``.
         gradient_clipping: the largest norm; None leaves the script's.
+        optimizer: that the script makes, by the Trainer's name for it; None: DeepSpeed makes its own.
         on_cpu: the ranks run without a GPU.
     """
 
@@ -25,6 +26,7 @@ class PlannedValues:
     precision: str
     checkpointing: str
     gradient_clipping: float | None = None
+    optimizer: str | None = None
     on_cpu: bool = False
 
     @classmethod
@@ -37,6 +39,7 @@ class PlannedValues:
             precision=settings.precision,
             checkpointing=strategy.checkpointing,
             gradient_clipping=settings.gradient_clipping,
+            optimizer=settings.client_optimizer,
         )
 
     def trainer_values(self) -> dict[str, object]:
@@ -47,6 +50,8 @@ class PlannedValues:
         }
         if self.gradient_clipping is not None:
             values["max_grad_norm"] = self.gradient_clipping
+        if self.optimizer is not None:
+            values["optim"] = self.optimizer
         values |= {name: self.precision == name for name in ("bf16", "fp16")}
         if self.checkpointing != "selective":
             values["gradient_checkpointing"] = self.checkpointing == "full"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.script import scripts_optimizer
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.code_settings import WITH_FSDP
 from zerokit.script.option_values import truth
@@ -31,14 +32,7 @@ def conflicts(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
     sharding = options.given("fsdp")
     if options.style == "trainer" and sharding is not None and truth(sharding[0]) is not False:
         result.append(f"{sharding[1]}: {WITH_FSDP}")
-    optimizer = options.given("optim")
-    planned = config.get("optimizer")
-    has_own = optimizer is not None and not str(optimizer[0]).lower().startswith("adam")
-    if options.style == "trainer" and optimizer is not None and has_own and isinstance(planned, Mapping):
-        result.append(
-            f"{optimizer[1]}, but the plan has {planned.get('type')} in DeepSpeed's configuration, which a "
-            "Trainer takes instead"
-        )
+    result += scripts_optimizer.conflicts(options, config)
     return result
 
 

@@ -32,6 +32,7 @@ from zerokit.script.named_model import named_model
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import ScriptFacts, read_script
+from zerokit.script.scripts_optimizer import with_optimizer_of
 from zerokit.script.training_switch import why_no_training
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy
 from zerokit.script_planner.trained_model import contradiction, options_of
@@ -135,7 +136,7 @@ class ScriptPlanning:
         options = {**self.options, **self._kept}
         if not options.get("model") and not options.get("params"):
             options["params"] = _STAND_IN
-        read = resolve(options, say=self.say)
+        read = resolve(with_optimizer_of(self._script, options), say=self.say)
         self._planned = PlannedFor.of(read.request, self._script)
         return replace(read, request=self._planned.request, options={**read.options, **self._planned.decided})
 

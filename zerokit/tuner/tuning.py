@@ -21,6 +21,7 @@ from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import STYLES, read_script
+from zerokit.script.scripts_optimizer import with_optimizer_of
 from zerokit.search.distinct import distinct
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, estimate_strategy, make_plan, make_space
@@ -122,11 +123,11 @@ class Tuning:
         elif style not in STYLES:
             raise InputError(f"⟨style⟩ {style}: use auto, {', '.join(STYLES)}")
         _refuse_own_configuration(style, facts.why, arguments)
-        read = resolve(_of_this_machine(options), say=say)
+        script_options = ScriptOptions.read(facts, style, arguments)
+        read = resolve(with_optimizer_of(script_options, _of_this_machine(options)), say=say)
         request = read.request
         if not request.on_cpu and not read.found_here:
             raise InputError("tune runs here, and no GPU was found; ⟨device⟩ cpu tunes on CPU ranks")
-        script_options = ScriptOptions.read(facts, style, arguments)
         planned = PlannedFor.of(request, script_options)
         request = planned.request
         plan = planned.with_own_reasons(

@@ -11,6 +11,11 @@ from zerokit.script import unlike_job
 
 CONFIG = {"optimizer": {"type": "AdamW"}}
 DPO = TRAINER.replace("Trainer(args=args)", "trl.DPOTrainer(args=args)")
+FIXED = """
+    from transformers import Trainer, TrainingArguments
+    args = TrainingArguments(output_dir="out", optim="{}")
+    Trainer(args=args).train()
+"""
 GRPO = TRAINER.replace("Trainer(args=args)", "trl.GRPOTrainer(args=args)")
 
 
@@ -20,6 +25,10 @@ GRPO = TRAINER.replace("Trainer(args=args)", "trl.GRPOTrainer(args=args)")
         (TRAINER, "--fsdp full_shard", "--fsdp full_shard: FSDP and DeepSpeed exclude each other"),
         (TRAINER, "--optim adafactor", "--optim adafactor, but the plan has AdamW"),
         (TRAINER, "--optim adamw_torch_fused", None),
+        (TRAINER, "--optim adamw_8bit", "--optim adamw_8bit, but the plan has AdamW"),
+        (TRAINER, "--optim adamw_torch_4bit", "--optim adamw_torch_4bit, but the plan has AdamW"),
+        (FIXED.format("adamw_bnb_8bit"), "", "train.py sets optim adamw_bnb_8bit, but the plan has AdamW"),
+        (FIXED.format("adamw_torch"), "", None),
         (RAW, "--optim adafactor", None),  # the script's own matter
     ],
 )
