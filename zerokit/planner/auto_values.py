@@ -13,6 +13,7 @@ from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSetti
 from zerokit.errors import InputError
 from zerokit.search.plan import choose_precision
 from zerokit.search.request import Request
+from zerokit.units import counted
 from zerokit.values import replace
 
 LEFT_OPEN = ": the file "
@@ -89,6 +90,40 @@ def batch_note(config: Mapping[str, Any], key: str, value: int) -> tuple[str, ..
         argument = f"--per_device_train_batch_size, {TRAINERS_MICRO_BATCH}"
     why = f'says "auto" (a Trainer\'s {argument} unless given)' if says else "does not say"
     return (f"{what} {value}{LEFT_OPEN}{why}; give ⟨{option}⟩",)
+
+
+def trainers_micro_batch(train: int | None, ranks: int, steps: int | None) -> int:
+    """What a Trainer takes per GPU: its default, or the next size below with which ``train`` can be met.
+
+    Args:
+        steps: of accumulation; None: the script decides them, too.
+    """
+    if train is None or train % (ranks * (steps or 1)):
+        return TRAINERS_MICRO_BATCH
+    share = train // (ranks * (steps or 1))
+    if steps is not None:
+        return share
+    return next(size for size in range(TRAINERS_MICRO_BATCH, 0, -1) if share % size == 0)
+
+
+def beside_auto(config: Mapping[str, Any], micro: int, steps: int, ranks: int) -> tuple[str, ...]:
+    """What to say of a ``train_batch_size`` in numbers where the script fills its parts.
+
+    A Trainer holds it against its own arguments, and ends where it differs (transformers 5.24,
+    integrations/deepspeed.py, trainer_config_process).
+    """
+    train = config.get("train_batch_size")
+    parts = {
+        "--per_device_train_batch_size": ("train_micro_batch_size_per_gpu", micro, TRAINERS_MICRO_BATCH),
+        "--gradient_accumulation_steps": ("gradient_accumulation_steps", steps, 1),
+    }
+    if not isinstance(train, int) or not any(config.get(key) == AUTO for key, _, _ in parts.values()):
+        return ()
+    what = f'train_batch_size {train:,} beside "auto": a Trainer refuses the file'
+    if micro * steps * ranks != train:
+        return (f"{what}, as {micro} per GPU × {steps} accumulation × {ranks} is {micro * steps * ranks:,}",)
+    given = [f"{argument} {value}" for argument, (_, value, default) in parts.items() if value != default]
+    return (f"{what} unless it is given {' '.join(given)} on {counted(ranks, 'rank')}",) if given else ()
 
 
 def _block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
-from zerokit.planner.auto_values import TRAINERS_MICRO_BATCH, batch_note, with_open_values
+from zerokit.planner.auto_values import batch_note, beside_auto, trainers_micro_batch, with_open_values
 from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.losses import refuse_strategy
 from zerokit.planner.request import note_on_optimizer, resolve_optimizer
@@ -223,14 +223,20 @@ def _with_batch(
     micro = number("train_micro_batch_size_per_gpu") or pins.micro_batch
     notes = list[str]()
     if micro is None:
-        alone = TRAINERS_MICRO_BATCH if file.config.get("train_micro_batch_size_per_gpu") == AUTO else 1
-        micro = alone if train is None else max(1, train // ranks // (steps or 1))
-        if train is None or file.config.get("train_micro_batch_size_per_gpu") == AUTO:
+        filled = file.config.get("train_micro_batch_size_per_gpu") == AUTO
+        if filled:
+            micro = trainers_micro_batch(train, ranks, steps)
+        else:
+            micro = 1 if train is None else max(1, train // ranks // (steps or 1))
+        if train is None or filled:
             notes += batch_note(file.config, "train_micro_batch_size_per_gpu", micro)
     if steps is None:
-        steps = 1 if train is None else max(1, train // micro // ranks)
-        if train is None:
+        filled = file.config.get("gradient_accumulation_steps") == AUTO
+        never = train is None or (filled and train % (micro * ranks))
+        steps = 1 if train is None or never else max(1, train // micro // ranks)
+        if train is None or filled:
             notes += batch_note(file.config, "gradient_accumulation_steps", steps)
+    notes += beside_auto(file.config, micro, steps, ranks)
     if job.global_batch is not None and micro * steps * ranks != job.global_batch:
         raise InputError(
             f"⟨global_batch⟩ {job.global_batch} is not {micro} per GPU × {steps} accumulation × {ranks} "

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.domain.deepspeed_settings import AUTO
 from zerokit.rules.types import EVERY_READER, Edit, Rule, Setup
 
 _TOO_LARGE = 2**63
 _KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
-def _numbers(setup: Setup) -> list[int | None] | None:
-    """The three sizes, ``None`` where absent; nothing at all when one is auto or not a whole number."""
+def _numbers(setup: Setup, *, open_auto: bool = False) -> list[int | None] | None:
+    """The three sizes, ``None`` where absent; nothing at all when one is not a whole number.
+
+    Args:
+        open_auto: ``"auto"``, which a Trainer and Accelerate fill, is as good as absent.
+    """
     numbers: list[int | None] = []
     for key in _KEYS:
         value = setup.get(key)
-        if value is None:
+        if value is None or (open_auto and value == AUTO):
             numbers.append(None)
         elif isinstance(value, bool) or not isinstance(value, int | float) or not _is_whole(value):
             return None
@@ -77,17 +82,23 @@ def _mismatch(setup: Setup) -> bool | Mapping[str, Any]:
 
 
 def _contradiction(setup: Setup) -> bool | Mapping[str, Any]:
-    numbers = _numbers(setup)
-    if numbers is None or setup.world_size is not None or numbers[0] is None:
-        return False
-    if any(number is not None and number < 1 for number in numbers):
+    numbers = _numbers(setup, open_auto=True)
+    filled = any(setup.get(key) == AUTO for key in _KEYS)
+    if numbers is None or (setup.world_size is not None and not filled) or setup.tensor_parallel > 1:
         return False
     train, micro, steps = numbers
-    parts = [(micro, "micro-batch"), (steps, "accumulation")]
-    divisor = (micro or 1) * (steps or 1)
-    if train is None or train % divisor == 0:
+    ranks, rest = divmod(setup.world_size or 1, setup.pipeline_parallel * setup.sequence_parallel)
+    if train is None or rest or any(number is not None and number < 1 for number in numbers):
         return False
-    return {"train": train, "parts": " × ".join(f"{size} ({name})" for size, name in parts if size)}
+    known_ranks = ranks if setup.world_size is not None else None
+    parts = [(micro, "micro-batch"), (steps, "accumulation"), (known_ranks, "data-parallel ranks")]
+    if train % ((micro or 1) * (steps or 1) * (known_ranks or 1)) == 0:
+        return False
+    return {
+        "train": train,
+        "parts": " × ".join(f"{size} ({name})" for size, name in parts if size),
+        "nothing": "no number of ranks" if known_ranks is None else 'nothing that fills "auto"',
+    }
 
 
 BATCH_RULES: tuple[Rule, ...] = (
@@ -145,7 +156,7 @@ BATCH_RULES: tuple[Rule, ...] = (
         silent=False,
         source="deepspeed/runtime/config.py:602",
         key="train_batch_size",
-        message="train_batch_size {train} is not a multiple of {parts}: no number of ranks fits",
+        message="train_batch_size {train} is not a multiple of {parts}: {nothing} fits",
         fix="leave train_batch_size out",
         broken=_contradiction,
         scope="file",

@@ -69,6 +69,80 @@ def test_each_auto_is_said_and_its_option_sets_it(capsys: pytest.CaptureFixture[
     assert _said(smaller)[0].startswith("stage3_prefetch_bucket_size")
 
 
+MICRO, STEPS = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+
+
+@pytest.mark.parametrize(
+    ("batch", "taken", "refused"),
+    [  # a Trainer has 8 per GPU and 1 accumulation unless given: 32 on 4 ranks
+        (
+            {"train_batch_size": 128},
+            (8, 4),
+            "refuses the file unless it is given --gradient_accumulation_steps 4 on 4 ranks",
+        ),
+        ({"train_batch_size": 32}, (8, 1), None),
+        (
+            {"train_batch_size": 48},
+            (6, 2),
+            "unless it is given --per_device_train_batch_size 6 --gradient_accumulation_steps 2 on 4 ranks",
+        ),
+        ({"train_batch_size": 33}, (8, 1), "refuses the file, as 8 per GPU × 1 accumulation × 4 is 32"),
+        ({"train_batch_size": 128, MICRO: 8}, (8, 4), "is given --gradient_accumulation_steps 4 on 4 ranks"),
+        ({"train_batch_size": 128, STEPS: 2}, (16, 2), "is given --per_device_train_batch_size 16 --grad"),
+    ],
+)
+def test_a_batch_in_numbers_beside_auto_is_held_against_a_trainers(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    batch: Mapping[str, int],
+    taken: tuple[int, int],
+    refused: str | None,
+) -> None:
+    answer = _estimate(capsys, tmp_path, {**TRAINERS, **batch})
+    micro, steps = taken
+    said = _said(answer)
+    assert (f"micro-batch {micro}" in said) is (MICRO not in batch)
+    assert (f"gradient accumulation {steps}" in said) is (STEPS not in batch)
+    notes = [note for note in answer["assumptions"] if 'beside "auto"' in note]
+    assert [refused in note for note in notes] == [True] if refused else notes == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "words"),
+    [
+        (
+            {"train_batch_size": 33, MICRO: 8},
+            (),
+            "33 is not a multiple of 8 (micro-batch): no number of ranks",
+        ),
+        ({"train_batch_size": 33}, (), None),
+        (
+            {"train_batch_size": 33},
+            ("--world-size", "2"),
+            'is not a multiple of 2 (data-parallel ranks): nothing that fills "auto" fits',
+        ),
+        (
+            {"train_batch_size": 40, MICRO: 8},
+            ("--world-size", "2"),
+            "8 (micro-batch) × 2 (data-parallel ranks)",
+        ),
+        ({"train_batch_size": 64, MICRO: 8}, ("--world-size", "2"), None),
+    ],
+)
+def test_check_refuses_a_batch_that_nothing_beside_it_meets(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    batch: Mapping[str, int],
+    options: tuple[str, ...],
+    words: str | None,
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({**TRAINERS, **batch}))
+    run(["check", str(path), "--for", "trainer", *options])
+    out = " ".join(capsys.readouterr().out.split())
+    assert words in out if words else "batch-contradiction" not in out
+
+
 @pytest.mark.parametrize(
     ("config", "option", "value", "literal"),
     [
@@ -114,7 +188,7 @@ def test_the_precision_that_is_taken_is_one_that_the_gpu_has(
         (TRAINERS, ("--zero", "2"), "--zero: the file of --deepspeed decides it"),
         ({"zero_optimization": {"stage": 2, "offload_param": {"device": "auto"}}}, ("--offload-param", "cpu"),
          "--offload-param cpu: stage 2 ignores it"),
-        (TRAINERS, ("--global-batch", "6"), "--global-batch 6 is not 1 per GPU × 1 accumulation × 4"),
+        (TRAINERS, ("--global-batch", "6"), "--global-batch 6 is not 8 per GPU × 1 accumulation × 4"),
         ({"bf16": {"enabled": "auto"}, "fp16": {}}, ("--precision", "fp16"),
          "--precision fp16: the file of --deepspeed turns it off"),
         (LITERAL, ("--gradient-accumulation", "8"), "--gradient-accumulation: the file"),
