@@ -91,6 +91,8 @@ def lint_autos(
     Args:
         every_reader: each of them must fill it, rather than one.
     """
+    if "trainer" in readers:
+        yield from _held_against_the_trainers(document)
     quantifier = all if every_reader else any
     for path in autos(document.value):
         key = ".".join(path)
@@ -114,6 +116,23 @@ def lint_autos(
             )
         else:
             yield _for_initialize(document, path, key)
+
+
+def _held_against_the_trainers(document: Document) -> Iterator[Finding]:
+    """A train_batch_size in numbers whose parts the Trainer fills: it must be what they make."""
+    train = document.value.get("train_batch_size")
+    parts = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    if isinstance(train, int) and any(document.value.get(key) == "auto" for key in parts):
+        yield finding(
+            document,
+            ("train_batch_size",),
+            "train-batch-size-beside-auto",
+            f"the Trainer refuses the file unless its arguments make {train}: "
+            "per_device_train_batch_size (8 unless given) × gradient_accumulation_steps (1) × ranks",
+            'write "auto", or give it those arguments',
+            severity="warning",
+            source="transformers 5.24, integrations/deepspeed.py, trainer_config_process",
+        )
 
 
 def _unread(path: tuple[str, ...]) -> tuple[str, ...]:

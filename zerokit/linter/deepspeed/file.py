@@ -90,6 +90,7 @@ def _without_consequences(findings: list[Finding]) -> list[Finding]:
             finding
             for finding in findings
             if not (finding.rule == "no-zero-optimization" and "auto-not-filled" in rules)
+            and not (finding.rule == "train-batch-size-beside-auto" and "batch-contradiction" in rules)
             and not (unread and "in activation_checkpointing" in finding.message)
         ]
     )
