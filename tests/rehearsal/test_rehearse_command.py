@@ -270,3 +270,25 @@ def test_what_is_said_of_steps_whose_peaks_differ_is_what_was_seen(tmp_path: Pat
     code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(script))
     assert (code, said["steps"], said["repeats"]) == (0, 6, False)  # five, and one for what comes every other
     assert 0.1 < said["last_steps_differ_by"] < 0.5  # 4 MiB of the 12 to 20 that a step takes
+
+
+def test_an_accelerate_script_is_told_whether_deepspeed_ran_and_from_which_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script, file = SCRIPTS / "accelerate_loop.py", tmp_path / "ds.json"
+    file.write_text(
+        '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}'
+    )
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "ds.json")
+    without = zerokit.rehearse(script, gpu="h200", gpus=2)
+    assert (without.stopped, without.engine, without.trained_by) == (
+        None,
+        None,
+        "no DeepSpeed: PyTorch's DDP",
+    )
+    assert any("only with ACCELERATE_USE_DEEPSPEED=true" in note for note in without.notes)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with_file = zerokit.rehearse(script, gpu="h200", gpus=2)
+    assert (with_file.stopped, with_file.trained_by) == (None, "DeepSpeed ZeRO-1, from ds.json")
+    assert not any("ACCELERATE_" in note for note in with_file.notes)

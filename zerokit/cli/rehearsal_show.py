@@ -20,6 +20,8 @@ def show(done: Rehearsal) -> None:
     """Peaks, what is live at the largest, guesses, and the verdict; no wider than the terminal."""
     for note in done.notes:
         _echo(note)
+    if done.trained_by:
+        _echo(done.trained_by)
     _echo(f"versions: {', '.join(f'{name} {version}' for name, version in done.versions.items())}")
     for rank in done.ranks:
         if rank.phases or done.steps:

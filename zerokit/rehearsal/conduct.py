@@ -345,6 +345,8 @@ def _result(
         sandboxed=report.get("sandboxed", True),
         engine=report.get("engine"),
         model=report.get("model"),
+        config_files=tuple(script.config_title(path) for path in report.get("config_files", ())),
+        data_parallel=report.get("data_parallel", False),
         changes=changes(
             rank,
             script.ranks,

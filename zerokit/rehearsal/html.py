@@ -72,7 +72,7 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
 
 def _answer(done: Rehearsal) -> list[str]:
     """What a reader wants first: whether it fits, the peak and where, the time of a step."""
-    lines = [_sentence(done.verdict)]
+    lines = [_sentence(done.verdict), *filter(None, [_sentence(done.trained_by)])]
     if done.ranks and any(rank.phases for rank in done.ranks):
         rank = max(done.ranks, key=lambda rank: rank.peak_allocated_bytes)
         lines.append(

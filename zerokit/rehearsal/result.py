@@ -113,6 +113,8 @@ class Rehearsal:
         changes: what would lower the peak, most first.
         engine: what the DeepSpeed engine that trains ran with, as a launch's report has it; None: there was
             none. ``model``: which model it trains, and how (``config``, ``method``, adapters).
+        config_files: DeepSpeed configurations that were read. ``data_parallel``: whether PyTorch's DDP wraps
+            a model.
     """
 
     complete: bool
@@ -137,6 +139,8 @@ class Rehearsal:
     step: StepTime | None = None
     engine: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
+    config_files: tuple[str, ...] = ()
+    data_parallel: bool = False
     changes: tuple[Change, ...] = ()
     last_steps_differ_by: float | None = None
 
@@ -176,6 +180,15 @@ class Rehearsal:
         if self.fits is None:
             return f"a GPU of {required} is required"
         return f"{'fits' if self.fits else 'does not fit'}: {required} required on {self.gpu}"
+
+    @property
+    def trained_by(self) -> str:
+        """Whether DeepSpeed trains, at which stage and from which file, in words; empty: nothing trained."""
+        if self.engine is None:
+            trained = "no DeepSpeed: PyTorch's DDP" if self.data_parallel else "no DeepSpeed"
+            return trained if self.steps else ""
+        files = ", ".join(self.config_files) or "a configuration made in code"
+        return f"DeepSpeed ZeRO-{self.engine['zero_stage']}, from {files}"
 
     @property
     def training(self) -> str:

@@ -19,6 +19,7 @@ from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.launcher.prepare import another_model, read_plan
+from zerokit.rehearsal import accelerate_variables
 from zerokit.script import adapt_config, agreement, misplaced_options
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
@@ -41,6 +42,7 @@ class PreparedScript:
     Attributes:
         notes: one line each: what was taken, added or changed, and why.
         ranks: the plan's, where there is a plan.
+        folder: where a plan's configuration was written.
     """
 
     target: str
@@ -49,7 +51,15 @@ class PreparedScript:
     environment: dict[str, str]
     launcher: str
     ranks: int
+    folder: Path
     notes: list[str] = field(default_factory=list)
+
+    def config_title(self, path: str) -> str:
+        """What the user calls a DeepSpeed configuration that was read."""
+        if Path(path).is_relative_to(self.folder.absolute()):
+            return f"the plan's {Path(path).name}"
+        working = Path.cwd()
+        return str(Path(path).relative_to(working)) if Path(path).is_relative_to(working) else path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +108,7 @@ def prepare(
     if read is None:
         script_options = script_arguments.ScriptOptions.read(facts, facts.style, target.arguments)
         notes += own_file.of_arguments(script_options, ranks)
+        notes += accelerate_variables.warnings(environment)
     else:
         planned = _Planned(target, facts, read, plan, ranks, chosen, folder, notes)
         arguments = planned.arguments()
@@ -113,6 +124,7 @@ def prepare(
         environment=environment,
         launcher=chosen,
         ranks=ranks,
+        folder=folder,
         notes=list(all_as_options(notes)),
     )
 

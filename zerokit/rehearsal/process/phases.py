@@ -72,6 +72,8 @@ class Phases:
         most_rows: of the batches that training forwards were given, without an engine; 0: not known.
         engines: DeepSpeed's, so far; ``observed``: what the one that trains runs with, and ``model`` which
             model it trains.
+        config_files: DeepSpeed configurations that were read.
+        data_parallel: whether PyTorch's DistributedDataParallel wraps a model.
     """
 
     def __init__(self, machine: Machine, most_steps: int) -> None:
@@ -86,6 +88,8 @@ class Phases:
         self.enough_after: int | None = None
         self.has_engine = False
         self.engines = 0
+        self.config_files: set[str] = set()
+        self.data_parallel = False
         self.observed = engine_facts.EngineFacts()
         self.model: dict[str, Any] | None = None
         self.modules = ModuleStack()

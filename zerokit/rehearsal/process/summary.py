@@ -59,6 +59,8 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "warnings": sorted(machine.warnings),
         "engine": phases.observed.news(),
         "model": phases.model,
+        "config_files": sorted(phases.config_files),
+        "data_parallel": phases.data_parallel,
         "batch_rows": phases.observed.loader_rows or int(phases.most_rows == 1),
     }
 

@@ -28,9 +28,11 @@ Adapter = Callable[[Context, ModuleType], None]
 ADAPTERS: dict[str, Adapter] = {
     "accelerate.accelerator": training.accelerator,
     "accelerate.local_sgd": training.local_sgd,
+    "accelerate.utils.deepspeed": deepspeed.accelerate_configuration,
     "bitsandbytes.cextension": bitsandbytes.native_library,
     "datasets.arrow_dataset": datasets.preparation,
     "deepspeed.ops.op_builder.builder": deepspeed.operators,
+    "deepspeed.runtime.config": deepspeed.configuration,
     "deepspeed.runtime.engine": deepspeed.engine,
     "deepspeed.runtime.pipe.engine": deepspeed.pipeline,
     "deepspeed.runtime.pipe.topology": deepspeed.stages,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -112,6 +113,30 @@ def engine(context: Context, module: ModuleType) -> None:
     within(cls, "__init__", beginning)
     for name in ("save_checkpoint", "save_16bit_model", "_zero3_consolidated_16bit_state_dict"):
         within(cls, name, functools.partial(phases.inside, "save"))
+
+
+def accelerate_configuration(context: Context, module: ModuleType) -> None:
+    """Which file Accelerate, or a Trainer, reads for DeepSpeed."""
+    _note_file(context, module.HfDeepSpeedConfig)
+
+
+def configuration(context: Context, module: ModuleType) -> None:
+    """Which file DeepSpeed itself reads."""
+    _note_file(context, module.DeepSpeedConfig)
+
+
+def _note_file(context: Context, cls: Any) -> None:
+    """A configuration is a file's path, or else a dictionary or its text."""
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        with suppress(OSError, ValueError):  # a text is too long for a name
+            if isinstance(config, str) and Path(config).is_file():
+                context.phases.config_files.add(str(Path(config).absolute()))
+        original(self, config, *args, **kwargs)
+
+    cls.__init__ = init
 
 
 def _follow_forwards(phases: Phases, cls: Any) -> None:
