@@ -46,7 +46,7 @@ __all__ = [
 
 
 INCOMPLETE_REHEARSAL = 14
-"""What ``zerokit rehearse`` ends with where it could not go to the end."""
+"""What ``zerokit rehearse`` ends with where it could not go to the end, or the script did not train."""
 INSTALL_TRAINING = "pip install torch deepspeed accelerate transformers"
 """What `launch` and tracing need beside zerokit itself, which is on no package index."""
 

@@ -292,3 +292,18 @@ def test_an_accelerate_script_is_told_whether_deepspeed_ran_and_from_which_file(
     with_file = zerokit.rehearse(script, gpu="h200", gpus=2)
     assert (with_file.stopped, with_file.trained_by) == (None, "DeepSpeed ZeRO-1, from ds.json")
     assert not any("ACCELERATE_" in note for note in with_file.notes)
+
+
+@pytest.mark.parametrize(
+    ("switches", "code", "fits"), [([], 14, None), (["--do_eval"], 0, True), (["--do_train"], 0, True)]
+)
+def test_a_script_that_was_not_asked_to_train_gets_no_verdict(
+    switches: list[str], code: int, fits: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = SCRIPTS / "trains_if_asked.py"
+    done = zerokit.rehearse(script, ["--output_dir", "out", "--report_to", "none", *switches], gpu="h200")
+    assert (done.stopped, done.fits, done.exit_code) == (None, fits, code)
+    if fits is None:
+        assert done.verdict.startswith("not known whether it fits on h200: nothing was trained: ")
+        assert "--do_train" in done.verdict

@@ -321,12 +321,14 @@ def _result(
             "were refused instead"
         )
     stopped = report.get("stopped")
+    is_idle = not report.get("steps") and not {"eval", "generate"} & rank.phases.keys()
+    untrained = script.untrained if complete and is_idle else None
     fits_here = needed is not None and needed <= request.gpu.driver_vram_bytes
     return results.Rehearsal(
         complete=complete,
         # what was seen so far may be too much already; that it is enough only the end can tell, and only
         # where nothing is missing from the figures
-        fits=(fits_here if (complete and not rank.lower_bounds) or not fits_here else None)
+        fits=(fits_here if (complete and not rank.lower_bounds and not untrained) or not fits_here else None)
         if request.memory_named and needed
         else None,
         min_vram_bytes=needed,
@@ -338,6 +340,7 @@ def _result(
         ranks=(rank,),
         guesses=tuple(results.GuessedValue(**guess) for guess in report.get("guesses", ())),
         stubbed=tuple(report.get("stubbed", ())),
+        untrained=untrained,
         stopped=results.Stop(**stopped) if stopped else None,
         warnings=tuple(report.get("warnings", ())),
         notes=tuple(notes),

@@ -99,7 +99,7 @@ class Rehearsal:
     Attributes:
         complete: whether it went to the end.
         fits: on the card that was named; None where it is not known: no card was named, the rehearsal
-            stopped, or a phase is a lower bound (``lower_bound``).
+            stopped, a phase is a lower bound (``lower_bound``), or the script did not train (``untrained``).
         min_vram_bytes: the smallest card, as nvidia-smi counts its memory, on which it runs; where
             ``lower_bound`` holds, at least this.
         repeats: whether the peaks of two optimizer steps agreed to the byte, so that training was ended.
@@ -113,6 +113,8 @@ class Rehearsal:
         changes: what would lower the peak, most first.
         engine: what the DeepSpeed engine that trains ran with, as a launch's report has it; None: there was
             none. ``model``: which model it trains, and how (``config``, ``method``, adapters).
+        untrained: why a script that trains where an option says so neither trained, evaluated nor generated;
+            None: it did.
         config_files: DeepSpeed configurations that were read. ``data_parallel``: whether PyTorch's DDP wraps
             a model.
     """
@@ -139,6 +141,7 @@ class Rehearsal:
     step: StepTime | None = None
     engine: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
+    untrained: str | None = None
     config_files: tuple[str, ...] = ()
     data_parallel: bool = False
     changes: tuple[Change, ...] = ()
@@ -156,10 +159,11 @@ class Rehearsal:
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with: 3 where it does not fit, 14 where it did not go to the end, else 0."""
+        """What the command ends with: 3 where it does not fit, 14 where it did not go to the end or did
+        not train, else 0."""
         if self.fits is False:
             return NothingFits.exit_code
-        return 0 if self.complete else INCOMPLETE_REHEARSAL
+        return 0 if self.complete and not self.untrained else INCOMPLETE_REHEARSAL
 
     @property
     def verdict(self) -> str:
@@ -168,6 +172,8 @@ class Rehearsal:
             location = f" at {self.stopped.location}" if self.stopped.location else ""
             operator = f" ({self.stopped.operator})" if self.stopped.operator else ""
             return f"incomplete: stopped{location}{operator}: {self.stopped.reason}"
+        if self.untrained and self.fits is not False:
+            return f"not known whether it fits on {self.gpu}: nothing was trained: {self.untrained}"
         if self.min_vram_bytes is None:
             return "nothing was allocated on the GPU"
         required = format_gib(self.min_vram_bytes)

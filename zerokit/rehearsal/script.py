@@ -43,6 +43,7 @@ class PreparedScript:
         notes: one line each: what was taken, added or changed, and why.
         ranks: the plan's, where there is a plan.
         folder: where a plan's configuration was written.
+        untrained: why the script will not train, as far as its source tells; None: it may.
     """
 
     target: str
@@ -52,6 +53,7 @@ class PreparedScript:
     launcher: str
     ranks: int
     folder: Path
+    untrained: str | None
     notes: list[str] = field(default_factory=list)
 
     def config_title(self, path: str) -> str:
@@ -125,6 +127,7 @@ def prepare(
         launcher=chosen,
         ranks=ranks,
         folder=folder,
+        untrained=untrained,
         notes=list(all_as_options(notes)),
     )
 
