@@ -37,7 +37,13 @@ class PlanCommand(Command):
         if "--" in args:
             cut = args.index("--")
             args, ctx.meta[_SCRIPT] = args[:cut], tuple(args[cut + 1 :])
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            script = _script_before(error.option_name, args) if _SCRIPT not in ctx.meta else None
+            if script is None:
+                raise
+            raise InputError(_misplaced(script, args)) from None
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show the script in the line of usage."""
@@ -147,6 +153,12 @@ def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate
         program=program(), written_at=time.time(),
     )  # fmt: skip
     write_page(path, plan_page(result, page, alternatives=alternatives))
+
+
+def _script_before(option: str, args: Sequence[str]) -> str | None:
+    """The script whose option that is, where it stands there without ``--``."""
+    at = next((n for n, word in enumerate(args) if word.partition("=")[0] == option), 0)
+    return next((word for word in args[:at] if word.endswith(".py") and not word.startswith("-")), None)
 
 
 def _misplaced(word: str, typed: Sequence[str]) -> str:

@@ -1,7 +1,4 @@
-"""Options of a command of zerokit that stand after the script, which gets them instead.
-
-Only names that a training script seldom has: ``--device`` or ``--out`` may well be its own.
-"""
+"""Options of a command of zerokit that stand after the script, which gets them instead."""
 
 from __future__ import annotations
 
@@ -24,7 +21,23 @@ OPTIONS = {
     "emit kubernetes": ("--image", "--gpu-resource", "--style", "--accept-mismatch", "--no-arguments"),
     "rehearse": ("--vram", "--host-speed", "--versions", "--no-arguments", "--accept-mismatch", "--html"),
 }  # fmt: skip
-"""By command."""
+"""By command, those that a training script seldom has."""
+COMMON = {
+    "launch": (
+        "--plan", "--deepspeed", "--recipe", "--device", "--launcher", "--style", "--out", "--num-ranks",
+        "--gpus", "--nodes", "--hostfile", "--master-port", "--grace", "--heartbeat", "--show",
+    ),
+    "plan": (
+        "--model", "--gpus", "--nodes", "--gpu", "--micro-batch", "--global-batch", "--zero", "--out",
+        "--html",
+    ),
+    "emit sbatch": ("--plan", "--out"),
+    "emit kubernetes": ("--plan", "--out"),
+    "rehearse": (
+        "--plan", "--gpus", "--gpu", "--rank", "--ranks", "--steps", "--launcher", "--out", "--json",
+    ),
+}  # fmt: skip
+"""By command, those that may well be a script's own: the command's only where the script's are all known."""
 _READS_ARGUMENTS = frozenset((
     "argv", "parse_args", "parse_known_args", "ArgumentParser", "Fire", "tyro", "hydra", "click", "typer",
     "flags",
@@ -57,6 +70,7 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     names = (word.partition("=")[0] for word in own)
     name = next((name for name in names if name in OPTIONS[command] and _is_unknown(name, facts)), None)
+    name = name or next((name for name in facts.option_list.unknown(own) if name in COMMON[command]), None)
     if name is None:
         return None
     gets = f"{name} stands after {script}, so the script gets it"

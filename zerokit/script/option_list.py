@@ -52,18 +52,19 @@ class OptionList:
         """Add what a file says."""
         _File(self, tree).read()
 
+    def unknown(self, arguments: Sequence[str]) -> list[str]:
+        """The arguments that are no option of the script's, as far as all of its options are known."""
+        if not (self.parses and self.is_whole):
+            return []
+        words = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        names = [word.partition("=")[0] for word in words if word.startswith("--")]
+        return [name for name in names if not any(known.startswith(name) for known in self.names)]
+
 
 def unknown_option(script: str, options: OptionList, arguments: Sequence[str]) -> str | None:
     """A warning of the first argument that is no option of the script's; None: there is none, or it is not
     known."""
-    if not (options.parses and options.is_whole):
-        return None
-    for word in arguments:
-        name = word.partition("=")[0]
-        if word == "--":
-            break
-        if not name.startswith("--") or any(known.startswith(name) for known in options.names):
-            continue
+    for name in options.unknown(arguments):
         as_fields_first = sorted(options.names, key=lambda known: ("-" in known[2:], known))
         near = misspelt(name, as_fields_first)
         meant = f"did you mean {near[0]}?" if near else f"`python {script} --help` lists those that it has"

@@ -380,3 +380,10 @@ def test_a_plan_for_a_script_ends_with_its_command_and_what_a_launch_adds(
     assert "--per_device_train_batch_size 2" in added and "--gradient_accumulation_steps" not in added
     _, out, _ = call(capsys, *job, *given, "--json", "--", *command)
     assert json.loads(out)["added_arguments"][:2] == ["--per_device_train_batch_size", "2"]
+
+
+def test_a_script_without_its_dashes_is_named_before_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--gpus", "1", "--gpu", "rtx-4090", "train.py", "--lr", "1e-4"]) == 2
+    assert "train.py: a script stands after --: zerokit plan … -- train.py ARGS" in capsys.readouterr().err
+    assert run(["plan", "--gpus", "1", "--lr", "1e-4"]) == 2
+    assert "there is no option --lr" in capsys.readouterr().err

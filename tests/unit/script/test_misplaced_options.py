@@ -12,7 +12,7 @@ from zerokit.cli.launch import command as launch
 from zerokit.cli.plan import command as plan
 from zerokit.cli.rehearse import command as rehearse
 from zerokit.errors import InputError
-from zerokit.script.misplaced_options import OPTIONS, misplaced
+from zerokit.script.misplaced_options import COMMON, OPTIONS, misplaced
 from zerokit.script.reader import read_script
 
 IN_CODE = (
@@ -37,7 +37,8 @@ ELSEWHERE = (
         (PARSER.format("p.add_argument('--dry_run')"), ["--dry-run"], None),
         (DATACLASS.format("dry_run"), ["--dry-run"], None),
         (PARSER.format(""), ["--steps", "3", "--", "--dry-run"], None),
-        (PARSER.format(""), ["--device", "cuda"], None),  # may well be meant for a library of the script
+        (PARSER.format(""), ["--device", "cuda"], True),
+        (PARSER.format("import lib; lib.more(p)"), ["--device", "cuda"], None),  # may be the library's
     ],
 )
 def test_an_option_of_launch_behind_a_script_without_it(
@@ -57,6 +58,7 @@ def test_an_option_of_launch_behind_a_script_without_it(
     ("command", "option", "fix"),
     [
         ("plan", "--explain", "zerokit plan --explain … -- train.py"),
+        ("rehearse", "--gpu", "zerokit rehearse --gpu … train.py"),
         ("rehearse", "--host-speed=0.9", "zerokit rehearse --host-speed … train.py"),
     ],
 )
@@ -69,4 +71,7 @@ def test_each_command_knows_its_own(tmp_path: Path, command: str, option: str, f
 
 @pytest.mark.parametrize(("name", "command"), [("launch", launch), ("plan", plan), ("rehearse", rehearse)])
 def test_every_name_is_an_option_of_its_command(name: str, command: click.Command) -> None:
-    assert {known for option in command.params for known in option.opts} >= set(OPTIONS[name])
+    assert {known for option in command.params for known in option.opts} >= {
+        *OPTIONS[name],
+        *COMMON[name],
+    }
