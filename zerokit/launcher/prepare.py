@@ -51,17 +51,11 @@ def _read_config(path: Path) -> dict[str, Any]:
     """A DeepSpeed JSON.
 
     Raises:
-        InputError: it cannot be read, or is no object.
+        InputError: it cannot be read, or is none.
     """
-    from zerokit.strictload import load_json
+    from zerokit.linter.given_file import load_deepspeed
 
-    if path.suffix in (".yaml", ".yml"):
-        is_plan = path.name == plan_file.FILE_NAME
-        use = f"it is a plan: ⟨plan⟩ {path.parent}" if is_plan else "Accelerate's YAML names it"
-        raise InputError(f"{path}: ⟨deepspeed⟩ takes DeepSpeed's JSON; {use}")
-    document = load_json(path)
-    if not isinstance(document.value, dict):
-        raise InputError(f"{path}: expected an object")
+    document = load_deepspeed(path)
     plan_file.check_config(document)
     return dict(document.value)
 

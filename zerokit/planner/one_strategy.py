@@ -95,11 +95,9 @@ def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:
     Raises:
         InputError: unreadable, what DeepSpeed would refuse, or an argument that the file decides.
     """
-    from zerokit.strictload import load_json
+    from zerokit.linter.given_file import load_deepspeed
 
-    document = load_json(path, strict=False)  # DeepSpeed reads past comments, too
-    if not isinstance(document.value, dict):
-        raise document.error((), "expected a JSON object: a DeepSpeed configuration")
+    document = load_deepspeed(path, strict=False)  # DeepSpeed reads past comments, too
     refuse_errors(str(path))
     refuse_beside_file(options, path, document.value)
     try:

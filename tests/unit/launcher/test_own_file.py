@@ -48,15 +48,24 @@ def test_a_key_that_nobody_reads_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("plan.yaml", "it is a plan: --plan "), ("a.yml", "Accelerate's YAML names it")]
+    ("name", "text", "said"),
+    [
+        ("plan.yaml", "schema: zerokit.planfile/1\n", "it is a plan: --plan "),
+        (
+            "a.yml",
+            "deepspeed_config: {deepspeed_config_file: ds.json}\n",
+            "Accelerate's YAML, which names it: ds.json",
+        ),
+        ("b.yml", "compute_environment: LOCAL_MACHINE\n", "this YAML names none"),
+    ],
 )
 def test_yaml_is_told_apart_from_deepspeeds_json(
-    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs("deepspeed")
     script = tmp_path / "train.py"
     script.write_text("from accelerate import Accelerator\nAccelerator()\n")
-    (tmp_path / name).write_text("compute_environment: LOCAL_MACHINE\n")
+    (tmp_path / name).write_text(text)
     words = ["launch", "--dry-run", "--device", "cpu", "--deepspeed", str(tmp_path / name), str(script)]
     assert run(words) == 2
     said_in_all = " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,74 @@
+"""The DeepSpeed JSON that a user names: what to say where another file, or none, stands there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from zerokit.errors import FileInputError, InputError
+from zerokit.linter.accelerate.top_level import named_config
+from zerokit.linter.kinds import detect_kind
+from zerokit.strictload import load_json, parse_yaml
+from zerokit.strictload.document import Document, read_text
+from zerokit.suggest import alternatives, misspelt
+
+_MOST_NAMES = 3
+
+
+def load_deepspeed(path: Path, *, strict: bool = True) -> Document:
+    """Read it.
+
+    Raises:
+        InputError: it cannot be read or is no JSON object; names the file that was probably meant.
+    """
+    is_folder, is_there = False, True
+    with contextlib.suppress(OSError):  # a name too long, or no permission: the reader says so
+        is_folder, is_there = path.is_dir(), path.exists()
+    if is_folder:
+        raise InputError(f"{path}: is a folder; give the DeepSpeed JSON in it{_one_of(_inside(path))}")
+    if not is_there:
+        raise InputError(f"{path}: there is no such file{_similar(path)}")
+    if path.suffix in (".yaml", ".yml"):
+        raise InputError(f"{path}: ⟨deepspeed⟩ takes DeepSpeed's JSON; {_of_yaml(path)}")
+    if path.suffix == ".py":
+        raise InputError(f"{path}: ⟨deepspeed⟩ takes DeepSpeed's JSON, and this is a Python script")
+    document = load_json(path, strict=strict)
+    if not isinstance(document.value, dict):
+        raise document.error((), "expected a JSON object: a DeepSpeed configuration")
+    return document
+
+
+def _inside(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return [str(folder / path.name) for path in sorted(folder.glob("*.json"))[:_MOST_NAMES]]
+    return []
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f": {alternatives(names)}" if names else ""
+
+
+def _similar(path: Path) -> str:
+    """The file beside it, or one folder below, that is called like it."""
+    with contextlib.suppress(OSError):
+        below = [str(found) for found in sorted(path.parent.glob(f"*/{path.name}"))[:_MOST_NAMES]]
+        beside = misspelt(path.name, [found.name for found in path.parent.glob("*.json")], most=2)
+        names = [str(path.with_name(name)) for name in beside] or below
+        return f"; did you mean {alternatives(names)}?" if names else ""
+    return ""
+
+
+def _of_yaml(path: Path) -> str:
+    """What a YAML is, and which JSON belongs to it."""
+    try:
+        text = read_text(path)
+        kind, document = detect_kind(str(path), text), parse_yaml(text, str(path))
+    except FileInputError as error:
+        return error.message
+    if kind == "plan":
+        return f"it is a plan: ⟨plan⟩ {path.parent}"
+    name = named_config(document)
+    if kind != "accelerate" or name is None:
+        return "this YAML names none"
+    return f"this is Accelerate's YAML, which names it: {name}"
