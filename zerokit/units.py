@@ -17,6 +17,7 @@ _MAX_TEXT = 64  # longer than any number a person writes; stops 5000-digit input
 _NUMBER = re.compile(r"(?P<number>\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|\.\d+)\s*(?P<suffix>[A-Za-z]*)")
 
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
+_BYTES = re.compile("[kmgt]i?b")
 _COUNT_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _BYTE_SUFFIXES = {
     "b": 1,
@@ -49,6 +50,11 @@ def parse_count(text: object, what: str = "count") -> int:
         InputError: not a number, not positive, not finite, or more than 10**18.
     """
     value, suffix = _split(text, what, "70b, 350m or 1.3e9")
+    if _BYTES.fullmatch(suffix):
+        raise InputError(
+            f"{what}: {text!r} is a size; give a number of elements, not of bytes (2 bytes each in bf16 and "
+            "fp16), with k, m, b or t, for example 200m"
+        )
     if suffix not in _COUNT_SUFFIXES:
         raise InputError(f"{what}: unknown suffix {suffix!r} in {text!r}; use k, m, b or t")
     number = round(value * _COUNT_SUFFIXES[suffix])

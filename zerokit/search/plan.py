@@ -236,7 +236,8 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
     """
     violation = first_violation(strategy, key_value_heads=request.shape.kv_heads)
     if violation is not None and (violation.rule.severity == "error" or violation.rule.without_effect):
-        raise InputError(f"{violation.key}: {violation.message}; {violation.fix}")
+        key = "" if violation.rule.option_fix else f"{violation.key}: "
+        raise InputError(f"{key}{violation.message}; {violation.option_fix}")
     job = replace(request.job, global_batch=strategy.global_batch)
     memory = (request.exact_memory or request.memory)(job, strategy, request.cluster)
     timing = time_model(request, job)

@@ -387,3 +387,22 @@ def test_a_script_without_its_dashes_is_named_before_its_options(capsys: pytest.
     assert "train.py: a script stands after --: zerokit plan … -- train.py ARGS" in capsys.readouterr().err
     assert run(["plan", "--gpus", "1", "--lr", "1e-4"]) == 2
     assert "there is no option --lr" in capsys.readouterr().err
+
+
+def test_an_option_without_effect_is_answered_in_options(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("--params", "7b", "--gpus", "2", "--gpu", "h200", "--zero", "2", "--offload-param", "cpu")
+    assert run(["estimate", *job]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "offload_param works at stage 3 only" in said
+    assert "give --zero 3, or leave --offload-param out" in said
+    assert "zero_optimization" not in said and '"stage"' not in said
+
+
+def test_a_bucket_is_a_number_of_elements(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("--params", "7b", "--gpus", "2", "--gpu", "h200", "--zero", "2")
+    for text in ("200MB", "190MiB"):
+        assert run(["estimate", *job, "--reduce-bucket", text]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "--reduce-bucket" in said
+        assert "a number of elements, not of bytes (2 bytes each in bf16 and fp16)" in said
+    assert run(["estimate", *job, "--reduce-bucket", "200m"]) == 0
