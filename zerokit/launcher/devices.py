@@ -29,6 +29,7 @@ class Devices:
 
     Attributes:
         warning: that they are not what the plan is for, though nobody asked for these.
+        are_here: False for a dry run of what another machine would run.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class Devices:
     gpu_indexes: tuple[int, ...]
     why: str
     warning: str | None = None
+    are_here: bool = True
 
 
 def visible_gpus(listing: Listing, environment: Mapping[str, str]) -> tuple[tuple[FoundGpu, ...], str]:
@@ -156,6 +158,7 @@ def _on_gpus(
             gpu_indexes=tuple(range(ranks)),
             why=f"this is what a machine with {counted(ranks, 'GPU')} would run",
             warning=f"{missing}; here the launch would stop with exit code 13",
+            are_here=False,
         )
     indexes = tuple(gpu.index for gpu in gpus[:ranks])
     visible = ",".join(map(str, indexes))

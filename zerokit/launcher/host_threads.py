@@ -29,6 +29,12 @@ def threads_of_rank(
     """
     if placement.devices.kind != "cuda" or placement.remote or not _steps_on_host(config):
         return None, None  # other machines have cores that nobody counted
+    if not placement.devices.are_here:
+        note = (
+            f"{VARIABLE}: not shown, as the cores of that machine are not known: a launch there sets it to "
+            "those of each rank, for the offloaded optimizer"
+        )
+        return None, None if VARIABLE in base else note
     cores = cores_per_rank(placement.devices.ranks)
     if VARIABLE not in base:
         note = f"{VARIABLE}={cores}: the offloaded optimizer steps on the host, with its cores for each rank"

@@ -27,6 +27,17 @@ def test_an_offloaded_optimizer_gets_a_rank_s_cores(config: dict[str, Any]) -> N
     assert note is not None and f"OMP_NUM_THREADS={threads}" in note
 
 
+def test_a_dry_run_for_another_machine_does_not_take_the_cores_of_this_one() -> None:
+    devices = Devices(kind="cuda", ranks=4, gpu_indexes=(0, 1, 2, 3), why="", are_here=False)
+    threads, note = threads_of_rank(OFFLOADED, Placement(devices=devices, port=1), {})
+    assert threads is None
+    assert note is not None and note.startswith("OMP_NUM_THREADS: not shown")
+    assert threads_of_rank(OFFLOADED, Placement(devices=devices, port=1), {"OMP_NUM_THREADS": "8"}) == (
+        None,
+        None,
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "placement"),
     [(None, GPU), ({}, GPU), ({"zero_optimization": True}, GPU), (ON_GPU, GPU), (OFFLOADED, CPU),
