@@ -46,6 +46,7 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     """
     from zerokit import planner
     from zerokit.cli import plan_text
+    from zerokit.cli.program import program
 
     result = planner.estimate(options, deepspeed=deepspeed, say=say)
     # 3 as `plan` ends where nothing fits; the answer itself stands on standard output all the same
@@ -57,12 +58,16 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
     else:
         searched = _plan_command(options, batch)
-        same = (
-            None
-            if deepspeed or job.inference
-            else _plan_command({**options, **_pinned(strategy)}, batch, same_strategy=True)
-        )
-        click.echo(plan_text.estimate(result, explain=explain, plan_command=searched, same_command=same))
+        following = None
+        if deepspeed:
+            following = (
+                f"{program()} launch --deepspeed {shlex.quote(deepspeed)} train.py  # train.py: your script",
+                "runs the script with this file",
+            )
+        elif not job.inference:
+            same = _plan_command({**options, **_pinned(strategy)}, batch, same_strategy=True)
+            following = same, "plans this strategy and writes its files"
+        click.echo(plan_text.estimate(result, explain=explain, plan_command=searched, next_command=following))
     return code
 
 

@@ -286,12 +286,14 @@ def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] 
     return [line.replace("\xa0", " ") for line in lines]
 
 
-def estimate(result: Estimate, *, explain: bool, plan_command: str, same_command: str | None) -> str:
+def estimate(
+    result: Estimate, *, explain: bool, plan_command: str, next_command: tuple[str, str] | None
+) -> str:
     """The answer for one configuration; ``explain`` adds memory and time in detail.
 
     Args:
         plan_command: what plans the same job, shown where this configuration does not fit.
-        same_command: what plans this strategy, shown where it fits.
+        next_command: the next step where it fits, and what it does.
     """
     planned, body = result.planned, result.to_dict()
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
@@ -303,8 +305,8 @@ def estimate(result: Estimate, *, explain: bool, plan_command: str, same_command
     following = []
     if result.fits is False:
         following += [f"  {plan_command}", "  finds the fastest strategy that fits"]
-    elif result.fits and same_command is not None:
-        following += [f"  {same_command}", "  plans this strategy and writes its files"]
+    elif result.fits and next_command is not None:
+        following += [f"  {line}" for line in next_command]
     elif result.fits is None:
         following += ["  add --gpus N --gpu NAME (`zerokit gpus` lists them), or ask `zerokit size`"]
     if not explain:

@@ -406,3 +406,11 @@ def test_a_bucket_is_a_number_of_elements(capsys: pytest.CaptureFixture[str]) ->
         assert "--reduce-bucket" in said
         assert "a number of elements, not of bytes (2 bytes each in bf16 and fp16)" in said
     assert run(["estimate", *job, "--reduce-bucket", "200m"]) == 0
+
+
+def test_a_file_that_fits_is_launched_next(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ds.json").write_text('{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, '
+                               '"zero_optimization": {"stage": 2}}')  # fmt: skip
+    job = ("--params", "1b", "--gpus", "2", "--gpu", "h200", "--deepspeed", "ds.json")
+    assert run(["estimate", *job]) == 0
+    assert "launch --deepspeed ds.json train.py" in capsys.readouterr().out.partition("Next")[2]
