@@ -12,6 +12,8 @@ _ALIKE = 0.6  # the same for names, of which there are more, and longer ones
 _LONG_WORD = 6
 _SHORTEST_TYPO = 4
 _MOST_SLIPS = 3
+_FEWEST_WORDS = 2
+_LONG_BEGINNING = 8
 _DIGITS = re.compile(r"\d+")
 
 _SYNONYMS = {
@@ -92,6 +94,27 @@ def misspelt(text: str, names: Iterable[str], most: int = 1, *, unfinished: bool
         if slips and min(slips) <= allowed:
             distances[name] = min(slips)
     return [name for name in distances if distances[name] == min(distances.values())][:most]
+
+
+def by_words(text: str, names: Iterable[str], most: int = 2) -> list[str]:
+    """Up to ``most`` names that are ``text`` but for one word more or less, or that ``text`` goes on from.
+
+    ``per_device_batch_size`` is ``per_device_train_batch_size`` so, and ``global_batchsize`` is
+    ``global_batch``; of spellings of one name the first.
+    """
+    typed = set(_words(text))
+    found: dict[str, str] = {}
+    for name in names:
+        words = set(_words(name))
+        is_near = len(typed ^ words) == 1 and len(typed & words) >= _FEWEST_WORDS
+        goes_on = len(fold(name)) >= _LONG_BEGINNING and fold(text).startswith(fold(name))
+        if is_near or goes_on:
+            found.setdefault(fold(name), name)
+    return list(found.values())[:most]
+
+
+def _words(name: str) -> list[str]:
+    return name.lower().strip("-").replace("-", "_").split("_")
 
 
 def fold(word: str) -> str:

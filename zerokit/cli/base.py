@@ -153,7 +153,7 @@ def unknown_option(error: click.NoSuchOption) -> str:
         hint = None
     if hint is None and path.endswith("sbatch") and key in _OF_SLURM:
         hint = f"it is Slurm's: submit the job with `sbatch {name} … job.sh`"
-    if path.endswith(" rehearse") and key in ("deepspeed", "deepspeed_config"):
+    if path.endswith(" rehearse") and key in ("deepspeed", "deepspeed_config", "ds_config"):
         hint = (
             "give it to the script, after its name (train.py --deepspeed FILE); for an Accelerate script, "
             "set ACCELERATE_USE_DEEPSPEED=true and ACCELERATE_DEEPSPEED_CONFIG_FILE=FILE"

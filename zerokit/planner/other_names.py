@@ -106,6 +106,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "output_dir": "use ⟨out⟩ DIR",
     "verbose": "use ⟨explain⟩",
     "format": "use ⟨json⟩",
+    **dict.fromkeys(("ds_config", "deepspeed_config"), "use ⟨deepspeed⟩ FILE"),
     "config": "for an existing file use `zerokit estimate ⟨deepspeed⟩ FILE` or `zerokit check FILE`",
 }
 """Name elsewhere, with underscores → what to write, arguments marked (:mod:`zerokit.fields`)."""
@@ -118,11 +119,11 @@ def instead(name: str, candidates: Iterable[str]) -> str | None:
         name: with or without dashes.
         candidates: the arguments that there are, with underscores.
     """
-    from zerokit.suggest import misspelt
+    from zerokit.suggest import by_words, misspelt
 
     key = name.strip("-").replace("-", "_").lower()
     if key in OTHER_NAMES:
         return OTHER_NAMES[key]
     names = list(candidates)
-    close = misspelt(key, names, most=2) if len(key) > 2 else []
+    close = (misspelt(key, names, most=2) if len(key) > 2 else []) or by_words(key, names)
     return f"did you mean {' or '.join(f'⟨{name}⟩' for name in close)}?" if close else None

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from zerokit.script.parser_calls import called
-from zerokit.suggest import misspelt
+from zerokit.suggest import by_words, misspelt
 
 _PARSER = "ArgumentParser"
 _DATACLASS_PARSER = "HfArgumentParser"
@@ -66,8 +66,12 @@ def unknown_option(script: str, options: OptionList, arguments: Sequence[str]) -
     known."""
     for name in options.unknown(arguments):
         as_fields_first = sorted(options.names, key=lambda known: ("-" in known[2:], known))
-        near = misspelt(name, as_fields_first)
-        meant = f"did you mean {near[0]}?" if near else f"`python {script} --help` lists those that it has"
+        near = misspelt(name, as_fields_first) or by_words(name, as_fields_first)
+        meant = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else f"`python {script} --help` lists those that it has"
+        )
         return f"warning: {script} has no option {name}, and ends where it gets one: {meant}"
     return None
 

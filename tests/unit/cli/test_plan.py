@@ -414,3 +414,17 @@ def test_a_file_that_fits_is_launched_next(capsys: pytest.CaptureFixture[str]) -
     job = ("--params", "1b", "--gpus", "2", "--gpu", "h200", "--deepspeed", "ds.json")
     assert run(["estimate", *job]) == 0
     assert "launch --deepspeed ds.json train.py" in capsys.readouterr().out.partition("Next")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["plan", "--global-batchsize", "64"], "did you mean --global-batch?"),
+        (["estimate", "--ds-config", "ds.json"], "use --deepspeed FILE"),
+    ],
+)
+def test_an_option_that_is_called_otherwise_is_named(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert meant in capsys.readouterr().err

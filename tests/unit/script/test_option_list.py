@@ -117,3 +117,16 @@ def test_the_examples() -> None:
     if installed_fields("TrainingArguments"):
         assert "did you mean --four_bit?" in said(lora, "--fourbit")[0]
         assert said(lora, "--four_bit", "--max_steps", "3", "--output_dir", "out", "--report_to", "no") == []
+
+
+def test_an_option_that_lacks_a_word_is_found(tmp_path: Path) -> None:
+    text = (
+        "from transformers import HfArgumentParser, TrainingArguments\n"
+        "HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+    )
+    facts = read_script(write_script(tmp_path, text), None)
+    (said,) = warnings(facts, "train.py", ["--per_device_batch_size", "4"], "launch")
+    meant = said.partition("did you mean ")[2]
+    assert meant == "--per_device_eval_batch_size or --per_device_train_batch_size?"
+    (said,) = warnings(facts, "train.py", ["--nothing_like_it", "4"], "launch")
+    assert "did you mean" not in said
