@@ -21,6 +21,9 @@ _OF_A_PLUGIN = {
 }
 WITH_FSDP = "FSDP and DeepSpeed exclude each other: remove it, or run the script as it is with ⟨no_plan⟩"
 
+_WITH_CPU = "Accelerate then takes neither a GPU nor DeepSpeed, so the plan cannot reach it; remove cpu=True"
+"""accelerate 1.15.0, state.py:204 and 974: DeepSpeed only without ``cpu``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeSetting:
@@ -175,6 +178,8 @@ def unlike_plan(
             continue
         if one.call == "Accelerator" and one.name == "fsdp_plugin" and one.makes:
             result.append(f"{one.text}: {WITH_FSDP}")
+        if one.call == "Accelerator" and one.name == "cpu" and one.value is True and one.option is None:
+            result.append(f"{one.text}: {_WITH_CPU}")
         planned = _planned(one, chosen, precision)
         if one.value is not None and one.option is None and planned is not None and one.value != planned:
             result.append(f"{one.text}, but the plan has {one.name} {planned}")

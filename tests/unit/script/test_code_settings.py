@@ -33,6 +33,9 @@ TRAINER = "transformers.Trainer(args=transformers.TrainingArguments('out', {})).
         ("Accelerator(mixed_precision=args.precision)", []),
         ("Accelerator(mixed_precision='bf16') if stage else Accelerator()", []),  # only the run tells
         ("Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())", ["FSDP and DeepSpeed exclude"]),
+        ("Accelerator(cpu=True)", ["t.py:5: Accelerator(cpu=True): Accelerate then takes neither a GPU nor"]),
+        ("Accelerator(cpu=False)", []),
+        ("Accelerator(cpu=args.cpu)", []),
         (TRAINER.format("fsdp='full_shard'"), ["TrainingArguments(fsdp='full_shard'): FSDP and DeepSpeed"]),
         (TRAINER.format("fsdp=''"), []),
     ],
