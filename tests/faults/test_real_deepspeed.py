@@ -73,7 +73,7 @@ def test_a_trainer_script_that_contradicts_the_plan_is_refused(tmp_path: Path) -
     code, _, err = run.end(60)
     assert code == 2, err
     for values in ("per_device_train_batch_size 2, but the plan has per_device_train_batch_size 4",
-                   "bf16 is False by default, but the plan has bf16 True"):  # fmt: skip
+                   "bf16 is False by default, but the plan trains in bf16"):  # fmt: skip
         assert values in err
     assert not run.run_dir.exists() or not (run.run_dir / "report.json").exists()
 

@@ -215,10 +215,10 @@ def _show_dry_run(dry: DryRun, *, has_plan: bool) -> None:
         click.echo(f"export {name}={shlex.quote(value)}")
     click.echo(shlex.join(dry.argv))
     unseen = (
-        "a dry run does not start the script, so a misspelt or missing option or file of its own is not seen"
+        "a dry run does not start the script, so not every wrong or missing option or file of its own is seen"
     )
     say(
-        f"{unseen}; that rehearsal sees it"
+        f"{unseen}; that rehearsal sees them"
         if dry.names_rehearsal
         else f"{unseen}: `zerokit rehearse` with the same {'plan, ' if has_plan else ''}script and arguments "
         "runs it on simulated GPUs, for some minutes"

@@ -37,7 +37,7 @@ def note(plan: PlanFile | None, target: Target, style: str, run_dir: Path | None
     other = _rehearsed_otherwise(plan, target)
     if other is not None:
         return (
-            f"warning: the plan was rehearsed with {other} and other arguments, so its prediction is of that "
+            f"warning: the plan was rehearsed with another command ({other}), so its prediction is of that "
             f"run; to plan with this command: {_command(plan, target, run_dir)}"
         )
     is_rehearsable = style != "none" and plan.cluster.get("gpu") != "cpu" and "inference" not in plan.request

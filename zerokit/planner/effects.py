@@ -118,7 +118,8 @@ def _value_at(config: Mapping[str, Any], key: str) -> str:
         if not isinstance(value, Mapping) or part not in value:
             return "not set now"
         value = value[part]
-    return f"{json.dumps(value)} now"
+    is_whole = isinstance(value, float) and value.is_integer()
+    return f"{json.dumps(int(value) if is_whole else value)} now"
 
 
 def _stage(options: Options, single: bool, file: bool) -> str | None:

@@ -29,7 +29,7 @@ def difference_lines(predicted: Predicted) -> list[str]:
 def why_bare(loop: BareLoop) -> str:
     """Why a plan's figures are not those of the run's script, in a sentence without its full stop."""
     if loop.rehearsed_with:
-        return f"the plan was rehearsed with {loop.rehearsed_with} and other arguments"
+        return f"the plan was rehearsed with another command ({loop.rehearsed_with})"
     form = ", in closed form" if loop.basis == "analytic" else ""
     return f"the plan was not rehearsed with this script, and describes a bare training loop{form}"
 

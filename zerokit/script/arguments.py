@@ -371,7 +371,10 @@ class ScriptOptions:
             else:
                 actual, location = self._of_script(name), self._where(name)
             if differs(actual, value):
-                result.append(f"{location}, but the plan has {name} {value}")
+                planned_value = (
+                    f"trains in {planned.precision}" if name in ("bf16", "fp16") else f"has {name} {value}"
+                )
+                result.append(f"{location}, but the plan {planned_value}")
         return result
 
     def _where(self, name: str) -> str:

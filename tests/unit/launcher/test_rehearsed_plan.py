@@ -54,7 +54,7 @@ def test_a_plan_of_this_very_command_needs_no_word(tmp_path: Path) -> None:
 def test_a_plan_of_another_command_is_warned_of(tmp_path: Path) -> None:
     plan = rehearsed_with(tmp_path, script="dpo.py", command="0")
     said = note(plan, SFT, "trainer", tmp_path) or ""
-    assert said.startswith("warning: the plan was rehearsed with dpo.py and other arguments")
+    assert said.startswith("warning: the plan was rehearsed with another command (dpo.py)")
     assert f"zerokit plan --recipe {tmp_path}/plan.yaml" in said
     chosen = content(plan, SFT)["chosen"]
     assert "rehearsed" not in chosen and chosen["rehearsed_with"] == "dpo.py"
@@ -74,7 +74,7 @@ def test_a_dry_run_says_it_and_quiet_does_not(tmp_path: Path, capsys: pytest.Cap
     assert run(["launch", *words]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("not rehearsed with this script") == 1
-    assert "is not seen; that rehearsal sees it" in said and "`zerokit rehearse`" not in said  # one hint
+    assert "is seen; that rehearsal sees them" in said and "`zerokit rehearse`" not in said  # one hint
     assert run(["launch", "--no-plan", *words[:2], *words[4:]]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "`zerokit rehearse` with the same script and arguments" in said and "for some minutes" in said

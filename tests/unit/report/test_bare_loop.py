@@ -100,7 +100,7 @@ def _with_basis(plan: dict[str, Any], basis: str) -> dict[str, Any]:
 def test_a_plan_of_another_command_is_named_as_such(tmp_path: Path) -> None:
     report = run(tmp_path, plan_of(PLANNED, rehearsed_with="dpo.py"), MEASURED)
     assert report.wants_rehearsal
-    assert "the plan was rehearsed with dpo.py and other arguments: the script allocates otherwise" in shown(
+    assert "the plan was rehearsed with another command (dpo.py): the script allocates otherwise" in shown(
         report.to_dict()
     )
 

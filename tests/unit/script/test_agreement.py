@@ -52,7 +52,7 @@ BOUND = """
     [
         (TRAINER, "--per_device_train_batch_size 8 --bf16 False",
          ["--per_device_train_batch_size 8, but the plan has per_device_train_batch_size 4",
-          "--bf16 False, but the plan has bf16 True"]),
+          "--bf16 False, but the plan trains in bf16"]),
         (TRAINER, "--no_gradient_checkpointing", ["--no_gradient_checkpointing, but the plan has"]),
         # argparse takes the beginning of an option for it, where no other begins so
         (TRAINER, "--per_device_train_b 9", ["--per_device_train_b 9, but the plan has per_device"]),

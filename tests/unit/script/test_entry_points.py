@@ -128,7 +128,7 @@ def test_what_a_tool_reads_from_its_file_is_added_in_its_own_way(
     plan.write_text(plan.read_text().replace("chosen:\n", rehearsed))
     _, _, err = dry_run(capsys, "llamafactory-cli", "train", "x.yaml", "bf16=true")
     assert "cuts sequences" not in err  # the plan knows how long the script's data are
-    assert "the plan was rehearsed with another.py and other arguments" in err
+    assert "the plan was rehearsed with another command (another.py)" in err
     Path("x.yaml").write_text("disable_gradient_checkpointing: false\n")
     code, _, err = dry_run(capsys, "lmf", "train", "x.yaml")
     assert code == 2 and "x.yaml: disable_gradient_checkpointing: False, but the plan has" in err
