@@ -1,0 +1,63 @@
+"""What a slip on the command line of ``plan`` and ``estimate`` is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import move_elsewhere
+from zerokit.cli import run
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    move_elsewhere(tmp_path, monkeypatch)
+
+
+def test_a_script_without_its_dashes_is_named_before_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--gpus", "1", "--gpu", "rtx-4090", "train.py", "--lr", "1e-4"]) == 2
+    assert "train.py: a script stands after --: zerokit plan … -- train.py ARGS" in capsys.readouterr().err
+    assert run(["plan", "--gpus", "1", "--lr", "1e-4"]) == 2
+    assert "there is no option --lr" in capsys.readouterr().err
+
+
+def test_an_option_without_effect_is_answered_in_options(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("--params", "7b", "--gpus", "2", "--gpu", "h200", "--zero", "2", "--offload-param", "cpu")
+    assert run(["estimate", *job]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "offload_param works at stage 3 only" in said
+    assert "give --zero 3, or leave --offload-param out" in said
+    assert "zero_optimization" not in said and '"stage"' not in said
+
+
+def test_a_bucket_is_a_number_of_elements(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("--params", "7b", "--gpus", "2", "--gpu", "h200", "--zero", "2")
+    for text in ("200MB", "190MiB"):
+        assert run(["estimate", *job, "--reduce-bucket", text]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "--reduce-bucket" in said
+        assert "a number of elements, not of bytes (2 bytes each in bf16 and fp16)" in said
+    assert run(["estimate", *job, "--reduce-bucket", "200m"]) == 0
+
+
+def test_a_file_that_fits_is_launched_next(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ds.json").write_text('{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, '
+                               '"zero_optimization": {"stage": 2}}')  # fmt: skip
+    job = ("--params", "1b", "--gpus", "2", "--gpu", "h200", "--deepspeed", "ds.json")
+    assert run(["estimate", *job]) == 0
+    assert "launch --deepspeed ds.json train.py" in capsys.readouterr().out.partition("Next")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["plan", "--global-batchsize", "64"], "did you mean --global-batch?"),
+        (["estimate", "--ds-config", "ds.json"], "use --deepspeed FILE"),
+    ],
+)
+def test_an_option_that_is_called_otherwise_is_named(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert meant in capsys.readouterr().err
