@@ -17,6 +17,7 @@ pa = pytest.importorskip("pyarrow")
 
 from torch.utils.data import dataloader  # noqa: E402
 
+from tests.support.rehearsals import rehearse  # noqa: E402
 from zerokit.rehearsal import data_cache  # noqa: E402
 from zerokit.rehearsal.process.adapters import data_loaders, training  # noqa: E402
 from zerokit.rehearsal.process.adapters.datasets import _inside, preparation, rows_for_each  # noqa: E402
@@ -231,3 +232,26 @@ def test_what_follows_an_evaluation_counts_a_prediction_for_each_row(monkeypatch
     assert list(whole.predictions[0]) == list(range(30))
     monkeypatch.setattr(training, "_MOST_REPEATED_BYTES", 256)  # a copy for each row may not fit
     assert len(Trainer().evaluation_loop(dataloader.DataLoader(range(99), batch_size=4)).predictions[0]) == 32
+
+
+LENGTHS = """
+import sys, torch, transformers
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+    vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4)).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(4):
+    ids = torch.ones(2, 64 + int(sys.argv[1]) * step, dtype=torch.int64, device="cuda")
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("longer", "said"), [("0", []), ("16", ["batches of 64 to 112 tokens a row were fed"])]
+)
+def test_batches_of_several_lengths_are_told(tmp_path: Path, longer: str, said: list[str]) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "train.py").write_text(LENGTHS)
+    code, found, errors = rehearse(tmp_path, "--gpu", "h200", "--steps", "4", "train.py", longer)
+    assert code == 0, errors
+    assert [text.partition(":")[0] for text in found["warnings"] if "tokens a row" in text] == said

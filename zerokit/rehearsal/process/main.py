@@ -225,6 +225,12 @@ class Rehearsed:
 
         if stopped is None and not self.phases.steps:
             self.machine.warn("no optimizer step was seen")
+        fewest, most = self.phases.lengths or (0, 0)
+        if fewest != most:
+            self.machine.warn(
+                f"batches of {fewest:,} to {most:,} tokens a row were fed: the figures are those of the "
+                "batches that a run feeds first, and a longer one later takes more"
+            )
         if (unwaited := self.machine.unwaited.note()) is not None:
             self.machine.warn(unwaited)
         if (lacking := without_triton.note()) is not None:

@@ -70,6 +70,7 @@ class Phases:
             not yet.
         optimizers: how many different ones stepped so far.
         most_rows: of the batches that training forwards were given, without an engine; 0: not known.
+        lengths: tokens of a row in the shortest and the longest of these batches; None: no tokens were fed.
         engines: DeepSpeed's, so far; ``observed``: what the one that trains runs with, and ``model`` which
             model it trains.
         config_files: DeepSpeed configurations that were read.
@@ -99,6 +100,7 @@ class Phases:
         self._steps_of_last = 0
         self._late_steps = 0
         self.most_rows = 0
+        self.lengths: tuple[int, int] | None = None
         self._last_called: Callable[[], torch.nn.Module | None] = lambda: None
         self._in_backward = 0
         self._before_eval = ""
@@ -229,6 +231,13 @@ class Phases:
         register_optimizer_step_pre_hook(self._before_optimizer)
         register_optimizer_step_post_hook(self._after_optimizer)
 
+    def _note_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        rows, columns = engine_facts.batch(args, kwargs)
+        self.most_rows = max(self.most_rows, rows or 0)
+        if columns and "input_ids" in kwargs:
+            fewest, most = self.lengths or (columns, columns)
+            self.lengths = min(fewest, columns), max(most, columns)
+
     def _wrap_module_calls(self) -> None:
         call, is_compiling = torch.nn.Module.__call__, torch.compiler.is_compiling
         phases = self
@@ -240,7 +249,7 @@ class Phases:
             if not stack:
                 phases._outermost_call(self)
                 if phases.phase == "forward":
-                    phases.most_rows = max(phases.most_rows, engine_facts.batch(args, kwargs)[0] or 0)
+                    phases._note_batch(args, kwargs)
             stack.append(self)
             try:
                 return call(self, *args, **kwargs)
