@@ -108,7 +108,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "docs/quickstart/accelerate.md": (DRY,),
     "docs/quickstart/full-8b.md": ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.*" + DRY, DRY),
     "docs/quickstart/lora-24gb.md": (
-        "LoRA adapters of rank 16",
+        "LoRA, rank 16",
         "Outcome: ok",
         r"--per_device_train_batch_size 1 --gradient_accumulation_steps 16 --bf16 True.*--four_bit",
     ),

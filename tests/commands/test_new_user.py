@@ -30,6 +30,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("typed", "answered"),
     [
         ("plan --dtype bf16", "use --precision bf16|fp16|fp32"),
+        ("plan --4bit", "use --method qlora to train, or --inference --quant int4 to serve"),
+        ("plan --quantize 8", "8 bits: use --quant int8"),
+        ("plan --max_lenght 512", "use --seq-len TOKENS"),
         ("plan --bs 4", "use --micro-batch N (sequences per GPU) or --global-batch N"),
         ("plan --batch-size 4", "use --micro-batch N (sequences per GPU) or --global-batch N"),
         ("plan --stage 2", "use --zero 0|1|2|3"),
@@ -171,7 +174,7 @@ def test_the_answer_of_a_plan_fits_one_screen(capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
-    for words in ("Fits: ", "headroom", "Step: ", "LoRA adapters of rank 16 on all linear layers",
+    for words in ("Fits: ", "headroom", "Step: ", "LoRA, rank 16, on all linear layers",
                   "4 bits (NF4)", "load_in_4bit=True",
                   'peft.LoraConfig(r=16, target_modules="all-linear")',
                   "zerokit launch --plan zerokit-plan train.py"):  # fmt: skip
@@ -209,6 +212,11 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
          ("defaults for --network, --seq-len and --host-ram", "6 more")),
         ("--model mixtral-8x7b --gpus 2 --gpu h200 --zero 3 --method qlora --host-ram 64GiB",
          ("- save checkpoints (save_strategy): save_model writes no adapters that load", "OUTPUT_DIR")),
+        # so much to do and to say that memory's parts are left to --explain, and the empty lines between
+        ("--model mixtral-8x7b --gpus 1 --gpu l40s --method qlora",
+         ("Surely fits, ", "No step time was ever measured on: l40s", "GPU memory   peak 4", "OUTPUT_DIR")),
+        ("--model qwen3-30b-a3b --gpus 2 --gpu a100-40gb --method qlora",
+         ("Surely fits, ", "  zerokit estimate ")),
         ("--params 7b --gpus 8", ("assumed NVIDIA H100 SXM", "--seq-len not given")),
         # cut to a line, it still says what to type
         ("--params 7b --gpus 8 --method qlora", (" …; name yours: --gpus N --gpu NAME\n", "all in full: ")),

@@ -17,14 +17,27 @@ _CLOSING = ["  --explain adds memory and time in detail, other plans, and every 
 
 
 def filled(
-    lines: Sequence[str], assumptions: Sequence[str], advice: Sequence[str], following: Sequence[str]
+    lines: Sequence[str],
+    shorter: Sequence[str],
+    assumptions: Sequence[str],
+    advice: Sequence[str],
+    following: Sequence[str],
 ) -> list[str]:
-    """The answer, as many notes as there is room for, and what to run next."""
-    notes, closing = _notes(assumptions, advice, SCREEN - _height([*lines, *following]))
-    screen = [*lines, *notes, *following, *closing]
-    if _height(screen) > SCREEN:
-        screen.remove("")
-    return screen
+    """The answer, as many notes as there is room for, and what to run next.
+
+    Args:
+        lines: the answer.
+        shorter: the same without details, for a screen that it would fill.
+    """
+    screen: list[str] = []
+    for answered in (lines, shorter):
+        notes, closing = _notes(assumptions, advice, SCREEN - _height([*answered, *following]))
+        screen = [*answered, *notes, *following, *closing]
+        if _height(screen) > SCREEN:
+            screen.remove("")
+        if _height(screen) <= SCREEN:
+            return screen
+    return [*(line.lstrip("\n") for line in shorter if line), *following, *closing]
 
 
 def listed(

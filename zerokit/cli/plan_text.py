@@ -126,21 +126,26 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return table
 
 
-def _strategy(planned: PlannedStrategy) -> list[str]:
-    """The strategy in rows: what is trained, how it is divided, the batch."""
+def _strategy(planned: PlannedStrategy, brief: bool) -> list[str]:
+    """The strategy in rows: what is trained, how it is divided, the batch; ``brief``: no parts of memory."""
     strategy, job = planned.strategy, planned.job
+    gpu, host = answer.memory(planned), answer.host_memory(planned)
+    if brief:
+        gpu, host = (text.partition(":")[0] for text in (gpu, host))
     return rows(
         [
             ("trains", answer.trains(job)),
             ("strategy", answer.strategy(strategy)),
             ("batch", answer.batch(planned)),
-            ("GPU memory" if not planned.on_cpu else "tensors", answer.memory(planned)),
-            ("host memory", answer.host_memory(planned)),
+            ("GPU memory" if not planned.on_cpu else "tensors", gpu),
+            ("host memory", host),
         ]
     )
 
 
-def _answer(planned: PlannedStrategy, title: str, remarks: Sequence[str] = ()) -> list[str]:
+def _answer(
+    planned: PlannedStrategy, title: str, remarks: Sequence[str] = (), brief: bool = False
+) -> list[str]:
     """``remarks``: what belongs to the answer beside what fits and how fast."""
     lines = textwrap.wrap(title, width(), subsequent_indent="  ", break_on_hyphens=False)
     said = (
@@ -150,7 +155,7 @@ def _answer(planned: PlannedStrategy, title: str, remarks: Sequence[str] = ()) -
     )
     for text in (answer.fits(planned), *said):
         lines += textwrap.wrap(text, width())
-    return [*lines, "", *_strategy(planned)]
+    return [*lines, "", *_strategy(planned, brief)]
 
 
 def _details(planned: PlannedStrategy) -> list[str]:
@@ -193,9 +198,9 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     rough = [ASSUMPTION] if ASSUMPTION in body["assumptions"] else []
     tracing = command_in(body["assumptions"])
     closed = [f"{note}; see Next" if tracing else note for note in rough]
-    lines = _answer(planned, title, [*closed, *idle, *surer])
-    lines += _todo(planned, body["assumptions"])
-    lines += _rehearsed(result)
+    remarks = [*closed, *idle, *surer]
+    below = [*_todo(planned, body["assumptions"]), *_rehearsed(result)]
+    lines = [*_answer(planned, title, remarks), *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing is not None:
         following += _continued(f"{program()} {tracing[1].partition(' ')[2]}")
@@ -203,7 +208,8 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     body["assumptions"] = [note for note in _others(body["assumptions"]) if note not in rough]
     if not explain:
         assumed = [note for note in body["assumptions"] if not idle or not note.startswith(idle[0])]
-        return "\n".join(first_screen.filled(lines, assumed, body["advice"], following))
+        shorter = [*_answer(planned, title, remarks, brief=True), *below]
+        return "\n".join(first_screen.filled(lines, shorter, assumed, body["advice"], following))
     lines += listed("Assumed", body["assumptions"], body["assumptions"])
     lines += listed("Worth knowing", body["advice"], body["advice"])
     return "\n".join([*lines, *_reasons(result, body), *following])

@@ -95,7 +95,7 @@ def _range(estimate: Estimate) -> str:
 
 
 def trains(job: Job) -> str:
-    """``LoRA adapters of rank 16 on all linear layers; base weights in 4 bits (NF4)``."""
+    """``LoRA, rank 16, on all linear layers; base weights in 4 bits (NF4)``."""
     if job.inference:
         weights = _QUANTIZED.get(job.quantization, "weights as they are")
         return f"nothing: inference, {weights}"
@@ -106,7 +106,7 @@ def trains(job: Job) -> str:
     base = "; base weights frozen"
     if job.packed_base_bytes is not None:
         base = "; base weights in " + ("4 bits (NF4)" if job.method == "qlora" else "8 bits (LLM.int8)")
-    return f"LoRA adapters of rank {job.lora.rank} on {layers}{base}"
+    return f"LoRA, rank {job.lora.rank}, on {layers}{base}"
 
 
 def strategy(chosen: Strategy) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 _PER_GPU_OR_GLOBAL = "⟨micro_batch⟩ N (sequences per GPU) or ⟨global_batch⟩ N (per optimizer step, all GPUs)"
+_FOUR_BITS = "use ⟨method⟩ qlora to train, or ⟨inference⟩ ⟨quant⟩ int4 to serve"
+_EIGHT_BITS = "use ⟨quant⟩ int8, with ⟨inference⟩ or ⟨method⟩ lora"
 _IN_THE_SCRIPT = "set it in the training script: neither memory nor step time depends on it"
 _PACKED = (
     "plan the rows that packing makes: those of TRL's strategy wrapped have max_length tokens, ⟨seq_len⟩ "
@@ -13,6 +15,8 @@ _PACKED = (
     "attention across documents). Their mask under sdpa, every token by every token, is not modelled: "
     "`zerokit rehearse` runs the script with it"
 )
+
+_SHORT = 7  # a slip in a shorter name may have meant another one
 
 OTHER_NAMES: Mapping[str, str] = {
     "dtype": "use ⟨precision⟩ bf16|fp16|fp32",
@@ -43,8 +47,12 @@ OTHER_NAMES: Mapping[str, str] = {
     "r": "use ⟨lora_rank⟩ R",
     "lora_r": "use ⟨lora_rank⟩ R",
     "target_modules": "use ⟨lora_targets⟩ NAMES",
-    "load_in_4bit": "use ⟨method⟩ qlora to train, or ⟨inference⟩ ⟨quant⟩ int4 to serve",
-    "load_in_8bit": "use ⟨quant⟩ int8, with ⟨inference⟩ or ⟨method⟩ lora",
+    **dict.fromkeys(("load_in_4bit", "use_4bit", "4bit", "4_bit", "int4", "nf4", "bnb_4bit"), _FOUR_BITS),
+    **dict.fromkeys(("load_in_8bit", "use_8bit", "8bit", "8_bit", "int8"), _EIGHT_BITS),
+    **dict.fromkeys(
+        ("quantization", "quantize", "quantized", "bits", "bnb"),
+        f"4 bits: {_FOUR_BITS}; 8 bits: {_EIGHT_BITS}",
+    ),
     "num_gpus": "use ⟨gpus⟩ N",
     "n_gpus": "use ⟨gpus⟩ N",
     "ngpus": "use ⟨gpus⟩ N",
@@ -125,5 +133,8 @@ def instead(name: str, candidates: Iterable[str]) -> str | None:
     if key in OTHER_NAMES:
         return OTHER_NAMES[key]
     names = list(candidates)
-    close = (misspelt(key, names, most=2) if len(key) > 2 else []) or by_words(key, names)
+    close = misspelt(key, names, most=2) if len(key) > 2 else []
+    if not close and len(key) > _SHORT and (elsewhere := misspelt(key, OTHER_NAMES)):
+        return OTHER_NAMES[elsewhere[0]]
+    close = close or by_words(key, names)
     return f"did you mean {' or '.join(f'⟨{name}⟩' for name in close)}?" if close else None

@@ -6,7 +6,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate
 from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM
 from zerokit.memory.components import Component
-from zerokit.search.explain import pace_words, strategy_words
+from zerokit.search.explain import pace_words
 from zerokit.search.search import search
 from zerokit.search.strategies import Space
 from zerokit.units import format_gib
@@ -17,7 +17,7 @@ WORST_ERROR = 0.0092
 """Of a traced peak, in 357 runs on H200s (docs/accuracy.md; a test compares them)."""
 NARROW = "a narrow fit: "
 """Begins the remark beside a traced choice with next to no headroom."""
-SURELY_FITS = "surely fits: "
+SURELY_FITS = "surely fits, "
 """Begins the remark beside a choice that only may fit."""
 
 
@@ -66,7 +66,7 @@ def _headroom(candidate: Candidate, cluster: Cluster) -> int:
 
 
 def _words(sure: Candidate, chosen: Candidate, cluster: Cluster) -> str:
-    """The sure strategy, how much slower it is, and the options that plan it."""
+    """How much slower the sure strategy is, its headroom, and the options that plan it."""
     slower = sure.time.step_seconds / chosen.time.step_seconds - 1
     zero, settings = sure.strategy.settings.zero, sure.strategy.settings
     options = [
@@ -80,6 +80,6 @@ def _words(sure: Candidate, chosen: Candidate, cluster: Cluster) -> str:
     if zero.stage < 3:
         del options[2]
     return (
-        f"{SURELY_FITS}{strategy_words(sure.strategy)}, {pace_words(slower)}, with "
+        f"{SURELY_FITS}{pace_words(slower)}, with "
         f"{format_gib(_headroom(sure, cluster), 1)} of headroom: plan with {' '.join(options)}"
     )
