@@ -184,6 +184,13 @@ class SizeResult:
         }
 
     @property
+    def next_for_lowest_cost(self) -> str | None:
+        """The plan for the GPUs that cost least; None without two prices, or where it is named by method."""
+        cheapest = _cheapest([size for size in self.sizes if size.gpus])
+        command = None if cheapest is None else self._plan_command(cheapest)
+        return None if command in self.next_by_method.values() else command
+
+    @property
     def _compares_methods(self) -> bool:
         return len({size.method for size in self.sizes}) > 1
 
@@ -229,6 +236,7 @@ class SizeResult:
             "answer": list(self.answer),
             "next": self.next_command,
             "next_by_method": self.next_by_method,
+            "next_for_lowest_cost": self.next_for_lowest_cost,
             "sizes": [size.to_dict() for size in self.sizes],
             "assumptions": list(all_as_options(self.notes)),
         }
@@ -250,6 +258,12 @@ def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, Fewest
     roomy = [size for size in by_gpu.values() if _headroom(size) >= GIB]
     named = min(roomy or by_gpu.values(), key=lambda size: (size.offloads, size.size.gpu.driver_vram_bytes))
     return named, by_gpu
+
+
+def _cheapest(sizes: Sequence[FewestGpus]) -> FewestGpus | None:
+    """The least cost of those with a price; None of fewer than two."""
+    priced = [size for size in sizes if size.cost_per_1e9_tokens is not None]
+    return min(priced, key=lambda size: size.cost_per_1e9_tokens or 0.0) if len(priced) > 1 else None
 
 
 def _headroom(size: FewestGpus) -> int:
@@ -303,12 +317,11 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
             f"{least.gpu_hours_per_1e9_tokens:,.0f} per 1e9 tokens{_with_offload(least, smallest)}"
             + (", not measured on this GPU" if least.measured_on_no_machine else "")
         )
-    priced = [size for size in sizes if size.cost_per_1e9_tokens is not None]
-    if len(priced) > 1:
-        least = min(priced, key=lambda size: size.cost_per_1e9_tokens or 0.0)
-        price = _price_words(least.price_per_gpu_hour or 0.0)
-        cost = f"{least.cost_per_1e9_tokens:,.0f} per 1e9 tokens at {price} per GPU-hour"
+    cheapest = _cheapest(sizes)
+    if cheapest is not None:
+        price = _price_words(cheapest.price_per_gpu_hour or 0.0)
+        cost = f"{cheapest.cost_per_1e9_tokens:,.0f} per 1e9 tokens at {price} per GPU-hour"
         without = dict.fromkeys(size.gpu for size in sizes if size.price_per_gpu_hour is None)
         among = f" of those with a price (none given for {', '.join(without)})" if without else ""
-        sentences.append(f"{subject}lowest cost{among}: {least.gpus} × {least.gpu_words}, {cost}")
+        sentences.append(f"{subject}lowest cost{among}: {cheapest.gpus} × {cheapest.gpu_words}, {cost}")
     return sentences

@@ -47,6 +47,11 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
     assert call(capsys, *command.split()[1:])[0] == 0
     body = as_json(capsys, *words)
     assert body["next"] == command and len(body["sizes"]) == 6
+    assert "lowest cost:" not in rest  # it is that plan
+    _, out, _ = call(capsys, *words, "--price", "l40s=5,h200=6")
+    cheapest = out.partition("# or, for the lowest cost:\n")[2].strip()
+    assert cheapest == command.replace("l40s", "h200")
+    assert as_json(capsys, *words, "--price", "l40s=5,h200=6")["next_for_lowest_cost"] == cheapest
 
 
 @pytest.mark.parametrize(
