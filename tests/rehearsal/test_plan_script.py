@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 import zerokit
 from tests.support.rehearsals import SCRIPTS, rehearse
@@ -84,6 +85,8 @@ def test_a_batch_of_pairs_is_counted_in_pairs(tmp_path: Path, monkeypatch: Any) 
     assert "a step of 4 pairs" in said and "of 4 sequences" not in said
     assert said.count("(a probe: buckets not chosen yet): ") == 1
     assert "batch sizes count pairs, and tokens per second one sequence of each" in said
+    kept = yaml.safe_load((tmp_path / "zerokit-plan" / "plan.yaml").read_text())
+    assert kept["chosen"]["sequences_per_row"] == 2  # by which a launch with other arguments is judged
 
 
 @pytest.mark.slow

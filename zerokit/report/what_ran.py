@@ -192,12 +192,20 @@ def _of_batch(chosen: Facts, engine: Facts, request: Facts | None) -> list[Diffe
     fed = rows if rows is not None else engine.get("micro_batch")
     loaded, text = engine.get("loader_rows"), ""
     if planned and fed and loaded == planned:  # a pair of the data is one row of it, and two sequences
+        if fed == planned * chosen.get("sequences_per_row", 1):
+            return _of_length(chosen, columns, request)
         data = f"{counted(planned, 'row')} of data"
         text = f"{counted(fed, 'sequence')} ran in each micro-batch of {data}, not one of each row"
-    result = _unlike("batch size per GPU", planned, fed, "micro-batch", text)
+    return _unlike("batch size per GPU", planned, fed, "micro-batch", text) + _of_length(
+        chosen, columns, request
+    )
+
+
+def _of_length(chosen: Facts, columns: int | None, request: Facts | None) -> list[Difference]:
+    length = _length(chosen, request)
     if length and columns and abs(columns - length) > _SAME_LENGTH * length:
-        result += _unlike("sequence length", length, columns, "seq-len")
-    return result
+        return _unlike("sequence length", length, columns, "seq-len")
+    return []
 
 
 def _length(chosen: Facts, request: Facts | None) -> int | None:

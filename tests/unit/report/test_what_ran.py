@@ -46,6 +46,13 @@ def test_a_job_as_planned_has_no_difference():
         assert of_engine(CHOSEN, {**ENGINE, "optimizer": adam}, REQUEST) == []
 
 
+def test_a_plan_for_pairs_counts_two_sequences_of_each_row() -> None:
+    pairs = {**ENGINE, "loader_rows": 2, "batch_rows": 4}
+    assert of_engine({**CHOSEN, "sequences_per_row": 2}, pairs, REQUEST) == []
+    (found,) = of_engine({**CHOSEN, "sequences_per_row": 2}, {**pairs, "batch_columns": 512}, REQUEST)
+    assert "sequence length 512 ran" in found.text
+
+
 @pytest.mark.parametrize(("device", "told"), [("cpu", 0), ("cuda", 1)])
 def test_offload_that_launch_takes_out_on_the_cpu_is_no_other_job(device: str, told: int) -> None:
     plan = {"chosen": {**CHOSEN, "offload_optimizer": "cpu"}, "request": REQUEST}
