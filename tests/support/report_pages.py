@@ -105,6 +105,7 @@ CONTEXT = RunContext(plan=PLAN, command=("--model", "x" * 300, "--epochs", "1"))
 LINE = "site-packages/transformers/models/llama/modeling_llama.py:243"
 REHEARSAL = Rehearsal(
     complete=True, fits=True, min_vram_bytes=52 * GIB, gpu="h200", gpus=8, steps=3, repeats=True,
+    engine={"zero_stage": 3}, config_files=("ds_config.json",),
     ranks=tuple(
         RankMemory(
             rank=number, peak_allocated_bytes=48 * GIB, peak_phase="backward", peak_reserved_bytes=50 * GIB,
