@@ -30,7 +30,7 @@ CASES = ("none:2", "loader:2", "tokens:2", "none:3", "loader:3", "tokens:3", "no
 PHASES = {"loader": {"other"}, "host": {"forward"}, "tokens": {"forward", "backward"}}
 _WARM = 6
 _TOLD = re.compile(
-    r"the others wait for rank (\d+): (.*?) a step \((\d+)% of their time\), which it spends (.*)"
+    r"the others wait for rank (\d+): (.*?) a step \((\d+)% of their time\), which it spends ([^;]*)"
 )
 _UNITS = {"ms": 0.001, "s": 1.0}
 

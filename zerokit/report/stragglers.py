@@ -25,18 +25,23 @@ _Work = Mapping[int, _Phases]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """``seconds``: that the others wait for ``rank`` in each step; ``phase``: where its own time goes."""
+    """``seconds``: that the others wait for ``rank`` in each step; ``phase``: where its own time goes.
+
+    ``factor``: its own time, without waits, over the others' median; None: theirs is nothing.
+    """
 
     rank: int
     seconds: float
     share: float
     phase: str
+    factor: float | None
 
     def __str__(self) -> str:
         location = "between steps (data, logging)" if self.phase == "other" else f"in {self.phase}"
+        own = f"; its own work takes {self.factor:.1f} times theirs" if self.factor else ""
         return (
             f"the others wait for rank {self.rank}: {format_seconds(self.seconds)} a step "
-            f"({self.share:.0%} of their time), which it spends {location}"
+            f"({self.share:.0%} of their time), which it spends {location}{own}"
         )
 
 
@@ -114,7 +119,15 @@ def _waited_for(work: _Work, steps: int) -> Straggler | None:
 
     phases = [name for name in work[least] if name != "save"]
     phase = max(phases, key=lambda name: _seconds_longer(work, name)[least], default="other")
-    return Straggler(rank=least, seconds=held_up / steps, share=held_up / total, phase=phase)
+    own = {
+        rank: sum(seconds - wait for name, (seconds, wait) in phases.items() if name != "save")
+        for rank, phases in work.items()
+    }
+    usual = statistics.median(own[rank] for rank in rest)
+    return Straggler(
+        rank=least, seconds=held_up / steps, share=held_up / total, phase=phase,
+        factor=own[least] / usual if usual > 0 else None,
+    )  # fmt: skip
 
 
 def _seconds_longer(work: _Work, phase: str) -> dict[int, float]:
