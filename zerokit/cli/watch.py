@@ -25,7 +25,7 @@ _SECONDS = 2.0
 @click.command("watch", cls=Command)
 @click.argument("run", metavar="RUN")
 @click.option("--metrics", metavar="FILE", help="Keep the figures in FILE too, as OpenMetrics text.")
-@click.option("--once", is_flag=True, help="Show it once, and end.")
+@click.option("--once", is_flag=True, help="Show it as it is now, and end.")
 @click.option("--every", default=_SECONDS, show_default=True, metavar="SECONDS", help="How often to look.")
 def command(run: str, metrics: str | None, once: bool, every: float) -> int:
     """Show RUN, a run folder, until it ends: memory and steps by rank, and alarms.
@@ -41,48 +41,63 @@ def command(run: str, metrics: str | None, once: bool, every: float) -> int:
         raise InputError(f"⟨every⟩ {every:g}: use 0.2 to 3600 seconds")
     watched = WatchedRun(Path(run), Path(metrics) if metrics is not None else None)
     console = Console()
-    if console.is_terminal and not once:
+    if once:
+        report = _once(watched)
+    elif console.is_terminal:
         report = _live(watched, every, console)
     else:
-        report = _lines(watched, every, once)
+        report = _lines(watched, every)
     return report.exit_code if report.outcome != "running" else 0
 
 
 def _live(watched: WatchedRun, every: float, console: Console) -> RunReport:
     from rich.console import Group
     from rich.live import Live
-    from rich.text import Text
 
+    from zerokit.report.live_view import alarm_lines, live_view
     from zerokit.report.render import parts
 
-    folder = watched.path if watched.path.is_dir() else watched.path.parent
     with Live(console=console, auto_refresh=False) as live:
         while True:
             report, alarms = watched.look()
-            notes = [Text(f"ALARM {text}", style="bold red") for text in alarms]
-            shown = parts(report, traceback=False, width=console.width, folder=folder)
-            live.update(Group(*shown, *notes), refresh=True)
-            if watched.is_over(report):
+            if watched.is_over(report):  # the whole of it is left on the terminal
+                shown = parts(report, traceback=False, width=console.width, folder=watched.folder)
+                live.update(Group(*alarm_lines(alarms), *shown), refresh=False)
                 return report
+            live.update(live_view(report, alarms, console, watched.folder), refresh=True)
             time.sleep(every)
 
 
-def _lines(watched: WatchedRun, every: float, once: bool) -> RunReport:
-    said_alarms: set[str] = set()
-    announced = once
+def _lines(watched: WatchedRun, every: float) -> RunReport:
+    said_alarms: set[tuple[str, int | None]] = set()
+    announced = False
     while True:
         report, alarms = watched.look()
         if not announced and not watched.is_over(report):
             say("the run is in progress; a line follows for each new alarm and for its end")
         announced = True
-        for text in alarms:
-            if text not in said_alarms:
-                click.echo(f"ALARM {text}")
-                said_alarms.add(text)
-        if once or watched.is_over(report):
+        for alarm in alarms:
+            if alarm.key not in said_alarms:
+                click.echo(f"ALARM {alarm.text}")
+                said_alarms.add(alarm.key)
+        if watched.is_over(report):
             steps, count = max((rank.steps for rank in report.ranks), default=0), len(report.ranks)
             click.echo(f"{report.outcome.words}: {counted(count, 'rank')}, step {steps}")
-            over = watched.is_over(report)
-            say("the run has ended" if over else "the run is still in progress")
+            say("the run has ended")
             return report
         time.sleep(every)
+
+
+def _once(watched: WatchedRun) -> RunReport:
+    from zerokit.report.live_view import alarm_lines
+    from zerokit.report.render import print_report, wide_console
+
+    report, alarms = watched.look()
+    console = wide_console()
+    console.print(*alarm_lines(alarms), sep="\n", end="\n" if alarms else "")
+    print_report(report, console, traceback=False, folder=watched.folder)
+    if report.outcome == "running":
+        say("the run is still in progress")
+    elif not watched.is_over(report):
+        say("its ranks have ended; no report.json is written yet")
+    return report

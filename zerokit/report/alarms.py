@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.units import format_gib, times
@@ -15,8 +16,22 @@ _FULL = 0.97  # of the card, as the device counts it
 _HOST_FULL = 0.95  # of the memory that a host, or its control group, has
 
 
-def alarms(run: RunReport, host_limit_bytes: int | None = None) -> list[str]:
-    """One sentence for each thing that is wrong or about to be; empty where nothing is.
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something to look at: ``kind`` and ``rank`` (None: the whole run) stay, figures of ``text`` change."""
+
+    kind: str
+    rank: int | None
+    text: str
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """The same of an alarm that was raised before."""
+        return self.kind, self.rank
+
+
+def alarms(run: RunReport, host_limit_bytes: int | None = None) -> list[Alarm]:
+    """One for each thing that is wrong or about to be; empty where nothing is.
 
     Args:
         host_limit_bytes: memory of this host, where all the ranks are on it.
@@ -30,21 +45,28 @@ def alarms(run: RunReport, host_limit_bytes: int | None = None) -> list[str]:
         and len({rank.host for rank in run.ranks}) == 1
         and resident > _HOST_FULL * host_limit_bytes
     ):
-        result.append(
+        text = (
             f"host memory near its end: the ranks' peaks sum to {format_gib(resident, 1)} of "
             f"{format_gib(host_limit_bytes, 1)}"
         )
-    return result + [text for text in run.problems if any(words in text for words in _OF_TRAINING)]
+        result.append(Alarm("host memory", None, text))
+    return result + [
+        Alarm(words, None, text) for text in run.problems for words in _OF_TRAINING if words in text
+    ]
 
 
-def _stragglers(ranks: list[RankReport]) -> list[str]:
+def _stragglers(ranks: list[RankReport]) -> list[Alarm]:
     """Ranks that are steps behind, or whose steps take longer, with the factor."""
     living = [rank for rank in ranks if rank.state in ("running", "finished", "stopped")]
     if len(living) < 2:
         return []
     most = max(rank.steps for rank in living)
     result = [
-        f"rank {rank.rank} on {rank.host} is {most - rank.steps} optimizer steps behind"
+        Alarm(
+            "steps behind",
+            rank.rank,
+            f"rank {rank.rank} on {rank.host} is {most - rank.steps} optimizer steps behind",
+        )
         for rank in living
         if most - rank.steps >= _BEHIND_STEPS and rank.state == "running"
     ]
@@ -52,27 +74,26 @@ def _stragglers(ranks: list[RankReport]) -> list[str]:
     if len(times) > 2:
         median = statistics.median(times.values())
         result += [
-            f"rank {rank} takes {seconds / median:.1f} times the median step time"
+            Alarm("slow", rank, f"rank {rank} takes {seconds / median:.1f} times the median step time")
             for rank, seconds in times.items()
             if seconds > _SLOW * median
         ]
     return result
 
 
-def _of_rank(rank: RankReport) -> list[str]:
-    result = []
+def _of_rank(rank: RankReport) -> list[Alarm]:
+    found = []
     total, used = rank.device_total_bytes, rank.peak_device_used_bytes
     if total and used and used > _FULL * total:
-        result.append(
-            f"rank {rank.rank}: {format_gib(used, 1)} of the card's {format_gib(total, 1)} are in use: "
-            "the next allocation may fail"
-        )
+        sizes = f"{format_gib(used, 1)} of the card's {format_gib(total, 1)}"
+        found.append(("full", f"{sizes} are in use: the next allocation may fail"))
     if rank.alloc_retries:
-        result.append(f"rank {rank.rank}: the allocator ran full and retried {times(rank.alloc_retries)}")
+        found.append(("retries", f"the allocator ran full and retried {times(rank.alloc_retries)}"))
     for leak in rank.leaks:
         kind = "GPU" if leak.memory == "gpu" else "host"
-        result.append(
-            f"rank {rank.rank}: {kind} memory grows by {leak.bytes_per_step / (1 << 20):.1f} MiB a step "
+        text = (
+            f"{kind} memory grows by {leak.bytes_per_step / (1 << 20):.1f} MiB a step "
             f"(steps {leak.first_step} to {leak.last_step})"
         )
-    return result
+        found.append((f"{kind} memory grows", text))
+    return [Alarm(kind, rank.rank, f"rank {rank.rank}: {text}") for kind, text in found]

@@ -18,8 +18,12 @@ _BYTES = (
 )
 
 
-def openmetrics(run: RunReport, alarms: list[str]) -> str:
-    """The whole exposition, its end mark included. What is not measured has no sample."""
+def openmetrics(run: RunReport, alarms: int) -> str:
+    """The whole exposition, its end mark included. What is not measured has no sample.
+
+    Args:
+        alarms: how many there are.
+    """
     lines: list[str] = []
     for name, field, text in _BYTES:
         samples = [(rank, value) for rank in run.ranks if (value := getattr(rank, field)) is not None]
@@ -36,7 +40,7 @@ def openmetrics(run: RunReport, alarms: list[str]) -> str:
     times = [(rank, rank.median_step_seconds) for rank in run.ranks if rank.median_step_seconds]
     lines += _family("zerokit_step_seconds", "gauge", "seconds", "Median time of an optimizer step", times)
     lines += ["# TYPE zerokit_alarms gauge", "# HELP zerokit_alarms Things that somebody should look at",
-              f"zerokit_alarms {len(alarms)}", "# EOF"]  # fmt: skip
+              f"zerokit_alarms {alarms}", "# EOF"]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from zerokit.cli import run
 from zerokit.report.alarms import alarms
+from zerokit.report.live_view import live_view
 from zerokit.report.openmetrics import openmetrics
 from zerokit.report.schema import RunReport
 
@@ -58,15 +63,13 @@ LEAK = {
 )
 def test_each_alarm(ranks: list[dict[str, Any]], more: dict[str, Any], said: str) -> None:
     found = alarms(report(*ranks, **more), 64 * GIB)
-    assert len(found) == 1 and said in found[0]
+    assert len(found) == 1 and said in found[0].text
 
 
 def test_the_metrics_are_what_the_specification_says() -> None:
     parser = pytest.importorskip("prometheus_client.openmetrics.parser")
     run_ = report({"host": 'a"b\\c'}, {"peak_allocated_bytes": None, "device": None})
-    families = {
-        family.name: family for family in parser.text_string_to_metric_families(openmetrics(run_, ["x"]))
-    }
+    families = {family.name: family for family in parser.text_string_to_metric_families(openmetrics(run_, 1))}
     allocated = families["zerokit_peak_allocated_bytes"]
     assert allocated.unit == "bytes"
     assert [(sample.labels["rank"], sample.value) for sample in allocated.samples] == [("0", 30 * GIB)]
@@ -86,3 +89,65 @@ def test_a_run_is_watched_until_it_ends(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "m.prom").read_text().endswith("# EOF\n")
     assert run(["watch", str(tmp_path / "none")]) == 2
     assert run(["watch", str(tmp_path), "--every", "0"]) == 2
+
+
+def test_a_pipe_gets_one_line_for_each_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever figures it has by the next look."""
+
+    def write(retries: int, outcome: str = "running") -> None:
+        ranks = [{"alloc_retries": retries, "state": "running"}, {"steps": 10 - 3 * retries}]
+        (tmp_path / "new").write_text(json.dumps(report(*ranks, outcome=outcome).to_dict()))
+        (tmp_path / "new").rename(tmp_path / "report.json")
+
+    def train() -> None:
+        for retries, outcome in ((2, "running"), (3, "running"), (3, "ok")):
+            time.sleep(0.5)
+            write(retries, outcome)
+
+    write(1)
+    training = threading.Thread(target=train)
+    training.start()
+    assert run(["watch", str(tmp_path), "--every", "0.2"]) == 0
+    training.join()
+    out = capsys.readouterr().out.splitlines()
+    assert [line for line in out if "retried" in line] == [
+        "ALARM rank 0: the allocator ran full and retried once"
+    ]
+    assert [line for line in out if "behind" in line] == [
+        "ALARM rank 1 on node-0 is 3 optimizer steps behind"
+    ]
+
+
+def test_a_look_has_the_table_and_the_alarms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(report({"alloc_retries": 2}, {}).to_dict()))
+    assert run(["watch", str(tmp_path), "--once"]) == 0
+    shown, said = capsys.readouterr()
+    assert shown.startswith("ALARM rank 0: the allocator ran full and retried 2 times\n")
+    assert "Peak memory by rank" in shown and said == "zerokit: the run is still in progress\n"
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 8, 64, 1000])
+@pytest.mark.parametrize("height", [24, 50])
+def test_alarms_are_seen_however_many_ranks_there_are(number: int, height: int) -> None:
+    ranks: list[dict[str, Any]] = [{} for _ in range(number)]
+    ranks[-1] = {"alloc_retries": 3, "peak_allocated_bytes": 20 * GIB}
+    living = report(*ranks)
+    console = Console(width=80, height=height, file=io.StringIO(), force_terminal=True, color_system=None)
+    view = live_view(living, alarms(living), console)
+    lines = "".join(segment.text for segment in console.render(view)).splitlines()
+    assert len(lines) < height and max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert f"ALARM rank {number - 1}: the allocator ran full" in lines[0]
+    assert "Outcome: " in text and "20.00" in text and "…" not in text
+    rows = [line for line in lines if "running" in line and "Outcome" not in line]
+    assert len(rows) == number or f"and {number - len(rows)} more ranks" in text
+
+
+def test_many_alarms_leave_room_for_the_ranks() -> None:
+    living = report(*({"alloc_retries": 1} for _ in range(64)))
+    console = Console(width=80, height=24, file=io.StringIO(), force_terminal=True, color_system=None)
+    lines = "".join(
+        segment.text for segment in console.render(live_view(living, alarms(living), console))
+    ).splitlines()
+    assert len(lines) < 24 and sum(line.startswith("ALARM ") for line in lines) == 8
+    assert "and 56 more alarms" in lines and any("step time" in line for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from zerokit.launcher.rank_file import find_rank_files
 from zerokit.launcher.run_folder import REPORT_FILE
 from zerokit.launcher.verdict.report import report_of_folder
 from zerokit.machine.host import detect_host
-from zerokit.report.alarms import alarms
+from zerokit.report.alarms import Alarm, alarms
 from zerokit.report.html import write_page
 from zerokit.report.openmetrics import openmetrics
 from zerokit.report.schema import RunReport, load_report
@@ -75,7 +76,12 @@ class WatchedRun:
         self._metrics = metrics
         self._ended_since: float | None = None
 
-    def look(self) -> tuple[RunReport, list[str]]:
+    @property
+    def folder(self) -> Path:
+        """The run's."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    def look(self) -> tuple[RunReport, list[Alarm]]:
         """The run as it is now, and its alarms.
 
         Raises:
@@ -83,9 +89,10 @@ class WatchedRun:
             ReportNotWritten: the metrics cannot be written.
         """
         report = load_run(self.path)
-        raised = alarms(report, detect_host().ram_bytes)
+        is_here = {rank.host for rank in report.ranks} == {socket.gethostname()}
+        raised = alarms(report, detect_host().ram_bytes if is_here else None)
         if self._metrics is not None:
-            write_page(self._metrics, openmetrics(report, raised))
+            write_page(self._metrics, openmetrics(report, len(raised)))
         return report, raised
 
     def is_over(self, report: RunReport) -> bool:
