@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,11 +52,13 @@ def test_the_verdict_names_the_cause(
     options = ["--num-ranks", "2", "--heartbeat", str(HEARTBEAT), "--grace", "2", "--style", "none"]
     run = Run(stub_python, tmp_path, [*options, str(SCRIPT), deed], {})
     try:
-        code, _, err = run.end(240)
+        code, out, err = run.end(240)
         assert code == 11, err
         report = run.report()
         assert report["outcome"] == "hung"
         assert report.get("hang", {}).get("kind") == kind, report["why"]
+        stacks = re.search(r"Python stacks of the ranks: (\S+)/(stacks-\S+)", out)
+        assert stacks is not None and len(list((tmp_path / stacks[1]).glob(stacks[2]))) == 2
         for text in words:
             assert text in err.replace("\n", " ")
         assert (deed != "data-parallel") is ("mixture of experts under ZeRO-3 without a leaf" in err)

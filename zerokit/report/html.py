@@ -92,9 +92,14 @@ def _how_full(run: RunReport, rank: RankReport) -> str:
     )
 
 
+_STACKS = f"What each rank was doing, as Python stacks: {render.STACKS} in the run's folder"
+
+
 def _what_to_do(run: RunReport, rank: RankReport | None, free: int | None) -> list[str]:
     if run.hang is not None:
-        return [f"Likely cause: {run.hang.what}", f"Fix: {run.hang.fix}"]
+        return [f"Likely cause: {run.hang.what}", f"Fix: {run.hang.fix}", _STACKS]
+    if run.outcome == "hung":
+        return [_STACKS]
     failure = run.first_failure
     if failure is not None:
         following = failure.next_plan

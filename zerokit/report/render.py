@@ -26,6 +26,8 @@ from zerokit.units import MIB, counted, format_seconds, times
 
 NOT_MEASURED, _NOT_MEASURED_SHORT = "not measured", "n/m"
 MOST_RANKS = 64
+STACKS = "stacks-*.txt"
+"""Where a hung run's folder has what each rank was doing."""
 _NOTHING_MEASURED = "No rank got past load: no memory and no steps to show."
 _PIPE_WIDTH = 160
 _WIDE = 132  # columns that the table of ranks takes with everything in it
@@ -324,11 +326,13 @@ def retry_lines(run: RunReport) -> list[str]:
 
 
 def what_to_do(run: RunReport, folder: Path | None) -> list[str]:
-    """After a run that was not as planned: the command that plans for what ran; empty for other runs.
+    """After a run that was not as planned, the command that plans for what ran; after a hang, where to look.
 
     Args:
         folder: of the run, which keeps its plan.
     """
+    if run.outcome == "hung":
+        return [f"Python stacks of the ranks: {shlex.quote(str(folder or 'RUN'))}/{STACKS}"]
     predicted = run.predicted_vs_measured
     if run.outcome != "not_as_planned" or predicted is None:
         return []

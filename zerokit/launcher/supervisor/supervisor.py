@@ -337,7 +337,8 @@ class Supervisor:
     def _on_hung(self, why: str) -> None:
         self.seen.hung = why
         self.inquiry.begin(self._living())
-        self.terminal.say(f"hung: {why}; saving the Python stacks of every rank")
+        stacks = self.launch.run_dir / "stacks-*.txt"
+        self.terminal.say(f"hung: {why}; saving the Python stacks of every rank in {stacks}")
         self._command(do="signal", signal=int(STACKS_SIGNAL), wake=True)
         self.remote.sweep(int(STACKS_SIGNAL))
 
