@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.cli import run
+from zerokit.rehearsal.html import RehearsalPage
 from zerokit.rehearsal.html import render_html as render_rehearsal
 from zerokit.rehearsal.result import Change, GuessedValue, HeldAtPeak, RankMemory, Rehearsal
 from zerokit.report.context import RunContext
@@ -105,7 +106,9 @@ CONTEXT = RunContext(plan=PLAN, command=("--model", "x" * 300, "--epochs", "1"))
 LINE = "site-packages/transformers/models/llama/modeling_llama.py:243"
 REHEARSAL = Rehearsal(
     complete=True, fits=True, min_vram_bytes=52 * GIB, gpu="h200", gpus=8, steps=3, repeats=True,
-    engine={"zero_stage": 3}, config_files=("ds_config.json",),
+    engine={"zero_stage": 3, "parameters": 8_030_261_248},
+    model={"config": {"architectures": ["LlamaForCausalLM"], "_name_or_path": ""}, "method": "full"},
+    config_files=("ds_config.json",),
     ranks=tuple(
         RankMemory(
             rank=number, peak_allocated_bytes=48 * GIB, peak_phase="backward", peak_reserved_bytes=50 * GIB,
@@ -128,6 +131,10 @@ REHEARSAL = Rehearsal(
     step=StepTime(seconds=1.1, low=1.0, high=1.3, paced_by="host", parts={}, host_factor=None, note=""),
     changes=(Change(what="activation checkpointing (`--gradient_checkpointing`)", saves_bytes=17 * GIB),),
 )  # fmt: skip
+REHEARSAL_PAGE = RehearsalPage(
+    script="train.py", written_at=1.79e9,
+    command=("rehearse", "--gpus", "8", "--gpu", "h200", "train.py", "--deepspeed", "ds_config.json"),
+)  # fmt: skip
 
 
 def write_pages(folder: Path) -> dict[str, Path]:
@@ -141,7 +148,7 @@ def write_pages(folder: Path) -> dict[str, Path]:
     texts = {
         "run": render_html(report(8), CONTEXT),
         "failed": render_html(report(8, outcome="oom", exit_code=10, first_failure=failure), CONTEXT),
-        "rehearsal": render_rehearsal(REHEARSAL, "train.py"),
+        "rehearsal": render_rehearsal(REHEARSAL, REHEARSAL_PAGE),
         "two": render_comparison((report(2), report(8)), ("runs/a", "runs/b"), (CONTEXT, RunContext())),
     }
     for name, text in texts.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerokit.cli import options as shared_options
-from zerokit.cli.base import Command, stray
+from zerokit.cli.base import WORDS, Command, stray
 from zerokit.cli.say import say
 from zerokit.errors import InputError, NothingFits
 from zerokit.planner.plan_folder import DEFAULT_FOLDER, still_there
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zerokit.script.entry_points import Target
 
 
-_SCRIPT, _WORDS = "zerokit.script", "zerokit.words"
+_SCRIPT = "zerokit.script"
 _MOST_PLOTTED = 5000
 """Strategies that fit, the choice among them, that a page plots."""
 
@@ -33,7 +33,7 @@ class PlanCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep what stands after ``--`` for the script, and all words for the page."""
-        ctx.meta[_WORDS] = ("plan", *args)
+        ctx.meta[WORDS] = ("plan", *args)
         if "--" in args:
             cut = args.index("--")
             args, ctx.meta[_SCRIPT] = args[:cut], tuple(args[cut + 1 :])
@@ -104,7 +104,7 @@ def command(
     from zerokit.cli import plan_text
 
     if overrides and recipe is None:
-        raise InputError(_misplaced(overrides[0], click.get_current_context().meta[_WORDS]))
+        raise InputError(_misplaced(overrides[0], click.get_current_context().meta[WORDS]))
     folder = out or DEFAULT_FOLDER
     count = parse_positive_int(top, "⟨top⟩", 100)
     words = click.get_current_context().meta.get(_SCRIPT)
@@ -147,9 +147,9 @@ def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate
     from zerokit.report.html import write_page
 
     meta = click.get_current_context().meta
-    secrets = Secrets(os.environ, meta[_WORDS])
+    secrets = Secrets(os.environ, meta[WORDS])
     page = PlanPage(
-        folder=folder, command=secrets.argv(meta[_WORDS]), script=secrets.argv(meta.get(_SCRIPT) or ()),
+        folder=folder, command=secrets.argv(meta[WORDS]), script=secrets.argv(meta.get(_SCRIPT) or ()),
         program=program(), written_at=time.time(),
     )  # fmt: skip
     write_page(path, plan_page(result, page, alternatives=alternatives))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options
 from zerokit.planner import answer
 from zerokit.report import charts, component_parts
+from zerokit.report.context import made_at, script_and_model
 from zerokit.report.html import fill
 from zerokit.search.explain import cluster_words
 from zerokit.units import format_count, format_seconds
@@ -52,6 +52,10 @@ def plan_page(result: PlanResult, page: PlanPage, *, alternatives: Sequence[Cand
     return fill(
         "plan.html.j2",
         title=title,
+        tab=script_and_model(
+            next((word for word in page.script if word not in _MODULE), None),
+            f"{result.model_name} on {cluster_words(result.cluster)}",
+        ),
         fits=bool(planned.fits),
         answer=[
             answer.fits(planned),
@@ -89,6 +93,8 @@ def plan_page(result: PlanResult, page: PlanPage, *, alternatives: Sequence[Cand
     )
 
 
+_MODULE = ("-m", "--module")
+"""Stands before the script's name where it is a module."""
 _BASES = {
     "traced": "a trace of the model",
     "rehearsed": "a rehearsal of the script",
@@ -99,8 +105,12 @@ _BASES = {
 def _origin(page: PlanPage) -> list[tuple[str, str]]:
     """Which command made the plan, when, and for which versions."""
     rows = [("command", shlex.join((page.program, *page.command)))] if page.command else []
-    written_at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(page.written_at))
-    return [*rows, ("made", written_at), ("zerokit", __version__), ("DeepSpeed", DEEPSPEED_VERSION)]
+    return [
+        *rows,
+        ("made", made_at(page.written_at)),
+        ("zerokit", __version__),
+        ("DeepSpeed", DEEPSPEED_VERSION),
+    ]
 
 
 def _times(result: PlanResult) -> Markup | None:

@@ -11,7 +11,7 @@ from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
 from zerokit.report import charts, failure_text, figure_text, render, run_charts, run_events
 from zerokit.report.compare import compare_reports, table_rows
-from zerokit.report.context import RunContext, facts, read_context
+from zerokit.report.context import RunContext, facts, read_context, subject
 from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.prediction_text import difference_lines
 from zerokit.report.schema import RankReport, RunReport
@@ -34,6 +34,7 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
     return fill(
         "report.html.j2",
         run=run,
+        subject=subject(run, context),
         good=run.outcome in _GOOD,
         outcome_text=run.outcome.text,
         answer=answer(run),
@@ -135,6 +136,7 @@ def render_comparison(
     return fill(
         "comparison.html.j2",
         names=names,
+        subject=" and ".join(dict.fromkeys(map(subject, runs, contexts))),
         answer=_comparison_answer(compared["figures"], names),
         rows=table_rows(compared),
         bars=charts.bars("Peak memory by phase", bars) if bars else None,

@@ -24,7 +24,9 @@ def test_what_the_command_line_writes(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SOME_TOKEN", "a-secret-of-the-user")
     words = ["plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "-q", "--html", "plan.html"]
     assert run([*words, "--out", "a-secret-of-the-user"]) == 0
-    text = text_of(Path("plan.html").read_text())
+    page = Path("plan.html").read_text()
+    assert "<title>llama-3.1-8b on 8 × h200 (140.4 GiB each) · zerokit plan</title>" in page
+    text = text_of(page)
     assert f"command zerokit {' '.join(words)} --out " in text
     versions = f"zerokit {__version__} DeepSpeed {DEEPSPEED_VERSION}"
     shown = ("model llama-3.1-8b, 8.03B parameters", "strategy ZeRO-", "batch 4 per GPU ×", "8 × h200")
@@ -41,7 +43,9 @@ def test_the_users_script_stands_in_the_next_command() -> None:
     page = PlanPage(
         folder="a folder", script=("my train.py", "--lr", "1"), program="./launch.sh", written_at=0.0
     )
-    text = text_of(plan_page(result, page, alternatives=()))
+    source = plan_page(result, page, alternatives=())
+    assert "<title>my train.py, llama-3.1-8b on 8 × h200 (140.4 GiB each) · zerokit plan</title>" in source
+    text = text_of(source)
     assert "./launch.sh launch --plan &#39;a folder&#39; &#39;my train.py&#39; --lr 1" in text
     assert "made 1970-01-01 00:00 UTC" in text and "The script must" not in text
     parts = result.chosen.estimate.time_parts
