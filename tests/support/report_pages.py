@@ -101,6 +101,7 @@ PLAN = {
     "cluster": {"gpu": "h100-sxm-80gb"},
 }  # fmt: skip
 CONTEXT = RunContext(plan=PLAN, command=("--model", "x" * 300, "--epochs", "1"))
+OTHER_CONTEXT = RunContext(plan=PLAN, command=("--epochs", "3"))
 
 
 LINE = "site-packages/transformers/models/llama/modeling_llama.py:243"
@@ -149,7 +150,7 @@ def write_pages(folder: Path) -> dict[str, Path]:
         "run": render_html(report(8), CONTEXT),
         "failed": render_html(report(8, outcome="oom", exit_code=10, first_failure=failure), CONTEXT),
         "rehearsal": render_rehearsal(REHEARSAL, REHEARSAL_PAGE),
-        "two": render_comparison((report(2), report(8)), ("runs/a", "runs/b"), (CONTEXT, RunContext())),
+        "two": render_comparison((report(2), report(8)), ("runs/a", "runs/b"), (CONTEXT, OTHER_CONTEXT)),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text)

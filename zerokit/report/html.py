@@ -125,9 +125,6 @@ def render_comparison(
         )
         if pair[run_name]
     ]
-    facts_of = [dict(facts(run, context)) for run, context in zip(runs, contexts, strict=True)]
-    settings = [{key: value for key, value, _ in context.settings} for context in contexts]
-    both = [{**ran, **chosen} for ran, chosen in zip(facts_of, settings, strict=True)]
     alike = runs[0].gpu_measured == runs[1].gpu_measured
     scale = max(map(run_charts.highest, runs)) if alike else 0.0
     memory_charts = [
@@ -141,12 +138,22 @@ def render_comparison(
         rows=table_rows(compared),
         bars=charts.bars("Peak memory by phase", bars) if bars else None,
         charts=[(name, chart) for name, chart in memory_charts if chart is not None],
-        differing=[
-            (name, both[0].get(name, "–"), both[1].get(name, "–"))
-            for name in dict.fromkeys([*both[0], *both[1]])
-            if both[0].get(name) != both[1].get(name)
+        what_ran=_side_by_side(
+            *(dict(facts(run, context)) for run, context in zip(runs, contexts, strict=True))
+        ),
+        settings=[
+            row
+            for row in _side_by_side(
+                *({key: value for key, value, _ in context.settings} for context in contexts)
+            )
+            if row[1] != row[2]
         ],
     )
+
+
+def _side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Name, what it is in one, in the other; a dash where it is not known."""
+    return [(name, first.get(name, "–"), second.get(name, "–")) for name in dict.fromkeys([*first, *second])]
 
 
 def _comparison_answer(figures: Mapping[str, Any], names: tuple[str, str]) -> list[str]:
