@@ -36,7 +36,7 @@ def phase_at(number: int, points: int) -> str:
     return "eval" if 0.6 < share < 0.65 else ("forward", "backward", "step")[number % 3]
 
 
-def rank(number: int, points: int, *, peak: int = 40 * GIB) -> dict[str, Any]:
+def rank(number: int, points: int, *, peak: int = 40 * GIB, ended: str = "finished") -> dict[str, Any]:
     timeline = [
         [at * 0.5, phase_at(at, points), at // 3,
          round(peak * (0.6 + 0.4 * abs(math.sin(at / 9))) * min(1, at / 50)),
@@ -45,7 +45,7 @@ def rank(number: int, points: int, *, peak: int = 40 * GIB) -> dict[str, Any]:
     ]  # fmt: skip
     timeline[points // 2][3] = peak
     return {
-        "rank": number, "host": f"node-{number // 8}", "state": "finished", "device": "cuda",
+        "rank": number, "host": f"node-{number // 8}", "state": ended, "device": "cuda",
         "peak_allocated_bytes": peak, "peak_reserved_bytes": peak + GIB,
         "peak_device_used_bytes": peak + 3 * GIB,
         "device_total_bytes": 80 * GIB, "peak_host_rss_bytes": 6 * GIB,
@@ -138,17 +138,62 @@ REHEARSAL_PAGE = RehearsalPage(
 )  # fmt: skip
 
 
-def write_pages(folder: Path) -> dict[str, Path]:
-    """Write ``NAME.html`` into ``folder`` for each of NAMES."""
+OOM = {
+    "asked_bytes": 4 * GIB, "device_free_bytes": round(1.4 * GIB), "device_total_bytes": 80 * GIB,
+    "allocated_bytes": 74 * GIB, "reserved_bytes": 76 * GIB, "fragmentation_bytes": 2 * GIB,
+    "measured_peak_allocated_bytes": 74 * GIB, "predicted_peak_allocated_bytes": 66 * GIB,
+    "biggest_blocks": [{"bytes": 4 * GIB, "dtype": "torch.float32", "shape": [4, 4096, 65536]}],
+}  # fmt: skip
+
+
+def out_of_memory(points: int = 160) -> RunReport:
+    """A run of eight ranks of which the third has a longer batch than the others, and no room for it."""
+    sizes = [(74 if number == 3 else 64 + number % 3) * GIB for number in range(8)]
+    ranks = [rank(number, points, peak=size, ended="failed" if number == 3 else "terminated")
+             for number, size in enumerate(sizes)]  # fmt: skip
+    for one in ranks:
+        one |= {
+            "steps": 6,
+            "events": [],
+            "alloc_retries": 2 * (one["rank"] == 3),
+            "phases": {
+                "load": GIB,
+                "init": 9 * GIB,
+                "forward": 58 * GIB,
+                "backward": one["peak_allocated_bytes"],
+            },
+        }
+        one["timeline"] = [
+            [*point[:1], "backward" if point[1] in ("eval", "save") else point[1], *point[2:]]
+            for point in one["timeline"]
+        ]
+    at = points * 0.5
+    ranks[3]["peak_reserved_bytes"], ranks[3]["peak_device_used_bytes"] = 76 * GIB, round(78.6 * GIB)
+    ranks[3]["events"] = [{"at": at - 12, "what": "retry", "times": 2}, {"at": at - 0.5, "what": "oom"}]
     failure = {
-        "rank": 3, "host": "node-0", "kind": "oom", "phase": "backward", "step": 7, "at": 1.79e9 + 80,
-        "error": "CUDA out of memory", "traceback": "Traceback\n  File train.py\n" + "y" * 300,
-        "oom": {"asked_bytes": 2 * GIB, "device_free_bytes": GIB},
+        "rank": 3, "host": "node-0", "kind": "oom", "phase": "backward", "step": 7, "at": 1.79e9 + at,
+        "error": "CUDA out of memory", "traceback": "Traceback\n  File train.py\n" + "y" * 300, "oom": OOM,
         "try_next": ["--zero 3", "a smaller batch"],
     }  # fmt: skip
+    peak = _beside(66, sizes[3])
+    parts = {"activations": 37 * GIB, "parameters": 20 * GIB, "loss": 9 * GIB}
+    return RunReport.model_validate({
+        **report(8).to_dict(),
+        "outcome": "oom", "exit_code": 10, "first_failure": failure, "elapsed_seconds": at + 4,
+        "ranks": [{**one, "predicted_components": parts} for one in ranks],
+        "predicted_vs_measured": {
+            "kind": "gpu_memory", "rank": 3, "peak_bytes": peak, "predicted_for": "plan",
+            "phases": {"init": _beside(9, 9 * GIB), "forward": _beside(58, 58 * GIB), "backward": peak},
+            "components": {"init": {"initialisation": 9 * GIB}, "backward": parts},
+        },
+    })  # fmt: skip
+
+
+def write_pages(folder: Path) -> dict[str, Path]:
+    """Write ``NAME.html`` into ``folder`` for each of NAMES."""
     texts = {
         "run": render_html(report(8), CONTEXT),
-        "failed": render_html(report(8, outcome="oom", exit_code=10, first_failure=failure), CONTEXT),
+        "failed": render_html(out_of_memory(), CONTEXT),
         "rehearsal": render_rehearsal(REHEARSAL, REHEARSAL_PAGE),
         "two": render_comparison((report(2), report(8)), ("runs/a", "runs/b"), (CONTEXT, OTHER_CONTEXT)),
     }

@@ -12,14 +12,10 @@ from zerokit.files import write_whole
 from zerokit.report import charts, failure_text, figure_text, render, run_charts, run_events
 from zerokit.report.compare import compare_reports, table_rows
 from zerokit.report.context import RunContext, facts, read_context, subject
-from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.prediction_text import difference_lines
+from zerokit.report.run_answer import GOOD, answer
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.resources import folder
-from zerokit.units import format_gib
-
-_GOOD = ("ok", "stopped", "running")
-_ROOMY = 0.25  # of the card: a run that leaves more than this may be made faster
 
 
 def render_html(report: RunReport | Mapping[str, Any], context: RunContext | None = None) -> str:
@@ -35,7 +31,7 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
         "report.html.j2",
         run=run,
         subject=subject(run, context),
-        good=run.outcome in _GOOD,
+        good=run.outcome in GOOD,
         outcome_text=run.outcome.text,
         answer=answer(run),
         facts=facts(run, context),
@@ -57,58 +53,9 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
         small=run_charts.ranks_side_by_side(run),
         phase_bars=run_charts.phases(run),
         step_time=run_charts.step_time(run, context.time_parts),
-        events=run_events.table(run, run_charts.fullest(run)),
+        events=run_events.table(run, run_charts.shown_rank(run)),
         settings=context.settings,
     )
-
-
-def answer(run: RunReport) -> list[str]:
-    """What a reader wants first: how it ended, how far from limit and prediction, what to do."""
-    lines = [run.outcome.text.capitalize() + (f": {run.why}" if run.why and run.outcome not in _GOOD else "")]
-    rank = run_charts.fullest(run)
-    free = None
-    if rank is not None:
-        lines.append(_how_full(run, rank))
-        if run.gpu_measured and rank.device_total_bytes and rank.peak_device_used_bytes:
-            free = rank.device_total_bytes - rank.peak_device_used_bytes
-    pair = run.predicted_vs_measured.peak_bytes if run.predicted_vs_measured else None
-    if pair and pair.predicted and pair.measured:
-        off = f", {figure_text.percent(pair.error_fraction)}" if pair.error_fraction is not None else ""
-        lines.append(
-            f"Predicted peak {format_gib(pair.predicted, 1)}, measured {format_gib(pair.measured, 1)}{off}"
-        )
-    return lines + _what_to_do(run, rank, free)
-
-
-def _how_full(run: RunReport, rank: RankReport) -> str:
-    peak = format_gib(render.measured(rank) or 0, 1)
-    if not run.gpu_measured:
-        return f"Host memory of the fullest rank ({rank.rank}): {peak}"
-    total, used = rank.device_total_bytes, rank.peak_device_used_bytes
-    if not total or not used:
-        return f"Peak allocated {peak}, rank {rank.rank}"
-    return (
-        f"Peak allocated {peak}; the device had {format_gib(used, 1)} of {format_gib(total, 1)} in use, "
-        f"{format_gib(total - used, 1)} headroom (rank {rank.rank})"
-    )
-
-
-def _what_to_do(run: RunReport, rank: RankReport | None, free: int | None) -> list[str]:
-    if run.hang is not None:
-        return [f"Likely cause: {run.hang.what}", f"Fix: {run.hang.fix}"]
-    failure = run.first_failure
-    if failure is not None:
-        following = failure.next_plan
-        if following is not None and following.why:
-            return [f"Next plan that would fit: {following.why}"]
-        return [f"{TO_NEED_LESS.capitalize()}: {text}" for text in failure.try_next[:2]]
-    if any(rank.alloc_retries for rank in run.ranks):
-        return ["The allocator ran full and retried: a little less memory would make the steps faster"]
-    if free is not None and rank is not None and free > _ROOMY * (rank.device_total_bytes or 0):
-        return [
-            f"{format_gib(free, 1)} were never used: a larger batch per GPU, or less sharding, may be faster"
-        ]
-    return []
 
 
 def render_comparison(
