@@ -153,7 +153,7 @@ def out_of_memory(points: int = 160) -> RunReport:
              for number, size in enumerate(sizes)]  # fmt: skip
     for one in ranks:
         one |= {
-            "steps": 6,
+            "steps": 60,
             "events": [],
             "alloc_retries": 2 * (one["rank"] == 3),
             "phases": {
@@ -163,6 +163,8 @@ def out_of_memory(points: int = 160) -> RunReport:
                 "backward": one["peak_allocated_bytes"],
             },
         }
+        spent = {"load": 8.0, "forward": 18.0, "backward": 33.0, "step": 7.0}
+        one["phase_details"] = {name: {"seconds": seconds} for name, seconds in spent.items()}
         one["timeline"] = [
             [*point[:1], "backward" if point[1] in ("eval", "save") else point[1], *point[2:]]
             for point in one["timeline"]
@@ -171,7 +173,7 @@ def out_of_memory(points: int = 160) -> RunReport:
     ranks[3]["peak_reserved_bytes"], ranks[3]["peak_device_used_bytes"] = 76 * GIB, round(78.6 * GIB)
     ranks[3]["events"] = [{"at": at - 12, "what": "retry", "times": 2}, {"at": at - 0.5, "what": "oom"}]
     failure = {
-        "rank": 3, "host": "node-0", "kind": "oom", "phase": "backward", "step": 7, "at": 1.79e9 + at,
+        "rank": 3, "host": "node-0", "kind": "oom", "phase": "backward", "step": 61, "at": 1.79e9 + at,
         "error": "CUDA out of memory", "traceback": "Traceback\n  File train.py\n" + "y" * 300, "oom": OOM,
         "try_next": ["--zero 3", "a smaller batch"],
     }  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
 from zerokit.report import charts, failure_text, figure_text, render, run_charts, run_events
+from zerokit.report.allocator_chart import allocator, left_over
 from zerokit.report.compare import compare_reports, table_rows
 from zerokit.report.context import RunContext, facts, read_context, subject
 from zerokit.report.prediction_text import difference_lines
@@ -27,6 +28,7 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
     context = context or RunContext()
     ranks, omitted = render.shown_ranks(run)
     predicted, failure = run.predicted_vs_measured, run.first_failure
+    shown = run_charts.shown_rank(run)
     return fill(
         "report.html.j2",
         run=run,
@@ -49,11 +51,12 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
         elapsed=figure_text.seconds(run.elapsed_seconds),
         chart=run_charts.memory_over_time(run),
         components=run_charts.components(run),
+        allocator=allocator(run, shown) if shown is not None else None,
         predicted_over_time=run_charts.predicted_over_time(run),
         small=run_charts.ranks_side_by_side(run),
         phase_bars=run_charts.phases(run),
         step_time=run_charts.step_time(run, context.time_parts),
-        events=run_events.table(run, run_charts.shown_rank(run)),
+        events=run_events.table(run, shown),
         settings=context.settings,
     )
 
@@ -139,6 +142,7 @@ def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
     if run.on_gpu:
         memory += [render.gpu_size(rank, rank.peak_allocated_bytes),
                    render.gpu_size(rank, rank.peak_reserved_bytes),
+                   _left_over(rank),
                    size(rank.peak_device_used_bytes),
                    "–" if rank.alloc_retries is None else str(rank.alloc_retries)]  # fmt: skip
     memory.append(size(rank.peak_host_rss_bytes or None))
@@ -149,6 +153,12 @@ def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
         "step_time": figure_text.seconds(rank.median_step_seconds),
         "phases": {name: size(value) for name, value in rank.phases.items()},
     }
+
+
+def _left_over(rank: RankReport) -> str:
+    """``4 %``: of what the allocator reserved at most, what was not allocated at most."""
+    left = left_over(rank.peak_allocated_bytes, rank.peak_reserved_bytes)
+    return "–" if left is None else f"{left[1]:.0%}".replace("%", " %")
 
 
 def write_html(path: Path, report: RunReport | Mapping[str, Any], run_dir: Path | None = None) -> None:

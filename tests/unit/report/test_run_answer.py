@@ -19,7 +19,7 @@ def with_failure(**changes: Any) -> RunReport:
 def test_the_rank_that_ran_out_is_named_with_how_full_its_card_was() -> None:
     assert answer(out_of_memory()) == [
         "Out of memory",
-        "Rank 3 on node-0 ran out of GPU memory in backward of step 7",
+        "Rank 3 on node-0 ran out of GPU memory in backward of step 61",
         "78.6 GiB of the card's 80.0 GiB were in use, its tensors took 74.0 GiB, fragmentation 2.0 GiB, "
         "it asked for 4.0 GiB more",
         "Peak allocated of the other 7 ranks: 64.0 GiB to 66.0 GiB",
@@ -55,7 +55,7 @@ def test_the_hosts_memory_is_not_taken_for_the_cards() -> None:
 def test_what_is_not_known_of_it_is_left_out() -> None:
     lines = answer(with_failure(oom={"memory": "gpu"}))
     assert lines[1:3] == [
-        "Rank 3 on node-0 ran out of GPU memory in backward of step 7",
+        "Rank 3 on node-0 ran out of GPU memory in backward of step 61",
         "Peak allocated of the other 7 ranks: 64.0 GiB to 66.0 GiB",
     ]
 
