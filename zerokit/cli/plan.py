@@ -18,14 +18,11 @@ from zerokit.units import parse_positive_int
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerokit.domain.strategy import Candidate
     from zerokit.planner.plan_result import PlanResult
     from zerokit.script.entry_points import Target
 
 
 _SCRIPT = "zerokit.script"
-_MOST_PLOTTED = 5000
-"""Strategies that fit, the choice among them, that a page plots."""
 
 
 class PlanCommand(Command):
@@ -125,11 +122,7 @@ def command(
             error.add(still_there(Path(folder)))
         raise
     if html is not None:
-        alternatives = result.plan.alternatives
-        if words is None:  # a search for so many drops fewer unseen, so its counts are not those of the plan
-            plotted = planner.plan(options, recipe=recipe, overrides=overrides, top=_MOST_PLOTTED)
-            alternatives = plotted.plan.alternatives
-        _write_page(Path(html), result, alternatives, folder)
+        _write_page(Path(html), result, folder)
         say(f"wrote {html}")
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
@@ -137,13 +130,14 @@ def command(
     click.echo(plan_text.plan(result, folder, explain=explain, script=words))
 
 
-def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate], folder: str) -> None:
+def _write_page(path: Path, result: PlanResult, folder: str) -> None:
     import os
     import time
 
     from zerokit.cli.program import program
     from zerokit.launcher.secrets import Secrets
     from zerokit.planner.page import PlanPage, plan_page
+    from zerokit.planner.survey import survey
     from zerokit.report.html import write_page
 
     meta = click.get_current_context().meta
@@ -152,7 +146,7 @@ def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate
         folder=folder, command=secrets.argv(meta[WORDS]), script=secrets.argv(meta.get(_SCRIPT) or ()),
         program=program(), written_at=time.time(),
     )  # fmt: skip
-    write_page(path, plan_page(result, page, alternatives=alternatives))
+    write_page(path, plan_page(result, page, others=survey(result)))
 
 
 def _script_before(option: str, args: Sequence[str]) -> str | None:
