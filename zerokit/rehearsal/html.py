@@ -46,6 +46,7 @@ def render_html(done: Rehearsal, page: RehearsalPage) -> str:
         "rehearsal.html.j2",
         done=done,
         script=page.script,
+        model=model,
         subject=f"{plain(script_and_model(page.script, model))} on {done.gpus} × {done.gpu}",
         facts=_facts(done, page, model, str(plain(request.get("method", "")))),
         answer=_answer(done),
