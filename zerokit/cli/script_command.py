@@ -12,7 +12,7 @@ class ScriptCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take what follows the script's name for the script's own, and keep all words for the page."""
-        ctx.meta[WORDS] = (self.name or "", *args)
+        ctx.meta[WORDS] = (ctx.info_name or "", *args)
         takes_value = {name: not option.is_flag for option in self.params if isinstance(option, click.Option)
                        for name in option.opts}  # fmt: skip
         index = 0
