@@ -159,3 +159,27 @@ def test_a_notebook_shows_a_plan_as_a_table() -> None:
     assert text.startswith("<table>") and "LoRA, rank 16" in text and "load_in_4bit=True" in text
     assert "seq_len not given" in text and "⟨" not in text
     assert "<table>" in zerokit.estimate(model="gpt2", gpus=1, vram="24GiB")._repr_html_()
+
+
+def test_a_notebook_shows_sizes_as_a_table() -> None:
+    sizes = zerokit.size(params="7b", gpu="h200,l40s", method="qlora")
+    text = sizes._repr_html_()
+    assert text.count("<table>") == 2 and all(html.escape(sentence) in text for sentence in sizes.answer)
+    assert text.count("<tr>") == len(sizes.answer) + 1 + len(sizes.sizes) and "h200" in text
+    nothing = zerokit.size(
+        params="175b", gpu="rtx-4090", gpus=1, offload_optimizer="none", offload_param="none"
+    )
+    assert html.escape(nothing.nothing_fits) in nothing._repr_html_() and "⟨" not in nothing._repr_html_()
+
+
+def test_a_notebook_shows_findings_as_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "<b>.json"
+    path.write_text(
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}'
+    )
+    checked = zerokit.check(path)
+    text = checked._repr_html_()
+    assert checked.findings and "<b>" not in text and "&lt;b&gt;.json:1:" in text
+    assert text.count("<tr>") == 1 + len(checked.findings)
+    for finding in checked.findings:
+        assert html.escape(finding.message) in text and html.escape(finding.fix) in text

@@ -30,7 +30,7 @@ from zerokit.planner.signatures import shows_options
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from zerokit.planner.checking import CheckResult
+    from zerokit.planner.check_result import CheckResult
     from zerokit.planner.documents import Estimate
     from zerokit.planner.memory_source import Say
     from zerokit.planner.plan_result import PlanResult

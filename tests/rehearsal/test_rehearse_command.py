@@ -124,7 +124,8 @@ def test_values_that_come_from_data_are_known(tmp_path: Path) -> None:
     assert code == 0
     assert "2.4.0 in requirements.txt" in said["warnings"][0]
     shown = page.read_text()
-    assert "known_values.py" in shown
+    assert "<title>known_values.py on 1 × " in shown
+    assert f"zerokit rehearse --json --vram 24GiB --versions requirements.txt --html {page}" in shown
     assert "Fits: " in shown
     assert "fragmented: reserved and not allocated" in shown
     assert said["warnings"][0] in shown

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.cli import run
+from zerokit.rehearsal.html import RehearsalPage
 from zerokit.rehearsal.html import render_html as render_rehearsal
 from zerokit.rehearsal.result import Change, GuessedValue, HeldAtPeak, RankMemory, Rehearsal
 from zerokit.report.context import RunContext
@@ -35,7 +36,7 @@ def phase_at(number: int, points: int) -> str:
     return "eval" if 0.6 < share < 0.65 else ("forward", "backward", "step")[number % 3]
 
 
-def rank(number: int, points: int, *, peak: int = 40 * GIB) -> dict[str, Any]:
+def rank(number: int, points: int, *, peak: int = 40 * GIB, ended: str = "finished") -> dict[str, Any]:
     timeline = [
         [at * 0.5, phase_at(at, points), at // 3,
          round(peak * (0.6 + 0.4 * abs(math.sin(at / 9))) * min(1, at / 50)),
@@ -44,7 +45,7 @@ def rank(number: int, points: int, *, peak: int = 40 * GIB) -> dict[str, Any]:
     ]  # fmt: skip
     timeline[points // 2][3] = peak
     return {
-        "rank": number, "host": f"node-{number // 8}", "state": "finished", "device": "cuda",
+        "rank": number, "host": f"node-{number // 8}", "state": ended, "device": "cuda",
         "peak_allocated_bytes": peak, "peak_reserved_bytes": peak + GIB,
         "peak_device_used_bytes": peak + 3 * GIB,
         "device_total_bytes": 80 * GIB, "peak_host_rss_bytes": 6 * GIB,
@@ -100,12 +101,15 @@ PLAN = {
     "cluster": {"gpu": "h100-sxm-80gb"},
 }  # fmt: skip
 CONTEXT = RunContext(plan=PLAN, command=("--model", "x" * 300, "--epochs", "1"))
+OTHER_CONTEXT = RunContext(plan=PLAN, command=("--epochs", "3"))
 
 
 LINE = "site-packages/transformers/models/llama/modeling_llama.py:243"
 REHEARSAL = Rehearsal(
     complete=True, fits=True, min_vram_bytes=52 * GIB, gpu="h200", gpus=8, steps=3, repeats=True,
-    engine={"zero_stage": 3}, config_files=("ds_config.json",),
+    engine={"zero_stage": 3, "parameters": 8_030_261_248},
+    model={"config": {"architectures": ["LlamaForCausalLM"], "_name_or_path": ""}, "method": "full"},
+    config_files=("ds_config.json",),
     ranks=tuple(
         RankMemory(
             rank=number, peak_allocated_bytes=48 * GIB, peak_phase="backward", peak_reserved_bytes=50 * GIB,
@@ -128,21 +132,72 @@ REHEARSAL = Rehearsal(
     step=StepTime(seconds=1.1, low=1.0, high=1.3, paced_by="host", parts={}, host_factor=None, note=""),
     changes=(Change(what="activation checkpointing (`--gradient_checkpointing`)", saves_bytes=17 * GIB),),
 )  # fmt: skip
+REHEARSAL_PAGE = RehearsalPage(
+    script="train.py", written_at=1.79e9,
+    command=("rehearse", "--gpus", "8", "--gpu", "h200", "train.py", "--deepspeed", "ds_config.json"),
+)  # fmt: skip
+
+
+OOM = {
+    "asked_bytes": 4 * GIB, "device_free_bytes": round(1.4 * GIB), "device_total_bytes": 80 * GIB,
+    "allocated_bytes": 74 * GIB, "reserved_bytes": 76 * GIB, "fragmentation_bytes": 2 * GIB,
+    "measured_peak_allocated_bytes": 74 * GIB, "predicted_peak_allocated_bytes": 66 * GIB,
+    "biggest_blocks": [{"bytes": 4 * GIB, "dtype": "torch.float32", "shape": [4, 4096, 65536]}],
+}  # fmt: skip
+
+
+def out_of_memory(points: int = 160) -> RunReport:
+    """A run of eight ranks of which the third has a longer batch than the others, and no room for it."""
+    sizes = [(74 if number == 3 else 64 + number % 3) * GIB for number in range(8)]
+    ranks = [rank(number, points, peak=size, ended="failed" if number == 3 else "terminated")
+             for number, size in enumerate(sizes)]  # fmt: skip
+    for one in ranks:
+        one |= {
+            "steps": 60,
+            "events": [],
+            "alloc_retries": 2 * (one["rank"] == 3),
+            "phases": {
+                "load": GIB,
+                "init": 9 * GIB,
+                "forward": 58 * GIB,
+                "backward": one["peak_allocated_bytes"],
+            },
+        }
+        spent = {"load": 8.0, "forward": 18.0, "backward": 33.0, "step": 7.0}
+        one["phase_details"] = {name: {"seconds": seconds} for name, seconds in spent.items()}
+        one["timeline"] = [
+            [*point[:1], "backward" if point[1] in ("eval", "save") else point[1], *point[2:]]
+            for point in one["timeline"]
+        ]
+    at = points * 0.5
+    ranks[3]["peak_reserved_bytes"], ranks[3]["peak_device_used_bytes"] = 76 * GIB, round(78.6 * GIB)
+    ranks[3]["events"] = [{"at": at - 12, "what": "retry", "times": 2}, {"at": at - 0.5, "what": "oom"}]
+    failure = {
+        "rank": 3, "host": "node-0", "kind": "oom", "phase": "backward", "step": 61, "at": 1.79e9 + at,
+        "error": "CUDA out of memory", "traceback": "Traceback\n  File train.py\n" + "y" * 300, "oom": OOM,
+        "try_next": ["--zero 3", "a smaller batch"],
+    }  # fmt: skip
+    peak = _beside(66, sizes[3])
+    parts = {"activations": 37 * GIB, "parameters": 20 * GIB, "loss": 9 * GIB}
+    return RunReport.model_validate({
+        **report(8).to_dict(),
+        "outcome": "oom", "exit_code": 10, "first_failure": failure, "elapsed_seconds": at + 4,
+        "ranks": [{**one, "predicted_components": parts} for one in ranks],
+        "predicted_vs_measured": {
+            "kind": "gpu_memory", "rank": 3, "peak_bytes": peak, "predicted_for": "plan",
+            "phases": {"init": _beside(9, 9 * GIB), "forward": _beside(58, 58 * GIB), "backward": peak},
+            "components": {"init": {"initialisation": 9 * GIB}, "backward": parts},
+        },
+    })  # fmt: skip
 
 
 def write_pages(folder: Path) -> dict[str, Path]:
     """Write ``NAME.html`` into ``folder`` for each of NAMES."""
-    failure = {
-        "rank": 3, "host": "node-0", "kind": "oom", "phase": "backward", "step": 7, "at": 1.79e9 + 80,
-        "error": "CUDA out of memory", "traceback": "Traceback\n  File train.py\n" + "y" * 300,
-        "oom": {"asked_bytes": 2 * GIB, "device_free_bytes": GIB},
-        "try_next": ["--zero 3", "a smaller batch"],
-    }  # fmt: skip
     texts = {
         "run": render_html(report(8), CONTEXT),
-        "failed": render_html(report(8, outcome="oom", exit_code=10, first_failure=failure), CONTEXT),
-        "rehearsal": render_rehearsal(REHEARSAL, "train.py"),
-        "two": render_comparison((report(2), report(8)), ("runs/a", "runs/b"), (CONTEXT, RunContext())),
+        "failed": render_html(out_of_memory(), CONTEXT),
+        "rehearsal": render_rehearsal(REHEARSAL, REHEARSAL_PAGE),
+        "two": render_comparison((report(2), report(8)), ("runs/a", "runs/b"), (CONTEXT, OTHER_CONTEXT)),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text)

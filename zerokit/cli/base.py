@@ -15,6 +15,8 @@ from zerokit.planner.options import BY_NAME, Group
 
 GROUPS: tuple[Group, ...] = ("Model", "Hardware", "Job", "Strategy")
 _QUIET = ("-q", "--quiet")
+WORDS = "zerokit.words"
+"""Of a context's ``meta``: the words that were typed, the command's name first, where a page says them."""
 
 
 class Command(click.Command):

@@ -13,7 +13,7 @@ from zerokit.messages import width_of
 
 if TYPE_CHECKING:
     from zerokit.linter.suppress import Settings
-    from zerokit.planner.checking import CheckResult
+    from zerokit.planner.check_result import CheckResult
 
 
 @click.command("check", cls=Command)

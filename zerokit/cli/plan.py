@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerokit.cli import options as shared_options
-from zerokit.cli.base import Command, stray
+from zerokit.cli.base import WORDS, Command, stray
 from zerokit.cli.say import say
 from zerokit.errors import InputError, NothingFits
 from zerokit.planner.plan_folder import DEFAULT_FOLDER, still_there
@@ -18,14 +18,11 @@ from zerokit.units import parse_positive_int
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerokit.domain.strategy import Candidate
     from zerokit.planner.plan_result import PlanResult
     from zerokit.script.entry_points import Target
 
 
-_SCRIPT, _WORDS = "zerokit.script", "zerokit.words"
-_MOST_PLOTTED = 5000
-"""Strategies that fit, the choice among them, that a page plots."""
+_SCRIPT = "zerokit.script"
 
 
 class PlanCommand(Command):
@@ -33,7 +30,7 @@ class PlanCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep what stands after ``--`` for the script, and all words for the page."""
-        ctx.meta[_WORDS] = ("plan", *args)
+        ctx.meta[WORDS] = ("plan", *args)
         if "--" in args:
             cut = args.index("--")
             args, ctx.meta[_SCRIPT] = args[:cut], tuple(args[cut + 1 :])
@@ -104,7 +101,7 @@ def command(
     from zerokit.cli import plan_text
 
     if overrides and recipe is None:
-        raise InputError(_misplaced(overrides[0], click.get_current_context().meta[_WORDS]))
+        raise InputError(_misplaced(overrides[0], click.get_current_context().meta[WORDS]))
     folder = out or DEFAULT_FOLDER
     count = parse_positive_int(top, "⟨top⟩", 100)
     words = click.get_current_context().meta.get(_SCRIPT)
@@ -125,11 +122,7 @@ def command(
             error.add(still_there(Path(folder)))
         raise
     if html is not None:
-        alternatives = result.plan.alternatives
-        if words is None:  # a search for so many drops fewer unseen, so its counts are not those of the plan
-            plotted = planner.plan(options, recipe=recipe, overrides=overrides, top=_MOST_PLOTTED)
-            alternatives = plotted.plan.alternatives
-        _write_page(Path(html), result, alternatives, folder)
+        _write_page(Path(html), result, folder)
         say(f"wrote {html}")
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
@@ -137,22 +130,23 @@ def command(
     click.echo(plan_text.plan(result, folder, explain=explain, script=words))
 
 
-def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate], folder: str) -> None:
+def _write_page(path: Path, result: PlanResult, folder: str) -> None:
     import os
     import time
 
     from zerokit.cli.program import program
     from zerokit.launcher.secrets import Secrets
     from zerokit.planner.page import PlanPage, plan_page
+    from zerokit.planner.survey import survey
     from zerokit.report.html import write_page
 
     meta = click.get_current_context().meta
-    secrets = Secrets(os.environ, meta[_WORDS])
+    secrets = Secrets(os.environ, meta[WORDS])
     page = PlanPage(
-        folder=folder, command=secrets.argv(meta[_WORDS]), script=secrets.argv(meta.get(_SCRIPT) or ()),
+        folder=folder, command=secrets.argv(meta[WORDS]), script=secrets.argv(meta.get(_SCRIPT) or ()),
         program=program(), written_at=time.time(),
     )  # fmt: skip
-    write_page(path, plan_page(result, page, alternatives=alternatives))
+    write_page(path, plan_page(result, page, others=survey(result)))
 
 
 def _script_before(option: str, args: Sequence[str]) -> str | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerokit.cli.base import WORDS
 from zerokit.cli.say import say
 from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError
 from zerokit.files import write_whole
+
+if TYPE_CHECKING:
+    from zerokit.rehearsal.result import Rehearsal
 
 
 @click.command(
@@ -87,9 +91,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     if out is not None:
         write_whole(Path(out) / "rehearsal.json", text)
     if html is not None:
-        from zerokit.rehearsal.html import write_html
-
-        write_html(Path(html), done, module or arguments[0])
+        _write_page(Path(html), done, module or arguments[0], options["plan"])
     if as_json:
         click.echo(text)
     else:
@@ -97,3 +99,19 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 
         show(done)
     return done.exit_code
+
+
+def _write_page(path: Path, done: Rehearsal, script: str, plan: str | None) -> None:
+    import os
+    import time
+
+    from zerokit.cli.program import program
+    from zerokit.launcher.secrets import Secrets
+    from zerokit.rehearsal.html import RehearsalPage, write_html
+
+    words = click.get_current_context().meta[WORDS]
+    page = RehearsalPage(
+        script=script, command=Secrets(os.environ, words).argv(words), plan=plan, program=program(),
+        written_at=time.time(),
+    )  # fmt: skip
+    write_html(path, done, page)

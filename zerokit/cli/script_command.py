@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import click
 
-from zerokit.cli.base import Command
+from zerokit.cli.base import WORDS, Command
 
 
 class ScriptCommand(Command):
     """As with Python itself, everything after ``-m MODULE`` belongs to the module too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take what follows the script's name for the script's own."""
+        """Take what follows the script's name for the script's own, and keep all words for the page."""
+        ctx.meta[WORDS] = (ctx.info_name or "", *args)
         takes_value = {name: not option.is_flag for option in self.params if isinstance(option, click.Option)
                        for name in option.opts}  # fmt: skip
         index = 0

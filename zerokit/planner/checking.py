@@ -12,11 +12,11 @@ from typing import Any
 from zerokit.domain.unmodelled import unmodelled_keys
 from zerokit.errors import FileInputError, InputError
 from zerokit.fields import as_options
-from zerokit.linter import output
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.discover import files_of
-from zerokit.linter.files import INTERNAL_ERROR, CheckedFile, check_files
+from zerokit.linter.files import CheckedFile, check_files
 from zerokit.linter.finding import Finding
+from zerokit.planner.check_result import CheckResult
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.recipes import Recipe
 from zerokit.strictload import Document
@@ -24,44 +24,6 @@ from zerokit.units import counted, parse_positive_int
 
 # a key that was renamed may have a value to fix
 _MOST_PASSES = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """What was found in the files.
-
-    Attributes:
-        files: each with its kind and findings; those that a file names come after it.
-        fixed: findings whose fix was written.
-        skipped: files of a folder that are no configurations.
-        stopped: why DeepSpeed could not be asked, or why nobody can tell whether it fits; else None.
-    """
-
-    files: tuple[CheckedFile, ...]
-    fixed: tuple[Finding, ...] = ()
-    skipped: int = 0
-    stopped: InputError | None = None
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Of all files."""
-        return tuple(finding for file in self.files for finding in file.findings)
-
-    @property
-    def ok(self) -> bool:
-        """Whether there is no error."""
-        return not any(file.failed for file in self.files)
-
-    def exit_code(self, *, strict: bool = False) -> int:
-        """0, 2 for errors (``strict``: warnings too), 1 for an error of zerokit's own."""
-        if any(finding.rule == INTERNAL_ERROR for finding in self.findings):
-            return 1
-        failing = ("error", "warning") if strict else ("error",)
-        return 2 if any(finding.severity in failing for finding in self.findings) else 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """What ``check --json`` prints."""
-        return output.as_dict(self.files, fixed=self.fixed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

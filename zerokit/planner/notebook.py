@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from zerokit.fields import plain
 from zerokit.planner import answer
 from zerokit.planner.documents import PlannedStrategy
+from zerokit.planner.notebook_table import html_table
 from zerokit.search.explain import cluster_words
 
 
@@ -23,10 +22,4 @@ def table(planned: PlannedStrategy, model_name: str) -> str:
         *(("the script must", line) for line in answer.script_must(planned.strategy, planned.job)),
         *(("assumed", plain(note)) for note in answer.worth_a_look(planned.notes)),
     ]
-    body = "".join(
-        f'<tr><th style="text-align:left">{escape(name)}</th>'
-        f'<td style="text-align:left">{escape(text)}</td></tr>'
-        for name, text in rows
-    )
-    title = f"{model_name} on {cluster_words(planned.cluster)}"
-    return f"<table><caption>{escape(title)}</caption>{body}</table>"
+    return html_table(f"{model_name} on {cluster_words(planned.cluster)}", rows)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,12 @@ from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options
 from zerokit.planner import answer
+from zerokit.planner.survey import Survey, fastest_by_family, frontier
 from zerokit.report import charts, component_parts
+from zerokit.report.context import made_at, script_and_model
 from zerokit.report.html import fill
-from zerokit.search.explain import cluster_words
-from zerokit.units import format_count, format_seconds
+from zerokit.search.explain import cluster_words, strategy_words
+from zerokit.units import counted, format_count, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
 if TYPE_CHECKING:
@@ -45,13 +47,17 @@ class PlanPage:
     written_at: float
 
 
-def plan_page(result: PlanResult, page: PlanPage, *, alternatives: Sequence[Candidate]) -> str:
-    """The page. ``alternatives``: strategies that fit as well, fastest first."""
+def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
+    """The page. ``others``: the strategies that the choice is shown among."""
     planned, job, strategy = result.chosen, result.job, result.chosen.strategy
     title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
     return fill(
         "plan.html.j2",
         title=title,
+        tab=script_and_model(
+            next((word for word in page.script if word not in _MODULE), None),
+            f"{result.model_name} on {cluster_words(result.cluster)}",
+        ),
         fits=bool(planned.fits),
         answer=[
             answer.fits(planned),
@@ -75,9 +81,8 @@ def plan_page(result: PlanResult, page: PlanPage, *, alternatives: Sequence[Cand
         components=_components(result),
         phases=_phases(result),
         times=_times(result),
-        frontier=_frontier(result, alternatives) if result.timed and alternatives else None,
-        frontier_note=f"The choice and the {len(alternatives)} other strategies that fit, each with its "
-        "fastest settings.",
+        frontier=_frontier(result, others) if result.timed and others.fitting else None,
+        frontier_note=_frontier_note(result, others),
         alternatives=[as_options(alternative.candidate.why) for alternative in result.alternatives],
         rejected=[
             (as_options(answer.why_rejected(reason)), f"{count:,}")
@@ -89,6 +94,8 @@ def plan_page(result: PlanResult, page: PlanPage, *, alternatives: Sequence[Cand
     )
 
 
+_MODULE = ("-m", "--module")
+"""Stands before the script's name where it is a module."""
 _BASES = {
     "traced": "a trace of the model",
     "rehearsed": "a rehearsal of the script",
@@ -99,8 +106,12 @@ _BASES = {
 def _origin(page: PlanPage) -> list[tuple[str, str]]:
     """Which command made the plan, when, and for which versions."""
     rows = [("command", shlex.join((page.program, *page.command)))] if page.command else []
-    written_at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(page.written_at))
-    return [*rows, ("made", written_at), ("zerokit", __version__), ("DeepSpeed", DEEPSPEED_VERSION)]
+    return [
+        *rows,
+        ("made", made_at(page.written_at)),
+        ("zerokit", __version__),
+        ("DeepSpeed", DEEPSPEED_VERSION),
+    ]
 
 
 def _times(result: PlanResult) -> Markup | None:
@@ -158,20 +169,63 @@ def _phases(result: PlanResult) -> Markup:
     return charts.bars("Predicted peak by phase", rows)
 
 
-def _frontier(result: PlanResult, alternatives: Sequence[Candidate]) -> Markup:
+def _frontier(result: PlanResult, others: Survey) -> Markup:
     chosen = result.plan.chosen
+    best = frontier([chosen, *others.fitting])
+    shown = {id(candidate) for candidate in (chosen, *best)}
+    fastest = [one for one in fastest_by_family(others.fitting) if id(one) not in shown]
+    shown.update(map(id, fastest))
+    settings = [one for one in others.fitting if id(one) not in shown]
     dots = [
-        (alternative.time.step_seconds, float(alternative.memory.min_vram_bytes), "others")
-        for alternative in alternatives
+        *(_dot(one, "others") for one in fastest),
+        *(_dot(one, "better") for one in best if one is not chosen),
     ]
-    least = min(((memory, seconds) for seconds, memory, _ in dots), default=None)
-    dots = [
-        (seconds, memory, "better" if (memory, seconds) == least else style)
-        for seconds, memory, style in dots
-    ]
-    dots.append((chosen.time.step_seconds, float(chosen.memory.min_vram_bytes), "chosen"))
-    keys = [("chosen", "the choice"), ("better", "needs the least memory"), ("others", "fits too")]
-    return charts.points("Memory required per GPU", dots, across="seconds per optimizer step", legend=keys)
+    keys = [("chosen", "the choice"), ("better", "no other is faster with less memory"),
+            ("others", "fits, with its fastest settings")]  # fmt: skip
+    keys += [("speck", "fits, with other settings")] if settings else []
+    available = float(result.cluster.gpu.driver_vram_bytes)
+    if others.misfits:
+        above = sum(one.memory.min_vram_bytes > available * charts.ABOVE_LIMIT for one in others.misfits)
+        keys.append(
+            ("misfit", "does not fit" + (f" ({above:,} of them are above this chart)" if above else ""))
+        )
+    return charts.points(
+        "Memory required per GPU", [*dots, _dot(chosen, "chosen", radius=8)],
+        across="seconds per optimizer step", legend=keys, frontier=_stairs(best),
+        specks={"misfit": _places(others.misfits), "speck": _places(settings)},
+        limit=charts.Level(label="available per GPU", value=available, style="limit"),
+    )  # fmt: skip
+
+
+def _frontier_note(result: PlanResult, others: Survey) -> str:
+    if not others.is_whole:
+        return (
+            f"The choice and {counted(len(others.fitting), 'other strategy', 'other strategies')} that fit."
+        )
+    fitting, estimated = 1 + len(others.fitting), 1 + len(others.fitting) + len(others.misfits)
+    thinned = "" if estimated >= others.legal else f"; {estimated:,} of those were estimated"
+    return (
+        f"Of {result.candidates:,} candidates the rules allow {others.legal:,}{thinned}, and {fitting:,} fit."
+        " The line joins those that no other beats in both time and memory. Hold the pointer over a dot to "
+        "read its strategy."
+    )
+
+
+def _dot(candidate: Candidate, style: str, radius: float = 4) -> charts.Dot:
+    seconds, required = candidate.time.step_seconds, candidate.memory.min_vram_bytes
+    words = f"{strategy_words(candidate.strategy)}: {format_gib(required, 1)}, {format_seconds(seconds)}"
+    return charts.Dot(across=seconds, up=float(required), style=style, title=words, radius=radius)
+
+
+def _places(candidates: Sequence[Candidate]) -> list[charts.Point]:
+    return [(one.time.step_seconds, float(one.memory.min_vram_bytes)) for one in candidates]
+
+
+def _stairs(best: Sequence[Candidate]) -> list[charts.Point]:
+    """Corners: with as much time as one takes, and less than the next, its memory is the least."""
+    places = _places(best)
+    corners = [(later[0], earlier[1]) for earlier, later in itertools.pairwise(places)]
+    return [*itertools.chain.from_iterable(zip(places, corners, strict=False)), *places[-1:]]
 
 
 def _settings(result: PlanResult) -> list[tuple[str, str, str]]:

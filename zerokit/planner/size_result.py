@@ -11,7 +11,7 @@ from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import degrees
 from zerokit.search.explain import barely_words, gpu_words, strategy_words
 from zerokit.suggest import alternatives
-from zerokit.units import GIB, format_gib
+from zerokit.units import GIB, format_gib, format_seconds
 
 if TYPE_CHECKING:
     from zerokit.search.sizing import Size
@@ -147,6 +147,15 @@ class SizeResult:
         """What a Python prompt shows: the answer."""
         return "\n  ".join((f"<Fewest GPUs for {self.model_name}", *self.answer)) + ">"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: the answer, and each kind of GPU."""
+        from zerokit.planner.notebook_table import html_table
+
+        told = self.answer if self.misfit is None else (self.nothing_fits or "",)
+        answer = html_table(f"Fewest GPUs for {self.model_name}", [(sentence,) for sentence in told])
+        titles = ("GPU", "method", "offload", "GPUs", "per 1e9 tokens", "GPU-hours", "per GPU", "strategy")
+        return answer + html_table("By kind of GPU", [_cells(size) for size in self.sizes], titles=titles)
+
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What was assumed, in sentences."""
@@ -240,6 +249,25 @@ class SizeResult:
             "sizes": [size.to_dict() for size in self.sizes],
             "assumptions": list(all_as_options(self.notes)),
         }
+
+
+def _cells(size: FewestGpus) -> tuple[str, ...]:
+    """A row of the notebook's table; dashes where no number of these GPUs is enough."""
+    seconds, hours, candidate = (
+        size.seconds_per_1e9_tokens,
+        size.gpu_hours_per_1e9_tokens,
+        size.size.candidate,
+    )
+    return (
+        size.gpu_words,
+        size.method,
+        "allowed" if size.offload_allowed else "none",
+        "–" if size.gpus is None else f"{size.gpus:,}",
+        "–" if seconds is None else format_seconds(seconds),
+        "–" if hours is None else f"{hours:,.0f}",
+        "–" if candidate is None else format_gib(candidate.memory.min_vram_bytes, 1),
+        size.why,
+    )
 
 
 def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, FewestGpus]]:

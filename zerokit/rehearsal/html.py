@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokit import __version__
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
 from zerokit.rehearsal.result import HeldAtPeak, RankMemory, Rehearsal, waiting
 from zerokit.report import charts
+from zerokit.report.context import made_at, model_words, read_context, script_and_model
 from zerokit.report.html import fill
+from zerokit.report.schema import plain
 from zerokit.units import format_gib, format_seconds
 
 
-def render_html(done: Rehearsal, script: str) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalPage:
+    """What a page says beside its rehearsal.
+
+    Attributes:
+        script: its path, or the name of a module.
+        command: the words that were typed, secrets masked; empty where there were none.
+        plan: the folder of the plan that the script got, or its plan.yaml; None: there was none.
+        program: what the user calls zerokit.
+        written_at: Unix seconds.
+    """
+
+    script: str
+    command: Sequence[str] = ()
+    plan: str | None = None
+    program: str = "zerokit"
+    written_at: float
+
+
+def render_html(done: Rehearsal, page: RehearsalPage) -> str:
     """The page. It holds its own style, runs no script and loads nothing; every text is escaped."""
+    request = _request_of_plan(page.plan) if page.plan else {}
+    model = plain(_model(done, request))
     return fill(
         "rehearsal.html.j2",
         done=done,
-        script=script,
+        script=page.script,
+        model=model,
+        subject=f"{plain(script_and_model(page.script, model))} on {done.gpus} × {done.gpu}",
+        facts=_facts(done, page, model, str(plain(request.get("method", "")))),
         answer=_answer(done),
         ranks=[_rank(rank) for rank in done.ranks],
         changes=[(change.what, format_gib(change.saves_bytes)) for change in done.changes],
@@ -27,7 +56,7 @@ def render_html(done: Rehearsal, script: str) -> str:
     )
 
 
-def write_html(path: Path, done: Rehearsal, script: str) -> None:
+def write_html(path: Path, done: Rehearsal, page: RehearsalPage) -> None:
     """Write the page.
 
     Raises:
@@ -35,9 +64,39 @@ def write_html(path: Path, done: Rehearsal, script: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, render_html(done, script))
+        write_whole(path, render_html(done, page))
     except OSError as error:
         raise ReportNotWritten(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _facts(done: Rehearsal, page: RehearsalPage, model: str, method: str) -> list[tuple[str, str]]:
+    rows = [
+        ("script", page.script),
+        ("command", shlex.join((page.program, *page.command)) if page.command else ""),
+        ("model", model),
+        ("method", str((done.model or {}).get("method") or method)),
+        ("plan", page.plan or ""),
+        ("made", made_at(page.written_at)),
+        ("zerokit", __version__),
+        *done.versions.items(),
+    ]
+    return [(name, str(plain(value))) for name, value in rows if value]
+
+
+def _model(done: Rehearsal, request: Mapping[str, Any]) -> str:
+    """The trained model: the plan's name for it, else its own or its class's, and how large it is."""
+    config = (done.model or {}).get("config") or {}
+    named = (
+        request.get("model")
+        or config.get("_name_or_path")
+        or next(iter(config.get("architectures") or ()), "")
+    )
+    return model_words({**request, "model": named}, done.engine or {})
+
+
+def _request_of_plan(plan: str) -> Mapping[str, Any]:
+    path = Path(plan)
+    return read_context(path if path.is_dir() else path.parent).part("request")
 
 
 def _rank(rank: RankMemory) -> dict[str, Any]:

@@ -8,12 +8,14 @@ are bytes, seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
 from zerokit.report import drawing
+from zerokit.report.bar_form import LETTER, bar_form, font_size
 from zerokit.units import format_gib, format_seconds, shown_unit
 
 if TYPE_CHECKING:
@@ -23,9 +25,8 @@ Point = tuple[float, float]
 Paint = Callable[[int], drawing.Canvas]  # a drawing of a width
 WIDTHS = (360, 560, 900)  # pixels; page.css.j2 chooses by the width that the figure has
 _SMALL_WIDTHS = (160,)
-_WORDS_BESIDE = 600  # pixels: in narrower drawings, the words of a bar are above it
-_LETTER, _LONGEST_NAME = 8.0, 16  # pixels of a letter on the average, at most; letters of a bar's name
 _ROOM = 1.08  # above the highest value
+ABOVE_LIMIT = 4 / 3  # how far a chart with a limit reaches
 _FLAG_APART = 19  # pixels, from one flag to the next
 _TIME_UNITS = (
     (1, 1e-3, "ms"),
@@ -97,6 +98,17 @@ class Bar:
     def total(self) -> float:
         """The bar's length."""
         return sum(value for _, value, _ in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """Something that takes so many seconds (across) and bytes (up). ``title``: what the pointer shows."""
+
+    across: float
+    up: float
+    style: str
+    title: str
+    radius: float = 4
 
 
 def missing() -> str:
@@ -214,7 +226,7 @@ def bars(
     paired = any(not row.label for row in rows)
 
     def paint(width: int) -> drawing.Canvas:
-        form = _bar_form(width, [row.label for row in rows], words)
+        form = bar_form(width, [row.label for row in rows], words)
         starts = [
             sum(bool(row.label) for row in rows[: at + 1]) - 1 if paired else 0 for at in range(len(rows))
         ]
@@ -244,92 +256,56 @@ def bars(
 
 def points(
     caption: str,
-    dots: Sequence[tuple[float, float, str]],
+    dots: Sequence[Dot],
     *,
     across: str,
     legend: Sequence[tuple[str, str]],
+    frontier: Sequence[Point] = (),
+    specks: Mapping[str, Sequence[Point]] | None = None,
+    limit: Level | None = None,
 ) -> Markup:
-    """Seconds (across, named so) against bytes (up), a dot each: ``(seconds, bytes, style)``."""
-    right = max((x for x, _, _ in dots), default=0.0) * _ROOM or 1.0
-    top = max((y for _, y, _ in dots), default=0.0) * _ROOM or 1.0
+    """Seconds (across, named so) against bytes (up), a dot each.
+
+    Args:
+        frontier: corners of a line behind the dots.
+        specks: style → many small dots, behind all; those above the chart are left out.
+        limit: the chart reaches a third above it at most, if no dot is higher.
+    """
+    behind = {style: list(found) for style, found in (specks or {}).items()}
+    every = [(dot.across, dot.up) for dot in dots]
+    high = max((y for _, y in every), default=0.0)
+    ceiling = max(high, limit.value * ABOVE_LIMIT) if limit else math.inf
+    seen = [point for found in behind.values() for point in found if point[1] <= ceiling]
+    right = max((x for x, _ in [*every, *seen]), default=0.0) * _ROOM or 1.0
+    top = max([high, *(y for _, y in seen), limit.value if limit else 0.0]) * _ROOM or 1.0
 
     def paint(width: int) -> drawing.Canvas:
         canvas = _axes(width, (right, top), named=across)
-        for x, y, style in dots:
-            radius = 8 if style == "chosen" else 4
-            canvas.dot(x, y, style=style, title=f"{format_gib(y)}, {format_seconds(x)}", radius=radius)
+        for style, found in behind.items():
+            canvas.specks([point for point in found if point[1] <= ceiling], style=style)
+        if limit:
+            canvas.level(limit.value, style=limit.style, dashed=False)
+        if len(frontier) > 1:
+            canvas.line(frontier, style="better", title="", width=1.5)
+        for dot in dots:
+            canvas.dot(dot.across, dot.up, style=dot.style, title=dot.title, radius=dot.radius)
         return canvas
 
     summary = [
         f"{label}: {len(found)}"
         if len(found) > 1
-        else f"{label}: {format_gib(found[0][1])}, {format_seconds(found[0][0])}"
+        else f"{label}: {format_gib(found[0].up)}, {format_seconds(found[0].across)}"
         for style, label in legend
-        if (found := [dot for dot in dots if dot[2] == style])
+        if (found := [dot for dot in dots if dot.style == style])
     ]
-    return _figure(caption, paint, summary, axis=shown_unit(top)[1], legend=_legend(legend))
+    keys = [*legend, *([(limit.style, f"{limit.label}, {format_gib(limit.value, 1)}")] if limit else [])]
+    return _figure(caption, paint, summary, axis=shown_unit(top)[1], legend=_legend(keys))
 
 
 def thinned(values: Sequence[Point], most: int) -> list[Point]:
     """At most ``most`` points, the highest of each stretch, so that no peak is lost."""
     size = -(-len(values) // most) if values else 1
     return [max(values[at : at + size], key=lambda point: point[1]) for at in range(0, len(values), size)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BarForm:
-    """Where the words of bars are, and how much room there is: pixels.
-
-    Attributes:
-        pitch: from one bar to the next.
-        apart: from one pair of bars to the next, in addition.
-        below: under each bar.
-        above: the words are above the bar, else beside it.
-    """
-
-    left: float
-    right: float
-    pitch: float
-    apart: float
-    thickness: float
-    below: float
-    font_size: float
-    above: bool
-
-    def write(self, canvas: drawing.Canvas, bottom: float, name: str, value: str) -> None:
-        """The words of the bar whose lower edge is so many pixels from the top."""
-        if self.above:
-            baseline = bottom - self.thickness - 5
-            canvas.text(0, baseline, name, most=24)
-            canvas.text(canvas.width, baseline, value, align="right")
-        else:
-            baseline = bottom - 5.5
-            canvas.text(0, baseline, name, most=_LONGEST_NAME)
-            canvas.text(canvas.width - self.right + 12, baseline, value)
-
-
-def _bar_form(width: int, names: Sequence[str], values: Sequence[str]) -> _BarForm:
-    if width < _WORDS_BESIDE:
-        return _BarForm(
-            left=0, right=2, pitch=42, apart=8, thickness=18, below=0, font_size=_font_size(width), above=True
-        )
-    left = _LETTER * min(_LONGEST_NAME, max(map(len, names), default=0)) + 16
-    right = _LETTER * max(map(len, values), default=0) + 16
-    return _BarForm(
-        left=left,
-        right=right,
-        pitch=27,
-        apart=8,
-        thickness=20,
-        below=3.5,
-        font_size=_font_size(width),
-        above=False,
-    )
-
-
-def _font_size(width: int) -> float:
-    """So that text has at least 11 pixels in the narrowest figure that shows a drawing of this width."""
-    return 12.5 if width < _WORDS_BESIDE else 13.5
 
 
 def _axes(
@@ -342,13 +318,13 @@ def _axes(
     across = drawing.round_values(end, unit=seconds, most=most[0], suffix=f" {name}")
     up = drawing.round_values(top, unit=unit, most=most[1])
     margins = drawing.Margins(
-        left=max(26 if small else 38, _LETTER * max(len(text) for _, text in up) + 7),
+        left=max(26 if small else 38, LETTER * max(len(text) for _, text in up) + 7),
         right=20 if small else 28,
         top=7 + above,
         bottom=20 if small else 42 if named else 24,
     )
     height = 84 if small else round(0.2 * width + 150) + above
-    canvas = drawing.Canvas(width, height, margins, limits, 12 if small else _font_size(width))
+    canvas = drawing.Canvas(width, height, margins, limits, 12 if small else font_size(width))
     canvas.ticks(across, up)
     if named:
         canvas.name_across(named)

@@ -61,7 +61,7 @@ def facts(run: RunReport, context: RunContext) -> list[tuple[str, str]]:
     rows = [
         ("script", run.script or "unknown"),
         ("arguments", " ".join(context.command)),
-        ("model", _model(request, engine)),
+        ("model", model_words(request, engine)),
         ("method", str(request.get("method", ""))),
         ("strategy", _strategy(chosen, engine)),
         ("batch", _batch(chosen, engine)),
@@ -71,6 +71,19 @@ def facts(run: RunReport, context: RunContext) -> list[tuple[str, str]]:
         ("DeepSpeed", str(context.plan.get("deepspeed", ""))),
     ]
     return [(name, str(plain(value))) for name, value in rows if value]
+
+
+def subject(run: RunReport, context: RunContext) -> str:
+    """``train.py, llama-3.1-8b``: what ran, as far as that is known."""
+    engine = next((rank.engine for rank in run.ranks if rank.engine), None) or {}
+    model = model_words(context.part("request"), engine)
+    return str(plain(script_and_model(run.script or "unknown script", model)))
+
+
+def script_and_model(script: str | None, model: str) -> str:
+    """The script's own name, without its folder, and the model, where there are any."""
+    name = (script or "").rstrip("/").rpartition("/")[2]
+    return ", ".join(part for part in (name, model) if part)
 
 
 def _plan(path: Path) -> Mapping[str, Any]:
@@ -105,7 +118,8 @@ def _flat(value: object, path: str) -> list[tuple[str, str]]:
     return [(path, json.dumps(value))] if path else []
 
 
-def _model(request: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
+def model_words(request: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
+    """``llama-3.1-8b, 8.03B parameters``: as a plan's request names it, and as an engine counted it."""
     from zerokit.units import format_count
 
     named = str(request.get("model") or request.get("params") or "")
@@ -147,6 +161,11 @@ def _hardware(run: RunReport, cluster: Mapping[str, Any]) -> str:
     return f"{on}{hosts_text}" + (
         f", planned for {planned}" if planned else f", {run.device}" if run.device else ""
     )
+
+
+def made_at(seconds: float) -> str:
+    """When a page was made, of Unix seconds: ``2026-01-31 12:00 UTC``."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def _date(started_at: float | None) -> str:

@@ -26,6 +26,7 @@ _MEASURED_FONT = "DejaVu Sans"  # comes with Matplotlib; wider than what browser
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 _PLACEHOLDER = re.compile(r"#fe([0-9a-f]{4})")
 _FLAG_HEIGHT, _FLAG_ROWS = 19, 3
+_SPECK = 3  # pixels
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "zerokit", "font.family": ["sans-serif"],
              "font.sans-serif": [_MEASURED_FONT], "path.simplify": True}  # fmt: skip
 
@@ -187,6 +188,24 @@ class Canvas:
         )
         self._axes.add_patch(dot)
         self._titled(dot, title)
+
+    def specks(self, points: Sequence[tuple[float, float]], *, style: str) -> None:
+        """Many small squares as one path; of those in one place a single one."""
+        from matplotlib.patches import PathPatch
+        from matplotlib.path import Path
+
+        (_, right), (_, top) = self._axes.get_xlim(), self._axes.get_ylim()
+        wide, high = right / self.plot_width, top / self.plot_height
+        places = sorted({(round(x / wide), round(y / high)) for x, y in points})
+        if not places:
+            return
+        half = _SPECK / 2
+        corners = ((-half, -half), (half, -half), (half, half), (-half, half), (-half, -half))
+        vertices = [((x + dx) * wide, (y + dy) * high) for x, y in places for dx, dy in corners]
+        codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(places)
+        colour = self.colour(style)
+        path = Path(vertices, codes)
+        self._axes.add_patch(PathPatch(path, facecolor=colour, linewidth=0, zorder=1.5, clip_on=False))
 
     def text(
         self, left: float, top: float, text: str, *, style: str = "ink", align: str = "left", most: int = 0

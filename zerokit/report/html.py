@@ -10,16 +10,13 @@ from typing import Any
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
 from zerokit.report import charts, failure_text, figure_text, render, run_charts, run_events
+from zerokit.report.allocator_chart import allocator, left_over
 from zerokit.report.compare import compare_reports, table_rows
-from zerokit.report.context import RunContext, facts, read_context
-from zerokit.report.oom_advice import TO_NEED_LESS
+from zerokit.report.context import RunContext, facts, read_context, subject
 from zerokit.report.prediction_text import difference_lines
+from zerokit.report.run_answer import GOOD, answer
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.resources import folder
-from zerokit.units import format_gib
-
-_GOOD = ("ok", "stopped", "running")
-_ROOMY = 0.25  # of the card: a run that leaves more than this may be made faster
 
 
 def render_html(report: RunReport | Mapping[str, Any], context: RunContext | None = None) -> str:
@@ -31,10 +28,12 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
     context = context or RunContext()
     ranks, omitted = render.shown_ranks(run)
     predicted, failure = run.predicted_vs_measured, run.first_failure
+    shown = run_charts.shown_rank(run)
     return fill(
         "report.html.j2",
         run=run,
-        good=run.outcome in _GOOD,
+        subject=subject(run, context),
+        good=run.outcome in GOOD,
         outcome_text=run.outcome.text,
         answer=answer(run),
         facts=facts(run, context),
@@ -52,67 +51,14 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
         elapsed=figure_text.seconds(run.elapsed_seconds),
         chart=run_charts.memory_over_time(run),
         components=run_charts.components(run),
+        allocator=allocator(run, shown) if shown is not None else None,
         predicted_over_time=run_charts.predicted_over_time(run),
         small=run_charts.ranks_side_by_side(run),
         phase_bars=run_charts.phases(run),
         step_time=run_charts.step_time(run, context.time_parts),
-        events=run_events.table(run, run_charts.fullest(run)),
+        events=run_events.table(run, shown),
         settings=context.settings,
     )
-
-
-def answer(run: RunReport) -> list[str]:
-    """What a reader wants first: how it ended, how far from limit and prediction, what to do."""
-    lines = [run.outcome.text.capitalize() + (f": {run.why}" if run.why and run.outcome not in _GOOD else "")]
-    rank = run_charts.fullest(run)
-    free = None
-    if rank is not None:
-        lines.append(_how_full(run, rank))
-        if run.gpu_measured and rank.device_total_bytes and rank.peak_device_used_bytes:
-            free = rank.device_total_bytes - rank.peak_device_used_bytes
-    pair = run.predicted_vs_measured.peak_bytes if run.predicted_vs_measured else None
-    if pair and pair.predicted and pair.measured:
-        off = f", {figure_text.percent(pair.error_fraction)}" if pair.error_fraction is not None else ""
-        lines.append(
-            f"Predicted peak {format_gib(pair.predicted, 1)}, measured {format_gib(pair.measured, 1)}{off}"
-        )
-    return lines + _what_to_do(run, rank, free)
-
-
-def _how_full(run: RunReport, rank: RankReport) -> str:
-    peak = format_gib(render.measured(rank) or 0, 1)
-    if not run.gpu_measured:
-        return f"Host memory of the fullest rank ({rank.rank}): {peak}"
-    total, used = rank.device_total_bytes, rank.peak_device_used_bytes
-    if not total or not used:
-        return f"Peak allocated {peak}, rank {rank.rank}"
-    return (
-        f"Peak allocated {peak}; the device had {format_gib(used, 1)} of {format_gib(total, 1)} in use, "
-        f"{format_gib(total - used, 1)} headroom (rank {rank.rank})"
-    )
-
-
-_STACKS = f"What each rank was doing, as Python stacks: {render.STACKS} in the run's folder"
-
-
-def _what_to_do(run: RunReport, rank: RankReport | None, free: int | None) -> list[str]:
-    if run.hang is not None:
-        return [f"Likely cause: {run.hang.what}", f"Fix: {run.hang.fix}", _STACKS]
-    if run.outcome == "hung":
-        return [_STACKS]
-    failure = run.first_failure
-    if failure is not None:
-        following = failure.next_plan
-        if following is not None and following.why:
-            return [f"Next plan that would fit: {following.why}"]
-        return [f"{TO_NEED_LESS.capitalize()}: {text}" for text in failure.try_next[:2]]
-    if any(rank.alloc_retries for rank in run.ranks):
-        return ["The allocator ran full and retried: a little less memory would make the steps faster"]
-    if free is not None and rank is not None and free > _ROOMY * (rank.device_total_bytes or 0):
-        return [
-            f"{format_gib(free, 1)} were never used: a larger batch per GPU, or less sharding, may be faster"
-        ]
-    return []
 
 
 def render_comparison(
@@ -129,9 +75,6 @@ def render_comparison(
         )
         if pair[run_name]
     ]
-    facts_of = [dict(facts(run, context)) for run, context in zip(runs, contexts, strict=True)]
-    settings = [{key: value for key, value, _ in context.settings} for context in contexts]
-    both = [{**ran, **chosen} for ran, chosen in zip(facts_of, settings, strict=True)]
     alike = runs[0].gpu_measured == runs[1].gpu_measured
     scale = max(map(run_charts.highest, runs)) if alike else 0.0
     memory_charts = [
@@ -140,16 +83,27 @@ def render_comparison(
     return fill(
         "comparison.html.j2",
         names=names,
+        subject=" and ".join(dict.fromkeys(map(subject, runs, contexts))),
         answer=_comparison_answer(compared["figures"], names),
         rows=table_rows(compared),
         bars=charts.bars("Peak memory by phase", bars) if bars else None,
         charts=[(name, chart) for name, chart in memory_charts if chart is not None],
-        differing=[
-            (name, both[0].get(name, "–"), both[1].get(name, "–"))
-            for name in dict.fromkeys([*both[0], *both[1]])
-            if both[0].get(name) != both[1].get(name)
+        what_ran=_side_by_side(
+            *(dict(facts(run, context)) for run, context in zip(runs, contexts, strict=True))
+        ),
+        settings=[
+            row
+            for row in _side_by_side(
+                *({key: value for key, value, _ in context.settings} for context in contexts)
+            )
+            if row[1] != row[2]
         ],
     )
+
+
+def _side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Name, what it is in one, in the other; a dash where it is not known."""
+    return [(name, first.get(name, "–"), second.get(name, "–")) for name in dict.fromkeys([*first, *second])]
 
 
 def _comparison_answer(figures: Mapping[str, Any], names: tuple[str, str]) -> list[str]:
@@ -188,6 +142,7 @@ def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
     if run.on_gpu:
         memory += [render.gpu_size(rank, rank.peak_allocated_bytes),
                    render.gpu_size(rank, rank.peak_reserved_bytes),
+                   _left_over(rank),
                    size(rank.peak_device_used_bytes),
                    "–" if rank.alloc_retries is None else str(rank.alloc_retries)]  # fmt: skip
     memory.append(size(rank.peak_host_rss_bytes or None))
@@ -198,6 +153,12 @@ def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
         "step_time": figure_text.seconds(rank.median_step_seconds),
         "phases": {name: size(value) for name, value in rank.phases.items()},
     }
+
+
+def _left_over(rank: RankReport) -> str:
+    """``4 %``: of what the allocator reserved at most, what was not allocated at most."""
+    left = left_over(rank.peak_allocated_bytes, rank.peak_reserved_bytes)
+    return "–" if left is None else f"{left[1]:.0%}".replace("%", " %")
 
 
 def write_html(path: Path, report: RunReport | Mapping[str, Any], run_dir: Path | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zerokit.report import charts, component_parts, figure_text, render, run_events
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
-from zerokit.units import format_seconds
+from zerokit.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -28,12 +28,12 @@ _ODD = 0.05  # of the median peak: a rank that is further off stands out
 
 
 def memory_over_time(run: RunReport, *, scale: float = 0.0) -> Markup | None:
-    """The fullest rank: what was allocated, reserved and used of the device, phases behind it.
+    """The rank that is shown: what was allocated, reserved and used of the device, phases behind it.
 
     Args:
         scale: bytes that at least reach to the top, where runs are compared.
     """
-    rank = fullest(run)
+    rank = shown_rank(run)
     if rank is None:
         return None
     fields = (
@@ -56,16 +56,15 @@ def memory_over_time(run: RunReport, *, scale: float = 0.0) -> Markup | None:
     if run.gpu_measured and rank.device_total_bytes:
         levels.append(charts.Level(label="the card's memory", value=rank.device_total_bytes, style="limit"))
     kind = "GPU memory" if run.gpu_measured else "Host memory"
-    several = f", the fullest of {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
     return charts.over_time(
-        f"{kind} over time, rank {rank.rank}{several}", lines, levels=levels, spans=phase_spans(rank),
-        marks=run_events.marks(run, rank), scale=scale,
+        f"{kind} over time, rank {rank.rank}{_among(run, rank)}", lines, levels=levels,
+        spans=phase_spans(rank), marks=run_events.marks(run, rank), scale=scale,
     )  # fmt: skip
 
 
 def highest(run: RunReport) -> float:
     """The highest point of :func:`memory_over_time`, in bytes."""
-    rank = fullest(run)
+    rank = shown_rank(run)
     fields = (_ALLOCATED, _RESERVED, _DEVICE) if run.gpu_measured else (_HOST,)
     return max((v for field in fields for _, v in (_points(rank, field) if rank else ())), default=0.0)
 
@@ -110,7 +109,7 @@ def odd_ranks(run: RunReport) -> dict[int, str]:
 
 def components(run: RunReport) -> Markup | None:
     """Predicted components beside the measured total, which the probe cannot divide."""
-    rank = fullest(run)
+    rank = shown_rank(run)
     predicted = run.predicted_vs_measured
     if rank is None or predicted is None or predicted.predicted_for != "plan" or not run.gpu_measured:
         return None
@@ -132,11 +131,11 @@ def components(run: RunReport) -> Markup | None:
 
 
 def predicted_over_time(run: RunReport) -> Markup | None:
-    """What the plan says of the fullest rank's time, by component; the probe measures totals only.
+    """What the plan says of that rank's time, by component; the probe measures totals only.
 
     Training goes through its phases in every step: its area is that of the phase with the highest peak.
     """
-    rank, by_phase = fullest(run), _predicted_components(run)
+    rank, by_phase = shown_rank(run), _predicted_components(run)
     if rank is None or not by_phase:
         return None
     highest = max(
@@ -262,10 +261,26 @@ def _seconds_per_step(rank: RankReport) -> list[tuple[str, float]]:
     return points
 
 
-def fullest(run: RunReport) -> RankReport | None:
-    """The rank with the highest measured peak; None where nothing was measured."""
+def shown_rank(run: RunReport) -> RankReport | None:
+    """The rank that ran out of GPU memory first, else the fullest: the one with the highest measured peak.
+
+    None where nothing was measured.
+    """
     candidates = [rank for rank in run.ranks if render.measured(rank)]
+    failure = run.first_failure
+    if failure is not None and failure.oom is not None and failure.oom.memory == "gpu":
+        candidates = [rank for rank in candidates if rank.rank == failure.rank] or candidates
     return worst_rank(candidates, render.measured) if candidates else None
+
+
+def _among(run: RunReport, rank: RankReport) -> str:
+    """Why this one is shown, where there are several ranks."""
+    if len(run.ranks) < 2:
+        return ""
+    failure = run.first_failure
+    ran_out = failure is not None and failure.oom is not None and failure.rank == rank.rank
+    among = counted(len(run.ranks), "rank")
+    return f", which of {among} ran out of memory" if ran_out else f", the fullest of {among}"
 
 
 def phase_spans(rank: RankReport) -> list[charts.Span]:

@@ -43,15 +43,20 @@ def fastest_with_fewer(space: Space, best: Candidate) -> Space | None:
         return None
     fastest, seconds = None, best.time.step_seconds
     for cluster in halves(space.cluster):
-        time = space.timing
-        timing = TimeModel(space.shape, space.job, cluster, time.stack, time.calibration, time.trainable)
-        if timing.least_seconds(space.precision) > seconds:
+        smaller = on_cluster(space, cluster)
+        if smaller.timing.least_seconds(space.precision) > seconds:
             break  # and with half of these GPUs it only becomes more
-        smaller = replace(space, cluster=cluster, timing=timing)
         ranked = search(smaller, top=1, limit_seconds=seconds).ranked
         if ranked and ranked[0].time.step_seconds < seconds:
             fastest, seconds = smaller, ranked[0].time.step_seconds
     return fastest
+
+
+def on_cluster(space: Space, cluster: Cluster) -> Space:
+    """The same job and global batch on other GPUs."""
+    time = space.timing
+    timing = TimeModel(space.shape, space.job, cluster, time.stack, time.calibration, time.trainable)
+    return replace(space, cluster=cluster, timing=timing)
 
 
 def left_idle(best: Candidate, on_all: Candidate, cluster: Cluster) -> str:

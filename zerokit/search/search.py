@@ -89,7 +89,7 @@ def search(
     ``excluded``: layouts that an earlier search went through, and that are left out of this one.
     ``wants_nearest``: where nothing fits, say what lacks least, which costs memory estimates.
     """
-    return _Search(space, top, limit_seconds, excluded, wants_nearest).run()
+    return Search(space, top, limit_seconds, excluded, wants_nearest).run()
 
 
 def fits(memory: MemoryEstimate, cluster: Cluster) -> str | None:
@@ -103,8 +103,8 @@ def fits(memory: MemoryEstimate, cluster: Cluster) -> str | None:
 
 
 @dataclass(slots=True, eq=False)
-class _Search:
-    """One search and what it has learnt so far."""
+class Search:
+    """One search and what it has learnt so far: :func:`search` makes it and runs it."""
 
     space: Space
     top: int
@@ -124,10 +124,11 @@ class _Search:
     settled: set[int] = field(default_factory=set)
 
     def run(self) -> SearchResult:
+        """Search."""
         started = time.perf_counter()
         ticket = itertools.count()
         queue: list[tuple[float, int, int, KnobFamily, _Variant | Candidate | None]] = []
-        for order, family in enumerate(self._families()):
+        for order, family in enumerate(self.families()):
             seconds = self._seconds(family, family.variants[0])
             if seconds > self.limit_seconds:
                 self.rejected[_SLOWER] += len(family.variants)
@@ -164,7 +165,8 @@ class _Search:
 
     # ---------------------------------------------------------------- enumeration
 
-    def _families(self) -> Iterator[KnobFamily]:
+    def families(self) -> Iterator[KnobFamily]:
+        """Those that are legal; counts the others with why they are not."""
         space = self.space
         spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
         settings = {

@@ -127,14 +127,41 @@ def test_bars_are_as_long_as_their_values() -> None:
 
 
 def test_each_candidate_is_a_dot_and_the_choice_is_larger() -> None:
-    dots = [(1.0, 10.0 * GIB, "others"), (2.0, 5.0 * GIB, "others"), (1.5, 8.0 * GIB, "chosen")]
+    dots = [
+        charts.Dot(across=1.0, up=10.0 * GIB, style="others", title="ZeRO-1"),
+        charts.Dot(across=2.0, up=5.0 * GIB, style="others", title="ZeRO-3"),
+        charts.Dot(across=1.5, up=8.0 * GIB, style="chosen", title="ZeRO-2", radius=8),
+    ]
     chart = str(charts.points("Memory", dots, across="seconds", legend=[("chosen", "the choice")]))
     for svg in drawings(chart).values():
         (chosen,), others = filled(svg, "chosen"), filled(svg, "others")
         assert len(others) == 2 and chosen[2] - chosen[0] > others[0][2] - others[0][0]
         assert chosen[2] - chosen[0] == pytest.approx(chosen[3] - chosen[1], abs=0.3), "round"
         assert "seconds" in words(svg)
+        assert [title.text for title in svg.iter("title")] == ["ZeRO-1", "ZeRO-3", "ZeRO-2"]
     assert "the choice: 8.00 GiB, 1.5 s" in chart
+
+
+def test_specks_are_where_the_axes_say_and_those_far_above_the_limit_are_left_out() -> None:
+    dot = charts.Dot(across=2.0, up=40.0 * GIB, style="chosen", title="the choice")
+    specks = [(1.0, 20.0 * GIB), (1.0, 20.0 * GIB), (2.0, 40.0 * GIB), (1.0, 500.0 * GIB)]
+    limit = charts.Level(label="limit", value=60.0 * GIB, style="limit")
+    corners = [(1.0, 60.0 * GIB), (2.0, 60.0 * GIB), (2.0, 40.0 * GIB)]
+    chart = str(
+        charts.points(
+            "x", [dot], across="seconds", legend=[], frontier=corners, specks={"speck": specks}, limit=limit
+        )
+    )
+    for svg in drawings(chart).values():
+        (path,) = [part for part in svg.iter("path") if "fill: var(--speck)" in part.get("style", "")]
+        squares = [part for part in path.get("d", "").split("M") if part.strip()]
+        assert len(squares) == 2, "of two in one place there is one, and none far above the limit"
+        (chosen,) = filled(svg, "chosen")
+        left, top, right, bottom = filled(svg, "speck")[0]
+        assert right - 1.5 == pytest.approx((chosen[0] + chosen[2]) / 2, abs=1)
+        assert top + 1.5 == pytest.approx((chosen[1] + chosen[3]) / 2, abs=1)
+        assert bottom - top - 3 == pytest.approx(top + 1.5 - line_of(svg, "limit")[0][1], abs=1.5)
+        assert len(line_of(svg, "better")) == 3 and left < right
 
 
 def test_areas_lie_upon_each_other() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from tests.support.report_pages import CONTEXT, report
 from tests.support.run_reports import GIB, report_of, write_rank
 from zerokit.launcher.verdict.report import write_report
 from zerokit.report.compare import compare_reports, table_rows
@@ -59,6 +61,36 @@ def test_runs_of_different_batches_compare_by_their_sequences_per_second(tmp_pat
     assert shown["sequences/s per GPU"] == ["8", "10.7", "+33.3 %"]
     page = render_comparison((runs[0], runs[1]), ("a", "b"), (RunContext(), RunContext()))
     assert "b against a: sequences/s per GPU +33.3 %" in page and "batch size per GPU" in page
+
+
+def test_a_page_says_what_both_runs_were_and_marks_what_differs() -> None:
+    runs = (report(2), report(2, zerokit="0.2.0"))
+    contexts = (CONTEXT, RunContext(plan=CONTEXT.plan, command=("--lr", "1")))
+    page = render_comparison(runs, ("runs/a", "runs/b"), contexts)
+    table = page.partition('aria-label="What ran"')[2].partition("</table>")[0]
+    found = re.findall(
+        r'<tr([^>]*)><th[^>]*scope="row">(\w+)( <span.*?differs</span>)?</th>(.*?)</tr>', table
+    )
+    assert {name: bool(mark) for _, name, mark, _ in found} == {
+        "script": False, "arguments": True, "model": False, "method": False, "strategy": False,
+        "batch": False, "hardware": False, "started": False, "zerokit": True,
+    }  # fmt: skip
+    assert all(bool(row) == bool(mark) for row, _, mark, _ in found)
+    cells = {name: re.findall(r"<td[^>]*>(.*?)</td>", row) for _, name, _, row in found}
+    assert cells["model"] == ["llama-3.1-8b, 8.00B parameters"] * 2
+    assert cells["zerokit"] == ["0.1.0", "0.2.0"] and cells["arguments"][1] == "--lr 1"
+    title = "train.py, llama-3.1-8b, 8.00B parameters: runs/a and runs/b · zerokit, two runs"
+    assert f"<title>{title}</title>" in page and "Settings that differ" not in page
+
+
+def test_settings_that_differ_are_listed_and_those_alike_are_not() -> None:
+    plans = [{"chosen": {"deepspeed_config": {"a": 1, "b": number}}} for number in (2, 3)]
+    contexts = (RunContext(plan=plans[0]), RunContext(plan=plans[1]))
+    page = render_comparison((report(2), report(2)), ("a", "b"), contexts)
+    table = page.partition('aria-label="Settings that differ"')[2].partition("</table>")[0]
+    assert re.findall(r'scope="row">(.*?)</th><td class="l">(.*?)</td><td class="l">(.*?)</td>', table) == [
+        ("b", "2", "3")
+    ]
 
 
 def _command() -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html.parser
 import json
 
+from tests.support.report_pages import CONTEXT
+from tests.support.report_pages import report as drawn
 from tests.support.run_reports import ERROR, report_of, shown, write_rank
 from zerokit.launcher.rank_file import rank_file
 from zerokit.report.html import render_html
@@ -60,6 +62,18 @@ def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
     assert "http" not in source.replace("http-equiv", "")
     assert "&lt;script&gt;alert(1)" in source and "\x1b" not in source and "\x1b" not in shown(report)
     assert "prefers-color-scheme: dark" in source
+
+
+def test_the_title_names_script_model_and_end() -> None:
+    titles = {
+        "train.py, llama-3.1-8b, 8.00B parameters: ok · zerokit run": render_html(drawn(2), CONTEXT),
+        "train.py, 8.00B parameters: not as planned · zerokit run": render_html(
+            drawn(2, outcome="not_as_planned", script="/home/me/train.py")
+        ),
+        "unknown script, 8.00B parameters: ok · zerokit run": render_html(drawn(2, script=None)),
+    }
+    for title, page in titles.items():
+        assert f"<title>{title}</title>" in page
 
 
 def test_many_ranks_stay_readable(tmp_path):

@@ -1,0 +1,61 @@
+"""What a check found: the answer of ``zerokit check``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zerokit.errors import InputError
+from zerokit.linter import output
+from zerokit.linter.files import INTERNAL_ERROR, CheckedFile
+from zerokit.linter.finding import Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """What was found in the files.
+
+    Attributes:
+        files: each with its kind and findings; those that a file names come after it.
+        fixed: findings whose fix was written.
+        skipped: files of a folder that are no configurations.
+        stopped: why DeepSpeed could not be asked, or why nobody can tell whether it fits; else None.
+    """
+
+    files: tuple[CheckedFile, ...]
+    fixed: tuple[Finding, ...] = ()
+    skipped: int = 0
+    stopped: InputError | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of all files."""
+        return tuple(finding for file in self.files for finding in file.findings)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error."""
+        return not any(file.failed for file in self.files)
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """0, 2 for errors (``strict``: warnings too), 1 for an error of zerokit's own."""
+        if any(finding.rule == INTERNAL_ERROR for finding in self.findings):
+            return 1
+        failing = ("error", "warning") if strict else ("error",)
+        return 2 if any(finding.severity in failing for finding in self.findings) else 0
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: a row for each finding, and how many there are."""
+        from zerokit.planner.notebook_table import html_table
+
+        rows = [
+            (f"{finding.path}:{finding.location.line}:{finding.location.column}", finding.severity,
+             finding.message, finding.fix, finding.rule)
+            for finding in self.findings
+        ]  # fmt: skip
+        caption = output.summary(self.files, notes=True, skipped=self.skipped)
+        return html_table(caption, rows, titles=("location", "severity", "message", "fix", "rule"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``check --json`` prints."""
+        return output.as_dict(self.files, fixed=self.fixed)
