@@ -141,8 +141,8 @@ def _write_page(path: Path, result: PlanResult, alternatives: Sequence[Candidate
     import os
     import time
 
-    from zerokit.cli.program import program
     from zerokit.launcher.secrets import Secrets
+    from zerokit.messages import program
     from zerokit.planner.page import PlanPage, plan_page
     from zerokit.report.html import write_page
 

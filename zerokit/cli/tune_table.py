@@ -41,7 +41,7 @@ def text(body: Mapping[str, Any]) -> str:
     if body["folder"]:
         lines += [prose.heading("Runs"), f"  {body['folder']}"]
     if body["next"]:
-        lines += [prose.heading("Next"), f"  {body['next']}"]
+        lines += [prose.heading("Next"), *prose.command_lines(body["next"])]
     return "\n".join(lines)
 
 
