@@ -1,4 +1,4 @@
-"""Messages for people on standard error: as wide as the terminal, and whole lines in a pipe or a log."""
+"""Messages for people: as wide as the terminal, whole lines in a pipe, commands as they are typed here."""
 
 from __future__ import annotations
 
@@ -7,11 +7,30 @@ import re
 import textwrap
 
 PREFIX = "zerokit: "
+COMMANDS = ("plan", "estimate", "check", "size", "emit", "launch", "rehearse", "tune", "report", "watch",
+            "gpus", "models", "recipes", "doctor", "help")  # fmt: skip
+"""In the order of the help."""
 _NARROWEST = 40
 _DEFAULT = 80  # a terminal that does not tell its width
 _ITEM = re.compile(r"(?P<indent>\s*)(?P<mark>(?:- )?)")
 _COMMAND = re.compile(r"`[^`\n]{1,60}`")
 _JOINED = "\x00"  # a space that no line ends at
+_PLAIN = re.compile(r"[\w./~-]{1,120}")
+_TO_TYPE = re.compile(rf"(?<![\w./-])zerokit(?= (?:{'|'.join(COMMANDS)}|--[a-z]+)\b)")
+
+
+def program() -> str:
+    """``zerokit``, or what ZEROKIT_COMMAND says it is called: ``./launch.sh`` where that was typed."""
+    command = os.environ.get("ZEROKIT_COMMAND", "")
+    return command if _PLAIN.fullmatch(command) else "zerokit"
+
+
+def typed(text: str) -> str:
+    """``text`` with the commands in it as the user types them: ``./launch.sh plan`` in a checkout.
+
+    Everything else writes ``zerokit plan``: files, JSON and pages are read on other machines too.
+    """
+    return _TO_TYPE.sub(lambda _: program(), text)
 
 
 def width_of(descriptor: int = 2) -> int | None:
@@ -32,7 +51,7 @@ def width_of(descriptor: int = 2) -> int | None:
 
 
 def wrapped(text: str, width: int | None) -> str:
-    """``text`` with lines of at most ``width`` columns; None leaves it as it is.
+    """``text`` with commands as typed here, in lines of at most ``width`` columns; None leaves them whole.
 
     Lines go on indented below what they continue. Words are not broken (paths, addresses), nor are short
     commands in backquotes.
@@ -41,6 +60,7 @@ def wrapped(text: str, width: int | None) -> str:
     there is no plan; make one with
       `zerokit plan`
     """
+    text = typed(text)
     if width is None:
         return text
     return "\n".join(line for paragraph in text.split("\n") for line in _lines(paragraph, width))

@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.support.shown import following
 from zerokit.cli import cli, commands, run
 
 QLORA = ("plan", "--model", "llama-3.1-8b", "--method", "qlora", "--gpus", "1", "--gpu", "rtx-4090",
@@ -56,7 +57,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plan --nothing-like-it", "`zerokit plan --help` lists them"),
         ("launch --ranks 2 x.py", "use --gpus N (a rank per GPU, all nodes together)"),
         ("launch --zero 3 x.py", "it is an option of `zerokit plan`"),
-        ("-v", "use -V for the version; -v and -q go after a command"),
+        ("-v", "use -V for the version; plan and estimate have a -v of their own, for all details"),
+        ("-q", "it goes after a command, as in `zerokit plan -q`"),
         ("plam", "did you mean `zerokit plan`?"),
         ("run train.py", "use `zerokit launch SCRIPT`"),
         ("help plam", "did you mean `zerokit plan`?"),
@@ -239,23 +241,12 @@ def test_a_plan_of_every_kind_fits_one_screen(
     assert "…" not in capsys.readouterr().out
 
 
-def test_the_next_command_is_the_one_that_the_user_has(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ZEROKIT_COMMAND", "./launch.sh")
-    assert run(list(QLORA)) == 0
-    assert "\n  ./launch.sh launch --plan zerokit-plan train.py  # " in capsys.readouterr().out
-    monkeypatch.setenv("ZEROKIT_COMMAND", "rm -rf x;")
-    assert run(list(QLORA)) == 0
-    assert "\n  zerokit launch --plan" in capsys.readouterr().out
-
-
 def test_what_does_not_fit_comes_with_the_command_that_finds_what_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = ["--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "a100-80gb", "--seq-len", "4096"]
     assert run(["estimate", *job, "--zero", "2", "--micro-batch", "4"]) == 3
-    offered = capsys.readouterr().out.partition("\nNext\n")[2].splitlines()[0].split()
+    (offered,) = following(capsys.readouterr().out)
     assert offered == ["zerokit", "plan", *job, "--global-batch", "16"] and run(offered[1:]) == 0
     capsys.readouterr()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.shown import following
 from zerokit.cli import run
 
 
@@ -27,7 +28,7 @@ def test_what_fits_comes_with_the_command_that_plans_it(
 ) -> None:
     kind = ["--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "h200"]
     assert run(["estimate", *kind, *given]) == 0
-    offered = capsys.readouterr().out.partition("\nNext\n")[2].splitlines()[0].split()
+    (offered,) = following(capsys.readouterr().out)
     assert run(offered[1:]) == 0
     planned = " ".join(capsys.readouterr().out.split())
     checkpointing = "full" if "full" in given else "no"

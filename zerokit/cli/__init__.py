@@ -23,13 +23,12 @@ from typing import Any
 import click
 
 from zerokit import __version__
+from zerokit.cli.formatter import Context
 from zerokit.cli.say import echo, loud, tell
 from zerokit.errors import ReportNotWritten, ZerokitError
 from zerokit.fields import as_options
+from zerokit.messages import COMMANDS, program
 
-_FIRST = ("plan", "estimate", "check", "size", "emit", "launch", "rehearse", "tune", "report", "watch",
-          "gpus", "models", "recipes", "doctor", "help")  # fmt: skip
-"""In the help, before commands that are not named here."""
 _FIRST_LINE = re.compile(r'"""``zerokit (?P<name>[a-z-]+)``: (?P<text>.+)"""')
 
 
@@ -40,7 +39,9 @@ def commands() -> dict[str, str]:
         path.read_text(encoding="utf-8").partition("\n")[0] for path in Path(__file__).parent.glob("*.py")
     )
     listed = {match["name"]: match["text"] for match in map(_FIRST_LINE.fullmatch, lines) if match}
-    names = sorted(listed, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+    names = sorted(
+        listed, key=lambda name: (COMMANDS.index(name) if name in COMMANDS else len(COMMANDS), name)
+    )
     return {name: listed[name][0].upper() + listed[name][1:] for name in names}
 
 
@@ -60,13 +61,15 @@ class _ReaderGone(Exception):
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are run or asked for help."""
 
+    context_class = Context
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all commands, in the order of the help."""
         return list(commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
-        if cmd_name not in _FIRST and cmd_name not in commands():
+        if cmd_name not in COMMANDS and cmd_name not in commands():
             return None
         module = importlib.import_module(f"zerokit.cli.{cmd_name}")
         if cmd_name in _LONG_LIVED:
@@ -82,7 +85,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command named; an unknown one is answered with what was probably meant."""
-        if args and args[0] not in _FIRST and args[0] not in commands() and not args[0].startswith("-"):
+        if args and args[0] not in COMMANDS and args[0] not in commands() and not args[0].startswith("-"):
             from zerokit.cli.base import unknown_command
 
             raise unknown_command(args[0], self.list_commands(ctx))
@@ -145,7 +148,9 @@ def run(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     loud()
     try:
-        result: Any = cli.main(args=argv, prog_name="zerokit", standalone_mode=False)
+        result: Any = cli.main(
+            args=argv, prog_name=program(), complete_var="_ZEROKIT_COMPLETE", standalone_mode=False
+        )
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except click.NoSuchOption as error:

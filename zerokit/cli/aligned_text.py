@@ -8,6 +8,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from zerokit.messages import typed
+
 _NARROWEST = 16  # of the last column; a narrower one goes below its row
 _BELOW = "    "
 
@@ -44,7 +46,7 @@ def aligned(rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> lis
 
 def wrapped(text: str, first: str = "", later: str = "    ") -> list[str]:
     """``text`` behind ``first``, wrapped to the terminal with ``later`` before each further line."""
-    limit = terminal_width()
+    limit, text = terminal_width(), typed(text)
     if limit is None:
         return [first + text]
     lines = textwrap.wrap(text, limit, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)

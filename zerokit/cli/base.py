@@ -8,12 +8,15 @@ from collections.abc import Sequence
 import click
 
 from zerokit.cli import say
+from zerokit.cli.formatter import Context
 from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.fields import first as first_argument
-from zerokit.planner.options import BY_NAME, Group
+from zerokit.messages import program
+from zerokit.planner import options
+from zerokit.planner.options import BY_NAME
 
-GROUPS: tuple[Group, ...] = ("Model", "Hardware", "Job", "Strategy")
+GROUPS: tuple[options.Group, ...] = ("Model", "Hardware", "Job", "Strategy")
 _QUIET = ("-q", "--quiet")
 WORDS = "zerokit.words"
 """Of a context's ``meta``: the words that were typed, the command's name first, where a page says them."""
@@ -25,6 +28,7 @@ class Command(click.Command):
     ``examples`` are shown last: a line of what for, then the command.
     """
 
+    context_class = Context
     examples: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, *args: object, examples: tuple[tuple[str, str], ...] = (), **named: object) -> None:
@@ -79,6 +83,13 @@ class Command(click.Command):
         formatter.write("Examples:\n")
         for purpose, command in self.examples:
             formatter.write(f"  {purpose}:\n    {command}\n")
+
+
+class Group(click.Group):
+    """A command that has commands below it."""
+
+    context_class = Context
+    command_class = Command
 
 
 _LISTS = ("--gpu", "--price", "--method", "--lora-targets")
@@ -142,11 +153,11 @@ def unknown_option(error: click.NoSuchOption) -> str:
     from zerokit.planner.other_names import instead
 
     context, name = error.ctx, error.option_name
-    path = context.command_path if context is not None else "zerokit"
+    path = context.command_path if context is not None else program()
     key = name.strip("-").replace("-", "_")
     if context is not None and isinstance(context.command, click.Group):
-        help_ = "use -V for the version; -v and -q go after a command" if name in ("-v", "-q") else None
-        return f"{path}: there is no option {name}; {help_ or f'`{path} --help` lists them'}"
+        answer = _AFTER_A_COMMAND.get(name, f"`{path} --help` lists them")
+        return f"{path}: there is no option {name}; {answer}"
     parameter_names = (
         {name for parameter in context.command.params for name in _names(parameter)} if context else set()
     )
@@ -165,6 +176,11 @@ def unknown_option(error: click.NoSuchOption) -> str:
     return as_options(f"{path}: there is no option {name}; {hint or f'`{path} --help` lists them'}")
 
 
+_AFTER_A_COMMAND = {
+    "-v": "use -V for the version; plan and estimate have a -v of their own, for all details",
+    "-q": "it goes after a command, as in `zerokit plan -q`",
+}
+"""What to say of options that commands have, and zerokit itself has not."""
 _OF_SLURM = frozenset((
     "partition", "account", "qos", "constraint", "mem", "exclusive", "reservation", "mail_user", "mail_type",
     "nodelist", "exclude", "dependency", "array", "output", "error", "licenses", "gres", "comment",
@@ -186,7 +202,7 @@ def misused(error: click.ClickException, command: str | None) -> str:
     from zerokit.suggest import misspelt
 
     context = error.ctx if isinstance(error, click.UsageError) else None
-    path = context.command_path if context is not None else " ".join(filter(None, ("zerokit", command)))
+    path = context.command_path if context is not None else " ".join(filter(None, (program(), command)))
     if isinstance(error, click.UsageError) and (typed := _NO_COMMAND.match(error.message)):
         known = context.command.commands if context and isinstance(context.command, click.Group) else {}
         meant = _OTHER_NAMES.get(typed[1], typed[1])

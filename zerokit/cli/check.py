@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 @click.option("--accelerate-version", metavar="V", help="Accelerate to check for; likewise.")
 @click.option("--explain", metavar="RULE", help="What a rule finds, why, an example, the fix and its source.")
 @click.option(
-    "--schema", type=click.Choice(["deepspeed", "accelerate"]), help="Print a JSON Schema for editors."
+    "--schema",
+    is_flag=False,
+    flag_value="deepspeed",
+    type=click.Choice(["deepspeed", "accelerate"]),
+    help="Print a JSON Schema for editors, of a DeepSpeed JSON unless accelerate is named.",
 )
 @click.option("--ignore", metavar="RULE", multiple=True, help="Do not show this rule; may be repeated.")
 @click.option(
@@ -52,7 +56,13 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
 @click.option("--notes", is_flag=True, help="Show notes as well.")
 @click.option(
-    "--format", "style", type=click.Choice(["text", "json", "github", "sarif", "junit"]), default="text"
+    "--format",
+    "style",
+    type=click.Choice(["text", "json", "github", "sarif", "junit"]),
+    metavar="text|json|github|sarif|junit",
+    default="text",
+    show_default=True,
+    help="How findings are written.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 def command(files: tuple[str, ...], **options: Any) -> int:
@@ -85,7 +95,7 @@ def command(files: tuple[str, ...], **options: Any) -> int:
 def _explain(rule: str) -> int:
     from zerokit.linter.explain import as_text, explain
 
-    click.echo(as_text(explain(rule)))
+    click.echo(as_text(explain(rule), width_of(1)))
     return 0
 
 

@@ -45,7 +45,9 @@ def command(as_json: bool, strict: bool, measure_too: bool) -> None:
         for finding in examination.findings:
             _show(finding)
         known = _rates(measured_rates.measured, measured_rates.source)
-        click.echo("\n" + "\n".join([*known, *_tuned(measured_rates), *_host(measured_rates)]))
+        click.echo("")
+        for line in (*known, *_tuned(measured_rates), *_host(measured_rates)):
+            click.echo("\n".join(wrapped(line, later="  " if line.startswith(" ") else "")))
         click.echo(_verdict(examination))
     if strict and examination.blockers:
         names = ", ".join(finding.check for finding in examination.blockers)

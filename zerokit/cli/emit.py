@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerokit.cli.base import Group
 from zerokit.cli.say import say
 from zerokit.errors import InputError
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
@@ -73,7 +74,7 @@ def _for_job(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group("emit")
+@click.group("emit", cls=Group)
 def command() -> None:
     """Write another file from a plan.
 
@@ -102,6 +103,7 @@ def deepspeed_command(variant: str, folder: str, out: str | None) -> None:
 @click.option(
     "--form",
     type=click.Choice(["file", "plugin"]),
+    metavar="file|plugin",
     default="file",
     show_default=True,
     help="file: names a DeepSpeed JSON. plugin: the plugin's own keys, which can say less.",

@@ -46,7 +46,6 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     """
     from zerokit import planner
     from zerokit.cli import plan_text
-    from zerokit.cli.program import program
 
     result = planner.estimate(options, deepspeed=deepspeed, say=say)
     # 3 as `plan` ends where nothing fits; the answer itself stands on standard output all the same
@@ -60,13 +59,14 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
         searched = _plan_command(options, batch)
         following = None
         if deepspeed:
-            following = (
-                f"{program()} launch --deepspeed {shlex.quote(deepspeed)} train.py  # train.py: your script",
-                "runs the script with this file",
+            following = plan_text.NextCommand(
+                command=f"zerokit launch --deepspeed {shlex.quote(deepspeed)} train.py",
+                does="runs the script with this file",
+                comment="train.py: your script",
             )
         elif not job.inference:
             same = _plan_command({**options, **_pinned(strategy)}, batch, same_strategy=True)
-            following = same, "plans this strategy and writes its files"
+            following = plan_text.NextCommand(command=same, does="plans this strategy and writes its files")
         click.echo(plan_text.estimate(result, explain=explain, plan_command=searched, next_command=following))
     return code
 
@@ -94,10 +94,9 @@ def _plan_command(
         global_batch: that of the batch per GPU which was given, so that the steps compare; else ``None``.
         same_strategy: with all that was given of the strategy, too.
     """
-    from zerokit.cli.program import program
     from zerokit.planner.options import OPTIONS
 
-    words = ["plan"]
+    words = ["zerokit", "plan"]
     for option in OPTIONS:
         value = options.get(option.name)
         if option.name == "global_batch":
@@ -110,4 +109,4 @@ def _plan_command(
         ):
             continue
         words += [option.option] if option.is_flag else [option.option, str(value)]
-    return f"{program()} {shlex.join(words)}"
+    return shlex.join(words)

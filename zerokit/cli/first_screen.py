@@ -6,14 +6,14 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
-from zerokit.cli.prose import bullets, heading, width
+from zerokit.cli.prose import bullets, heading, paragraph, width
 from zerokit.planner import answer
 
 SCREEN = 24
 _NOT_GIVEN = re.compile(r"(--[a-z-]+|⟨[a-z_]+⟩) not given")
 _TO_TYPE = re.compile(r"(?<!\w)--[a-z]|`[^`]+`")
 _CUT = " …"
-_CLOSING = ["  --explain adds memory and time in detail, other plans, and every file"]
+_CLOSING = "--explain adds memory and time in detail, other plans, and every file"
 
 
 def filled(
@@ -83,14 +83,15 @@ def _notes(
                 whole.append(note)
         return both(notes, more, whole)
 
-    closed = room - len(_CLOSING)
+    closing = paragraph(_CLOSING)
+    closed = room - len(closing)
     choices = [
-        (both(marked, first), _CLOSING),
-        (both(short, first), _CLOSING),
-        (within(weighty, first, closed), _CLOSING),
-        (within(weighty, (), closed), _CLOSING),
+        (both(marked, first), closing),
+        (both(short, first), closing),
+        (within(weighty, first, closed), closing),
+        (within(weighty, (), closed), closing),
         *((within(weighty[at:], (), room), []) for at in range(max(1, len(weighty)))),
-        ([], ["  --explain adds what was assumed, memory and time in detail, and other plans"]),
+        ([], paragraph("--explain adds what was assumed, memory and time in detail, and other plans")),
     ]
     return next((choice for choice in choices if _height([*choice[0], *choice[1]]) <= room), choices[-1])
 

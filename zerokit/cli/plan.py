@@ -134,8 +134,8 @@ def _write_page(path: Path, result: PlanResult, folder: str) -> None:
     import os
     import time
 
-    from zerokit.cli.program import program
     from zerokit.launcher.secrets import Secrets
+    from zerokit.messages import program
     from zerokit.planner.page import PlanPage, plan_page
     from zerokit.planner.survey import survey
     from zerokit.report.html import write_page

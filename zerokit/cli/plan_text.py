@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerokit.cli import first_screen
 from zerokit.cli.first_screen import listed
-from zerokit.cli.program import program
-from zerokit.cli.prose import bullets, heading, paragraph, width
+from zerokit.cli.prose import bullets, command_lines, heading, paragraph, width, wrap
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.fields import as_options
@@ -27,6 +26,7 @@ from zerokit.planner.trace_command import command_in
 from zerokit.search.explain import cluster_words, strategy_words
 from zerokit.search.sure_fit import NARROW, SURELY_FITS
 from zerokit.units import counted, format_gib, format_seconds
+from zerokit.values import frozen_dataclass
 
 if TYPE_CHECKING:
     from zerokit.planner.plan_result import PlanResult
@@ -42,9 +42,9 @@ def memory_table(estimate: Estimate, capacity_bytes: int | None, device: str = "
         (label(name), size) for name, size in sorted(worst.components.items(), key=lambda item: -item[1])
     ]
     column = max([len(name) for name, _ in parts] + [28])
-    peak = worst.peak_allocated_bytes
+    peak, bar = worst.peak_allocated_bytes, min(_BAR, width() - column - len("    1,234.56 GiB  "))
     lines = [
-        f"  {name:<{column}}  {format_gib(size):>12}  {'█' * round(_BAR * size / peak) if peak else ''}"
+        f"  {name:<{column}}  {format_gib(size):>12}  {'█' * round(bar * size / peak) if peak else ''}"
         for name, size in parts
     ]
     required = estimate.min_vram_bytes
@@ -90,10 +90,10 @@ def speed(estimate: Estimate) -> list[str]:
     if total is None or per_gpu is None:
         return ["  not predicted"]
     per_billion = 1e9 / (per_gpu * estimate.planned.strategy.world_size)
-    lines = [
-        f"  {format_seconds(total)} a step, {per_gpu:,.0f} tokens/s per GPU, "
+    lines = paragraph(
+        f"{format_seconds(total)} a step, {per_gpu:,.0f} tokens/s per GPU, "
         f"{format_seconds(per_billion)} per 1e9 tokens"
-    ]
+    )
     for note in answer.pace_notes(estimate.planned):
         lines += paragraph(note)
     parts = sorted(estimate.time_parts.items(), key=lambda item: -item[1])
@@ -106,10 +106,12 @@ def saving(estimate: Saving | None) -> list[str]:
     if estimate is None:
         return []
     weights = format_gib(estimate.weights_bytes, 1) if estimate.weights_bytes else "none that load"
-    lines = [f"  weights {weights}, each checkpoint {format_gib(estimate.checkpoint_bytes, 1)} of disk"]
+    lines = paragraph(
+        f"weights {weights}, each checkpoint {format_gib(estimate.checkpoint_bytes, 1)} of disk"
+    )
     if estimate.host_bytes:
-        lines.append(
-            f"  gathered on rank 0: {format_gib(estimate.host_bytes, 1)} of its host's RAM, "
+        lines += paragraph(
+            f"gathered on rank 0: {format_gib(estimate.host_bytes, 1)} of its host's RAM, "
             f"{format_seconds(estimate.seconds)} and the disk's time"
         )
     return [heading("Saving"), *lines]
@@ -147,14 +149,14 @@ def _answer(
     planned: PlannedStrategy, title: str, remarks: Sequence[str] = (), brief: bool = False
 ) -> list[str]:
     """``remarks``: what belongs to the answer beside what fits and how fast."""
-    lines = textwrap.wrap(title, width(), subsequent_indent="  ", break_on_hyphens=False)
+    lines = wrap(title, later="  ")
     said = (
         *(note[0].upper() + note[1:] for note in remarks),
         answer.pace(planned),
         *answer.pace_notes(planned),
     )
     for text in (answer.fits(planned), *said):
-        lines += textwrap.wrap(text, width())
+        lines += wrap(text)
     return [*lines, "", *_strategy(planned, brief)]
 
 
@@ -203,7 +205,7 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     lines = [*_answer(planned, title, remarks), *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing is not None:
-        following += _continued(f"{program()} {tracing[1].partition(' ')[2]}")
+        following += command_lines(tracing[1])
         rough.append(tracing[0])
     body["assumptions"] = [note for note in _others(body["assumptions"]) if note not in rough]
     if not explain:
@@ -215,16 +217,6 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     return "\n".join([*lines, *_reasons(result, body), *following])
 
 
-def _continued(command: str) -> list[str]:
-    """A command in lines that a shell reads as one, cut before its options."""
-    words = command.replace(" --", "\x00--").split("\x00")
-    lines = textwrap.wrap(
-        " ".join(part.replace(" ", "\xa0") for part in words), width() - 2, initial_indent="  ",
-        subsequent_indent="    ", break_on_hyphens=False, break_long_words=False,
-    )  # fmt: skip
-    return [line.replace("\xa0", " ") + (" \\" if line is not lines[-1] else "") for line in lines]
-
-
 def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     lines = [heading("Chosen"), *paragraph(body["chosen"]["why"])]
     lines += _details(result.chosen)
@@ -234,7 +226,8 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
         lines += [heading("Would be faster"), *bullets(body["faster_with"])]
     search = body["search"]
     lines += [heading(f"Rejected, of {search['candidates']:,} candidates in {search['seconds']:.2f} s")]
-    lines += [f"  {count:>9,}  {answer.why_rejected(reason)}" for reason, count in body["rejected"].items()]
+    for reason, count in body["rejected"].items():
+        lines += wrap(answer.why_rejected(reason), f"  {count:>9,}  ", " " * 13)
     chosen_values = answer.starting_points(result.chosen.strategy)
     if chosen_values and not result.job.inference:
         lines += [heading("Also set, though not asked for"), *paragraph(chosen_values)]
@@ -268,12 +261,12 @@ def _rehearsed(result: PlanResult) -> list[str]:
 
 def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] | None) -> list[str]:
     command = shlex.join(script) if script else "train.py"
-    lines = [f"  {program()} launch --plan {shlex.quote(folder)} {command}"]
+    comment = "" if script or Path(command).exists() else f"{command}: your script"
+    to_run = f"zerokit launch --plan {shlex.quote(folder)} {command}"
     if result.cluster.nodes > 1:  # a launch here would start what this one machine has
         plan_folder = "" if folder == DEFAULT_FOLDER else f"--plan {shlex.quote(folder)} "
-        lines = [f"  {program()} emit sbatch {plan_folder}{command} > job.sh"]
-    if not script and not Path(command).exists():
-        lines[0] += f"  # {command}: your script"
+        to_run = f"zerokit emit sbatch {plan_folder}{command} > job.sh"
+    lines = command_lines(to_run, comment)
     added: Sequence[str] = ()
     if script:
         added, heading_text = result.added_arguments, "which adds (--no-arguments adds nothing):"
@@ -292,14 +285,21 @@ def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] 
     return [line.replace("\xa0", " ") for line in lines]
 
 
-def estimate(
-    result: Estimate, *, explain: bool, plan_command: str, next_command: tuple[str, str] | None
-) -> str:
+@frozen_dataclass
+class NextCommand:
+    """What to run next, what it does, and what to know of a word in it."""
+
+    command: str
+    does: str
+    comment: str = ""
+
+
+def estimate(result: Estimate, *, explain: bool, plan_command: str, next_command: NextCommand | None) -> str:
     """The answer for one configuration; ``explain`` adds memory and time in detail.
 
     Args:
         plan_command: what plans the same job, shown where this configuration does not fit.
-        next_command: the next step where it fits, and what it does.
+        next_command: the next step where it fits.
     """
     planned, body = result.planned, result.to_dict()
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
@@ -310,13 +310,14 @@ def estimate(
         lines += _details(planned)
     following = []
     if result.fits is False:
-        following += [f"  {plan_command}", "  finds the fastest strategy that fits"]
+        following += [*command_lines(plan_command), *paragraph("finds the fastest strategy that fits")]
     elif result.fits and next_command is not None:
-        following += [f"  {line}" for line in next_command]
+        following += [*command_lines(next_command.command, next_command.comment)]
+        following += paragraph(next_command.does)
     elif result.fits is None:
-        following += ["  add --gpus N --gpu NAME (`zerokit gpus` lists them), or ask `zerokit size`"]
+        following += paragraph("add --gpus N --gpu NAME (`zerokit gpus` lists them), or ask `zerokit size`")
     if not explain:
-        following.append("  --explain adds memory and time in detail")
+        following += paragraph("--explain adds memory and time in detail")
     if following:
         lines += [heading("Next"), *following]
     return "\n".join(lines)

@@ -7,9 +7,10 @@ import json
 import click
 
 from zerokit.cli.aligned_text import aligned
+from zerokit.cli.base import Group
 
 
-@click.group("recipes")
+@click.group("recipes", cls=Group)
 def command() -> None:
     """Plan requests for common jobs, each with the strategy it is expected to give.
 
@@ -43,6 +44,7 @@ def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show one recipe and the command it stands for."""
     import shlex
 
+    from zerokit.cli.prose import command_lines
     from zerokit.planner import recipes
 
     recipe = recipes.with_overrides(recipes.load_any(name), overrides)
@@ -53,7 +55,7 @@ def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"{recipe.title}, with {' '.join(overrides)}")
     else:
         click.echo(recipe.path.read_text(encoding="utf-8").rstrip())
-    click.echo(f"\nzerokit plan {shlex.join(recipe.arguments())}")
+    click.echo("\n".join(["", *command_lines(f"zerokit plan {shlex.join(recipe.arguments())}")]))
 
 
 @command.command("copy")

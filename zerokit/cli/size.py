@@ -48,7 +48,7 @@ def _text(body: dict[str, Any]) -> str:
     from zerokit.planner.answer import never_measured
 
     lines = [
-        f"Fewest GPUs for {body['model']}",
+        *prose.wrap(f"Fewest GPUs for {body['model']}", later="  "),
         *prose.bullets(body["answer"]),
         prose.heading("Assumed"),
         *prose.bullets(body["assumptions"]),
@@ -62,9 +62,12 @@ def _text(body: dict[str, Any]) -> str:
     commands = body["next_by_method"]
     if commands:
         title = "Next, by method" if len(commands) > 1 else "Next"
-        lines += [prose.heading(title), *(f"  {command}" for command in commands.values())]
+        lines += [
+            prose.heading(title),
+            *(line for command in commands.values() for line in prose.command_lines(command)),
+        ]
     if (cheapest := body["next_for_lowest_cost"]) is not None:
-        lines += ["  # or, for the lowest cost:", f"  {cheapest}"]
+        lines += ["  # or, for the lowest cost:", *prose.command_lines(cheapest)]
     return "\n".join(lines)
 
 

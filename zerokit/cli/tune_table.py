@@ -27,6 +27,8 @@ def text(body: Mapping[str, Any]) -> str:
         lines += textwrap.wrap(f"{trial['trial']}  {trial['description']}", prose.width(),
                                initial_indent="  ", subsequent_indent="     ")  # fmt: skip
     lines += _table(body)
+    if not body["folder"]:
+        lines += [prose.heading("Takes"), *prose.paragraph(_duration(body))]
     if body["fastest"] is not None:
         lines.append("  * the fastest")
     if any(trial.get("memory") == "host" for trial in body["trials"]):
@@ -41,8 +43,20 @@ def text(body: Mapping[str, Any]) -> str:
     if body["folder"]:
         lines += [prose.heading("Runs"), f"  {body['folder']}"]
     if body["next"]:
-        lines += [prose.heading("Next"), f"  {body['next']}"]
+        lines += [prose.heading("Next"), *prose.command_lines(body["next"])]
     return "\n".join(lines)
+
+
+def _duration(body: Mapping[str, Any]) -> str:
+    """How long all of it may take, as far as that is known before."""
+    count, most = len(body["trials"]), body["most_seconds_per_trial"]
+    each = f"each plan until it did {counted(body['steps'], 'step')}, at most {format_seconds(most)}"
+    plans = counted(count, "plan")
+    total = f"{each} with loading (--timeout): {format_seconds(count * most)} at most for {plans}"
+    rehearsing = body["most_rehearsal_seconds"]
+    if not rehearsing:
+        return total
+    return f"{total}; rehearsals before, {format_seconds(rehearsing)} or little more (--rehearsal-seconds)"
 
 
 def _calibration_lines(calibration: Mapping[str, Any]) -> list[str]:

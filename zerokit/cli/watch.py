@@ -30,8 +30,10 @@ _SECONDS = 2.0
 def command(run: str, metrics: str | None, once: bool, every: float) -> int:
     """Show RUN, a run folder, until it ends: memory and steps by rank, and alarms.
 
-    Alarms: a rank that falls behind, memory near its end, allocator retries, memory that grows, skipped
-    steps. In a pipe, a line is printed for each new alarm and for the end.
+    Alarms: a rank that is steps behind or slower than the others, or that they wait for; GPU or host memory
+    near its end; allocator retries; memory that grows; skipped steps; losses that are not finite, that stay
+    the same or that are alike on ranks with data of their own; gradients of zero. In a pipe, a line is
+    printed for each new alarm and for the end.
     """
     from rich.console import Console
 

@@ -110,6 +110,29 @@ class Variant:
             parts.append("offloaded")
         return "/".join(parts)
 
+    @property
+    def words(self) -> str:
+        """What sets this variant apart, for people: ``training, sdpa attention, 16 bits``."""
+        checkpointing = {"none": "", "reentrant": "full checkpointing (reentrant)"}.get(
+            self.checkpointing, f"{self.checkpointing} checkpointing"
+        )
+        parts = {
+            "training" if self.phase == "train" else self.phase: True,
+            f"{self.attention} attention": True,
+            f"{self.precision} bits": True,
+            checkpointing: bool(checkpointing),
+            "padded batches": self.padding,
+            f"LoRA of rank {self.lora_rank}": bool(self.lora_rank),
+            f"one of {self.tensor_parallel} tensor-parallel ranks": self.tensor_parallel > 1,
+            "under ZeRO-3": self.zero3_linear,
+            "base weights in 4 bits": self.quantized,
+            "autocast": self.autocast,
+            "with images": self.images is not None,
+            f"weights in {self.quantization}": self.quantization != "none",
+            "activations offloaded": self.offloaded,
+        }
+        return ", ".join(words for words, holds in parts.items() if holds)
+
 
 def inference_phases(head: str | None) -> tuple[str, ...]:
     """The passes that inference with this head takes; of an unknown head all that there may be."""

@@ -17,6 +17,7 @@ from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.deepspeed.tables import choose, restore, tables
 from zerokit.linter.files import check_files
 from zerokit.linter.finding import Finding
+from zerokit.messages import wrapped
 from zerokit.rules import READERS, RULES, Rule
 from zerokit.strictload import load_yaml
 from zerokit.suggest import alike
@@ -125,24 +126,23 @@ def versions(rule: str) -> str:
     return definition.versions if definition is not None else ""
 
 
-def as_text(explanation: Explanation) -> str:
-    """For the terminal."""
+def as_text(explanation: Explanation, width: int | None = None) -> str:
+    """For the terminal, in at most ``width`` columns but for the lines of the example's files."""
     finding = explanation.finding
-    parts = [f"{explanation.rule} ({finding.severity})", "", f"  {finding.message}"]
-    if explanation.why:
-        parts += ["", "Why", f"  {explanation.why}"]
-    if readers_text(explanation.rule):
-        parts += ["", "For", f"  {readers_text(explanation.rule)}"]
-    if versions(explanation.rule):
-        parts += ["", "Versions", f"  {versions(explanation.rule)}"]
+
+    def part(title: str, text: str) -> list[str]:
+        return ["", title, wrapped(f"  {text}", width)] if text else []
+
+    parts = [f"{explanation.rule} ({finding.severity})", "", wrapped(f"  {finding.message}", width)]
+    parts += part("Why", explanation.why)
+    parts += part("For", readers_text(explanation.rule))
+    parts += part("Versions", versions(explanation.rule))
     parts += ["", "Example"]
     for name, text in explanation.files.items():
         quoted = "\n".join(f"    {line}" for line in text.rstrip().splitlines())
         parts += [f"  {name}", quoted.replace("\ufeff", "<BOM>")]
-    if finding.fix:
-        parts += ["", "Fix", f"  {finding.fix}{_FIXABLE[finding.fixable]}"]
-    if finding.source:
-        parts += ["", "Source", f"  {finding.source}"]
+    parts += part("Fix", finding.fix and f"{finding.fix}{_FIXABLE[finding.fixable]}")
+    parts += part("Source", finding.source)
     return "\n".join(parts)
 
 

@@ -147,12 +147,16 @@ class Source:
         from zerokit.errors import ZerokitError
         from zerokit.trace.on_demand import cached, complete
 
-        key = variants_of(job, strategy, self.head)[0].key
+        variant = variants_of(job, strategy, self.head)[0]
+        key = variant.key
         assert self.hf_config is not None
         cached_profile = cached(self.hf_config, self.head, self.say)
         if cached_profile is None or not cached_profile.has_all(job, strategy):
             name = Path(self.name).stem if Path(self.name).is_absolute() else self.name
-            self.say(f"tracing {name} ({key}), for seconds to a minute; later runs use the cached trace")
+            self.say(
+                f"tracing {name} ({variant.words}), which takes seconds to a minute; later runs use "
+                "this trace"
+            )
         try:
             self.profile = complete(
                 self.profile, self.hf_config, job, strategy, name=self.name, head=self.head

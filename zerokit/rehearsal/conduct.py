@@ -23,6 +23,7 @@ from zerokit.rehearsal import result as results
 from zerokit.rehearsal.changes import changes
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.order import Order
+from zerokit.rehearsal.progress import pass_on
 from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
 from zerokit.script.entry_points import Target
 from zerokit.temporary import temporary_folder
@@ -227,9 +228,11 @@ def _run(
             start_new_session=True,
         )
     os.close(writing)
-    reader = threading.Thread(target=_pass_on, args=(reading, progress), daemon=True)
+    over = threading.Event()
+    reader = threading.Thread(target=pass_on, args=(reading, progress, over), daemon=True)
     reader.start()
     code = _wait(process, request.limit_seconds)
+    over.set()
     if code is None:
         return None, f"it did not end within {round(request.limit_seconds or 0, 2):g} s"
     reader.join(timeout=5)
@@ -294,12 +297,6 @@ def _keep_output(output: Path, target: Path, secrets: Secrets) -> None:
     with output.open("rb") as lines, os.fdopen(os.open(target, flags, 0o600), "wb") as file:
         for line in lines:
             file.write(secrets.data(line))
-
-
-def _pass_on(descriptor: int, progress: Callable[[str], None]) -> None:
-    with os.fdopen(descriptor) as lines:
-        for line in lines:
-            progress(line.rstrip("\n"))
 
 
 def _tail(path: Path, lines: int = 30) -> str:

@@ -7,6 +7,9 @@ from typing import Any
 
 from zerokit.rehearsal.gpu import FakeGpu
 
+PHASE = "phase: "
+"""What a line about the progress begins with that names a phase which has begun; others are for people."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:

@@ -14,6 +14,7 @@ from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.script.entry_points import Target
 from zerokit.timing.host_speed import HostSpeed
+from zerokit.units import counted
 
 if TYPE_CHECKING:
     from zerokit.planner.memory_source import Say
@@ -39,6 +40,10 @@ def rehearse(
     remote_versions = compared.read(Path(versions)) if versions is not None else {}
     chosen = several.parse(ranks) if isinstance(ranks, str) else tuple(ranks or ())
     request = request_of(target, say=say, **options)
+    say(
+        f"rehearsing {target.name}, as a rule {counted(request.steps, 'optimizer step')} at most: that takes "
+        "seconds for a small model, minutes for a large one"
+    )
     done = several.rehearse_ranks(request, chosen, say) if chosen else senders.rehearse(request, say)
     differences = compared.differences(done.versions, remote_versions, str(versions))
     return replace(done, warnings=(*differences, *done.warnings))

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zerokit.domain.phases import PHASES
+from zerokit.messages import typed
 from zerokit.report.failure_text import failed_in_load, failure_lines, failure_place, raised_at, shortened
 from zerokit.report.figure_text import percent, seconds, signal_name, size
 from zerokit.report.host_names import short_hosts
@@ -72,7 +73,7 @@ def parts(
     tables += [Text(line, style="yellow") for line in warnings(run)]
     tables.append(outcome_line(run))
     # a command is copied in one piece, however narrow the terminal
-    tables += [Text(line, no_wrap=True, overflow="ignore") for line in what_to_do(run, folder)]
+    tables += [Text(typed(line), no_wrap=True, overflow="ignore") for line in what_to_do(run, folder)]
     tables += [Text(line) for line in retry_lines(run)]
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
@@ -310,7 +311,9 @@ def _failure(failure: Failure, traceback: bool) -> list[RenderableType]:
         Text(f"First failure: {failure_place(failure)}", style="bold red"),
     ]
     location = raised_at(failure)
-    lines += [Text("  " + line) for line in (*([location] if location else []), *failure_lines(failure))]
+    lines += [
+        Text("  " + typed(line)) for line in (*([location] if location else []), *failure_lines(failure))
+    ]
     text = ((failure.traceback if traceback else None) or failure.error or "").rstrip()
     lines.append(Text(text if traceback else shortened(text)))
     return lines

@@ -40,6 +40,8 @@ def body(tuning: Tuning) -> dict[str, Any]:
         "request": tuning.options,
         "script": tuning.target.name,
         "steps": tuning.launch_options.stop_after_steps,
+        "most_seconds_per_trial": tuning.launch_options.limit_seconds,
+        "most_rehearsal_seconds": 0.0 if tuning.request.on_cpu else tuning.rehearsals.seconds,
         "trials": [_row(trial, tuning) for trial in tuning.trials],
         "rehearsals": tuning.rehearsals.to_dict(),
         "not_rehearsed": _why_none(tuning),

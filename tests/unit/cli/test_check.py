@@ -298,3 +298,13 @@ def test_torch_is_not_imported_and_the_folder_is_not_trusted(tmp_path: Path) -> 
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "2 []"
+
+
+@pytest.mark.parametrize(
+    ("words", "title"), [((), "DeepSpeed"), (("deepspeed",), "DeepSpeed"), (("accelerate",), "ccelerate")]
+)
+def test_a_schema_is_of_a_deepspeed_file_unless_another_is_named(
+    words: tuple[str, ...], title: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", "--schema", *words]) == 0
+    assert title in json.loads(capsys.readouterr().out)["title"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import as_json, call, move_elsewhere
+from tests.support.shown import following
 
 GIB = 1 << 30
 
@@ -70,8 +71,8 @@ def test_size_compares_methods_and_names_the_plan_of_each(
     assert tuple(dict.fromkeys(row["method"] for row in body["sizes"])) == methods
     assert tuple(body["next_by_method"]) == methods and body["next"] is None
     out = call(capsys, *words)[1]
-    _, _, following = out.partition("\nNext, by method\n")
-    assert [line.strip() for line in following.splitlines()] == list(body["next_by_method"].values())
+    shown = [shlex.join(words) for words in following(out, "Next, by method")]
+    assert shown == list(body["next_by_method"].values())
     for method, command in body["next_by_method"].items():
         plan = as_json(capsys, *shlex.split(command)[1:])
         assert plan["request"]["method"] == method

@@ -36,6 +36,7 @@ BODY = {
         trial(3, rehearsed=None, differences=["the engine ran ZeRO-2, but the plan has ZeRO-3", STRATEGY]),
     ],
     "files": {"plan": "zerokit-plan/plan.yaml"}, "next": "zerokit launch --plan zerokit-plan train.py",
+    "most_seconds_per_trial": 900.0, "most_rehearsal_seconds": 600.0,
     "calibration": {"kept": 3, "file": "/home/user/.cache/zerokit/tuned.json", "why": None},
 }  # fmt: skip
 
@@ -64,3 +65,23 @@ def test_no_row_is_wider_than_the_terminal(
     assert predicted in row and "83.3 min" in row and "125.0 GiB" in row
     assert row.count("%") == 2 and ("rehearsed" in text.split("Tried")[1].split("Not tried")[0]) == rehearsed
     assert "CUDA out of memory" in text and "but the plan has ZeRO-3" in text
+
+
+@pytest.mark.parametrize(
+    ("rehearsing", "more"), [(0.0, ""), (600.0, "; rehearsals before, 10.0 min or little")]
+)
+def test_a_dry_run_says_how_long_the_trials_may_take(
+    rehearsing: float,
+    more: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trials = [trial(number, measured_step_seconds=None, measured_peak_bytes=None) for number in (1, 2, 3)]
+    body = BODY | {"folder": None, "fastest": None, "trials": trials, "most_rehearsal_seconds": rehearsing}
+    (tmp_path / "train.py").touch()
+    result = SimpleNamespace(to_dict=lambda: body, interrupted=None, error=None)
+    monkeypatch.setattr("zerokit.tuner.tune", lambda *_, **__: result)
+    assert run(["tune", "--params", "8b", "--dry-run", str(tmp_path / "train.py")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"at most 15.0 min with loading (--timeout): 45.0 min at most for 3 plans{more}" in text

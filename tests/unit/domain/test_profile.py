@@ -69,3 +69,22 @@ def test_variants_that_differ_have_keys_that_differ() -> None:
     ]  # fmt: skip
     keys = [Variant(**change).key for change in changes]  # type: ignore[arg-type]
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        (Variant(), "training, sdpa attention, 16 bits"),
+        (
+            Variant(tensor_parallel=2, phase="prefill"),
+            "prefill, sdpa attention, 16 bits, one of 2 tensor-parallel ranks",
+        ),
+        (
+            Variant(lora_rank=8, quantized=True, checkpointing="reentrant"),
+            "training, sdpa attention, 16 bits, full checkpointing (reentrant), LoRA of rank 8, "
+            "base weights in 4 bits",
+        ),
+    ],
+)
+def test_a_variant_is_told_in_words(variant: Variant, words: str) -> None:
+    assert variant.words == words

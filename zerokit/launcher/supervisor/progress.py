@@ -40,6 +40,8 @@ _START_SECONDS = 180.0  # importing torch and deepspeed from a cold network disk
 _UNMOVING_FACTOR = 5  # busy but never anywhere new: spinning in a collective during start-up
 _MOST_ACTIVITIES = 2
 _MOST_WARNINGS = 2  # of the status line; the report has all
+_TAKES = {"building operator": "about a minute, once per environment"}
+"""How long an activity takes, by what its words begin with."""
 
 
 class SilentLook(NamedTuple):
@@ -321,6 +323,15 @@ class Progress:
         parts.extend(_warnings(reporting, predicted_peak_bytes)[:_MOST_WARNINGS])
         return " · ".join(parts)
 
+    @property
+    def activities(self) -> frozenset[str]:
+        """What ranks are busy with outside of steps, whichever ranks those are."""
+        return frozenset(
+            str(state.last["activity"])
+            for state in self.ranks.values()
+            if not state.exited and state.last.get("activity")
+        )
+
     def _memory(self, reporting: list[RankProgress], predicted_peak_bytes: int | None) -> list[str]:
         on_gpu = [s for s in reporting if s.last.get("peak_allocated_bytes")]
         name = "peak_allocated_bytes" if on_gpu else "host_rss_bytes"
@@ -343,8 +354,13 @@ def _activities(states: list[RankProgress]) -> list[str]:
             by_words.setdefault(str(words), []).append(state)
     every = [state for state in states if not state.exited]
     return [
-        words if len(busy) == len(every) else f"{_names(busy)} {words}" for words, busy in by_words.items()
+        f"{'' if len(busy) == len(every) else f'{_names(busy)} '}{words}{_duration(words)}"
+        for words, busy in by_words.items()
     ]
+
+
+def _duration(words: str) -> str:
+    return next((f" ({takes})" for start, takes in _TAKES.items() if words.startswith(start)), "")
 
 
 def _warnings(states: list[RankProgress], predicted_peak_bytes: int | None) -> list[str]:

@@ -29,6 +29,7 @@ from zerokit.launcher.supervisor import guard as guard_module
 from zerokit.launcher.supervisor.hang_inquiry import HangInquiry
 from zerokit.launcher.supervisor.observed import Ended, Observed, conclude
 from zerokit.launcher.supervisor.output import Terminal
+from zerokit.launcher.supervisor.plain_status import PlainStatus
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.supervisor.remote import RemoteProcesses
 from zerokit.launcher.supervisor.streams import PipeReader
@@ -45,7 +46,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks on this machine: a script saves on them
 _POLL_SECONDS = 0.5
 _FIRST_POLL_SECONDS = 0.1  # until all ranks are heard: a file that is removed before it is open is lost
-_PLAIN_STATUS_SECONDS = 30.0
 
 
 class Supervisor:
@@ -72,7 +72,7 @@ class Supervisor:
         self._warned: set[str] = set()
         self._next_poll = time.monotonic()
         self.first_steps = FirstSteps(launch.held_to, launch.style, launch.expected_ranks)
-        self._next_plain_status = time.monotonic() + _PLAIN_STATUS_SECONDS
+        self._plain_status = PlainStatus()
 
     # ---- the whole
 
@@ -353,8 +353,7 @@ class Supervisor:
     def _show_status(self, now: float) -> None:
         line = self.progress.line(self.launch.predicted_peak_bytes)
         self.terminal.status(line)
-        if not self.terminal.is_terminal and now >= self._next_plain_status:
-            self._next_plain_status = now + _PLAIN_STATUS_SECONDS
+        if not self.terminal.is_terminal and self._plain_status.is_due(now, self.progress.activities):
             self.terminal.say(line)
 
     # ---- ending

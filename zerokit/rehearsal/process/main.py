@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from zerokit.rehearsal.order import Order
+from zerokit.rehearsal.order import PHASE, Order
 from zerokit.rehearsal.process import sandbox
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ class Rehearsed:
         self.phases.see_at_least(order.fewest_steps)
         self.machine.ledger.origin = self.phases.origin
         self.phases.on_step = self._step_done
+        self.phases.on_phase = lambda phase: self._say(f"{PHASE}{phase}")
         if order.operators_path is not None:
             self.phases.recorder = Recorder(self.machine)
         context = Context(self.machine, self.phases)

@@ -95,6 +95,8 @@ class Phases:
         self.model: dict[str, Any] | None = None
         self.modules = ModuleStack()
         self.on_step: Callable[[int], None] | None = None
+        self.on_phase: Callable[[str], None] | None = None  # where it begins for the first time
+        self._entered: set[str] = set()
         self.recorder: Recorder | None = None
         self._steps_by: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._steps_of_last = 0
@@ -115,22 +117,29 @@ class Phases:
         """Where the script is."""
         return self._ledger.phase
 
+    def _enter(self, phase: str) -> None:
+        self._ledger.enter(phase)
+        if phase not in self._entered:
+            self._entered.add(phase)
+            if self.on_phase is not None:
+                self.on_phase(phase)
+
     def enter(self, phase: str) -> None:
         """A phase begins, unless a larger one goes on around it."""
         if not self._whole:
-            self._ledger.enter(phase)
+            self._enter(phase)
 
     @contextlib.contextmanager
     def inside(self, phase: str, after: str | None = None) -> Iterator[None]:
         """A phase from here to there; ``after``: what follows (None: what was before)."""
         before = self._ledger.phase
         self._whole.append(phase)
-        self._ledger.enter(phase)
+        self._enter(phase)
         try:
             yield
         finally:
             self._whole.pop()
-            self._ledger.enter(self._whole[-1] if self._whole else after or before)
+            self._enter(self._whole[-1] if self._whole else after or before)
 
     @property
     def evaluates(self) -> bool:
@@ -267,16 +276,16 @@ class Phases:
         if self.has_engine or self._whole or self._in_backward:
             return
         if torch.is_grad_enabled():
-            self._ledger.enter("forward")
+            self._enter("forward")
             if is_new:
                 self.find_weights(module)
         elif self._ledger.phase != "eval":
             self._before_eval = self._ledger.phase
-            self._ledger.enter("eval")
+            self._enter("eval")
 
     def _outermost_return(self) -> None:
         if self._ledger.phase == "eval" and not self._whole and not self.has_engine:
-            self._ledger.enter(self._before_eval if self._before_eval in EVERY_STEP else "other")
+            self._enter(self._before_eval if self._before_eval in EVERY_STEP else "other")
 
     def _wrap_backward(self) -> None:
         phases, backward = self, torch.autograd.backward

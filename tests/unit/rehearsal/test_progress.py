@@ -1,0 +1,52 @@
+"""What is said of a rehearsal that goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+
+from zerokit.rehearsal.order import PHASE
+from zerokit.rehearsal.progress import pass_on
+
+TOOK = re.compile(r"\d+(\.\d)? (ms|s)")
+
+
+def said_of(*written: str | float, over: bool = False) -> list[str]:
+    """The lines, without their figures; numbers among ``written`` are seconds in which nothing is."""
+    reading, writing = os.pipe()
+    lines: list[str] = []
+    ended = threading.Event()
+    reader = threading.Thread(target=pass_on, args=(reading, lines.append, ended, 0.2))
+    reader.start()
+    for part in written:
+        if isinstance(part, float):
+            time.sleep(part)
+        else:
+            os.write(writing, part.encode())
+    if over:
+        ended.set()
+    else:
+        os.close(writing)
+    reader.join(timeout=20)
+    assert not reader.is_alive()
+    if over:
+        os.close(writing)
+    return [TOOK.sub("T", line) for line in lines]
+
+
+def test_a_step_is_said_with_the_time_and_a_phase_is_not() -> None:
+    step = "optimizer step 1: peak allocated so far 3.20 GiB"
+    assert said_of(f"{PHASE}init\n{step[:20]}", f"{step[20:]}\n") == [f"{step}, after T"]
+
+
+def test_a_long_silence_names_the_phase_or_the_last_step() -> None:
+    assert set(said_of(0.5)) == {"rehearsing for T so far: in load"}
+    assert set(said_of(f"{PHASE}init\n", 0.5)) == {"rehearsing for T so far: in init"}
+    *_, last = said_of("optimizer step 2: peak\n", 0.5)
+    assert last == "rehearsing for T so far: after optimizer step 2"
+
+
+def test_nothing_is_said_once_the_process_has_ended() -> None:
+    assert said_of("optimizer step 2: peak\n", over=True) == ["optimizer step 2: peak, after T"]
