@@ -105,8 +105,8 @@ def _write_page(path: Path, done: Rehearsal, script: str, plan: str | None) -> N
     import os
     import time
 
-    from zerokit.cli.program import program
     from zerokit.launcher.secrets import Secrets
+    from zerokit.messages import program
     from zerokit.rehearsal.html import RehearsalPage, write_html
 
     words = click.get_current_context().meta[WORDS]

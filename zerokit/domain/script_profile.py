@@ -56,6 +56,11 @@ class ScriptProfile:
     rehearsed: tuple[RehearsedStrategy, ...] = ()
     sequences_per_row: int = 1
 
+    @property
+    def batch_facts(self) -> dict[str, int]:
+        """By which a launch with other arguments knows the batch; empty: a row is a sequence."""
+        return {"sequences_per_row": self.sequences_per_row} if self.sequences_per_row > 1 else {}
+
     def rows(self, count: int) -> str:
         """What a batch counts: ``8 sequences``, ``1 pair``."""
         noun = {1: "sequence", 2: "pair"}.get(self.sequences_per_row, "row")

@@ -177,12 +177,6 @@ class PlannedStrategy:
         }
 
     @property
-    def _pairs(self) -> dict[str, int]:
-        """By which a launch with other arguments knows the batch; empty: a row is a sequence."""
-        fed = 1 if self.script is None else self.script.sequences_per_row
-        return {"sequences_per_row": fed} if fed > 1 else {}
-
-    @property
     def why(self) -> str:
         """In a sentence, why it was chosen, or what it lacks."""
         return plain(self.candidate.why)
@@ -196,7 +190,7 @@ class PlannedStrategy:
             "estimate": self.estimate.to_dict(by_phase=by_phase),
             "why": as_options(self.candidate.why),
             **({} if self.parameters is None else {"parameters": self.parameters}),
-            **self._pairs,
+            **({} if self.script is None else self.script.batch_facts),
             **({} if self._rehearsed is None else {"rehearsed": self._rehearsed}),
         }
 
