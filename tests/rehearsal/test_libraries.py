@@ -97,6 +97,26 @@ def test_an_adapter_needs_its_configuration_only(tmp_path: Path, model: str) -> 
     assert "weights of an adapter" in said["stubbed"]
 
 
+LOADS = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+device_map = {"": 0} if sys.argv[2] == "gpu" else None
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, device_map=device_map).cuda()
+model(input_ids=torch.ones(1, 64, dtype=torch.long, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize(("device", "most"), [("gpu", 1 << 20), ("cpu", 2 * PARAMETERS + (1 << 20))])
+def test_weights_that_go_from_their_file_to_the_gpu_take_no_host_memory(
+    tmp_path: Path, model: str, device: str, most: int
+) -> None:
+    (tmp_path / "loads.py").write_text(LOADS)
+    _, said, _ = rehearse(tmp_path, "--gpu", "h200", "loads.py", model, device)
+    rank = rank_of(said)
+    assert rank["phases"]["load"] >= 2 * PARAMETERS
+    assert most - (1 << 20) <= rank["host_bytes"] <= most
+
+
 @pytest.mark.slow
 def test_adapters_quantised_bases_and_a_long_generation_are_as_large_as_they_are(
     tmp_path: Path, model: str

@@ -90,6 +90,16 @@ class Job:
     images: SequenceImages | None = None
 
     @property
+    def loads_on_gpu(self) -> bool:
+        """Whether weights go from their file to the GPU one by one: no whole model is built in host memory.
+
+        So Transformers loads a quantised model (5.17 and 5.23: ``quantizer_bnb_4bit.py``,
+        ``update_device_map``; ``core_model_loading.py`` then reads one tensor after another). The pages of a
+        mapped file are the kernel's, which takes them back.
+        """
+        return self.packed_base_bytes is not None or (self.inference and self.quantization != "none")
+
+    @property
     def packed_base_bytes(self) -> float | None:
         """Of a weight of the layers that are quantised under adapters; None: none are."""
         if self.inference or self.method == "full":

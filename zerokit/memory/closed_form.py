@@ -327,8 +327,9 @@ def _finish(
         phases=peaks,
         components=by_key(rounded[worst]),
     )
-    # models below stage 3 are built in host memory by every rank before they move
-    loading = 0 if strategy.settings.zero.stage == 3 else int(sizes.weight_bytes) * per_node
+    # models below stage 3 are built in host memory by every rank before they move, but for quantised ones
+    is_built = strategy.settings.zero.stage < 3 and not job.loads_on_gpu
+    loading = int(sizes.weight_bytes) * per_node if is_built else 0
     total = sum(on_host.values()) + (0 if sum(on_host.values()) > loading else loading)
     return MemoryEstimate(
         ranks=(rank,),

@@ -88,7 +88,10 @@ class HostComponent(str, Enum):
         return member
 
     PROCESS = "process", "Python, PyTorch, CUDA and DeepSpeed"
-    MODEL_BEFORE_IT_MOVES = "model_before_it_moves", "the whole model, which every rank builds below stage 3"
+    MODEL_BEFORE_IT_MOVES = (
+        "model_before_it_moves",
+        "the whole model, which every rank builds below stage 3, if it is not quantised",
+    )
     DEFRAGMENTATION = "defragmentation", "stage 3's weights, joined into one piece by way of the host"
     PARAMETERS = "parameters", "offloaded weights, pinned"
     PARAMETERS_WHILE_BUILT = (

@@ -48,8 +48,9 @@ def host_components(
         trainable, _ = shares(model, ranks)
         components |= _stage3(model, settings, element_bytes, trainable, ranks)
     else:
-        # the whole model is built in host memory by every rank before it moves to the GPU
-        components[HostComponent.MODEL_BEFORE_IT_MOVES] = parameters * element_bytes.parameter
+        # below stage 3 every rank builds the whole model in host memory before it moves to the GPU
+        built = 0 if model.loads_on_gpu else parameters * element_bytes.parameter
+        components[HostComponent.MODEL_BEFORE_IT_MOVES] = built
         if settings.zero.offload_optimizer.device != "none":
             components |= _stage12(model, settings, element_bytes, part)
             # long gone when the optimizer's states appear at the first step

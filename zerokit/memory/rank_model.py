@@ -30,6 +30,7 @@ class RankModel:
         is_stage: whether it is one stage of a pipeline.
         loss: one of ``zerokit.domain.job.LOSSES``.
         cublas_bytes: what cuBLAS keeps on its GPU for each thread that multiplies; 0: there is no cuBLAS.
+        loads_on_gpu: see ``Job.loads_on_gpu``.
     """
 
     profile: ModelProfile
@@ -39,6 +40,7 @@ class RankModel:
     is_stage: bool = False
     loss: str = "standard"
     cublas_bytes: int = HOPPER_CUBLAS_WORKSPACE_BYTES
+    loads_on_gpu: bool = False
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
@@ -248,7 +250,7 @@ def rank_model(
         parameters = tuple(_with_rank(p, *ranks_of_adapters) for p in parameters)
     return RankModel(
         profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing, loss=loss,
-        cublas_bytes=cublas_bytes,
+        cublas_bytes=cublas_bytes, loads_on_gpu=variant.quantized or variant.quantization != "none",
     )  # fmt: skip
 
 

@@ -68,3 +68,14 @@ def test_beside_a_process_of_its_own_host_memory_is_that_of_the_trace(
     nvme = exact.nvme_bytes_per_node
     assert closed.nvme_bytes_per_node == pytest.approx(nvme, rel=0.1, abs=2**30)
     assert closed.host_bytes_per_node > 0.95 * exact.host_bytes_per_node
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_quantised_model_is_not_built_in_host_memory(stage: int) -> None:
+    """Transformers loads each of its weights straight onto the GPU."""
+    job = Job(seq_len=1024, method="qlora", lora=Lora(rank=16))
+    for found in both("llama-3.1-8b", strategy(stage, "none", "none", 1), job):
+        assert set(found.host_components) == {"process"}
+        assert found.host_bytes_per_node == found.host_components["process"]
+    for found in both("llama-3.1-8b", strategy(stage, "none", "none", 1), JOBS["lora"]):
+        assert found.host_bytes_per_node > 2 * 8.0e9  # the weights in 16 bits

@@ -129,6 +129,7 @@ class Machine:
         self.host_bytes = 0
         self.peak_host_bytes = 0
         self._on_host: set[int] = set()
+        self._in_files: set[int] = set()
         self.written_bytes = 0
         self.kept_evaluation_batches: int | None = None
         self._host_addresses: dict[int, int] = {}
@@ -189,7 +190,7 @@ class Machine:
         """Count a host tensor that takes memory in the real run, unless it is counted already."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key not in self._on_host:
+        if key not in self._on_host and key not in self._in_files:
             size = storage.nbytes()
             self._on_host.add(key)
             self.host_bytes += size
@@ -197,13 +198,28 @@ class Machine:
             weakref.finalize(storage, self._left_host, key, size)
         return tensor
 
+    def map_file(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Mark a host tensor's storage as a mapped file's: its pages are the kernel's, and take no memory."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._left_host(key, storage.nbytes())
+        self._in_files.add(key)
+        weakref.finalize(storage, self._in_files.discard, key)
+        return tensor
+
+    def read_file(self, tensor: torch.Tensor) -> None:
+        """Count a mapped tensor that stays in host memory."""
+        self._in_files.discard(tensor.untyped_storage()._cdata)
+        self.track_host(tensor)
+
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor was asked for as pinned."""
         return tensor.untyped_storage()._cdata in self.pinned
 
     def _left_host(self, key: int, size: int) -> None:
-        self._on_host.discard(key)
-        self.host_bytes -= size
+        if key in self._on_host:
+            self._on_host.remove(key)
+            self.host_bytes -= size
 
     def address(self, storage: Any) -> int:
         """An address of its own for every fake storage: libraries key tensors by it."""

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.context import Context
@@ -65,7 +66,8 @@ def _patch_loader(context: Context, module: ModuleType) -> None:
     def load(
         model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, expected_keys: Any = None
     ) -> Any:
-        if state_dict is None:
+        is_read = state_dict is None
+        if is_read:
             context.machine.stub("weights of from_pretrained")
             state_dict = _state_dict(context, model, load_config, expected_keys)
             of_adapter = expected_keys is not None  # ``load_adapter`` names an adapter's weights
@@ -73,7 +75,11 @@ def _patch_loader(context: Context, module: ModuleType) -> None:
             if as_saved is None:  # the keys are the model's own: nothing to rename or merge
                 load_config = dataclasses.replace(load_config, weight_mapping=[])
             state_dict = as_saved or state_dict
-        return real(model, state_dict, checkpoint_files, load_config, expected_keys)
+        loaded = real(model, state_dict, checkpoint_files, load_config, expected_keys)
+        for tensor in (*model.parameters(), *model.buffers()) if is_read else ():
+            if tensor.device.type == "cpu" and isinstance(tensor, FakeTensor):
+                context.machine.read_file(tensor)
+        return loaded
 
     cls._load_pretrained_model = staticmethod(load)
 
@@ -105,7 +111,7 @@ def _state_dict(
     machine = context.machine
     with machine.fake:
         return {
-            name: machine.track_host(
+            name: machine.map_file(
                 factories.empty(
                     tuple(getattr(value, "ds_shape", value.shape)), dtype=quantized_dtype or value.dtype
                 )
