@@ -52,7 +52,7 @@ def test_a_file_that_fits_is_launched_next(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["plan", "--global-batchsize", "64"], "did you mean --global-batch?"),
+        (["plan", "--global-batchsize", "64"], "use --global-batch N"),
         (["estimate", "--ds-config", "ds.json"], "use --deepspeed FILE"),
     ],
 )

@@ -15,6 +15,7 @@ from zerokit.cli.say import say
 from zerokit.errors import NothingFits
 
 if TYPE_CHECKING:
+    from zerokit.cli.plan_text import NextCommand
     from zerokit.domain.strategy import Strategy
 
 _BATCH_PER_GPU = ("micro_batch", "gradient_accumulation")
@@ -58,17 +59,32 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     else:
         searched = _plan_command(options, batch)
         following = None
-        if deepspeed:
-            following = plan_text.NextCommand(
-                command=f"zerokit launch --deepspeed {shlex.quote(deepspeed)} train.py",
-                does="runs the script with this file",
-                comment="train.py: your script",
-            )
+        in_file = strategy.sequence_parallel == strategy.pipeline_parallel == 1
+        if deepspeed and in_file:
+            following = _launch_with(deepspeed, strategy)
         elif not job.inference:
             same = _plan_command({**options, **_pinned(strategy)}, batch, same_strategy=True)
             following = plan_text.NextCommand(command=same, does="plans this strategy and writes its files")
         click.echo(plan_text.estimate(result, explain=explain, plan_command=searched, next_command=following))
     return code
+
+
+def _launch_with(file: str, strategy: Strategy) -> NextCommand:
+    """A launch with the file that was estimated, and what it leaves to the script."""
+    from zerokit.cli.plan_text import NextCommand
+    from zerokit.emit.deepspeed import trainer_arguments
+
+    arguments = trainer_arguments(strategy)
+    if not strategy.settings.gradient_clipping:  # the file has none, and the Trainer's own then stays
+        at = arguments.index("--max_grad_norm")
+        del arguments[at : at + 2]
+    return NextCommand(
+        command=f"zerokit launch --deepspeed {shlex.quote(file)} train.py",
+        does="runs the script with this file and adds nothing to its arguments; this estimate is of a script "
+        f"that does what the file leaves to it, a Trainer with {shlex.join(arguments)}",
+        comment="train.py: your script",
+        without_plan=True,
+    )
 
 
 def _pinned(strategy: Strategy) -> dict[str, object]:

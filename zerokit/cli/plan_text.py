@@ -172,10 +172,10 @@ def _details(planned: PlannedStrategy) -> list[str]:
     return [*lines, heading("Expected speed"), *speed(estimate)]
 
 
-def _todo(planned: PlannedStrategy, assumptions: Sequence[str]) -> list[str]:
+def _todo(planned: PlannedStrategy, assumptions: Sequence[str], *, with_plan: bool = True) -> list[str]:
     """What the script must do, never cut; a script that was rehearsed does all but what would be lost."""
     does_it = planned.estimate.basis == "rehearsed"
-    todo = () if does_it else answer.script_must(planned.strategy, planned.job)
+    todo = () if does_it else answer.script_must(planned.strategy, planned.job, with_plan=with_plan)
     todo += answer.loses_work(assumptions)
     return [heading("The script must"), *bullets(todo)] if todo else []
 
@@ -287,11 +287,12 @@ def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] 
 
 @frozen_dataclass
 class NextCommand:
-    """What to run next, what it does, and what to know of a word in it."""
+    """What to run next, what it does, what to know of a word in it; whether it launches without a plan."""
 
     command: str
     does: str
     comment: str = ""
+    without_plan: bool = False
 
 
 def estimate(result: Estimate, *, explain: bool, plan_command: str, next_command: NextCommand | None) -> str:
@@ -303,7 +304,8 @@ def estimate(result: Estimate, *, explain: bool, plan_command: str, next_command
     """
     planned, body = result.planned, result.to_dict()
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
-    lines += _todo(planned, body["assumptions"])
+    with_plan = next_command is None or not next_command.without_plan
+    lines += _todo(planned, body["assumptions"], with_plan=with_plan)
     assumptions = _others(body["assumptions"])
     lines += listed("Assumed", assumptions, assumptions if explain else answer.worth_a_look(assumptions))
     if explain:

@@ -213,8 +213,12 @@ def loses_work(assumptions: Iterable[str]) -> tuple[str, ...]:
     return tuple(note for note in assumptions if NONE_LOAD in note or NO_ROOM in note)
 
 
-def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
-    """What the figures count on and only the training script can do, each as a sentence with its Python."""
+def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tuple[str, ...]:
+    """What the figures count on and only the training script can do, each as a sentence with its Python.
+
+    Args:
+        with_plan: the script is launched with a plan, which adds to a Trainer's arguments.
+    """
     todo: list[str] = []
     if job.method == "qlora":
         todo.append(
@@ -236,7 +240,8 @@ def script_must(strategy: Strategy, job: Job) -> tuple[str, ...]:
     if job.offload_activations:
         todo.append("move activations to the host: TRL's activation_offloading=True does")
     if strategy.checkpointing == "full":
-        todo.append("checkpoint: model.gradient_checkpointing_enable() (a Trainer: launch does)")
+        trainer = "launch does" if with_plan else "--gradient_checkpointing True"
+        todo.append(f"checkpoint: model.gradient_checkpointing_enable() (a Trainer: {trainer})")
     elif strategy.recomputed(job.attention) == "selective":
         todo.append("checkpoint: zerokit.selective_checkpointing(model)")
     if strategy.tensor_parallel > 1:

@@ -113,6 +113,27 @@ def test_the_plans_configuration_estimates_as_the_plan_said(capsys: pytest.Captu
         assert body[name] == chosen["estimate"][name]
 
 
+def test_a_launch_with_a_file_leaves_a_trainers_arguments_to_its_user(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Transformers refuses a file whose values are not its own; no plan is there to add them."""
+    job = ("estimate", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--checkpointing", "full")
+    file = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "gradient_clipping": 0.5}
+    Path("ds.json").write_text(json.dumps(file))
+    _, out, _ = call(capsys, *job, "--micro-batch", "3", "--deepspeed", "ds.json")
+    answer, _, following = " ".join(out.split()).partition(" Next ")
+    assert "(a Trainer: --gradient_checkpointing True)" in answer and "launch does" not in answer
+    for argument in ("--per_device_train_batch_size 3", "--bf16 True", "--gradient_checkpointing True",
+                     "--max_grad_norm 0.5"):  # fmt: skip
+        assert argument in following
+    del file["gradient_clipping"]  # then the Trainer's own stays
+    Path("ds.json").write_text(json.dumps(file))
+    _, out, _ = call(capsys, *job, "--deepspeed", "ds.json")
+    assert "zerokit launch --deepspeed ds.json train.py" in out and "--max_grad_norm" not in out
+    _, out, _ = call(capsys, *job, "--deepspeed", "ds.json", "--sp", "2")  # which no DeepSpeed file says
+    assert "zerokit launch" not in out and "--sp 2" in out.partition("Next\n")[2]
+
+
 def test_a_foreign_deepspeed_file_is_completed_as_deepspeed_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
