@@ -28,6 +28,8 @@ _SYNONYMS = {
     "accumulation_steps": "gradient_accumulation_steps",
     "max_grad_norm": "gradient_clipping",
     "grad_clip": "gradient_clipping",
+    "gradient_clip": "gradient_clipping",
+    "clip_gradients": "gradient_clipping",
     "clip_grad": "gradient_clipping",
     "zero": "zero_optimization",
     "zero_config": "zero_optimization",

@@ -118,11 +118,16 @@ def _of_states(rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None) ->
 
 
 def _of_frozen(rank: RankMemory) -> Iterator[Change]:
-    """Frozen weights may be in 4 bits; that optimizer states move to the host leaves them where they are."""
-    yield Change(
-        what="the frozen weights in 4 bits (QLoRA: `load_in_4bit` of BitsAndBytesConfig)",
-        saves_bytes=int(_live(rank)[FROZEN] * (1 - _FOUR_BITS_OF_16)),
-    )
+    """Frozen weights may be in 4 bits; that optimizer states move to the host leaves them where they are.
+
+    Beside quantised weights, what is left in 16 bits (embeddings, the head) is what bitsandbytes leaves.
+    """
+    live = _live(rank)
+    if not live[QUANTISED]:
+        yield Change(
+            what="the frozen weights in 4 bits (QLoRA: `load_in_4bit` of BitsAndBytesConfig)",
+            saves_bytes=int(live[FROZEN] * (1 - _FOUR_BITS_OF_16)),
+        )
 
 
 def _of_allocator(rank: RankMemory, expandable_segments: bool) -> Iterator[Change]:

@@ -13,6 +13,7 @@ from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 _RANKS = ("lora_r", "lora_rank", "lora_dim", "rank", "r")
 _TRLS_RANK = 16  # trl/trainer/model_config.py, ModelConfig.lora_r, 0.12 to 1.8
 _ADAPTERS = re.compile(r"(?:use_|with_|train_)?(?:q?lora|peft|adapters?)")
+_LORA = re.compile(r"(?:use_|with_|train_)?(?:lora|peft|adapters?)")  # that of QLoRA may only quantise
 _FOUR_BITS = re.compile(r"(?:\w+_)?(?:4_?bits?|four_?bits?|qlora|nf4|int4)(?:_\w+)?")
 _SIGNS_OF_ADAPTERS = ("lora", "peft", "adapter")
 _SIGNS_OF_FOUR_BITS = ("bitsandbytes", "4bit", "four_bit", "quantiz", "qlora", "unsloth")
@@ -44,7 +45,7 @@ def _of_adapters(options: ScriptOptions, method: str) -> list[str]:
             f"the plan trains {_words(method)}, and without --use_peft the script trains all weights: it "
             "takes more memory than predicted"
         ]
-    switch = _switch(options, _ADAPTERS)
+    switch = _switch(options, _LORA if method == "lora" else _ADAPTERS)
     if switch is not None and switch[1] != (method != "full"):
         given = "given" if switch[1] else "not given"
         trains = "all weights" if method == "full" else _words(method)

@@ -77,7 +77,8 @@ def test_frozen_weights_are_worth_4_bits_and_stay_when_optimizer_states_move() -
         "optimizer states and fp32 weights in host memory (`offload_optimizer`)": 1,
     }
     assert told(lora, 2, {"zero_stage": 2})["ZeRO-3: gradients and weights as well divided over 2 GPUs"] == 8
-    assert told(rank(quantised_parameters=5), engine={"zero_stage": 0}) == {}
+    # what bitsandbytes leaves in 16 bits, embeddings and the head, has no 4 bits
+    assert told(rank(quantised_parameters=5, frozen_parameters=2), engine={"zero_stage": 0}) == {}
 
 
 def test_a_script_that_stopped_before_training_has_no_peak_to_lower() -> None:

@@ -51,6 +51,13 @@ ALL = "--lora_target_modules all-linear"
         (ADDS, "", "lora", []),
         (BY_OPTION, "", "full", []),  # an option of a name that tells nothing may decide
         (ADDS.replace("    return", "    if args.rank: return"), "", "full", []),
+        (OWN.replace("four_bit", "qlora"), "", "lora", []),  # adapters all the same: it only quantises
+        (
+            OWN.replace("four_bit", "qlora"),
+            "--qlora",
+            "lora",
+            ["--qlora is given, and the plan does not hold"],
+        ),
         (OWN, "", "qlora", ["4 bits, and --four_bit is not given"]),
         (OWN, "--four_bit", "qlora", []),
         (OWN, "--four_bit false", "qlora", ["--four_bit is not given"]),
