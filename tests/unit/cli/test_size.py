@@ -188,6 +188,7 @@ def test_a_word_that_is_no_options_value_is_answered_with_what_was_meant(
         ("l40s=1,10", "write a decimal with a point, 2.10"),
         ("l40s=1,l40s=2", "l40s has two prices"),
         ("h200=3", "h200 is not asked about; compared: l40s, a100-80gb"),
+        ("a100=2.10", "a100 is no GPU's whole name; compared: l40s, a100-80gb"),
     ],
 )
 def test_a_price_that_can_be_read_two_ways_is_refused(
