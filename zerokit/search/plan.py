@@ -170,7 +170,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         *request.assumptions, *notes, *chosen.memory.assumptions,
         *note_on_choice(chosen, request.cluster, result), *_left_out(result),
         *(note_on_cores(chosen) if request.timed and not request.on_cpu else ()),
-        *saving_notes(chosen, space.shape, space.job, request.cluster),
+        *saving_notes(chosen, space.shape, space.job, request.cluster, decides=True),
     )  # fmt: skip
     return Plan(
         chosen=replace(chosen, why=why),
