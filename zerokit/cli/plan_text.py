@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zerokit.cli import first_screen
 from zerokit.cli.first_screen import listed
 from zerokit.cli.program import program
-from zerokit.cli.prose import bullets, heading, paragraph, width
+from zerokit.cli.prose import bullets, heading, paragraph, width, wrap
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.fields import as_options
@@ -154,7 +154,7 @@ def _answer(
         *answer.pace_notes(planned),
     )
     for text in (answer.fits(planned), *said):
-        lines += textwrap.wrap(text, width())
+        lines += wrap(text)
     return [*lines, "", *_strategy(planned, brief)]
 
 
