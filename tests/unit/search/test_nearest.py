@@ -102,3 +102,32 @@ def test_the_sequence_that_is_named_fits_and_little_more_does_not() -> None:
         assert (0 < 24 - required / 2**30 < 1) == ("barely" in line)
     (length,) = named
     _refusal(**job, seq_len=round(length * 1.125))
+
+
+@pytest.mark.parametrize("loss", ["liger", "standard"])
+def test_the_closest_strategy_is_the_one_that_enough_host_memory_makes_a_plan(loss: str) -> None:
+    """With the buckets that a plan would choose: its figures are those of the host memory's line."""
+    job: dict[str, Any] = {
+        "model": "llama-3.1-8b", "gpu": "rtx-4090", "gpus": 2, "seq_len": 8192, "global_batch": 16,
+        "loss": loss, "zero": 3, "offload_optimizer": "cpu",
+        "offload_param": "none" if loss == "liger" else "cpu",
+    }  # fmt: skip
+    text = _refusal(**job)
+    said = r"closest strategy requires ([\d.]+) GiB per GPU and ([\d.]+) GiB of host .* \((ZeRO.*)\)"
+    figures = re.search(said, text)
+    assert figures is not None, text
+    named = re.search(rf"host_ram (\d+)GiB per node: {re.escape(figures[3])}, ([\d.]+) GiB required", text)
+    assert named is not None and named[2] == figures[1], text
+    assert 0 <= float(named[1]) - float(figures[2]) <= 1
+    plan = zerokit.plan(**job, host_ram=f"{named[1]}GiB")
+    assert plan.chosen.estimate.min_vram_bytes / 2**30 == pytest.approx(float(figures[1]), abs=0.05)
+
+
+def test_host_memory_that_is_short_by_little_is_shown_with_digits_that_differ() -> None:
+    job: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "rtx-4090", "gpus": 2, "seq_len": 8192,
+                           "zero": 3, "offload_optimizer": "cpu", "offload_param": "cpu",
+                           "checkpointing": "full", "micro_batch": 1}  # fmt: skip
+    required = zerokit.estimate(**job).host_bytes_per_node
+    text = _refusal(**job, host_ram=f"{(required >> 20) - 20}MiB")
+    figures = re.search(r"and ([\d.]+) GiB of host memory per node, where there are ([\d.]+) GiB", text)
+    assert figures is not None and float(figures[1]) > float(figures[2]), text
