@@ -63,8 +63,8 @@ def _text(body: dict[str, Any]) -> str:
     if commands:
         title = "Next, by method" if len(commands) > 1 else "Next"
         lines += [prose.heading(title), *(f"  {command}" for command in commands.values())]
-    if (cheapest := body["next_for_lowest_cost"]) is not None:
-        lines += ["  # or, for the lowest cost:", f"  {cheapest}"]
+    if cheapest := body["next_for_lowest_cost_by_method"]:
+        lines += ["  # or, for the lowest cost:", *(f"  {command}" for command in cheapest.values())]
     return "\n".join(lines)
 
 
