@@ -164,7 +164,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
     if request.timed and not request.job.inference:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
-    surer += sure_fit.narrow(chosen, request.cluster)
+    surer += sure_fit.narrow(space, chosen, timed=request.timed)
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
