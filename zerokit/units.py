@@ -13,6 +13,7 @@ from zerokit.errors import InputError
 MIB = 1 << 20
 GIB = 1 << 30
 
+_MOST_DIGITS = 9  # of a size in GiB: a byte shows
 _MAX_TEXT = 64  # longer than any number a person writes; stops 5000-digit input early
 _NUMBER = re.compile(r"(?P<number>\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|\.\d+)\s*(?P<suffix>[A-Za-z]*)")
 
@@ -160,6 +161,18 @@ def format_gib(size_bytes: float, digits: int = 2) -> str:
         return f"{size_bytes / GIB:,.{digits}f} GiB"
     unit, name = shown_unit(size_bytes)
     return f"{size_bytes / unit:.{0 if unit == 1 else 1}f} {name}"
+
+
+def told_apart(one_bytes: float, other_bytes: float, digits: int = 1) -> tuple[str, str]:
+    """Two sizes with as few digits, from ``digits`` on, as show that they differ.
+
+    >>> told_apart(163.4 * GIB, 96 * GIB), told_apart(4.02 * GIB, 4 * GIB)
+    (('163.4 GiB', '96.0 GiB'), ('4.02 GiB', '4.00 GiB'))
+    """
+    shown = (format_gib(one_bytes, digits), format_gib(other_bytes, digits))
+    if shown[0] != shown[1] or digits >= _MOST_DIGITS:
+        return shown
+    return told_apart(one_bytes, other_bytes, digits + 1)
 
 
 def shown_unit(largest_bytes: float) -> tuple[int, str]:

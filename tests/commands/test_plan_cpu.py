@@ -61,7 +61,7 @@ def test_host_memory_is_what_nodes_with_such_gpus_have(capsys: pytest.CaptureFix
     assert any("2,048 GiB per node" in note and "p5.48xlarge" in note for note in plan["assumptions"])
     assert run([*asked, "--gpus", "2"]) == 3
     said = capsys.readouterr().err
-    assert "where there are 512 GiB" in said and "p5.48xlarge" in said
+    assert "where 512.0 GiB are assumed" in said and "p5.48xlarge" in said
     enough = re.search(r"--host-ram (\d+GiB)", said)
     assert enough, said
     assert run([*asked, "--gpus", "2", "--host-ram", enough[1]]) == 0

@@ -155,7 +155,7 @@ def _answer(
         answer.pace(planned),
         *answer.pace_notes(planned),
     )
-    for text in (answer.fits(planned), *said):
+    for text in (as_options(answer.fits(planned)), *said):
         lines += wrap(text)
     return [*lines, "", *_strategy(planned, brief)]
 

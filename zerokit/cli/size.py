@@ -66,8 +66,9 @@ def _text(body: dict[str, Any]) -> str:
             prose.heading(title),
             *(line for command in commands.values() for line in prose.command_lines(command)),
         ]
-    if (cheapest := body["next_for_lowest_cost"]) is not None:
-        lines += ["  # or, for the lowest cost:", *prose.command_lines(cheapest)]
+    if cheapest := body["next_for_lowest_cost_by_method"]:
+        lines.append("  # or, for the lowest cost:")
+        lines += [line for command in cheapest.values() for line in prose.command_lines(command)]
     return "\n".join(lines)
 
 

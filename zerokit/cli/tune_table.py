@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,8 +23,7 @@ def text(body: Mapping[str, Any]) -> str:
     lines += [prose.heading("Assumed"), *prose.bullets(assumed)]
     lines += [prose.heading("Tried" if body["folder"] else "To be tried")]
     for trial in body["trials"]:
-        lines += textwrap.wrap(f"{trial['trial']}  {trial['description']}", prose.width(),
-                               initial_indent="  ", subsequent_indent="     ")  # fmt: skip
+        lines += prose.wrap(f"{trial['trial']}  {trial['description']}", "  ", "     ")
     lines += _table(body)
     if not body["folder"]:
         lines += [prose.heading("Takes"), *prose.paragraph(_duration(body))]
@@ -98,7 +96,7 @@ def _row(trial: Mapping[str, Any], fastest: int | None, names: tuple[str, ...]) 
     why = trial.get("problem") or "; ".join(trial.get("differences") or ())
     if why and trial.get("problem"):
         why = f"{trial['outcome']}: {why}"
-    reason_lines = textwrap.wrap(why, prose.width(), initial_indent="     ", subsequent_indent="     ")
+    reason_lines = prose.wrap(why, "     ", "     ")
     return [f"{trial['trial']:>3}{mark}{cells}".rstrip(), *reason_lines]
 
 

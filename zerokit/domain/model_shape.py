@@ -8,7 +8,7 @@ from __future__ import annotations
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
-__all__ = ["Gemm", "Linear", "ModelShape", "Stack", "scaled"]
+__all__ = ["ALL_LINEAR", "Gemm", "Linear", "ModelShape", "Stack", "scaled"]
 
 
 ALL_LINEAR = "all-linear"
@@ -143,6 +143,11 @@ class ModelShape:
     def layers(self) -> int:
         """Layers of all stacks."""
         return sum(stack.layers for stack in self.stacks)
+
+    @property
+    def linear_modules(self) -> tuple[Linear, ...]:
+        """Of all layers, those that are known by name; of each stack once."""
+        return tuple(module for stack in self.stacks for gemm in stack.gemms for module in gemm.modules)
 
     @property
     def layer_kernels(self) -> float:

@@ -56,6 +56,7 @@ class _Sizes:
     weights: float
     trainable: float
     weight_bytes: float
+    frozen_bytes: float  # of them, those of the base under adapters
     element_bytes: int
     ranks: int
     largest: float
@@ -197,12 +198,14 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
         )
     else:
         weight_bytes = element_bytes * weights
+    frozen_bytes = 0.0 if job.method == "full" else weight_bytes
     if job.method != "full":
         weight_bytes += element_bytes * trainable
     return _Sizes(
         weights=weights,
         trainable=trainable,
         weight_bytes=weight_bytes,
+        frozen_bytes=frozen_bytes,
         element_bytes=element_bytes,
         # sequence-parallel peers hold the same weights: ZeRO divides over them as well
         ranks=strategy.zero_ranks,
@@ -224,9 +227,11 @@ def _persistent(sizes: _Sizes, strategy: Strategy, gpu: Gpu) -> dict[Component, 
     shared = ranks if stage >= 1 else 1
     master = 4 if element_bytes == 2 else 0
     states: dict[Component, float] = {}
-    states[Component.PARAMETERS] = (
-        sizes.weight_bytes / (ranks if stage == 3 else 1) if not parameters_away else 0.0
-    )
+    if stage < 3:
+        states[Component.FROZEN_PARAMETERS] = sizes.frozen_bytes
+        states[Component.PARAMETERS] = sizes.weight_bytes - sizes.frozen_bytes
+    elif not parameters_away:
+        states[Component.PARAMETERS] = sizes.weight_bytes / ranks
     states[Component.MASTER_WEIGHTS] = 0.0 if away else master * sizes.trainable / shared
     states[Component.OPTIMIZER_STATES] = (
         0.0 if away else float(state_bytes(strategy.settings, [int(sizes.trainable / shared)]))

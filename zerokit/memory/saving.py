@@ -91,8 +91,13 @@ NO_ROOM = "which has no room for them"
 """In notes on what loses a run's result."""
 
 
-def notes(candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> tuple[str, ...]:
-    """What must be said of a ZeRO-3 job whose weights are not gathered, or have no room when they are."""
+def notes(
+    candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster, *, decides: bool
+) -> tuple[str, ...]:
+    """What must be said of a ZeRO-3 job whose weights are not gathered, or have no room when they are.
+
+    ``decides``: that they are not is what :func:`with_saving` chose, for want of room; else a file says it.
+    """
     estimate, zero = candidate.saving, candidate.strategy.settings.zero
     if estimate is None or zero.stage < 3:
         return ()
@@ -112,7 +117,7 @@ def notes(candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -
         )
     location = f"{format_gib(model_bytes, 0)} on the first node's host"
     why = f", {location}, have no room there beside the training ({source})"
-    if limit is None or _has_room(candidate, replace(estimate, host_bytes=model_bytes), cluster):
+    if not decides:
         why = " are not gathered (stage3_gather_16bit_weights_on_model_save is false)"
     return (
         f"save checkpoints (save_strategy): {NONE_LOAD} {'weights' if job.lora is None else 'adapters'} that "

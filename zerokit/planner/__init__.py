@@ -134,7 +134,7 @@ def estimate(
         candidate = replace(candidate, memory=replace(candidate.memory, basis=BASIS))
     notes = (*notes, *note_on_estimate(candidate, request.cluster))
     notes = (*notes, *unsure_near_limit(candidate, request.shape, request.job, request.cluster))
-    notes = (*notes, *saving_notes(candidate, request.shape, request.job, request.cluster))
+    notes = (*notes, *saving_notes(candidate, request.shape, request.job, request.cluster, decides=False))
     planned = PlannedStrategy(
         candidate=candidate,
         job=request.job,

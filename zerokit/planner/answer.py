@@ -16,6 +16,7 @@ from zerokit.memory.quantised_load import loads_whole
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.trace_command import TRACES_ARE_OF
+from zerokit.search.explain import host_lack_words
 from zerokit.search.sure_fit import unsure_bytes
 from zerokit.timing.ranges import SURE
 from zerokit.units import counted, format_gib, format_seconds, shown_unit
@@ -42,22 +43,29 @@ def why_rejected(reason: str) -> str:
 
 
 def fits(planned: PlannedStrategy) -> str:
-    """``Fits: 22.3 GiB required of 24.0 GiB per GPU, 1.7 GiB headroom``."""
-    required = planned.candidate.memory.min_vram_bytes
-    available = planned.cluster.gpu.driver_vram_bytes
+    """``Fits: 22.3 GiB required of 24.0 GiB per GPU, 1.7 GiB headroom``; what the host lacks, too."""
+    memory, cluster = planned.candidate.memory, planned.cluster
+    required, available = memory.min_vram_bytes, cluster.gpu.driver_vram_bytes
     device = "CPU rank" if planned.on_cpu else "GPU"
     if planned.fits is None:
         return f"{format_gib(required, 1)} required per {device} (not compared with the assumed one)"
     room = available - required
     amounts = f"{format_gib(required, 1)} required of {format_gib(available, 1)} per {device}"
-    if planned.fits:
-        unsure = unsure_bytes(planned.candidate.memory)
-        if room < unsure:
-            headroom = f"{format_gib(room, 1).removesuffix(' GiB')} ± {format_gib(unsure, 1)} headroom"
-            return f"May fit: {amounts}, {headroom}"
-        return f"Fits: {amounts}, {format_gib(room, 1)} headroom"
-    short = f", {format_gib(-room, 1)} too much" if room < 0 else "; the host's memory does not suffice"
-    return f"Does NOT fit: {amounts}{short}"
+    host = host_lack_words(memory, cluster)
+    host = f", and {host}" if host else ""
+    if not planned.fits:
+        too_much = f", {format_gib(-room, 1)} too much" if room < 0 else ""
+        return f"Does NOT fit: {amounts}{too_much}{host}"
+    if host:
+        host += " (⟨host_ram⟩ not given)" if cluster.host_ram_bytes is None else ""
+        amounts = f" the {device}, but maybe not the host: {amounts}"
+    else:
+        amounts = f": {amounts}"
+    unsure = unsure_bytes(memory)
+    if room < unsure:
+        headroom = f"{format_gib(room, 1).removesuffix(' GiB')} ± {format_gib(unsure, 1)} headroom"
+        return f"May fit{amounts}, {headroom}{host}"
+    return f"Fits{amounts}, {format_gib(room, 1)} headroom{host}"
 
 
 def pace(planned: PlannedStrategy) -> str:

@@ -13,6 +13,7 @@ from zerokit.fields import as_options
 from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.memory_source import Say
 from zerokit.planner.options import OPTIONS
+from zerokit.search.explain import host_lack_words
 from zerokit.units import format_gib
 from zerokit.values import replace
 
@@ -114,7 +115,10 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
     if answer.fits is None:
         return False, f"{required} per GPU ({job}); ⟨gpu⟩ or ⟨vram⟩ tells whether it fits{left_open}"
     available = format_gib(answer.planned.cluster.gpu.driver_vram_bytes)
-    return False, f"fits: {required} of {available} per GPU ({job}){left_open}"
+    lack = host_lack_words(answer.planned.candidate.memory, answer.planned.cluster)
+    host = f", and {lack}" if lack else ""
+    fits = "fits the GPU, but maybe not the host" if lack else "fits"
+    return False, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
 
 
 def _left_open(notes: Iterable[str], path: str | None) -> str:

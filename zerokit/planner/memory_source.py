@@ -11,7 +11,7 @@ from typing import Any
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.model_shape import ALL_LINEAR, ModelShape
 from zerokit.domain.profile import ModelProfile, variants_of
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError, MemoryUnknown
@@ -20,6 +20,7 @@ from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.planner.trace_command import TO_TRACE
+from zerokit.suggest import misspelt
 from zerokit.values import frozen_dataclass, replace
 
 _MOST_TRACED_IN_A_SEARCH = 4
@@ -67,21 +68,33 @@ class Source:
     notes: dict[str, str] = field(default_factory=dict)
 
     def check_targets(self, job: Job) -> None:
-        """Refuse adapters on modules that the model, where its parameters are known, does not have.
+        """Refuse adapters on modules that the model does not have, each by itself.
+
+        Where its parameters are known, that is told for certain. In closed form only the modules of its
+        layers are, beside which there are heads and tables: refused is what one of them is misspelt as. A
+        stand-in's modules are another model's, and nothing is refused.
 
         Raises:
             InputError: names the module and those that there are.
         """
-        profile = self.profile or self.other_version
-        if profile is None or job.lora is None or job.lora.targets == ("all-linear",):
+        if job.lora is None or job.lora.targets == (ALL_LINEAR,):
             return
-        modules = [p.name.rpartition(".")[0] for p in profile.parameters if len(p.shape) == 2]
+        profile = self.profile or self.other_version
+        if profile is not None:
+            modules = [p.name.rpartition(".")[0] for p in profile.parameters if len(p.shape) == 2]
+        elif self.hf_config is not None:
+            modules = [module.path for module in self.shape.linear_modules]
+        else:
+            return
+        names = list(dict.fromkeys(module.rpartition(".")[2] for module in modules))
         for target in job.lora.targets:
-            if not any(f".{module}".endswith(f".{target}") for module in modules):
-                names = dict.fromkeys(module.rpartition(".")[2] for module in modules)
+            if any(f".{module}".endswith(f".{target}") for module in modules):
+                continue
+            leaf = target.rpartition(".")[2]
+            if profile is not None or (leaf not in names and misspelt(leaf, names)):
                 raise InputError(
                     f"⟨lora_targets⟩ {target}: {self.name} has no such module; use some of "
-                    f"{', '.join(names)}, or all-linear"
+                    f"{', '.join(names)}, or {ALL_LINEAR}"
                 )
 
     def covering(self, job: Job, strategy: Strategy) -> ModelProfile | None:

@@ -12,7 +12,7 @@ from zerokit.search.explain import cluster_words
 def table(planned: PlannedStrategy, model_name: str) -> str:
     """HTML: whether it fits, how fast it is, the strategy, what the script must do."""
     rows = [
-        ("fits", answer.fits(planned)),
+        ("fits", plain(answer.fits(planned))),
         *(("pace", text) for text in (answer.pace(planned), *answer.pace_notes(planned))),
         ("trains", answer.trains(planned.job)),
         ("strategy", answer.strategy(planned.strategy)),

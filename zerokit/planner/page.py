@@ -60,7 +60,7 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
         ),
         fits=bool(planned.fits),
         answer=[
-            answer.fits(planned),
+            as_options(answer.fits(planned)),
             answer.pace(planned),
             *answer.pace_notes(planned),
             *([as_options(result.plan.left_idle)] if result.plan.left_idle else []),

@@ -137,7 +137,7 @@ class PlanResult:
             f"<Plan for {self.model_name} on {cluster_words(self.cluster)}:",
             f"  {answer.strategy(chosen.strategy)}",
             f"  {answer.batch(chosen)}",
-            f"  {answer.fits(chosen)}",
+            f"  {plain(answer.fits(chosen))}",
             *((f"  {plain(self.plan.left_idle)}",) if self.plan.left_idle else ()),
             f"  {'; '.join((answer.pace(chosen), *answer.pace_notes(chosen)))}>",
         ))  # fmt: skip

@@ -15,8 +15,6 @@ def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
     """
     if text is None:
         return {}
-    from zerokit.catalog import gpus as catalog
-
     prices: dict[str, float] = {}
     parts = text.split(",")
     if len(parts) > 1 and any("=" not in part for part in parts):
@@ -36,12 +34,29 @@ def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
                 f"⟨price⟩ {part.strip()}: expected a price per GPU-hour such as 2.10 or h200=3.5"
             )
         for target in targets:
-            target = target if target in names else catalog.lookup(target).name
-            if target not in names:
-                raise InputError(
-                    f"⟨price⟩ {part.strip()}: {target} is not asked about; compared: {', '.join(names)}"
-                )
+            target = _compared(target, part.strip(), names)
             if target in prices:
                 raise InputError(f"⟨price⟩ {text}: {target} has two prices; give one")
             prices[target] = value
     return prices
+
+
+def _compared(target: str, part: str, names: Sequence[str]) -> str:
+    """The kind of GPU that a price is of.
+
+    Raises:
+        InputError: it is none of those that are compared, or may be several of the catalogue's.
+    """
+    from zerokit.catalog import gpus as catalog
+
+    if target in names:
+        return target
+    try:
+        name = catalog.lookup(target).name
+    except InputError:  # its words are about the GPUs to compare
+        name, why = target, "is no GPU's whole name"
+    else:
+        why = "is not asked about"
+    if name not in names:
+        raise InputError(f"⟨price⟩ {part}: {name} {why}; compared: {', '.join(names)}")
+    return name

@@ -185,19 +185,23 @@ class SizeResult:
     @property
     def next_by_method(self) -> dict[str, str]:
         """Method → the plan for its fewest GPUs, of those methods that fit."""
-        fitting = [size for size in self.sizes if size.gpus]
-        methods = dict.fromkeys(size.method for size in fitting)
-        return {
-            method: self._plan_command(_smallest([size for size in fitting if size.method == method])[0])
-            for method in methods
-        }
+        return {method: self._plan_command(_smallest(sizes)[0]) for method, sizes in self._fitting().items()}
 
     @property
-    def next_for_lowest_cost(self) -> str | None:
-        """The plan for the GPUs that cost least; None without two prices, or where it is named by method."""
-        cheapest = _cheapest([size for size in self.sizes if size.gpus])
-        command = None if cheapest is None else self._plan_command(cheapest)
-        return None if command in self.next_by_method.values() else command
+    def next_for_lowest_cost_by_method(self) -> dict[str, str]:
+        """Method → the plan for the GPUs that cost least; only where that is not the one for the fewest."""
+        fewest = self.next_by_method
+        cheapest = {method: _cheapest(sizes) for method, sizes in self._fitting().items()}
+        commands = {method: self._plan_command(size) for method, size in cheapest.items() if size is not None}
+        return {method: command for method, command in commands.items() if command != fewest[method]}
+
+    def _fitting(self) -> dict[str, list[FewestGpus]]:
+        """Method → its kinds of GPU of which some number is enough."""
+        by_method: dict[str, list[FewestGpus]] = {}
+        for size in self.sizes:
+            if size.gpus:
+                by_method.setdefault(size.method, []).append(size)
+        return by_method
 
     @property
     def _compares_methods(self) -> bool:
@@ -245,7 +249,7 @@ class SizeResult:
             "answer": list(self.answer),
             "next": self.next_command,
             "next_by_method": self.next_by_method,
-            "next_for_lowest_cost": self.next_for_lowest_cost,
+            "next_for_lowest_cost_by_method": self.next_for_lowest_cost_by_method,
             "sizes": [size.to_dict() for size in self.sizes],
             "assumptions": list(all_as_options(self.notes)),
         }
@@ -351,5 +355,8 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
         cost = f"{cheapest.cost_per_1e9_tokens:,.0f} per 1e9 tokens at {price} per GPU-hour"
         without = dict.fromkeys(size.gpu for size in sizes if size.price_per_gpu_hour is None)
         among = f" of those with a price (none given for {', '.join(without)})" if without else ""
-        sentences.append(f"{subject}lowest cost{among}: {cheapest.gpus} × {cheapest.gpu_words}, {cost}")
+        offload = _with_offload(cheapest, smallest)
+        sentences.append(
+            f"{subject}lowest cost{among}: {cheapest.gpus} × {cheapest.gpu_words}{offload}, {cost}"
+        )
     return sentences

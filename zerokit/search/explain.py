@@ -12,7 +12,7 @@ from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component
 from zerokit.search.request import MemoryModel, Request
 from zerokit.search.space import Pins, unmodelled_with_loss
-from zerokit.units import GIB, counted, format_gib, format_seconds
+from zerokit.units import GIB, counted, format_gib, format_seconds, told_apart
 from zerokit.values import frozen_dataclass, replace
 
 _SAME_MEMORY_BYTES = GIB // 20  # sizes here are shown to a tenth of a GiB
@@ -190,19 +190,27 @@ def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
 
 
 def lack_words(nearest: Candidate, cluster: Cluster) -> str:
-    """By how much the closest candidate misses."""
-    needed = nearest.memory.min_vram_bytes
-    available = cluster.gpu.driver_vram_bytes
-    requirement = f"the closest strategy requires {format_gib(needed, 1)} per {_unit(cluster)}"
-    strategy = strategy_words(nearest.strategy)
+    """By how much the closest candidate misses, on the GPU and on the host."""
+    needed, available = nearest.memory.min_vram_bytes, cluster.gpu.driver_vram_bytes
+    required, of = told_apart(needed, available) if needed > available else (format_gib(needed, 1), "")
+    on_gpu = f"{required} per {_unit(cluster)}"
     if needed > available:
-        if format_gib(needed, 1) == format_gib(available, 1):
-            figures = f"{format_gib(needed, 2)} of {format_gib(available, 2)}"
-            requirement = f"the closest strategy requires {figures} per {_unit(cluster)}"
-        return f"{requirement}, {format_gib(needed - available, 1)} too much ({strategy})"
-    host = format_gib(cluster.host_limit_bytes or 0, 0)
-    required = format_gib(nearest.memory.host_bytes_per_node, 0)
-    return f"{requirement} and {required} of host memory per node, where there are {host} ({strategy})"
+        is_close = of != format_gib(available, 1)
+        on_gpu = f"{required} of {of} per {_unit(cluster)}" if is_close else on_gpu
+        on_gpu += f", {format_gib(needed - available, 1)} too much"
+    host = host_lack_words(nearest.memory, cluster)
+    joined = (", and " if needed > available else " and ") + host if host else ""
+    return f"the closest strategy requires {on_gpu}{joined} ({strategy_words(nearest.strategy)})"
+
+
+def host_lack_words(memory: MemoryEstimate, cluster: Cluster) -> str:
+    """``181.0 GiB of host memory per node, where there are 96.0 GiB``; empty where there is enough."""
+    required, limit = memory.host_bytes_per_node, cluster.host_limit_bytes
+    if limit is None or required <= limit:
+        return ""
+    shown, available = told_apart(required, limit)
+    known = f"there are {available}" if cluster.host_ram_bytes is not None else f"{available} are assumed"
+    return f"{shown} of host memory per node, where {known}"
 
 
 def _unit(cluster: Cluster) -> str:

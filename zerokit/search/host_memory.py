@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate
+from zerokit.search.explain import host_lack_words
 from zerokit.search.search import HOST_REASON, SearchResult
-from zerokit.units import GIB
+from zerokit.units import GIB, format_gib
 
 
 def note_on_choice(chosen: Candidate, cluster: Cluster, result: SearchResult) -> tuple[str, ...]:
@@ -31,12 +32,10 @@ def note_on_cores(chosen: Candidate) -> tuple[str, ...]:
 
 def note_on_estimate(candidate: Candidate, cluster: Cluster) -> tuple[str, ...]:
     """Where a strategy takes more host memory than nodes with such GPUs have, as far as is known."""
-    needed, limit = candidate.memory.host_bytes_per_node, cluster.host_limit_bytes
-    if cluster.host_ram_bytes is not None or limit is None or needed <= limit:
+    if cluster.host_ram_bytes is not None or not host_lack_words(candidate.memory, cluster):
         return ()
-    return (
-        f"{needed / GIB:,.0f} GiB of host memory per node are more than assumed; {assumed_host(cluster)}",
-    )
+    required = format_gib(candidate.memory.host_bytes_per_node, 1)
+    return (f"{assumed_host(cluster)}; this strategy requires {required}",)
 
 
 def assumed_host(cluster: Cluster) -> str:

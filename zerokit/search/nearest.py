@@ -159,6 +159,14 @@ def _with_host(request: Request, size: int) -> Request:
     return replace(request, cluster=replace(request.cluster, host_ram_bytes=size))
 
 
+def closest(request: Request, nearest: Candidate | None, works: Works) -> Candidate | None:
+    """What lacks least; of those that lack as much host memory and nothing else, the fastest: what a plan
+    chooses where there is so much."""
+    if nearest is None or nearest.memory.min_vram_bytes > request.cluster.gpu.driver_vram_bytes:
+        return nearest
+    return works(_with_host(request.for_remarks(), nearest.memory.host_bytes_per_node)) or nearest
+
+
 def more_gpus(request: Request, works: Works) -> str | None:
     """The next number of GPUs, doubling, on which something fits.
 

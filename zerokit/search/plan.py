@@ -21,7 +21,7 @@ from zerokit.search.by_script import faster_with
 from zerokit.search.close_calls import close_call, with_range
 from zerokit.search.fewer_gpus import fastest_with_fewer
 from zerokit.search.host_memory import assumed_host, note_on_choice, note_on_cores
-from zerokit.search.nearest import nearest_changes
+from zerokit.search.nearest import closest, nearest_changes
 from zerokit.search.request import Request
 from zerokit.search.search import BATCH_REASON, HOST_REASON, STATES_REASON, SearchResult, fits, search
 from zerokit.search.space import (
@@ -147,7 +147,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         _check_batch(result, request)
         if result.unknown is not None and result.nearest is None:
             raise result.unknown[1]
-        raise NothingFits(_explain(request, space, result))
+        raise NothingFits(_explain(request, result))
     fewer = (
         fastest_with_fewer(space, result.ranked[0]) if request.timed and not request.job.inference else None
     )
@@ -164,13 +164,13 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
     if request.timed and not request.job.inference:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
-    surer += sure_fit.narrow(chosen, request.cluster)
+    surer += sure_fit.narrow(space, chosen, timed=request.timed)
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
         *note_on_choice(chosen, request.cluster, result), *_left_out(result),
         *(note_on_cores(chosen) if request.timed and not request.on_cpu else ()),
-        *saving_notes(chosen, space.shape, space.job, request.cluster),
+        *saving_notes(chosen, space.shape, space.job, request.cluster, decides=True),
     )  # fmt: skip
     return Plan(
         chosen=replace(chosen, why=why),
@@ -359,16 +359,17 @@ def _with_fewer(request: Request, fewer: Space | None, chosen: Candidate) -> tup
     return (fewer_gpus.would_be_faster(best, chosen, request.cluster),)
 
 
-def _explain(request: Request, space: Space, result: SearchResult) -> str:
+def _explain(request: Request, result: SearchResult) -> str:
     """Why nothing fits, and the nearest changes that would."""
     lines = [f"nothing fits {advice.cluster_words(request.cluster)}"]
-    if result.nearest is not None:
-        lines[0] += ": " + advice.lack_words(result.nearest, request.cluster)
+    nearest = closest(request, result.nearest, best_plan)
+    if nearest is not None:
+        lines[0] += ": " + advice.lack_words(nearest, request.cluster)
     elif result.rejected:
         reason = next(iter(result.rejected))
         lines[0] += ": the model states alone require more" if reason == STATES_REASON else f": {reason}"
-    if result.nearest is not None:
-        lines += [note for note in result.nearest.memory.assumptions if note.startswith(LOADED_WHOLE)]
+    if nearest is not None:
+        lines += [note for note in nearest.memory.assumptions if note.startswith(LOADED_WHOLE)]
     lines += [note for note in request.assumptions if note.endswith(POSITIONS_EXCEEDED)]
     changes = nearest_changes(request.for_remarks(), best_plan)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines

@@ -1,15 +1,16 @@
-"""A strategy that surely fits, beside a faster one that an estimate in closed form only may hold."""
+"""A strategy that surely fits, beside a faster one that only may, or that leaves next to nothing."""
 
 from __future__ import annotations
 
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.strategy import Candidate, MemoryEstimate
+from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM
 from zerokit.memory.components import Component
 from zerokit.search.explain import pace_words
 from zerokit.search.search import search
 from zerokit.search.strategies import Space
 from zerokit.units import format_gib
+from zerokit.values import replace
 
 LOOKED_AT = 100
 """So many of the fastest are looked at for one that surely fits."""
@@ -38,21 +39,44 @@ def advise(space: Space, chosen: Candidate, *, timed: bool) -> list[str]:
         return []
     wider = search(space, top=LOOKED_AT).ranked  # the same remark however many plans are shown
     sure = next((candidate for candidate in wider if is_sure(candidate, space.cluster)), None)
-    return [] if sure is None else [_words(sure, chosen, space.cluster)]
+    if sure is None:
+        return []
+    costs = f"{_slower_words(sure, chosen)}, {_headroom_words(sure, space.cluster)}"
+    return [f"{SURELY_FITS}{costs}: plan with {_options(sure.strategy)}"]
 
 
-def narrow(chosen: Candidate, cluster: Cluster) -> list[str]:
-    """What to say of a traced choice that leaves less than predictions of measured runs were off by."""
-    room, memory = _headroom(chosen, cluster), chosen.memory
-    off = int(WORST_ERROR * memory.worst.peak_allocated_bytes)
+def narrow(space: Space, chosen: Candidate, *, timed: bool) -> list[str]:
+    """What to say of a traced choice that leaves less than predictions of measured runs were off by: the
+    fastest strategy that leaves more, and what it costs."""
+    cluster, memory = space.cluster, chosen.memory
+    room, off = _headroom(chosen, cluster), _worst_error_bytes(memory)
     if memory.basis != "traced" or cluster.gpu.name == "cpu" or not 0 <= room < off:
         return []
-    total = cluster.gpu.driver_vram_bytes - off
-    return [
+    said = (
         f"{NARROW}{format_gib(room, 1)} is less than predictions of measured runs were off by at worst "
-        f"({WORST_ERROR:.1%} of the peak, here {format_gib(off, 1)}; half of them by less than 0.001%): "
-        f"⟨vram⟩ {total >> 20}MiB plans with that much to spare"
-    ]
+        f"({WORST_ERROR:.1%} of the peak, here {format_gib(off, 1)}; half of them by less than 0.001%)"
+    )
+    return [f"{said}; {_with_room(space, chosen, off, timed)}"]
+
+
+def _with_room(space: Space, chosen: Candidate, room: int, timed: bool) -> str:
+    """The fastest strategy that leaves so many bytes, what it costs, and what plans it: options, or, where
+    it differs from a faster one in its buckets alone, a smaller memory."""
+    cluster = space.cluster
+    total = cluster.gpu.driver_vram_bytes - room >> 20
+    smaller = replace(space, cluster=replace(cluster, gpu=cluster.gpu.with_total_memory(total << 20)))
+    best = next(iter(search(smaller, top=1).ranked), None)
+    if best is None:
+        return "nothing that fits leaves more"
+    is_fastest = any(one.strategy == best.strategy for one in search(space, top=LOOKED_AT).ranked)
+    options = _options(best.strategy) if is_fastest else f"⟨vram⟩ {total}MiB"
+    slower = f", {_slower_words(best, chosen)}" if timed else ""
+    return f"{_headroom_words(best, cluster)}{slower}: plan with {options}"
+
+
+def _worst_error_bytes(memory: MemoryEstimate) -> int:
+    """How far predictions of measured runs were off at worst, of this peak."""
+    return int(WORST_ERROR * memory.worst.peak_allocated_bytes)
 
 
 def is_sure(candidate: Candidate, cluster: Cluster) -> bool:
@@ -65,21 +89,25 @@ def _headroom(candidate: Candidate, cluster: Cluster) -> int:
     return cluster.gpu.driver_vram_bytes - candidate.memory.min_vram_bytes
 
 
-def _words(sure: Candidate, chosen: Candidate, cluster: Cluster) -> str:
-    """How much slower the sure strategy is, its headroom, and the options that plan it."""
-    slower = sure.time.step_seconds / chosen.time.step_seconds - 1
-    zero, settings = sure.strategy.settings.zero, sure.strategy.settings
+def _headroom_words(candidate: Candidate, cluster: Cluster) -> str:
+    return f"with {format_gib(_headroom(candidate, cluster), 1)} of headroom"
+
+
+def _slower_words(other: Candidate, chosen: Candidate) -> str:
+    return pace_words(other.time.step_seconds / chosen.time.step_seconds - 1)
+
+
+def _options(strategy: Strategy) -> str:
+    """What plans this strategy."""
+    zero, settings = strategy.settings.zero, strategy.settings
     options = [
         f"⟨zero⟩ {zero.stage}",
         f"⟨offload_optimizer⟩ {zero.offload_optimizer.device}",
         f"⟨offload_param⟩ {zero.offload_param.device}",
         f"⟨micro_batch⟩ {settings.micro_batch}",
-        f"⟨global_batch⟩ {sure.strategy.global_batch}",
-        f"⟨checkpointing⟩ {sure.strategy.checkpointing}",
+        f"⟨global_batch⟩ {strategy.global_batch}",
+        f"⟨checkpointing⟩ {strategy.checkpointing}",
     ]
     if zero.stage < 3:
         del options[2]
-    return (
-        f"{SURELY_FITS}{pace_words(slower)}, with "
-        f"{format_gib(_headroom(sure, cluster), 1)} of headroom: plan with {' '.join(options)}"
-    )
+    return " ".join(options)

@@ -187,15 +187,6 @@ def test_three_batch_sizes_that_contradict_each_other_are_multiplied(
     assert call(capsys, *plan, "256")[0] == 0
 
 
-def test_adapters_go_on_modules_that_the_model_has(capsys: pytest.CaptureFixture[str]) -> None:
-    common = ("--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "h200", "--method", "lora", "--lora-targets")
-    assert call(capsys, "plan", *common, "q_proj,self_attn.v_proj")[0] == 0
-    for targets, words in (("q_proj,v_prj", "v_prj: llama-3.1-8b has no such module; use some of "
-                            "embed_tokens, q_proj, k_proj"), (",", "names no module")):  # fmt: skip
-        code, _, err = call(capsys, "plan", *common, targets)
-        assert code == 2 and "--lora-targets" in err and words in err
-
-
 def test_a_gpu_of_this_machine_is_taken(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

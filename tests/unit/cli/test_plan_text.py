@@ -61,6 +61,15 @@ def test_a_choice_that_only_may_fit_stands_beside_one_that_surely_does(
         assert as_json(capsys, *job, "--top", top)["chosen"]["estimate"] == unsure_plan
 
 
+@pytest.mark.parametrize("columns", range(68, 96, 4))
+def test_an_option_to_copy_stands_in_one_line(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = call(capsys, "plan", "--params", "3b", "--gpus", "2", "--gpu", "rtx-4090")[1]
+    assert "Surely fits" in out and not [line for line in out.splitlines() if line.endswith("-")]
+
+
 def test_memory_in_detail_adds_up_to_what_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     """Traced and in closed form, on one node and on two, with expandable segments and without."""
     for job in (("--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100-sxm-80gb"),

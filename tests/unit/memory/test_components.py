@@ -12,7 +12,7 @@ from zerokit.catalog import gpus, models, profiles
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.families import from_config
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import Job
+from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.memory.components import Component, HostComponent, label
 from zerokit.memory.estimate import estimate_traced
@@ -110,3 +110,17 @@ def test_names_for_people() -> None:
     assert label("kv_cache") == "KV cache"
     assert label("what an old report says") == "what an old report says"
     assert all(component.meaning for component in (*Component, *HostComponent))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_the_closed_form_calls_frozen_weights_what_a_trace_does(method: str, stage: int) -> None:
+    job = Job(seq_len=1024, method=method, lora=None if method == "full" else Lora())
+    kind, request = strategy(stage), request_for("llama-3.1-8b", "h200", 4)
+    closed = request.memory(job, kind, request.cluster).worst.components
+    if stage == 3 or method == "full":
+        assert Component.FROZEN_PARAMETERS.value not in closed
+        return
+    followed = traced("llama-3.1-8b", kind, job).worst.components
+    for part in (Component.FROZEN_PARAMETERS.value, Component.PARAMETERS.value):
+        assert closed[part] == pytest.approx(followed[part], rel=0.02)

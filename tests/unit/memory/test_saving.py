@@ -92,6 +92,10 @@ def test_a_file_that_does_not_gather_is_named(capsys: pytest.CaptureFixture[str]
     path.write_text(json.dumps(config))
     body = answer(capsys, "estimate", *asked, "--deepspeed", str(path))
     assert any("are not gathered (stage3_gather_16bit" in line for line in body["assumptions"])
+    for host_ram in ("30GiB", "256GiB"):  # the file says so, whatever room there is
+        body = answer(capsys, "estimate", *asked, "--deepspeed", str(path), "--host-ram", host_ram)
+        (said,) = (line for line in body["assumptions"] if "the whole weights" in line)
+        assert said.endswith("are not gathered (stage3_gather_16bit_weights_on_model_save is false)")
     config["zero_optimization"]["gather_16bit_weights_on_model_save"] = True
     path.write_text(json.dumps(config))
     body = answer(capsys, "estimate", *asked, "--deepspeed", str(path))

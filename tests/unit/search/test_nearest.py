@@ -73,20 +73,35 @@ def test_it_is_said_that_each_gpu_loads_a_quantised_model_whole() -> None:
     assert "whole on each" not in _refusal(model="llama-3.1-70b", method="lora", gpu="rtx-4090", gpus=2)
 
 
-@pytest.mark.parametrize("beyond", [10 << 20, 600 << 20])  # next to no room, and nearly enough
-def test_a_narrow_fit_is_told_with_what_plans_more_room(beyond: int) -> None:
+@pytest.mark.parametrize(
+    ("job", "option"),
+    [
+        ({"model": "qwen3-8b", "method": "qlora", "gpus": 1, "gpu": "rtx-3090", "seq_len": 4096}, "--zero"),
+        ({"model": "llama-3.1-8b", "gpus": 2, "gpu": "a100-80gb", "seq_len": 4096, "global_batch": 8,
+          "vram": "19800MiB"}, "--vram"),  # the same with smaller buckets
+    ],
+)  # fmt: skip
+def test_a_narrow_fit_is_told_with_what_plans_more_room(job: dict[str, Any], option: str) -> None:
     """0.92 %: the worst of docs/accuracy.md."""
-    job = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "gpus": 2, "seq_len": 4096, "global_batch": 8}
-    least = zerokit.plan(**job).chosen.candidate.memory.min_vram_bytes
-    narrow, worst = zerokit.plan(**job, vram=f"{(least + beyond) >> 20}MiB"), 0.0092
-    memory = narrow.chosen.candidate.memory
+    job = {"global_batch": 16, **job}
+    narrow, worst = zerokit.plan(**job), 0.0092
+    available, memory = narrow.cluster.gpu.driver_vram_bytes, narrow.chosen.candidate.memory
     off = worst * memory.worst.peak_allocated_bytes
-    assert narrow.cluster.gpu.driver_vram_bytes - memory.min_vram_bytes < off
+    assert available - memory.min_vram_bytes < off
     (told,) = (text for text in narrow.to_dict()["advice"] if text.startswith("a narrow fit: "))
-    size = re.search(r"(\d+MiB) plans with that much", told)
-    assert size, told
-    roomy = zerokit.plan(**job, vram=size[1]).chosen.candidate.memory
-    assert narrow.cluster.gpu.driver_vram_bytes - roomy.min_vram_bytes >= off
+    named = re.search(
+        r"; with ([\d.]+) GiB of headroom, (?:([\d.]+)% slower|as fast): plan with (--.*)$", told
+    )
+    assert named is not None and named[3].startswith(option), told
+    words = named[3].split()
+    options = {
+        word.strip("-").replace("-", "_"): words[at + 1] for at, word in enumerate(words) if "--" in word
+    }
+    roomy = zerokit.plan(**{**job, **options}).chosen.candidate
+    left = available - roomy.memory.min_vram_bytes
+    assert left >= off and left / 2**30 == pytest.approx(float(named[1]), abs=0.06)
+    slower = roomy.time.step_seconds / narrow.chosen.candidate.time.step_seconds - 1
+    assert slower == pytest.approx(float(named[2] or 0) / 100, abs=0.001)
 
 
 def test_the_sequence_that_is_named_fits_and_little_more_does_not() -> None:
@@ -102,3 +117,32 @@ def test_the_sequence_that_is_named_fits_and_little_more_does_not() -> None:
         assert (0 < 24 - required / 2**30 < 1) == ("barely" in line)
     (length,) = named
     _refusal(**job, seq_len=round(length * 1.125))
+
+
+@pytest.mark.parametrize("loss", ["liger", "standard"])
+def test_the_closest_strategy_is_the_one_that_enough_host_memory_makes_a_plan(loss: str) -> None:
+    """With the buckets that a plan would choose: its figures are those of the host memory's line."""
+    job: dict[str, Any] = {
+        "model": "llama-3.1-8b", "gpu": "rtx-4090", "gpus": 2, "seq_len": 8192, "global_batch": 16,
+        "loss": loss, "zero": 3, "offload_optimizer": "cpu",
+        "offload_param": "none" if loss == "liger" else "cpu",
+    }  # fmt: skip
+    text = _refusal(**job)
+    said = r"closest strategy requires ([\d.]+) GiB per GPU and ([\d.]+) GiB of host .* \((ZeRO.*)\)"
+    figures = re.search(said, text)
+    assert figures is not None, text
+    named = re.search(rf"host_ram (\d+)GiB per node: {re.escape(figures[3])}, ([\d.]+) GiB required", text)
+    assert named is not None and named[2] == figures[1], text
+    assert 0 <= float(named[1]) - float(figures[2]) <= 1
+    plan = zerokit.plan(**job, host_ram=f"{named[1]}GiB")
+    assert plan.chosen.estimate.min_vram_bytes / 2**30 == pytest.approx(float(figures[1]), abs=0.05)
+
+
+def test_host_memory_that_is_short_by_little_is_shown_with_digits_that_differ() -> None:
+    job: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "rtx-4090", "gpus": 2, "seq_len": 8192,
+                           "zero": 3, "offload_optimizer": "cpu", "offload_param": "cpu",
+                           "checkpointing": "full", "micro_batch": 1}  # fmt: skip
+    required = zerokit.estimate(**job).host_bytes_per_node
+    text = _refusal(**job, host_ram=f"{(required >> 20) - 20}MiB")
+    figures = re.search(r"and ([\d.]+) GiB of host memory per node, where there are ([\d.]+) GiB", text)
+    assert figures is not None and float(figures[1]) > float(figures[2]), text

@@ -1,0 +1,66 @@
+"""What an answer says of memory that does not suffice: an estimate and a plan in the same words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import as_json, call, move_elsewhere
+
+TWO = ("--model", "llama-3.1-8b", "--gpus", "2", "--gpu", "rtx-4090", "--seq-len", "8192")
+OFFLOADED = ("--zero", "3", "--offload-optimizer", "cpu", "--offload-param", "cpu", "--checkpointing", "full")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    move_elsewhere(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("host", "begins", "where"),
+    [
+        ((), "Fits the GPU, but maybe not the host: ", "where 96.0 GiB are assumed"),
+        (("--host-ram", "160GiB"), "Does NOT fit: ", "where there are 160.0 GiB"),
+    ],
+)
+def test_a_host_that_lacks_memory_is_in_the_first_sentence(
+    capsys: pytest.CaptureFixture[str], host: tuple[str, ...], begins: str, where: str
+) -> None:
+    """The catalogue takes twice the GPU memory for the host of an rtx-4090, an assumption: no exit code 3."""
+    code, out, _ = call(capsys, "estimate", *TWO, *OFFLOADED, *host)
+    first = " ".join(out.partition("Step: ")[0].split())
+    required = as_json(capsys, "estimate", *TWO, *OFFLOADED)["host_bytes_per_node"]
+    lack = f"and {required / 2**30:.1f} GiB of host memory per node, {where}"
+    assert code == (3 if host else 0) and begins in first and lack in first
+    assert ("(--host-ram not given)" in first) is not bool(host)
+    code, _, err = call(capsys, "plan", *TWO, *OFFLOADED, *host)
+    assert code == 3 and lack in err
+    enough = call(capsys, "estimate", *TWO, *OFFLOADED, "--host-ram", "256GiB")
+    assert enough[0] == 0 and "Fits: " in enough[1] and "where" not in enough[1].partition("Step: ")[0]
+
+
+def test_both_memories_that_are_short_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    both = (
+        r"[\d.]+ GiB too much, and [\d.]+ GiB of host memory per node, where (96\.0 GiB are|there are 100\.0)"
+    )
+    for host in ((), ("--host-ram", "100GiB")):
+        out = call(capsys, "estimate", *TWO, *OFFLOADED[:4], *OFFLOADED[6:], *host)[1]
+        assert re.search(f"Does NOT fit: .* per GPU, {both}", " ".join(out.split())), out
+        err = call(capsys, "plan", *TWO, "--global-batch", "16", *host)[2]
+        assert re.search(f"the closest strategy requires [\\d.]+ GiB per GPU, {both}", err), err
+
+
+def test_a_file_is_checked_against_the_host_too(capsys: pytest.CaptureFixture[str]) -> None:
+    zero = (
+        '{"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"},'
+        ' "stage3_gather_16bit_weights_on_model_save": true}'
+    )
+    Path("ds.json").write_text(
+        f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {zero}}}'
+    )
+    code, _, err = call(capsys, "check", "ds.json", *TWO, "--checkpointing", "full")
+    said = " ".join(err.split())
+    assert code == 0 and "ds.json: fits the GPU, but maybe not the host: " in said
+    assert "GiB of host memory per node, where 96.0 GiB are assumed" in said
