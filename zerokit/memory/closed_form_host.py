@@ -7,15 +7,11 @@ from collections.abc import Iterator
 from zerokit.domain.model_shape import Gemm, ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.components import HostComponent
-from zerokit.memory.host import pinned
+from zerokit.memory.host import pinned, process_bytes
 from zerokit.memory.rank_model import ElementBytes
 from zerokit.memory.replay.optimizers import managed_bytes, optimizer_bytes
-from zerokit.units import GIB
 
 _FP32 = 4.0
-_ROUGH_PROCESS_BYTES = 4 * GIB
-"""Of a rank's host memory outside offload: four times what was measured (``host.PROCESS_BYTES``), since what
-a script loads beside the model is not known."""
 
 
 def fused_modules(gemm: Gemm) -> int:
@@ -35,7 +31,7 @@ def host_of_rank(
         weight_bytes: of all weights, before ZeRO divides them.
     """
     zero, ranks = strategy.settings.zero, strategy.zero_ranks
-    parts: dict[HostComponent, int] = {HostComponent.PROCESS: _ROUGH_PROCESS_BYTES}
+    parts: dict[HostComponent, int] = {HostComponent.PROCESS: process_bytes(strategy.world_size)}
     owned = trainable / ranks
     if managed := managed_bytes(strategy.settings, [int(owned if zero.stage else trainable)]):
         parts[HostComponent.OPTIMIZER_STATES] = managed

@@ -28,6 +28,11 @@ PROCESS_NCCL_BYTES = 340 * MIB
 """More where NCCL talks to other ranks (the same runs with 2, 4 and 8 ranks)."""
 
 
+def process_bytes(world_size: int) -> int:
+    """Of one rank, beside its tensors."""
+    return PROCESS_BYTES + (PROCESS_NCCL_BYTES if world_size > 1 else 0)
+
+
 def pinned(size_bytes: int, pin: bool = True) -> int:
     """What pinning this many bytes takes."""
     if size_bytes <= 0:
@@ -41,8 +46,7 @@ def host_components(
     """Host bytes of one rank, and those it keeps on NVMe, by component."""
     element_bytes = ElementBytes.of(settings)
     parameters = max(model.profile.parameter_count, model.trainable_numel + model.frozen_numel)
-    process = PROCESS_BYTES + (PROCESS_NCCL_BYTES if world_size > 1 else 0)
-    components = {HostComponent.PROCESS: process}
+    components = {HostComponent.PROCESS: process_bytes(world_size)}
     managed = managed_bytes(settings, stepped_tensors(model, settings, part, ranks))
     if settings.zero.stage == 3:
         trainable, _ = shares(model, ranks)
