@@ -13,10 +13,12 @@ from zerokit.cli import options as shared_options
 from zerokit.cli.base import Command
 from zerokit.cli.say import say
 from zerokit.errors import NothingFits
+from zerokit.units import GIB
 
 if TYPE_CHECKING:
     from zerokit.cli.plan_text import NextCommand
     from zerokit.domain.strategy import Strategy
+    from zerokit.planner.documents import Estimate
 
 _BATCH_PER_GPU = ("micro_batch", "gradient_accumulation")
 
@@ -63,8 +65,12 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
         if deepspeed and in_file:
             following = _launch_with(deepspeed, strategy)
         elif not job.inference:
-            same = _plan_command({**options, **_pinned(strategy)}, batch, same_strategy=True)
-            following = plan_text.NextCommand(command=same, does="plans this strategy and writes its files")
+            host = _host_ram(result)
+            same = _plan_command({**options, **_pinned(strategy), **host}, batch, same_strategy=True)
+            does = "plans this strategy and writes its files"
+            if host:
+                does += f", for nodes with {host['host_ram']} of host memory"
+            following = plan_text.NextCommand(command=same, does=does)
         click.echo(plan_text.estimate(result, explain=explain, plan_command=searched, next_command=following))
     return code
 
@@ -85,6 +91,16 @@ def _launch_with(file: str, strategy: Strategy) -> NextCommand:
         comment="train.py: your script",
         without_plan=True,
     )
+
+
+def _host_ram(result: Estimate) -> dict[str, str]:
+    """``--host-ram`` for a plan of this strategy, where it needs more than is assumed of such nodes."""
+    from zerokit.search.explain import host_lack_words
+
+    planned, cluster = result.planned, result.planned.cluster
+    if cluster.host_ram_bytes is not None or not host_lack_words(planned.candidate.memory, cluster):
+        return {}
+    return {"host_ram": f"{-(-planned.estimate.host_bytes_per_node // GIB)}GiB"}
 
 
 def _pinned(strategy: Strategy) -> dict[str, object]:

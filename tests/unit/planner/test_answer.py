@@ -52,6 +52,16 @@ def test_both_memories_that_are_short_are_named_at_once(capsys: pytest.CaptureFi
         assert re.search(f"the closest strategy requires [\\d.]+ GiB per GPU, {both}", err), err
 
 
+def test_the_plan_that_follows_is_for_the_host_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without it the plan would find that the assumed host does not suffice."""
+    code, out, _ = call(capsys, "estimate", *TWO, *OFFLOADED)
+    following = out.partition("Next\n")[2].partition("plans this strategy")[0].replace("\\\n", "").split()
+    assert code == 0 and "--host-ram" in following
+    assert call(capsys, *following[1:])[0] == 0
+    _, out, _ = call(capsys, "estimate", *TWO, *OFFLOADED, "--host-ram", "256GiB")
+    assert "--host-ram 256GiB" in out.partition("Next\n")[2]
+
+
 def test_a_file_is_checked_against_the_host_too(capsys: pytest.CaptureFixture[str]) -> None:
     zero = (
         '{"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"},'
