@@ -223,6 +223,20 @@ def entry_points() -> Figures:
     }  # fmt: skip
 
 
+def host_of_loading() -> Figures:
+    """Of the three loads: the most of a process's own memory and of pages beyond what it had before."""
+    found = rows(DATA / "host-of-loading.jsonl")
+
+    def most(field: str) -> str:
+        return f"{max(row['most'][field] - row['before'][field] for row in found) / 1024:.2f}"
+
+    return {
+        "billions": f"{found[0]['parameters'] / 1e9:.1f}",
+        "own": most("RssAnon"),
+        "pages": f"{float(most('RssFile')):.1f}",
+    }
+
+
 def predicted_again() -> Figures:
     """Runs of another job than their plan's, which were rehearsed after their end."""
     found = rows(PREDICTED / "measured-again.jsonl")

@@ -213,6 +213,12 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
         "{number} runs on an H200, each with a plan for full training on texts",
         figures.predicted_again,
     ),
+    (
+        "docs/memory-lines.md",
+        "Loading {billions} B parameters took at most {own} GiB of a process's own memory, and {pages} "
+        "GiB of such pages",
+        figures.host_of_loading,
+    ),
 )
 """Page, sentence, and what computes its figures."""
 
