@@ -88,8 +88,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     if placement.devices.kind == "cpu" and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
     not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir)
-    threads, threads_note = host_threads.threads_of_rank(configured.config, placement, os.environ)
-    notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads_note))]
+    threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
+    notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
     added = commands.script_options(style, facts, target.arguments, config_path)
     setup = commands.ScriptSetup(
@@ -99,7 +99,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         config=config_path,
         plan=run_dir / PLAN_FILE if plan is not None else None,
         plan_environment=_mapping(plan.chosen.get("environment") if plan else None),
-        threads=threads,
+        thread_variables=threads.variables,
     )
     command = commands.build(options, placement, setup, run_dir=run_dir, base=os.environ)
     return Launch(
