@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zerokit.domain.phases import PHASES
-from zerokit.messages import typed
+from zerokit.messages import command_lines, typed
 from zerokit.report.failure_text import failed_in_load, failure_lines, failure_place, raised_at, shortened
 from zerokit.report.figure_text import percent, seconds, signal_name, size
 from zerokit.report.host_names import short_hosts
@@ -72,8 +72,8 @@ def parts(
     tables: list[RenderableType] = [Text(_NOTHING_MEASURED)] if failed_in_load(run) else _tables(run, width)
     tables += [Text(line, style="yellow") for line in warnings(run)]
     tables.append(outcome_line(run))
-    # a command is copied in one piece, however narrow the terminal
-    tables += [Text(typed(line), no_wrap=True, overflow="ignore") for line in what_to_do(run, folder)]
+    # whole, however narrow the terminal: a path or a command is copied
+    tables += [Text(line, no_wrap=True, overflow="ignore") for line in what_to_do(run, folder, width)]
     tables += [Text(line) for line in retry_lines(run)]
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
@@ -328,7 +328,7 @@ def retry_lines(run: RunReport) -> list[str]:
     return lines
 
 
-def what_to_do(run: RunReport, folder: Path | None) -> list[str]:
+def what_to_do(run: RunReport, folder: Path | None, width: int) -> list[str]:
     """After a run that was not as planned, the command that plans for what ran; after a hang, where to look.
 
     Args:
@@ -345,7 +345,7 @@ def what_to_do(run: RunReport, folder: Path | None) -> list[str]:
     recipe = shlex.quote(str((folder or Path("RUN")) / "plan.yaml"))
     return [
         "What to do: make the script use the plan's values, or plan for what it does:",
-        f"  zerokit plan --recipe {recipe} {options}",
+        *command_lines(f"zerokit plan --recipe {recipe} {options}", width),
     ]
 
 
