@@ -173,7 +173,15 @@ def _own_file(
         config, style="none", device=placement.devices.kind, ranks=placement.ranks,
         planned_ranks=placement.ranks, facts=facts,
     )  # fmt: skip
-    notes = (*warnings, *_adapted_notes(str(options.deepspeed), adapted))
+    unlike = own_file.check_agrees(
+        str(options.deepspeed),
+        script_arguments.ScriptOptions.read(facts, style, options.target.arguments),
+        adapted.config,
+        ranks=placement.ranks,
+        on_cpu=placement.devices.kind == "cpu",
+        accept_mismatch=options.accept_mismatch,
+    )
+    notes = (*warnings, *unlike, *_adapted_notes(str(options.deepspeed), adapted))
     return _Configured(config=adapted.config, notes=notes)
 
 
