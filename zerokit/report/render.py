@@ -29,6 +29,8 @@ NOT_MEASURED, _NOT_MEASURED_SHORT = "not measured", "n/m"
 MOST_RANKS = 64
 STACKS = "stacks-*.txt"
 """Where a hung run's folder has what each rank was doing."""
+LOG_OF_RANK = "logs/rank-{:05d}.err.log"
+"""What a rank wrote to its standard error, in the run folder."""
 _NOTHING_MEASURED = "No rank got past load: no memory and no steps to show."
 _PIPE_WIDTH = 160
 _WIDE = 132  # columns that the table of ranks takes with everything in it
@@ -77,6 +79,7 @@ def parts(
     tables += [Text(line) for line in retry_lines(run)]
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
+        tables += _its_output(run.first_failure, folder) if traceback else []
     return tables
 
 
@@ -317,6 +320,14 @@ def _failure(failure: Failure, traceback: bool) -> list[RenderableType]:
     text = ((failure.traceback if traceback else None) or failure.error or "").rstrip()
     lines.append(Text(text if traceback else shortened(text)))
     return lines
+
+
+def _its_output(failure: Failure, folder: Path | None) -> list[RenderableType]:
+    """Where the rank's standard error is; whole, as it is copied."""
+    path = None if folder is None else folder / LOG_OF_RANK.format(failure.rank)
+    if path is None or not path.is_file():
+        return []
+    return [Text(f"its output: {shlex.quote(str(path))}", no_wrap=True, overflow="ignore")]
 
 
 def retry_lines(run: RunReport) -> list[str]:
