@@ -110,12 +110,14 @@ def resolve(
             "or run on the GPUs"
         )
     planned = "as planned" if planned_gpu in (None, "cpu") else "as many as the plan has GPUs"
+    if nodes > 1:
+        planned += " there"
     source = "asked for" if num_ranks else planned if planned_ranks else "the default"
     return Devices(
         kind="cpu",
         ranks=ranks,
         gpu_indexes=(),
-        why=f"{counted(ranks, 'CPU rank')} ({source}): {why}",
+        why=f"{counted(ranks, 'CPU rank')}{' on each node' if nodes > 1 else ''} ({source}): {why}",
         warning=warning,
     )
 
