@@ -15,6 +15,7 @@ _DEFAULT = 80  # a terminal that does not tell its width
 _ITEM = re.compile(r"(?P<indent>\s*)(?P<mark>(?:- )?)")
 _COMMAND = re.compile(r"`[^`\n]{1,60}`")
 _JOINED = "\x00"  # a space that no line ends at
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")  # of a shell
 _PLAIN = re.compile(r"[\w./~-]{1,120}")
 _TO_TYPE = re.compile(rf"(?<![\w./-])zerokit(?= (?:{'|'.join(COMMANDS)}|--[a-z]+)\b)")
 
@@ -83,3 +84,33 @@ def _lines(paragraph: str, width: int) -> list[str]:
         break_on_hyphens=False, expand_tabs=False, replace_whitespace=False,
     )  # fmt: skip
     return [line.replace(_JOINED, " ") for line in lines]
+
+
+def command_lines(command: str, width: int) -> list[str]:
+    """A command as it is typed here, indented, in lines that a shell reads as one, cut before its options.
+
+    >>> print(*command_lines("zerokit plan --params 8b --gpus 8 --seq-len 4096", 40), sep="\\n")
+      zerokit plan --params 8b --gpus 8 \\
+        --seq-len 4096
+    """
+    lines: list[str] = []
+    for part in _options(typed(command)):
+        if not lines:
+            lines.append(f"  {part}")
+        elif len(f"{lines[-1]} {part} \\") <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"    {part}")
+    return lines
+
+
+def _options(command: str) -> list[str]:
+    """Options with their values, as they are quoted."""
+    parts: list[str] = []
+    for word in _WORD.findall(command):
+        if word.startswith("--") or not parts:
+            parts.append(word)
+        else:
+            parts[-1] += f" {word}"
+    return parts

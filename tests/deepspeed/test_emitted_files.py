@@ -199,6 +199,44 @@ def test_sbatch_script_runs_torchrun_on_every_node(style: str, tmp_path: Path) -
     assert "#SBATCH --time=12:00:00\n" in script
 
 
+def threads_of_ranks(folder: Path, job: str, environment: dict[str, str], **offload: str) -> str:
+    """OMP_NUM_THREADS of the torchrun that a job of 8 ranks a node starts, on nodes of 96 cores."""
+    strategy = a_strategy(**offload)
+    stub(folder, "torchrun", 'echo "threads ${OMP_NUM_THREADS-unset}"\n')
+    stub(folder, "srun", 'shift\nexec "$@"\n')
+    stub(folder, "scontrol", "echo node-1\n")
+    stub(folder, "nproc", "echo 96\n")
+    if job == "slurm":
+        command = ["bash", "-c", sbatch_script(strategy, 2, ["t.py"], ds_config_path="d.json")]
+    else:
+        text = kubernetes_manifest(strategy, 2, ["t.py"], image="i", ds_config={})
+        *_, manifest = yaml.safe_load_all(text)
+        words = manifest["spec"]["template"]["spec"]["containers"][0]["command"]
+        command = [word.replace("$$", "$") for word in words]  # as a kubelet does
+    base = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n",
+            "JOB_COMPLETION_INDEX": "0"}  # fmt: skip
+    done = subprocess.run(command, env=base | environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("job", ["slurm", "kubernetes"])
+def test_an_offloaded_optimizer_gets_each_ranks_share_of_the_cores(job: str, tmp_path: Path) -> None:
+    """As the predicted time assumes; torchrun alone leaves each rank one."""
+    assert threads_of_ranks(tmp_path, job, {}, device="cpu") == "threads 12"
+    assert threads_of_ranks(tmp_path, job, {"OMP_NUM_THREADS": "5"}, device="cpu") == "threads 5"
+    assert threads_of_ranks(tmp_path, job, {}) == "threads unset"
+    if job == "slurm":
+        assert threads_of_ranks(tmp_path, job, {"SLURM_CPUS_PER_TASK": "64"}, device="cpu") == "threads 8"
+        assert threads_of_ranks(tmp_path, job, {"SLURM_CPUS_PER_TASK": "2"}, device="cpu") == "threads 1"
+
+
+def test_a_jobs_own_threads_stay() -> None:
+    text = sbatch_script(
+        a_strategy(device="cpu"), 2, ["t.py"], ds_config_path="d", environment={"OMP_NUM_THREADS": "3"}
+    )
+    assert text.count("OMP_NUM_THREADS") == 1 and "export OMP_NUM_THREADS=3\n" in text
+
+
 def test_sbatch_refuses_what_slurm_would_misread() -> None:
     for wrong in ({"job_name": "a b"}, {"job_name": "a\n#SBATCH --x"}, {"time_limit": "soon"}):
         with pytest.raises(InputError):

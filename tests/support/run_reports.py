@@ -122,8 +122,8 @@ def report_of(folder: Path, ranks: int, plan: Any = PLAN, **more: Any) -> dict[s
     return reports.report_of(folder, ranks, plan=plan, **more)
 
 
-def shown(report: dict[str, Any], folder: Path | None = None) -> str:
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+def shown(report: dict[str, Any], folder: Path | None = None, width: int = 200) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     print_report(report, console, folder=folder)
     return console.export_text()
 

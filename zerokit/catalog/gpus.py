@@ -124,8 +124,8 @@ def lookup(text: str) -> Gpu:
     if len(candidates) == 1:
         return candidates[0]
     could_be = tuple(gpu.name for gpu in candidates) or could_mean(
-        (gpu.name, between) for gpu, between in _skipped(words)
-    )
+        ((gpu.name, between) for gpu, between in _skipped(words)), closest_only=False
+    )  # a driver's name has the size beside the model's, which the catalogue's names part
     raise InputError(f"⟨gpu⟩ {text!r} {incomplete(could_be)}" if could_be else _unknown(text))
 
 

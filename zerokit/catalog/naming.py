@@ -66,15 +66,20 @@ def skipped(label: Words, words: Words) -> int | None:
     return min(fewest.values(), default=None)
 
 
-def could_mean(words_skipped: Iterable[tuple[str, int | None]]) -> tuple[str, ...]:
+def could_mean(
+    words_skipped: Iterable[tuple[str, int | None]], *, closest_only: bool = True
+) -> tuple[str, ...]:
     """The names that an incomplete one could mean, of all names with what :func:`skipped` says of a label of
-    theirs: those with nothing skipped or, where there are none, those in which the words stand in order, the
-    fewest skipped first."""
+    theirs: those in which the words stand in order, the fewest skipped first.
+
+    Args:
+        closest_only: those with nothing skipped alone, where there are any.
+    """
     least: dict[str, int] = {}
     for name, between in words_skipped:
         if between is not None:
             least[name] = min(between, least.get(name, between))
-    exact = [name for name in least if not least[name]]
+    exact = [name for name in least if not least[name]] if closest_only else []
     return tuple(exact or sorted(least, key=lambda name: least[name]))
 
 

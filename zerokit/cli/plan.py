@@ -177,7 +177,7 @@ def _target(words: tuple[str, ...]) -> Target:
         module, arguments = (words[1] if len(words) > 1 else ""), words[2:]
     if not words or module == "":
         raise InputError("plan --: name a script, for example: zerokit plan --gpus 8 -- train.py")
-    resolved = entry_points.target_of(module, arguments)
+    resolved = entry_points.target_of(module, arguments, "plan")
     if resolved.note is not None:
         say(resolved.note)
     return resolved.target

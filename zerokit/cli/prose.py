@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import textwrap
 from collections.abc import Iterable
 
+from zerokit import messages
 from zerokit.messages import typed
 
 _NARROWEST, _WIDEST = 40, 100
 _JOINED = "\x00"  # a space that no line ends at
-_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")  # of a shell
 
 
 def width() -> int:
@@ -52,28 +51,9 @@ def command_lines(command: str, comment: str = "") -> list[str]:
     Args:
         comment: stands behind the command where there is room, else below it.
     """
-    lines: list[str] = []
-    for part in _parts(typed(command)):
-        if not lines:
-            lines.append(f"  {part}")
-        elif len(f"{lines[-1]} {part} \\") <= width():
-            lines[-1] += f" {part}"
-        else:
-            lines[-1] += " \\"
-            lines.append(f"    {part}")
+    lines = messages.command_lines(command, width())
     if not comment:
         return lines
     if len(behind := f"{lines[-1]}  # {comment}") <= width():
         return [*lines[:-1], behind]
     return [*lines, *wrap(comment, "  # ", "  # ")]
-
-
-def _parts(command: str) -> list[str]:
-    """Options with their values, as they are quoted."""
-    parts: list[str] = []
-    for word in _WORD.findall(command):
-        if word.startswith("--") or not parts:
-            parts.append(word)
-        else:
-            parts[-1] += f" {word}"
-    return parts

@@ -83,7 +83,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     as_json, html = options.pop("as_json"), options.pop("html")
     if module is None and not arguments:
         raise InputError("rehearse: name a script, for example: zerokit rehearse --gpu h200 train.py")
-    resolved = entry_points.target_of(module, arguments)
+    resolved = entry_points.target_of(module, arguments, "rehearse")
     if resolved.note is not None:
         say(resolved.note)
     done = rehearse(resolved.target, say=say, **options)

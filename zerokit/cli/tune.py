@@ -90,7 +90,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
             for name in ("timeout", "launcher", "style", "heartbeat", "grace", "show", "rehearsal_seconds")
         },
     )
-    resolved = target_of(tune_options["module"], arguments)
+    resolved = target_of(tune_options["module"], arguments, "tune")
     if resolved.note is not None:
         say(resolved.note)
     result = tuner.tune(

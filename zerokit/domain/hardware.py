@@ -141,7 +141,7 @@ class Cluster:
             raise InputError("⟨gpus⟩ and ⟨nodes⟩ must be at least 1")
         if self.gpus % self.nodes:
             raise InputError(
-                f"⟨gpus⟩ {self.gpus} on ⟨nodes⟩ {self.nodes}: every node must have as many GPUs; "
+                f"⟨gpus⟩ {self.gpus} on ⟨nodes⟩ {self.nodes}: all nodes must have the same number of GPUs; "
                 f"use a multiple of {self.nodes}"
             )
 

@@ -19,6 +19,9 @@ STYLES = ("raw", "trainer", "accelerate", "none")
 CONFIG_IN_POD = "/etc/zerokit/ds_config.json"
 """Where the Kubernetes manifest mounts the DeepSpeed JSON."""
 
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+"""How many threads CPU Adam steps an offloaded optimizer with."""
+
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _POD_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?")
@@ -101,6 +104,7 @@ def sbatch_script(
         nodes=nodes,
         gpus_per_node=_gpus_per_node(strategy, nodes),
         environment=_environment(style, ds_config_path, environment),
+        shares_cores=_shares_cores(strategy, environment),
         command=_command(command, style, ds_config_path),
     )
 
@@ -136,6 +140,7 @@ def kubernetes_manifest(
         nodes=nodes,
         gpus_per_node=_gpus_per_node(strategy, nodes),
         environment=_environment(style, CONFIG_IN_POD, environment),
+        shares_cores=_shares_cores(strategy, environment),
         command=_command(command, style, CONFIG_IN_POD),
         ds_config=json.dumps(ds_config, indent=2),
     )
@@ -145,6 +150,14 @@ def _gpus_per_node(strategy: Strategy, nodes: int) -> int:
     if strategy.world_size % nodes:
         raise InputError(f"{counted(strategy.world_size, 'rank')} cannot be divided over {nodes} nodes")
     return strategy.world_size // nodes
+
+
+def _shares_cores(strategy: Strategy, environment: Mapping[str, str] | None) -> bool:
+    """Whether the job gives each rank its share of the cores: CPU Adam steps with OpenMP's threads, and
+    ``torchrun`` leaves a rank one (torch 2.13, distributed/run.py:872)."""
+    return strategy.settings.zero.offload_optimizer.device != "none" and THREADS_VARIABLE not in (
+        environment or {}
+    )
 
 
 def _command(command: Sequence[str], style: str, ds_config_path: str) -> list[str]:

@@ -16,12 +16,13 @@ from pathlib import Path
 from zerokit.domain import environment as variables
 from zerokit.errors import InputError
 from zerokit.launcher import packed
-from zerokit.launcher.devices import Devices, cores_per_rank
+from zerokit.launcher.devices import Devices
 from zerokit.launcher.nodes.cluster import run_id, srun_command
 from zerokit.launcher.options import AGENT, BOOTSTRAP, LaunchOptions, check_launcher
 from zerokit.launcher.placement import Placement
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.checkpoints import RESUME_VARIABLE
+from zerokit.launcher.rank.core_share import THREADS_VARIABLE, cores_per_rank
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
 from zerokit.launcher.rank.trackers import OFF_VARIABLE
 from zerokit.launcher.run_folder import ACCELERATE_FILE, DEEPSPEED_ENV_FILE
@@ -45,7 +46,7 @@ _READ_BEFORE_THE_RANK = ("PYTHONPATH", "PYTHONHOME")  # by DeepSpeed's own proce
 _SAFE_EXPORT = re.compile(r"(?:[\w@+=:,./^~\[\]-]+(?: +[\w@+=:,./^~\[\]-]+)*)?")
 _SAFE_PATH = re.compile(r"[\w@+=:,./-]+")
 # What DeepSpeed's own processes there need; all else reaches the rank packed.
-_FOR_DEEPSPEED = ("DS_ACCELERATOR", "OMP_NUM_THREADS", "CUDA_DEVICE_ORDER", "ZEROKIT_RUN_ID")
+_FOR_DEEPSPEED = ("DS_ACCELERATOR", THREADS_VARIABLE, "CUDA_DEVICE_ORDER", "ZEROKIT_RUN_ID")
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
@@ -78,7 +79,7 @@ class ScriptSetup:
         config: the DeepSpeed JSON; None without one.
         plan: the run folder's copy of the plan; None without one.
         plan_environment: variables that the plan sets where the user has not.
-        threads: of OpenMP in each rank on GPUs; None: the launcher decides.
+        thread_variables: for the threads of OpenMP in each rank on GPUs; without one the launcher decides.
     """
 
     style: str
@@ -87,7 +88,7 @@ class ScriptSetup:
     config: Path | None = None
     plan: Path | None = None
     plan_environment: Mapping[str, object] = field(default_factory=dict)
-    threads: int | None = None
+    thread_variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def script_options(
@@ -232,13 +233,12 @@ def _environment(
     if devices.kind == "cpu":
         setting["DS_ACCELERATOR"] = "cpu"
         setting["CUDA_VISIBLE_DEVICES"] = ""
-        if "OMP_NUM_THREADS" not in base:
-            setting["OMP_NUM_THREADS"] = str(cores_per_rank(devices.ranks))
+        if THREADS_VARIABLE not in base:
+            setting[THREADS_VARIABLE] = str(cores_per_rank(devices.ranks))
     else:
         # nvidia-smi counts in this order; CUDA's own default is fastest first.
         setting["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        if setup.threads is not None:
-            setting["OMP_NUM_THREADS"] = str(setup.threads)
+        setting.update(setup.thread_variables)
         command.unset_variables += [
             name for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR") if name in base
         ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.machine.detect import VISIBILITY, Listing, list_gpus
@@ -111,12 +110,14 @@ def resolve(
             "or run on the GPUs"
         )
     planned = "as planned" if planned_gpu in (None, "cpu") else "as many as the plan has GPUs"
+    if nodes > 1:
+        planned += " there"
     source = "asked for" if num_ranks else planned if planned_ranks else "the default"
     return Devices(
         kind="cpu",
         ranks=ranks,
         gpu_indexes=(),
-        why=f"{counted(ranks, 'CPU rank')} ({source}): {why}",
+        why=f"{counted(ranks, 'CPU rank')}{' on each node' if nodes > 1 else ''} ({source}): {why}",
         warning=warning,
     )
 
@@ -165,21 +166,3 @@ def _on_gpus(
     return Devices(
         kind="cuda", ranks=ranks, gpu_indexes=indexes, why=f"{ranks} × {gpus[0].name} (GPU {visible})"
     )
-
-
-def cores_per_rank(ranks: int) -> int:
-    """Cores of this machine (as this process may use them) for each rank."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cores = os.cpu_count() or 1
-    quota = _cgroup_cores()
-    return max(1, int(min(cores, quota or cores)) // ranks)
-
-
-def _cgroup_cores() -> float | None:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None

@@ -9,43 +9,67 @@ that each rank takes all cores. On an H200's host, one core stepped 0.85e9 weigh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from zerokit.launcher.devices import cores_per_rank
 from zerokit.launcher.placement import Placement
+from zerokit.launcher.rank.core_share import SHARE_VARIABLE, THREADS_VARIABLE, cores_per_rank
 from zerokit.units import counted
 
-VARIABLE = "OMP_NUM_THREADS"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankThreads:
+    """The variables that give a rank its threads, none where it keeps its own, and what to say of them."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    note: str | None = None
 
 
 def threads_of_rank(
     config: Mapping[str, Any] | None, placement: Placement, base: Mapping[str, str]
-) -> tuple[int | None, str | None]:
-    """How many threads each rank is to be given, None: as it is; and what is worth saying.
+) -> RankThreads:
+    """How many threads each rank is to be given.
 
     Args:
         config: the DeepSpeed configuration that runs.
         base: the environment to start from; what the user set there stays.
     """
-    if placement.devices.kind != "cuda" or placement.remote or not _steps_on_host(config):
-        return None, None  # other machines have cores that nobody counted
+    if placement.devices.kind != "cuda" or not _steps_on_host(config):
+        return RankThreads()
+    given = base.get(THREADS_VARIABLE)
+    if placement.remote:
+        return _on_nodes(given)
     if not placement.devices.are_here:
         note = (
-            f"{VARIABLE}: not shown, as the cores of that machine are not known: a launch there sets it to "
-            "those of each rank, for the offloaded optimizer"
+            f"{THREADS_VARIABLE}: not shown, as the cores of that machine are not known: a launch there sets "
+            "it to those of each rank, for the offloaded optimizer"
         )
-        return None, None if VARIABLE in base else note
+        return RankThreads(note=note if given is None else None)
     cores = cores_per_rank(placement.devices.ranks)
-    if VARIABLE not in base:
-        note = f"{VARIABLE}={cores}: the offloaded optimizer steps on the host, with its cores for each rank"
-        return cores, note
-    words = base[VARIABLE].partition(",")[0].strip()
-    if words.isdigit() and 2 * int(words) <= cores:
-        return None, (
-            f"warning: {VARIABLE} is {base[VARIABLE]}: the offloaded optimizer steps on so few threads, and "
-            f"each rank has {counted(cores, 'core')} here; unset it, or set it to {cores}"
+    if given is None:
+        note = (
+            f"{THREADS_VARIABLE}={cores}: the offloaded optimizer steps on the host, with its cores for each "
+            "rank"
         )
-    return None, None
+        return RankThreads(variables={THREADS_VARIABLE: str(cores)}, note=note)
+    words = given.partition(",")[0].strip()
+    if words.isdigit() and 2 * int(words) <= cores:
+        return RankThreads(
+            note=f"warning: {THREADS_VARIABLE} is {given}: the offloaded optimizer steps on so few threads, "
+            f"and each rank has {counted(cores, 'core')} here; unset it, or set it to {cores}"
+        )
+    return RankThreads()
+
+
+def _on_nodes(given: str | None) -> RankThreads:
+    """Nobody here counts the cores of other machines: each rank does there, unless the user chose."""
+    if given is not None:  # pdsh would not bring it there by itself
+        return RankThreads(variables={THREADS_VARIABLE: given})
+    return RankThreads(
+        variables={SHARE_VARIABLE: "1"},
+        note=f"{THREADS_VARIABLE}: each rank sets it to its share of its node's cores, for the offloaded "
+        "optimizer",
+    )
 
 
 def _steps_on_host(config: Mapping[str, Any] | None) -> bool:

@@ -14,11 +14,11 @@ from zerokit.emit.deepspeed import VARIANTS, deepspeed_config
 from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
+from zerokit.launcher import plan_agreement, rehearsed_plan
 from zerokit.launcher.command import script_options
 from zerokit.launcher.prepare import read_plan
-from zerokit.script import misplaced_options
-from zerokit.script.agreement import agree
 from zerokit.script.arguments import ScriptOptions
+from zerokit.script.entry_points import Target
 from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
 from zerokit.values import frozen_dataclass
 
@@ -170,7 +170,8 @@ def configure_script(
     script, style = job.script, job.style
     path = Path(script[0])
     facts = _facts(path, style)
-    for warning in misplaced_options.warnings(facts, script[0], script[1:], job.command):
+    target = Target(script=script[0], module=None, arguments=tuple(script[1:]))
+    for warning in plan_agreement.read_of_source(facts, target, job.command)[1]:
         say(warning)
     resolved_style = facts.style if style == "auto" else style
     if style == "auto" and resolved_style != "none":
@@ -182,18 +183,16 @@ def configure_script(
             f"{path} is taken as {STYLE_WORDS[resolved_style]}, which cannot run a pipeline: the plan is for "
             "a script that builds a PipelineModule (⟨style⟩ raw)"
         )
-    arguments = tuple(script[1:])
     added: tuple[str, ...] = ()
     if resolved_style != "none":
-        options = ScriptOptions.read(facts, resolved_style, arguments)
-        agreed = agree(
-            options, plan.chosen, read_plan(str(plan.folder))[1], request=plan.request,
-            seq_len=plan.seq_len,
-            method=plan.method, lora=plan.lora, plan_folder=plan.folder, on_cpu=False,
+        options = ScriptOptions.read(facts, resolved_style, target.arguments)
+        agreed = plan_agreement.agree(
+            plan, options, read_plan(str(plan.folder))[1], target=target, on_cpu=False,
             no_arguments=job.no_arguments, accept_mismatch=job.accept_mismatch, writes_here=config is None,
         )  # fmt: skip
         added = agreed.added
-        for note in agreed.notes:
+        not_rehearsed = None if facts.unreadable else rehearsed_plan.note(plan, target, resolved_style, None)
+        for note in (*agreed.notes, *filter(None, [not_rehearsed])):
             say(note)
     if resolved_style == "trainer" and not facts.parses_training_arguments:
         say(
@@ -204,7 +203,7 @@ def configure_script(
     # a raw script has its options now; the others get theirs by the environment
     return ConfiguredScript(
         style="none" if resolved_style == "raw" else resolved_style,
-        command=[*script, *added, *script_options(resolved_style, facts, arguments, file)],
+        command=[*script, *added, *script_options(resolved_style, facts, target.arguments, file)],
         config=file,
     )
 
@@ -213,7 +212,7 @@ def _facts(path: Path, style: str) -> ScriptFacts:
     if style not in ("auto", *STYLES):
         raise InputError(f"⟨style⟩ {style}: use auto, {', '.join(STYLES)}")
     if style != "auto" and not path.exists():
-        return ScriptFacts(path=path)
+        return ScriptFacts(path=path, unreadable="it is not here")
     try:
         return read_script(path, None)
     except InputError as error:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from zerokit.errors import InputError
 from zerokit.linter.finding import Finding
 from zerokit.linter.suppress import settings_beside
 from zerokit.planner.checking import CheckSettings, check, for_versions
+from zerokit.script import file_mismatches
 from zerokit.script.arguments import ScriptOptions
+from zerokit.strictload import load_json
 
 _IGNORED = frozenset({"unknown-key", "misplaced-key"})
 """Errors of ``check`` after which a run goes on: nobody reads the key."""
@@ -43,6 +47,48 @@ def check_own_file(path: str, *, style: str, ranks: int, accept_mismatch: bool) 
     return tuple(f"warning: {_text(found)}" for found in findings if found.severity != "note")
 
 
+def check_agrees(
+    path: str,
+    options: ScriptOptions,
+    config: Mapping[str, Any],
+    *,
+    ranks: int,
+    on_cpu: bool,
+    accept_mismatch: bool,
+) -> tuple[str, ...]:
+    """Hold the script to the file, which decides with it: warnings.
+
+    Args:
+        config: the file as the run has it.
+
+    Raises:
+        InputError: Transformers would end the run; the message has both values and what to add.
+    """
+    if options.style == "accelerate":
+        return tuple(
+            f"warning: {path}: {one.text}: the file's value counts{_to_agree(one.arguments)}"
+            for one in file_mismatches.of_accelerate(options, config)
+        )
+    found = file_mismatches.of_trainer(options, config, ranks) if options.style == "trainer" else []
+    if not found:
+        return ()
+    added = file_mismatches.added_arguments(found)
+    if on_cpu and "--bf16" in added and options.given("use_cpu") is None:
+        added = (*added, "--use_cpu", "True")  # or TrainingArguments refuse bf16 without a GPU
+    text = (
+        f"{path}: the script's TrainingArguments contradict it, on which Transformers ends the run: "
+        f'{"; ".join(one.text for one in found)}; write "auto" there, and the Trainer fills it'
+        f"{_to_agree(added, 'or ')}"
+    )
+    if accept_mismatch:
+        return (f"warning: {text}",)
+    raise InputError(f"⟨deepspeed⟩ {text}; ⟨accept_mismatch⟩ starts the run all the same")
+
+
+def _to_agree(arguments: Sequence[str], link: str = "") -> str:
+    return f"; {link}give the script {shlex.join(arguments)}" if arguments else ""
+
+
 def _findings(path: str, reader: str, ranks: int) -> Sequence[Finding]:
     project = settings_beside(Path.cwd())
     settings = CheckSettings(kind="deepspeed", reader=reader, world_size=ranks, ignore=project.ignore)
@@ -61,11 +107,15 @@ def of_arguments(options: ScriptOptions, ranks: int) -> tuple[str, ...]:
         return ()
     reads_it_too = options.style == "raw" and options.facts.reads_deepspeed_config  # with json, most likely
     findings = _findings(path, options.style, ranks)
-    return tuple(
+    told = tuple(
         f"warning: {_text(found)}"
         for found in findings
         if found.severity != "note" or (reads_it_too and found.rule.startswith("json-"))
     )
+    if options.style != "trainer" or any(found.severity == "error" for found in findings):
+        return told
+    config = load_json(Path(path)).value
+    return (*told, *check_agrees(path, options, config, ranks=ranks, on_cpu=False, accept_mismatch=True))
 
 
 def _text(found: Finding) -> str:

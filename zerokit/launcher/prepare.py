@@ -14,7 +14,15 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.files import home_folder
-from zerokit.launcher import build_locks, host_threads, own_file, preflight, rehearsed_plan, run_folder
+from zerokit.launcher import (
+    build_locks,
+    host_threads,
+    own_file,
+    plan_agreement,
+    preflight,
+    rehearsed_plan,
+    run_folder,
+)
 from zerokit.launcher import command as commands
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
@@ -23,12 +31,8 @@ from zerokit.launcher.placement import Placement, decide_placement
 from zerokit.launcher.run_folder import ACCELERATE_FILE, COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
-from zerokit.planner.named_models import unlike_planned
-from zerokit.script import adapt_config, agreement, misplaced_options, reader, unlike_adapters
+from zerokit.script import adapt_config, agreement, reader
 from zerokit.script import arguments as script_arguments
-from zerokit.script.entry_points import Target
-from zerokit.script.named_model import named_model
-from zerokit.script.training_switch import why_no_training
 from zerokit.units import counted
 
 _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
@@ -73,7 +77,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     target = options.target
     script = Path(target.script) if target.script is not None else None
     facts = reader.read_script(script, target.module, target.source)
-    untrained, read = _read_of_source(facts, target)
+    untrained, read = plan_agreement.read_of_source(facts, target, "launch")
     plan, config = read_plan(options.plan) if options.plan is not None else (None, None)
     if options.deepspeed is not None:
         config = _read_config(Path(options.deepspeed))
@@ -88,8 +92,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     if placement.devices.kind == "cpu" and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
     not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir)
-    threads, threads_note = host_threads.threads_of_rank(configured.config, placement, os.environ)
-    notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads_note))]
+    threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
+    notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
     added = commands.script_options(style, facts, target.arguments, config_path)
     setup = commands.ScriptSetup(
@@ -99,7 +103,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         config=config_path,
         plan=run_dir / PLAN_FILE if plan is not None else None,
         plan_environment=_mapping(plan.chosen.get("environment") if plan else None),
-        threads=threads,
+        thread_variables=threads.variables,
     )
     command = commands.build(options, placement, setup, run_dir=run_dir, base=os.environ)
     return Launch(
@@ -124,18 +128,6 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         not_rehearsed=not_rehearsed,
         why_no_training=untrained,
     )
-
-
-def _read_of_source(facts: reader.ScriptFacts, target: Target) -> tuple[str | None, list[str]]:
-    """Why it will not train, if so, and what to say of its arguments.
-
-    Raises:
-        InputError: an option of launch stands among them.
-    """
-    notes = misplaced_options.warnings(facts, target.name, target.arguments, "launch")
-    untrained = why_no_training(facts, target.arguments)
-    notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
-    return untrained, notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +173,15 @@ def _own_file(
         config, style="none", device=placement.devices.kind, ranks=placement.ranks,
         planned_ranks=placement.ranks, facts=facts,
     )  # fmt: skip
-    notes = (*warnings, *_adapted_notes(str(options.deepspeed), adapted))
+    unlike = own_file.check_agrees(
+        str(options.deepspeed),
+        script_arguments.ScriptOptions.read(facts, style, options.target.arguments),
+        adapted.config,
+        ranks=placement.ranks,
+        on_cpu=placement.devices.kind == "cpu",
+        accept_mismatch=options.accept_mismatch,
+    )
+    notes = (*warnings, *unlike, *_adapted_notes(str(options.deepspeed), adapted))
     return _Configured(config=adapted.config, notes=notes)
 
 
@@ -200,22 +200,15 @@ def _from_plan(
     precision = adapt_config.precision(on_device.config)
     script_options = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
     held_to = rehearsed_plan.content(plan, options.target)
-    agreed = agreement.agree(
+    agreed = plan_agreement.agree(
+        plan,
         script_options,
-        plan.chosen,
         on_device.config,
-        request=plan.request,
-        seq_len=plan.seq_len,
-        method=plan.method,
-        lora=plan.lora,
-        plan_folder=plan.folder,
+        target=options.target,
         on_cpu=placement.devices.kind == "cpu",
         no_arguments=options.no_arguments,
         accept_mismatch=options.accept_mismatch,
     )
-    adapters: list[str] = []
-    if "rehearsed_with" in held_to["chosen"]:  # other arguments may train something else
-        adapters = unlike_adapters.warnings(script_options, plan.method, plan.lora)
     adapted = adapted_for(style)
     return _Configured(
         config=adapted.config,
@@ -224,21 +217,8 @@ def _from_plan(
             "chosen": {**plan.chosen, "precision": precision},
         },
         added_arguments=agreed.added,
-        notes=(
-            *agreed.notes,
-            *adapters,
-            *another_model(script_options, plan),
-            *_adapted_notes(f"the run's {CONFIG_FILE}", adapted),
-        ),
+        notes=(*agreed.notes, *_adapted_notes(f"the run's {CONFIG_FILE}", adapted)),
     )
-
-
-def another_model(script_options: script_arguments.ScriptOptions, plan: PlanFile) -> list[str]:
-    """A warning where the script's arguments name another model than the plan's."""
-    named = named_model(script_options)
-    parameters = plan.chosen.get("parameters")
-    unlike = unlike_planned(*named, plan.request, parameters) if named is not None else None
-    return [f"warning: {unlike}"] if unlike is not None else []
 
 
 def _adapted_notes(name: str, adapted: adapt_config.Adapted) -> tuple[str, ...]:

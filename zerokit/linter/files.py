@@ -19,6 +19,7 @@ from zerokit.linter.arguments_file import lint_arguments
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.readers import forget_scripts
 from zerokit.linter.finding import Finding, finding_at, is_missing
+from zerokit.linter.given_file import similar
 from zerokit.linter.hostfile import lint_hostfile
 from zerokit.linter.kinds import KINDS, UNKNOWN, detect_kind, what_else
 from zerokit.linter.suppress import without_ignored
@@ -91,6 +92,7 @@ def check_files(
 
 
 STANDARD_INPUT = "<stdin>"
+_ENDINGS = (".json", ".yaml", ".yml", "")
 
 
 def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
@@ -110,12 +112,16 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
             location=Location(error.line or 1, error.column or 1),
             rule="syntax" if error.line else "unreadable",
             severity="error",
-            message=error.message,
+            message=error.message if os.path.lexists(path) or path == STANDARD_INPUT else _not_there(path),
             fix="",
         )
     except Exception as error:
         finding = internal_error(path, error)
     return CheckedFile(path=path, kind=kind or "unknown", document=None, findings=[finding], text=text)
+
+
+def _not_there(path: str) -> str:
+    return f"there is no such file{similar(pathlib.Path(path), _ENDINGS)}"
 
 
 def _parse(path: str, text: str, without_bom: str, kind: str) -> Document:

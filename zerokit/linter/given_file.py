@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from zerokit.errors import FileInputError, InputError
 from zerokit.linter.accelerate.top_level import named_config
-from zerokit.linter.kinds import detect_kind
+from zerokit.linter.kinds import UNKNOWN, detect_kind
 from zerokit.strictload import load_json, parse_yaml
 from zerokit.strictload.document import Document, read_text
 from zerokit.suggest import alternatives, misspelt
@@ -28,7 +29,7 @@ def load_deepspeed(path: Path, *, strict: bool = True) -> Document:
     if is_folder:
         raise InputError(f"{path}: is a folder; give the DeepSpeed JSON in it{_one_of(_inside(path))}")
     if not is_there:
-        raise InputError(f"{path}: there is no such file{_similar(path)}")
+        raise InputError(f"{path}: there is no such file{similar(path)}")
     if path.suffix in (".yaml", ".yml"):
         raise InputError(f"{path}: ⟨deepspeed⟩ takes DeepSpeed's JSON; {_of_yaml(path)}")
     if path.suffix == ".py":
@@ -49,11 +50,12 @@ def _one_of(names: Sequence[str]) -> str:
     return f": {alternatives(names)}" if names else ""
 
 
-def _similar(path: Path) -> str:
-    """The file beside it, or one folder below, that is called like it."""
+def similar(path: Path, endings: Collection[str] = (".json",)) -> str:
+    """The file beside it, or one folder below, that is called like it, to end a message with."""
     with contextlib.suppress(OSError):
         below = [str(found) for found in sorted(path.parent.glob(f"*/{path.name}"))[:_MOST_NAMES]]
-        beside = misspelt(path.name, [found.name for found in path.parent.glob("*.json")], most=2)
+        names = [found.name for found in path.parent.iterdir() if found.suffix in endings]
+        beside = misspelt(path.name, sorted(names), most=2)
         names = [str(path.with_name(name)) for name in beside] or below
         return f"; did you mean {alternatives(names)}?" if names else ""
     return ""
@@ -61,14 +63,15 @@ def _similar(path: Path) -> str:
 
 def _of_yaml(path: Path) -> str:
     """What a YAML is, and which JSON belongs to it."""
+    checked = f": `zerokit check {shlex.quote(str(path))}` says more"
     try:
         text = read_text(path)
         kind, document = detect_kind(str(path), text), parse_yaml(text, str(path))
     except FileInputError as error:
-        return error.message
+        return "zerokit knows no such YAML" + checked if error.message == UNKNOWN else error.message
     if kind == "plan":
         return f"it is a plan: ⟨plan⟩ {path.parent}"
     name = named_config(document)
     if kind != "accelerate" or name is None:
-        return "this YAML names none"
+        return "this YAML names none" + checked
     return f"this is Accelerate's YAML, which names it: {name}"

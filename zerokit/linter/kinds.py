@@ -39,7 +39,7 @@ def detect_kind(path: str, text: str) -> str:
         FileInputError: it cannot be told, or the text cannot be read at all.
     """
     name = pathlib.Path(path).name.lower()
-    if name.endswith((".py", ".pyi", ".ipynb")):
+    if name.endswith((".py", ".pyi", ".ipynb", ".sh", ".slurm", ".sbatch")) or text.startswith("#!"):
         raise FileInputError(path, UNKNOWN, 1, 1)
     start = text.lstrip()[:1]
     has_lines = _HOSTFILE_LINE.search(text) and not name.endswith((".json", ".yaml", ".yml"))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from zerokit.linter.accelerate.keys import key_list
 from zerokit.linter.files import CheckedFile
 from zerokit.linter.finding import SEVERITIES, Finding
 from zerokit.linter.reports import as_junit, as_sarif
@@ -85,11 +86,19 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False, skipped: int =
         what = "file that is no configuration" if skipped == 1 else "files that are no configurations"
         hidden += f"; skipped {skipped} {what}"
     kinds = (
-        ", ".join(f"{file.path} ({file.kind})" for file in files)
+        ", ".join(f"{file.path} ({_kind(file)})" for file in files)
         if 0 < len(files) <= 3
         else f"{len(files)} files"
     )
     return f"{kinds}: {', '.join(parts) or 'no problems'}{hidden}"
+
+
+def _kind(file: CheckedFile) -> str:
+    """What the file is; of an accelerate YAML also that it does not use DeepSpeed."""
+    value = file.document.value if file.document is not None else None
+    runs = value.get("distributed_type") if file.kind == "accelerate" and isinstance(value, dict) else None
+    no_deepspeed = isinstance(runs, str) and runs in key_list()["distributed_types"] and runs != "DEEPSPEED"
+    return f"{file.kind}, {runs}: without DeepSpeed" if no_deepspeed else file.kind
 
 
 def as_dict(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> dict[str, Any]:

@@ -178,9 +178,13 @@ def host_parts(planned: PlannedStrategy) -> list[tuple[str, int]]:
 
 
 def host_memory(planned: PlannedStrategy) -> str:
-    """``130.6 GiB per node: model before it moves 119.7, process 10.9 GiB``."""
+    """``130.6 GiB per node: model before it moves 119.7, process 10.9 GiB``; with offload also what a node
+    is assumed to have, where nobody said it."""
     total = planned.estimate.host_bytes_per_node
     text = f"{format_gib(total, 1)} per node"
+    limit = planned.cluster.host_limit_bytes
+    if _offloads(planned) and planned.cluster.host_ram_bytes is None and limit:
+        text += f" of {format_gib(limit, 0)} assumed"
     parts = host_parts(planned)
     if not parts:
         return text
@@ -189,6 +193,11 @@ def host_memory(planned: PlannedStrategy) -> str:
     others = sum(size for _, size in parts[2:])
     words += [f"others {others / unit:.1f}"] if others >= unit / 20 else []
     return f"{text}: {', '.join(words)} {unit_name}"
+
+
+def _offloads(planned: PlannedStrategy) -> bool:
+    zero = planned.strategy.settings.zero
+    return {zero.offload_optimizer.device, zero.offload_param.device} != {"none"}
 
 
 _REASSURING = (

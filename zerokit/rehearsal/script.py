@@ -13,14 +13,14 @@ from typing import Any
 from zerokit.errors import InputError
 from zerokit.fields import all_as_options
 from zerokit.launcher import command as commands
-from zerokit.launcher import own_file
+from zerokit.launcher import own_file, plan_agreement
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
-from zerokit.launcher.prepare import another_model, read_plan
+from zerokit.launcher.prepare import read_plan
 from zerokit.rehearsal import accelerate_variables
-from zerokit.script import adapt_config, agreement, misplaced_options
+from zerokit.script import adapt_config, misplaced_options
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
 from zerokit.script.entry_points import Target
@@ -163,21 +163,17 @@ class _Planned:
         self._folder = folder
         notes.append(f"{target.name} is taken as {script_reader.STYLE_WORDS[facts.style]}: {facts.why}")
         script_options = script_arguments.ScriptOptions.read(facts, facts.style, target.arguments)
-        self._agreed = agreement.agree(
+        self._agreed = plan_agreement.agree(
+            self._plan,
             script_options,
-            self._plan.chosen,
             self._adapted(config, "none").config,
-            request=self._plan.request,
-            seq_len=self._plan.seq_len,
-            method=self._plan.method,
-            lora=self._plan.lora,
-            plan_folder=self._plan.folder,
+            target=target,
             on_cpu=False,
             no_arguments=use.no_arguments,
             accept_mismatch=use.accept_mismatch,
         )
         adapted = self._adapted(config, facts.style)
-        notes += [*self._agreed.notes, *another_model(script_options, self._plan)]
+        notes += self._agreed.notes
         notes += [f"ds_config.json: {change}" for change in adapted.changes]
         notes += [f"warning: {warning}" for warning in adapted.warnings]
         self._config_path = folder / "ds_config.json"

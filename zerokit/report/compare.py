@@ -23,7 +23,7 @@ def compare_reports(
 ) -> dict[str, Any]:
     """The figures of two runs and their differences.
 
-    Sizes are of the fullest rank of each run, in bytes; step time is the median over ranks, in seconds.
+    Sizes are the largest of any rank of each run, in bytes; step time is the median over ranks, in seconds.
     ``sequences_per_second`` is what each rank takes: batch size per GPU times gradient accumulation, over the
     step time. ``change_fraction`` is relative to the first run.
     """
@@ -148,7 +148,7 @@ def print_comparison(
 ) -> None:
     """Print a comparison to ``console`` (standard output by default)."""
     table = render.new_table()
-    table.add_column("fullest rank")
+    table.add_column("largest of any rank, median step time")
     for name in (*names, "change"):
         table.add_column(escape(name), justify="right")
     for row in table_rows(comparison):

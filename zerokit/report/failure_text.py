@@ -47,10 +47,11 @@ def raised_at(failure: Failure) -> str | None:
 
 
 def failure_lines(failure: Failure) -> list[str]:
-    """An out-of-memory in words, and what to try next; empty for other failures."""
+    """An out-of-memory in words, and what to try next; of an exit code what the rank said last."""
     oom = failure.oom
     if oom is None:
-        return []
+        said = failure.last_line
+        return [f"the last line of its standard error: {said}"] if said else []
     lines = []
     if oom.asked_bytes is not None:
         free = oom.device_free_bytes

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zerokit.domain.phases import PHASES
-from zerokit.messages import typed
+from zerokit.messages import command_lines, typed
 from zerokit.report.failure_text import failed_in_load, failure_lines, failure_place, raised_at, shortened
 from zerokit.report.figure_text import percent, seconds, signal_name, size
 from zerokit.report.host_names import short_hosts
@@ -29,6 +29,8 @@ NOT_MEASURED, _NOT_MEASURED_SHORT = "not measured", "n/m"
 MOST_RANKS = 64
 STACKS = "stacks-*.txt"
 """Where a hung run's folder has what each rank was doing."""
+LOG_OF_RANK = "logs/rank-{:05d}.err.log"
+"""What a rank wrote to its standard error, in the run folder."""
 _NOTHING_MEASURED = "No rank got past load: no memory and no steps to show."
 _PIPE_WIDTH = 160
 _WIDE = 132  # columns that the table of ranks takes with everything in it
@@ -72,11 +74,12 @@ def parts(
     tables: list[RenderableType] = [Text(_NOTHING_MEASURED)] if failed_in_load(run) else _tables(run, width)
     tables += [Text(line, style="yellow") for line in warnings(run)]
     tables.append(outcome_line(run))
-    # a command is copied in one piece, however narrow the terminal
-    tables += [Text(typed(line), no_wrap=True, overflow="ignore") for line in what_to_do(run, folder)]
+    # whole, however narrow the terminal: a path or a command is copied
+    tables += [Text(line, no_wrap=True, overflow="ignore") for line in what_to_do(run, folder, width)]
     tables += [Text(line) for line in retry_lines(run)]
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
+        tables += _its_output(run.first_failure, folder) if traceback else []
     return tables
 
 
@@ -319,6 +322,14 @@ def _failure(failure: Failure, traceback: bool) -> list[RenderableType]:
     return lines
 
 
+def _its_output(failure: Failure, folder: Path | None) -> list[RenderableType]:
+    """Where the rank's standard error is; whole, as it is copied."""
+    path = None if folder is None else folder / LOG_OF_RANK.format(failure.rank)
+    if path is None or not path.is_file():
+        return []
+    return [Text(f"its output: {shlex.quote(str(path))}", no_wrap=True, overflow="ignore")]
+
+
 def retry_lines(run: RunReport) -> list[str]:
     """How the further attempts ended, one line each."""
     lines = [f"Again after the run in {run.retry_of}"] if run.retry_of else []
@@ -328,7 +339,7 @@ def retry_lines(run: RunReport) -> list[str]:
     return lines
 
 
-def what_to_do(run: RunReport, folder: Path | None) -> list[str]:
+def what_to_do(run: RunReport, folder: Path | None, width: int) -> list[str]:
     """After a run that was not as planned, the command that plans for what ran; after a hang, where to look.
 
     Args:
@@ -345,7 +356,7 @@ def what_to_do(run: RunReport, folder: Path | None) -> list[str]:
     recipe = shlex.quote(str((folder or Path("RUN")) / "plan.yaml"))
     return [
         "What to do: make the script use the plan's values, or plan for what it does:",
-        f"  zerokit plan --recipe {recipe} {options}",
+        *command_lines(f"zerokit plan --recipe {recipe} {options}", width),
     ]
 
 

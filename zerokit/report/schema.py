@@ -164,7 +164,10 @@ class RehearsedRun(_Part):
 
 
 class Failure(_Part):
-    """The failure that came first."""
+    """The failure that came first.
+
+    ``last_line``: of the rank's standard error, where an exit code is all that it left.
+    """
 
     rank: Count
     host: str
@@ -176,6 +179,7 @@ class Failure(_Part):
     step: Count | None = None
     at: Number | None = None
     traceback: str | None = None
+    last_line: str | None = None
     oom: OutOfMemory | None = None
     next_plan: NextPlan | None = None
     no_next_plan: str | None = None

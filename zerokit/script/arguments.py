@@ -265,7 +265,7 @@ class ScriptOptions:
     @property
     def never_checkpoints(self) -> bool:
         """Whether nothing in the script or its arguments looks like activation checkpointing."""
-        return self._fixed_checkpointing() == "none"
+        return not self.facts.unreadable and self._fixed_checkpointing() == "none"
 
     def _fixed_number(self, name: str, placeholder: str) -> int | None:
         """A number that the user's arguments or the script's source fix; None: it can be given, or is

@@ -53,15 +53,18 @@ class Resolved:
     note: str | None = None
 
 
-def target_of(module: str | None, words: tuple[str, ...]) -> Resolved:
+def target_of(module: str | None, words: tuple[str, ...], command: str = "launch") -> Resolved:
     """What ``-m MODULE`` with ``words`` as its arguments, or ``words`` alone, name.
+
+    Args:
+        command: of zerokit, that was typed.
 
     Raises:
         InputError: as :func:`resolve`.
     """
     if module:
         return Resolved(target=Target(script=None, module=module, arguments=words))
-    return resolve(words[0], words[1:])
+    return resolve(words[0], words[1:], command)
 
 
 def named_target(
@@ -78,7 +81,7 @@ def named_target(
     return target_of(module, (*words, *map(str, arguments))).target
 
 
-def resolve(word: str, arguments: tuple[str, ...]) -> Resolved:
+def resolve(word: str, arguments: tuple[str, ...], command: str = "launch") -> Resolved:
     """A script stays what it is; a console command becomes what its workers run.
 
     Raises:
@@ -92,7 +95,7 @@ def resolve(word: str, arguments: tuple[str, ...]) -> Resolved:
     if exists or word in (".", "..") or "/" in word or word.endswith((".py", ".zip", ".pyz")):
         return Resolved(target=Target(script=word, module=None, arguments=arguments))
     if word in _LAUNCHERS:
-        raise InputError(_without_launcher(word, arguments))
+        raise InputError(_without_launcher(word, arguments, command))
     if word in _TOOLS:
         return _TOOLS[word](word, arguments)
     return _console(word, arguments)
@@ -111,13 +114,15 @@ _LAUNCHERS: Mapping[str, str] = {
 }
 
 
-def _without_launcher(word: str, arguments: tuple[str, ...]) -> str:
+def _without_launcher(word: str, arguments: tuple[str, ...], command: str) -> str:
     """Found by its ending: the options of launchers take values that look like scripts."""
     script = next((index for index, text in enumerate(arguments) if text.endswith(".py")), None)
     rest = " ".join(arguments[script:]) if script is not None else "SCRIPT [ARGS]"
+    if command == "plan":
+        return f"{word}: name the script alone; leave {word} and its options out: zerokit plan … -- {rest}"
     return (
-        f"{word}: zerokit launch starts the ranks itself; leave {word} and its options out: "
-        f"zerokit launch{_LAUNCHERS[word]} {rest}"
+        f"{word}: zerokit {command} starts the ranks itself; leave {word} and its options out: "
+        f"zerokit {command}{_LAUNCHERS[word]} {rest}"
     )
 
 

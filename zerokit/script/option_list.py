@@ -6,12 +6,14 @@ library's function gets the parser, arguments are read twice), nothing is known 
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 from zerokit.script.parser_calls import called
 from zerokit.suggest import by_words, misspelt
@@ -54,11 +56,22 @@ class OptionList:
 
     def unknown(self, arguments: Sequence[str]) -> list[str]:
         """The arguments that are no option of the script's, as far as all of its options are known."""
+        return [name for name in self._long(arguments) if not self._beginning_so(name)]
+
+    def ambiguous(self, arguments: Sequence[str]) -> dict[str, list[str]]:
+        """The arguments that argparse takes for the beginning of several options, and those options."""
+        begun = {name: self._beginning_so(name) for name in self._long(arguments) if name not in self.names}
+        return {name: options for name, options in begun.items() if options and _is_refused(name, options)}
+
+    def _long(self, arguments: Sequence[str]) -> list[str]:
+        """The names of the long options among them; none where not all of the script's are known."""
         if not (self.parses and self.is_whole):
             return []
         words = arguments[: arguments.index("--")] if "--" in arguments else arguments
-        names = [word.partition("=")[0] for word in words if word.startswith("--")]
-        return [name for name in names if not any(known.startswith(name) for known in self.names)]
+        return [word.partition("=")[0] for word in words if word.startswith("--")]
+
+    def _beginning_so(self, name: str) -> list[str]:
+        return sorted(known for known in self.names if known.startswith(name))
 
 
 def unknown_option(script: str, options: OptionList, arguments: Sequence[str]) -> str | None:
@@ -73,7 +86,39 @@ def unknown_option(script: str, options: OptionList, arguments: Sequence[str]) -
             else f"`python {script} --help` lists those that it has"
         )
         return f"warning: {script} has no option {name}, and ends where it gets one: {meant}"
+    for name, known in options.ambiguous(arguments).items():
+        shown = list(dict.fromkeys(one.replace("-", "_").replace("__", "--", 1) for one in known))
+        more = " …" if len(shown) > 3 else ""
+        return (
+            f"warning: {script} ends at {name}, which may be the beginning of {', '.join(shown[:3])}{more}: "
+            "write it out"
+        )
     return None
+
+
+class _Refused(Exception):
+    """argparse would end here."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Refused(message)
+
+
+def _is_refused(name: str, options: Sequence[str]) -> bool:
+    """Whether this Python's argparse refuses the beginning of these; the spellings of one option differ in
+    hyphens alone."""
+    parser = _Parser(add_help=False)
+    spellings: dict[str, list[str]] = {}
+    for option in options:
+        spellings.setdefault(option.replace("-", "_"), []).append(option)
+    for same in spellings.values():
+        parser.add_argument(*same, nargs="?")
+    try:
+        parser.parse_known_args([name])
+    except _Refused:
+        return True
+    return False
 
 
 class _File:

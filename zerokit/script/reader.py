@@ -25,6 +25,7 @@ from zerokit.script.option_list import OptionList
 from zerokit.script.option_values import LENGTHS, MODELS
 from zerokit.script.own_modules import find_module, installed_package, own_modules
 from zerokit.script.parser_calls import ParserCalls, called, parser_calls
+from zerokit.script.reachable_code import reachable
 from zerokit.suggest import misspelt
 
 STYLES = ("raw", "accelerate", "trainer", "none")
@@ -195,6 +196,22 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
         root = package.parent if package else root
         waiting.append(start)
     facts.package = package.name if package else None
+    entries = set(waiting)
+    trees = _trees(facts, waiting, root)
+    # a package may start its own files again, each as a script
+    for current, tree in reachable(trees, entries if package is None else trees).items():
+        facts.option_list.read(tree)
+        _Reader(facts, current).visit(tree)
+        facts.adapters = adapter_calls(tree, path) if current == path else facts.adapters
+        facts.assigned.extend(assignments(tree, current))
+        facts.code_settings.extend(code_settings(tree, current))
+        _add_parsers(facts, parser_calls(tree, current))
+    return facts
+
+
+def _trees(facts: ScriptFacts, waiting: deque[Path], root: Path) -> dict[Path, ast.Module]:
+    """The files that wait and all that they import of the script's own, parsed."""
+    trees: dict[Path, ast.Module] = {}
     read: set[Path] = set()
     while waiting and len(read) < _MOST_FILES:
         current = waiting.popleft()
@@ -202,17 +219,12 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
             continue
         read.add(current)
         tree = _parse(current, facts)
-        facts.option_list.is_whole &= tree is not None and package is None
+        facts.option_list.is_whole &= tree is not None and facts.package is None
         if tree is not None:
-            facts.option_list.read(tree)
-            _Reader(facts, current).visit(tree)
-            facts.adapters = adapter_calls(tree, path) if current == path else facts.adapters
-            facts.assigned.extend(assignments(tree, current))
-            facts.code_settings.extend(code_settings(tree, current))
-            _add_parsers(facts, parser_calls(tree, current))
-            waiting.extend(own_modules(tree, root, current.parent, package.name if package else None))
+            trees[current] = tree
+            waiting.extend(own_modules(tree, root, current.parent, facts.package))
     facts.option_list.is_whole &= not waiting
-    return facts
+    return trees
 
 
 def _elsewhere(path: Path) -> str:

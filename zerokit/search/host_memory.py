@@ -25,8 +25,8 @@ def note_on_cores(chosen: Candidate) -> tuple[str, ...]:
         return ()
     return (
         "step time: each rank steps its offloaded optimizer with an equal share of the node's cores; "
-        "`zerokit launch` sees to that, `torchrun` and `accelerate launch` leave it one core (set "
-        "OMP_NUM_THREADS)",
+        "`zerokit launch` and the jobs of `zerokit emit` see to that, `torchrun` and `accelerate launch` "
+        "leave it one core (set OMP_NUM_THREADS)",
     )
 
 

@@ -72,7 +72,7 @@ def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
         )
         if not is_measured:
             yield Unmeasured(
-                name="the host's copies and optimizer",
+                name="the speed of the host's copies and optimizer",
                 told_by="`zerokit doctor --measure` on the GPU machine",
                 fast=_with(model, _offloading(model, _ADAM_RATES[1], _COPIES)),
                 slow=_with(model, _offloading(model, _ADAM_RATES[0], 1 / _COPIES)),

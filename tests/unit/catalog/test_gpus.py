@@ -204,6 +204,9 @@ def test_an_ambiguous_name_lists_its_candidates() -> None:
     assert caught.value.exit_code == 2
     with pytest.raises(InputError, match="could be any of: a100-80gb, a100-pcie-80gb"):
         gpus.lookup("A100-80")
+    for name in ("H100-80GB", "h100 80"):
+        with pytest.raises(InputError, match="could be any of: h100-sxm-80gb, h100-pcie-80gb; name one"):
+            gpus.lookup(name)
     with pytest.raises(InputError, match="is incomplete: it could be mi300x"):
         gpus.lookup("MI300")
     with pytest.raises(InputError, match="could be any of: rtx-3090, rtx-4090; "):

@@ -308,3 +308,44 @@ def test_a_schema_is_of_a_deepspeed_file_unless_another_is_named(
 ) -> None:
     assert run(["check", "--schema", *words]) == 0
     assert title in json.loads(capsys.readouterr().out)["title"]
+
+
+@pytest.mark.parametrize("name", ["job.sh", "job.slurm", "job"])
+def test_a_job_is_no_file_that_check_knows(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The YAML reader's words on a shell script help nobody."""
+    code, out, _ = check(
+        write(tmp_path, name, "#!/bin/bash\n#SBATCH --nodes=2\nsrun torchrun \\\n  t.py\n"), capsys=capsys
+    )
+    assert (
+        code == 2
+        and "is neither a DeepSpeed JSON, an accelerate YAML, a hostfile, a plan nor a recipe" in out
+    )
+
+
+def test_a_misspelt_name_is_answered_with_the_file_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "ds_config.json", GOOD)
+    code, out, _ = check(str(tmp_path / "ds_confg.json"), capsys=capsys)
+    assert code == 2 and f"there is no such file; did you mean {tmp_path / 'ds_config.json'}?" in out
+    assert "no such file [unreadable]" in check(str(tmp_path / "other.yaml"), capsys=capsys)[1]
+
+
+def test_an_accelerate_yaml_without_deepspeed_is_said_to_be_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "distributed_type: {}\nnum_processes: 4\ncompute_environment: LOCAL_MACHINE\n"
+    path = write(tmp_path, "ddp.yaml", text.format("MULTI_GPU"))
+    assert "(accelerate, MULTI_GPU: without DeepSpeed): no problems" in check(path, capsys=capsys)[1]
+    path = write(tmp_path, "ds.yaml", text.format("DEEPSPEED"))
+    assert "(accelerate)" in check(path, capsys=capsys)[1]
+
+
+def test_estimate_leads_to_check_where_a_yaml_is_no_deepspeed_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "plain.yaml", "stage: 3\n")
+    assert run(["estimate", "--model", "gpt2", "--gpus", "1", "--gpu", "h200", "--deepspeed", path]) == 2
+    assert f"`zerokit check {path}` says more" in " ".join(capsys.readouterr().err.split())

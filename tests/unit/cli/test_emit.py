@@ -163,6 +163,41 @@ def test_a_job_of_a_trainer_carries_the_plans_arguments(
     assert words("--accept-mismatch", *mismatch).count("--per_device_train_batch_size") == 1
 
 
+@pytest.mark.parametrize("kind", [("sbatch",), ("kubernetes", "--image", "r/i:1")])
+def test_a_job_is_held_to_its_plan_as_a_launch_is(
+    kind: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another model and length, a script that does not train, and a plan that was not rehearsed with it."""
+    assert run(["plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200"]) == 0
+    needs("deepspeed")
+    Path("train.py").write_text(
+        "import argparse, deepspeed\np = argparse.ArgumentParser()\ndeepspeed.add_config_arguments(p)\n"
+        "p.add_argument('--model_name_or_path')\np.add_argument('--max_seq_length', type=int, default=77)\n"
+        "p.parse_args()\ndeepspeed.initialize()\n"
+    )
+    script = ("train.py", "--model_name_or_path", "qwen2.5-0.5b")
+    capsys.readouterr()
+    code, _, said = emit(capsys, *kind, *script)
+    assert code == 0
+    assert run(["launch", "--dry-run", "--device", "cuda", *script]) == 0
+    of_launch = capsys.readouterr().err
+    for words in ("another model than the plan's llama-3.1-8b", "cuts sequences at 77 tokens",
+                  "the plan was not rehearsed with this script"):  # fmt: skip
+        assert words in " ".join(said.split()) and words in " ".join(of_launch.split())
+    Path("train.py").write_text(PARSES.replace("Trainer(args", "args.do_train and Trainer(args"))
+    assert "no training step will be seen" in emit(capsys, *kind, "train.py")[2]
+
+
+def test_nothing_is_said_of_a_script_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan(capsys)
+    code, _, said = emit(capsys, "sbatch", "--style", "raw", "absent.py")
+    assert code == 0 and "checkpointing" not in said and "rehearsed" not in said
+    Path("here.py").write_text("")
+    assert "no sign of turning it on" in " ".join(
+        emit(capsys, "sbatch", "--style", "raw", "here.py")[2].split()
+    )
+
+
 def test_sequence_parallel_reaches_the_job(capsys: pytest.CaptureFixture[str]) -> None:
     make_plan(capsys, "sequence")
     code, out, _ = emit(capsys, "sbatch", "--style", "trainer", "elsewhere.py")

@@ -138,3 +138,15 @@ def test_of_equal_step_times_it_is_said_that_they_are(capsys: pytest.CaptureFixt
     assert ratio == pytest.approx(1, abs=0.0005)
     assert first["why"].endswith("is as fast") and ": as fast, " in second["why"]
     assert "0.0%" not in call(capsys, *words, "--explain")[1]
+
+
+def test_a_plan_with_offload_says_what_host_memory_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
+    """On its first screen, as whether it fits may depend on that."""
+    job = ("plan", "--model", "llama-3.1-70b", "--gpus", "16", "--nodes", "2", "--gpu", "h100-sxm-80gb",
+           "--seq-len", "4096", "--global-batch", "64")  # fmt: skip
+    code, out, _ = call(capsys, *job)
+    assert code == 0 and "weight offload to cpu" in out and " GiB per node of 2,048 GiB assumed: " in out
+    assert out.count("\n") <= 24
+    assert " assumed: " not in call(capsys, *job, "--host-ram", "1500GiB")[1].partition("Assumed")[0]
+    without = call(capsys, "plan", "--params", "7b", "--method", "lora", "--gpus", "1", "--gpu", "h200")[1]
+    assert " assumed: " not in without.partition("Assumed")[0]

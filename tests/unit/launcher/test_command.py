@@ -70,7 +70,9 @@ def test_architectures_that_deepspeed_cannot_read_are_numbers(
 
 
 def test_threads_reach_the_ranks_where_they_were_decided(tmp_path: Path) -> None:
-    assert build(tmp_path, threads=8).environment({})["OMP_NUM_THREADS"] == "8"
+    assert (
+        build(tmp_path, thread_variables={"OMP_NUM_THREADS": "8"}).environment({})["OMP_NUM_THREADS"] == "8"
+    )
     assert "OMP_NUM_THREADS" not in build(tmp_path).environment({})
 
 

@@ -122,6 +122,16 @@ def test_a_plan_for_gpus_where_there_are_none_is_never_as_planned(
         assert "⟨device⟩ cuda stops" in chosen.warning
 
 
+def test_ranks_of_several_nodes_are_said_to_be_on_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    of_job = devices.resolve(
+        "cpu", num_ranks=None, planned_ranks=16, planned_gpu="h200", environment={}, nodes=2
+    )
+    assert of_job.why.startswith("8 CPU ranks on each node (as many as the plan has GPUs there): ")
+
+
 def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert resolve().kind == "cpu"

@@ -12,6 +12,7 @@ from tests.support.run_reports import BROKEN, ERROR, GIB, MIB, OOM, PLAN, report
 from zerokit.launcher.rank_file import rank_file
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.report.failure_text import failed_in_load
+from zerokit.report.html import render_html
 from zerokit.report.render import print_report
 from zerokit.report.schema import RunReport
 
@@ -138,6 +139,26 @@ def test_a_failure_in_load_shows_its_whole_message_and_no_tables(tmp_path):
     text = console.export_text()
     assert "Peak memory" in text  # it had trained
     assert "  line 5\n  … (28 more lines in report.json and in its output)\n  line 34" in text
+
+
+def test_an_exit_code_is_shown_with_what_the_rank_said_last_and_where(tmp_path, monkeypatch):
+    """argparse ends a script with its message and code 2; DeepSpeed then ends the other rank with SIGTERM."""
+    monkeypatch.setenv("SOME_TOKEN", "s3cr3t-value-of-it")
+    for rank in range(2):
+        write_rank(tmp_path, rank, on_gpu=False, state="failed", exit_code=2, time=998.0 + 0.002 * (1 - rank))
+    (tmp_path / "logs").mkdir()
+    said = "usage: train.py\ntrain.py: error: no option s3cr3t-value-of-it\n\n"
+    (tmp_path / "logs" / "rank-00001.err.log").write_text(said)
+    exits = [RankExit(rank=1, code=2, at=998.3), RankExit(rank=0, signal=15, at=998.2)]
+    report = report_of(tmp_path, 2, exits=exits, plan=None)
+    assert report["first_failure"]["rank"] == 1  # by its own account two thousandths earlier
+    assert report["first_failure"]["error"] == "exited with code 2"  # by which restarts tell errors apart
+    text = shown(report, folder=tmp_path)
+    assert "the last line of its standard error: train.py: error: no option" in text
+    assert "s3cr3t-value-of-it" not in text
+    assert f"its output: {tmp_path}/logs/rank-00001.err.log" in text
+    assert "train.py: error: no option" in render_html(RunReport.model_validate(report))
+    assert "its output" not in shown(report)
 
 
 @pytest.mark.parametrize(

@@ -355,6 +355,10 @@ def test_a_run_that_was_not_as_planned_says_what_to_do(tmp_path, capsys, monkeyp
     assert chosen["micro_batch"] == 8
     assert (planned["request"]["method"], planned["request"]["gpus"]) == ("lora", "2")
     assert "zerokit plan --recipe RUN/plan.yaml --micro-batch 8 --global-batch 16\n" in shown(report)
+    narrow = shown(report, folder=folder, width=60)
+    assert max(map(len, narrow[narrow.index("What to do") :].splitlines()[1:])) <= 60
+    lines = narrow[narrow.index("  zerokit plan ") :].split("\n\n")[0]
+    assert shlex.split(command) == shlex.split(lines.replace("\\\n", ""))[: len(shlex.split(command))]
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

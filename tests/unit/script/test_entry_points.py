@@ -91,6 +91,20 @@ def test_what_is_no_script(words: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("plan", "zerokit plan … -- t.py --lr"),
+        ("rehearse", "zerokit rehearse starts the ranks itself"),
+        ("tune", "zerokit tune --launcher accelerate t.py --lr"),
+    ],
+)
+def test_a_launcher_in_front_is_answered_with_the_command_that_was_typed(command: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve("accelerate", ("launch", "--num_processes", "2", "t.py", "--lr"), command)
+    assert said in str(caught.value) and "zerokit launch" not in str(caught.value)
+
+
 def test_a_folder_is_a_script_only_with_a_main_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
@@ -176,7 +190,7 @@ def test_a_deepspeed_file_of_the_users_in_place_of_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    body = {"train_micro_batch_size_per_gpu": 3, "zero_optimization": {"stage": 2}}
+    body = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}
     Path("ds.json").write_text(json.dumps(body))
     for script, reached in (
         ("raw.py", "--deepspeed_config"),

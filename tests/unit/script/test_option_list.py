@@ -46,6 +46,12 @@ job, = HfArgumentParser((Job,)).parse_args_into_dataclasses()
 """
 
 
+SCHEDULED = (
+    "import argparse\np = argparse.ArgumentParser()\n"
+    "p.add_argument('--lr_decay')\np.add_argument('--lr_end')\np.parse_args()\n"
+)
+
+
 def said(script: Path, *arguments: str) -> list[str]:
     return warnings(read_script(script, None), "train.py", arguments, "launch")
 
@@ -57,6 +63,12 @@ def said(script: Path, *arguments: str) -> list[str]:
         (ARGPARSE, "--seq-len 1 --batch-size=4", "has no option --batch-size, and ends where it gets one: `"),
         (MADE, "--seq_len 3", "did you mean --seq-len?"),
         (FIELDS, "--fourbit", "did you mean --four_bit?"),
+        (
+            SCHEDULED,
+            "--lr 1",
+            "ends at --lr, which may be the beginning of --lr_decay, --lr_end: write it out",
+        ),
+        (SCHEDULED, "--lr_d=3 --lr_end 4", None),
         (ARGPARSE, "--seq 128 --no-fast --deepspeed_config x -v --help", None),  # a beginning is enough
         (ARGPARSE, "--seq-len 1 -- --batch-size", None),
         (FIELDS, "--four-bit --no_four_bit --seed=2", None),
@@ -69,7 +81,9 @@ def test_an_option_that_the_script_has_not(
     if meant is None:
         assert found == []
     else:
-        assert len(found) == 1 and found[0].startswith("warning: train.py has no option --")
+        assert len(found) == 1 and found[0].startswith(
+            ("warning: train.py has no option --", "warning: train.py ends at --")
+        )
         assert meant in found[0]
 
 
@@ -130,3 +144,21 @@ def test_an_option_that_lacks_a_word_is_found(tmp_path: Path) -> None:
     assert meant == "--per_device_eval_batch_size or --per_device_train_batch_size?"
     (said,) = warnings(facts, "train.py", ["--nothing_like_it", "4"], "launch")
     assert "did you mean" not in said
+
+
+@pytest.mark.parametrize("begun", ["--lr", "--learning", "--per_device_train", "--warmup", "--learning_rate"])
+def test_a_beginning_is_ambiguous_where_the_real_parser_says_so(begun: str, tmp_path: Path) -> None:
+    """A Trainer's options have two spellings each, which newer versions of Python do not take for two."""
+    transformers = pytest.importorskip("transformers")
+    script = write_script(
+        tmp_path,
+        "from transformers import HfArgumentParser, TrainingArguments\n"
+        "args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n",
+    )
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    try:
+        parser.parse_known_args([begun, "1"])
+        is_refused = False
+    except SystemExit:
+        is_refused = True
+    assert bool(said(script, begun, "1")) == is_refused

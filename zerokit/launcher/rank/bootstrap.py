@@ -20,10 +20,12 @@ if __name__ == "__main__" and sys.path and os.path.realpath(sys.path[0]) == _HER
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))  # noqa: PTH120
 sys.path.insert(0, _ROOT)
 from zerokit.launcher import packed  # noqa: E402
+from zerokit.launcher.rank import core_share  # noqa: E402
 
 if __name__ == "__main__":
     packed.become(os.path.abspath(__file__), sys.argv[1:])  # noqa: PTH100
     packed.enter_working_folder()
+    core_share.take_share()
 
 from zerokit.launcher.rank import process as rank_process  # noqa: E402
 

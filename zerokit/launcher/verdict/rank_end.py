@@ -4,8 +4,8 @@ The first failure is the one that explains the others. It is chosen so:
 
 1. A rank that zerokit ended, or whose error is what a peer's failure looks like from here (a broken
    connection, NCCL's watchdog), explains nothing while another rank failed by itself.
-2. The earliest failure goes first: of an exception the moment at which it was recorded, otherwise the moment
-   at which the process was seen to end.
+2. The earliest failure goes first: the moment at which the rank itself recorded its exception or its end,
+   otherwise the moment at which the process was seen to end.
 3. Failures less than 0.3 s apart may have been seen in any order. Among them the one that tells most goes
    first: an out-of-memory; a signal that no peer's failure causes (SIGKILL, SIGSEGV, …); an exception;
    SIGABRT (a failed assertion, but also what native code does when a peer is gone); an exit code alone.
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.launcher.rank_file import RankLog, Record
+from zerokit.launcher.secrets import redact
 from zerokit.report.outcome import RankState
 from zerokit.units import counted
 
@@ -123,6 +124,8 @@ class RankEnd:
     left_in: str | None = None
     """The call that was under way there: ``Trainer.train``, or an evaluation, a save and the like."""
     steps: int = 0
+    last_line: str | None = None
+    """Of its standard error: what argparse says before it ends the script, for instance."""
     consequence: bool = False
     """It ended as a peer's failure makes a rank end: with a broken connection."""
 
@@ -190,7 +193,7 @@ def rank_end(
         host=str(start.get("host") or (exit_.host if exit_ else None) or "unknown"),
         signal=(exit_.signal if exit_ else None) or end.get("signal"),
         exit_code=end.get("exit_code") if exit_code is None else exit_code,
-        at=error.get("time") or (exit_.at if exit_ else None) or tick.get("time"),
+        at=error.get("time") or _said_at(end) or (exit_.at if exit_ else None) or tick.get("time"),
         phase=(error or tick).get("phase"),
         step=_step_of(error, tick),
         error=error.get("error") or (end.get("error") if end.get("state") == "failed" else None),
@@ -199,6 +202,7 @@ def rank_end(
         left_at=end.get("left_at"),
         left_in=end.get("left_in"),
         steps=tick.get("steps") or 0,
+        last_line=_last_line(last_words),
         consequence=bool(_BROKEN_PEER.search(str(error.get("error") or (last_words if aborted else "")))),
     )
     ended_by_run = exit_ is not None and run_end.ended(exit_, was_terminated=end.get("state") == "terminated")
@@ -208,6 +212,16 @@ def rank_end(
     if state is RankState.FAILED and base.oom is None and not base.consequence and not _crashed(exit_):
         base = replace(base, oom=_oom_not_overcome(log, base.steps))
     return replace(base, state=state, error=text)
+
+
+def _said_at(end: Record) -> float | None:
+    """When a rank that failed wrote its last line; the launcher may let its process stay for a while."""
+    return end.get("time") if end.get("state") == "failed" else None
+
+
+def _last_line(text: str) -> str | None:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return redact(lines[-1]) if lines else None
 
 
 def _step_of(error: Record, tick: Record) -> int | None:

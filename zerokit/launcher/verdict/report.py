@@ -312,6 +312,7 @@ def _first_failure(first: RankEnd, rank: RankReport) -> Record:
         "rank": first.rank, "host": first.host, "kind": first.kind, "error": first.error,
         "signal": first.signal, "exit_code": first.exit_code, "phase": first.phase, "step": first.step,
         "at": first.at, "traceback": first.traceback,
+        "last_line": first.last_line if first.kind == "exit" else None,
     }  # fmt: skip
     if first.oom is not None:
         failure["oom"] = {

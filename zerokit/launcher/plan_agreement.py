@@ -1,0 +1,71 @@
+"""How a script stands to a plan: the same checks for a launch, a rehearsal and a job that is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from zerokit.emit.plan_file import PlanFile
+from zerokit.launcher import rehearsed_plan
+from zerokit.planner.named_models import unlike_planned
+from zerokit.script import agreement, misplaced_options, unlike_adapters
+from zerokit.script.arguments import ScriptOptions
+from zerokit.script.entry_points import Target
+from zerokit.script.named_model import named_model
+from zerokit.script.reader import ScriptFacts
+from zerokit.script.training_switch import why_no_training
+
+
+def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[str | None, list[str]]:
+    """Why the script will not train, if so, and what to say of its arguments.
+
+    Args:
+        command: in whose options the script's name ends: ``launch``.
+
+    Raises:
+        InputError: an option of the command stands among them.
+    """
+    notes = misplaced_options.warnings(facts, target.name, target.arguments, command)
+    untrained = why_no_training(facts, target.arguments)
+    notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
+    return untrained, notes
+
+
+def agree(
+    plan: PlanFile,
+    options: ScriptOptions,
+    config: dict[str, Any],
+    *,
+    target: Target,
+    on_cpu: bool,
+    no_arguments: bool,
+    accept_mismatch: bool,
+    writes_here: bool = True,
+) -> agreement.Agreement:
+    """What the script is given from the plan, and all that is to be said where it does otherwise.
+
+    Args:
+        config: the plan's DeepSpeed configuration for these devices, before any script's needs.
+        target: the script with its arguments, by which a rehearsed plan knows it.
+        writes_here: the script writes to this machine's disks, whose room is looked at.
+
+    Raises:
+        InputError: the script contradicts the plan; the message has both values.
+    """
+    agreed = agreement.agree(
+        options, plan.chosen, config, request=plan.request, seq_len=plan.seq_len, method=plan.method,
+        lora=plan.lora, plan_folder=plan.folder, on_cpu=on_cpu, no_arguments=no_arguments,
+        accept_mismatch=accept_mismatch, writes_here=writes_here,
+    )  # fmt: skip
+    adapters: list[str] = []
+    if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
+        adapters = unlike_adapters.warnings(options, plan.method, plan.lora)
+    return replace(agreed, notes=(*agreed.notes, *adapters, *_another_model(options, plan)))
+
+
+def _another_model(options: ScriptOptions, plan: PlanFile) -> list[str]:
+    """A warning where the script's arguments name another model than the plan's."""
+    named = named_model(options)
+    parameters = plan.chosen.get("parameters")
+    unlike = unlike_planned(*named, plan.request, parameters) if named is not None else None
+    return [f"warning: {unlike}"] if unlike is not None else []
