@@ -137,7 +137,7 @@ class ScriptPlanning:
         if not options.get("model") and not options.get("params"):
             options["params"] = _STAND_IN
         read = resolve(with_optimizer_of(self._script, options), say=self.say)
-        self._planned = PlannedFor.of(read.request, self._script)
+        self._planned = PlannedFor.of(read.request, self._script, self._kept)
         return replace(read, request=self._planned.request, options={**read.options, **self._planned.decided})
 
     def _probed(self) -> ResolvedRequest:
