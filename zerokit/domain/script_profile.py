@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from zerokit.domain.strategy import Strategy
 from zerokit.units import counted
@@ -49,17 +50,24 @@ class ScriptProfile:
         command: a digest of the script's name and arguments, by which a launch knows it again.
         sequences_per_row: that its model is fed of a row of the data, which batch sizes count; 2: of pairs
             (DPO).
+        model: that it trains, for people.
+        decided: the options of ``plan``, without dashes in front, whose value is the script's own.
     """
 
     name: str
     command: str
     rehearsed: tuple[RehearsedStrategy, ...] = ()
     sequences_per_row: int = 1
+    model: str = ""
+    decided: tuple[str, ...] = ()
 
     @property
-    def batch_facts(self) -> dict[str, int]:
-        """By which a launch with other arguments knows the batch; empty: a row is a sequence."""
-        return {"sequences_per_row": self.sequences_per_row} if self.sequences_per_row > 1 else {}
+    def facts(self) -> dict[str, Any]:
+        """What the plan's choice keeps of it, for launches and for plans from ``plan.yaml``."""
+        # by which a launch with other arguments knows the batch; without it a row is a sequence
+        pairs = {"sequences_per_row": self.sequences_per_row} if self.sequences_per_row > 1 else {}
+        script = {"name": self.name, "model": self.model, "decided": list(self.decided)}
+        return {**pairs, "script": script}
 
     def rows(self, count: int) -> str:
         """What a batch counts: ``8 sequences``, ``1 pair``."""

@@ -162,19 +162,22 @@ class PlannedStrategy:
     @property
     def _rehearsed(self) -> dict[str, Any] | None:
         """Which command was rehearsed with this strategy; None: none was."""
-        rehearsed = None if self.script is None else self.script.of(self.strategy)
-        if rehearsed is None or self.script is None:
+        if self.script is None or (rehearsed := self.script.of(self.strategy)) is None:
             return None
+        between = rehearsed.step_seconds_range
         return {
             "script": self.script.name,
             "command": self.script.command,
-            "step_seconds_range": None
-            if rehearsed.step_seconds_range is None
-            else list(rehearsed.step_seconds_range),
+            "step_seconds_range": None if between is None else list(between),
             "step_seconds_by_host_factor": [list(pair) for pair in rehearsed.step_seconds_by_host_factor]
             if rehearsed.strategy == self.strategy
             else [],
         }
+
+    def _of_job(self, parameters: int) -> dict[str, Any]:
+        """What a launch is to know of the job beside the strategy."""
+        job = {"parameters": parameters, "seq_len": self.job.seq_len}
+        return job if self.script is None else {**job, **self.script.facts}
 
     @property
     def why(self) -> str:
@@ -189,8 +192,7 @@ class PlannedStrategy:
             "deepspeed_config": self.deepspeed_config,
             "estimate": self.estimate.to_dict(by_phase=by_phase),
             "why": as_options(self.candidate.why),
-            **({} if self.parameters is None else {"parameters": self.parameters}),
-            **({} if self.script is None else self.script.batch_facts),
+            **({} if self.parameters is None else self._of_job(self.parameters)),
             **({} if self._rehearsed is None else {"rehearsed": self._rehearsed}),
         }
 
