@@ -212,7 +212,7 @@ def _length(chosen: Facts, request: Facts | None) -> int | None:
     """Tokens of a sequence that one rank was planned to hold."""
     if request is None:
         return None
-    requested = _count(request.get("seq-len", Job().seq_len))
+    requested = _count(chosen.get("seq_len") or request.get("seq-len", Job().seq_len))
     return requested // max(1, _count(chosen.get("sequence_parallel")) or 1) if requested else None
 
 

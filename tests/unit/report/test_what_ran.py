@@ -41,6 +41,8 @@ ENGINE = {
 def test_a_job_as_planned_has_no_difference():
     assert of_engine(CHOSEN, ENGINE, REQUEST) == []
     assert of_engine(CHOSEN, {**ENGINE, "other_parameters": 10_000}, REQUEST) == []  # a loss with weights
+    of_model = {**CHOSEN, "seq_len": 1000}  # its limit, which nobody gave
+    assert of_engine(of_model, ENGINE, {"gpus": "2"}) == []
     assert of_engine(CHOSEN, {}, REQUEST) == []  # nothing is known of it
     for adam in ("AdamW", "Adam", "DeepSpeedCPUAdam", "FusedAdam"):
         assert of_engine(CHOSEN, {**ENGINE, "optimizer": adam}, REQUEST) == []
