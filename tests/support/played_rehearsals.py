@@ -30,13 +30,13 @@ def play(
     *,
     model: dict[str, Any] | None = None,
     step_seconds: float | None = 0.25,
-    steps: int = 6,
+    untimed: str = "",
 ) -> list[Strategy]:
     """Have each rehearsal show these facts; returns the strategies, as they are rehearsed.
 
     Args:
         model: what is known of it beside its configuration.
-        step_seconds: None: the script ends before a step is timed. steps: that it took.
+        step_seconds: None: no step is timed, and ``untimed`` says why.
     """
     rehearsed: list[Strategy] = []
 
@@ -53,12 +53,12 @@ def play(
         }  # fmt: skip
         done: Any = SimpleNamespace(
             engine=engine, model={"config": CONFIG, "method": "full", **(model or {})}, stopped=None,
-            ranks=(SimpleNamespace(phases={"load": 1, "forward": 2}),), steps=steps,
+            ranks=(SimpleNamespace(phases={"load": 1, "forward": 2}),),
         )  # fmt: skip
         peak = 2 << 30
         result = RehearsedStrategy(
             strategy=strategy, phases={"forward": peak}, min_vram_bytes=peak + (1 << 30),
-            components={"activations": peak}, step_seconds=step_seconds,
+            components={"activations": peak}, step_seconds=step_seconds, untimed=untimed,
         )  # fmt: skip
         return RehearsedScript(strategy=strategy, done=done, rehearsed=result)
 

@@ -24,6 +24,7 @@ class RehearsedStrategy:
         step_seconds_range: on the fastest and the slowest host measured.
         step_seconds_by_host_factor: on hosts of these factors (``zerokit.timing.host_speed``), rising; empty:
             not known.
+        untimed: why there is no step time; empty: there is one.
     """
 
     strategy: Strategy
@@ -34,6 +35,7 @@ class RehearsedStrategy:
     step_seconds: float | None = None
     step_seconds_range: tuple[float, float] | None = None
     step_seconds_by_host_factor: tuple[tuple[float, float], ...] = ()
+    untimed: str = ""
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -80,6 +82,13 @@ class ScriptProfile:
         return next(
             (rehearsed for rehearsed in self.rehearsed if same_memory(rehearsed.strategy) == memory_key), None
         )
+
+    def untimed(self, strategy: Strategy) -> str:
+        """Why the step time of a strategy rests on no rehearsal; empty: it does."""
+        rehearsed = self.of(strategy)
+        if rehearsed is None and any(not one.untimed for one in self.rehearsed):
+            return ""  # by the factor of others
+        return next((one.untimed for one in (rehearsed, *self.rehearsed) if one is not None), "")
 
     def with_rehearsed(self, rehearsed: RehearsedStrategy) -> ScriptProfile:
         """With one more."""

@@ -207,7 +207,7 @@ class ScriptPlanning:
         self.search.profile = profile
         self._decisions.notes.append(
             f"a row of the data is {fed // loaded} sequences to the script's model: batch sizes count "
-            f"{profile.rows(2).partition(' ')[2]}, and tokens per second one sequence of each"
+            f"{profile.rows(2).partition(' ')[2]}"
         )
 
     def _probe(self, request: Request, batch: int, checkpointing: str) -> Strategy:
