@@ -54,6 +54,8 @@ class ScriptProfile:
             (DPO).
         model: that it trains, for people.
         decided: the options of ``plan``, without dashes in front, whose value is the script's own.
+        arguments: those that it was rehearsed with; secrets among them are masked.
+        engines: of DeepSpeed that it makes. other_parameters: of models beside the one that trains.
     """
 
     name: str
@@ -62,13 +64,23 @@ class ScriptProfile:
     sequences_per_row: int = 1
     model: str = ""
     decided: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    engines: int = 1
+    other_parameters: int = 0
 
     @property
     def facts(self) -> dict[str, Any]:
         """What the plan's choice keeps of it, for launches and for plans from ``plan.yaml``."""
         # by which a launch with other arguments knows the batch; without it a row is a sequence
         pairs = {"sequences_per_row": self.sequences_per_row} if self.sequences_per_row > 1 else {}
-        script = {"name": self.name, "model": self.model, "decided": list(self.decided)}
+        script = {
+            "name": self.name,
+            "arguments": list(self.arguments),
+            "model": self.model,
+            "decided": list(self.decided),
+            "engines": self.engines,
+            "other_parameters": self.other_parameters,
+        }
         return {**pairs, "script": script}
 
     def rows(self, count: int) -> str:

@@ -52,6 +52,7 @@ _OPTIONAL: Mapping[tuple[str, ...], type] = {
     ("chosen", "seq_len"): int,
     ("chosen", "script"): dict,
     ("chosen", "script", "decided"): list,
+    ("chosen", "script", "arguments"): list,
     ("chosen", "environment"): dict,
     ("chosen", "estimate"): dict,
     ("chosen", "estimate", "peak_allocated_bytes"): int,
@@ -112,6 +113,12 @@ class PlanFile:
     def decided_by_script(self) -> tuple[str, ...]:
         """Options of the request that the script decided which was planned for, not its user."""
         return tuple(map(str, _mapping(self.chosen.get("script")).get("decided") or ()))
+
+    @property
+    def rehearsed_arguments(self) -> tuple[str, ...] | None:
+        """Those that its script was rehearsed with, secrets masked; None: not known."""
+        arguments = _mapping(self.chosen.get("script")).get("arguments")
+        return None if arguments is None else tuple(map(str, arguments))
 
     @property
     def method(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError
+from zerokit.launcher.secrets import Secrets
 from zerokit.planner.effects import unread
 from zerokit.planner.memory_source import Say
 from zerokit.planner.named_models import another_model, unlike_planned
@@ -76,7 +78,11 @@ class ScriptPlanning:
             best=REHEARSED_BEST,
             seconds=self.seconds,
             say=self.say,
-            profile=ScriptProfile(name=name, command=self.target.digest),
+            profile=ScriptProfile(
+                name=name,
+                command=self.target.digest,
+                arguments=tuple(Secrets(os.environ, self.target.arguments).argv(self.target.arguments)),
+            ),
         )
 
     def _run(self, request: Request, strategy: Strategy, limit_seconds: float) -> RehearsedScript:
@@ -177,7 +183,7 @@ class ScriptPlanning:
             fed[batch] = engine.get("batch_rows"), engine.get("batch_columns")
             if first is None:
                 first = done.done
-                self._learn_pairs(engine)
+                self._learn_job(engine)
                 read = self._with_model(first, done.strategy, read)
             if len(fed) == 2:
                 break
@@ -198,8 +204,14 @@ class ScriptPlanning:
             self.search.rehearse(read.request, self._probe(read.request, last, mode), FOR_CHECKPOINTING)
         return read
 
-    def _learn_pairs(self, engine: Mapping[str, Any]) -> None:
-        """Whether a row of the data is several sequences to the model, as a pair of DPO is."""
+    def _learn_job(self, engine: Mapping[str, Any]) -> None:
+        """Other models and engines, and whether a row of the data is several sequences to the model, as a
+        pair of DPO is."""
+        self.search.profile = replace(
+            self.search.profile,
+            engines=engine.get("engines") or 1,
+            other_parameters=engine.get("other_parameters") or 0,
+        )
         loaded, fed = engine.get("loader_rows"), engine.get("batch_rows")
         if not loaded or not fed or fed == loaded or fed % loaded:
             return

@@ -55,6 +55,28 @@ def test_a_plan_for_pairs_counts_two_sequences_of_each_row() -> None:
     assert "sequence length 512 ran" in found.text
 
 
+@pytest.mark.parametrize(
+    ("script", "engine", "text"),
+    [
+        ({"engines": 2}, {"engines": 2}, None),
+        ({"engines": 2}, {"engines": 1}, "1 DeepSpeed engine ran, but the plan has 2"),
+        ({}, {"engines": 2}, "2 DeepSpeed engines ran, but the plan has one: it predicts one model"),
+        ({"other_parameters": 500_000}, {"other_parameters": 500_000}, None),
+        ({"other_parameters": 500_000}, {"other_parameters": 900_000}, "900,000 parameters of other models "
+         "were held beside the one that trains, of which the plan has 500,000"),
+        ({}, {"other_parameters": 500_000}, "which the plan does not have"),
+    ],
+)  # fmt: skip
+def test_other_models_are_those_of_the_rehearsed_script(
+    script: dict[str, int], engine: dict[str, int], text: str | None
+) -> None:
+    """Whose command may be another: ``chosen.rehearsed`` is that of this very one."""
+    chosen = {**CHOSEN, "parameters": 1_000_000, "script": script}
+    found = of_engine(chosen, {**ENGINE, **engine}, REQUEST)
+    assert [text in difference.text for difference in found] == ([] if text is None else [True])  # type: ignore[operator]
+    assert of_engine({**chosen, "rehearsed": {}}, {**ENGINE, **engine}, REQUEST) == []
+
+
 @pytest.mark.parametrize(("device", "told"), [("cpu", 0), ("cuda", 1)])
 def test_offload_that_launch_takes_out_on_the_cpu_is_no_other_job(device: str, told: int) -> None:
     plan = {"chosen": {**CHOSEN, "offload_optimizer": "cpu"}, "request": REQUEST}
