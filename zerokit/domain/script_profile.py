@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from zerokit.domain.strategy import Strategy
 from zerokit.units import counted
@@ -23,6 +24,7 @@ class RehearsedStrategy:
         step_seconds_range: on the fastest and the slowest host measured.
         step_seconds_by_host_factor: on hosts of these factors (``zerokit.timing.host_speed``), rising; empty:
             not known.
+        untimed: why there is no step time; empty: there is one.
     """
 
     strategy: Strategy
@@ -33,6 +35,7 @@ class RehearsedStrategy:
     step_seconds: float | None = None
     step_seconds_range: tuple[float, float] | None = None
     step_seconds_by_host_factor: tuple[tuple[float, float], ...] = ()
+    untimed: str = ""
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -49,17 +52,36 @@ class ScriptProfile:
         command: a digest of the script's name and arguments, by which a launch knows it again.
         sequences_per_row: that its model is fed of a row of the data, which batch sizes count; 2: of pairs
             (DPO).
+        model: that it trains, for people.
+        decided: the options of ``plan``, without dashes in front, whose value is the script's own.
+        arguments: those that it was rehearsed with; secrets among them are masked.
+        engines: of DeepSpeed that it makes. other_parameters: of models beside the one that trains.
     """
 
     name: str
     command: str
     rehearsed: tuple[RehearsedStrategy, ...] = ()
     sequences_per_row: int = 1
+    model: str = ""
+    decided: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    engines: int = 1
+    other_parameters: int = 0
 
     @property
-    def batch_facts(self) -> dict[str, int]:
-        """By which a launch with other arguments knows the batch; empty: a row is a sequence."""
-        return {"sequences_per_row": self.sequences_per_row} if self.sequences_per_row > 1 else {}
+    def facts(self) -> dict[str, Any]:
+        """What the plan's choice keeps of it, for launches and for plans from ``plan.yaml``."""
+        # by which a launch with other arguments knows the batch; without it a row is a sequence
+        pairs = {"sequences_per_row": self.sequences_per_row} if self.sequences_per_row > 1 else {}
+        script = {
+            "name": self.name,
+            "arguments": list(self.arguments),
+            "model": self.model,
+            "decided": list(self.decided),
+            "engines": self.engines,
+            "other_parameters": self.other_parameters,
+        }
+        return {**pairs, "script": script}
 
     def rows(self, count: int) -> str:
         """What a batch counts: ``8 sequences``, ``1 pair``."""
@@ -72,6 +94,13 @@ class ScriptProfile:
         return next(
             (rehearsed for rehearsed in self.rehearsed if same_memory(rehearsed.strategy) == memory_key), None
         )
+
+    def untimed(self, strategy: Strategy) -> str:
+        """Why the step time of a strategy rests on no rehearsal; empty: it does."""
+        rehearsed = self.of(strategy)
+        if rehearsed is None and any(not one.untimed for one in self.rehearsed):
+            return ""  # by the factor of others
+        return next((one.untimed for one in (rehearsed, *self.rehearsed) if one is not None), "")
 
     def with_rehearsed(self, rehearsed: RehearsedStrategy) -> ScriptProfile:
         """With one more."""

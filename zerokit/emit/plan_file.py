@@ -49,6 +49,10 @@ _OPTIONAL: Mapping[tuple[str, ...], type] = {
     ("chosen", "offload_optimizer"): str,
     ("chosen", "offload_param"): str,
     ("chosen", "parameters"): int,
+    ("chosen", "seq_len"): int,
+    ("chosen", "script"): dict,
+    ("chosen", "script", "decided"): list,
+    ("chosen", "script", "arguments"): list,
     ("chosen", "environment"): dict,
     ("chosen", "estimate"): dict,
     ("chosen", "estimate", "peak_allocated_bytes"): int,
@@ -98,12 +102,23 @@ class PlanFile:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a sequence that was asked for, or that is planned for where nobody asked.
+        """Tokens of a sequence that it is for.
 
         Raises:
             InputError: it is no number.
         """
-        return parse_count(str(self.request.get("seq-len", Job().seq_len)))
+        return parse_count(str(self.chosen.get("seq_len", self.request.get("seq-len", Job().seq_len))))
+
+    @property
+    def decided_by_script(self) -> tuple[str, ...]:
+        """Options of the request that the script decided which was planned for, not its user."""
+        return tuple(map(str, _mapping(self.chosen.get("script")).get("decided") or ()))
+
+    @property
+    def rehearsed_arguments(self) -> tuple[str, ...] | None:
+        """Those that its script was rehearsed with, secrets masked; None: not known."""
+        arguments = _mapping(self.chosen.get("script")).get("arguments")
+        return None if arguments is None else tuple(map(str, arguments))
 
     @property
     def method(self) -> str:
@@ -129,11 +144,11 @@ class PlanFile:
         """What it is for and when it was written: ``the plan of 2026-11-23 18:36 for QLoRA of llama-3.1-8b on
         8 × h200``."""
         written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.path.stat().st_mtime))
-        rehearsed = self.chosen.get("rehearsed")
         names = (
+            _mapping(self.chosen.get("script")).get("model"),
             self.request.get("model"),
             self.request.get("params"),
-            rehearsed.get("script") if isinstance(rehearsed, dict) else None,
+            _mapping(self.chosen.get("rehearsed")).get("script"),
         )
         model = next((str(name) for name in names if name), "a model")
         trains = {"lora": "LoRA of ", "qlora": "QLoRA of "}.get(self.method, "")
@@ -176,6 +191,10 @@ class PlanFile:
             raise FileInputError(self.path, f"chosen.deepspeed_config: {error}") from None
         checkpointing = str(self.chosen.get("activation_checkpointing", "none"))
         return Strategy(settings=settings, checkpointing=checkpointing, **degrees)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def write(

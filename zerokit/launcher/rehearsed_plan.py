@@ -9,13 +9,14 @@ from typing import Any
 
 from zerokit.emit.plan_file import FILE_NAME, PlanFile
 from zerokit.launcher.secrets import Secrets
+from zerokit.launcher.unlike_arguments import joined, unlike_arguments
 from zerokit.script.entry_points import Target
 from zerokit.temporary import is_temporary
 
 
 def content(plan: PlanFile, target: Target) -> dict[str, Any]:
     """The plan's ``request``, ``chosen`` and ``cluster``; ``chosen.rehearsed`` only where it was this command
-    that was rehearsed, else ``chosen.rehearsed_with``: the name of the script that was."""
+    that was rehearsed, else ``chosen.rehearsed_with``: the script that was, and in what arguments differ."""
     chosen = plan.chosen
     other = _rehearsed_otherwise(plan, target)
     if other is not None:
@@ -50,11 +51,17 @@ def note(plan: PlanFile | None, target: Target, style: str, run_dir: Path | None
 
 
 def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
-    """The script that the plan was rehearsed with, where this is another command."""
+    """The script that the plan was rehearsed with, and in what its arguments differ, where this is another
+    command: other secrets, another order and other places to write to make none."""
     rehearsed = plan.chosen.get("rehearsed")
     if not isinstance(rehearsed, dict) or rehearsed.get("command") == target.digest:
         return None
-    return str(rehearsed.get("script"))
+    name, arguments = str(rehearsed.get("script")), plan.rehearsed_arguments
+    own_name = Path(target.name).name if target.script is not None else target.name
+    if arguments is None or name != own_name:
+        return name
+    unlike = unlike_arguments(arguments, Secrets(os.environ, target.arguments).argv(target.arguments))
+    return f"{name}: {joined(unlike)}" if unlike else None
 
 
 def _command(plan: PlanFile, target: Target, run_dir: Path | None) -> str:

@@ -75,18 +75,29 @@ def pace(planned: PlannedStrategy) -> str:
     if seconds is None or not rate:
         return "Step time: not predicted for CPU ranks" if planned.on_cpu else "Step time: not predicted"
     per_billion = 1e9 / (rate * planned.strategy.world_size)
+    step = "Step, estimated" if _untimed(planned) else "Step"
     return (
-        f"Step: {format_seconds(seconds)}{_range(estimate)}, {rate:,.0f} tokens/s per GPU, "
+        f"{step}: {format_seconds(seconds)}{_range(estimate)}, {rate:,.0f} tokens/s per GPU, "
         f"{format_seconds(per_billion)} per 1e9 tokens"
     )
 
 
 def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
-    """What qualifies the step time, in sentences: that it was never measured on such hardware."""
+    """What qualifies the step time, in sentences: that no rehearsal timed it, that it was never measured on
+    such hardware."""
+    untimed = _untimed(planned)
+    notes = (f"The rehearsal has no step time: {untimed}",) if untimed else ()
     parts = planned.estimate.measured_on_no_machine
     if parts == ("several nodes",):  # of other GPUs they were
         parts = (f"several nodes with {planned.cluster.gpu.name}",)
-    return (never_measured(parts),) if parts else ()
+    return (*notes, never_measured(parts)) if parts else notes
+
+
+def _untimed(planned: PlannedStrategy) -> str:
+    """Why the step time of a plan for a script rests on no rehearsal; empty: it does, or there is none."""
+    if planned.script is None or not planned.timed:
+        return ""
+    return planned.script.untimed(planned.strategy)
 
 
 def never_measured(parts: Iterable[str]) -> str:

@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.script_profile import ScriptProfile
-from zerokit.domain.strategy import Candidate, RankEstimate, Saving, Strategy
+from zerokit.domain.strategy import Candidate, Saving, Strategy
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.memory.card import around_peak
 from zerokit.memory.closed_form import CLOSED_FORM
+from zerokit.planner.rank_predictions import RankPrediction, per_rank
 from zerokit.search.explain import strategy_words
 from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
 ESTIMATE_SCHEMA = "zerokit.estimate/1"
-_ALL_RANKS_UP_TO = 64
-
-
-@frozen_dataclass
-class RankPrediction:
-    """The prediction for one rank, or for a row of ranks that are alike.
-
-    Attributes:
-        rank: its number, or the first one's.
-        last: the last one's, where the entry stands for several.
-        peak_allocated_bytes: its ``torch.cuda.max_memory_allocated``.
-        peak_phase: ``init``, ``forward``, ``backward`` or ``step``.
-        phases: peak bytes in each phase.
-        components: bytes live at the peak, by what they are; they sum to the peak.
-    """
-
-    rank: int
-    peak_allocated_bytes: int
-    peak_phase: str
-    phases: Mapping[str, int]
-    components: Mapping[str, int]
-    last: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """An entry of ``per_rank``."""
-        body: dict[str, Any] = {
-            "rank": self.rank,
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_phase": self.peak_phase,
-            "phases": dict(self.phases),
-            "components": dict(self.components),
-        }
-        return body if self.last is None else {**body, "ranks": [self.rank, self.last]}
 
 
 @frozen_dataclass
@@ -162,19 +129,22 @@ class PlannedStrategy:
     @property
     def _rehearsed(self) -> dict[str, Any] | None:
         """Which command was rehearsed with this strategy; None: none was."""
-        rehearsed = None if self.script is None else self.script.of(self.strategy)
-        if rehearsed is None or self.script is None:
+        if self.script is None or (rehearsed := self.script.of(self.strategy)) is None:
             return None
+        between = rehearsed.step_seconds_range
         return {
             "script": self.script.name,
             "command": self.script.command,
-            "step_seconds_range": None
-            if rehearsed.step_seconds_range is None
-            else list(rehearsed.step_seconds_range),
+            "step_seconds_range": None if between is None else list(between),
             "step_seconds_by_host_factor": [list(pair) for pair in rehearsed.step_seconds_by_host_factor]
             if rehearsed.strategy == self.strategy
             else [],
         }
+
+    def _of_job(self, parameters: int) -> dict[str, Any]:
+        """What a launch is to know of the job beside the strategy."""
+        job = {"parameters": parameters, "seq_len": self.job.seq_len}
+        return job if self.script is None else {**job, **self.script.facts}
 
     @property
     def why(self) -> str:
@@ -189,8 +159,7 @@ class PlannedStrategy:
             "deepspeed_config": self.deepspeed_config,
             "estimate": self.estimate.to_dict(by_phase=by_phase),
             "why": as_options(self.candidate.why),
-            **({} if self.parameters is None else {"parameters": self.parameters}),
-            **({} if self.script is None else self.script.batch_facts),
+            **({} if self.parameters is None else self._of_job(self.parameters)),
             **({} if self._rehearsed is None else {"rehearsed": self._rehearsed}),
         }
 
@@ -277,8 +246,10 @@ class Estimate:
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
-        """Throughput of a GPU; None where none is predicted."""
-        return self.planned.candidate.time.tokens_per_second_per_gpu if self.planned.timed else None
+        """Throughput of a GPU, of all sequences of a row (both of a pair); None where none is predicted."""
+        script, time = self.planned.script, self.planned.candidate.time
+        sequences = script.sequences_per_row if script is not None else 1
+        return time.tokens_per_second_per_gpu * sequences if self.planned.timed else None
 
     @property
     def time_parts(self) -> dict[str, float]:
@@ -347,21 +318,6 @@ class Estimate:
             **({"components_by_phase": self.components_by_phase} if by_phase else {}),
             "assumptions": list(all_as_options(self._notes)),
         }
-
-
-def per_rank(ranks: tuple[RankEstimate, ...], world_size: int) -> Iterator[RankPrediction]:
-    """One entry a GPU up to 64 of them; above that, or with ``world_size=0``, one for ranks alike."""
-    single = 0 < world_size <= _ALL_RANKS_UP_TO
-    for rank in ranks:
-        for number in range(rank.first, rank.last + 1) if single else (rank.first,):
-            yield RankPrediction(
-                rank=number,
-                last=None if single else rank.last,
-                peak_allocated_bytes=rank.peak_allocated_bytes,
-                peak_phase=rank.peak_phase,
-                phases=rank.phases,
-                components=rank.components,
-            )
 
 
 def environment(cluster: Cluster, chosen: Strategy, attention: str) -> dict[str, str]:

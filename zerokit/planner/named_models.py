@@ -20,7 +20,15 @@ _SAME_PARAMETERS = 0.02  # a vocabulary that was resized, say
 
 
 def unlike_planned(name: str, spelt: str, request: Mapping[str, Any], parameters: int | None) -> str | None:
-    """What to say of a model that the script's arguments name; None: it is the plan's, or not known.
+    """What to say of a model that the script's arguments name, as :func:`another_model`, and what to do."""
+    another = another_model(name, spelt, request, parameters)
+    if another is None:
+        return None
+    return f"{another}: memory and time are not those of this run; plan again with ⟨model⟩ {name}"
+
+
+def another_model(name: str, spelt: str, request: Mapping[str, Any], parameters: int | None) -> str | None:
+    """That the script's arguments name another model than a plan; None: it is the plan's, or not known.
 
     Args:
         name: as the script gets it: a folder, or a repository of the Hub.
@@ -36,10 +44,7 @@ def unlike_planned(name: str, spelt: str, request: Mapping[str, Any], parameters
     if difference is None:
         return None
     planned_model = planned or f"⟨params⟩ {request.get('params')}"
-    return (
-        f"{spelt} is another model than the plan's {planned_model} ({difference}): memory and time are not "
-        f"those of this run; plan again with ⟨model⟩ {name}"
-    )
+    return f"{spelt} is another model than the plan's {planned_model} ({difference})"
 
 
 def config_of(name: str) -> Mapping[str, Any] | None:

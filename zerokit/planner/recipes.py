@@ -34,6 +34,7 @@ class Recipe:
     Attributes:
         request: option of ``zerokit plan`` (underscores) -> value as written.
         expect: ``strategy`` (fields of the chosen strategy) and ``prediction``, or empty.
+        decided_by_script: those of the request that the script of a plan decided, not its user.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Recipe:
     description: str
     request: Mapping[str, Any]
     expect: Mapping[str, Any] = field(default_factory=dict)
+    decided_by_script: tuple[str, ...] = ()
 
     def options(self) -> dict[str, Any]:
         """The request as :func:`zerokit.planner.plan` takes it."""
@@ -154,7 +156,10 @@ def load_any(text: str) -> Recipe:
         request = {str(key).replace("-", "_"): value for key, value in plan.request.items()}
         body = {key: value for key, value in request.items() if value is not None}
         _check_request(document, body, ("request",))
-        return Recipe(name=path.stem, path=path, title=f"plan {path}", description="", request=body)
+        return Recipe(
+            name=path.stem, path=path, title=f"plan {path}", description="", request=body,
+            decided_by_script=tuple(str(name).replace("-", "_") for name in plan.decided_by_script),
+        )  # fmt: skip
     return parse_recipe(document)
 
 
@@ -234,6 +239,7 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     if not overrides:
         return recipe
     request = dict(recipe.request)
+    decided = set(recipe.decided_by_script)
     for text in overrides:
         key, separator, value = text.partition("=")
         key = key.strip().replace("-", "_")
@@ -241,6 +247,7 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
             raise InputError(f"override {text!r}: write KEY=VALUE, or KEY= to remove it")
         if key not in BY_NAME:
             raise InputError(f"override {text!r}: unknown key {key!r}; {suggestion(key)}")
+        decided.discard(key)
         for partner in ({"model", "params"}, {"gpu", "vram"}):
             if key in partner:
                 for conflicting in partner - {key}:
@@ -255,21 +262,28 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         _check_request(document, request, ())
     except FileInputError as error:
         raise InputError(f"{error.path}: {error.message}") from None
-    return replace(recipe, request=request, expect={})
+    return replace(recipe, request=request, expect={}, decided_by_script=tuple(decided))
 
 
-def merged(recipe: str, options: Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+def merged(
+    recipe: str, options: Mapping[str, Any], overrides: Sequence[str] = (), *, for_script: bool = False
+) -> dict[str, Any]:
     """``options`` with the recipe's request where the command line says nothing.
 
-    ``overrides``: ``key=value``, as the recipe itself would say it.
+    Args:
+        overrides: ``key=value``, as the recipe itself would say it.
+        for_script: a script is planned for, so what a script decided is read of it again.
 
     Raises:
         InputError: there is no such recipe, or an override that it cannot take.
         FileInputError: the file asks for an option that does not exist.
     """
-    request = with_overrides(load_any(recipe), overrides).request
+    found = with_overrides(load_any(recipe), overrides)
+    left_out = found.decided_by_script if for_script else ()
     result = dict(options)
-    for key, value in request.items():
+    for key, value in found.request.items():
+        if key in left_out:
+            continue
         if BY_NAME[key].is_flag:
             result[key] = bool(value) or bool(result.get(key))
         elif key == "device":

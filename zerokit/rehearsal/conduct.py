@@ -180,7 +180,7 @@ def _timed(
         return result
     step, why = step_time.of_rank(
         exchange.folder, request.rank, request.gpu, result.gpus, request.host,
-        too_long=too_long, more=request.more_micro_steps,
+        too_long=too_long, more=request.more_micro_steps, steps=result.steps,
     )  # fmt: skip
     if step is None:
         if result.stopped is not None and not result.steps:

@@ -16,6 +16,8 @@ WEIGHTS, FROZEN, QUANTISED = "model", "frozen parameters", "quantised parameters
 in 4 or 8 bits."""
 LOSS = "loss"
 """What a cross-entropy's own kernels hold."""
+NO_STEP_TIME = "no step time: "
+"""How the note begins that says why a step was not timed."""
 _LEAST_SHOWN_SHARE = 0.001
 
 
@@ -151,6 +153,14 @@ class Rehearsal:
     def step_of_run(self) -> StepTime | None:
         """The run's own step; None: not known, or only that of one stage of a pipeline."""
         return self.step if self.step is not None and not self.step.missing else None
+
+    @property
+    def why_untimed(self) -> str:
+        """Why the run's own step was not timed; empty: it was."""
+        if self.step_of_run is not None:
+            return ""
+        whys = (note.removeprefix(NO_STEP_TIME) for note in self.notes if note.startswith(NO_STEP_TIME))
+        return next(whys, "not all ranks that a step waits for were rehearsed")
 
     @property
     def lower_bound(self) -> bool:

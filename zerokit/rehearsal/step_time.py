@@ -9,6 +9,7 @@ from pathlib import Path
 
 from zerokit.domain.hardware import Gpu
 from zerokit.planner.calibration import rates
+from zerokit.rehearsal.result import NO_STEP_TIME
 from zerokit.timing import operators
 from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
@@ -30,6 +31,7 @@ def of_rank(
     *,
     too_long: bool = False,
     more: int = 0,
+    steps: int = 0,
 ) -> tuple[StepTime | None, str]:
     """The step time of what a rehearsed process recorded, and why there is none.
 
@@ -41,14 +43,15 @@ def of_rank(
         host: the speed of the machine that the run is for; None: this machine's, where it has such a GPU
             and was measured.
         more: micro-batches of the step beyond those that were rehearsed.
+        steps: that the optimizer took.
     """
     if too_long:
-        return None, "no step time: a step has more operators than are recorded"
+        return None, f"{NO_STEP_TIME}a step has more operators than are recorded"
     events = _events(folder, rank)
     if events is None:
-        return None, "no step time: no operators were recorded"
+        return None, f"{NO_STEP_TIME}no operators were recorded"
     if not events:
-        return None, "no step time: fewer than three optimizer steps were seen"
+        return None, f"{NO_STEP_TIME}a step is timed from the third on, and the script took {steps or 'none'}"
     others, missing = _others(folder, rank, events)
     hardware, calibration = machine(gpu)
     try:
@@ -57,7 +60,7 @@ def of_rank(
             rank=rank, others={} if missing else others,
         )  # fmt: skip
     except ValueError as error:
-        return None, f"no step time: {error}"
+        return None, f"{NO_STEP_TIME}{error}"
     return replace(timing, missing=missing), timing.note
 
 

@@ -125,6 +125,7 @@ def compare_with_plan(
                 result = _beside(reported, _plan_of(again), usable=True, is_gpu=is_gpu)
             result["bare_loop"] = loop
     result["plan_options"] = options_to_plan(plan, differing)
+    result["rehearsed_with"] = chosen_of(plan).get("rehearsed_with")
     return {**result, **_rests_on(differing, again, result.get("note"))}
 
 

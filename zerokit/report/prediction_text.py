@@ -12,6 +12,8 @@ def difference_lines(predicted: Predicted) -> list[str]:
     if not predicted.differences:
         return _bare_loop_lines(predicted, predicted.bare_loop) if predicted.bare_loop else []
     texts = [difference.text for difference in predicted.differences]
+    if predicted.rehearsed_with:
+        texts.append(_with_another_command(predicted.rehearsed_with))
     if predicted.predicted_for == "what ran":
         by = ", by a rehearsal of the command" if predicted.predicted_by == "rehearsal" else ""
         return [
@@ -29,9 +31,13 @@ def difference_lines(predicted: Predicted) -> list[str]:
 def why_bare(loop: BareLoop) -> str:
     """Why a plan's figures are not those of the run's script, in a sentence without its full stop."""
     if loop.rehearsed_with:
-        return f"the plan was rehearsed with another command ({loop.rehearsed_with})"
+        return _with_another_command(loop.rehearsed_with)
     form = ", in closed form" if loop.basis == "analytic" else ""
     return f"the plan was not rehearsed with this script, and describes a bare training loop{form}"
+
+
+def _with_another_command(rehearsed_with: str) -> str:
+    return f"the plan was rehearsed with another command ({rehearsed_with})"
 
 
 def _bare_loop_lines(predicted: Predicted, loop: BareLoop) -> list[str]:

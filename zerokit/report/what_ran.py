@@ -128,7 +128,7 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
     its lengths, models and adapters are no difference.
     """
     if isinstance(chosen.get("rehearsed"), Mapping):
-        engine, request = {**engine, "batch_rows": None, "batch_columns": None, "engines": 1}, None
+        engine, request = {**engine, "batch_rows": None, "batch_columns": None, "engines": None}, None
     result = [*_of_batch(chosen, engine, request)]
     for what, option, name in (
         ("ZeRO stage", "zero", "zero_stage"),
@@ -145,27 +145,30 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
     result += _of_checkpointing(chosen, engine)
     if request is not None:
         result += [*_of_training(chosen, engine, request), *_of_size(chosen, engine, request)]
-    if (engine.get("engines") or 1) > 1:
-        text = (
-            f"{engine['engines']} DeepSpeed engines ran, but the plan has one: it predicts one model and its "
-            "training"
-        )
-        result += _unlike("engines", 1, engine["engines"], None, text)
-    elif request is not None:
-        result += _of_other_models(engine)
+    result += _of_engines(chosen, engine)
+    if request is not None and engine.get("engines") in (None, 1):
+        result += _of_other_models(chosen, engine)
     return result
 
 
-def _of_other_models(engine: Facts) -> list[Difference]:
-    """A teacher or a reference that no engine holds."""
+def _of_engines(chosen: Facts, engine: Facts) -> list[Difference]:
+    """Those that a plan has which was rehearsed with the script, with these arguments or others; else one."""
+    planned, ran = (chosen.get("script") or {}).get("engines") or 1, engine.get("engines")
+    has = "one: it predicts one model and its training" if planned == 1 else f"{planned}"
+    text = f"{counted(ran or 0, 'DeepSpeed engine')} ran, but the plan has {has}"
+    return _unlike("engines", planned, ran, None, text)
+
+
+def _of_other_models(chosen: Facts, engine: Facts) -> list[Difference]:
+    """A teacher or a reference that no engine holds; of a plan that has one, as a share of what trains."""
     other_parameters, trained = engine.get("other_parameters") or 0, engine.get("parameters") or 0
-    if not trained or other_parameters <= _SAME_PARAMETERS * trained:
+    planned = (chosen.get("script") or {}).get("other_parameters") or 0
+    share = planned / chosen["parameters"] if planned and chosen.get("parameters") else 0.0
+    if not trained or other_parameters / trained <= share + _SAME_PARAMETERS:
         return []
-    text = (
-        f"{other_parameters:,} parameters of other models were held beside the one that trains, which the "
-        "plan does not have"
-    )
-    return _unlike("other models", 0, other_parameters, None, text)
+    has = f"of which the plan has {planned:,}" if planned else "which the plan does not have"
+    text = f"{other_parameters:,} parameters of other models were held beside the one that trains, {has}"
+    return _unlike("other models", planned, other_parameters, None, text)
 
 
 def _unlike(
@@ -212,7 +215,7 @@ def _length(chosen: Facts, request: Facts | None) -> int | None:
     """Tokens of a sequence that one rank was planned to hold."""
     if request is None:
         return None
-    requested = _count(request.get("seq-len", Job().seq_len))
+    requested = _count(chosen.get("seq_len") or request.get("seq-len", Job().seq_len))
     return requested // max(1, _count(chosen.get("sequence_parallel")) or 1) if requested else None
 
 

@@ -11,11 +11,17 @@ from pathlib import Path
 from typing import Any
 
 _LOADER = "DataLoader"
-_CALLS = ("Accelerator", "DeepSpeedPlugin", "TrainingArguments", "Config", _LOADER)  # SFTConfig, DPOConfig …
+_ARGUMENTS = ("TrainingArguments", "Config")  # SFTConfig, DPOConfig …
+_CALLS = ("Accelerator", "DeepSpeedPlugin", "GradientAccumulationPlugin", *_ARGUMENTS, _LOADER)
 _NOT_FOR_TRAINING = re.compile(r"eval|val|test|dev", re.IGNORECASE)
+OF_ACCUMULATION = (
+    ("Accelerator", "gradient_accumulation_steps"),
+    ("DeepSpeedPlugin", "gradient_accumulation_steps"),
+    ("GradientAccumulationPlugin", "num_steps"),
+)
+"""The calls and their keywords that say Accelerate's gradient accumulation."""
 _OF_A_PLUGIN = {
     "zero_stage": "zero_stage",
-    "gradient_accumulation_steps": "gradient_accumulation",
     "offload_optimizer_device": "offload_optimizer",
     "offload_param_device": "offload_param",
 }
@@ -132,8 +138,8 @@ def _options(tree: ast.AST) -> dict[str, tuple[str, object]]:
 
 
 def own_option(settings: Iterable[CodeSetting], name: str) -> CodeSetting | None:
-    """Where training arguments take ``name`` from an option of the script's own parser."""
-    return next((s for s in settings if s.name == name and s.option and s.call != "Accelerator"), None)
+    """Where training arguments, or Accelerate, take ``name`` from an option of the script's own parser."""
+    return next((one for one in settings if one.name == name and one.option), None)
 
 
 def training_batches(settings: Iterable[CodeSetting]) -> list[CodeSetting]:
@@ -151,14 +157,20 @@ def bound_value(settings: Iterable[CodeSetting], name: str) -> CodeSetting | Non
     return next((s for s in settings if s.name == name and s.value is not None and not s.option), None)
 
 
+def made_once(settings: Iterable[CodeSetting]) -> list[CodeSetting]:
+    """Those of classes that are called at one place: of several only the run tells which call is made."""
+    settings = list(settings)
+    calls = Counter(one.call for one in settings if not one.name)
+    return [one for one in settings if calls[one.call] == 1]
+
+
 def unlike_plan(
     settings: Iterable[CodeSetting], style: str, chosen: Mapping[str, Any], precision: str
 ) -> list[str]:
     """Where the code asks Accelerate or a Trainer for something else than the plan, one sentence each.
 
     The plan's file reaches Accelerate by the environment and wins, without a word, over what the code says
-    (accelerate 1.15, utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``). Of a class that is called at
-    several places only the run tells which call is made.
+    (accelerate 1.15, utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``).
 
     Args:
         settings: of the script.
@@ -167,11 +179,7 @@ def unlike_plan(
         precision: as the ranks will run.
     """
     result = []
-    settings = list(settings)
-    calls = Counter(one.call for one in settings if not one.name)
-    for one in settings:
-        if calls[one.call] > 1:
-            continue
+    for one in made_once(settings):
         if one.name == "fsdp" and style == "trainer" and one.value:
             result.append(f"{one.text}: {WITH_FSDP}")
         if style != "accelerate":
@@ -189,10 +197,10 @@ def unlike_plan(
 
 
 def _planned(setting: CodeSetting, chosen: Mapping[str, Any], precision: str) -> object:
+    if (setting.call, setting.name) in OF_ACCUMULATION:
+        return chosen.get("gradient_accumulation")
     if setting.call == "DeepSpeedPlugin" and setting.name in _OF_A_PLUGIN:
         return chosen.get(_OF_A_PLUGIN[setting.name])
     if setting.call == "Accelerator" and setting.name == "mixed_precision":
         return "no" if precision == "fp32" else precision
-    if setting.call == "Accelerator" and setting.name == "gradient_accumulation_steps":
-        return chosen.get("gradient_accumulation")
     return None

@@ -27,15 +27,15 @@ class LoaderBatch:
     sequences: int
     location: str
 
-    def unlike(self, planned: int, command: str = "") -> str | None:
-        """What to say under a plan of another batch; None: it is the same.
-
-        Args:
-            command: plans for this batch; empty: the option alone is named.
-        """
+    def unlike(self, plan: PlannedBatch) -> str | None:
+        """What to say under a plan of another batch; None: it is the same."""
+        planned = plan.micro_batch
         if self.sequences == planned:
             return None
+        command = plan.command_for(self.sequences)
         again = f": {command}" if command else f" with ⟨micro_batch⟩ {self.sequences}"
+        if plan.rehearsed:
+            again = " with the script, which takes its batch from it"
         return (
             f"{self.location} gives each rank {self.sequences} at a time, and the plan has micro-batch "
             f"{planned}: the run is not the one predicted, and ends with exit code 9 unless "
@@ -80,7 +80,7 @@ def before_the_run(options: ScriptOptions, plan: PlannedBatch) -> list[str]:
     planned = plan.micro_batch
     loaded = loader_batch(options)
     if loaded is not None:
-        unlike = loaded.unlike(planned, plan.command_for(loaded.sequences))
+        unlike = loaded.unlike(plan)
         return [] if unlike is None else [f"warning: {unlike}"]
     facts = options.facts
     if (

@@ -44,6 +44,6 @@ def plan_script(
     from zerokit.planner.recipes import merged
     from zerokit.script_planner.planning import ScriptPlanning
 
-    requested = merged(recipe, options, overrides) if recipe is not None else options
+    requested = merged(recipe, options, overrides, for_script=True) if recipe is not None else options
     result = ScriptPlanning(target=target, options=requested, seconds=seconds, say=say or silent).plan(top)
     return result if out is None else replace(result, files=result.write(out, say))

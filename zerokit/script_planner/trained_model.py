@@ -7,16 +7,27 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.files import cache_folder, write_whole
+from zerokit.planner.values import integer
 from zerokit.rehearsal.result import Rehearsal
 
 _SAME_PARAMETERS = 0.02
+_TRAINED = {
+    "full": "all weights", "lora": "LoRA adapters on weights that are not in 4 bits",
+    "qlora": "LoRA adapters on weights in 4 bits (QLoRA)",
+}  # fmt: skip
 _SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
-def options_of(done: Rehearsal, options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def options_of(
+    done: Rehearsal, options: Mapping[str, Any], planned: Strategy
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Arguments of a plan that the script decides and nobody gave, and a note for each.
+
+    Args:
+        options: those that were given. planned: what was rehearsed.
 
     Raises:
         InputError: the script trains no model of Transformers, and none was named.
@@ -35,19 +46,51 @@ def options_of(done: Rehearsal, options: Mapping[str, Any]) -> tuple[dict[str, A
             result["lora_rank"] = str(model["lora_rank"])
         if not options.get("lora_targets") and model.get("lora_targets"):
             result["lora_targets"] = ",".join(model["lora_targets"])
-    length = sequence_tokens(engine)
+    length = fed_tokens(engine, planned)
     if not options.get("seq_len") and length:
         result["seq_len"] = str(length)
         notes.append(f"sequences of {length} tokens: the longest that the script fed its model")
     return result, tuple(notes)
 
 
-def sequence_tokens(engine: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest sequence; rows that are joined into one count as those that were asked for."""
+def fed_tokens(engine: Mapping[str, Any], planned: Strategy) -> int | None:
+    """Tokens of the longest sequence, of which each sequence-parallel rank is fed its part; rows that are
+    joined into one count as those that were asked for."""
     rows, columns, micro = (engine.get(name) for name in ("batch_rows", "batch_columns", "micro_batch"))
     if not columns:
         return None
-    return int(-(-columns // micro) if rows == 1 and micro else columns)
+    return int(-(-columns // micro) if rows == 1 and micro else columns) * planned.sequence_parallel
+
+
+def refuse_unlike_method(done: Rehearsal, asked: Mapping[str, Any]) -> None:
+    """Stop where something else is trained than was asked for: all weights, adapters, or others.
+
+    Args:
+        asked: the options that were given.
+
+    Raises:
+        InputError: says both.
+    """
+    model, engine, method = done.model or {}, done.engine or {}, asked.get("method")
+    saw, targets = str(model.get("method", "full")), asked.get("lora_targets")
+    total, trained = engine.get("parameters") or 0, engine.get("trainable_parameters") or 0
+    unlike = method is not None and method != saw
+    if unlike and (saw != "full" or trained == total):  # others are adapters of another kind than LoRA's
+        raise InputError(
+            f"⟨method⟩ {method}: the script trains {_TRAINED[saw]}; leave ⟨method⟩ out, or change the script"
+        )
+    rank, seen_rank = integer(asked, "lora_rank"), model.get("lora_rank")
+    if rank is not None and seen_rank not in (None, rank):
+        raise InputError(
+            f"⟨lora_rank⟩ {rank}: the script's is {seen_rank}; leave ⟨lora_rank⟩ out, or change the script"
+        )
+    seen = tuple(model.get("lora_targets") or ())
+    names = {part.strip() for part in str(targets or "").split(",")}
+    if targets and seen and seen != ("all-linear",) and names != set(seen):  # which any names may amount to
+        raise InputError(
+            f"⟨lora_targets⟩ {targets}: the script's are {','.join(seen)}; leave ⟨lora_targets⟩ out, or "
+            "change the script"
+        )
 
 
 def contradiction(done: Rehearsal, parameters: int, method: str) -> str | None:

@@ -95,7 +95,7 @@ def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> 
     return requested, f"precision {requested}: given"
 
 
-def _data_ranks(cluster: Cluster, pins: Pins) -> int:
+def data_ranks(cluster: Cluster, pins: Pins) -> int:
     """The data-parallel ranks that the fixed degrees leave."""
     fixed = (pins.tensor_parallel or 1) * (pins.pipeline_parallel or 1) * (pins.sequence_parallel or 1)
     return max(1, cluster.gpus // fixed)
@@ -109,7 +109,7 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
     """
     if job.global_batch is not None:
         return job.global_batch, f"global batch {counted(job.global_batch, 'sequence')}: given"
-    ranks = _data_ranks(cluster, pins)
+    ranks = data_ranks(cluster, pins)
     if job.inference:
         micro = pins.micro_batch or 1
         return micro * ranks, f"{counted(micro, 'sequence')} a GPU at a time, of {job.seq_len} tokens in all"
@@ -310,7 +310,7 @@ def _check_batch(result: SearchResult, request: Request) -> None:
     batch, pins = request.job.global_batch, request.pins
     if batch is None:
         return
-    ranks = _data_ranks(request.cluster, pins)
+    ranks = data_ranks(request.cluster, pins)
     sequences = (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
     step = ranks * sequences
     if pins.micro_batch and pins.gradient_accumulation:

@@ -21,9 +21,12 @@ SFT = Target(
 )
 
 
-def rehearsed_with(folder: Path, **rehearsed: Any) -> plan_file.PlanFile:
+def rehearsed_with(
+    folder: Path, arguments: tuple[str, ...] | None = None, **rehearsed: Any
+) -> plan_file.PlanFile:
     plan = plan_file.read(write_plan(folder))
-    plan_file.write(folder, plan.request, {**plan.chosen, "rehearsed": rehearsed})
+    script = {} if arguments is None else {"script": {"arguments": list(arguments)}}
+    plan_file.write(folder, plan.request, {**plan.chosen, "rehearsed": rehearsed, **script})
     return plan_file.read(folder)
 
 
@@ -58,6 +61,22 @@ def test_a_plan_of_another_command_is_warned_of(tmp_path: Path) -> None:
     assert f"zerokit plan --recipe {tmp_path}/plan.yaml" in said
     chosen = content(plan, SFT)["chosen"]
     assert "rehearsed" not in chosen and chosen["rehearsed_with"] == "dpo.py"
+
+
+def test_the_arguments_that_differ_are_named(tmp_path: Path) -> None:
+    arguments = ("--max_length", "512", "--hub_token", "<redacted>")
+    plan = rehearsed_with(tmp_path, arguments, script="trl.scripts.sft", command="0")
+    said = note(plan, SFT, "trainer", tmp_path) or ""
+    assert "another command (trl.scripts.sft: --max_length 512, not 1024), so" in said
+    assert "hf_0123456789" not in said
+    assert content(plan, SFT)["chosen"]["rehearsed_with"] == "trl.scripts.sft: --max_length 512, not 1024"
+
+
+def test_another_place_to_write_to_or_another_secret_is_the_same_run(tmp_path: Path) -> None:
+    arguments = ("--output_dir", "out", "--hub_token", "<redacted>", "--max_length=1024")
+    plan = rehearsed_with(tmp_path, arguments, script="trl.scripts.sft", command="0")
+    assert note(plan, SFT, "trainer", tmp_path) is None
+    assert content(plan, SFT)["chosen"]["rehearsed"]["script"] == "trl.scripts.sft"
 
 
 @pytest.mark.parametrize("options", [{"device": "cpu"}, {"gpu": "h200", "inference": True}])

@@ -61,7 +61,10 @@ def test_messages_that_do_not_match_give_no_time(tmp_path: Path) -> None:
     assert step is None and "no other rank comes to" in why
 
 
-@pytest.mark.parametrize(("written", "reason"), [(None, "no operators"), ("[]", "fewer than three")])
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [(None, "no operators"), ("[]", "a step is timed from the third on, and the script took none")],
+)
 def test_without_a_recorded_step_there_is_no_time(tmp_path: Path, written: str | None, reason: str) -> None:
     if written is not None:
         recorded(tmp_path, 0).write_text(written)

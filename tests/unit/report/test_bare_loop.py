@@ -11,7 +11,8 @@ from tests.support.run_reports import GIB, MIB, gpu_phase, report_of, shown, wri
 from zerokit.launcher.verdict.report import with_prediction
 from zerokit.report.html import render_html
 from zerokit.report.predicted import PredictedAgain
-from zerokit.report.schema import RunReport
+from zerokit.report.prediction_text import difference_lines
+from zerokit.report.schema import Differing, Predicted, RunReport
 
 # TRL's SFT (its loss in chunks) with 407M parameters on one H200, and its plan with all logits at once
 PLANNED = {"init": 7331015168, "forward": 16735132200, "backward": 17979726344, "step": 9841795584}
@@ -103,6 +104,18 @@ def test_a_plan_of_another_command_is_named_as_such(tmp_path: Path) -> None:
     assert "the plan was rehearsed with another command (dpo.py): the script allocates otherwise" in shown(
         report.to_dict()
     )
+
+
+def test_another_job_than_the_rehearsed_ones_names_the_command_too() -> None:
+    differing = Differing(what="model", planned="2", ran="3", text="the model has 3 parameters")
+    lines = difference_lines(
+        Predicted(kind="gpu_memory", rank=0, differences=[differing], predicted_for=None,
+                  rehearsed_with="dpo.py: --model a, not b")
+    )  # fmt: skip
+    assert lines[1:] == [
+        "  the model has 3 parameters",
+        "  the plan was rehearsed with another command (dpo.py: --model a, not b)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ ENGINE = {
 def test_a_job_as_planned_has_no_difference():
     assert of_engine(CHOSEN, ENGINE, REQUEST) == []
     assert of_engine(CHOSEN, {**ENGINE, "other_parameters": 10_000}, REQUEST) == []  # a loss with weights
+    of_model = {**CHOSEN, "seq_len": 1000}  # its limit, which nobody gave
+    assert of_engine(of_model, ENGINE, {"gpus": "2"}) == []
     assert of_engine(CHOSEN, {}, REQUEST) == []  # nothing is known of it
     for adam in ("AdamW", "Adam", "DeepSpeedCPUAdam", "FusedAdam"):
         assert of_engine(CHOSEN, {**ENGINE, "optimizer": adam}, REQUEST) == []
@@ -51,6 +53,28 @@ def test_a_plan_for_pairs_counts_two_sequences_of_each_row() -> None:
     assert of_engine({**CHOSEN, "sequences_per_row": 2}, pairs, REQUEST) == []
     (found,) = of_engine({**CHOSEN, "sequences_per_row": 2}, {**pairs, "batch_columns": 512}, REQUEST)
     assert "sequence length 512 ran" in found.text
+
+
+@pytest.mark.parametrize(
+    ("script", "engine", "text"),
+    [
+        ({"engines": 2}, {"engines": 2}, None),
+        ({"engines": 2}, {"engines": 1}, "1 DeepSpeed engine ran, but the plan has 2"),
+        ({}, {"engines": 2}, "2 DeepSpeed engines ran, but the plan has one: it predicts one model"),
+        ({"other_parameters": 500_000}, {"other_parameters": 500_000}, None),
+        ({"other_parameters": 500_000}, {"other_parameters": 900_000}, "900,000 parameters of other models "
+         "were held beside the one that trains, of which the plan has 500,000"),
+        ({}, {"other_parameters": 500_000}, "which the plan does not have"),
+    ],
+)  # fmt: skip
+def test_other_models_are_those_of_the_rehearsed_script(
+    script: dict[str, int], engine: dict[str, int], text: str | None
+) -> None:
+    """Whose command may be another: ``chosen.rehearsed`` is that of this very one."""
+    chosen = {**CHOSEN, "parameters": 1_000_000, "script": script}
+    found = of_engine(chosen, {**ENGINE, **engine}, REQUEST)
+    assert [text in difference.text for difference in found] == ([] if text is None else [True])  # type: ignore[operator]
+    assert of_engine({**chosen, "rehearsed": {}}, {**ENGINE, **engine}, REQUEST) == []
 
 
 @pytest.mark.parametrize(("device", "told"), [("cpu", 0), ("cuda", 1)])

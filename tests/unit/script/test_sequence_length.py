@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import zerokit
 from tests.support.scripts_read import RAW, TRAINER, options
+from zerokit.emit import plan_file
 from zerokit.script.sequence_length import length_warnings
 
 CLASS = """
@@ -45,3 +47,13 @@ def test_a_models_block_size_is_no_option(tmp_path: Path) -> None:
     """Of a class that no parser turns into options."""
     text = CLASS.format("1024") + "    import deepspeed\n    deepspeed.initialize(config='ds.json')\n"
     assert length_warnings(options(tmp_path, text), 2048) == []
+
+
+def test_the_plans_own_length_is_compared_where_nobody_gave_one(tmp_path: Path) -> None:
+    """Of a model of 1,024 positions that is not 2,048, which plans for longer models have."""
+    zerokit.plan(model="gpt2", gpus=1, gpu="l40s", out=tmp_path)
+    length = plan_file.read(tmp_path).seq_len
+    assert length == 1024
+    assert length_warnings(options(tmp_path, TRAINER, "--max_length", "1024"), length) == []
+    (said,) = length_warnings(options(tmp_path, TRAINER, "--max_length", "512"), length)
+    assert "the plan has 1,024" in said

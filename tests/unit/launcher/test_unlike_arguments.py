@@ -1,0 +1,28 @@
+"""In what two commands of a script differ."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerokit.launcher.unlike_arguments import joined, unlike_arguments
+
+
+@pytest.mark.parametrize(
+    ("rehearsed", "given", "words"),
+    [
+        ("--a 1 --b", "--b --a=1", ()),
+        ("--max_steps 8", "--max_steps 4", ("--max_steps 8, not 4",)),
+        ("--max_steps 8", "", ("--max_steps 8, which is not given",)),
+        ("", "--use_peft", ("without --use_peft",)),
+        ("--names a b", "--names a", ("--names a b, not a",)),
+        ("one.yaml", "two.yaml --x 1", ("one.yaml, not two.yaml", "without --x 1")),
+        ("--output_dir out --logging-dir a", "--output_dir out2", ()),
+    ],
+)
+def test_each_option_that_differs_is_named(rehearsed: str, given: str, words: tuple[str, ...]) -> None:
+    assert unlike_arguments(rehearsed.split(), given.split()) == words
+
+
+def test_of_many_the_first_are_named() -> None:
+    unlike = unlike_arguments([], ["--a", "1", "--b", "2", "--c", "3", "--d", "4", "--e", "5", "--f", "6"])
+    assert joined(unlike).endswith("without --d 4; and 2 more")

@@ -1,0 +1,52 @@
+"""The gradient accumulation that stands in an Accelerate script's code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.scripts_read import TRAINER, joined, options
+from zerokit.script.code_accumulation import code_accumulation
+
+SCRIPT = """
+    import argparse
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.utils import GradientAccumulationPlugin
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--accumulate", type=int, default=6)
+    args = parser.parse_args()
+    STEPS = 3
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "steps"),
+    [
+        ("Accelerator(gradient_accumulation_steps=1)", 1),
+        ("Accelerator(gradient_accumulation_steps=STEPS)", 3),
+        ("Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=4))", 4),
+        ("Accelerator(deepspeed_plugin=DeepSpeedPlugin(gradient_accumulation_steps=2))", 2),
+        ("Accelerator()", None),
+        ("Accelerator(gradient_accumulation_steps=2 * STEPS)", None),
+        ("Accelerator(gradient_accumulation_steps=args.accumulate)", None),  # a plan fills it in
+        # which of them?
+        ("Accelerator(gradient_accumulation_steps=2) if STEPS else Accelerator()", None),
+    ],
+)
+def test_the_accumulation_is_what_accelerate_is_given(tmp_path: Path, code: str, steps: int | None) -> None:
+    found = code_accumulation(options(tmp_path, SCRIPT.format(code)))
+    assert (found.steps if found is not None else None) == steps
+    assert found is None or f"={steps}" in found.location
+
+
+def test_a_trainers_arguments_are_read_elsewhere(tmp_path: Path) -> None:
+    text = TRAINER + "    Accelerator(gradient_accumulation_steps=2)\n"
+    assert code_accumulation(options(tmp_path, text)) is None
+
+
+def test_an_option_that_accelerate_gets_is_filled_in_from_the_plan(tmp_path: Path) -> None:
+    script = SCRIPT.format("Accelerator(gradient_accumulation_steps=args.accumulate)")
+    assert "--accumulate 2" in joined(options(tmp_path, script))
+    assert "--accumulate" not in joined(options(tmp_path, script, "--accumulate", "5"))

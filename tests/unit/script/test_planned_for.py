@@ -1,0 +1,77 @@
+"""What a script decides of its plan, and what is refused before anything is rehearsed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.scripts_read import FIXED_TRAINER, options
+from zerokit.errors import InputError
+from zerokit.planner.request import resolve
+from zerokit.script.planned_for import PlannedFor
+from zerokit.search.plan import make_plan
+
+LOOP = """
+    import argparse
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch_size", type=int, default=4)
+    args = parser.parse_args()
+    accelerator = Accelerator(gradient_accumulation_steps={steps})
+    loader = DataLoader(data, batch_size={batch})
+"""
+
+
+def planned(folder: Path, text: str, *arguments: str, **asked: Any) -> PlannedFor:
+    words = {name: str(value) for name, value in asked.items()}
+    request = resolve({"params": "350m", "gpus": "4", "gpu": "l40s", **words}).request
+    return PlannedFor.of(request, options(folder, text, *arguments))
+
+
+@pytest.mark.parametrize(("steps", "global_batch"), [(1, 16), (4, 64)])
+def test_the_literals_of_the_code_decide_the_plan(tmp_path: Path, steps: int, global_batch: int) -> None:
+    found = planned(tmp_path, LOOP.format(steps=steps, batch="args.batch_size"))
+    assert found.decided["gradient-accumulation"] == str(steps) and found.decided["micro-batch"] == "4"
+    assert any(
+        f"accumulation {steps}: " in note and f"Accelerator(gradient_accumulation_steps={steps})" in note
+        for note in found.request.assumptions
+    )
+    assert make_plan(found.request, top=1).global_batch == global_batch
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "words"),
+    [
+        (LOOP.format(steps=1, batch=4), {"global_batch": 32},
+         "global_batch 32 cannot be met with the script's micro-batch 4 and the script's accumulation 1 on "
+         "4 data-parallel ranks: leave global_batch out, or use 16"),
+        (LOOP.format(steps=8, batch="computed"), {"global_batch": 40}, None),  # 5 × 8 on one rank of each
+        (LOOP.format(steps=8, batch="computed"), {"global_batch": 36}, "accumulation 8 .* or use 32 or 64"),
+        (LOOP.format(steps=1, batch=4), {"global_batch": 8}, None),  # two ranks share a batch
+        (LOOP.format(steps=2, batch="computed"), {"global_batch": 12, "micro_batch": 4},
+         "micro_batch 4 and the script's accumulation 2"),
+        (FIXED_TRAINER, {"global_batch": 24}, "the script's micro-batch 4 and the script's accumulation 1"),
+        (LOOP.format(steps=1, batch=4), {"gradient_accumulation": 2},
+         r"gradient_accumulation 2: the script has 1 \(.*Accelerator\(gradient_accumulation_steps=1\)\); "
+         "leave gradient_accumulation out"),
+        (LOOP.format(steps=1, batch="args.batch_size"), {"micro_batch": 2},
+         r"micro_batch 2: the script has 4 \(.*the default of --batch_size"),
+    ],
+)  # fmt: skip
+def test_what_the_script_will_not_do_is_refused(
+    tmp_path: Path, text: str, asked: dict[str, int], words: str | None
+) -> None:
+    if words is None:
+        assert planned(tmp_path, text, **asked)
+        return
+    with pytest.raises(InputError, match=words):
+        planned(tmp_path, text, **asked)
+
+
+def test_what_a_rehearsal_saw_goes_before_what_was_read(tmp_path: Path) -> None:
+    request = resolve({"params": "350m", "gpus": "4", "gpu": "l40s", "micro_batch": "3"}).request
+    script = options(tmp_path, LOOP.format(steps=1, batch=4))
+    assert PlannedFor.of(request, script, {"micro_batch": "3"}).request.pins.micro_batch == 3

@@ -1,0 +1,73 @@
+"""The step time and the tokens per second of a plan for a script, as its rehearsals show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.played_rehearsals import play
+from tests.support.ranks import write_script
+from tests.support.scripts_read import TRAINER
+from zerokit.planner import answer
+from zerokit.planner.plan_result import PlanResult
+from zerokit.rehearsal.result import NO_STEP_TIME, Rehearsal
+from zerokit.script.entry_points import Target
+from zerokit.script_planner import plan_script
+from zerokit.units import format_seconds
+
+STEP_SECONDS = 0.25
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def planned(folder: Path) -> PlanResult:
+    target = Target(script=str(write_script(folder, TRAINER, "train.py")), module=None, arguments=())
+    options = {"gpus": "2", "gpu": "h200", "zero": "1", "tp": "1", "offload_optimizer": "none",
+               "micro_batch": "4", "global_batch": "8", "checkpointing": "none"}  # fmt: skip
+    return plan_script(target, options, seconds=0)
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_tokens_per_second_count_what_the_batch_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequences: int
+) -> None:
+    """Both sequences of a pair, as its line of the batch has them."""
+
+    def shown(strategy: Any, _: Any) -> dict[str, int]:
+        micro = strategy.settings.micro_batch
+        return {"loader_rows": micro, "batch_rows": sequences * micro, "batch_columns": 130}
+
+    play(monkeypatch, shown, step_seconds=STEP_SECONDS)
+    found = planned(tmp_path)
+    rows = "8 pairs × 2" if sequences == 2 else "8"
+    assert answer.batch(found.chosen).endswith(f" = {rows} × 130 tokens")
+    rate = 4 * sequences * 130 / STEP_SECONDS  # of one GPU's rows a step
+    body = found.to_dict()
+    assert body["chosen"]["estimate"]["tokens_per_second_per_gpu"] == pytest.approx(rate)
+    per_billion = format_seconds(1e9 / (2 * rate))
+    assert f"{rate:,.0f} tokens/s per GPU, {per_billion} per 1e9 tokens" in answer.pace(found.chosen)
+    assert not any("tokens per second" in note for note in found.assumptions)
+
+
+def test_a_step_that_no_rehearsal_timed_is_called_an_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, lambda *_: {}, step_seconds=None, untimed="the script took 2")
+    chosen = planned(tmp_path).chosen
+    assert answer.pace(chosen).startswith("Step, estimated: ")
+    assert answer.pace_notes(chosen)[0] == "The rehearsal has no step time: the script took 2"
+    play(monkeypatch, lambda *_: {}, step_seconds=STEP_SECONDS)
+    chosen = planned(tmp_path).chosen
+    assert answer.pace(chosen).startswith("Step: 250 ms") and not answer.pace_notes(chosen)
+
+
+def test_a_rehearsal_says_why_it_timed_no_step() -> None:
+    why = "a step is timed from the third on, and the script took 2"
+    done = Rehearsal(complete=True, fits=None, min_vram_bytes=1, gpu="h200", gpus=1, steps=2, repeats=False,
+                     ranks=(), notes=("another", f"{NO_STEP_TIME}{why}"))  # fmt: skip
+    assert done.why_untimed == why

@@ -1,0 +1,161 @@
+"""What a script decides of its plan, as its rehearsals show it; here they are played."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.played_rehearsals import CONFIG, PARAMETERS, play
+from tests.support.ranks import write_script
+from zerokit.domain.strategy import Strategy
+from zerokit.emit import plan_file
+from zerokit.errors import InputError
+from zerokit.planner.plan_result import PlanResult
+from zerokit.script.entry_points import Target
+from zerokit.script_planner import plan_script
+
+LOOP = """
+    import argparse
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--batch_size", type=int, default=4)
+    args = parser.parse_args()
+    accelerator = Accelerator(gradient_accumulation_steps=1)
+    loader = DataLoader(data, batch_size={batch})
+"""
+HARDWARE = {"gpus": "4", "gpu": "l40s", "zero": "1", "tp": "1", "offload_optimizer": "none"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def planned(
+    folder: Path, *arguments: str, batch: str = "args.batch_size", asked: dict[str, str] | None = None,
+    **more: Any,
+) -> PlanResult:  # fmt: skip
+    script = write_script(folder, LOOP.format(batch=batch), "train.py")
+    target = Target(script=str(script), module=None, arguments=arguments)
+    options = {**(HARDWARE if "recipe" not in more else {}), **(asked or {})}
+    return plan_script(target, options, seconds=0, out=folder / "plan", **more)
+
+
+def of_arguments(strategy: Strategy, arguments: tuple[str, ...]) -> dict[str, Any]:
+    """A script whose own options say its batch and its length."""
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    return {
+        "batch_rows": int(given.get("--batch_size", 4)),
+        "batch_columns": int(given.get("--seq_len", 512)),
+    }
+
+
+def test_what_the_script_decides_is_read_again_with_other_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, of_arguments)
+    first = planned(tmp_path)
+    assert (first.chosen.micro_batch, first.job.seq_len, first.global_batch) == (4, 512, 16)
+    file = tmp_path / "plan" / "plan.yaml"
+    kept = yaml.safe_load(file.read_text())["chosen"]["script"]
+    assert {"model", "seq-len", "micro-batch", "gradient-accumulation"} < set(kept["decided"])
+    again = planned(tmp_path, "--batch_size", "8", "--seq_len", "1024", recipe=str(file))
+    assert (again.chosen.micro_batch, again.job.seq_len, again.global_batch) == (8, 1024, 32)
+    # the hardware was the user's
+    assert again.cluster == first.cluster and again.chosen.zero_stage == 1
+    assert "gpu" not in yaml.safe_load(file.read_text())["chosen"]["script"]["decided"]
+    with pytest.raises(InputError, match="micro_batch 4: the script has 8"):
+        planned(tmp_path, "--batch_size", "8", recipe=str(file), overrides=["micro_batch=4"])
+
+
+def test_a_plan_for_a_script_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, of_arguments)
+    named = planned(tmp_path).model_name
+    assert named.startswith("train.py (llama, 18.7M ") and "parameters)" in named
+    assert planned(tmp_path, recipe=str(tmp_path / "plan" / "plan.yaml")).model_name == named
+    title = plan_file.read(tmp_path / "plan").title
+    assert f"for {named} on 4 × l40s" in title and "script-models" not in title
+
+
+def test_all_weights_of_a_script_that_trained_adapters_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def adapters(strategy: Strategy, arguments: tuple[str, ...]) -> dict[str, Any]:
+        return {"trainable_parameters": PARAMETERS // 100}
+
+    play(monkeypatch, adapters, model={"method": "lora", "lora_rank": 8, "lora_targets": ("q_proj",)})
+    assert planned(tmp_path).job.method == "lora"
+    play(monkeypatch, of_arguments)
+    again = planned(tmp_path, recipe=str(tmp_path / "plan" / "plan.yaml"))
+    assert again.job.method == "full" and "lora-rank" not in again.request
+
+
+@pytest.mark.parametrize(
+    ("asked", "saw", "words"),
+    [
+        ({"method": "lora"}, {}, "method lora: the script trains all weights"),
+        ({"method": "qlora"}, {"method": "lora"}, "method qlora: the script trains LoRA"),
+        ({"method": "full"}, {"method": "lora"}, "method full: the script trains LoRA"),
+        ({"method": "lora", "lora_rank": "16"}, {"method": "lora"}, "lora_rank 16: the script's is 8"),
+        ({"method": "lora", "lora_targets": "v_proj,q_proj"}, {"method": "lora"},
+         "lora_targets v_proj,q_proj: the script's are q_proj"),
+        ({"method": "lora", "lora_targets": "q_proj", "lora_rank": "8"}, {"method": "lora"}, ""),
+    ],
+)  # fmt: skip
+def test_a_method_that_is_not_the_scripts_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], saw: dict[str, str], words: str
+) -> None:
+    trained = PARAMETERS // 100 if saw else PARAMETERS
+    adapters = {"lora_rank": 8, "lora_targets": ("q_proj",)} if saw else {}
+    play(monkeypatch, lambda *_: {"trainable_parameters": trained}, model={**saw, **adapters})
+    if not words:
+        assert planned(tmp_path, asked=asked).job.method == "lora"
+        return
+    with pytest.raises(InputError, match=words):
+        planned(tmp_path, asked=asked)
+
+
+def test_another_length_than_the_script_feeds_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsed = play(monkeypatch, of_arguments)
+    words = "seq_len 512: the longest sequences that the script feeds its model have 1024 tokens; leave"
+    with pytest.raises(InputError, match=words):
+        planned(tmp_path, "--seq_len", "1024", asked={"seq_len": "512"})
+    assert len(rehearsed) == 1
+    assert planned(tmp_path, "--seq_len", "1024", asked={"seq_len": "1,024"}).job.seq_len == 1024
+
+
+def test_a_batch_that_the_script_computes_is_not_the_one_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, lambda *_: {"batch_rows": 3})
+    with pytest.raises(InputError, match=r"micro_batch 4: the script feeds its engine 3 rows at a time"):
+        planned(tmp_path, batch="computed", asked={"micro_batch": "4"})
+    assert planned(tmp_path, batch="computed").chosen.micro_batch == 3
+    # both halves of each pair in one forward pass
+    play(monkeypatch, lambda strategy, _: {"batch_rows": 2 * strategy.settings.micro_batch})
+    assert planned(tmp_path, batch="computed", asked={"micro_batch": "4"}).chosen.micro_batch == 4
+
+
+def test_another_model_than_the_scripts_is_refused_before_it_is_rehearsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.chdir(tmp_path)
+    rehearsed = play(monkeypatch, of_arguments)
+    said: list[str] = []
+    with pytest.raises(InputError) as error:
+        planned(tmp_path, asked={"model": "llama-3.1-8b"}, say=said.append)
+    assert not rehearsed and not any("llama-3.1-8b" in line for line in said)
+    assert "--model is tiny by default, which is another model than the plan's llama-3.1-8b" in str(
+        error.value
+    )
+    assert "leave model and params out" in str(error.value) and "plan again" not in str(error.value)

@@ -1,0 +1,172 @@
+"""What a script's rehearsals show that it decides, whatever a plan has; held to what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zerokit.domain.strategy import Strategy
+from zerokit.errors import InputError
+from zerokit.planner.memory_source import Say
+from zerokit.planner.values import integer
+from zerokit.rehearsal.result import Rehearsal
+from zerokit.script_planner.trained_model import contradiction, fed_tokens, options_of, refuse_unlike_method
+from zerokit.units import counted
+
+LEAVE_MODEL_OUT = "leave ⟨model⟩ and ⟨params⟩ out: the rehearsal determines the script's model"
+_SAME_LENGTH = 0.01
+
+Fed = Mapping[int, tuple[int | None, int | None]]
+"""Rows and columns of what reached the engine, by the micro-batch of the plan."""
+
+
+class CannotRehearse(Exception):
+    """Why there is no rehearsal to plan with; in a sentence."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScriptDecisions:
+    """What one script decides, as options of ``plan``.
+
+    Attributes:
+        script: its name. style: how it takes its configuration.
+        asked: the options that its user gave.
+        kept: those that it decides, which go before ``asked``.
+        notes: for people, in sentences.
+    """
+
+    script: str
+    style: str
+    asked: Mapping[str, Any]
+    say: Say
+    kept: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is planned for."""
+        return {**self.asked, **self.kept}
+
+    @property
+    def names_model(self) -> bool:
+        """Whether the user named the model."""
+        return bool(self.asked.get("model") or self.asked.get("params"))
+
+    def is_asked(self, name: str) -> bool:
+        """Whether the user gave a value of an option."""
+        return self.asked.get(name) not in (None, "auto")
+
+    def take_trainers(self, engine: Mapping[str, Any], planned: Strategy) -> str:
+        """Keep arguments of a Trainer that turned out to be others than planned, as computed ones can.
+
+        Returns:
+            Them, in words; empty: there are none.
+
+        Raises:
+            InputError: another value was asked for.
+            CannotRehearse: it follows what it is told, and is never that.
+        """
+        if self.style != "trainer":
+            return ""
+        settings = planned.settings
+        expected: dict[str, object] = {
+            "micro_batch": settings.micro_batch,
+            "gradient_accumulation": settings.gradient_accumulation,
+            "precision": settings.precision,
+        }
+        words = []
+        for name, value in expected.items():
+            own = engine.get(name)
+            if own in (None, value):
+                continue
+            if name in self.kept:
+                raise CannotRehearse(f"told to train with {name.replace('_', '-')} {value}, it takes {own}")
+            if self.is_asked(name):
+                raise InputError(
+                    f"⟨{name}⟩ {self.asked[name]}: the script trains with {own}; leave ⟨{name}⟩ out, or "
+                    "change it"
+                )
+            self.kept[name] = str(own)
+            self.notes.append(f"⟨{name}⟩ {own}: the script trains with it, whatever the plan had")
+            words.append(f"{name.replace('_', '-')} {own}")
+        if words:
+            self.say(f"{self.script} trains with {', '.join(words)}: planned for that")
+        return ", ".join(words)
+
+    def take_model(self, done: Rehearsal, planned: Strategy) -> bool:
+        """Keep the model, its method and its length, where nobody gave them; whether there is something.
+
+        Raises:
+            InputError: others were asked for, or the script's model is not known and none was named.
+        """
+        self._refuse_unlike_length(done, planned)
+        refuse_unlike_method(done, self.asked)
+        found, notes = options_of(done, self.asked, planned)
+        self.kept |= found
+        self.notes += notes
+        return bool(found)
+
+    def _refuse_unlike_length(self, done: Rehearsal, planned: Strategy) -> None:
+        """Stop where other sequences were asked for than the script feeds: no plan changes its data."""
+        engine = done.engine or {}
+        tokens = fed_tokens(engine, planned)
+        asked = integer(self.asked, "seq_len", 10**8)
+        if asked is None or tokens is None or not (done.model or {}).get("config"):
+            return
+        if engine.get("batch_rows") == 1 and planned.settings.micro_batch > 1:
+            return  # sequences laid end to end: the length of none is known
+        if abs(tokens - asked) > _SAME_LENGTH * asked:
+            raise InputError(
+                f"⟨seq_len⟩ {asked}: the longest sequences that the script feeds its model have {tokens} "
+                f"tokens; leave ⟨seq_len⟩ out, or change the script's data to {asked}"
+            )
+
+    def refuse_unlike_model(self, done: Rehearsal, parameters: int, method: str) -> None:
+        """Stop where the model that was named is not the script's.
+
+        Raises:
+            InputError: says how many parameters both have.
+        """
+        why = contradiction(done, parameters, method) if self.names_model else None
+        if why is not None:
+            raise InputError(f"{why}; {LEAVE_MODEL_OUT}")
+
+    # ---------------------------------------------------------------- the batch
+
+    def may_ignore_batch(self, fed: Fed) -> bool:
+        """Whether what was fed at the one batch size that was tried may be the script's own choice."""
+        if self.style == "trainer" or len(fed) != 1:  # whose arguments are its batch
+            return False
+        ((micro, (rows, _)),) = fed.items()
+        return rows not in (None, micro)
+
+    def take_batch(self, fed: Fed) -> int | None:
+        """Keep the batch that the script feeds, where that is not the one it was told; None: it is.
+
+        Raises:
+            InputError: another one was asked for.
+        """
+        rows = next((rows for rows, _ in fed.values()), None)
+        if self.style == "trainer" or rows is None or len(set(fed.values())) > 1:
+            return None
+        if len(fed) == 1:
+            (micro,) = fed
+            if rows not in (1, micro):  # one row may hold several sequences, end to end
+                self.notes.append(
+                    f"the script fed its engine {rows} rows at a time, not the {micro} of the micro-batch: "
+                    f"memory and time of a step are for {rows}, tokens per second for {micro}"
+                )
+            return None
+        if self.is_asked("micro_batch"):
+            raise InputError(
+                f"⟨micro_batch⟩ {self.asked['micro_batch']}: the script feeds its engine "
+                f"{counted(rows, 'row')} at a time, whatever it is told; leave ⟨micro_batch⟩ out, or change "
+                "the script"
+            )
+        self.kept["micro_batch"] = str(rows)
+        self.notes.append(
+            f"micro-batch {rows}: the script fed its engine so many rows, whatever the plan had"
+        )
+        self.say(f"{self.script} feeds its engine {counted(rows, 'row')} at a time: micro-batch {rows}")
+        return rows
