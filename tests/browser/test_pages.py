@@ -36,6 +36,12 @@ DRAWN = """[...document.querySelectorAll('.drawing')].map(drawing => {
 IDS = "[...document.querySelectorAll('[id]')].map(e => e.id)"
 SCROLLED = """[...document.querySelectorAll('.wide, pre')].filter(e => e.scrollWidth > e.clientWidth + 1)
   .map(e => e.getAttribute('aria-label') || e.textContent.slice(0, 40))"""
+# cells of tables that lie upon another cell of theirs
+UPON = """[...document.querySelectorAll('tr')].flatMap(row => {
+  const cells = [...row.children].map(e => [e.textContent.trim(), e.getBoundingClientRect()]);
+  return cells.filter(([, r], at) => cells.slice(at + 1).some(([, q]) => r.left < q.right - 1 &&
+    q.left < r.right - 1 && r.top < q.bottom - 1 && q.top < r.bottom - 1)).map(([text]) => text);
+})"""
 
 LARGEST_BYTES = 150_000
 MOST_UNLIKE = 0.015  # of full scale, on average over the cells; a page without its charts is 0.02 to 0.04
@@ -81,6 +87,7 @@ def test_a_page_is_readable_everywhere(browser: Any, pages: dict[str, Path], nam
             assert chart["shown"] == 1 and chart["bad"] == [], f"{name} at {width}: {chart}"
             assert chart["left"] >= 0 and chart["right"] <= width and chart["right"] - chart["left"] > 140
             assert chart["height"] > 20
+        assert page.evaluate(UPON) == [], f"{name} at {width}"
         ids = page.evaluate(IDS)
         assert len(ids) == len(set(ids))
         scrolled = page.evaluate(SCROLLED)
