@@ -26,7 +26,13 @@ def arguments() -> dict[str, Any]:
     from transformers import TrainingArguments
     from transformers.trainer import Trainer
 
-    fields = {field.name: _kind(str(field.type)) for field in dataclasses.fields(TrainingArguments)}
+    # not the fields' own types, which an HfArgumentParser of the same process narrows
+    types = {
+        name: annotation
+        for part in reversed(TrainingArguments.__mro__)
+        for name, annotation in inspect.get_annotations(part).items()
+    }
+    fields = {field.name: _kind(str(types[field.name])) for field in dataclasses.fields(TrainingArguments)}
     source = inspect.getsource(TrainingArguments) + inspect.getsource(Trainer)
     asked = {first or second for first, second in _ASKED.findall(source)}
     return {"transformers": transformers.__version__, "fields": fields, "fsdp_config": sorted(asked)}

@@ -58,7 +58,9 @@ def test_the_verdict_names_the_cause(
         assert report["outcome"] == "hung"
         assert report.get("hang", {}).get("kind") == kind, report["why"]
         stacks = re.search(r"Python stacks of the ranks: (\S+)/(stacks-\S+)", out)
-        assert stacks is not None and len(list((tmp_path / stacks[1]).glob(stacks[2]))) == 2
+        assert stacks is not None
+        found = [path for path in Path(stacks[1]).glob(stacks[2]) if ".native." not in path.name]
+        assert len(found) == 2
         for text in words:
             assert text in err.replace("\n", " ")
         assert (deed != "data-parallel") is ("mixture of experts under ZeRO-3 without a leaf" in err)
