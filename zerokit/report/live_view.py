@@ -32,6 +32,7 @@ def live_view(
     if hidden:
         shown.append(Text(f"and {counted(hidden, 'more alarm')}", style="red"))
     ranks = sorted(report.ranks, key=lambda rank: _worth(rank, alarms))
+    view = Group(*shown, outcome_line(report))  # of a run that no rank has come up in yet
     for rows in range(min(len(ranks), console.height), 0, -1):
         view = Group(*shown, _rank_table(report, ranks[:rows]), outcome_line(report))
         if _height(view, console) < console.height:

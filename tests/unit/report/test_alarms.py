@@ -143,6 +143,13 @@ def test_alarms_are_seen_however_many_ranks_there_are(number: int, height: int) 
     assert len(rows) == number or f"and {number - len(rows)} more ranks" in text
 
 
+def test_problems_without_a_rank_leave_the_outcome() -> None:
+    living = report(problems=[f"rank-{number:05d}.jsonl cannot be read" for number in range(30)])
+    console = Console(width=80, height=24, file=io.StringIO(), force_terminal=True, color_system=None)
+    lines = "".join(segment.text for segment in console.render(live_view(living, [], console))).splitlines()
+    assert len(lines) < 24 and "Outcome: " in lines[-1]
+
+
 def test_many_alarms_leave_room_for_the_ranks() -> None:
     living = report(*({"alloc_retries": 1} for _ in range(64)))
     console = Console(width=80, height=24, file=io.StringIO(), force_terminal=True, color_system=None)
