@@ -32,6 +32,9 @@ _MODEL = frozenset({"architectures", "model_type", "hidden_size", "num_hidden_la
 _PACKAGE = frozenset({"dependencies", "devDependencies", "scripts"})
 
 
+_OF_OTHERS = (".py", ".pyi", ".ipynb", ".sh", ".slurm", ".sbatch", ".md", ".rst", ".toml")
+
+
 def detect_kind(path: str, text: str) -> str:
     """What a file is.
 
@@ -39,7 +42,7 @@ def detect_kind(path: str, text: str) -> str:
         FileInputError: it cannot be told, or the text cannot be read at all.
     """
     name = pathlib.Path(path).name.lower()
-    if name.endswith((".py", ".pyi", ".ipynb", ".sh", ".slurm", ".sbatch")) or text.startswith("#!"):
+    if name.endswith(_OF_OTHERS) or text.startswith("#!"):
         raise FileInputError(path, UNKNOWN, 1, 1)
     start = text.lstrip()[:1]
     has_lines = _HOSTFILE_LINE.search(text) and not name.endswith((".json", ".yaml", ".yml"))

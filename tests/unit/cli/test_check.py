@@ -310,14 +310,18 @@ def test_a_schema_is_of_a_deepspeed_file_unless_another_is_named(
     assert title in json.loads(capsys.readouterr().out)["title"]
 
 
-@pytest.mark.parametrize("name", ["job.sh", "job.slurm", "job"])
-def test_a_job_is_no_file_that_check_knows(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+JOB = "#!/bin/bash\n#SBATCH --nodes=2\nsrun torchrun \\\n  t.py\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("job.sh", JOB), ("job.slurm", JOB), ("job", JOB), ("README.md", "# a\n\nas follows: one: two\n")],
+)
+def test_a_job_or_a_page_is_no_file_that_check_knows(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The YAML reader's words on a shell script help nobody."""
-    code, out, _ = check(
-        write(tmp_path, name, "#!/bin/bash\n#SBATCH --nodes=2\nsrun torchrun \\\n  t.py\n"), capsys=capsys
-    )
+    code, out, _ = check(write(tmp_path, name, text), capsys=capsys)
     assert (
         code == 2
         and "is neither a DeepSpeed JSON, an accelerate YAML, a hostfile, a plan nor a recipe" in out
