@@ -101,3 +101,14 @@ def write_config(tmp_path: Path) -> Callable[[object], str]:
         return str(path)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation's site, built."""
+    pytest.importorskip("mkdocs")
+    from tests.support.site import build_site
+
+    folder = tmp_path_factory.mktemp("site")
+    build_site(folder)
+    return folder

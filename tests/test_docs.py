@@ -18,7 +18,6 @@ import pytest
 import zerokit
 from tests.browser.screenshots import SCREENSHOTS, drawn, wanted
 from tests.support.pages import SH_BLOCK, sh_commands
-from tests.support.site import build_site
 from zerokit.cli import cli, commands
 from zerokit.linter.explain import examples
 
@@ -49,14 +48,6 @@ class Page(html.parser.HTMLParser):
             self.loads.append(found["href"])
         elif tag in ("script", "img", "iframe") and "src" in found:
             self.loads.append(found["src"])
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("mkdocs")
-    folder = tmp_path_factory.mktemp("site")
-    build_site(folder)
-    return folder
 
 
 def test_every_link_leads_somewhere_and_nothing_comes_from_a_network(site: Path) -> None:

@@ -7,16 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.site import build_site
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("mkdocs")
-    folder = tmp_path_factory.mktemp("site")
-    build_site(folder)
-    return folder
-
 
 @pytest.mark.parametrize("name", ["index", "guide/launch", "options", "rules/index"])
 def test_a_page_of_the_site_is_readable_everywhere(browser: Any, site: Path, name: str) -> None:

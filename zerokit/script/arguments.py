@@ -30,7 +30,7 @@ _CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 _NUMBERS = (_MICRO_BATCH[0], _ACCUMULATION[0])
 _CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential", "checkpoint_wrapper",
                         "apply_activation_checkpointing"}  # fmt: skip
-_TRAINERS_OWN: Mapping[str, object] = {
+TRAINERS_OWN: dict[str, object] = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
     "bf16": False, "fp16": False, "max_grad_norm": 1.0, "optim": "adamw_torch_fused",
 }  # fmt: skip
@@ -97,7 +97,7 @@ class ScriptOptions:
         negated = {f"--no_{name}" for name in names} | {f"--no-{name.replace('_', '-')}" for name in names}
         known_options = set(self.facts.options)
         if self.facts.parses_training_arguments:
-            known_options |= {f"--{name}" for name in (*_TRAINERS_OWN, *self.defaults)}
+            known_options |= {f"--{name}" for name in (*TRAINERS_OWN, *self.defaults)}
         exact = frozenset(known_options) or None
         for index, argument in enumerate(self.user_arguments):
             option, equals, value = argument.partition("=")
@@ -227,10 +227,10 @@ class ScriptOptions:
         if name in self.defaults:
             return self.facts.field_defaults.get(name, self.defaults[name])
         if self.facts.parses_training_arguments:
-            default = self.facts.field_defaults.get(name, _TRAINERS_OWN.get(name))
+            default = self.facts.field_defaults.get(name, TRAINERS_OWN.get(name))
             return None if self._has_other_class else default
         is_known = self.facts.spells_out_arguments and not self.facts.hides_arguments
-        default = _TRAINERS_OWN.get(name) if is_known and not self._has_other_class else None
+        default = TRAINERS_OWN.get(name) if is_known and not self._has_other_class else None
         value = self.facts.batch_arguments.get(name, default)
         bound = bound_value(self.facts.code_settings, name) if value is None and name in _NUMBERS else None
         return value if bound is None else bound.value

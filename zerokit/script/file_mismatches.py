@@ -10,15 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerokit.script.arguments import ScriptOptions
+from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions
 from zerokit.script.loader_batch import loader_batch
 from zerokit.script.option_values import number, truth
 
-_DEFAULTS: Mapping[str, object] = {
-    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "max_grad_norm": 1.0,
+_DEFAULTS: Mapping[str, object] = TRAINERS_OWN | {
     "learning_rate": 5e-5, "weight_decay": 0.0, "adam_epsilon": 1e-8, "adam_beta1": 0.9, "adam_beta2": 0.999,
-    "bf16": False, "fp16": False, "bf16_full_eval": False, "fp16_full_eval": False,
-    "auto_find_batch_size": False, "warmup_steps": 0, "warmup_ratio": None, "max_steps": -1,
+    "bf16_full_eval": False, "fp16_full_eval": False, "auto_find_batch_size": False,
+    "warmup_steps": 0, "warmup_ratio": None, "max_steps": -1,
 }  # fmt: skip
 """transformers/training_args.py, 4.56 to 5.23."""
 _PAIRS = (
