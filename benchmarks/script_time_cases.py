@@ -39,6 +39,20 @@ GPT2 = {
     "model_type": "gpt2", "vocab_size": 50257, "n_embd": 1280, "n_layer": 20, "n_head": 20,
     "n_positions": 1024, "n_ctx": 1024,
 }  # fmt: skip
+TALL = {
+    "model_type": "llama", "vocab_size": 49152, "hidden_size": 960, "intermediate_size": 2560,
+    "num_hidden_layers": 32, "num_attention_heads": 15, "num_key_value_heads": 5, "tie_word_embeddings": True,
+}  # fmt: skip
+GEMMA3 = {
+    "model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912,
+    "num_hidden_layers": 13, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
+    "sliding_window": 512, "tie_word_embeddings": True, "max_position_embeddings": 32768,
+}  # fmt: skip
+OLMO2 = {
+    "model_type": "olmo2", "vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 8192,
+    "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "tie_word_embeddings": False, "max_position_embeddings": 4096,
+}  # fmt: skip
 RUN_CLM = "Transformers: examples/pytorch/language-modeling/run_clm.py"
 PIPELINE = "zerokit: tests/rehearsal/scripts/pipeline_llama.py"
 FINETUNE = "DeepSpeedExamples: training/DeepSpeed-ZenFlow/finetuning/finetune_llama.py"
@@ -46,7 +60,7 @@ FINETUNE_ROWS = 64
 """Of its data set (``rehearsal.inputs``)."""
 MODELS = {
     "small": SMALL, "large": LARGE, "medium": MEDIUM, "qwen": QWEN, "qwen3": QWEN3, "wide": WIDE,
-    "gpt2": GPT2,
+    "gpt2": GPT2, "tall": TALL, "gemma3": GEMMA3, "olmo2": OLMO2,
 }  # fmt: skip
 
 
@@ -67,6 +81,8 @@ class Case:
     offload_param: bool = False
     checkpointing: bool = False
     peft: bool = False
+    arguments: tuple[str, ...] = ()
+    """Further ones of the script."""
 
 
 CASES = (
@@ -163,9 +179,28 @@ SEVENTH = (
     Case(name="medium.sft.z3.two", model="medium", zero=3, gpus=2, checkpointing=True, micro_batch=8),
 )  # fmt: skip
 """Two GPUs each, none timed before: two pipelines, two with offload."""
+EIGHTH = (
+    Case(name="tall.sft", model="tall", length=1024),
+    Case(name="tall.dpo.lora", model="tall", script="dpo", data="dpo", length=1024, micro_batch=1, peft=True),
+    Case(name="gemma3.sft.z3", model="gemma3", zero=3, length=1536, micro_batch=2),
+    Case(name="olmo2.reward", model="olmo2", script="reward", data="dpo", length=2304, micro_batch=2),
+    Case(name="olmo2.packed", model="olmo2", micro_batch=2, arguments=("--packing", "True")),
+    Case(name="gemma3.liger", model="gemma3", length=1024, arguments=("--use_liger_kernel", "True")),
+    Case(name="qwen.finetune.z3", model="qwen", script="finetune_llama", length=512, micro_batch=4, zero=3),
+    Case(name="olmo2.offload.accumulation", model="olmo2", offload=True, accumulation=2),
+    Case(name="tall.sft.two", model="tall", gpus=2, length=1024),
+    Case(name="gemma3.dpo.z3.two", model="gemma3", script="dpo", data="dpo", gpus=2, zero=3, micro_batch=1),
+    Case(name="olmo2.lora.two", model="olmo2", gpus=2, peft=True, checkpointing=True),
+    Case(name="olmo2.offload.all.two", model="olmo2", gpus=2, zero=3, offload=True, offload_param=True,
+         checkpointing=True),
+    Case(name="tall.kto.z3.two", model="tall", script="kto", data="dpo", gpus=2, zero=3, micro_batch=2,
+         length=1024),
+    Case(name="wide.accumulation.two", model="wide", gpus=2, accumulation=4, micro_batch=1),
+)  # fmt: skip
+"""Three models and all settings that were never timed before, six on two GPUs."""
 LISTS = {
     "first": CASES, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH,
-    "seventh": SEVENTH,
+    "seventh": SEVENTH, "eighth": EIGHTH,
 }  # fmt: skip
 
 
@@ -247,6 +282,7 @@ def _trained(case: Case, zero: dict[str, Any], steps: int) -> dict[str, Any]:
         arguments += ["--dataset_name", "{data}/" + case.data, "--max_length", str(case.length)]
     if case.peft:
         arguments += ["--use_peft", "--lora_target_modules", "all-linear"]
+    arguments += case.arguments
     return {
         "script": RUN_CLM if is_example else f"trl/scripts/{case.script}.py",
         "args": arguments,
