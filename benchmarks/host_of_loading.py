@@ -3,9 +3,10 @@
     python -m benchmarks.host_of_loading OUT.jsonl [FOLDER]   # on a GPU machine with bitsandbytes
 
 Makes a Llama of 2.8 B parameters with random weights in bf16, once, and loads it in three processes: in 4
-bits, in 8 bits, and as it is with a move to the GPU afterwards. One line each, in MiB of /proc/self/status:
-before, the most while it was loaded (looked at every 5 ms), loaded, moved. ``RssFile`` are pages of mapped
-files, which the kernel takes back when memory is short; ``RssAnon`` is what a host must have.
+bits, in 8 bits, and as it is with a move to the GPU afterwards, each after a tiny model, with which libraries
+load what they need themselves. One line each, in MiB of /proc/self/status: before, the most while it was
+loaded (looked at every 5 ms), loaded, moved. ``RssFile`` are pages of mapped files, which the kernel takes
+back when memory is short; ``RssAnon`` is what a host must have.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ def resident() -> dict[str, int]:
     return {name: int(value.split()[0]) // 1024 for name, value in lines if name in _FIELDS}
 
 
-def make(folder: Path) -> None:
-    """A model in one safetensors file."""
+def make(folder: Path, layers: int) -> None:
+    """A model in one safetensors file; ``layers`` 0: nearly nothing."""
     import torch
     import transformers
 
+    width = 3072 if layers else 192
     config = transformers.LlamaConfig(
-        vocab_size=32000, hidden_size=3072, intermediate_size=8192, num_hidden_layers=26,
-        num_attention_heads=24, num_key_value_heads=8,
+        vocab_size=32000 if layers else 100, hidden_size=width, intermediate_size=8192 if layers else 512,
+        num_hidden_layers=layers or 1, num_attention_heads=24, num_key_value_heads=8,
     )  # fmt: skip
     with torch.device("cuda"):
         model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
@@ -58,6 +60,16 @@ def load(kind: str, folder: Path) -> dict[str, object]:
     quantization = packed[kind]() if kind in packed else None
     if quantization is not None:
         import bitsandbytes  # noqa: F401 - what it takes itself is none of the load
+
+    def loaded_from(place: Path) -> transformers.PreTrainedModel:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            place, dtype=torch.bfloat16, quantization_config=quantization
+        )
+
+    small = loaded_from(folder / "small")  # libraries load what they need, once
+    if quantization is None:
+        small.to("cuda")
+    del small
     before, done = resident(), threading.Event()
     most = dict(before)
 
@@ -69,9 +81,7 @@ def load(kind: str, folder: Path) -> dict[str, object]:
     watching = threading.Thread(target=watch)
     watching.start()
     began = time.monotonic()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16, quantization_config=quantization
-    )
+    model = loaded_from(folder / "large")
     loaded = resident()
     if quantization is None:
         model.to("cuda")
@@ -96,7 +106,8 @@ def main() -> None:
     out = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(sys.argv[2] if len(sys.argv) > 2 else name)
-        make(folder)
+        make(folder / "large", 26)
+        make(folder / "small", 0)
         for kind in KINDS:
             words = [sys.executable, "-m", "benchmarks.host_of_loading", kind, str(folder)]
             done = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -58,16 +58,18 @@ def hosts() -> Figures:
 
 
 def _last_lists() -> list[Step]:
-    return [step for name in ("fourth", "fifth", "sixth", "seventh") for step in steps(TIMES[name])]
+    return [step for name in ("fourth", "fifth", "sixth", "seventh", "eighth") for step in steps(TIMES[name])]
 
 
 def rehearsed_steps() -> Figures:
-    """Steps of scripts that were predicted first, in the lists since which nothing was changed between."""
-    found = _last_lists()
+    """Steps of scripts that were predicted first: the last lists together, and the very last."""
+    found, last = _last_lists(), [step.error for step in steps(TIMES["eighth"])]
     on_first = [step.factor for step in steps(TIMES["sixth"]) if step.host == "first H200"]
     return {
         "number": str(len(found)), "mean": size(_mean(step.error for step in found), 1),
         "worst": size(max((step.error for step in found), key=abs), 1),
+        "last_number": str(len(last)), "last_mean": size(_mean(last), 1),
+        "last_worst": size(max(last, key=abs), 1),
         "low": f"{min(on_first):.2f}", "high": f"{max(on_first):.2f}",
     }  # fmt: skip
 
