@@ -204,6 +204,18 @@ def test_deepspeed_shares_optimizer_states_between_ranks(tmp_path: Path, model: 
 
 
 @pytest.mark.slow
+def test_any_rank_of_zero_3_can_be_rehearsed(tmp_path: Path, model: str) -> None:
+    """The others compare their order of modules with rank 0's, which is not there."""
+    command = [str(SCRIPTS / "zero.py"), model, "3"]
+    code, said, errors = rehearse(tmp_path, "--gpus", "4", "--gpu", "h200", "--ranks", "0,last", *command)
+    assert code == 0, errors
+    first, last = said["ranks"]
+    assert [first["rank"], last["rank"]] == [0, 3]
+    assert last["phases"].keys() == first["phases"].keys()
+    assert last["peak_allocated_bytes"] == pytest.approx(first["peak_allocated_bytes"], rel=1e-3)
+
+
+@pytest.mark.slow
 def test_much_data_is_cut_and_an_evaluation_after_thousands_of_steps_is_told_whole(tmp_path: Path) -> None:
     code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "keeps_logits.py"), "50000", "800")
     rank = rank_of(said)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -21,3 +23,14 @@ def test_ranks_gather_what_each_holds() -> None:
     assert gathered.tolist() == [0, 4, 4, 4, 8, 4, 8, 12, 4]
     gather(under_way, (gathered, ours))
     assert gathered.tolist() == [4, 8, 4] * 3
+
+
+def test_a_rank_receives_what_the_sender_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    broadcast, under_way = collectives._KNOWN_VALUES["broadcast_"], UnderWay()
+    monkeypatch.setattr(torch.distributed.ProcessGroup, "unbox", lambda group: group)
+    received = torch.full((3,), -1)
+    with under_way.sender_holds([5, 7, 9]):
+        broadcast(under_way, ([received], SimpleNamespace(rank=lambda: 0), 0))
+        assert received.tolist() == [-1, -1, -1]  # it is the sender
+        broadcast(under_way, ([received], SimpleNamespace(rank=lambda: 2), 0))
+    assert received.tolist() == [5, 7, 9]

@@ -127,10 +127,13 @@ def _reduce_all(under_way: UnderWay, args: tuple[Any, ...]) -> None:
 
 def _broadcast(under_way: UnderWay, args: tuple[Any, ...]) -> None:
     """Of what the sender alone has computed, floats are not known on the other ranks."""
-    if under_way.only_sender_has and dist.ProcessGroup.unbox(args[1]).rank() != args[2]:
-        for tensor in args[0]:
-            if tensor.dtype.is_floating_point:
-                _set(tensor, None)
+    if dist.ProcessGroup.unbox(args[1]).rank() == args[2]:
+        return
+    for tensor in args[0]:
+        if under_way.sender_has is not None:
+            _set(tensor, torch.tensor(under_way.sender_has, dtype=tensor.dtype))
+        elif under_way.only_sender_has and tensor.dtype.is_floating_point:
+            _set(tensor, None)
 
 
 def _send(machine: Machine, args: tuple[Any, ...]) -> None:

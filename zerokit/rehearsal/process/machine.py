@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,12 +60,14 @@ class UnderWay:
         operation: of an all-reduce: the dispatcher gets a boxed one that cannot be read.
         of_rank: what each rank of a group contributes to a gathering; None: what ours does.
         only_sender_has: a broadcast's values are its sender's own; else every rank holds them before.
+        sender_has: the numbers that a broadcast's sender holds, where the others hold something else.
     """
 
     def __init__(self) -> None:
         self.operation: Any = None
         self.of_rank: Callable[[int], list[int]] | None = None
         self.only_sender_has = False
+        self.sender_has: Sequence[int] | None = None
 
     @contextmanager
     def contributions(self, of_rank: Callable[[int], list[int]]) -> Iterator[None]:
@@ -84,6 +86,15 @@ class UnderWay:
             yield
         finally:
             self.only_sender_has = False
+
+    @contextmanager
+    def sender_holds(self, numbers: Sequence[int]) -> Iterator[None]:
+        """In this block a rank broadcasts these numbers."""
+        self.sender_has = numbers
+        try:
+            yield
+        finally:
+            self.sender_has = None
 
 
 class Machine:

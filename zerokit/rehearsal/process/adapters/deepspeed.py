@@ -200,6 +200,25 @@ def stages(context: Context, module: ModuleType) -> None:
     after(module.PipelineParallelGrid, "__init__", ask_for_messages)
 
 
+def agreement(context: Context, module: ModuleType) -> None:
+    """ZeRO-3's ranks compare lists of numbers with rank 0's, and put -1 where they wait for it
+    (``deepspeed/runtime/zero/utils.py``): it holds what ours does."""
+    of_length, of_rank_0 = module.assert_lst_len_same_as_other_ranks, module.get_lst_from_rank0
+    under_way = context.machine.under_way
+
+    @functools.wraps(of_length)
+    def same_length(numbers: list[int]) -> None:
+        with under_way.sender_holds([len(numbers)]):
+            of_length(numbers)
+
+    @functools.wraps(of_rank_0)
+    def from_rank_0(numbers: list[int]) -> Any:
+        with under_way.sender_holds(numbers):
+            return of_rank_0(numbers)
+
+    vars(module).update(assert_lst_len_same_as_other_ranks=same_length, get_lst_from_rank0=from_rank_0)
+
+
 def vocabulary(context: Context, module: ModuleType) -> None:
     """Tensor-parallel ranks tell each other which part of the vocabulary they hold
     (``deepspeed/sequence/cross_entropy.py``): of a vocabulary in equal parts every rank's is known."""
