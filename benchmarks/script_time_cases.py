@@ -117,7 +117,8 @@ SECOND = (
 _KNOWN = {case.name: case for case in (*CASES, *SECOND)}
 TRACED = (
     "qwen.dpo", "medium.offload", "qwen.sft.z3", "medium.z3.two", "wide.sft.z3.two", "wide.offload.two",
-    "qwen3.offload.all", "wide.offload.z3", "gpt2.dpo.lora",
+    "qwen3.offload.all", "wide.offload.z3", "gpt2.dpo.lora", "olmo2.lora.two", "wide.accumulation.two",
+    "gemma3.liger",
 )  # fmt: skip
 THIRD = (
     *(_KNOWN[name] for name in TRACED[:4]),
@@ -198,9 +199,17 @@ EIGHTH = (
     Case(name="wide.accumulation.two", model="wide", gpus=2, accumulation=4, micro_batch=1),
 )  # fmt: skip
 """Three models and all settings that were never timed before, six on two GPUs."""
+NINTH = (
+    Case(name="qwen3.sft.four", model="qwen3", gpus=4, length=1536),
+    Case(name="olmo2.lora.z3.four", model="olmo2", gpus=4, zero=3, peft=True, micro_batch=2, length=1024),
+    Case(name="medium.offload.four", model="medium", gpus=4, zero=3, offload=True, micro_batch=8),
+    Case(name="gemma3.reward.four", model="gemma3", script="reward", data="dpo", gpus=4, micro_batch=2,
+         length=1024),
+)  # fmt: skip
+"""Four GPUs each."""
 LISTS = {
     "first": CASES, "second": SECOND, "third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH,
-    "seventh": SEVENTH, "eighth": EIGHTH,
+    "seventh": SEVENTH, "eighth": EIGHTH, "ninth": NINTH,
 }  # fmt: skip
 
 

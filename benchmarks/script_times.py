@@ -180,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--cases", type=Path, help="write the rows without measurements there, and end")
-    parser.add_argument("--gpus", type=int, choices=(1, 2), help="only the cases with so many")
+    parser.add_argument("--gpus", type=int, choices=(1, 2, 4), help="only the cases with so many")
     parser.add_argument("--list", choices=tuple(LISTS), default="first", help="of cases")
     parser.add_argument("--transformers", type=Path, help="a copy of that repository, for its examples")
     parser.add_argument("--deepspeed-examples", type=Path, help="a copy of that repository, for its scripts")

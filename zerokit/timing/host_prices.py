@@ -27,6 +27,8 @@ class HostPrices:
             host's speed (``host-parts.json``). A generator that goes on is no call: 16 ns there.
         kernel: an operator that launches a kernel; ``autograd``: more of it where it is recorded,
             ``backward``: more in autograd's thread (the node around it).
+        triton: of a Triton function, whose launcher is Python: 14 arguments, 22 us at the reference host's
+            speed, where 4 take 17 (``triton-launches.jsonl``; Triton 3.6).
         product: what a matrix product takes more: cuBLAS chooses its kernel.
         launch: a further kernel of the same operator.
         collective: to enqueue one.
@@ -36,6 +38,7 @@ class HostPrices:
     c_call_share: float = 1 / 3
     in_a_model: float = 1.61
     kernel: float = 9.0e-6
+    triton: float = 22.0e-6
     autograd: float = 2.0e-6
     backward: float = 3.5e-6
     product: float = 10.0e-6
@@ -109,7 +112,8 @@ def _itself(event: IssuedOperator, prices: HostPrices) -> float:
 
 
 def _kernel(event: IssuedOperator, prices: HostPrices) -> float:
-    took = prices.kernel + prices.launch * (max(1, event.launches) - 1)
+    first = prices.triton if event.name.startswith(operators.TRITON) else prices.kernel
+    took = first + prices.launch * (max(1, event.launches) - 1)
     if event.thread:
         took += prices.backward
     if event.with_grad:

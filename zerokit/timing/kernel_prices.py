@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from zerokit.domain.hardware import Gpu
-from zerokit.timing.operators import CAST, CAUSAL, STRIDED, UNALIGNED, IssuedOperator
+from zerokit.timing.operators import CAST, CAUSAL, STRIDED, TRITON, UNALIGNED, IssuedOperator
 
 LAUNCH_SECONDS = 1.8e-6
 """A kernel that does next to nothing, back to back (``floor``); it scales with no rate."""
@@ -23,7 +23,7 @@ _REDUCTIONS = frozenset({
     "sum", "mean", "amax", "amin", "max", "min", "any", "all", "argmax", "linalg_vector_norm", "norm",
     "_foreach_norm", "multi_tensor_l2norm", "var_mean", "std", "cumsum",
 })  # fmt: skip
-_BY_BYTES = ("_foreach", "_fused", "multi_tensor", "triton:", "embedding", "index", "scatter", "gather")
+_BY_BYTES = ("_foreach", "_fused", "multi_tensor", TRITON, "embedding", "index", "scatter", "gather")
 """Kernels of their own, which know no broadcasting."""
 _NORMS = ("native_layer_norm", "_fused_rms_norm", "native_group_norm")
 

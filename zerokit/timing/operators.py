@@ -32,6 +32,8 @@ UNALIGNED = "unaligned"
 CAUSAL = "causal"
 PAGEABLE = "pageable"
 TEMPORARY = "temporary"
+TRITON = "triton:"
+"""Begins the names of Triton functions' kernels."""
 
 
 POINT_TO_POINT = frozenset({"send", "recv_"})

@@ -9,6 +9,7 @@ import torch
 
 from zerokit.rehearsal.process import twins
 from zerokit.rehearsal.process.context import Context
+from zerokit.timing.operators import TRITON
 
 _TORCHVISION = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -23,7 +24,7 @@ def triton_functions(context: Context, module: ModuleType) -> None:
         twins.forget((args, kwargs))
         context.machine.stub("Triton kernels")
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        context.machine.saw_kernel(f"triton:{getattr(self, '__name__', 'kernel')}", tensors)
+        context.machine.saw_kernel(f"{TRITON}{getattr(self, '__name__', 'kernel')}", tensors)
 
     module.JITFunction.run = run
 
@@ -35,7 +36,7 @@ def triton_autotuner(context: Context, module: ModuleType) -> None:
         twins.forget((args, kwargs))
         context.machine.stub("Triton kernels")
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        context.machine.saw_kernel(f"triton:{type(self).__name__}", tensors)
+        context.machine.saw_kernel(f"{TRITON}{type(self).__name__}", tensors)
 
     module.Autotuner.run = run
     module.Heuristics.run = run
