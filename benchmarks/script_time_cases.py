@@ -203,8 +203,6 @@ NINTH = (
     Case(name="qwen3.sft.four", model="qwen3", gpus=4, length=1536),
     Case(name="olmo2.lora.z3.four", model="olmo2", gpus=4, zero=3, peft=True, micro_batch=2, length=1024),
     Case(name="medium.offload.four", model="medium", gpus=4, zero=3, offload=True, micro_batch=8),
-    Case(name="gemma3.reward.four", model="gemma3", script="reward", data="dpo", gpus=4, micro_batch=2,
-         length=1024),
 )  # fmt: skip
 """Four GPUs each."""
 LISTS = {
