@@ -58,12 +58,14 @@ def hosts() -> Figures:
 
 
 def _last_lists() -> list[Step]:
-    return [step for name in ("fourth", "fifth", "sixth", "seventh", "eighth") for step in steps(TIMES[name])]
+    names = ("fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+    return [step for name in names for step in steps(TIMES[name])]
 
 
 def rehearsed_steps() -> Figures:
-    """Steps of scripts that were predicted first: the last lists together, and the very last."""
-    found, last = _last_lists(), [step.error for step in steps(TIMES["eighth"])]
+    """Steps of scripts that were predicted first: the last lists together, and the last two of these."""
+    found = _last_lists()
+    last = [step.error for name in ("eighth", "ninth") for step in steps(TIMES[name])]
     on_first = [step.factor for step in steps(TIMES["sixth"]) if step.host == "first H200"]
     return {
         "number": str(len(found)), "mean": size(_mean(step.error for step in found), 1),

@@ -161,9 +161,9 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/rehearsal.md",
-        "Over the last five lists ({number} steps, two kinds of GPU) the mean error was {mean} % and the "
-        "worst {worst} %, by the probe alone; in the last, {last_number} steps of models and settings that "
-        "were never timed, {last_mean} % and {last_worst} %",
+        "Over the last six lists ({number} steps, two kinds of GPU) the mean error was {mean} % and the "
+        "worst {worst} %, by the probe alone; in the last two, {last_number} steps of models and settings "
+        "that were never timed, {last_mean} % and {last_worst} %",
         figures.rehearsed_steps,
     ),
     (

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import quantile
+from benchmarks.rehearsal.gpu.compare import beside
 from zerokit.timing.host_speed import HostSpeed, of_slowest
 from zerokit.units import GIB, MIB
 
@@ -90,6 +91,11 @@ PEAKS = {
         "measured-public-sixth.jsonl",
         "others again, each on two H100s, and both stages of four pipelines",
     ),
+    "public, seventh": Peaks(
+        "rehearsed-public-seventh.jsonl",
+        "measured-public-seventh.jsonl",
+        "others again, each on four H200s, ten of them as another rank than the first",
+    ),
 }
 
 
@@ -127,6 +133,7 @@ def cases(one: Peaks) -> list[Case]:
         if row.get("error") or said is None or said.get("complete") is False:
             continue
         bounds = said.get("lower_bounds", {})
+        figures = beside(said["phases"], row["phases"])
         found.append(
             Case(
                 name=row["name"],
@@ -135,7 +142,7 @@ def cases(one: Peaks) -> list[Case]:
                 peak_error=said["peak_allocated_bytes"] / row["peak_allocated_bytes"] - 1,
                 reserved_error=said["peak_reserved_bytes"] / row["peak_reserved_bytes"] - 1,
                 phases={
-                    phase: said["phases"].get(phase, 0) / size - 1
+                    phase: figures[phase] / size - 1
                     for phase, size in row["phases"].items()
                     if size >= _SMALLEST_PHASE and phase not in bounds
                 },
@@ -178,6 +185,7 @@ TIMES = {
         "H200s; six on two GPUs",
         slowest=True,
     ),
+    "ninth": Times("-ninth", "others again, each on four H200s", slowest=True),
 }
 
 

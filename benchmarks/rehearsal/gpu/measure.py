@@ -14,6 +14,7 @@ import sys
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ import torch
 from zerokit.instrument.post_import import PostImport
 from zerokit.launcher.rank.process import Program, run_target
 from zerokit.rehearsal.process.adapters import data_loaders, deepspeed, training
+from zerokit.rehearsal.process.adapters.wrapping import within
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.endings import StopRehearsal
 from zerokit.rehearsal.process.phases import Phases
@@ -96,7 +98,9 @@ def main() -> None:
         {
             "accelerate.accelerator": lambda module: training.accelerator(context, module),
             "deepspeed.runtime.engine": lambda module: deepspeed.engine(context, module),
-            "transformers.generation.utils": lambda module: training.generation_phase(context, module),
+            "transformers.generation.utils": lambda module: within(
+                module.GenerationMixin, "generate", partial(phases.inside, "generate")
+            ),
             "transformers.trainer": lambda module: training.trainer(context, module),
             "transformers.trainer_callback": lambda module: training.callbacks(context, module),
         }
