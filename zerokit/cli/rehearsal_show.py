@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from zerokit.cli import prose
 from zerokit.cli.aligned_text import terminal_width, wrapped
 from zerokit.rehearsal.result import GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting
 from zerokit.timing.recorded_step import StepTime
@@ -16,8 +17,12 @@ _NOT_ONLY_EVALUATION = "forwards without gradients: evaluation, or a reference m
 _PACED = {"host": "host", "gpu": "GPU", "links": "links", "cpu_adam": "host's optimizer"}
 
 
-def show(done: Rehearsal) -> None:
-    """Peaks, what is live at the largest, guesses, and the verdict; no wider than the terminal."""
+def show(done: Rehearsal, to_plan: str | None = None) -> None:
+    """Peaks, what is live at the largest, guesses, and the verdict; no wider than the terminal.
+
+    Args:
+        to_plan: the command that searches what fits, named where the script as it is does not.
+    """
     for note in done.notes:
         _echo(note)
     if done.trained_by:
@@ -39,6 +44,9 @@ def show(done: Rehearsal) -> None:
         _echo(f"warning: {warning}")
     click.echo("")
     _echo(done.verdict, indent="")
+    if done.fits is False and to_plan is not None:
+        click.echo("\nNext: what fits of this script's batch sizes, checkpointing, ZeRO and offload")
+        click.echo("\n".join(prose.command_lines(to_plan)))
 
 
 def _echo(text: str, indent: str = "  ") -> None:

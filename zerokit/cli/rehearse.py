@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +98,17 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     else:
         from zerokit.cli.rehearsal_show import show
 
-        show(done)
+        to_plan = None if options["plan"] else _command_to_plan(options, module, arguments)
+        show(done, to_plan)
     return done.exit_code
+
+
+def _command_to_plan(options: dict[str, Any], module: str | None, arguments: tuple[str, ...]) -> str:
+    """Which command searches what fits, for the same script on the same GPUs."""
+    given = [("--gpus", options["gpus"] or 1), ("--gpu", options["gpu"]), ("--vram", options["vram"])]
+    words = [word for name, value in given if value is not None for word in (name, str(value))]
+    script = ["-m", module] if module else []
+    return shlex.join(["zerokit", "plan", *words, "--", *script, *arguments])
 
 
 def _write_page(path: Path, done: Rehearsal, script: str, plan: str | None) -> None:

@@ -75,7 +75,7 @@ def record(engine: Any) -> dict[str, Any]:
         "offload_param": _fact(lambda: _device(engine.zero_offload_param())),
         "precision": _fact(lambda: _precision(engine)),
         "optimizer": _fact(lambda: type(engine.basic_optimizer).__name__ if engine.basic_optimizer else None),
-        "gradient_checkpointing": _fact(lambda: _checkpointing(engine.module)),
+        "gradient_checkpointing": _fact(lambda: checkpointing(engine.module)),
         "parameters": sum(map(elements, parameters)),
         "trainable_parameters": sum(
             elements(parameter) for parameter in parameters if parameter.requires_grad
@@ -191,7 +191,7 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
             yield value
 
 
-def _checkpointing(module: Any) -> bool | None:
+def checkpointing(module: Any) -> bool | None:
     """Whether Hugging Face layers recompute; None for a model that is not theirs."""
     flags = [
         flag

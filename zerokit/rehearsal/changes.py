@@ -35,19 +35,23 @@ def changes(
     *,
     expandable_segments: bool,
     batch_rows: int | None = None,
+    checkpointing: bool | None = None,
 ) -> tuple[Change, ...]:
     """What would lower the rank's peak, most first.
 
     Args:
         engine: what the DeepSpeed engine ran with; None: there was none.
         batch_rows: of a batch per GPU, where there was no engine; None: not known.
+        checkpointing: whether layers recompute already, where there was no engine; None: not known.
         expandable_segments: of the run's allocator.
     """
     if not rank.peak_allocated_bytes:
         return ()
     options = [
         *_of_phase(rank),
-        *_of_activations(rank, engine or {"micro_batch": batch_rows}),
+        *_of_activations(
+            rank, engine or {"micro_batch": batch_rows, "gradient_checkpointing": checkpointing}
+        ),
         *_of_states(rank, gpus, engine),
         *_of_frozen(rank),
         *_of_allocator(rank, expandable_segments),
@@ -82,16 +86,17 @@ def _of_activations(rank: RankMemory, engine: Mapping[str, Any]) -> Iterator[Cha
     of_the_batch = activations + live[LOSS]
     if engine.get("gradient_checkpointing") is not True:
         yield Change(
-            what="activation checkpointing: of each layer only its input is kept", saves_bytes=activations
+            what="activation checkpointing (a Trainer's --gradient_checkpointing True): of each layer only "
+            "its input is kept",
+            saves_bytes=activations,
         )
     rows = engine.get("micro_batch")
     if rows is None or rows > 1:
         of = f" ({rows // 2} in place of {rows})" if rows else ""
         yield Change(what=f"half the batch size per GPU{of}", saves_bytes=of_the_batch // 2)
     else:
-        yield Change(
-            what="half the sequence length: the batch size per GPU is 1", saves_bytes=of_the_batch // 2
-        )
+        what = "half the sequence length (the batch size per GPU is 1 already)"
+        yield Change(what=what, saves_bytes=of_the_batch // 2)
 
 
 def _of_states(rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None) -> Iterator[Change]:
@@ -114,7 +119,8 @@ def _of_states(rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None) ->
                     saves_bytes=new * (gpus - 1) // gpus,
                 )
     if (engine or {}).get("offload_optimizer") in (None, "none"):
-        yield Change(what=f"{words} in host memory (`offload_optimizer`)", saves_bytes=states)
+        of = "" if engine else "DeepSpeed's "
+        yield Change(what=f"{words} in host memory ({of}`offload_optimizer`)", saves_bytes=states)
 
 
 def _of_frozen(rank: RankMemory) -> Iterator[Change]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from zerokit.catalog import gpus
 from zerokit.domain.hardware import Gpu
 from zerokit.launcher.secrets import Secrets
 from zerokit.memory import card
@@ -330,6 +331,8 @@ def _result(
         else None,
         min_vram_bytes=needed,
         gpu=request.gpu.name,
+        vram_bytes=request.gpu.driver_vram_bytes if request.memory_named else None,
+        own_vram=request.gpu.driver_vram_bytes == gpus.load(request.gpu.name).driver_vram_bytes,
         gpus=script.ranks,
         steps=report.get("steps", 0),
         repeats=report.get("repeats", False),
@@ -353,6 +356,7 @@ def _result(
             report.get("engine"),
             expandable_segments=bool(report.get("expandable_segments")),
             batch_rows=report.get("batch_rows") or None,
+            checkpointing=report.get("gradient_checkpointing"),
         ),
         seconds=report.get("seconds", 0.0),
         cpu_seconds=report.get("cpu_seconds", 0.0),

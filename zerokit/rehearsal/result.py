@@ -102,6 +102,8 @@ class Rehearsal:
         complete: whether it went to the end.
         fits: on the card that was named; None where it is not known: no card was named, the rehearsal
             stopped, a phase is a lower bound (``lower_bound``), or the script did not train (``untrained``).
+        vram_bytes: of the card, as nvidia-smi counts its memory; None: neither a card nor a size was named.
+            ``own_vram``: whether ``gpu`` comes with it; else only the size was given.
         min_vram_bytes: the smallest card, as nvidia-smi counts its memory, on which it runs; where
             ``lower_bound`` holds, at least this.
         repeats: whether the peaks of two optimizer steps agreed to the byte, so that training was ended.
@@ -148,6 +150,8 @@ class Rehearsal:
     data_parallel: bool = False
     changes: tuple[Change, ...] = ()
     last_steps_differ_by: float | None = None
+    vram_bytes: int | None = None
+    own_vram: bool = True
 
     @property
     def step_of_run(self) -> StepTime | None:
@@ -195,7 +199,15 @@ class Rehearsal:
             required = f"at least {required}"
         if self.fits is None:
             return f"a GPU of {required} is required"
-        return f"{'fits' if self.fits else 'does not fit'}: {required} required on {self.gpu}"
+        return f"{'fits' if self.fits else 'does not fit'}: {required} required{self._of_card}"
+
+    @property
+    def _of_card(self) -> str:
+        if self.vram_bytes is None or self.min_vram_bytes is None:
+            return f" on {self.gpu}"
+        rest, size = self.vram_bytes - self.min_vram_bytes, format_gib(self.vram_bytes)
+        left = f"{format_gib(rest)} to spare" if rest >= 0 else f"{format_gib(-rest)} too much"
+        return f" of the {size} of {self.gpu}, {left}" if self.own_vram else f" of {size}, {left}"
 
     @property
     def trained_by(self) -> str:

@@ -24,8 +24,8 @@ RANK = RankMemory(
     lower_bounds={"forward": ("convolution_backward of one-dimensional inputs", "batch_norm run by cuDNN")},
 )  # fmt: skip
 DONE = Rehearsal(
-    complete=True, fits=False, min_vram_bytes=140 * GIB, gpu="h100-sxm-80gb", gpus=8, steps=5, repeats=False,
-    ranks=(RANK,),
+    complete=True, fits=False, min_vram_bytes=140 * GIB, gpu="h100-sxm-80gb", vram_bytes=80 * GIB, gpus=8,
+    steps=5, repeats=False, ranks=(RANK,),
     guesses=(GuessedValue(location=FILE, what="item of bool", value=False, times=2, decides_sizes=True),),
     stubbed=("kernels of Triton that a package compiled for another architecture than the one named here",),
     warnings=("the script reads the free memory of the device, which is what the card has without others",),
@@ -63,11 +63,15 @@ def test_a_terminal_and_a_pipe_get_the_same_words(
     assert run(command) == done.exit_code
     narrow = capsys.readouterr().out
     assert max(map(len, narrow.splitlines())) <= 80
-    assert narrow.split() == whole.split()
+    joined = "\\\n"  # a command goes on in the next line
+    assert narrow.replace(joined, "").split() == whole.replace(joined, "").split()
     lines = whole.splitlines()
     if done is DONE:
         assert any(MODULE in line and FILE in line and "50.00 GiB" in line for line in lines)
-        assert lines[-1] == "does not fit: at least 140.00 GiB required on h100-sxm-80gb"
+        required = "does not fit: at least 140.00 GiB required of the 80.00 GiB of h100-sxm-80gb"
+        assert f"{required}, 60.00 GiB too much" in lines
+        command = " ".join(whole.replace(joined, "").partition("\nNext: ")[2].split()[-6:])
+        assert command == f"zerokit plan --gpus 1 -- {tmp_path / 'train.py'}"
         assert (
             "  waiting for other ranks: rank 0 300 ms (25%), rank 4 60 ms (5%); rank 4, which waits least:"
             in lines

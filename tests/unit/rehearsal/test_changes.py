@@ -38,13 +38,15 @@ def test_activations_shrink_with_the_batch_or_are_recomputed() -> None:
     held = rank(activations=20, model=4)
     engine = {"zero_stage": 2, "micro_batch": 4, "gradient_checkpointing": False}
     assert told(held, engine=engine) == {
-        "activation checkpointing: of each layer only its input is kept": 20,
+        "activation checkpointing (a Trainer's --gradient_checkpointing True): of each layer only its input "
+        "is kept": 20,
         "half the batch size per GPU (2 in place of 4)": 10,
     }
     checkpointed = engine | {"gradient_checkpointing": True, "micro_batch": 1}
-    shorter = "half the sequence length: the batch size per GPU is 1"
+    shorter = "half the sequence length (the batch size per GPU is 1 already)"
     assert told(held, engine=checkpointed) == {shorter: 10}
     assert told(held, batch_rows=1)[shorter] == 10
+    assert told(held, batch_rows=1, checkpointing=True) == {shorter: 10}  # without an engine
     # checkpointing recomputes layers, not the loss behind them
     with_loss = told(rank(activations=20, loss=4), engine=engine)
     assert list(with_loss.values()) == [20, 12]
@@ -63,7 +65,7 @@ def test_zero_divides_what_its_stage_leaves_whole() -> None:
     assert told(held, 4, offloaded) == {"ZeRO-3: gradients and weights as well divided over 4 GPUs": 1.5}
     assert told(held, 1, {"zero_stage": 2, "offload_optimizer": "cpu"}) == {}
     # without an engine what init allocates is DDP's, and stays
-    assert told(held, 1)["optimizer states in host memory (`offload_optimizer`)"] == 8
+    assert told(held, 1)["optimizer states in host memory (DeepSpeed's `offload_optimizer`)"] == 8
 
 
 def test_frozen_weights_are_worth_4_bits_and_stay_when_optimizer_states_move() -> None:
@@ -73,7 +75,7 @@ def test_frozen_weights_are_worth_4_bits_and_stay_when_optimizer_states_move() -
         "the frozen weights in 4 bits (QLoRA: `load_in_4bit` of BitsAndBytesConfig)": pytest.approx(
             16 - 4 - 0.127
         ),
-        "half the sequence length: the batch size per GPU is 1": 2,
+        "half the sequence length (the batch size per GPU is 1 already)": 2,
         "optimizer states and fp32 weights in host memory (`offload_optimizer`)": 1,
     }
     assert told(lora, 2, {"zero_stage": 2})["ZeRO-3: gradients and weights as well divided over 2 GPUs"] == 8

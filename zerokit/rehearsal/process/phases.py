@@ -75,6 +75,8 @@ class Phases:
             model it trains.
         config_files: DeepSpeed configurations that were read.
         data_parallel: whether PyTorch's DistributedDataParallel wraps a model.
+        checkpointing: whether layers of the model that is trained recompute, without an engine; None: not
+            known.
     """
 
     def __init__(self, machine: Machine, most_steps: int) -> None:
@@ -91,6 +93,7 @@ class Phases:
         self.engines = 0
         self.config_files: set[str] = set()
         self.data_parallel = False
+        self.checkpointing: bool | None = None
         self.observed = engine_facts.EngineFacts()
         self.model: dict[str, Any] | None = None
         self.modules = ModuleStack()
@@ -279,6 +282,7 @@ class Phases:
             self._enter("forward")
             if is_new:
                 self.find_weights(module)
+                self.checkpointing = self.checkpointing or engine_facts.checkpointing(module)
         elif self._ledger.phase != "eval":
             self._before_eval = self._ledger.phase
             self._enter("eval")
