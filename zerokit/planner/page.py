@@ -76,8 +76,7 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
             *_origin(page),
         ],
         todo=() if page.script else answer.script_must(strategy, job),
-        next=f"{page.program} launch --plan {shlex.quote(page.folder)} "
-        + (shlex.join(page.script) or "train.py"),
+        next=answer.run_command(result.cluster, page.folder, page.script).replace("zerokit", page.program, 1),
         components=_components(result),
         phases=_phases(result),
         times=_times(result),
