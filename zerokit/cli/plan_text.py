@@ -140,6 +140,7 @@ def _strategy(planned: PlannedStrategy, brief: bool) -> list[str]:
             ("batch", answer.batch(planned)),
             ("GPU memory" if not planned.on_cpu else "tensors", gpu),
             ("host memory", host),
+            *([("NVMe disk", disk)] if (disk := answer.nvme(planned)) else []),
         ]
     )
 

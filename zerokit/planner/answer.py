@@ -21,7 +21,7 @@ from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.planner.trace_command import TRACES_ARE_OF
 from zerokit.search.explain import host_lack_words
 from zerokit.search.sure_fit import unsure_bytes
-from zerokit.timing.ranges import SURE
+from zerokit.timing.ranges import NVME_RATES, SURE
 from zerokit.units import counted, format_gib, format_seconds, shown_unit
 
 _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}
@@ -220,6 +220,18 @@ def host_memory(planned: PlannedStrategy) -> str:
     others = sum(size for _, size in parts[2:])
     words += [f"others {others / unit:.1f}"] if others >= unit / 20 else []
     return f"{text}: {', '.join(words)} {unit_name}"
+
+
+def nvme(planned: PlannedStrategy) -> str:
+    """``119.7 GiB per node; 3 GB/s assumed (1 to 7 are usual)``; empty: nothing is kept there."""
+    total, cluster = planned.estimate.nvme_bytes_per_node, planned.cluster
+    if not total:
+        return ""
+    slow, fast = (rate / 1e9 for rate in NVME_RATES)
+    return (
+        f"{format_gib(total, 1)} per node; {cluster.nvme_bytes_per_second / 1e9:g} GB/s assumed "
+        f"({slow:g} to {fast:g} are usual; `zerokit tune` measures the step)"
+    )
 
 
 def _offloads(planned: PlannedStrategy) -> bool:

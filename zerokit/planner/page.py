@@ -72,6 +72,7 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
             ("strategy", answer.strategy(strategy)),
             ("batch", answer.batch(planned)),
             ("host memory", answer.host_memory(planned)),
+            *([("NVMe disk", disk)] if (disk := answer.nvme(planned)) else []),
             ("memory from", _BASES.get(planned.estimate.basis, planned.estimate.basis)),
             *_origin(page),
         ],
