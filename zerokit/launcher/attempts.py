@@ -333,7 +333,7 @@ class _Session:
             self.say(f"warning: could not be killed: pid {pids} (stuck in the kernel)")
         if ended.failure_tail.strip():
             self.listener.failure(ended.failure_tail.rstrip("\n"))
-        self.say(f"{ended.verdict.outcome.words}: {ended.verdict.why}")
+        self.say(ended.verdict.outcome.because(ended.verdict.why))
         if ended.verdict.first_failure is not None:
             self.say(f"its output: {run_dir}/logs/rank-{ended.verdict.first_failure.rank:05d}.err.log")
         self.say(f"run folder: {run_dir}")

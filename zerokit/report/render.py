@@ -363,9 +363,11 @@ def what_to_do(run: RunReport, folder: Path | None, width: int) -> list[str]:
 def outcome_line(run: RunReport) -> Text:
     """The last line: how it ended, in words."""
     good = run.outcome in ("ok", "stopped", "running")
-    took = f", {format_seconds(run.elapsed_seconds)}" if run.elapsed_seconds else ""
-    code = "" if run.outcome == "running" else f"; exit code {run.exit_code}"
-    text = f"Outcome: {run.outcome.words} ({run.outcome.text}{took}{code})"
+    meaning = "" if run.outcome.text.removeprefix("a ") == run.outcome.words else run.outcome.text
+    took = format_seconds(run.elapsed_seconds) if run.elapsed_seconds else ""
+    code = "" if run.outcome == "running" else f"exit code {run.exit_code}"
+    details = "; ".join(filter(None, (", ".join(filter(None, (meaning, took))), code)))
+    text = f"Outcome: {run.outcome.words} ({details})"
     if run.problems:
         count = len(run.problems)
         text += f", with {counted(count, 'problem')} named above"

@@ -14,7 +14,8 @@ _ROOMY = 0.25  # of the card: a run that leaves more than this may be made faste
 
 def answer(run: RunReport) -> list[str]:
     """The lines of the box at the head of the page."""
-    lines = [run.outcome.text.capitalize() + (f": {run.why}" if run.why and run.outcome not in GOOD else "")]
+    head = run.outcome.text if run.outcome in GOOD or not run.why else run.outcome.because(run.why)
+    lines = [head[:1].upper() + head[1:]]
     rank = run_charts.shown_rank(run)
     failure = run.first_failure
     if failure is not None and failure.oom is not None:
