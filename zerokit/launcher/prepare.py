@@ -34,6 +34,7 @@ from zerokit.machine import architectures
 from zerokit.script import adapt_config, agreement, reader
 from zerokit.script import arguments as script_arguments
 from zerokit.script.code_settings import refused_on_cpu
+from zerokit.script.resuming import reads_checkpoint
 from zerokit.units import counted
 
 _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
@@ -127,6 +128,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         added_arguments=configured.added_arguments,
         micro_batch_free=style == "raw" and facts.reads_micro_batch,
         script_options=frozenset(facts.options),
+        reads_checkpoint=reads_checkpoint(facts),
         notes=(*notes, *_changed_variables(command)),
         not_rehearsed=not_rehearsed,
         why_no_training=untrained,

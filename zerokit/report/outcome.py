@@ -34,6 +34,11 @@ class Outcome(str, Enum):
         """Its name, for people: ``not as planned``."""
         return self.value.replace("_", " ")
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the script ended as it meant to, or where it was told to stop."""
+        return self in (Outcome.OK, Outcome.NOT_AS_PLANNED, Outcome.STOPPED, Outcome.RUNNING)
+
     def because(self, why: str | None) -> str:
         """Its name and the reason, in one sentence that says nothing twice: ``rank failed: rank 1 …``."""
         if not why:

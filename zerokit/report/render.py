@@ -77,6 +77,7 @@ def parts(
     # whole, however narrow the terminal: a path or a command is copied
     tables += [Text(line, no_wrap=True, overflow="ignore") for line in what_to_do(run, folder, width)]
     tables += [Text(line) for line in retry_lines(run)]
+    tables += [Text(run.resume, no_wrap=True, overflow="ignore")] if run.resume else []
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
         tables += _its_output(run.first_failure, folder) if traceback else []

@@ -22,7 +22,7 @@ def answer(run: RunReport) -> list[str]:
         lines += _ran_out(run, failure, failure.oom)
     elif rank is not None:
         lines.append(_how_full(run, rank))
-    return [*lines, *_predicted(run), *_what_to_do(run, rank)]
+    return [*lines, *_predicted(run), *_what_to_do(run, rank), *([run.resume] if run.resume else [])]
 
 
 def _ran_out(run: RunReport, failure: Failure, oom: OutOfMemory) -> list[str]:
