@@ -43,6 +43,20 @@ def write_whole(path: Path, data: bytes | str, *, durable: bool = True, through_
             raise
 
 
+def keep_former(path: Path, data: str) -> Path | None:
+    """Keep what a file holds as ``NAME~`` before other text is written to it; None: nothing is lost.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    content = data.encode("utf-8", "surrogateescape")
+    if not path.is_file() or (former := path.read_bytes()) in (b"", content):
+        return None
+    kept = path.with_name(f"{path.name}~")
+    write_whole(kept, former)
+    return kept
+
+
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
     """zerokit's folder among the user's caches; where the user has no home, one that cannot be made."""
     environment = os.environ if environment is None else environment

@@ -211,7 +211,7 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
     ("asked", "said"),
     [
         ("--model llama-3.1-405b --gpus 64 --nodes 8 --gpu h100-sxm-80gb --global-batch 512",
-         ("defaults for --network, --seq-len and --host-ram", "6 more")),
+         ("defaults: --network 400 GB/s per node, --seq-len 2048, --host-ram ", "6 more")),
         ("--model mixtral-8x7b --gpus 2 --gpu h200 --zero 3 --method qlora --host-ram 64GiB",
          ("- save checkpoints (save_strategy): save_model writes no adapters that load", "OUTPUT_DIR")),
         # so much to do and to say that memory's parts are left to --explain, and the empty lines between

@@ -171,7 +171,7 @@ def kubernetes_command(job: JobScript, image: str, name: str, gpu_resource: str,
 
 
 def _write(text: str, out: str | None) -> None:
-    from zerokit.files import write_whole
+    from zerokit.files import keep_former, write_whole
 
     if out is None:
         click.echo(text.encode("utf-8", "surrogateescape"), nl=False)
@@ -180,7 +180,9 @@ def _write(text: str, out: str | None) -> None:
     replaced = path.is_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        kept = keep_former(path, text)
         write_whole(path, text, through_links=True)
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written: {error.strerror or error}") from None
-    say(f"{out}: {'replaced' if replaced else 'written'}")
+    former = "" if kept is None else f"; what it held is now in {kept}"
+    say(f"{out}: {'replaced' if replaced else 'written'}{former}")

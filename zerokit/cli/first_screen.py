@@ -11,6 +11,8 @@ from zerokit.planner import answer
 
 SCREEN = 24
 _NOT_GIVEN = re.compile(r"(--[a-z-]+|⟨[a-z_]+⟩) not given")
+_VALUE = re.compile(r"\d[\d,.]*(?<![,.])(?: (?:GB/s|GiB)(?: per node)?)?|no limit")
+"""What is taken for an option that was not given: the first quantity of its note."""
 _TO_TYPE = re.compile(r"(?<!\w)--[a-z]|`[^`]+`")
 _CUT = " …"
 _CLOSING = "--explain adds memory and time in detail, other plans, and every file"
@@ -97,13 +99,16 @@ def _notes(
 
 
 def _without_defaults(notes: Sequence[str]) -> tuple[str, ...]:
-    """The notes, those on options that were not given as one, in front."""
-    options = [match.group(1) for note in notes if (match := _NOT_GIVEN.search(note))]
-    if len(options) < 2:
+    """The notes, those on options that were not given as one, in front: ``defaults: --seq-len 2048, …``."""
+    by_option = {match.group(1): note for note in notes if (match := _NOT_GIVEN.search(note))}
+    if len(by_option) < 2:
         return tuple(notes)
     rest = tuple(note for note in notes if not _NOT_GIVEN.search(note))
-    *names, last = dict.fromkeys(options)
-    return (f"defaults for {', '.join(names)} and {last}" if names else f"defaults for {last}", *rest)
+    values = (
+        f"{option} {value[0]}" if (value := _VALUE.search(note)) else option
+        for option, note in by_option.items()
+    )
+    return (f"defaults: {', '.join(values)}", *rest)
 
 
 def _height(lines: Iterable[str]) -> int:

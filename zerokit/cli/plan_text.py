@@ -21,7 +21,6 @@ from zerokit.memory.closed_form import ASSUMPTION
 from zerokit.memory.components import label
 from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
-from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.planner.trace_command import command_in
 from zerokit.search.explain import cluster_words, strategy_words
 from zerokit.search.sure_fit import NARROW, SURELY_FITS
@@ -141,6 +140,7 @@ def _strategy(planned: PlannedStrategy, brief: bool) -> list[str]:
             ("batch", answer.batch(planned)),
             ("GPU memory" if not planned.on_cpu else "tensors", gpu),
             ("host memory", host),
+            *([("NVMe disk", disk)] if (disk := answer.nvme(planned)) else []),
         ]
     )
 
@@ -205,7 +205,7 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     lines = [*_answer(planned, title, remarks), *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing is not None:
-        following += command_lines(tracing[1])
+        following += command_lines(tracing[1], "traces it (default buckets)")
         rough.append(tracing[0])
     body["assumptions"] = [note for note in _others(body["assumptions"]) if note not in rough]
     if not explain:
@@ -260,12 +260,8 @@ def _rehearsed(result: PlanResult) -> list[str]:
 
 
 def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] | None) -> list[str]:
-    command = shlex.join(script) if script else "train.py"
-    comment = "" if script or Path(command).exists() else f"{command}: your script"
-    to_run = f"zerokit launch --plan {shlex.quote(folder)} {command}"
-    if result.cluster.nodes > 1:  # a launch here would start what this one machine has
-        plan_folder = "" if folder == DEFAULT_FOLDER else f"--plan {shlex.quote(folder)} "
-        to_run = f"zerokit emit sbatch {plan_folder}{command} > job.sh"
+    comment = "" if script or Path("train.py").exists() else "train.py: your script"
+    to_run = answer.run_command(result.cluster, folder, script or ())
     lines = command_lines(to_run, comment)
     added: Sequence[str] = ()
     if script:

@@ -290,6 +290,15 @@ def read(location: str | pathlib.Path) -> PlanFile:
     )
 
 
+def is_of_something_else(path: pathlib.Path) -> bool:
+    """Whether a ``plan.yaml`` is readable YAML that is no plan of zerokit: a file of the user's."""
+    try:
+        body = load_yaml(path).value
+    except InputError:
+        return False
+    return not (isinstance(body, dict) and str(body.get("schema", "")).startswith("zerokit."))
+
+
 def _missing(folder: pathlib.Path) -> str:
     """What to say of a plan that is not there: the one whose name is like it, or how one is made."""
     with contextlib.suppress(OSError):

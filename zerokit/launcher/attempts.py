@@ -333,7 +333,7 @@ class _Session:
             self.say(f"warning: could not be killed: pid {pids} (stuck in the kernel)")
         if ended.failure_tail.strip():
             self.listener.failure(ended.failure_tail.rstrip("\n"))
-        self.say(f"{ended.verdict.outcome.words}: {ended.verdict.why}")
+        self.say(ended.verdict.outcome.because(ended.verdict.why))
         if ended.verdict.first_failure is not None:
             self.say(f"its output: {run_dir}/logs/rank-{ended.verdict.first_failure.rank:05d}.err.log")
         self.say(f"run folder: {run_dir}")
@@ -370,21 +370,23 @@ def build_report(launch: Launch, ended: Ended) -> RunReport:
     from zerokit.launcher.predict_again import feeds_more_rows, predict_again
     from zerokit.launcher.verdict import report
 
-    logs = ended.evidence.logs.values()
-    pairs = feeds_more_rows(launch.style, [log.last("engine") for log in logs])
+    evidence = ended.evidence
+    pairs = feeds_more_rows(launch.style, [log.last("engine") for log in evidence.logs.values()])
     built = report.build_report(
-        ended.evidence,
+        evidence,
         verdict=ended.verdict,
         plan=launch.plan,
         predict_again=None if pairs else predict_again,  # its loss is none that an estimate knows
         problems=[*launch.problems, *ended.files.problems],
         elapsed_seconds=ended.elapsed_seconds,
     )
-    if ended.cause is None:
-        return built
-    hang = schema.Hang.model_validate(ended.cause.to_dict())
-    problems = [*built.problems, f"likely cause: {ended.cause}"]
-    return built.model_copy(update={"hang": hang, "problems": problems})
+    more: dict[str, object] = {}
+    if not built.outcome.is_whole:
+        more["resume"] = restarts.by_hand(launch, evidence.logs)
+    if ended.cause is not None:
+        more["hang"] = schema.Hang.model_validate(ended.cause.to_dict())
+        more["problems"] = [*built.problems, f"likely cause: {ended.cause}"]
+    return built.model_copy(update=more)
 
 
 def _write(run_dir: Path, report: RunReport) -> ReportNotWritten | None:

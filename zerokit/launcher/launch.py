@@ -31,6 +31,7 @@ class Launch:
         added_arguments: options that the script gets from the plan.
         micro_batch_free: whether the script takes its micro-batch from the configuration.
         script_options: that the script's parser knows.
+        reads_checkpoint: whether it takes a checkpoint by ``--resume_from_checkpoint``.
         why_no_training: what the script's arguments lack to train; None: nothing that is known.
         notes: what is worth saying about it, one line each.
         not_rehearsed: the note that its plan was not rehearsed with this command; None: there is none.
@@ -53,6 +54,7 @@ class Launch:
     added_arguments: tuple[str, ...] = ()
     micro_batch_free: bool = False
     script_options: frozenset[str] = frozenset()
+    reads_checkpoint: bool = False
     why_no_training: str | None = None
     notes: tuple[str, ...] = ()
     not_rehearsed: str | None = None

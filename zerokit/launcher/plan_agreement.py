@@ -13,6 +13,7 @@ from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.named_model import named_model
 from zerokit.script.reader import ScriptFacts
+from zerokit.script.resuming import why_not_resumed
 from zerokit.script.training_switch import why_no_training
 
 
@@ -28,6 +29,8 @@ def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[st
     notes = misplaced_options.warnings(facts, target.name, target.arguments, command)
     untrained = why_no_training(facts, target.arguments)
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
+    unread = why_not_resumed(facts, target.arguments)
+    notes += [f"warning: {unread}"] if unread else []
     return untrained, notes
 
 

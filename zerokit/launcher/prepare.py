@@ -33,6 +33,8 @@ from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
 from zerokit.script import adapt_config, agreement, reader
 from zerokit.script import arguments as script_arguments
+from zerokit.script.code_settings import refused_on_cpu
+from zerokit.script.resuming import reads_checkpoint
 from zerokit.units import counted
 
 _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
@@ -91,6 +93,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     configured = _configured(options, plan, config, facts, style, placement)
     if placement.devices.kind == "cpu" and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
+    if placement.devices.kind == "cpu" and (refused := refused_on_cpu(facts.code_settings)) is not None:
+        notes.append(f"warning: {refused}")
     not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir)
     threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
     notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
@@ -124,6 +128,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         added_arguments=configured.added_arguments,
         micro_batch_free=style == "raw" and facts.reads_micro_batch,
         script_options=frozenset(facts.options),
+        reads_checkpoint=reads_checkpoint(facts),
         notes=(*notes, *_changed_variables(command)),
         not_rehearsed=not_rehearsed,
         why_no_training=untrained,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerokit.errors import InputError
 from zerokit.launcher.options import LaunchOptions
@@ -15,6 +15,9 @@ from zerokit.launcher.rank_file import RankLog
 from zerokit.report.schema import RunReport
 from zerokit.script.entry_points import Target
 from zerokit.units import counted
+
+if TYPE_CHECKING:
+    from zerokit.launcher.launch import Launch
 
 _WORTH_IT = ("rank_failed", "hung", "launcher_lost")
 _USUAL_OPTION = "--resume_from_checkpoint"
@@ -150,21 +153,47 @@ def resumed(options: LaunchOptions, checkpoint: Checkpoint, script_options: Iter
     return replace(options, target=_told_of(options.target, option, checkpoint))
 
 
+def by_hand(launch: Launch, logs: Mapping[int, RankLog]) -> str | None:
+    """Where the newest checkpoint of an ended run is, and how its user goes on from it; None: it has none."""
+    checkpoint = newest_checkpoint(logs, launch.expected_ranks)
+    if checkpoint is None:
+        return None
+    option = launch.options.resume_option
+    if option is None and launch.reads_checkpoint and checkpoint.kind != "deepspeed":
+        option = _USUAL_OPTION
+    if option is not None:
+        words = shlex.join(_words(option, checkpoint))
+        how = f"add {words} to the script's arguments" if words else "run the same command again"
+    elif checkpoint.kind == "trainer":
+        how = f'call trainer.train(resume_from_checkpoint="{checkpoint.path}")'
+    elif checkpoint.kind == "accelerate":
+        how = f'call accelerator.load_state("{checkpoint.path}")'
+    else:
+        tag = f', tag="{checkpoint.tag}"' if checkpoint.tag is not None else ""
+        how = f'call engine.load_checkpoint("{checkpoint.folder}"{tag})'
+    return f"Newest checkpoint: {checkpoint}; to go on from it, {how}"
+
+
 def _told_of(target: Target, option: str, checkpoint: Checkpoint) -> Target:
-    words = option.split()
-    if not words:
-        return target
-    filled = [
-        w.replace("{folder}", str(checkpoint.folder)).replace("{tag}", checkpoint.tag or "") for w in words
-    ]
-    if filled == words:
-        filled = [*words[:-1], f"{words[-1]}{checkpoint.folder}"] if option.endswith("=") else [
-            *words, str(checkpoint.folder)]  # fmt: skip
     # What the user gave stays, as it cannot be told whether a word after an option is its value: parsers take
     # the last of the same option.
     arguments = target.arguments
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    return replace(target, arguments=(*arguments[:end], *filled, *arguments[end:]))
+    told = _words(option, checkpoint)
+    return replace(target, arguments=(*arguments[:end], *told, *arguments[end:]))
+
+
+def _words(option: str, checkpoint: Checkpoint) -> list[str]:
+    """What tells the script of a checkpoint; none where it finds it by itself."""
+    words = option.split()
+    filled = [
+        w.replace("{folder}", str(checkpoint.folder)).replace("{tag}", checkpoint.tag or "") for w in words
+    ]
+    if not words or filled != words:
+        return filled
+    if option.endswith("="):
+        return [*words[:-1], f"{words[-1]}{checkpoint.folder}"]
+    return [*words, str(checkpoint.folder)]
 
 
 def on_fewer(checkpoint: Checkpoint, ranks: int) -> str:

@@ -50,6 +50,7 @@ def plan(
     """
     from zerokit.planner.effects import unread
     from zerokit.planner.memory_source import silent
+    from zerokit.planner.plan_folder import check_folder
     from zerokit.planner.plan_result import PlanResult
     from zerokit.planner.recipes import merged
     from zerokit.planner.request import resolve
@@ -57,6 +58,8 @@ def plan(
     from zerokit.search.plan import make_plan, make_space
     from zerokit.values import replace
 
+    if out is not None:
+        check_folder(Path(out))
     requested = merged(recipe, options, overrides) if recipe is not None else options
     resolved = resolve(requested, say=say or silent)
     request = resolved.request

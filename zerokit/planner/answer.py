@@ -6,8 +6,10 @@ The terminal, the page and a notebook show the same sentences. Arguments are mar
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 
+from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
@@ -15,10 +17,11 @@ from zerokit.memory.components import HostComponent, label
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
+from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.planner.trace_command import TRACES_ARE_OF
 from zerokit.search.explain import host_lack_words
 from zerokit.search.sure_fit import unsure_bytes
-from zerokit.timing.ranges import SURE
+from zerokit.timing.ranges import NVME_RATES, SURE
 from zerokit.units import counted, format_gib, format_seconds, shown_unit
 
 _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}
@@ -40,6 +43,19 @@ _WHY_REJECTED = {
 def why_rejected(reason: str) -> str:
     """A key of a plan's ``rejected`` as a sentence about the candidates that it counts."""
     return _WHY_REJECTED.get(reason, reason)
+
+
+def run_command(cluster: Cluster, folder: str, script: Iterable[str]) -> str:
+    """What is typed next, with a plan's folder: a launch, or for several nodes a job for all of them.
+
+    Args:
+        script: its words and arguments; empty: some ``train.py``.
+    """
+    words = shlex.join(script) or "train.py"
+    if cluster.nodes == 1:
+        return f"zerokit launch --plan {shlex.quote(folder)} {words}"
+    plan_folder = "" if folder == DEFAULT_FOLDER else f"--plan {shlex.quote(folder)} "
+    return f"zerokit emit sbatch {plan_folder}{words} > job.sh"  # a launch would start this machine's ranks
 
 
 def fits(planned: PlannedStrategy) -> str:
@@ -204,6 +220,18 @@ def host_memory(planned: PlannedStrategy) -> str:
     others = sum(size for _, size in parts[2:])
     words += [f"others {others / unit:.1f}"] if others >= unit / 20 else []
     return f"{text}: {', '.join(words)} {unit_name}"
+
+
+def nvme(planned: PlannedStrategy) -> str:
+    """``119.7 GiB per node; 3 GB/s assumed (1 to 7 are usual)``; empty: nothing is kept there."""
+    total, cluster = planned.estimate.nvme_bytes_per_node, planned.cluster
+    if not total:
+        return ""
+    slow, fast = (rate / 1e9 for rate in NVME_RATES)
+    return (
+        f"{format_gib(total, 1)} per node; {cluster.nvme_bytes_per_second / 1e9:g} GB/s assumed "
+        f"({slow:g} to {fast:g} are usual; `zerokit tune` measures the step)"
+    )
 
 
 def _offloads(planned: PlannedStrategy) -> bool:

@@ -88,7 +88,7 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
         nodes=nodes,
         host_ram_bytes=host_ram,
         network_bytes_per_second=float(network) if network else None,
-        nvme_path=options.get("nvme"),
+        nvme_path=_nvme_path(options),
         gpu_assumed=assumed,
     )
     return Hardware(cluster=cluster, notes=notes, named=named, found_here=detected > 0)
@@ -133,6 +133,21 @@ def _catalogue_name(text: str) -> str:
         return gpus.lookup(text).name
     except InputError:
         return text
+
+
+def _nvme_path(options: Mapping[str, Any]) -> str | None:
+    """The folder on every node, as a rank finds it; this machine may have none.
+
+    Raises:
+        InputError: it is no whole path.
+    """
+    path = options.get("nvme")
+    if path and not str(path).startswith("/"):
+        raise InputError(
+            f"⟨nvme⟩ {path}: write the whole path (/…): each rank would look a relative one up in its own "
+            "working folder"
+        )
+    return path
 
 
 def _assumed_network(gpu: Gpu, per_node: int) -> str:

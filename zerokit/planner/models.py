@@ -18,7 +18,7 @@ from zerokit.machine.versions import installed
 from zerokit.planner import hub_cache
 from zerokit.planner.image_models import RequestedImages, built_with_images, processor_of
 from zerokit.planner.memory_source import Model, Say, Source, silent
-from zerokit.planner.trace_command import TRACES_ARE_OF, WITH_THESE_OPTIONS
+from zerokit.planner.trace_command import ITS_BUCKETS, TRACES_ARE_OF, WITH_THESE_OPTIONS
 from zerokit.units import counted, format_count, parse_count
 from zerokit.values import frozen_dataclass, replace
 
@@ -144,7 +144,7 @@ def _of_other_version(source: Source) -> tuple[str, ...]:
     source.other_version, source.profile, source.catalogued, source.stored = profile, None, False, 0
     source.of_other_version = (
         f"{mismatch}, and versions may keep more or less for backward; "
-        f"{WITH_THESE_OPTIONS} traces with the installed one; then plan again"
+        f"{WITH_THESE_OPTIONS} traces with the installed one, {ITS_BUCKETS}; then plan again"
     )
     return ()
 

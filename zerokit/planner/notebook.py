@@ -19,6 +19,7 @@ def table(planned: PlannedStrategy, model_name: str) -> str:
         ("batch", answer.batch(planned)),
         ("memory", answer.memory(planned)),
         ("host memory", answer.host_memory(planned)),
+        *([("NVMe disk", disk)] if (disk := answer.nvme(planned)) else []),
         *(("the script must", line) for line in answer.script_must(planned.strategy, planned.job)),
         *(("assumed", plain(note)) for note in answer.worth_a_look(planned.notes)),
     ]

@@ -16,7 +16,8 @@ DEFAULT_FOLDER = "zerokit-plan"
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse an ``--out`` that is no folder and cannot become one; makes nothing.
+    """Refuse an ``--out`` that is no folder and cannot become one, or where a plan's files would replace
+    some that no plan wrote; makes nothing.
 
     Raises:
         InputError: names what is in the way.
@@ -29,6 +30,36 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"⟨out⟩ {folder}: cannot be written: {existing} is a file; name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"⟨out⟩ {folder}: cannot be written: {existing} is read-only here; name another")
+    if foreign := sorted(_names_of_plans() & _present(folder) - _written_by_plan(folder)):
+        raise InputError(
+            f"⟨out⟩ {folder}: holds {', '.join(foreign)}, which no plan wrote and this one would replace; "
+            f"move {'it' if len(foreign) == 1 else 'them'} away, or name another folder"
+        )
+
+
+def _names_of_plans() -> frozenset[str]:
+    """Every file name that some plan writes."""
+    from zerokit.emit import plan_file
+    from zerokit.emit.files import ACCELERATE_NAME, DEEPSPEED_NAMES
+
+    return frozenset((*DEEPSPEED_NAMES.values(), ACCELERATE_NAME, plan_file.FILE_NAME))
+
+
+def _present(folder: Path) -> frozenset[str]:
+    return frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()  # noqa: PTH208 - names
+
+
+def _written_by_plan(folder: Path) -> frozenset[str]:
+    """Names of the files that the plan in a folder wrote; of one that is damaged, all that a plan may."""
+    from zerokit.emit import plan_file
+
+    if not (folder / plan_file.FILE_NAME).is_file():
+        return frozenset()
+    try:
+        return _names_of_plans() & frozenset(map(str, plan_file.read(folder).files.values()))
+    except InputError:
+        is_other = plan_file.is_of_something_else(folder / plan_file.FILE_NAME)
+        return frozenset() if is_other else _names_of_plans()
 
 
 def replaced(folder: Path, request: Mapping[str, Any]) -> str | None:
@@ -91,6 +122,8 @@ def write_plan(
     check_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in _written_by_plan(folder) - {*emitted.texts, plan_file.FILE_NAME}:
+            (folder / name).unlink(missing_ok=True)  # of the plan that this one replaces
         for name, text in emitted.texts.items():
             write_whole(folder / name, text, through_links=True)
     except OSError as error:

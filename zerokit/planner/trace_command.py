@@ -10,7 +10,9 @@ from zerokit.domain.strategy import Strategy
 WITH_THESE_OPTIONS = "`zerokit estimate` with these options"
 """In a note that is written before the strategy is chosen."""
 _TO_TRACE = "to trace the model: "
-TO_TRACE = f"{_TO_TRACE}{WITH_THESE_OPTIONS}; then plan again"
+ITS_BUCKETS = "with DeepSpeed's default buckets"
+"""What its figures may differ by from those of a plan, which chooses its buckets."""
+TO_TRACE = f"{_TO_TRACE}{WITH_THESE_OPTIONS} ({ITS_BUCKETS}); then plan again"
 TRACES_ARE_OF = "the catalogue's traces are of"
 """In a note on another Transformers than the installed one."""
 _OF_THE_SEARCH = ("top", "recipe", "out")

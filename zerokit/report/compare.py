@@ -48,6 +48,7 @@ def compare_reports(
         "batch": {
             "batch_size_per_gpu": [_batch_size(run) for run in runs],
             "gradient_accumulation": [_engine_fact(run, "gradient_accumulation") for run in runs],
+            "global_batch": [_global_batch(run) for run in runs],
             "batch_columns": [_engine_fact(run, "batch_columns") for run in runs],
         },
         "figures": {name: _change(*pair) for name, pair in rows.items()},
@@ -88,6 +89,13 @@ def _batch_size(run: RunReport) -> int | None:
     return next((value for name in names if (value := _engine_fact(run, name))), None)
 
 
+def _global_batch(run: RunReport) -> int | None:
+    """Sequences of a step on all ranks; those that share a model's layers take the same ones."""
+    rows, passes = _batch_size(run), _engine_fact(run, "gradient_accumulation")
+    alike = _engine_fact(run, "tensor_parallel") or 1
+    return rows * passes * len(run.ranks) // alike if rows and passes else None
+
+
 def _sequences_per_second(run: RunReport) -> float | None:
     seconds = _step_seconds(run)
     rows, passes = _batch_size(run), _engine_fact(run, "gradient_accumulation")
@@ -107,6 +115,7 @@ def _change(before: float | None, after: float | None) -> dict[str, Any]:
 BATCH = {
     "batch_size_per_gpu": "batch size per GPU",
     "gradient_accumulation": "gradient accumulation",
+    "global_batch": "global batch",
     "batch_columns": "tokens per sequence (largest batch)",
 }
 FIGURES = {
@@ -117,6 +126,26 @@ FIGURES = {
     "step_seconds": "step time",
     "sequences_per_second": "sequences/s per GPU",
 }
+_HEADLINES = {"peak_allocated_bytes": "peak allocated"}
+
+
+def headline(comparison: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The figures that say most, and how each changed. Steps of unlike batches compare by their sequences."""
+    keys = ["step_seconds", "sequences_per_second", "peak_allocated_bytes", "peak_host_rss_bytes"]
+    before, after = comparison["batch"]["global_batch"]
+    note = ""
+    if before and after and before != after:
+        keys[:2] = ["sequences_per_second", "step_seconds"]
+        note = f" (a step of {after:,} sequences against {before:,})"
+    changes = [(key, comparison["figures"][key]["change_fraction"]) for key in keys]
+    return [
+        (
+            _HEADLINES.get(key, FIGURES[key]),
+            figure_text.percent(change) + (note if key == "step_seconds" else ""),
+        )
+        for key, change in changes
+        if change is not None
+    ][:3]
 
 
 def table_rows(comparison: Mapping[str, Any]) -> list[tuple[str, ...]]:

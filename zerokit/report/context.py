@@ -1,8 +1,9 @@
-"""What a run was, out of the other files of its folder: the plan, and the command that was run."""
+"""What a run was, out of its report and the other files of its folder: configuration, command and plan."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,21 +14,24 @@ from zerokit.errors import ZerokitError
 from zerokit.report.schema import RunReport, plain
 from zerokit.units import counted
 
+_AUTO = '"auto"'
 _MOST_BYTES = 8 << 20
-_PLAN_FILE, _COMMAND_FILE = "plan.yaml", "command.json"
+_PLAN_FILE, _COMMAND_FILE, _CONFIG_FILE = "plan.yaml", "command.json", "ds_config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """A run's plan and command, as far as its folder has them.
+    """A run's plan, configuration and command, as far as its folder has them.
 
     Attributes:
         plan: the parsed ``plan.yaml``; empty where there is none.
+        config: the DeepSpeed configuration that the run's script got; empty where it is not known.
         command: the script's arguments, secrets masked: those typed, then those added from the plan.
     """
 
     plan: Mapping[str, Any] = field(default_factory=dict)
     command: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A mapping of the plan; empty where it has none."""
@@ -36,10 +40,20 @@ class RunContext:
 
     @property
     def settings(self) -> list[tuple[str, str, str]]:
-        """Key path, value and reason of each setting of the DeepSpeed configuration."""
+        """Key path, value and reason of each setting that the run had, and what the plan has otherwise."""
         reasons = self.part("reasons")
-        config = self.part("chosen").get("deepspeed_config")
-        return [(key, value, str(reasons.get(key, ""))) for key, value in _flat(config, "")]
+        planned = dict(_flat(self.part("chosen").get("deepspeed_config"), ""))
+        ran = dict(_flat(self.config, "")) or planned
+        return [
+            (
+                key,
+                value,
+                str(reasons.get(key, ""))
+                if value == planned.get(key)
+                else _not_planned(value, planned.get(key)),
+            )
+            for key, value in ran.items()
+        ]
 
     @property
     def time_parts(self) -> Mapping[str, object]:
@@ -51,19 +65,28 @@ class RunContext:
 
 def read_context(folder: Path) -> RunContext:
     """The context of a run folder. What cannot be read is left out: the report stands without it."""
-    return RunContext(plan=_plan(folder / _PLAN_FILE), command=_command(folder / _COMMAND_FILE))
+    return RunContext(
+        plan=_plan(folder / _PLAN_FILE),
+        command=_command(folder / _COMMAND_FILE),
+        config=_config(folder / _CONFIG_FILE),
+    )
 
 
 def facts(run: RunReport, context: RunContext) -> list[tuple[str, str]]:
-    """What was run, in rows: script, model, strategy, batch, date, versions."""
+    """What was run, in rows: script, model, strategy, batch, date, versions.
+
+    What an engine said of itself goes before what its plan says.
+    """
     request, chosen, cluster = context.part("request"), context.part("chosen"), context.part("cluster")
-    engine = next((rank.engine for rank in run.ranks if rank.engine), None) or {}
+    engine = _engine(run)
+    planned_model, ran_model = model_words(request, {}), _model(run, request)
+    unlike = "" if ran_model.startswith(planned_model) else f"; the plan is for {planned_model}"
     rows = [
         ("script", run.script or "unknown"),
         ("arguments", " ".join(context.command)),
-        ("model", model_words(request, engine)),
+        ("model", f"{ran_model}{unlike}"),
         ("method", str(request.get("method", ""))),
-        ("strategy", _strategy(chosen, engine)),
+        ("strategy", _strategy(chosen, engine, max(len(run.ranks), run.expected_ranks or 0))),
         ("batch", _batch(chosen, engine)),
         ("hardware", _hardware(run, cluster)),
         ("started", _date(run.started_at)),
@@ -75,9 +98,20 @@ def facts(run: RunReport, context: RunContext) -> list[tuple[str, str]]:
 
 def subject(run: RunReport, context: RunContext) -> str:
     """``train.py, llama-3.1-8b``: what ran, as far as that is known."""
-    engine = next((rank.engine for rank in run.ranks if rank.engine), None) or {}
-    model = model_words(context.part("request"), engine)
+    model = _model(run, context.part("request"))
     return str(plain(script_and_model(run.script or "unknown script", model)))
+
+
+def _engine(run: RunReport) -> Mapping[str, Any]:
+    """What the first engine that came up said of itself."""
+    return next((rank.engine for rank in run.ranks if rank.engine), None) or {}
+
+
+def _model(run: RunReport, request: Mapping[str, Any]) -> str:
+    """The model that ran: by the plan's name for it, unless it was another."""
+    differences = run.predicted_vs_measured.differences if run.predicted_vs_measured else []
+    is_other = any(difference.what == "model" for difference in differences)
+    return model_words({} if is_other else request, _engine(run))
 
 
 def script_and_model(script: str | None, model: str) -> str:
@@ -109,6 +143,22 @@ def _command(path: Path) -> tuple[str, ...]:
     return tuple(map(str, parts))
 
 
+def _config(path: Path) -> Mapping[str, Any]:
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return {}
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, Mapping) else {}
+
+
+def _not_planned(value: str, planned: str | None) -> str:
+    """What to say of a setting that is not the plan's."""
+    beside = "" if planned is None else f"; the plan has {planned}"
+    return ("the script's arguments fill it" if value == _AUTO else "set for this run") + beside
+
+
 def _flat(value: object, path: str) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
         items = []
@@ -128,21 +178,31 @@ def model_words(request: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
     return ", ".join(part for part in (named, size) if part)
 
 
-def _strategy(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
+def _strategy(chosen: Mapping[str, Any], engine: Mapping[str, Any], ranks: int) -> str:
     stage = engine.get("zero_stage", chosen.get("zero_stage"))
     words = [f"ZeRO-{stage}"] if stage is not None else []
     for key, text in (("offload_optimizer", "optimizer offload to"), ("offload_param", "weight offload to")):
-        if chosen.get(key) not in (None, "none"):
-            words.append(f"{text} {chosen[key]}")
-    for name in ("data", "tensor", "pipeline", "sequence"):
-        degree = chosen.get(f"{name}_parallel")
-        if isinstance(degree, int) and degree > 1:
-            words.append(f"{name} parallel {degree}")
-    checkpointing = chosen.get("activation_checkpointing")
+        device = engine.get(key) or chosen.get(key)
+        if device not in (None, "none"):
+            words.append(f"{text} {device}")
+    if not words and not chosen:
+        return str(engine.get("dtype") or "")
+    words += [f"{name} parallel {degree}" for name, degree in _degrees(chosen, engine, ranks) if degree > 1]
+    checkpointing, enabled = chosen.get("activation_checkpointing"), engine.get("gradient_checkpointing")
+    if (checkpointing, enabled) in (("full", False), ("none", True)):  # the script's own choice
+        checkpointing = "full" if enabled else "none"
     if checkpointing:
         words.append("no checkpointing" if checkpointing == "none" else f"{checkpointing} checkpointing")
     precision = engine.get("dtype") or chosen.get("precision")
     return ", ".join([*words, *([str(precision)] if precision else [])])
+
+
+def _degrees(chosen: Mapping[str, Any], engine: Mapping[str, Any], ranks: int) -> list[tuple[str, int]]:
+    """How the run's ranks were divided: data parallel are as many as the other degrees leave."""
+    known = {**chosen, **{key: value for key, value in engine.items() if key.endswith("_parallel") and value}}
+    others = [(name, known.get(f"{name}_parallel")) for name in ("tensor", "pipeline", "sequence")]
+    degrees = [(name, degree) for name, degree in others if isinstance(degree, int)]
+    return [("data", ranks // math.prod(degree for _, degree in degrees if degree > 0)), *degrees]
 
 
 def _batch(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
 from zerokit.report import charts, failure_text, figure_text, render, run_charts, run_events
 from zerokit.report.allocator_chart import allocator, left_over
-from zerokit.report.compare import compare_reports, table_rows
+from zerokit.report.compare import compare_reports, headline, table_rows
 from zerokit.report.context import RunContext, facts, read_context, subject
 from zerokit.report.prediction_text import difference_lines
 from zerokit.report.run_answer import GOOD, answer
@@ -84,7 +84,8 @@ def render_comparison(
         "comparison.html.j2",
         names=names,
         subject=" and ".join(dict.fromkeys(map(subject, runs, contexts))),
-        answer=_comparison_answer(compared["figures"], names),
+        answer=[f"{names[1]} against {names[0]}: {what} {change}" for what, change in headline(compared)]
+        or ["The runs have no figure in common"],
         rows=table_rows(compared),
         bars=charts.bars("Peak memory by phase", bars) if bars else None,
         charts=[(name, chart) for name, chart in memory_charts if chart is not None],
@@ -104,17 +105,6 @@ def render_comparison(
 def _side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Name, what it is in one, in the other; a dash where it is not known."""
     return [(name, first.get(name, "–"), second.get(name, "–")) for name in dict.fromkeys([*first, *second])]
-
-
-def _comparison_answer(figures: Mapping[str, Any], names: tuple[str, str]) -> list[str]:
-    lines = []
-    for key, words in (("step_seconds", "step time"), ("sequences_per_second", "sequences/s per GPU"),
-                       ("peak_allocated_bytes", "peak allocated"),
-                       ("peak_host_rss_bytes", "host memory")):  # fmt: skip
-        change = figures[key]["change_fraction"]
-        if change is not None:
-            lines.append(f"{names[1]} against {names[0]}: {words} {figure_text.percent(change)}")
-    return lines[:3] or ["The runs have no figure in common"]
 
 
 def fill(name: str, **values: Any) -> str:

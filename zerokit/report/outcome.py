@@ -35,6 +35,17 @@ class Outcome(str, Enum):
         return self.value.replace("_", " ")
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the script ended as it meant to, or where it was told to stop."""
+        return self in (Outcome.OK, Outcome.NOT_AS_PLANNED, Outcome.STOPPED, Outcome.RUNNING)
+
+    def because(self, why: str | None) -> str:
+        """Its name and the reason, in one sentence that says nothing twice: ``rank failed: rank 1 …``."""
+        if not why:
+            return self.words
+        return why if why.startswith(self.words) else f"{self.words}: {why}"
+
+    @property
     def exit_code(self) -> int:
         """Of the command; an interrupted run ends with 128 and the signal's number instead."""
         return _EXIT_CODES.get(self, 0)
@@ -64,7 +75,7 @@ _TEXTS = {
     Outcome.NOT_AS_PLANNED: "the script ended well, but did not do what the plan says",
     Outcome.RANK_FAILED: "a rank failed",
     Outcome.OOM: "out of memory",
-    Outcome.HUNG: "hung: no progress within the heartbeat",
+    Outcome.HUNG: "no progress within the heartbeat",
     Outcome.LAUNCHER_LOST: "the launcher was lost, or a rank left no complete report",
     Outcome.INTERRUPTED: "interrupted",
     Outcome.STOPPED: "stopped at its step limit",

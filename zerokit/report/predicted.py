@@ -225,9 +225,9 @@ def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any
         ],
         "note": "CPU ranks do not check a prediction for GPUs. predicted: the tensors that a GPU would hold, "
         "in host memory here, and the process itself as measured when DeepSpeed began. More is measured "
-        "where libraries load after that (some 60 MiB a rank) and CPU operators take scratch memory; less, "
-        "where buffers are never filled (DeepSpeed's buckets beside a small model). Not by phase, as a "
-        "process keeps much of what tensors free",
+        "where libraries load after that and CPU operators take scratch memory (together 0.1 to 0.3 GiB a "
+        "rank in small runs); less, where buffers are never filled (DeepSpeed's buckets beside a small "
+        "model). Not by phase, as a process keeps much of what tensors free",
     }  # fmt: skip
 
 

@@ -77,6 +77,7 @@ def parts(
     # whole, however narrow the terminal: a path or a command is copied
     tables += [Text(line, no_wrap=True, overflow="ignore") for line in what_to_do(run, folder, width)]
     tables += [Text(line) for line in retry_lines(run)]
+    tables += [Text(run.resume, no_wrap=True, overflow="ignore")] if run.resume else []
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
         tables += _its_output(run.first_failure, folder) if traceback else []
@@ -363,9 +364,11 @@ def what_to_do(run: RunReport, folder: Path | None, width: int) -> list[str]:
 def outcome_line(run: RunReport) -> Text:
     """The last line: how it ended, in words."""
     good = run.outcome in ("ok", "stopped", "running")
-    took = f", {format_seconds(run.elapsed_seconds)}" if run.elapsed_seconds else ""
-    code = "" if run.outcome == "running" else f"; exit code {run.exit_code}"
-    text = f"Outcome: {run.outcome.words} ({run.outcome.text}{took}{code})"
+    meaning = "" if run.outcome.text.removeprefix("a ") == run.outcome.words else run.outcome.text
+    took = format_seconds(run.elapsed_seconds) if run.elapsed_seconds else ""
+    code = "" if run.outcome == "running" else f"exit code {run.exit_code}"
+    details = "; ".join(filter(None, (", ".join(filter(None, (meaning, took))), code)))
+    text = f"Outcome: {run.outcome.words} ({details})"
     if run.problems:
         count = len(run.problems)
         text += f", with {counted(count, 'problem')} named above"

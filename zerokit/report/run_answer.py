@@ -14,14 +14,15 @@ _ROOMY = 0.25  # of the card: a run that leaves more than this may be made faste
 
 def answer(run: RunReport) -> list[str]:
     """The lines of the box at the head of the page."""
-    lines = [run.outcome.text.capitalize() + (f": {run.why}" if run.why and run.outcome not in GOOD else "")]
+    head = run.outcome.text if run.outcome in GOOD or not run.why else run.outcome.because(run.why)
+    lines = [head[:1].upper() + head[1:]]
     rank = run_charts.shown_rank(run)
     failure = run.first_failure
     if failure is not None and failure.oom is not None:
         lines += _ran_out(run, failure, failure.oom)
     elif rank is not None:
         lines.append(_how_full(run, rank))
-    return [*lines, *_predicted(run), *_what_to_do(run, rank)]
+    return [*lines, *_predicted(run), *_what_to_do(run, rank), *([run.resume] if run.resume else [])]
 
 
 def _ran_out(run: RunReport, failure: Failure, oom: OutOfMemory) -> list[str]:

@@ -268,7 +268,8 @@ class Hang(_Part):
 
 class RunReport(_Part):
     """One run. ``why``: the outcome in one sentence; ``started_at``: Unix seconds; ``exit_code``: 0 while
-    ``outcome`` is ``running``, which says nothing yet."""
+    ``outcome`` is ``running``, which says nothing yet; ``resume``: the newest checkpoint of a run that ended
+    early, and how to go on from it."""
 
     schema_: Literal["zerokit.report/1"] = Field(alias="schema")
     zerokit: str | None = None
@@ -287,6 +288,7 @@ class RunReport(_Part):
     retries: list[Retry] = []
     retry_of: str | None = None
     hang: Hang | None = None
+    resume: str | None = None
 
     @property
     def on_gpu(self) -> bool:

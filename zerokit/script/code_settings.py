@@ -27,6 +27,7 @@ _OF_A_PLUGIN = {
 }
 WITH_FSDP = "FSDP and DeepSpeed exclude each other: remove it, or run the script as it is with ⟨no_plan⟩"
 
+_TO_CPU = ("use_cpu", "no_cuda")
 _WITH_CPU = "Accelerate then takes neither a GPU nor DeepSpeed, so the plan cannot reach it; remove cpu=True"
 """accelerate 1.15.0, state.py:204 and 974: DeepSpeed only without ``cpu``."""
 
@@ -155,6 +156,21 @@ def training_batches(settings: Iterable[CodeSetting]) -> list[CodeSetting]:
 def bound_value(settings: Iterable[CodeSetting], name: str) -> CodeSetting | None:
     """Where training arguments take ``name`` from a name that is bound to a literal."""
     return next((s for s in settings if s.name == name and s.value is not None and not s.option), None)
+
+
+def refused_on_cpu(settings: Iterable[CodeSetting]) -> str | None:
+    """What to say of training arguments that the code makes for bf16, which they refuse where no GPU is
+    (transformers 5.23.0, training_args.py, ``__post_init__``); None: of none.
+
+    Those that a script's command line fills get ``--use_cpu`` beside ``--bf16`` from a launch.
+    """
+    settings = [one for one in settings if one.call.endswith(_ARGUMENTS)]
+    on_cpu = {(one.path, one.line) for one in settings if one.name in _TO_CPU}
+    for one in settings:
+        is_fixed = one.name == "bf16" and one.value is True and one.option is None
+        if is_fixed and (one.path, one.line) not in on_cpu:
+            return f"{one.text}: refused on CPU ranks; add use_cpu=True beside it"
+    return None
 
 
 def made_once(settings: Iterable[CodeSetting]) -> list[CodeSetting]:

@@ -20,6 +20,8 @@ _ADAM_RATES = (2.1e9, 4.5e9)
 """Weights a second and node: 0.48 s per 1e9 on busy hosts, 0.22 at best (as ``Constants`` says)."""
 _COPIES = 2.0
 """What a node copies to and from all of its GPUs at once was measured on one host: half and twice of it."""
+NVME_RATES = (1e9, 7e9)
+"""Bytes a second of a node's disk, both ways alike: sustained writes of a cheap one to one on PCIe 4."""
 SURE = 0.1
 """A range narrower than this, of its lower end, is not worth a word: a choice."""
 
@@ -31,7 +33,7 @@ class Unmeasured:
     Attributes:
         name: in words.
         fast, slow: the time model where it is as fast, and as slow, as it may be.
-        told_by: what tells; None: it was measured, and varies.
+        told_by: what tells beside a trial run; None: nothing does.
     """
 
     name: str
@@ -66,7 +68,15 @@ def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
             slow=_with(model, replace(calibration, network_bytes_per_second=slowest)),
         )  # fmt: skip
     zero = strategy.settings.zero
-    if {zero.offload_optimizer.device, zero.offload_param.device} != {"none"}:
+    devices = {zero.offload_optimizer.device, zero.offload_param.device}
+    if "nvme" in devices and not calibration.nvme_bytes_per_second:
+        slowest, fastest = NVME_RATES
+        yield Unmeasured(
+            name="the speed of the NVMe disk", told_by=None,
+            fast=_with(model, replace(calibration, nvme_bytes_per_second=fastest)),
+            slow=_with(model, replace(calibration, nvme_bytes_per_second=slowest)),
+        )  # fmt: skip
+    if devices != {"none"}:
         is_measured = (
             calibration.host_to_device_bytes_per_second or calibration.cpu_adam_parameters_per_second
         )
@@ -117,7 +127,7 @@ def _merged(onto: Calibration, base: Calibration, changed: Calibration) -> Calib
     """``onto`` with what ``changed`` has otherwise than ``base``."""
     names = (
         "host_factor", "network_bytes_per_second", "host_to_device_bytes_per_second",
-        "device_to_host_bytes_per_second", "cpu_adam_parameters_per_second",
+        "device_to_host_bytes_per_second", "cpu_adam_parameters_per_second", "nvme_bytes_per_second",
     )  # fmt: skip
     values = {name: getattr(changed, name) for name in names}
     return replace(onto, **{k: v for k, v in values.items() if v != getattr(base, k)})

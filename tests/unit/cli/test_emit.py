@@ -260,6 +260,18 @@ def test_out_is_written_through_a_link_and_never_replaces_a_pipe(capsys: pytest.
     assert Path("pipe").is_fifo() and Path("link").is_symlink() and Path("file").read_text() == text
 
 
+def test_what_a_file_held_is_kept_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    make_plan(capsys)
+    Path("job.yaml").write_text("mine\n")
+    assert emit(capsys, "accelerate", "--out", "job.yaml")[2].endswith(
+        "job.yaml: replaced; what it held is now in job.yaml~\n"
+    )
+    assert emit(capsys, "accelerate", "--out", "job.yaml")[2].endswith(
+        "job.yaml: replaced\n"
+    )  # the same text
+    assert Path("job.yaml~").read_text() == "mine\n" and "mine" not in Path("job.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("limit", "minutes"),
     [

@@ -229,6 +229,7 @@ def test_nothing_fits_is_exit_3_and_says_what_would(capsys: pytest.CaptureFixtur
         (("--params", "8b", "--gpus", "6", "--nodes", "4"), "multiple"),
         (("--params", "8b", "--gpus", "8", "--zero", "4"), "--zero 4"),
         (("--params", "8b", "--gpus", "8", "--offload-param", "nvme"), "--nvme"),
+        (("--params", "8b", "--gpus", "8", "--nvme", "a/b"), "--nvme a/b: write the whole path (/…): "),
         (("--params", "8b", "--gpus", "8", "--method", "qlora2"), "--method"),
         (("--params", "8b", "--gpus", "8", "--lora-rank", "8"), "--method lora"),
         (("--params", "8b", "--gpus", "8", "--quant", "int4"), "--inference"),

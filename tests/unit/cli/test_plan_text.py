@@ -27,6 +27,26 @@ def test_a_plan_names_the_one_that_it_replaces(capsys: pytest.CaptureFixture[str
     assert "zerokit-plan: replaces a plan that cannot be read" in call(capsys, *first)[2]
 
 
+@pytest.mark.parametrize("name", ["ds_config.json", "ds_config.trainer.json", "accelerate.yaml", "plan.yaml"])
+def test_a_plan_replaces_no_file_that_is_not_a_plans(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    planned = ("plan", "--params", "7b", "--method", "lora", "--gpus", "1", "--gpu", "h200", "--out", "ex")
+    Path("ex").mkdir()
+    Path("ex", name).write_text("mine: 1\n")
+    code, out, err = call(capsys, *planned)
+    assert code == 2 and out == "" and [path.name for path in Path("ex").iterdir()] == [name]
+    assert f"--out ex: holds {name}, which no plan wrote and this one would replace; move it away" in err
+    assert Path("ex", name).read_text() == "mine: 1\n"
+    Path("ex", name).rename("ex/mine")
+    assert call(capsys, *planned)[0] == call(capsys, *planned, "--seq-len", "512")[0] == 0
+
+
+def test_a_plan_removes_what_the_one_that_it_replaces_wrote(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = ("plan", "--params", "8b", "--gpus", "16", "--gpu", "h200", "--out", "p")
+    for more in ((), ("--pp", "2"), ()):  # a pipeline has no file for Accelerate
+        assert call(capsys, *planned, *more)[0] == 0
+        assert Path("p/accelerate.yaml").exists() == (not more)
+
+
 def test_a_plan_that_fails_names_the_one_that_a_launch_would_take(capsys: pytest.CaptureFixture[str]) -> None:
     fails = ("plan", "--model", "llama-3.1-70b", "--gpus", "1", "--gpu", "t4", "--host-ram", "16GiB")
     code, _, err = call(capsys, *fails)

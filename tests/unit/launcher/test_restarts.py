@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.restarts import (
     Checkpoint,
     NoRestart,
+    by_hand,
     check_resume_option,
     newest_checkpoint,
     on_fewer,
@@ -125,3 +127,38 @@ def test_when_a_restart_is_of_no_use() -> None:
     assert "same error" in str(why_not(report("rank_failed", "X"), report("rank_failed", "X")))
     for outcome in ("interrupted", "oom", "not_as_planned"):
         assert outcome in str(why_not(report(outcome), None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tag", "option", "reads", "said"),
+    [
+        ("trainer", None, None, True, "add --resume_from_checkpoint {} to the script's arguments"),
+        ("trainer", None, None, False, 'call trainer.train(resume_from_checkpoint="{}")'),
+        ("accelerate", None, None, False, 'call accelerator.load_state("{}")'),
+        ("deepspeed", "t", None, True, 'call engine.load_checkpoint("{}", tag="t")'),
+        (
+            "deepspeed",
+            "t",
+            "--load={folder} --tag={tag}",
+            False,
+            "add --load={} --tag=t to the script's arguments",
+        ),
+        ("deepspeed", "t", "", False, "run the same command again"),
+    ],
+)
+def test_a_user_is_told_how_to_go_on_by_hand(
+    tmp_path: Path, kind: str, tag: str | None, option: str | None, reads: bool, said: str
+) -> None:
+    folder = tmp_path / "checkpoint-4"
+    (folder / (tag or "")).mkdir(parents=True)
+    for name in ("trainer_state.json", "optimizer.pt"):
+        (folder / (tag or "") / name).touch()
+    record = {"type": "checkpoint", "kind": kind, "folder": str(folder), "tag": tag, "step": 4}
+    launch: Any = SimpleNamespace(
+        expected_ranks=1, options=SimpleNamespace(resume_option=option), reads_checkpoint=reads
+    )
+    told = by_hand(launch, logs([record]))
+    assert (
+        told == f"Newest checkpoint: {folder / (tag or '')} (step 4); to go on from it, {said.format(folder)}"
+    )
+    assert by_hand(launch, logs([])) is None

@@ -33,7 +33,8 @@ def test_the_first_screen_names_the_closed_form_and_the_whole_command(
     lines = _shown(capsys, tmp_path / "plan", *asked)
     assert "Memory in closed form, not traced: activations within 10 to 25 %; see Next" in lines[:4]
     command = "\n".join(lines).rpartition("  zerokit estimate ")[2].partition("\n  --explain")[0]
-    words = shlex.split(command.replace("\\\n", " "))
+    assert "# traces it (default buckets)" in command
+    words = shlex.split(command.replace("\\\n", " "), comments=True)
     given = dict(zip(asked[::2], asked[1::2], strict=True))
     assert dict(zip(words[::2], words[1::2], strict=True)) == given
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tests.support.report_pages import CONTEXT, report
 from tests.support.run_reports import GIB, gpu_phase, report_of, write_rank
 from zerokit.launcher.verdict.report import write_report
-from zerokit.report.compare import compare_reports, table_rows
+from zerokit.report.compare import compare_reports, headline, table_rows
 from zerokit.report.context import RunContext
 from zerokit.report.html import render_comparison
 from zerokit.report.schema import RunReport
@@ -84,6 +84,11 @@ def test_runs_of_different_batches_compare_by_their_sequences_per_second(tmp_pat
     assert shown["sequences/s per GPU"] == ["8", "10.7", "+33.3 %"]
     page = render_comparison((runs[0], runs[1]), ("a", "b"), (RunContext(), RunContext()))
     assert "b against a: sequences/s per GPU +33.3 %" in page and "batch size per GPU" in page
+    assert shown["global batch"] == ["8", "16", ""]
+    assert headline(compared)[:2] == [
+        ("sequences/s per GPU", "+33.3 %"), ("step time", "+50.0 % (a step of 16 sequences against 8)"),
+    ]  # fmt: skip
+    assert headline(compare_reports(runs[0], runs[0]))[0] == ("step time", "+0.0 %")
 
 
 def test_a_page_says_what_both_runs_were_and_marks_what_differs() -> None:

@@ -8,12 +8,13 @@ import json
 import pytest
 from rich.console import Console
 
+from tests.support.report_pages import report as drawn
 from tests.support.run_reports import BROKEN, ERROR, GIB, MIB, OOM, PLAN, report_of, shown, write_rank
 from zerokit.launcher.rank_file import rank_file
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.report.failure_text import failed_in_load
 from zerokit.report.html import render_html
-from zerokit.report.render import print_report
+from zerokit.report.render import outcome_line, print_report
 from zerokit.report.schema import RunReport
 
 
@@ -271,3 +272,25 @@ def test_a_pipe_is_as_wide_as_columns_says(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS")
     print_report(report_of(tmp_path, 1))
     assert 100 < max(map(len, capsys.readouterr().out.splitlines())) <= 160
+
+
+def test_an_outcome_is_said_once() -> None:
+    for outcome, why, line, told in (
+        (
+            "interrupted",
+            "interrupted by SIGINT",
+            "Outcome: interrupted (9.0 s; exit code 130)",
+            "interrupted by SIGINT",
+        ),
+        (
+            "rank_failed",
+            "rank 1 failed",
+            "Outcome: rank failed (9.0 s; exit code 130)",
+            "rank failed: rank 1 failed",
+        ),
+        ("stopped", None, "Outcome: stopped (stopped at its step limit, 9.0 s; exit code 130)", "stopped"),
+    ):
+        run = drawn(1, outcome=outcome, exit_code=130, elapsed_seconds=9.0, why=why)
+        assert outcome_line(run).plain == line and run.outcome.because(why) == told
+        page = render_html(run)
+        assert f">{outcome.replace('_', ' ')}</span></h1>" in page and "nterrupted: interrupted" not in page

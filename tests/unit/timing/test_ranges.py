@@ -9,6 +9,7 @@ import pytest
 import zerokit
 from tests.support.requests import request_for
 from zerokit.domain.job import Job
+from zerokit.planner import answer
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.space import Pins
 from zerokit.timing.constants import Calibration
@@ -66,6 +67,19 @@ def test_offload_depends_on_the_host_unless_it_was_measured() -> None:
     measured = Calibration(cpu_adam_parameters_per_second=3e9, host_to_device_bytes_per_second=100e9)
     model = TimeModel(space.shape, space.job, space.cluster, calibration=measured)
     assert {entry.name for entry in unmeasured(model, chosen.strategy)} == {"the host's speed"}
+
+
+def test_an_nvme_disk_that_nobody_measured_is_said_and_widens_the_range() -> None:
+    options = {"model": "llama-3.1-8b", "gpus": 1, "gpu": "h100-sxm-80gb", "nvme": "/disk", "seq_len": 2048}
+    estimate = zerokit.plan(**options, offload_optimizer="nvme", offload_param="none").chosen.estimate
+    low, high = estimate.step_seconds_range or (0, 0)
+    on_disk = estimate.time_parts["nvme"]
+    assert low < estimate.step_seconds - 0.5 * on_disk and high > estimate.step_seconds + 1.9 * on_disk
+    said = answer.nvme(estimate.planned)
+    assert (
+        f"{estimate.nvme_bytes_per_node / 2**30:.1f} GiB per node; 3 GB/s assumed (1 to 7 are usual" in said
+    )
+    assert answer.nvme(zerokit.plan(**options, offload_optimizer="cpu").chosen) == ""
 
 
 def test_a_plan_says_when_a_slow_network_would_change_the_choice() -> None:
