@@ -327,7 +327,7 @@ def _put_offload(block: _Block, key: str, offload: Offload) -> None:
     prefix = f"zero_optimization.{key}"
     moved_part = "optimizer states and step" if key == "offload_optimizer" else "weights"
     block.put(
-        f"{prefix}.device", offload.device, f"{moved_part} move to {offload.device} so that the plan fits"
+        f"{prefix}.device", offload.device, f"{moved_part} move to {offload.device}: less memory of the GPU"
     )
     block.put(
         f"{prefix}.pin_memory", offload.pin_memory, "page-locked: full-speed copies, cannot be swapped out"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import as_json, call, move_elsewhere
+from zerokit.units import format_seconds
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +139,22 @@ def test_of_equal_step_times_it_is_said_that_they_are(capsys: pytest.CaptureFixt
     assert ratio == pytest.approx(1, abs=0.0005)
     assert first["why"].endswith("is as fast") and ": as fast, " in second["why"]
     assert "0.0%" not in call(capsys, *words, "--explain")[1]
+
+
+def test_a_next_best_that_the_allocators_retries_slow_down_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It keeps the weights on the GPU and fits: the plan moves them for time, not for room."""
+    words = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "rtx-4090")
+    body = as_json(capsys, *words)
+    assert body["chosen"]["offload_param"] == "cpu"
+    second, third, *_ = body["alternatives"]
+    assert second["offload_param"] == "none" and second["estimate"]["fits"]
+    retries = format_seconds(second["estimate"]["time_parts"]["retries"])
+    said = f"slower (less headroom: PyTorch's allocator retries, {retries} of each step)"
+    assert said in second["why"] and body["chosen"]["why"].endswith(said)
+    assert "retries" not in third["why"] and "retries" not in third["estimate"]["time_parts"]
+    assert "so that the plan fits" not in Path("zerokit-plan/plan.yaml").read_text()
 
 
 def test_a_plan_with_offload_says_what_host_memory_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
