@@ -228,8 +228,8 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     lines += [heading(f"Rejected, of {search['candidates']:,} candidates in {search['seconds']:.2f} s")]
     for reason, count in body["rejected"].items():
         lines += wrap(answer.why_rejected(reason), f"  {count:>9,}  ", " " * 13)
-    chosen_values = answer.starting_points(result.chosen.strategy)
-    if chosen_values and not result.job.inference:
+    if not result.job.inference:
+        chosen_values = answer.starting_points(result.chosen.strategy)
         lines += [heading("Also set, though not asked for"), *paragraph(chosen_values)]
     if body["files"]:
         lines += [heading("Files"), *(f"  {path}" for path in body["files"].values())]

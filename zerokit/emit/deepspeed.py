@@ -42,6 +42,13 @@ OPTIMIZER_PARAMS: Mapping[str, Mapping[str, Any]] = {
 }
 """Lower-case type -> parameters it takes. Starting points for fine-tuning; change them at will:
 neither memory nor step time depends on their values (``momentum`` of SGD excepted)."""
+_OTHERS_PARAMS: Mapping[str, Any] = {"lr": 1e-3}
+
+
+def optimizer_params(kind: str) -> Mapping[str, Any]:
+    """What is written for an optimizer of this type; any takes a learning rate."""
+    return OPTIMIZER_PARAMS.get(kind.lower(), _OTHERS_PARAMS)
+
 
 # stage -> ((field of ZeroSettings, key in the JSON, why), ...), in the order written
 _TRAINERS_CLIPPING = 1.0  # TrainingArguments.max_grad_norm (Transformers 5.23, training_args.py)
@@ -276,7 +283,7 @@ def _put_optimizer(block: _Block, settings: DeepSpeedSettings, variant: str) -> 
     if kind is None or variant == "accelerate":
         return
     block.put("optimizer.type", kind, "states and step time are planned for it")
-    for name, value in OPTIMIZER_PARAMS.get(kind.lower(), {"lr": 1e-3}).items():
+    for name, value in optimizer_params(kind).items():
         filled = variant == "trainer" and f"optimizer.params.{name}" in TRAINER_FILLS
         block.put(
             f"optimizer.params.{name}",

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
-from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
+from zerokit.emit.deepspeed import optimizer_params
 from zerokit.memory.components import HostComponent, label
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
@@ -293,12 +293,11 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def starting_points(strategy: Strategy) -> str | None:
-    """The values that are written though nobody chose them; None where there are none."""
+def starting_points(strategy: Strategy) -> str:
+    """The values that are written though nobody chose them; an optimizer that the script makes keeps its
+    own."""
     kind = strategy.settings.optimizer
-    params = OPTIMIZER_PARAMS.get((kind or "").lower())
-    if not params:
-        return None
+    params = optimizer_params(kind) if kind is not None else {}
     named = {"lr": "learning rate", "betas": "betas", "momentum": "momentum", "weight_decay": "weight decay"}
     values = [
         f"{words} {'/'.join(map(str, value)) if isinstance(value, list) else value}"
@@ -307,7 +306,8 @@ def starting_points(strategy: Strategy) -> str | None:
     ]
     clipping = strategy.settings.gradient_clipping
     values.append(f"gradient clipping {clipping}" if clipping else "no gradient clipping")
+    named_as, them = ("starting points", "them") if len(values) > 1 else ("a starting point", "it")
     return (
-        f"{', '.join(values)}: starting points in ds_config.json, not tuned; neither memory nor step time "
-        "depends on them, and a Trainer or Accelerate script keeps its own"
+        f"{', '.join(values)}: {named_as} in ds_config.json, not tuned; neither memory nor step time "
+        f"depends on {them}, and a Trainer or Accelerate script keeps its own"
     )
