@@ -241,7 +241,8 @@ def advise(
             f"a fused (chunked) cross-entropy would save up to {format_gib(loss * _FUSED_LOSS_SAVES, 1)}: "
             f"the loss over a vocabulary of {shape.vocab:,} takes {format_gib(loss, 1)} of the peak"
         )
-    advice = [*(_tight_advice(chosen, cluster) or unsure_near_limit(chosen, shape, job, cluster)), *advice]
+    tight = _tight_advice(chosen, cluster)  # after the loss, which is a way out of it
+    advice = [*advice, *tight] if tight else [*unsure_near_limit(chosen, shape, job, cluster), *advice]
     if chosen.time.bound_by == "launch" and cluster.gpu.name != "cpu":
         advice.append(
             f"torch.compile, or a micro-batch above {chosen.strategy.settings.micro_batch}, would help: "
@@ -293,9 +294,9 @@ def _tight_advice(chosen: Candidate, cluster: Cluster) -> list[str]:
         return []
     headroom = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
     return [
-        f"only {format_gib(headroom, 1)} to spare: PyTorch's allocator has to give memory back and map it "
-        f"again (retries in the report). That takes about {format_seconds(seconds)} of each step, which the "
-        "speed counts; strategies with more room are slower still. `zerokit tune` measures them"
+        f"only {format_gib(headroom, 1)} headroom: PyTorch's allocator retries, about "
+        f"{format_seconds(seconds)} a step: it gives memory back and maps it again, which the speed counts. "
+        "Strategies with more headroom are slower still: `zerokit tune` measures them"
     ]
 
 
