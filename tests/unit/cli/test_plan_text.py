@@ -45,6 +45,13 @@ def test_a_plan_that_fails_names_the_one_that_a_launch_would_take(capsys: pytest
     assert "for LoRA of 7b on 1 × h200" in err
 
 
+def test_a_page_that_is_not_written_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "--model", "llama-3.1-70b", "--gpus", "1", "--gpu", "t4", "--html", "plan.html")
+    code, _, err = call(capsys, *words)
+    assert code == 3 and "--html plan.html: not written, there is no plan to show" in err
+    assert not Path("plan.html").exists()
+
+
 def test_a_choice_that_only_may_fit_stands_beside_one_that_surely_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
