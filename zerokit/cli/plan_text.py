@@ -246,6 +246,7 @@ def _rehearsed(result: PlanResult) -> list[str]:
     else:
         title = f"Rehearsed: {name}"
     lines = [heading(title)]
+    of_choice = result.script.of(result.chosen.strategy) if result.script else None
     for rehearsal in result.rehearsals:
         result_text = f"stopped: {rehearsal.stopped}"
         if rehearsal.min_vram_bytes is not None:
@@ -255,7 +256,9 @@ def _rehearsed(result: PlanResult) -> list[str]:
             rows = result.script.rows(rehearsal.strategy.global_batch) if result.script else ""
             result_text += f", {seconds} a step of {rows}"
         probe = " (a probe: buckets not chosen yet)" if rehearsal.probe else ""
-        lines += bullets([f"{strategy_words(rehearsal.strategy)}{probe}: {result_text}"])
+        is_choice = of_choice is not None and rehearsal.strategy == of_choice.strategy
+        this_plan = "this plan: " if is_choice else ""
+        lines += bullets([f"{this_plan}{strategy_words(rehearsal.strategy)}{probe}: {result_text}"])
     return lines
 
 

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import zerokit
 from tests.support.command import as_json, call, move_elsewhere
-from zerokit.units import format_seconds
+from zerokit.cli import plan_text
+from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
+from zerokit.planner.plan_result import RehearsalRecord
+from zerokit.search.explain import strategy_words
+from zerokit.units import GIB, format_seconds
+from zerokit.values import replace
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +49,30 @@ def test_a_plan_that_fails_names_the_one_that_a_launch_would_take(capsys: pytest
     Path("train.py").write_text("import deepspeed\ndeepspeed.initialize(config='ds.json')\n")
     _, _, err = call(capsys, "emit", "sbatch", "--accept-mismatch", "train.py")
     assert "for LoRA of 7b on 1 × h200" in err
+
+
+def test_of_the_rehearsals_the_one_of_the_plan_is_marked() -> None:
+    result = zerokit.plan(model="gpt2", gpus=2, gpu="t4")
+    strategies = (result.alternatives[0].strategy, result.chosen.strategy)
+    script = ScriptProfile(
+        name="train.py", command="",
+        rehearsed=tuple(
+            RehearsedStrategy(strategy=one, phases={"forward": GIB}, min_vram_bytes=2 * GIB, components={})
+            for one in strategies
+        ),
+    )  # fmt: skip
+    records = tuple(
+        RehearsalRecord(strategy=one, seconds=1.0, peak_allocated_bytes=GIB, min_vram_bytes=2 * GIB,
+                        step_seconds=1.0, stopped=None)
+        for one in strategies
+    )  # fmt: skip
+    said = plan_text.plan(replace(result, script=script, rehearsals=records), "plan", explain=False)
+    said = " ".join(said.partition("Rehearsed: train.py")[2].split())
+    other, chosen = map(strategy_words, strategies)
+    assert f"- {other}: 2.0 GiB" in said and f"- this plan: {chosen}: 2.0 GiB" in said
+    said = plan_text.plan(replace(result, script=replace(script, rehearsed=script.rehearsed[:1]),
+                                  rehearsals=records[:1]), "plan", explain=False)  # fmt: skip
+    assert "Rehearsed: train.py" in said and "this plan:" not in said
 
 
 def test_a_page_that_is_not_written_is_told(capsys: pytest.CaptureFixture[str]) -> None:
