@@ -144,20 +144,18 @@ def _own_configuration(facts: ScriptFacts, style: str) -> list[str]:
 
 
 def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path) -> list[str]:
-    """A Trainer's own ``--deepspeed FILE`` decides in place of the plan's configuration."""
-    name = options.own_deepspeed_file
-    if name is None or Path(name).resolve().is_relative_to(plan_folder.resolve()):
+    """A file of the script's own decides in place of the plan's configuration."""
+    if options.own_deepspeed_file is None:
+        return []
+    name, where = options.own_deepspeed_file
+    if Path(name).resolve().is_relative_to(plan_folder.resolve()):
         return []
     from zerokit.strictload import load_json
 
     try:
         own_config = load_json(Path(name)).value
     except InputError as error:
-        given = "--deepspeed" in options.user_arguments
-        where = (
-            f"--deepspeed {name}" if given else f"{options.facts.path}: TrainingArguments(deepspeed={name!r})"
-        )
-        return [f"{where}: {error}; without it the Trainer gets the plan's configuration"]
+        return [f"{where}: {error}; without it the script gets the plan's configuration"]
     differing = [
         f"{label} {own_value}, but the plan has {planned_value}"
         for (label, own_value), (_, planned_value) in zip(
@@ -165,7 +163,22 @@ def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Pa
         )
         if own_value != planned_value and own_value != "auto"
     ]
-    return [f"--deepspeed {name}: {difference}" for difference in differing]
+    return [f"{where}: {difference}" for difference in differing]
+
+
+def refuse_own_file(options: ScriptOptions) -> None:
+    """Refuse a DeepSpeed file of the script's own where plans are to be compared: it would run with that one
+    under each of them.
+
+    Raises:
+        InputError: names the file.
+    """
+    if options.own_deepspeed_file is not None:
+        _, where = options.own_deepspeed_file
+        raise InputError(
+            f"{where}: the script would train with this file, whatever the plan; leave it out to plan "
+            "(`zerokit rehearse` with the same script and arguments says what the file takes)"
+        )
 
 
 def _strategy(config: Any) -> Sequence[tuple[str, object]]:

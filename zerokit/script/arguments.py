@@ -254,13 +254,11 @@ class ScriptOptions:
         return "full" if literal is True or self.facts.mentions & _CHECKPOINTING_CALLS else "none"
 
     @property
-    def own_deepspeed_file(self) -> str | None:
-        """The DeepSpeed file that a Trainer's script takes by itself."""
-        if self.style != "trainer":
-            return None
-        by_user = self._user_value(("deepspeed",))
-        value = by_user[0] if by_user is not None else self.facts.batch_arguments.get("deepspeed")
-        return value if isinstance(value, str) and value.lower() not in (*NO, "true") else None
+    def own_deepspeed_file(self) -> tuple[str, str] | None:
+        """The DeepSpeed file that the script takes by itself in place of a plan's, and where it is named."""
+        name = {"trainer": "deepspeed", "raw": "deepspeed_config"}.get(self.style)
+        value, where = (self.decided(name) if name is not None else None) or (None, "")
+        return (value, where) if isinstance(value, str) and value.lower() not in (*NO, "true") else None
 
     @property
     def never_checkpoints(self) -> bool:
