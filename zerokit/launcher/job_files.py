@@ -191,7 +191,9 @@ def configure_script(
             no_arguments=job.no_arguments, accept_mismatch=job.accept_mismatch, writes_here=config is None,
         )  # fmt: skip
         added = agreed.added
-        not_rehearsed = None if facts.unreadable else rehearsed_plan.note(plan, target, resolved_style, None)
+        not_rehearsed = None
+        if not facts.unreadable:
+            not_rehearsed = rehearsed_plan.note(plan, target, resolved_style, None, agreed.unlike)
         for note in (*agreed.notes, *filter(None, [not_rehearsed])):
             say(note)
     if resolved_style == "trainer" and not facts.parses_training_arguments:

@@ -91,7 +91,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     configured = _configured(options, plan, config, facts, style, placement)
     if placement.devices.kind == "cpu" and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
-    not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir)
+    not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir, configured.unlike)
     threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
     notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
@@ -132,12 +132,17 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Configured:
-    """A DeepSpeed configuration as the script gets it, and what its plan holds the run to."""
+    """A DeepSpeed configuration as the script gets it, and what its plan holds the run to.
+
+    Attributes:
+        unlike: options of the plan that the script decides otherwise.
+    """
 
     config: dict[str, Any] | None
     held_to: dict[str, Any] | None = None
     added_arguments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
 
 
 def _configured(
@@ -218,6 +223,7 @@ def _from_plan(
         },
         added_arguments=agreed.added,
         notes=(*agreed.notes, *_adapted_notes(f"the run's {CONFIG_FILE}", adapted)),
+        unlike=agreed.unlike,
     )
 
 

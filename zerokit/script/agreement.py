@@ -24,16 +24,21 @@ from zerokit.script.arguments import SPELLINGS, ScriptOptions
 from zerokit.script.loader_batch import PlannedBatch, before_the_run
 from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import ScriptFacts
-from zerokit.script.sequence_length import length_warnings
+from zerokit.script.sequence_length import length_warnings, longest_sequence
 from zerokit.temporary import is_temporary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What a script is given from the plan, and what is to be said about it."""
+    """What a script is given from the plan, and what is to be said about it.
+
+    Attributes:
+        unlike: options of the plan that the script decides otherwise, without dashes in front.
+    """
 
     added: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
 
 
 def agree(
@@ -103,9 +108,12 @@ def agree(
     if not batch.rehearsed:  # its length is that of the script's own data
         notes += [*length_warnings(options, seq_len), *unlike_job.warnings(options, method)]
         notes += unlike_adapters.warnings(options, method, lora)
+    longest = None if batch.rehearsed else longest_sequence(options)
+    unlike = ("seq-len",) if longest is not None and longest[0] != seq_len else ()
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
-    return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen, writes_here)))
+    notes += _parts_of_the_script(options, chosen, writes_here)
+    return Agreement(added=added, notes=tuple(notes), unlike=unlike)
 
 
 def _by_any_name(planned: PlannedValues) -> dict[str, object]:
