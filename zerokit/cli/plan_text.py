@@ -275,7 +275,7 @@ def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] 
         added, heading_text = result.added_arguments, "which adds (--no-arguments adds nothing):"
     elif explain and not result.job.inference and result.chosen.pipeline_parallel == 1:
         added, heading_text = (
-            trainer_arguments(result.chosen.strategy),
+            trainer_arguments(result.chosen.strategy, result.job.loss),
             "which gives a Hugging Face Trainer script:",
         )
     if added:

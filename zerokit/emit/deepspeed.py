@@ -186,7 +186,7 @@ def deepspeed_config(strategy: Strategy, job: Job, *, variant: str = "raw") -> d
     return emit_deepspeed(strategy, job, variant=variant).config
 
 
-def trainer_arguments(strategy: Strategy) -> list[str]:
+def trainer_arguments(strategy: Strategy, loss: str = "standard") -> list[str]:
     """Arguments that make a Hugging Face Trainer script agree with the strategy.
 
     For scripts that parse ``TrainingArguments`` from the command line.
@@ -204,6 +204,8 @@ def trainer_arguments(strategy: Strategy) -> list[str]:
         arguments += ["--optim", settings.client_optimizer]
     if strategy.checkpointing == "full":  # the Trainer knows whole layers only
         arguments += ["--gradient_checkpointing", "True"]
+    if loss == "liger":
+        arguments += ["--use_liger_kernel", "True"]
     return arguments
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from zerokit.domain.job import Job
+from zerokit.domain.job import LOSS_OF_SCRIPT, Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import optimizer_params
 from zerokit.memory.components import HostComponent, label
@@ -223,14 +223,6 @@ def worth_a_look(assumptions: Iterable[str]) -> tuple[str, ...]:
     return tuple(note for note in assumptions if not note.endswith(_REASSURING))
 
 
-_LOSSES = {
-    "chunked": "compute the loss in chunks: TRL's SFTTrainer does (loss_type nll)",
-    "liger": "fuse head and loss: TrainingArguments(use_liger_kernel=True) does, TRL's SFTTrainer does not",
-    "cut": "fuse head and loss: cut_cross_entropy.linear_cross_entropy(hidden, lm_head.weight, labels, "
-    "shift=True)",
-}
-
-
 def is_minor(note: str) -> bool:
     """Whether a note is so of every plan of an installation, and rarely changes one."""
     return TRACES_ARE_OF in note
@@ -262,7 +254,8 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
         named = '"all-linear"' if targets == ("all-linear",) else json.dumps(list(targets))
         todo.append(f"add the adapters: peft.LoraConfig(r={job.lora.rank}, target_modules={named})")
     if job.loss != "standard":
-        todo.append(_LOSSES[job.loss])
+        by_launch = " (a Trainer: launch does)" if with_plan and job.loss == "liger" else ""
+        todo.append(f"{LOSS_OF_SCRIPT[job.loss]}{by_launch}")
     if job.attention != "sdpa" and not job.inference:
         todo.append(f'load the model with attn_implementation="{job.attention}"')
     if job.offload_activations:

@@ -16,6 +16,7 @@ from zerokit.script import (
     assignments,
     code_settings,
     disk_space,
+    planned_loss,
     scripts_optimizer,
     unlike_adapters,
     unlike_job,
@@ -75,6 +76,10 @@ def agree(
         InputError: the script contradicts the plan; the message has both values.
     """
     conflicts = _own_configuration(options.facts, options.style)
+    batch = PlannedBatch(
+        chosen=chosen, request=request, folder=None if is_temporary(plan_folder) else plan_folder
+    )
+    loss = planned_loss.of_request(request, rehearsed=batch.rehearsed)
     planned = PlannedValues(
         micro_batch=int(chosen["micro_batch"]),
         gradient_accumulation=int(chosen["gradient_accumulation"]),
@@ -82,6 +87,7 @@ def agree(
         checkpointing=str(chosen.get("activation_checkpointing", "none")),
         gradient_clipping=_clipping(config),
         optimizer=scripts_optimizer.made_by_script(request, config),
+        liger_loss=loss == "liger" and not on_cpu and planned_loss.is_of_trainer(options),
         on_cpu=on_cpu,
     )
     added = () if no_arguments else options.additions(planned)
@@ -102,8 +108,7 @@ def agree(
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     notes += assignments.unlike_plan(options.facts.assigned, _by_any_name(planned))
-    lasting_folder = None if is_temporary(plan_folder) else plan_folder
-    batch = PlannedBatch(chosen=chosen, request=request, folder=lasting_folder)
+    notes += planned_loss.warnings(options, loss)
     notes += before_the_run(options, batch)
     if not batch.rehearsed:  # its length is that of the script's own data
         notes += [*length_warnings(options, seq_len), *unlike_job.warnings(options, method)]

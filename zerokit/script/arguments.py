@@ -33,6 +33,7 @@ _CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential"
 TRAINERS_OWN: dict[str, object] = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
     "bf16": False, "fp16": False, "max_grad_norm": 1.0, "optim": "adamw_torch_fused",
+    "use_liger_kernel": False,
 }  # fmt: skip
 """Defaults of transformers/training_args.py, 4.56 to 5.23; TRL's are read from its installed classes."""
 
