@@ -20,6 +20,8 @@ LOSS_OF_SCRIPT: Mapping[str, str] = {
     "shift=True)",
 }
 """How a script computes a loss other than the model's own."""
+CHECKPOINTS_A_PIPELINE = "PipelineModule(…, activation_checkpoint_interval=1)"
+"""How a script with a pipeline recomputes every layer (deepspeed/runtime/pipe/module.py:117)."""
 OFFLOAD_DEVICES = ("none", "cpu", "nvme")
 QUANTIZATIONS = ("none", "int8", "int4")
 

@@ -178,11 +178,6 @@ def configure_script(
         say(f"{path} is taken as {STYLE_WORDS[resolved_style]}: {facts.why}")
     if resolved_style == "none" and style == "auto":
         raise InputError(f"{path}: {facts.why}; say how it takes its configuration with ⟨style⟩")
-    if resolved_style in ("trainer", "accelerate") and plan.strategy().pipeline_parallel > 1:
-        raise InputError(
-            f"{path} is taken as {STYLE_WORDS[resolved_style]}, which cannot run a pipeline: the plan is for "
-            "a script that builds a PipelineModule (⟨style⟩ raw)"
-        )
     added: tuple[str, ...] = ()
     if resolved_style != "none":
         options = ScriptOptions.read(facts, resolved_style, target.arguments)

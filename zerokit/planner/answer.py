@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from zerokit.domain.job import LOSS_OF_SCRIPT, Job
+from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, LOSS_OF_SCRIPT, Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import optimizer_params
 from zerokit.memory.components import HostComponent, label
@@ -260,7 +260,9 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
         todo.append(f'load the model with attn_implementation="{job.attention}"')
     if job.offload_activations:
         todo.append("move activations to the host: TRL's activation_offloading=True does")
-    if strategy.checkpointing == "full":
+    if strategy.checkpointing == "full" and strategy.pipeline_parallel > 1:
+        todo.append(f"checkpoint: {CHECKPOINTS_A_PIPELINE}")
+    elif strategy.checkpointing == "full":
         trainer = "launch does" if with_plan else "--gradient_checkpointing True"
         todo.append(f"checkpoint: model.gradient_checkpointing_enable() (a Trainer: {trainer})")
     elif strategy.recomputed(job.attention) == "selective":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokit.domain.job import Lora
+from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, Lora
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
 from zerokit.script import (
@@ -24,7 +24,7 @@ from zerokit.script import (
 from zerokit.script.arguments import SPELLINGS, ScriptOptions
 from zerokit.script.loader_batch import PlannedBatch, before_the_run
 from zerokit.script.planned_values import PlannedValues
-from zerokit.script.reader import ScriptFacts
+from zerokit.script.reader import STYLE_WORDS, ScriptFacts
 from zerokit.script.sequence_length import length_warnings, longest_sequence
 from zerokit.temporary import is_temporary
 
@@ -114,7 +114,8 @@ def agree(
         notes += [*length_warnings(options, seq_len), *unlike_job.warnings(options, method)]
         notes += unlike_adapters.warnings(options, method, lora)
     longest = None if batch.rehearsed else longest_sequence(options)
-    unlike = ("seq-len",) if longest is not None and longest[0] != seq_len else ()
+    unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest[0] != seq_len else ()
+    unlike += ("pp",) if _lacks_pipeline(options.facts, chosen) else ()
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     notes += _parts_of_the_script(options, chosen, writes_here)
@@ -210,8 +211,15 @@ def _strategy(config: Any) -> Sequence[tuple[str, object]]:
 
 
 def _pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> list[str]:
-    """A script that can build a pipeline, under a plan that has none; whether it does only the run tells."""
-    if "PipelineModule" not in facts.mentions or chosen.get("pipeline_parallel", 1) > 1:
+    """A script that can build a pipeline, under a plan that has none, and the reverse; whether it does only
+    the run tells."""
+    stages = chosen.get("pipeline_parallel", 1)
+    if _lacks_pipeline(facts, chosen):
+        return [
+            f"the plan is a pipeline of {stages} stages, and the script shows no sign of building one "
+            "(PipelineModule): without it each rank holds the whole model; plan again with ⟨pp⟩ 1"
+        ]
+    if stages > 1 or "PipelineModule" not in facts.mentions:
         return []
     refused = chosen.get("zero_stage", 0) > 1
     problem = (
@@ -223,6 +231,12 @@ def _pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> list[str]:
         f"the script can build a pipeline (PipelineModule), and the plan has none: {problem}; plan again "
         "with ⟨pp⟩ STAGES, or have the script build none"
     ]
+
+
+def _lacks_pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> bool:
+    """Whether the plan has a pipeline that nothing in the script looks like building."""
+    looks_like_one = "PipelineModule" in facts.mentions or facts.unreadable
+    return chosen.get("pipeline_parallel", 1) > 1 and not looks_like_one
 
 
 def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writes_here: bool) -> list[str]:
@@ -237,6 +251,13 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
             f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
             "script can; plan again with ⟨sp⟩ 1"
         )
+    stages = chosen.get("pipeline_parallel", 1)
+    if stages > 1 and options.style in ("accelerate", "trainer"):
+        raise InputError(
+            f"the plan is a pipeline of {stages} stages, which {STYLE_WORDS[options.style]} cannot run; plan "
+            "again with ⟨pp⟩ 1, or use a script that builds a PipelineModule (⟨style⟩ raw where it is taken "
+            "for another)"
+        )
     warnings = [f"warning: {line}" for line in (*deepspeed_note(), *_pipeline(options.facts, chosen))]
     if writes_here:
         warnings += disk_space.warnings(
@@ -249,8 +270,9 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
             "inconsistency within the TP group': shard the data over data-parallel ranks only"
         )
     if chosen.get("activation_checkpointing") == "full" and options.never_checkpoints:
+        turns_it_on = CHECKPOINTS_A_PIPELINE if stages > 1 else "call model.gradient_checkpointing_enable()"
         warnings.append(
             "warning: the plan counts on activation checkpointing, and the script shows no sign of turning "
-            "it on: call model.gradient_checkpointing_enable(), or plan again with ⟨checkpointing⟩ none"
+            f"it on: {turns_it_on}, or plan again with ⟨checkpointing⟩ none"
         )
     return warnings

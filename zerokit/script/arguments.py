@@ -264,7 +264,8 @@ class ScriptOptions:
     @property
     def never_checkpoints(self) -> bool:
         """Whether nothing in the script or its arguments looks like activation checkpointing."""
-        return not self.facts.unreadable and self._fixed_checkpointing() == "none"
+        of_pipeline = "activation_checkpoint_interval" in self.facts.keywords
+        return not self.facts.unreadable and not of_pipeline and self._fixed_checkpointing() == "none"
 
     def _fixed_number(self, name: str, placeholder: str) -> int | None:
         """A number that the user's arguments or the script's source fix; None: it can be given, or is

@@ -113,6 +113,51 @@ def test_a_file_of_the_scripts_own_is_refused_where_plans_are_compared(
     assert said in str(refused.value) and "leave it out" in str(refused.value)
 
 
+PIPELINE = (
+    RAW + "    from deepspeed.pipe import PipelineModule\n    PipelineModule(layers=[], num_stages=4{})\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "told"),
+    [
+        (RAW, 4, ["pipeline of 4 stages, and the script shows no sign of building one"]),
+        (RAW, 1, []),
+        (PIPELINE.format(", activation_checkpoint_interval=1"), 4, []),
+        (PIPELINE.format(""), 4, ["turning it on: PipelineModule(…, activation_checkpoint_interval=1), or"]),
+        (PIPELINE.format(""), 1, ["can build a pipeline", "model.gradient_checkpointing_enable(), or"]),
+    ],
+)
+def test_a_pipeline_of_the_plan_is_one_of_the_script(
+    text: str, stages: int, told: list[str], tmp_path: Path
+) -> None:
+    without = text.replace('    parser.add_argument("--gradient-checkpointing", action="store_true")\n', "")
+    found = options(tmp_path, without)
+    chosen = {"micro_batch": 4, "gradient_accumulation": 2, "activation_checkpointing": "full",
+              "pipeline_parallel": stages}  # fmt: skip
+    agreed = agree(
+        found, chosen, {"bf16": {"enabled": True}}, request={}, seq_len=128, method="full", lora=None,
+        plan_folder=tmp_path / "plan", on_cpu=False, no_arguments=False, accept_mismatch=False,
+        writes_here=False,
+    )  # fmt: skip
+    said = [note for note in agreed.notes if "pipeline" in note or "checkpointing" in note]
+    if text == RAW:
+        said = [note for note in said if "checkpointing" not in note]
+    assert len(said) == len(told) and all(part in note for part, note in zip(told, said, strict=True)), said
+    assert ("pp" in agreed.unlike) is (stages > 1 and text == RAW)
+
+
+@pytest.mark.parametrize("text", [TRAINER, NO_TRAINER])
+def test_a_pipeline_is_none_for_a_trainer_or_accelerate(text: str, tmp_path: Path) -> None:
+    chosen = {"micro_batch": 8, "gradient_accumulation": 1, "pipeline_parallel": 4}
+    with pytest.raises(InputError, match=r"pipeline of 4 stages, which .* cannot run; plan again with"):
+        agree(
+            options(tmp_path, text), chosen, {"bf16": {"enabled": True}}, request={}, seq_len=128,
+            method="full", lora=None, plan_folder=tmp_path / "plan", on_cpu=False, no_arguments=False,
+            accept_mismatch=True, writes_here=False,
+        )  # fmt: skip
+
+
 def test_a_raw_scripts_own_file_is_held_to_the_plan(tmp_path: Path) -> None:
     """It decides in place of the plan's, as a Trainer's does."""
     file = tmp_path / "ds.json"
