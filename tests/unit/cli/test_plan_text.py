@@ -9,7 +9,6 @@ import pytest
 
 import zerokit
 from tests.support.command import as_json, call, move_elsewhere
-from zerokit.cli import plan_text
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.planner.plan_result import RehearsalRecord
 from zerokit.search.explain import strategy_words
@@ -51,9 +50,12 @@ def test_a_plan_that_fails_names_the_one_that_a_launch_would_take(capsys: pytest
     assert "for LoRA of 7b on 1 × h200" in err
 
 
-def test_of_the_rehearsals_the_one_of_the_plan_is_marked() -> None:
+@pytest.mark.parametrize("of_choice", [True, False])
+def test_of_the_rehearsals_the_one_of_the_plan_is_marked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, of_choice: bool
+) -> None:
     result = zerokit.plan(model="gpt2", gpus=2, gpu="t4")
-    strategies = (result.alternatives[0].strategy, result.chosen.strategy)
+    strategies = (result.alternatives[0].strategy, *([result.chosen.strategy] if of_choice else []))
     script = ScriptProfile(
         name="train.py", command="",
         rehearsed=tuple(
@@ -66,13 +68,14 @@ def test_of_the_rehearsals_the_one_of_the_plan_is_marked() -> None:
                         step_seconds=1.0, stopped=None)
         for one in strategies
     )  # fmt: skip
-    said = plan_text.plan(replace(result, script=script, rehearsals=records), "plan", explain=False)
-    said = " ".join(said.partition("Rehearsed: train.py")[2].split())
-    other, chosen = map(strategy_words, strategies)
-    assert f"- {other}: 2.0 GiB" in said and f"- this plan: {chosen}: 2.0 GiB" in said
-    said = plan_text.plan(replace(result, script=replace(script, rehearsed=script.rehearsed[:1]),
-                                  rehearsals=records[:1]), "plan", explain=False)  # fmt: skip
-    assert "Rehearsed: train.py" in said and "this plan:" not in said
+    planned = replace(result, script=script, rehearsals=records)
+    monkeypatch.setattr("zerokit.script_planner.plan_script", lambda *_, **__: planned)
+    Path("train.py").touch()
+    out = call(capsys, "plan", "--gpus", "2", "--gpu", "t4", "--", "train.py")[1]
+    said = " ".join(out.partition("Rehearsed: train.py")[2].split())
+    assert f"- {strategy_words(strategies[0])}: 2.0 GiB" in said
+    assert said.count("- this plan: ") == int(of_choice)
+    assert (f"- this plan: {strategy_words(result.chosen.strategy)}: 2.0 GiB" in said) is of_choice
 
 
 def test_a_page_that_is_not_written_is_told(capsys: pytest.CaptureFixture[str]) -> None:
