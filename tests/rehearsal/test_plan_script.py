@@ -149,6 +149,21 @@ def test_bad_input_names_it(
     assert named in capsys.readouterr().err
 
 
+def test_a_deepspeed_file_of_the_scripts_own_is_refused_before_any_rehearsal(tmp_path: Path) -> None:
+    """Every candidate would be that file under another label."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+        "Trainer(args=HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()[0]).train()\n"
+    )
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    said: list[str] = []
+    target = Target(script=str(script), module=None, arguments=("--deepspeed", "ds.json"))
+    with pytest.raises(InputError, match=r"^--deepspeed ds\.json: .*whatever the plan; leave it out"):
+        plan_script(target, {"gpus": 2, "gpu": "h200"}, say=said.append)
+    assert said == []
+
+
 IN_LOAD = {"load": 1}
 
 

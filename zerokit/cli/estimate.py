@@ -63,7 +63,7 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
         following = None
         in_file = strategy.sequence_parallel == strategy.pipeline_parallel == 1
         if deepspeed and in_file:
-            following = _launch_with(deepspeed, strategy)
+            following = _launch_with(deepspeed, strategy, job.loss)
         elif not job.inference:
             host = _host_ram(result)
             same = _plan_command({**options, **_pinned(strategy), **host}, batch, same_strategy=True)
@@ -75,12 +75,12 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     return code
 
 
-def _launch_with(file: str, strategy: Strategy) -> NextCommand:
+def _launch_with(file: str, strategy: Strategy, loss: str) -> NextCommand:
     """A launch with the file that was estimated, and what it leaves to the script."""
     from zerokit.cli.plan_text import NextCommand
     from zerokit.emit.deepspeed import trainer_arguments
 
-    arguments = trainer_arguments(strategy)
+    arguments = trainer_arguments(strategy, loss)
     if not strategy.settings.gradient_clipping:  # the file has none, and the Trainer's own then stays
         at = arguments.index("--max_grad_norm")
         del arguments[at : at + 2]

@@ -118,6 +118,8 @@ def command(
         else:
             result = planner.plan(options, recipe=recipe, overrides=overrides, out=folder, top=count, say=say)
     except (InputError, NothingFits) as error:
+        if html is not None and isinstance(error, NothingFits):
+            error.add(f"⟨html⟩ {html}: not written, there is no plan to show")
         if words is not None or isinstance(error, NothingFits):  # a slip in an option is typed again at once
             error.add(still_there(Path(folder)))
         raise

@@ -228,8 +228,8 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     lines += [heading(f"Rejected, of {search['candidates']:,} candidates in {search['seconds']:.2f} s")]
     for reason, count in body["rejected"].items():
         lines += wrap(answer.why_rejected(reason), f"  {count:>9,}  ", " " * 13)
-    chosen_values = answer.starting_points(result.chosen.strategy)
-    if chosen_values and not result.job.inference:
+    if not result.job.inference:
+        chosen_values = answer.starting_points(result.chosen.strategy)
         lines += [heading("Also set, though not asked for"), *paragraph(chosen_values)]
     if body["files"]:
         lines += [heading("Files"), *(f"  {path}" for path in body["files"].values())]
@@ -246,6 +246,7 @@ def _rehearsed(result: PlanResult) -> list[str]:
     else:
         title = f"Rehearsed: {name}"
     lines = [heading(title)]
+    of_choice = result.script.of(result.chosen.strategy) if result.script else None
     for rehearsal in result.rehearsals:
         result_text = f"stopped: {rehearsal.stopped}"
         if rehearsal.min_vram_bytes is not None:
@@ -255,7 +256,9 @@ def _rehearsed(result: PlanResult) -> list[str]:
             rows = result.script.rows(rehearsal.strategy.global_batch) if result.script else ""
             result_text += f", {seconds} a step of {rows}"
         probe = " (a probe: buckets not chosen yet)" if rehearsal.probe else ""
-        lines += bullets([f"{strategy_words(rehearsal.strategy)}{probe}: {result_text}"])
+        is_choice = of_choice is not None and rehearsal.strategy == of_choice.strategy
+        this_plan = "this plan: " if is_choice else ""
+        lines += bullets([f"{this_plan}{strategy_words(rehearsal.strategy)}{probe}: {result_text}"])
     return lines
 
 
@@ -268,7 +271,7 @@ def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] 
         added, heading_text = result.added_arguments, "which adds (--no-arguments adds nothing):"
     elif explain and not result.job.inference and result.chosen.pipeline_parallel == 1:
         added, heading_text = (
-            trainer_arguments(result.chosen.strategy),
+            trainer_arguments(result.chosen.strategy, result.job.loss),
             "which gives a Hugging Face Trainer script:",
         )
     if added:

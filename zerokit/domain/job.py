@@ -13,6 +13,15 @@ ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 CHECKPOINTINGS = ("none", "selective", "full")
 LOSSES = ("standard", "chunked", "liger", "cut")
 """The model's own loss, TRL's chunked one, Liger's fused one, cut cross-entropy."""
+LOSS_OF_SCRIPT: Mapping[str, str] = {
+    "chunked": "compute the loss in chunks: TRL's SFTTrainer does (loss_type nll)",
+    "liger": "fuse head and loss: TrainingArguments(use_liger_kernel=True) does, TRL's SFTTrainer does not",
+    "cut": "fuse head and loss: cut_cross_entropy.linear_cross_entropy(hidden, lm_head.weight, labels, "
+    "shift=True)",
+}
+"""How a script computes a loss other than the model's own."""
+CHECKPOINTS_A_PIPELINE = "PipelineModule(…, activation_checkpoint_interval=1)"
+"""How a script with a pipeline recomputes every layer (deepspeed/runtime/pipe/module.py:117)."""
 OFFLOAD_DEVICES = ("none", "cpu", "nvme")
 QUANTIZATIONS = ("none", "int8", "int4")
 

@@ -42,6 +42,13 @@ OPTIMIZER_PARAMS: Mapping[str, Mapping[str, Any]] = {
 }
 """Lower-case type -> parameters it takes. Starting points for fine-tuning; change them at will:
 neither memory nor step time depends on their values (``momentum`` of SGD excepted)."""
+_OTHERS_PARAMS: Mapping[str, Any] = {"lr": 1e-3}
+
+
+def optimizer_params(kind: str) -> Mapping[str, Any]:
+    """What is written for an optimizer of this type; any takes a learning rate."""
+    return OPTIMIZER_PARAMS.get(kind.lower(), _OTHERS_PARAMS)
+
 
 # stage -> ((field of ZeroSettings, key in the JSON, why), ...), in the order written
 _TRAINERS_CLIPPING = 1.0  # TrainingArguments.max_grad_norm (Transformers 5.23, training_args.py)
@@ -179,7 +186,7 @@ def deepspeed_config(strategy: Strategy, job: Job, *, variant: str = "raw") -> d
     return emit_deepspeed(strategy, job, variant=variant).config
 
 
-def trainer_arguments(strategy: Strategy) -> list[str]:
+def trainer_arguments(strategy: Strategy, loss: str = "standard") -> list[str]:
     """Arguments that make a Hugging Face Trainer script agree with the strategy.
 
     For scripts that parse ``TrainingArguments`` from the command line.
@@ -197,6 +204,8 @@ def trainer_arguments(strategy: Strategy) -> list[str]:
         arguments += ["--optim", settings.client_optimizer]
     if strategy.checkpointing == "full":  # the Trainer knows whole layers only
         arguments += ["--gradient_checkpointing", "True"]
+    if loss == "liger":
+        arguments += ["--use_liger_kernel", "True"]
     return arguments
 
 
@@ -276,7 +285,7 @@ def _put_optimizer(block: _Block, settings: DeepSpeedSettings, variant: str) -> 
     if kind is None or variant == "accelerate":
         return
     block.put("optimizer.type", kind, "states and step time are planned for it")
-    for name, value in OPTIMIZER_PARAMS.get(kind.lower(), {"lr": 1e-3}).items():
+    for name, value in optimizer_params(kind).items():
         filled = variant == "trainer" and f"optimizer.params.{name}" in TRAINER_FILLS
         block.put(
             f"optimizer.params.{name}",
@@ -327,7 +336,7 @@ def _put_offload(block: _Block, key: str, offload: Offload) -> None:
     prefix = f"zero_optimization.{key}"
     moved_part = "optimizer states and step" if key == "offload_optimizer" else "weights"
     block.put(
-        f"{prefix}.device", offload.device, f"{moved_part} move to {offload.device} so that the plan fits"
+        f"{prefix}.device", offload.device, f"{moved_part} move to {offload.device}: less memory of the GPU"
     )
     block.put(
         f"{prefix}.pin_memory", offload.pin_memory, "page-locked: full-speed copies, cannot be swapped out"

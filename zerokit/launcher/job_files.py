@@ -178,11 +178,6 @@ def configure_script(
         say(f"{path} is taken as {STYLE_WORDS[resolved_style]}: {facts.why}")
     if resolved_style == "none" and style == "auto":
         raise InputError(f"{path}: {facts.why}; say how it takes its configuration with ⟨style⟩")
-    if resolved_style in ("trainer", "accelerate") and plan.strategy().pipeline_parallel > 1:
-        raise InputError(
-            f"{path} is taken as {STYLE_WORDS[resolved_style]}, which cannot run a pipeline: the plan is for "
-            "a script that builds a PipelineModule (⟨style⟩ raw)"
-        )
     added: tuple[str, ...] = ()
     if resolved_style != "none":
         options = ScriptOptions.read(facts, resolved_style, target.arguments)
@@ -191,7 +186,9 @@ def configure_script(
             no_arguments=job.no_arguments, accept_mismatch=job.accept_mismatch, writes_here=config is None,
         )  # fmt: skip
         added = agreed.added
-        not_rehearsed = None if facts.unreadable else rehearsed_plan.note(plan, target, resolved_style, None)
+        not_rehearsed = None
+        if not facts.unreadable:
+            not_rehearsed = rehearsed_plan.note(plan, target, resolved_style, None, agreed.unlike)
         for note in (*agreed.notes, *filter(None, [not_rehearsed])):
             say(note)
     if resolved_style == "trainer" and not facts.parses_training_arguments:

@@ -99,10 +99,7 @@ def _findings(path: str, reader: str, ranks: int) -> Sequence[Finding]:
 def of_arguments(options: ScriptOptions, ranks: int) -> tuple[str, ...]:
     """What ``check`` finds in the DeepSpeed file that the script's own arguments name, as warnings: a run or
     a rehearsal would end with an error of the script's that does not name the line."""
-    path = options.own_deepspeed_file
-    if path is None and options.style == "raw":
-        given = options.given("deepspeed_config")
-        path = str(given[0]) if given is not None else None
+    path = own[0] if (own := options.own_deepspeed_file) is not None else None
     if path is None or Path(path).suffix != ".json" or options.style not in _READERS:
         return ()
     reads_it_too = options.style == "raw" and options.facts.reads_deepspeed_config  # with json, most likely

@@ -63,7 +63,9 @@ def agree(
     adapters: list[str] = []
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
         adapters = unlike_adapters.warnings(options, plan.method, plan.lora)
-    return replace(agreed, notes=(*agreed.notes, *adapters, *_another_model(options, plan)))
+    another = _another_model(options, plan)
+    unlike = ("model", *agreed.unlike) if another else agreed.unlike
+    return replace(agreed, notes=(*agreed.notes, *adapters, *another), unlike=unlike)
 
 
 def _another_model(options: ScriptOptions, plan: PlanFile) -> list[str]:

@@ -95,7 +95,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
     if placement.devices.kind == "cpu" and (refused := refused_on_cpu(facts.code_settings)) is not None:
         notes.append(f"warning: {refused}")
-    not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir)
+    not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir, configured.unlike)
     threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
     notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
@@ -137,12 +137,17 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Configured:
-    """A DeepSpeed configuration as the script gets it, and what its plan holds the run to."""
+    """A DeepSpeed configuration as the script gets it, and what its plan holds the run to.
+
+    Attributes:
+        unlike: options of the plan that the script decides otherwise.
+    """
 
     config: dict[str, Any] | None
     held_to: dict[str, Any] | None = None
     added_arguments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
 
 
 def _configured(
@@ -223,6 +228,7 @@ def _from_plan(
         },
         added_arguments=agreed.added,
         notes=(*agreed.notes, *_adapted_notes(f"the run's {CONFIG_FILE}", adapted)),
+        unlike=agreed.unlike,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,17 @@ def content(plan: PlanFile, target: Target) -> dict[str, Any]:
     return {"request": plan.request, "chosen": chosen, "cluster": plan.cluster}
 
 
-def note(plan: PlanFile | None, target: Target, style: str, run_dir: Path | None) -> str | None:
+def note(
+    plan: PlanFile | None, target: Target, style: str, run_dir: Path | None, unlike: Sequence[str] = ()
+) -> str | None:
     """What its user should know before a launch; None where there is no plan, or it was
     rehearsed with this very command.
 
     Args:
         style: how the script takes its configuration; ``none``: no plan reaches it, so none is rehearsed.
         run_dir: where a copy of the plan will lie; None: nowhere, as for a dry run.
+        unlike: options of the plan that the script decides otherwise: a plan with the script leaves them to
+            it.
     """
     if plan is None:
         return None
@@ -39,14 +44,14 @@ def note(plan: PlanFile | None, target: Target, style: str, run_dir: Path | None
     if other is not None:
         return (
             f"warning: the plan was rehearsed with another command ({other}), so its prediction is of that "
-            f"run; to plan with this command: {_command(plan, target, run_dir)}"
+            f"run; to plan with this command: {_command(plan, target, run_dir, unlike)}"
         )
     is_rehearsable = style != "none" and plan.cluster.get("gpu") != "cpu" and "inference" not in plan.request
     if "rehearsed" in plan.chosen or not plan.chosen.get("estimate") or not is_rehearsable:
         return None
     return (
         "the plan was not rehearsed with this script: its figures are of a bare training loop; to plan with "
-        f"the script, which rehearses it for some minutes: {_command(plan, target, run_dir)}"
+        f"the script, which rehearses it for some minutes: {_command(plan, target, run_dir, unlike)}"
     )
 
 
@@ -64,7 +69,7 @@ def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
     return f"{name}: {joined(unlike)}" if unlike else None
 
 
-def _command(plan: PlanFile, target: Target, run_dir: Path | None) -> str:
+def _command(plan: PlanFile, target: Target, run_dir: Path | None, unlike: Sequence[str]) -> str:
     """What the user types to plan the same with the script; secrets among its arguments are masked."""
     script = [target.script] if target.script is not None else ["-m", str(target.module)]
     own_words = Secrets(os.environ, target.arguments).argv([*script, *target.arguments])
@@ -75,4 +80,8 @@ def _command(plan: PlanFile, target: Target, run_dir: Path | None) -> str:
         words += ["--recipe", str(run_dir / FILE_NAME)]
     else:
         return f"zerokit plan … -- {shlex.join(own_words)}"
+    asked = set(plan.request) - set(plan.decided_by_script)
+    left_out = {"model"} if "params" in asked else set()  # a size stands in for the script's model
+    left_out |= asked & set(unlike)
+    words += [f"{name.replace('-', '_')}=" for name in sorted(left_out)]
     return shlex.join([*words, "--", *own_words])

@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Iterable
 
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import Job
+from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, LOSS_OF_SCRIPT, Job
 from zerokit.domain.strategy import Strategy
-from zerokit.emit.deepspeed import OPTIMIZER_PARAMS
+from zerokit.emit.deepspeed import optimizer_params
 from zerokit.memory.components import HostComponent, label
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
@@ -251,14 +251,6 @@ def worth_a_look(assumptions: Iterable[str]) -> tuple[str, ...]:
     return tuple(note for note in assumptions if not note.endswith(_REASSURING))
 
 
-_LOSSES = {
-    "chunked": "compute the loss in chunks: TRL's SFTTrainer does (loss_type nll)",
-    "liger": "fuse head and loss: TrainingArguments(use_liger_kernel=True) does, TRL's SFTTrainer does not",
-    "cut": "fuse head and loss: cut_cross_entropy.linear_cross_entropy(hidden, lm_head.weight, labels, "
-    "shift=True)",
-}
-
-
 def is_minor(note: str) -> bool:
     """Whether a note is so of every plan of an installation, and rarely changes one."""
     return TRACES_ARE_OF in note
@@ -290,12 +282,15 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
         named = '"all-linear"' if targets == ("all-linear",) else json.dumps(list(targets))
         todo.append(f"add the adapters: peft.LoraConfig(r={job.lora.rank}, target_modules={named})")
     if job.loss != "standard":
-        todo.append(_LOSSES[job.loss])
+        by_launch = " (a Trainer: launch does)" if with_plan and job.loss == "liger" else ""
+        todo.append(f"{LOSS_OF_SCRIPT[job.loss]}{by_launch}")
     if job.attention != "sdpa" and not job.inference:
         todo.append(f'load the model with attn_implementation="{job.attention}"')
     if job.offload_activations:
         todo.append("move activations to the host: TRL's activation_offloading=True does")
-    if strategy.checkpointing == "full":
+    if strategy.checkpointing == "full" and strategy.pipeline_parallel > 1:
+        todo.append(f"checkpoint: {CHECKPOINTS_A_PIPELINE}")
+    elif strategy.checkpointing == "full":
         trainer = "launch does" if with_plan else "--gradient_checkpointing True"
         todo.append(f"checkpoint: model.gradient_checkpointing_enable() (a Trainer: {trainer})")
     elif strategy.recomputed(job.attention) == "selective":
@@ -321,12 +316,11 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def starting_points(strategy: Strategy) -> str | None:
-    """The values that are written though nobody chose them; None where there are none."""
+def starting_points(strategy: Strategy) -> str:
+    """The values that are written though nobody chose them; an optimizer that the script makes keeps its
+    own."""
     kind = strategy.settings.optimizer
-    params = OPTIMIZER_PARAMS.get((kind or "").lower())
-    if not params:
-        return None
+    params = optimizer_params(kind) if kind is not None else {}
     named = {"lr": "learning rate", "betas": "betas", "momentum": "momentum", "weight_decay": "weight decay"}
     values = [
         f"{words} {'/'.join(map(str, value)) if isinstance(value, list) else value}"
@@ -335,7 +329,8 @@ def starting_points(strategy: Strategy) -> str | None:
     ]
     clipping = strategy.settings.gradient_clipping
     values.append(f"gradient clipping {clipping}" if clipping else "no gradient clipping")
+    named_as, them = ("starting points", "them") if len(values) > 1 else ("a starting point", "it")
     return (
-        f"{', '.join(values)}: starting points in ds_config.json, not tuned; neither memory nor step time "
-        "depends on them, and a Trainer or Accelerate script keeps its own"
+        f"{', '.join(values)}: {named_as} in ds_config.json, not tuned; neither memory nor step time "
+        f"depends on {them}, and a Trainer or Accelerate script keeps its own"
     )

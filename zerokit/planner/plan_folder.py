@@ -143,6 +143,6 @@ def write_plan(
         reasons=emitted.reasons,
         files=files,
         cluster={"nodes": cluster.nodes, "gpu": cluster.gpu.name},
-        trainer_arguments=() if job.inference else trainer_arguments(strategy),
+        trainer_arguments=() if job.inference else trainer_arguments(strategy, job.loss),
     )
     return {kind: str(folder / name) for kind, name in files.items()}

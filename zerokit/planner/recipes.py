@@ -192,7 +192,9 @@ def parse_recipe(document: Document) -> Recipe:
     )
 
 
-def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple[str, ...]) -> None:
+def _check_request(
+    document: Document, request: Mapping[str, Any], prefix: tuple[str, ...], *, needs_model: bool = True
+) -> None:
     for key, value in request.items():
         if key not in BY_NAME:
             hint = suggestion(str(key).replace("-", "_"), *_ABOUT)
@@ -203,7 +205,7 @@ def _check_request(document: Document, request: Mapping[str, Any], prefix: tuple
             raise document.error((*prefix, key), str(error)) from None
     if "model" in request and "params" in request:
         raise document.error((*prefix, "params"), "model and params both name the model; keep one")
-    if "model" not in request and "params" not in request:
+    if needs_model and "model" not in request and "params" not in request:
         raise document.error(prefix, "model or params is missing")
     gpus, nodes = (int(request.get(name, 1)) for name in ("gpus", "nodes"))
     if gpus % nodes:
@@ -230,8 +232,11 @@ def _check_expect(document: Document, expect: object) -> None:
         raise document.error(("expect", name), f"unknown key {name!r}; use strategy and prediction")
 
 
-def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+def with_overrides(recipe: Recipe, overrides: Sequence[str], *, for_script: bool = False) -> Recipe:
     """The recipe with ``key=value`` applied (``key=`` takes the key out); ``expect`` then no longer holds.
+
+    Args:
+        for_script: a script is planned for, so that no model need be left: it tells its own.
 
     Raises:
         InputError: not ``key=value``, an unknown key, or a value out of range.
@@ -259,7 +264,7 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         request[key] = document.value[key]
     document = Document(path=f"recipe {recipe.name} with {' '.join(overrides)}", text="", value=request)
     try:
-        _check_request(document, request, ())
+        _check_request(document, request, (), needs_model=not for_script)
     except FileInputError as error:
         raise InputError(f"{error.path}: {error.message}") from None
     return replace(recipe, request=request, expect={}, decided_by_script=tuple(decided))
@@ -278,7 +283,7 @@ def merged(
         InputError: there is no such recipe, or an override that it cannot take.
         FileInputError: the file asks for an option that does not exist.
     """
-    found = with_overrides(load_any(recipe), overrides)
+    found = with_overrides(load_any(recipe), overrides, for_script=for_script)
     left_out = found.decided_by_script if for_script else ()
     result = dict(options)
     for key, value in found.request.items():

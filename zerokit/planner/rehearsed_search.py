@@ -199,14 +199,22 @@ class RehearsedSearch(Generic[Outcome]):
     def _calibration(self, request: Request) -> Calibration | None:
         """Rehearsed over predicted step times, as factors; what was measured here goes before them."""
         ratios: dict[tuple[object, ...], float] = {}
+        ranges: dict[tuple[object, ...], tuple[float, float]] = {}
         for rehearsed in self.profile.rehearsed:
             if rehearsed.step_seconds is None:
                 return request.calibration
             job = replace(make_space(request)[0].job, global_batch=rehearsed.strategy.global_batch)
             predicted = time_model(request, job).estimate(rehearsed.strategy).step_seconds
             ratios[rehearsed.strategy.family] = rehearsed.step_seconds / predicted
+            if rehearsed.step_seconds_range is not None:
+                low, high = rehearsed.step_seconds_range
+                ranges[rehearsed.strategy.family] = (
+                    low / rehearsed.step_seconds,
+                    high / rehearsed.step_seconds,
+                )
         if not ratios:
             return request.calibration
         median = sorted(ratios.values())[len(ratios) // 2]
         calibration = request.calibration or Calibration()
-        return replace(calibration, rehearsed=JobFactors(by_family=ratios, otherwise=median))
+        factors = JobFactors(by_family=ratios, otherwise=median, ranges=ranges)
+        return replace(calibration, rehearsed=factors)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokit.domain.job import Lora
+from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, Lora
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
 from zerokit.script import (
@@ -16,6 +16,7 @@ from zerokit.script import (
     assignments,
     code_settings,
     disk_space,
+    planned_loss,
     scripts_optimizer,
     unlike_adapters,
     unlike_job,
@@ -23,17 +24,22 @@ from zerokit.script import (
 from zerokit.script.arguments import SPELLINGS, ScriptOptions
 from zerokit.script.loader_batch import PlannedBatch, before_the_run
 from zerokit.script.planned_values import PlannedValues
-from zerokit.script.reader import ScriptFacts
-from zerokit.script.sequence_length import length_warnings
+from zerokit.script.reader import STYLE_WORDS, ScriptFacts
+from zerokit.script.sequence_length import length_warnings, longest_sequence
 from zerokit.temporary import is_temporary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What a script is given from the plan, and what is to be said about it."""
+    """What a script is given from the plan, and what is to be said about it.
+
+    Attributes:
+        unlike: options of the plan that the script decides otherwise, without dashes in front.
+    """
 
     added: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
 
 
 def agree(
@@ -70,6 +76,10 @@ def agree(
         InputError: the script contradicts the plan; the message has both values.
     """
     conflicts = _own_configuration(options.facts, options.style)
+    batch = PlannedBatch(
+        chosen=chosen, request=request, folder=None if is_temporary(plan_folder) else plan_folder
+    )
+    loss = planned_loss.of_request(request, rehearsed=batch.rehearsed)
     planned = PlannedValues(
         micro_batch=int(chosen["micro_batch"]),
         gradient_accumulation=int(chosen["gradient_accumulation"]),
@@ -77,6 +87,7 @@ def agree(
         checkpointing=str(chosen.get("activation_checkpointing", "none")),
         gradient_clipping=_clipping(config),
         optimizer=scripts_optimizer.made_by_script(request, config),
+        liger_loss=loss == "liger" and not on_cpu and planned_loss.is_of_trainer(options),
         on_cpu=on_cpu,
     )
     added = () if no_arguments else options.additions(planned)
@@ -97,15 +108,18 @@ def agree(
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     notes += assignments.unlike_plan(options.facts.assigned, _by_any_name(planned))
-    lasting_folder = None if is_temporary(plan_folder) else plan_folder
-    batch = PlannedBatch(chosen=chosen, request=request, folder=lasting_folder)
+    notes += planned_loss.warnings(options, loss)
     notes += before_the_run(options, batch)
     if not batch.rehearsed:  # its length is that of the script's own data
         notes += [*length_warnings(options, seq_len), *unlike_job.warnings(options, method)]
         notes += unlike_adapters.warnings(options, method, lora)
+    longest = None if batch.rehearsed else longest_sequence(options)
+    unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest[0] != seq_len else ()
+    unlike += ("pp",) if _lacks_pipeline(options.facts, chosen) else ()
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
-    return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen, writes_here)))
+    notes += _parts_of_the_script(options, chosen, writes_here)
+    return Agreement(added=added, notes=tuple(notes), unlike=unlike)
 
 
 def _by_any_name(planned: PlannedValues) -> dict[str, object]:
@@ -144,20 +158,18 @@ def _own_configuration(facts: ScriptFacts, style: str) -> list[str]:
 
 
 def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path) -> list[str]:
-    """A Trainer's own ``--deepspeed FILE`` decides in place of the plan's configuration."""
-    name = options.own_deepspeed_file
-    if name is None or Path(name).resolve().is_relative_to(plan_folder.resolve()):
+    """A file of the script's own decides in place of the plan's configuration."""
+    if options.own_deepspeed_file is None:
+        return []
+    name, where = options.own_deepspeed_file
+    if Path(name).resolve().is_relative_to(plan_folder.resolve()):
         return []
     from zerokit.strictload import load_json
 
     try:
         own_config = load_json(Path(name)).value
     except InputError as error:
-        given = "--deepspeed" in options.user_arguments
-        where = (
-            f"--deepspeed {name}" if given else f"{options.facts.path}: TrainingArguments(deepspeed={name!r})"
-        )
-        return [f"{where}: {error}; without it the Trainer gets the plan's configuration"]
+        return [f"{where}: {error}; without it the script gets the plan's configuration"]
     differing = [
         f"{label} {own_value}, but the plan has {planned_value}"
         for (label, own_value), (_, planned_value) in zip(
@@ -165,7 +177,22 @@ def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Pa
         )
         if own_value != planned_value and own_value != "auto"
     ]
-    return [f"--deepspeed {name}: {difference}" for difference in differing]
+    return [f"{where}: {difference}" for difference in differing]
+
+
+def refuse_own_file(options: ScriptOptions) -> None:
+    """Refuse a DeepSpeed file of the script's own where plans are to be compared: it would run with that one
+    under each of them.
+
+    Raises:
+        InputError: names the file.
+    """
+    if options.own_deepspeed_file is not None:
+        _, where = options.own_deepspeed_file
+        raise InputError(
+            f"{where}: the script would train with this file, whatever the plan; leave it out to plan "
+            "(`zerokit rehearse` with the same script and arguments says what the file takes)"
+        )
 
 
 def _strategy(config: Any) -> Sequence[tuple[str, object]]:
@@ -184,8 +211,15 @@ def _strategy(config: Any) -> Sequence[tuple[str, object]]:
 
 
 def _pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> list[str]:
-    """A script that can build a pipeline, under a plan that has none; whether it does only the run tells."""
-    if "PipelineModule" not in facts.mentions or chosen.get("pipeline_parallel", 1) > 1:
+    """A script that can build a pipeline, under a plan that has none, and the reverse; whether it does only
+    the run tells."""
+    stages = chosen.get("pipeline_parallel", 1)
+    if _lacks_pipeline(facts, chosen):
+        return [
+            f"the plan is a pipeline of {stages} stages, and the script shows no sign of building one "
+            "(PipelineModule): without it each rank holds the whole model; plan again with ⟨pp⟩ 1"
+        ]
+    if stages > 1 or "PipelineModule" not in facts.mentions:
         return []
     refused = chosen.get("zero_stage", 0) > 1
     problem = (
@@ -197,6 +231,12 @@ def _pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> list[str]:
         f"the script can build a pipeline (PipelineModule), and the plan has none: {problem}; plan again "
         "with ⟨pp⟩ STAGES, or have the script build none"
     ]
+
+
+def _lacks_pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> bool:
+    """Whether the plan has a pipeline that nothing in the script looks like building."""
+    looks_like_one = "PipelineModule" in facts.mentions or facts.unreadable
+    return chosen.get("pipeline_parallel", 1) > 1 and not looks_like_one
 
 
 def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writes_here: bool) -> list[str]:
@@ -211,6 +251,13 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
             f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
             "script can; plan again with ⟨sp⟩ 1"
         )
+    stages = chosen.get("pipeline_parallel", 1)
+    if stages > 1 and options.style in ("accelerate", "trainer"):
+        raise InputError(
+            f"the plan is a pipeline of {stages} stages, which {STYLE_WORDS[options.style]} cannot run; plan "
+            "again with ⟨pp⟩ 1, or use a script that builds a PipelineModule (⟨style⟩ raw where it is taken "
+            "for another)"
+        )
     warnings = [f"warning: {line}" for line in (*deepspeed_note(), *_pipeline(options.facts, chosen))]
     if writes_here:
         warnings += disk_space.warnings(
@@ -223,8 +270,9 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
             "inconsistency within the TP group': shard the data over data-parallel ranks only"
         )
     if chosen.get("activation_checkpointing") == "full" and options.never_checkpoints:
+        turns_it_on = CHECKPOINTS_A_PIPELINE if stages > 1 else "call model.gradient_checkpointing_enable()"
         warnings.append(
             "warning: the plan counts on activation checkpointing, and the script shows no sign of turning "
-            "it on: call model.gradient_checkpointing_enable(), or plan again with ⟨checkpointing⟩ none"
+            f"it on: {turns_it_on}, or plan again with ⟨checkpointing⟩ none"
         )
     return warnings

@@ -33,6 +33,7 @@ _CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential"
 TRAINERS_OWN: dict[str, object] = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
     "bf16": False, "fp16": False, "max_grad_norm": 1.0, "optim": "adamw_torch_fused",
+    "use_liger_kernel": False,
 }  # fmt: skip
 """Defaults of transformers/training_args.py, 4.56 to 5.23; TRL's are read from its installed classes."""
 
@@ -254,18 +255,17 @@ class ScriptOptions:
         return "full" if literal is True or self.facts.mentions & _CHECKPOINTING_CALLS else "none"
 
     @property
-    def own_deepspeed_file(self) -> str | None:
-        """The DeepSpeed file that a Trainer's script takes by itself."""
-        if self.style != "trainer":
-            return None
-        by_user = self._user_value(("deepspeed",))
-        value = by_user[0] if by_user is not None else self.facts.batch_arguments.get("deepspeed")
-        return value if isinstance(value, str) and value.lower() not in (*NO, "true") else None
+    def own_deepspeed_file(self) -> tuple[str, str] | None:
+        """The DeepSpeed file that the script takes by itself in place of a plan's, and where it is named."""
+        name = {"trainer": "deepspeed", "raw": "deepspeed_config"}.get(self.style)
+        value, where = (self.decided(name) if name is not None else None) or (None, "")
+        return (value, where) if isinstance(value, str) and value.lower() not in (*NO, "true") else None
 
     @property
     def never_checkpoints(self) -> bool:
         """Whether nothing in the script or its arguments looks like activation checkpointing."""
-        return not self.facts.unreadable and self._fixed_checkpointing() == "none"
+        of_pipeline = "activation_checkpoint_interval" in self.facts.keywords
+        return not self.facts.unreadable and not of_pipeline and self._fixed_checkpointing() == "none"
 
     def _fixed_number(self, name: str, placeholder: str) -> int | None:
         """A number that the user's arguments or the script's source fix; None: it can be given, or is

@@ -18,6 +18,7 @@ class PlannedValues:
         checkpointing: ``none``, ``full`` or ``selective``.
         gradient_clipping: the largest norm; None leaves the script's.
         optimizer: that the script makes, by the Trainer's name for it; None: DeepSpeed makes its own.
+        liger_loss: head and loss are fused by Liger Kernel.
         on_cpu: the ranks run without a GPU.
     """
 
@@ -27,6 +28,7 @@ class PlannedValues:
     checkpointing: str
     gradient_clipping: float | None = None
     optimizer: str | None = None
+    liger_loss: bool = False
     on_cpu: bool = False
 
     @classmethod
@@ -55,4 +57,6 @@ class PlannedValues:
         values |= {name: self.precision == name for name in ("bf16", "fp16")}
         if self.checkpointing != "selective":
             values["gradient_checkpointing"] = self.checkpointing == "full"
+        if self.liger_loss:
+            values["use_liger_kernel"] = True
         return values

@@ -14,7 +14,10 @@ from zerokit.rehearsal.result import Rehearsal
 from zerokit.script_planner.trained_model import contradiction, fed_tokens, options_of, refuse_unlike_method
 from zerokit.units import counted
 
-LEAVE_MODEL_OUT = "leave ⟨model⟩ and ⟨params⟩ out: the rehearsal determines the script's model"
+LEAVE_MODEL_OUT = (
+    "leave ⟨model⟩ and ⟨params⟩ out (model= takes them out of a recipe): the rehearsal determines the "
+    "script's model"
+)
 _SAME_LENGTH = 0.01
 
 Fed = Mapping[int, tuple[int | None, int | None]]

@@ -17,6 +17,7 @@ from zerokit.values import frozen_dataclass, replace
 
 _SAME_MEMORY_BYTES = GIB // 20  # sizes here are shown to a tenth of a GiB
 _AS_FAST = 0.0005  # of a step: paces are shown to a tenth of a per cent
+_MOSTLY = 0.5  # of the time that a strategy takes longer, from which one part of it is the reason
 _LARGE_LOSS_SHARE = 0.15
 """Of the peak, from which the loss is worth a remark: a choice."""
 _FUSED_LOSS_SAVES = 0.8
@@ -171,8 +172,18 @@ def why(
         if slower < 0:  # the fastest only may fit
             text += f"; {words} is {pace_words(slower)}, and may not fit"
         else:
-            text += f"; the next best, {words}, is {pace_words(slower)}"
+            text += f"; the next best, {words}, is {pace_words(slower)}{_by_retries(others[0], chosen)}"
     return text
+
+
+def _by_retries(other: Candidate, chosen: Candidate) -> str:
+    """Where a strategy that fits is slower for want of headroom alone; empty: for other reasons."""
+    lost = other.time.step_seconds - chosen.time.step_seconds
+    seconds = other.time.parts.get("retries", 0.0)
+    more = seconds - chosen.time.parts.get("retries", 0.0)
+    if lost < _AS_FAST * chosen.time.step_seconds or more < _MOSTLY * lost:
+        return ""
+    return f" (less headroom: PyTorch's allocator retries, {format_seconds(seconds)} of each step)"
 
 
 def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
@@ -185,7 +196,7 @@ def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
     if not timed:
         return f"{strategy_words(other.strategy)}: {memory}"
     slower = other.time.step_seconds / chosen.time.step_seconds - 1
-    pace = pace_words(slower) + (", but may not fit" if slower < 0 else "")
+    pace = pace_words(slower) + (", but may not fit" if slower < 0 else _by_retries(other, chosen))
     return f"{strategy_words(other.strategy)}: {pace}, {memory}; bound by {bound_words(other)}"
 
 
@@ -230,7 +241,8 @@ def advise(
             f"a fused (chunked) cross-entropy would save up to {format_gib(loss * _FUSED_LOSS_SAVES, 1)}: "
             f"the loss over a vocabulary of {shape.vocab:,} takes {format_gib(loss, 1)} of the peak"
         )
-    advice = [*(_tight_advice(chosen, cluster) or unsure_near_limit(chosen, shape, job, cluster)), *advice]
+    tight = _tight_advice(chosen, cluster)  # after the loss, which is a way out of it
+    advice = [*advice, *tight] if tight else [*unsure_near_limit(chosen, shape, job, cluster), *advice]
     if chosen.time.bound_by == "launch" and cluster.gpu.name != "cpu":
         advice.append(
             f"torch.compile, or a micro-batch above {chosen.strategy.settings.micro_batch}, would help: "
@@ -282,9 +294,9 @@ def _tight_advice(chosen: Candidate, cluster: Cluster) -> list[str]:
         return []
     headroom = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
     return [
-        f"only {format_gib(headroom, 1)} to spare: PyTorch's allocator has to give memory back and map it "
-        f"again (retries in the report). That takes about {format_seconds(seconds)} of each step, which the "
-        "speed counts; strategies with more room are slower still. `zerokit tune` measures them"
+        f"only {format_gib(headroom, 1)} headroom: PyTorch's allocator retries, about "
+        f"{format_seconds(seconds)} a step: it gives memory back and maps it again, which the speed counts. "
+        "Strategies with more headroom are slower still: `zerokit tune` measures them"
     ]
 
 

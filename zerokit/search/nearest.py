@@ -23,6 +23,7 @@ _FIXED = {
 """Option -> what it fixes of the strategy."""
 _SHORTEST_SEQUENCE, _EIGHTHS = 256, 8
 _ANY_HOST_BYTES = 1 << 62
+_ANY_FOLDER = "/nvme"
 _SMALLER_HOSTS = 4
 """How many times less host memory than the last plan takes is tried."""
 _MOST_DOUBLINGS, _MOST_GPUS = 8, 4096
@@ -155,6 +156,16 @@ def more_host_memory(request: Request, works: Works) -> str | None:
     return f"⟨host_ram⟩ {gib}GiB per node: {_words(candidate, request)}"
 
 
+def nvme(request: Request, works: Works) -> str | None:
+    """Offload to a disk, where none was named."""
+    if request.cluster.nvme_path is not None or request.on_cpu:
+        return None
+    candidate = works(replace(request, cluster=replace(request.cluster, nvme_path=_ANY_FOLDER)))
+    if not candidate:
+        return None
+    return f"⟨nvme⟩ DIR (on a local NVMe disk of every node): {_words(candidate, request)}"
+
+
 def _with_host(request: Request, size: int) -> Request:
     return replace(request, cluster=replace(request.cluster, host_ram_bytes=size))
 
@@ -214,7 +225,7 @@ def nearest_changes(request: Request, works: Works) -> list[str]:
     """Sentences: the smallest change of each kind after which something fits."""
     attempts = (
         unpinned, smaller_batch, fused_loss, more_parallel, shorter_sequence, adapters, more_host_memory,
-        more_gpus,
+        nvme, more_gpus,
     )  # fmt: skip
     sentences = (attempt(request, works) for attempt in attempts)
     return [sentence for sentence in sentences if sentence]

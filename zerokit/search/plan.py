@@ -365,9 +365,10 @@ def _explain(request: Request, result: SearchResult) -> str:
     nearest = closest(request, result.nearest, best_plan)
     if nearest is not None:
         lines[0] += ": " + advice.lack_words(nearest, request.cluster)
+    elif STATES_REASON in result.rejected:  # before what DeepSpeed refuses, which nobody need have asked for
+        lines[0] += ": the model states alone require more"
     elif result.rejected:
-        reason = next(iter(result.rejected))
-        lines[0] += ": the model states alone require more" if reason == STATES_REASON else f": {reason}"
+        lines[0] += f": {next(iter(result.rejected))}"
     if nearest is not None:
         lines += [note for note in nearest.memory.assumptions if note.startswith(LOADED_WHOLE)]
     lines += [note for note in request.assumptions if note.endswith(POSITIONS_EXCEEDED)]

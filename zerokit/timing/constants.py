@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import field
 
 from zerokit.values import frozen_dataclass, replace
 
@@ -276,10 +277,13 @@ class JobFactors:
     Attributes:
         by_family: ``Strategy.family`` of those that ran -> factor.
         otherwise: the factor of all that did not.
+        ranges: family -> between how many times its step is on the fastest and the slowest host, of those
+            that were rehearsed, whose host is not known.
     """
 
     by_family: Mapping[tuple[object, ...], float]
     otherwise: float
+    ranges: Mapping[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
 
     def of(self, family: tuple[object, ...]) -> float:
         """The factor of a strategy's family."""

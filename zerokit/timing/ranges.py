@@ -92,11 +92,11 @@ def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
 def step_range(model: TimeModel, strategy: Strategy, memory: MemoryEstimate) -> tuple[float, float] | None:
     """Seconds of a step where all that is not measured is as fast, and as slow, as it may be.
 
-    None where the very strategy ran here, or its script was rehearsed: that measured what it depends on.
+    None where the very strategy ran here: that measured what it depends on. That of a rehearsal is its own.
     """
     calibrated = model.calibration.tuned or model.calibration.rehearsed
     if calibrated is not None and strategy.family in calibrated.by_family:
-        return None
+        return _rehearsed_range(model, calibrated.ranges.get(strategy.family), strategy, memory)
     fast = slow = model.calibration
     for part in unmeasured(model, strategy):
         fast = _merged(fast, model.calibration, part.fast.calibration)
@@ -108,6 +108,17 @@ def step_range(model: TimeModel, strategy: Strategy, memory: MemoryEstimate) -> 
         for edge in (_with(model, fast), _with(model, slow))
     )
     return min(low, high), max(low, high)
+
+
+def _rehearsed_range(
+    model: TimeModel, times: tuple[float, float] | None, strategy: Strategy, memory: MemoryEstimate
+) -> tuple[float, float] | None:
+    if times is None:
+        return None
+    plain = model.estimate(strategy)
+    retries = model.with_retries(plain, strategy, memory).step_seconds - plain.step_seconds
+    low, high = (ratio * plain.step_seconds + retries for ratio in times)
+    return (low, high) if low < high else None
 
 
 def turned_by(model: TimeModel, first: Strategy, second: Strategy) -> Unmeasured | None:

@@ -17,6 +17,7 @@ from zerokit.planner.memory_source import Say
 from zerokit.planner.plan_folder import check_folder, write_plan
 from zerokit.planner.rehearsed_search import LOOKED_THROUGH
 from zerokit.planner.request import ResolvedRequest, resolve
+from zerokit.script.agreement import refuse_own_file
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.planned_for import PlannedFor
@@ -122,8 +123,9 @@ class Tuning:
             style = facts.style
         elif style not in STYLES:
             raise InputError(f"⟨style⟩ {style}: use auto, {', '.join(STYLES)}")
-        _refuse_own_configuration(style, facts.why, arguments)
+        _refuse_unreachable(style, facts.why)
         script_options = ScriptOptions.read(facts, style, arguments)
+        refuse_own_file(script_options)
         read = resolve(with_optimizer_of(script_options, _of_this_machine(options)), say=say)
         request = read.request
         if not request.on_cpu and not read.found_here:
@@ -363,14 +365,8 @@ def _of_this_machine(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**options, "gpu": None}
 
 
-def _refuse_own_configuration(style: str, why: str, arguments: tuple[str, ...]) -> None:
-    option_names = {argument.partition("=")[0] for argument in arguments}
+def _refuse_unreachable(style: str, why: str) -> None:
     if style == "none":
         raise InputError(
             f"no plan reaches this script: {why}; if it takes a DeepSpeed configuration, say how with ⟨style⟩"
-        )
-    own_option = "--deepspeed_config" if style == "raw" else "--deepspeed" if style == "trainer" else None
-    if own_option in option_names:
-        raise InputError(
-            f"{own_option}: the script's own configuration would decide, not the plans; leave it out"
         )

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import zerokit
 from tests.support.command import as_json, call, move_elsewhere
+from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
+from zerokit.planner.plan_result import RehearsalRecord
+from zerokit.search.explain import strategy_words
+from zerokit.units import GIB, format_seconds
+from zerokit.values import replace
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +68,41 @@ def test_a_plan_that_fails_names_the_one_that_a_launch_would_take(capsys: pytest
     Path("train.py").write_text("import deepspeed\ndeepspeed.initialize(config='ds.json')\n")
     _, _, err = call(capsys, "emit", "sbatch", "--accept-mismatch", "train.py")
     assert "for LoRA of 7b on 1 × h200" in err
+
+
+@pytest.mark.parametrize("of_choice", [True, False])
+def test_of_the_rehearsals_the_one_of_the_plan_is_marked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, of_choice: bool
+) -> None:
+    result = zerokit.plan(model="gpt2", gpus=2, gpu="t4")
+    strategies = (result.alternatives[0].strategy, *([result.chosen.strategy] if of_choice else []))
+    script = ScriptProfile(
+        name="train.py", command="",
+        rehearsed=tuple(
+            RehearsedStrategy(strategy=one, phases={"forward": GIB}, min_vram_bytes=2 * GIB, components={})
+            for one in strategies
+        ),
+    )  # fmt: skip
+    records = tuple(
+        RehearsalRecord(strategy=one, seconds=1.0, peak_allocated_bytes=GIB, min_vram_bytes=2 * GIB,
+                        step_seconds=1.0, stopped=None)
+        for one in strategies
+    )  # fmt: skip
+    planned = replace(result, script=script, rehearsals=records)
+    monkeypatch.setattr("zerokit.script_planner.plan_script", lambda *_, **__: planned)
+    Path("train.py").touch()
+    out = call(capsys, "plan", "--gpus", "2", "--gpu", "t4", "--", "train.py")[1]
+    said = " ".join(out.partition("Rehearsed: train.py")[2].split())
+    assert f"- {strategy_words(strategies[0])}: 2.0 GiB" in said
+    assert said.count("- this plan: ") == int(of_choice)
+    assert (f"- this plan: {strategy_words(result.chosen.strategy)}: 2.0 GiB" in said) is of_choice
+
+
+def test_a_page_that_is_not_written_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "--model", "llama-3.1-70b", "--gpus", "1", "--gpu", "t4", "--html", "plan.html")
+    code, _, err = call(capsys, *words)
+    assert code == 3 and "--html plan.html: not written, there is no plan to show" in err
+    assert not Path("plan.html").exists()
 
 
 def test_a_choice_that_only_may_fit_stands_beside_one_that_surely_does(
@@ -158,6 +199,22 @@ def test_of_equal_step_times_it_is_said_that_they_are(capsys: pytest.CaptureFixt
     assert ratio == pytest.approx(1, abs=0.0005)
     assert first["why"].endswith("is as fast") and ": as fast, " in second["why"]
     assert "0.0%" not in call(capsys, *words, "--explain")[1]
+
+
+def test_a_next_best_that_the_allocators_retries_slow_down_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It keeps the weights on the GPU and fits: the plan moves them for time, not for room."""
+    words = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "rtx-4090")
+    body = as_json(capsys, *words)
+    assert body["chosen"]["offload_param"] == "cpu"
+    second, third, *_ = body["alternatives"]
+    assert second["offload_param"] == "none" and second["estimate"]["fits"]
+    retries = format_seconds(second["estimate"]["time_parts"]["retries"])
+    said = f"slower (less headroom: PyTorch's allocator retries, {retries} of each step)"
+    assert said in second["why"] and body["chosen"]["why"].endswith(said)
+    assert "retries" not in third["why"] and "retries" not in third["estimate"]["time_parts"]
+    assert "so that the plan fits" not in Path("zerokit-plan/plan.yaml").read_text()
 
 
 def test_a_plan_with_offload_says_what_host_memory_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:

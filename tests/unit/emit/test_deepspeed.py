@@ -91,6 +91,7 @@ def test_trainer_arguments_name_what_the_trainer_must_be_told() -> None:
     assert pairs["--per_device_train_batch_size"] == "2"
     assert pairs["--gradient_accumulation_steps"] == "8"
     assert pairs["--bf16"] == "True" and pairs["--gradient_checkpointing"] == "True"
+    assert trainer_arguments(strategy, "liger") == [*arguments, "--use_liger_kernel", "True"]
 
 
 @pytest.mark.parametrize(("clipping", "arguments"), [(1.0, []), (0.5, ["--max_grad_norm", "0.5"])])

@@ -13,6 +13,7 @@ from tests.support.plans import write_plan
 from zerokit.cli import run
 from zerokit.emit import plan_file
 from zerokit.launcher.rehearsed_plan import content, note
+from zerokit.planner import recipes
 from zerokit.script.entry_points import Target
 from zerokit.temporary import temporary_folder
 
@@ -38,13 +39,60 @@ def test_it_names_the_command_that_plans_with_the_script(tmp_path: Path) -> None
     )
     words = shlex.split(said.partition("rehearses it for some minutes: ")[2])
     assert words[:6] == ["zerokit", "plan", "--recipe", f"{folder}/plan.yaml", "--out", str(folder)]
-    assert words[6:] == ["--", "-m", "trl.scripts.sft", "--max_length", "1024", "--hub_token", "<redacted>"]
+    assert words[6:] == [
+        "model=",
+        "--",
+        "-m",
+        "trl.scripts.sft",
+        "--max_length",
+        "1024",
+        "--hub_token",
+        "<redacted>",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "unlike", "left_out"),
+    [
+        ({"params": "1m"}, (), ["model="]),  # a size alone is no model
+        ({"model": "gpt2"}, (), []),
+        ({"model": "gpt2", "seq_len": 64}, ("model", "seq-len"), ["model=", "seq_len="]),
+        ({"model": "gpt2"}, ("seq-len",), []),  # nobody asked for one
+    ],
+)
+def test_the_command_leaves_to_the_script_what_it_decides_otherwise(
+    tmp_path: Path, asked: dict[str, Any], unlike: tuple[str, ...], left_out: list[str]
+) -> None:
+    """With both, the plan would be refused."""
+    zerokit.plan(**asked, gpus=1, gpu="t4", out=tmp_path)
+    said = note(plan_file.read(tmp_path), SFT, "trainer", tmp_path, unlike) or ""
+    words = shlex.split(said.partition("rehearses it for some minutes: ")[2])
+    assert words[2:4] == ["--recipe", f"{tmp_path}/plan.yaml"]
+    assert words[6 : words.index("--")] == left_out
+    kept = recipes.merged(words[3], {}, left_out, for_script=True)
+    assert {name for name in ("model", "params", "seq_len") if kept.get(name)} == {
+        name for name in asked if f"{name}=" not in left_out and (name != "params" or not left_out)
+    }
+
+
+def test_a_dry_run_tells_a_plan_for_another_model_and_length_with_the_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zerokit.plan(model="gpt2", seq_len=256, gpus=1, gpu="t4", out=tmp_path / "plan")
+    script = Path(__file__).parents[3] / "examples" / "train_causal_lm.py"
+    for words in (["launch", "--device", "cpu", "--dry-run"], ["emit", "sbatch"]):
+        assert run([*words, "--plan", str(tmp_path / "plan"), str(script), "--steps", "10"]) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert "another model than the plan's gpt2" in said
+        assert f"--out {tmp_path}/plan model= seq_len= -- {script} --steps 10" in said
 
 
 def test_a_plan_that_goes_with_this_process_is_named_where_its_copy_lies(tmp_path: Path) -> None:
     with temporary_folder("plan") as folder:
         plan = plan_file.read(write_plan(folder))
-        assert f"zerokit plan --recipe {tmp_path}/plan.yaml -- -m" in (note(plan, SFT, "raw", tmp_path) or "")
+        assert f"zerokit plan --recipe {tmp_path}/plan.yaml model= -- -m" in (
+            note(plan, SFT, "raw", tmp_path) or ""
+        )
         assert "zerokit plan … -- -m trl.scripts.sft" in (note(plan, SFT, "raw", None) or "")
 
 

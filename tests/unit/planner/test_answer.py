@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -39,6 +40,28 @@ def test_a_host_that_lacks_memory_is_in_the_first_sentence(
     assert code == 3 and lack in err
     enough = call(capsys, "estimate", *TWO, *OFFLOADED, "--host-ram", "256GiB")
     assert enough[0] == 0 and "Fits: " in enough[1] and "where" not in enough[1].partition("Step: ")[0]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        ("Lion", "learning rate 1e-05, betas 0.9/0.99, weight decay 0.1, gradient clipping 1.0: starting"),
+        ("Adafactor", "learning rate 0.001, gradient clipping 1.0: starting points"),
+        ("adamw_8bit", "gradient clipping 1.0: a starting point"),
+    ],
+)
+def test_what_is_set_unasked_is_told_of_every_optimizer(
+    capsys: pytest.CaptureFixture[str], optimizer: str, said: str
+) -> None:
+    """The plan's file has it, so its reader is told; an optimizer that the script makes has no block."""
+    job = ("--model", "qwen2.5-0.5b", "--gpus", "2", "--gpu", "rtx-4090", "--optimizer", optimizer)
+    text = " ".join(call(capsys, "plan", *job, "--explain")[1].split())
+    assert f"Also set, though not asked for {said}" in text, text
+    written = json.loads(Path("zerokit-plan/ds_config.json").read_text())
+    assert written["gradient_clipping"] == 1.0
+    rate = re.search("learning rate ([^,]+)", said)
+    params = written.get("optimizer", {}).get("params", {})
+    assert params.get("lr") == (float(rate.group(1)) if rate else None)
 
 
 def test_both_memories_that_are_short_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,13 @@ from tests.support.scripts_read import (
     FIXED_TRAINER,
     NO_TRAINER,
     PLANNED,
+    RAW,
     TRAINER,
     joined,
     options,
 )
+from zerokit.errors import InputError
+from zerokit.script.agreement import agree, refuse_own_file
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
@@ -81,6 +84,94 @@ def test_a_contradiction_names_both_values(
     conflicts = found.conflicts(PLANNED, added=True)
     assert len(conflicts) == len(said), conflicts
     assert all(text in conflict for text, conflict in zip(said, conflicts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (TRAINER, "--deepspeed ds.json", "--deepspeed ds.json: "),
+        (
+            FIXED_TRAINER.replace("size=4", "size=4, deepspeed='ds.json'"),
+            "",
+            "train.py sets deepspeed ds.json: ",
+        ),
+        (RAW, "--deepspeed --deepspeed_config=ds.json", "--deepspeed_config ds.json: "),
+        (TRAINER, "--bf16 True", None),
+        (RAW, "--deepspeed", None),
+        (NO_TRAINER, "", None),
+    ],
+)
+def test_a_file_of_the_scripts_own_is_refused_where_plans_are_compared(
+    text: str, arguments: str, said: str | None, tmp_path: Path
+) -> None:
+    found = options(tmp_path, text, *arguments.split())
+    if said is None:
+        refuse_own_file(found)
+        return
+    with pytest.raises(InputError) as refused:
+        refuse_own_file(found)
+    assert said in str(refused.value) and "leave it out" in str(refused.value)
+
+
+PIPELINE = (
+    RAW + "    from deepspeed.pipe import PipelineModule\n    PipelineModule(layers=[], num_stages=4{})\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "told"),
+    [
+        (RAW, 4, ["pipeline of 4 stages, and the script shows no sign of building one"]),
+        (RAW, 1, []),
+        (PIPELINE.format(", activation_checkpoint_interval=1"), 4, []),
+        (PIPELINE.format(""), 4, ["turning it on: PipelineModule(…, activation_checkpoint_interval=1), or"]),
+        (PIPELINE.format(""), 1, ["can build a pipeline", "model.gradient_checkpointing_enable(), or"]),
+    ],
+)
+def test_a_pipeline_of_the_plan_is_one_of_the_script(
+    text: str, stages: int, told: list[str], tmp_path: Path
+) -> None:
+    without = text.replace('    parser.add_argument("--gradient-checkpointing", action="store_true")\n', "")
+    found = options(tmp_path, without)
+    chosen = {"micro_batch": 4, "gradient_accumulation": 2, "activation_checkpointing": "full",
+              "pipeline_parallel": stages}  # fmt: skip
+    agreed = agree(
+        found, chosen, {"bf16": {"enabled": True}}, request={}, seq_len=128, method="full", lora=None,
+        plan_folder=tmp_path / "plan", on_cpu=False, no_arguments=False, accept_mismatch=False,
+        writes_here=False,
+    )  # fmt: skip
+    said = [note for note in agreed.notes if "pipeline" in note or "checkpointing" in note]
+    if text == RAW:
+        said = [note for note in said if "checkpointing" not in note]
+    assert len(said) == len(told) and all(part in note for part, note in zip(told, said, strict=True)), said
+    assert ("pp" in agreed.unlike) is (stages > 1 and text == RAW)
+
+
+@pytest.mark.parametrize("text", [TRAINER, NO_TRAINER])
+def test_a_pipeline_is_none_for_a_trainer_or_accelerate(text: str, tmp_path: Path) -> None:
+    chosen = {"micro_batch": 8, "gradient_accumulation": 1, "pipeline_parallel": 4}
+    with pytest.raises(InputError, match=r"pipeline of 4 stages, which .* cannot run; plan again with"):
+        agree(
+            options(tmp_path, text), chosen, {"bf16": {"enabled": True}}, request={}, seq_len=128,
+            method="full", lora=None, plan_folder=tmp_path / "plan", on_cpu=False, no_arguments=False,
+            accept_mismatch=True, writes_here=False,
+        )  # fmt: skip
+
+
+def test_a_raw_scripts_own_file_is_held_to_the_plan(tmp_path: Path) -> None:
+    """It decides in place of the plan's, as a Trainer's does."""
+    file = tmp_path / "ds.json"
+    found = options(tmp_path, RAW, "--deepspeed_config", str(file))
+    config = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    chosen = {"micro_batch": 4, "gradient_accumulation": 2}
+    for stage, contradicts in ((3, True), (2, False)):
+        file.write_text(f'{{"zero_optimization": {{"stage": {stage}}}}}')
+        agreed = agree(
+            found, chosen, config, request={}, seq_len=128, method="full", lora=None,
+            plan_folder=tmp_path / "plan", on_cpu=False, no_arguments=False, accept_mismatch=True,
+        )  # fmt: skip
+        told = f"--deepspeed_config {file}: stage 3, but the plan has 2"
+        assert any(told in note for note in agreed.notes) is contradicts, agreed.notes
 
 
 def test_a_file_in_the_place_of_all_arguments_is_held_to_the_plan(tmp_path: Path) -> None:

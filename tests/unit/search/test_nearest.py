@@ -10,6 +10,7 @@ import pytest
 import zerokit
 from tests.support.requests import request_for
 from zerokit.errors import InputError, NothingFits
+from zerokit.search.explain import strategy_words
 from zerokit.search.nearest import more_gpus
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
@@ -65,6 +66,17 @@ def test_the_host_memory_that_is_named_is_enough_and_little_less_is_not() -> Non
     enough = int(named[1])
     assert zerokit.plan(**job, global_batch=64, host_ram=f"{enough}GiB").chosen.fits
     _refusal(**job, global_batch=64, host_ram=f"{enough - 2}GiB")
+
+
+def test_nvme_is_offered_where_a_disk_would_hold_what_the_host_cannot() -> None:
+    job = {"model": "llama-3.1-8b", "gpu": "rtx-4090", "gpus": 8, "host_ram": "128GiB", "seq_len": 4096}
+    (line,) = (line for line in _refusal(**job).splitlines() if "nvme DIR " in line)
+    chosen = zerokit.plan(**job, nvme="/scratch").chosen
+    zero = chosen.strategy.settings.zero
+    assert "nvme" in (zero.offload_optimizer.device, zero.offload_param.device)
+    assert strategy_words(chosen.strategy) in line
+    assert "nvme DIR" not in _refusal(**job, offload_optimizer="none"), "it keeps the states on the GPU"
+    assert "nvme DIR" not in _refusal(**job, nvme="/scratch", zero=1), "named already"
 
 
 def test_it_is_said_that_each_gpu_loads_a_quantised_model_whole() -> None:

@@ -174,6 +174,12 @@ def test_nothing_fits_names_the_nearest_changes() -> None:
     assert failed.value.exit_code == 3
 
 
+def test_a_lack_of_memory_is_the_reason_before_placements_that_nobody_asked_for() -> None:
+    with pytest.raises(NothingFits) as failed:
+        make_plan(request_for("llama-3.1-8b", "h100-sxm-80gb", 8, pins=Pins(zero_stage=0)))
+    assert failed.value.marked.splitlines()[0].endswith(": the model states alone require more")
+
+
 def test_what_was_fixed_is_named_and_nothing_else() -> None:
     fixed = Pins(zero_stage=0, checkpointing="none", tensor_parallel=1, micro_batch=1)
     with pytest.raises(NothingFits) as failed:

@@ -12,7 +12,7 @@ from zerokit.domain.job import Job
 from zerokit.planner import answer
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.space import Pins
-from zerokit.timing.constants import Calibration
+from zerokit.timing.constants import Calibration, JobFactors
 from zerokit.timing.host_speed import FASTEST, SLOWEST
 from zerokit.timing.ranges import step_range, unmeasured
 from zerokit.timing.step_time import TimeModel
@@ -41,6 +41,18 @@ def test_a_probed_host_narrows_the_range_and_moves_the_time() -> None:
     low, high = probed.step_seconds_range
     assert low < probed.step_seconds < high < unknown.step_seconds
     assert high - low < 0.3 * (unknown.step_seconds_range[1] - unknown.step_seconds_range[0])
+
+
+def test_a_rehearsed_step_spans_what_its_own_rehearsal_found() -> None:
+    family = small().chosen.strategy.family
+    factors = JobFactors(by_family={family: 2.0}, otherwise=2.0, ranges={family: (0.7, 1.6)})
+    plain, time = small().chosen.time, small(Calibration(rehearsed=factors)).chosen.time
+    assert time.step_seconds == pytest.approx(2 * plain.step_seconds)
+    assert time.step_seconds_range == pytest.approx((0.7 * time.step_seconds, 1.6 * time.step_seconds))
+    known = replace(factors, ranges={family: (1.0, 1.0)})
+    assert small(Calibration(rehearsed=known)).chosen.time.step_seconds_range is None
+    ran = JobFactors(by_family={family: 2.0}, otherwise=2.0)  # a trial of `tune` goes before a rehearsal
+    assert small(Calibration(tuned=ran, rehearsed=factors)).chosen.time.step_seconds_range is None
 
 
 def test_a_host_whose_spread_is_not_known_is_as_it_was_measured() -> None:
