@@ -216,6 +216,24 @@ def test_any_rank_of_zero_3_can_be_rehearsed(tmp_path: Path, model: str) -> None
 
 
 @pytest.mark.slow
+def test_a_sharded_checkpoint_is_each_ranks_own_share(tmp_path: Path) -> None:
+    """``torch.distributed.checkpoint``: rank 0 plans for all ranks, which are not there."""
+    script = str(SCRIPTS / "sharded_state.py")
+    code, said, errors = rehearse(
+        tmp_path, "--gpus", "2", "--gpu", "h200", "--ranks", "0,last", "--out", "kept", script
+    )
+    assert code == 0, errors
+    assert said["fully_sharded"]
+    assert not any("ZeRO" in change["what"] for change in said["changes"])  # nothing is left to divide
+    output = (tmp_path / "kept" / "output.txt").read_text()
+    parameters = int(output.split()[output.split().index("parameters") + 1])
+    for rank in said["ranks"]:
+        assert "save" in rank["phases"]
+        # half of fp32 weights and of Adam's two states
+        assert rank["written_bytes"] == pytest.approx(3 * 4 * parameters / 2, rel=0.02)
+
+
+@pytest.mark.slow
 def test_much_data_is_cut_and_an_evaluation_after_thousands_of_steps_is_told_whole(tmp_path: Path) -> None:
     code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "keeps_logits.py"), "50000", "800")
     rank = rank_of(said)

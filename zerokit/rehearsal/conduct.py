@@ -350,9 +350,10 @@ def _result(
         model=report.get("model"),
         config_files=tuple(script.config_title(path) for path in report.get("config_files", ())),
         data_parallel=report.get("data_parallel", False),
+        fully_sharded=report.get("fully_sharded", False),
         changes=changes(
             rank,
-            script.ranks,
+            1 if report.get("fully_sharded") else script.ranks,  # nothing is left to divide
             report.get("engine"),
             expandable_segments=bool(report.get("expandable_segments")),
             batch_rows=report.get("batch_rows") or None,

@@ -120,7 +120,7 @@ class Rehearsal:
         untrained: why a script that trains where an option says so neither trained, evaluated nor generated;
             None: it did.
         config_files: DeepSpeed configurations that were read. ``data_parallel``: whether PyTorch's DDP wraps
-            a model.
+            a model; ``fully_sharded``: whether its FSDP shards the one that is trained.
     """
 
     complete: bool
@@ -148,6 +148,7 @@ class Rehearsal:
     untrained: str | None = None
     config_files: tuple[str, ...] = ()
     data_parallel: bool = False
+    fully_sharded: bool = False
     changes: tuple[Change, ...] = ()
     last_steps_differ_by: float | None = None
     vram_bytes: int | None = None
@@ -213,7 +214,8 @@ class Rehearsal:
     def trained_by(self) -> str:
         """Whether DeepSpeed trains, at which stage and from which file, in words; empty: nothing trained."""
         if self.engine is None:
-            trained = "no DeepSpeed: PyTorch's DDP" if self.data_parallel else "no DeepSpeed"
+            wraps = "DDP" if self.data_parallel else "FSDP" if self.fully_sharded else ""
+            trained = f"no DeepSpeed: PyTorch's {wraps}" if wraps else "no DeepSpeed"
             return trained if self.steps else ""
         files = ", ".join(self.config_files) or "a configuration made in code"
         return f"DeepSpeed ZeRO-{self.engine['zero_stage']}, from {files}"

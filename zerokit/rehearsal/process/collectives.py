@@ -22,6 +22,7 @@ from torch.distributed._tools.fake_collectives import CollectiveOp
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zerokit.rehearsal.process import twins
+from zerokit.rehearsal.process.endings import NotRehearsed
 from zerokit.rehearsal.process.twins import twin
 from zerokit.timing import operators
 
@@ -305,6 +306,20 @@ def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args:
 
 
 def _scatter_object_list(
-    output: list[Any], scattered: list[Any] | None = None, *args: Any, **kwargs: Any
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    group_src: int | None = None,
 ) -> None:
-    output[0] = scattered[0] if scattered else None
+    """The sender's own share.
+
+    Raises:
+        NotRehearsed: another rank is the sender.
+    """
+    if not scatter_object_input_list:
+        raise NotRehearsed(
+            "torch.distributed.scatter_object_list",
+            "which object another rank sends to this one is not known",
+        )
+    scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank(group)]

@@ -28,6 +28,11 @@ def describe(module: Any) -> dict[str, Any]:
     return facts
 
 
+def is_fully_sharded(module: Any) -> bool:
+    """Whether PyTorch's FSDP, of either version, shards it."""
+    return any(base.__module__.startswith("torch.distributed.fsdp") for base in type(module).__mro__)
+
+
 def weights(module: Any) -> Iterator[tuple[Any, str]]:
     """Each parameter's storage, and what it holds; under ZeRO-3 that of the rank's share."""
     for parameter in module.parameters():

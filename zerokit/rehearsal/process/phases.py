@@ -75,6 +75,7 @@ class Phases:
             model it trains.
         config_files: DeepSpeed configurations that were read.
         data_parallel: whether PyTorch's DistributedDataParallel wraps a model.
+        fully_sharded: whether PyTorch's FSDP shards the model that is trained.
         checkpointing: whether layers of the model that is trained recompute, without an engine; None: not
             known.
     """
@@ -93,6 +94,7 @@ class Phases:
         self.engines = 0
         self.config_files: set[str] = set()
         self.data_parallel = False
+        self.fully_sharded = False
         self.checkpointing: bool | None = None
         self.observed = engine_facts.EngineFacts()
         self.model: dict[str, Any] | None = None
@@ -282,6 +284,7 @@ class Phases:
             self._enter("forward")
             if is_new:
                 self.find_weights(module)
+                self.fully_sharded = self.fully_sharded or model_facts.is_fully_sharded(module)
                 self.checkpointing = self.checkpointing or engine_facts.checkpointing(module)
         elif self._ledger.phase != "eval":
             self._before_eval = self._ledger.phase

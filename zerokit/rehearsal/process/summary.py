@@ -61,6 +61,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "model": phases.model,
         "config_files": sorted(phases.config_files),
         "data_parallel": phases.data_parallel,
+        "fully_sharded": phases.fully_sharded,
         "gradient_checkpointing": phases.checkpointing,
         "batch_rows": phases.observed.loader_rows or int(phases.most_rows == 1),
     }

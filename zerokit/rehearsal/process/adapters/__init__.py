@@ -42,6 +42,8 @@ ADAPTERS: dict[str, Adapter] = {
     "huggingface_hub.hf_api": hub.writing,
     "peft.peft_model": peft.loading,
     "safetensors.torch": saving.safetensors,
+    "torch.distributed.checkpoint.default_planner": saving.sharded_plan,
+    "torch.distributed.checkpoint.utils": saving.sharded,
     "torchvision.extension": kernels.torchvision,
     "transformers.generation.utils": generation.generate,
     "transformers.modeling_utils": weights.loading,
