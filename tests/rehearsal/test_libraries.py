@@ -234,6 +234,15 @@ def test_a_sharded_checkpoint_is_each_ranks_own_share(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_step_that_generates_has_no_step_time(tmp_path: Path) -> None:
+    """Most of its tokens are not made: their time would be missing."""
+    _, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "rollouts.py"), "64")
+    assert said["complete"]
+    assert said["step_seconds"] is None
+    assert any("a step generates" in note for note in said["notes"])
+
+
+@pytest.mark.slow
 def test_much_data_is_cut_and_an_evaluation_after_thousands_of_steps_is_told_whole(tmp_path: Path) -> None:
     code, said, _ = rehearse(tmp_path, "--gpu", "h200", str(SCRIPTS / "keeps_logits.py"), "50000", "800")
     rank = rank_of(said)

@@ -25,6 +25,7 @@ class RehearsedStrategy:
         step_seconds_by_host_factor: on hosts of these factors (``zerokit.timing.host_speed``), rising; empty:
             not known.
         untimed: why there is no step time; empty: there is one.
+        warnings: what the rehearsal warned of.
     """
 
     strategy: Strategy
@@ -36,6 +37,7 @@ class RehearsedStrategy:
     step_seconds_range: tuple[float, float] | None = None
     step_seconds_by_host_factor: tuple[tuple[float, float], ...] = ()
     untimed: str = ""
+    warnings: tuple[str, ...] = ()
 
     @property
     def peak_allocated_bytes(self) -> int:

@@ -50,6 +50,8 @@ def of_rank(
     events = _events(folder, rank)
     if events is None:
         return None, f"{NO_STEP_TIME}no operators were recorded"
+    if any(event.phase == "generate" for event in events):
+        return None, f"{NO_STEP_TIME}a step generates, and most of its tokens are not made in a rehearsal"
     if not events:
         return None, f"{NO_STEP_TIME}a step is timed from the third on, and the script took {steps or 'none'}"
     others, missing = _others(folder, rank, events)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from zerokit.errors import InputError
 from zerokit.script.option_list import unknown_option
@@ -68,17 +68,22 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command
         InputError: the script's own source parses its arguments and knows no such option, or parses none.
     """
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    names = (word.partition("=")[0] for word in own)
-    name = next((name for name in names if name in OPTIONS[command] and _is_unknown(name, facts)), None)
-    name = name or next((name for name in facts.option_list.unknown(own) if name in COMMON[command]), None)
+    name = next((name for name in _names(own) if name in OPTIONS[command] and _is_unknown(name, facts)), None)
+    reads_none = facts.style != "none" and not facts.mentions & _READS_ARGUMENTS
+    strange = own if reads_none and not _parses_itself(facts) else facts.option_list.unknown(own)
+    name = name or next((word for word in _names(strange) if word in COMMON[command]), None)
     if name is None:
         return None
     gets = f"{name} stands after {script}, so the script gets it"
     dashes = "-- " if command == "plan" else ""
     fix = f"options of zerokit stand before the script: zerokit {command} {name} … {dashes}{script} …"
-    if _parses_itself(facts) or (facts.style != "none" and not facts.mentions & _READS_ARGUMENTS):
+    if _parses_itself(facts) or reads_none:
         raise InputError(f"{gets}, and knows no such option: {fix}")
     return f"warning: {gets}, and nothing in its source names such an option; {fix}"
+
+
+def _names(words: Sequence[str]) -> Iterator[str]:
+    return (word.partition("=")[0] for word in words)
 
 
 def _is_unknown(name: str, facts: ScriptFacts) -> bool:

@@ -282,9 +282,19 @@ class ScriptPlanning:
         if rehearsed is not None and rehearsed.step_seconds_range is not None:
             probed = request.calibration is not None and request.calibration.host_factor is not None
             self._decisions.notes.append(_time_note(rehearsed.step_seconds_range, probed=probed))
+        for warning in self._warnings(chosen.strategy):
+            self.say(f"warning: {warning}")
+            self._decisions.notes.append(warning)
         assumptions = (*plan.assumptions, *self._decisions.notes)
         alternatives = tuple(candidate for candidate in usable if candidate is not chosen)[: max(0, top - 1)]
         return replace(plan, chosen=chosen, alternatives=alternatives, assumptions=assumptions)
+
+    def _warnings(self, chosen: Strategy) -> tuple[str, ...]:
+        """Those of the plan's own rehearsal, or of the last one."""
+        rehearsed = self.search.profile.of(chosen)
+        if rehearsed is None and self.search.profile.rehearsed:
+            rehearsed = self.search.profile.rehearsed[-1]
+        return rehearsed.warnings if rehearsed is not None else ()
 
     # ---------------------------------------------------------------- the result
 

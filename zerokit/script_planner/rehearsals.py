@@ -103,6 +103,7 @@ def rehearse_strategy(
         step_seconds_range=(step.low, step.high) if step is not None else None,
         step_seconds_by_host_factor=step.by_host_factor if step is not None else (),
         untimed=done.why_untimed,
+        warnings=done.warnings,
     )
     return RehearsedScript(strategy=strategy, done=done, rehearsed=rehearsed)
 

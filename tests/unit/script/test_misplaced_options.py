@@ -29,6 +29,7 @@ ELSEWHERE = (
     ("text", "arguments", "refused"),
     [
         (IN_CODE, ["--accept-mismatch"], True),
+        (IN_CODE, ["--device", "cuda"], True),  # it reads no arguments at all
         (PARSER.format(""), ["--steps", "3", "--dry-run"], True),
         (PARSER.format(""), ["--run-dir=here"], True),
         (DATACLASS.format("fast"), ["--dry-run"], True),

@@ -69,7 +69,7 @@ class Phases:
         enough_after: the steps after which every phase's peak repeated, or ``most_steps`` were done; None:
             not yet.
         optimizers: how many different ones stepped so far.
-        most_rows: of the batches that training forwards were given, without an engine; 0: not known.
+        most_rows: of the batches that training forwards were given; 0: not known.
         lengths: tokens of a row in the shortest and the longest of these batches; None: no tokens were fed.
         engines: DeepSpeed's, so far; ``observed``: what the one that trains runs with, and ``model`` which
             model it trains.
@@ -245,7 +245,8 @@ class Phases:
         register_optimizer_step_pre_hook(self._before_optimizer)
         register_optimizer_step_post_hook(self._after_optimizer)
 
-    def _note_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What a forward that trains was given."""
         rows, columns = engine_facts.batch(args, kwargs)
         self.most_rows = max(self.most_rows, rows or 0)
         if columns and "input_ids" in kwargs:
@@ -263,7 +264,7 @@ class Phases:
             if not stack:
                 phases._outermost_call(self)
                 if phases.phase == "forward":
-                    phases._note_batch(args, kwargs)
+                    phases.note_batch(args, kwargs)
             stack.append(self)
             try:
                 return call(self, *args, **kwargs)
