@@ -19,6 +19,7 @@ from zerokit.script import (
     scripts_optimizer,
     unlike_adapters,
     unlike_job,
+    unsaved_weights,
 )
 from zerokit.script.arguments import SPELLINGS, ScriptOptions
 from zerokit.script.loader_batch import PlannedBatch, before_the_run
@@ -103,6 +104,7 @@ def agree(
     if not batch.rehearsed:  # its length is that of the script's own data
         notes += [*length_warnings(options, seq_len), *unlike_job.warnings(options, method)]
         notes += unlike_adapters.warnings(options, method, lora)
+    notes += unsaved_weights.warnings(options.facts, config, method)
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     return Agreement(added=added, notes=(*notes, *_parts_of_the_script(options, chosen, writes_here)))
