@@ -22,6 +22,8 @@ _FIXED = {
 }  # fmt: skip
 """Option -> what it fixes of the strategy."""
 _SHORTEST_SEQUENCE, _EIGHTHS = 256, 8
+_LEAST_HEADROOM_SHARE = 0.01
+"""Of a GPU's memory, what a shorter sequence must leave: with less, a little shorter is as good and safer."""
 _ANY_HOST_BYTES = 1 << 62
 _SMALLER_HOSTS = 4
 """How many times less host memory than the last plan takes is tried."""
@@ -72,12 +74,14 @@ def smaller_batch(request: Request, works: Works) -> str | None:
 
 
 def shorter_sequence(request: Request, works: Works) -> str | None:
-    """The longest sequence that fits, to an eighth of the power of two below it."""
-    asked = request.job.seq_len
+    """The longest sequence that fits with some headroom, to an eighth of the power of two below it."""
+    asked, available = request.job.seq_len, request.cluster.gpu.driver_vram_bytes
+    most = available - int(available * _LEAST_HEADROOM_SHARE)
     lengths = [1 << power for power in range((asked - 1).bit_length()) if 1 << power >= _SHORTEST_SEQUENCE]
 
     def at(length: int) -> Candidate | None:
-        return works(replace(request, job=replace(request.job, seq_len=length)))
+        candidate = works(replace(request, job=replace(request.job, seq_len=length)))
+        return candidate if candidate and candidate.memory.min_vram_bytes <= most else None
 
     if not lengths or not at(lengths[0]):
         return None  # weights and states alone are too much: nothing between is asked
