@@ -214,6 +214,13 @@ def _with_gpus(request: Request, gpus: int) -> Request:
     return replace(request, job=job, cluster=replace(cluster, gpus=gpus, nodes=nodes))
 
 
+def first_change(request: Request, works: Works) -> str | None:
+    """The option of the first kind of change after which something fits on the same GPUs."""
+    attempts = (fused_loss, more_parallel, shorter_sequence, adapters)
+    sentence = next((sentence for attempt in attempts if (sentence := attempt(request, works))), None)
+    return None if sentence is None else sentence.partition(":")[0]
+
+
 def nearest_changes(request: Request, works: Works) -> list[str]:
     """Sentences: the smallest change of each kind after which something fits."""
     attempts = (
