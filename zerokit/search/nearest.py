@@ -53,6 +53,7 @@ def unpinned(request: Request, works: Works) -> str | None:
         f"⟨{option}⟩ {value}"
         for option, name in _FIXED.items()
         if (value := getattr(pins, name)) is not None and not (name.endswith("_parallel") and value == 1)
+        if not (request.on_cpu and name.startswith("offload"))  # nobody gave it: all is in host memory
     ]
     if pins == free or not (fixed or pins.sizes() or pins.overlap_comm is not None):
         return None
