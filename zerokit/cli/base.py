@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -113,7 +114,9 @@ def stray(word: str, args: Sequence[str], more: str = "") -> str:
         values = [part.strip(", ") for part in (first, *args[at:end])]
         joined = ",".join(value for value in values if value)
         return f"{word}: no option's value; join several with commas, without a space: {option} {joined}"
-    return f"{word}: no option's value; a model is named with --model {word}{more}"
+    is_no_model = Path(word).is_file() and not word.endswith(".json")  # a log, say
+    model = "NAME or --model PATH (its config.json)" if is_no_model else word
+    return f"{word}: no option's value; a model is named with --model {model}{more}"
 
 
 def _holds_one_value(option: click.Option) -> bool:

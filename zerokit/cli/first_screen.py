@@ -39,7 +39,10 @@ def filled(
             screen.remove("")
         if _height(screen) <= SCREEN:
             return screen
-    return [*(line.lstrip("\n") for line in shorter if line), *following, *closing]
+    dense = [line.lstrip("\n") for line in shorter if line]
+    if _height([*dense, *following, *closing]) > SCREEN:
+        following = [line.lstrip("\n") for line in following]
+    return [*dense, *following, *closing]
 
 
 def listed(

@@ -205,7 +205,7 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     lines = [*_answer(planned, title, remarks), *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing is not None:
-        following += command_lines(tracing[1], "traces it (default buckets)")
+        following += command_lines(tracing[1], "traces the model; then plan again")
         rough.append(tracing[0])
     body["assumptions"] = [note for note in _others(body["assumptions"]) if note not in rough]
     if not explain:

@@ -112,7 +112,7 @@ def _show_held(row: HeldAtPeak) -> None:
 def _show_step(step: StepTime) -> None:
     """The step's time, its range, and where it goes."""
     low, high = format_seconds(step.low), format_seconds(step.high)
-    spread = f", {low} to {high} on other hosts" if step.high > step.low else ""
+    spread = f", {low} to {high} on other hosts" if low != high else ""
     click.echo("")
     _echo(f"a step takes {format_seconds(step.seconds)}{spread}, paced by the {_PACED[step.paced_by]}")
     _echo(step.note)

@@ -17,6 +17,9 @@ from zerokit.values import frozen_dataclass
 
 DEEPSPEED_VERSION = "0.19.8"
 
+CONVERTS_A_CHECKPOINT = "python zero_to_fp32.py CHECKPOINT_DIR OUTPUT_DIR"
+"""Makes weights that load of a ZeRO checkpoint, which has the script beside it."""
+
 
 @frozen_dataclass
 class Offload:

@@ -347,7 +347,7 @@ class _Session:
         following: SmallerPlan | NoNextPlan
         try:
             with interruptions.skippable():
-                following = replan.next_plan(launch, report.first_failure, self.plan_again)
+                following = replan.next_plan(launch, report, self.plan_again)
             changed: dict[str, Any] = {"next_plan": schema.NextPlan(**following.describe())}
         except NoNextPlan as error:
             following, changed = error, {"no_next_plan": as_options(str(error))}

@@ -11,11 +11,13 @@ from zerokit.errors import InputError, NothingFits
 from zerokit.planner.effects import IN_FILE
 from zerokit.planner.options import OPTIONS
 from zerokit.report.predicted import PredictedAgain
-from zerokit.report.what_ran import Difference
+from zerokit.report.what_ran import Difference, chosen_as_ran
 from zerokit.temporary import temporary_folder
 
 _FROM_THE_FILE = frozenset((*IN_FILE, "tp"))
 """Options that the plan's DeepSpeed configuration decides, which the estimate is made of."""
+_OF_THE_JOB = ("seq-len", "method", "lora-rank", "lora-targets")
+"""Options of a request in which what ran may differ from it."""
 _ADAPTERS = ("lora_rank", "lora_targets")
 
 
@@ -61,7 +63,11 @@ def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> Predi
             answer = planner.estimate(options, deepspeed=path)
         except (InputError, NothingFits) as error:
             return PredictedAgain(why_not=str(error))
-    return PredictedAgain(plan={**plan, "chosen": {**chosen, "estimate": answer.to_dict()}})
+    ran = {**chosen_as_ran(chosen, differing), "estimate": answer.to_dict()}
+    asked = {
+        name: options[name.replace("-", "_")] for name in _OF_THE_JOB if name.replace("-", "_") in options
+    }
+    return PredictedAgain(plan={**plan, "request": {**request, **asked}, "chosen": ran})
 
 
 def _apply(difference: Difference, config: dict[str, Any], options: dict[str, str]) -> bool:

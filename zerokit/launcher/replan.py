@@ -20,7 +20,7 @@ from zerokit.fields import as_options
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.run_folder import NEXT_PLAN_FOLDER
 from zerokit.report.oom_advice import larger_than_memory
-from zerokit.report.schema import Failure
+from zerokit.report.schema import RunReport
 from zerokit.units import format_gib
 
 _LEAST_STEP = 0.97  # a plan that needs all but the same would fail in the same way
@@ -80,40 +80,56 @@ def why_not(launch: Launch) -> str | None:
     return None
 
 
-def next_plan(launch: Launch, failure: Failure | None, plan_again: PlanAgain) -> SmallerPlan:
+def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> SmallerPlan:
     """Plan again, into ``next-plan/`` of the run folder, with less memory than what ran out.
 
     Args:
-        failure: the first of the run that ran out of memory.
+        report: of the run that ran out of memory.
         plan_again: plans what is asked for into a folder.
 
     Raises:
         NoNextPlan: with the reason, for people.
     """
+    failure = report.first_failure
     reason = why_not(launch)
     if reason is not None or launch.plan is None:
         raise NoNextPlan(reason or "no plan was given")
-    chosen = launch.plan["chosen"]
+    ran = _plan_of_what_ran(launch, report)
+    chosen = ran["chosen"]
     needed, peak = _needed_bytes(chosen), _peak_bytes(chosen)
     if needed is None or peak is None:
-        raise NoNextPlan("the plan has no prediction to go below")
+        whose = "the plan has" if ran is launch.plan else "what ran is not the plan's job, and has"
+        raise NoNextPlan(f"{whose} no prediction to go below")
     oom = failure.oom.to_dict() if failure is not None and failure.oom is not None else {}
     _refuse_larger_than_memory(oom, on_this_host=failure is not None and failure.host == launch.host)
     share = scale(oom)
     limit = needed - int(peak * (1 - share))  # what is beside the tensors (the context, say) stays
     on_host = _host_ran_out(launch, oom)
-    request = smaller_request(launch, limit, on_host=on_host)
+    request = smaller_request(launch, ran, limit, on_host=on_host)
     folder = launch.run_dir / NEXT_PLAN_FOLDER
     try:
         plan = _plan(request, folder, plan_again)
     except NoNextPlan as error:
         if on_host:
             raise
-        raise NoNextPlan(f"{_attempted(limit, share, request)}: {error}") from None
+        attempted = _attempted(limit, int(peak * share), share, request)
+        raise NoNextPlan(f"{attempted}: {error}") from None
     if plan.chosen["deepspeed_config"] == chosen.get("deepspeed_config"):
         shutil.rmtree(folder, ignore_errors=True)
-        raise NoNextPlan("planning again gives the same configuration")
+        raise NoNextPlan(
+            f"planning again gives the same configuration, predicted to fit {format_gib(limit)}: this script "
+            "takes more; plan with one of the ways to need less"
+        )
     return SmallerPlan(folder=folder, plan=plan, limit_bytes=limit)
+
+
+def _plan_of_what_ran(launch: Launch, report: RunReport) -> Mapping[str, Any]:
+    from zerokit.launcher.predict_again import feeds_more_rows, predict_again
+    from zerokit.report.predicted import plan_as_ran
+
+    ranks = [rank.model_dump(mode="json") for rank in report.ranks]
+    pairs = feeds_more_rows(launch.style, [rank["engine"] for rank in ranks])
+    return plan_as_ran(ranks, launch.plan, None if pairs else predict_again) or {}
 
 
 def _refuse_larger_than_memory(oom: Mapping[str, Any], *, on_this_host: bool) -> None:
@@ -129,13 +145,14 @@ def _refuse_larger_than_memory(oom: Mapping[str, Any], *, on_this_host: bool) ->
         raise LargerThanMemory(reason)
 
 
-def _attempted(limit_bytes: int, share: float, request: Mapping[str, Any]) -> str:
+def _attempted(limit_bytes: int, peak_bytes: int, share: float, request: Mapping[str, Any]) -> str:
     """What was planned for in vain, and why for so little."""
     unit = "CPU rank" if request.get("device") == "cpu" else "GPU"
     blind = ", as the failure does not say how much was lacking" if share == _BLIND_STEP else ""
     return (
-        f"planned again for {format_gib(limit_bytes)} per {unit} ({share:.0%} of the peak that was predicted"
-        f"{blind}), with this run's batch, precision, checkpointing and parallel degrees"
+        f"planned again for {format_gib(limit_bytes)} per {unit}, {format_gib(peak_bytes)} of it for the "
+        f"peak ({share:.0%} of the predicted one{blind}), with this run's batch, precision, checkpointing "
+        "and parallel degrees"
     )
 
 
@@ -175,11 +192,12 @@ def _host_ran_out(launch: Launch, oom: Mapping[str, Any]) -> bool:
     return oom.get("memory") == "host" and launch.command.set_variables["ZEROKIT_DEVICE"] == "cuda"
 
 
-def smaller_request(launch: Launch, limit_bytes: int, *, on_host: bool) -> dict[str, Any]:
-    """The options of the next plan."""
-    assert launch.plan is not None
-    request, chosen = dict(launch.plan["request"]), launch.plan["chosen"]
-    gpu = (launch.plan.get("cluster") or {}).get("gpu")
+def smaller_request(
+    launch: Launch, ran: Mapping[str, Any], limit_bytes: int, *, on_host: bool
+) -> dict[str, Any]:
+    """The options of the next plan, which is for what ran."""
+    request, chosen = dict(ran["request"]), ran["chosen"]
+    gpu = (ran.get("cluster") or {}).get("gpu")
     world = launch.planned_ranks or 1
     batch = chosen["micro_batch"] * chosen["gradient_accumulation"] * chosen["data_parallel"]
     request |= {

@@ -28,6 +28,9 @@ trainer/utils.py (TRL 1.16)."""
 _INT64 = 8
 _FP32 = 4
 
+FUSED_LOSS_SAVES = 0.8
+"""At most, of the loss's memory: what Liger Kernel states for its chunked losses (README of 0.8.5)."""
+
 
 @frozen_dataclass
 class LossSize:

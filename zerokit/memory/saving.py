@@ -13,7 +13,7 @@ Read from DeepSpeed 0.19.8 and compared with real checkpoints of two CPU ranks (
 
 from __future__ import annotations
 
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import CONVERTS_A_CHECKPOINT, DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -121,7 +121,7 @@ def notes(
         why = " are not gathered (stage3_gather_16bit_weights_on_model_save is false)"
     return (
         f"save checkpoints (save_strategy): {NONE_LOAD} {'weights' if job.lora is None else 'adapters'} that "
-        "load; to convert a checkpoint: python zero_to_fp32.py CHECKPOINT_DIR OUTPUT_DIR",
+        f"load; to convert a checkpoint: {CONVERTS_A_CHECKPOINT}",
         f"the whole weights{why}",
     )
 

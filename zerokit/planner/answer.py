@@ -21,6 +21,7 @@ from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.planner.trace_command import TRACES_ARE_OF
 from zerokit.search.explain import host_lack_words
 from zerokit.search.sure_fit import unsure_bytes
+from zerokit.timing.evidence import NO_GPUS
 from zerokit.timing.ranges import NVME_RATES, SURE
 from zerokit.units import counted, format_gib, format_seconds, shown_unit
 
@@ -117,8 +118,11 @@ def _untimed(planned: PlannedStrategy) -> str:
 
 
 def never_measured(parts: Iterable[str]) -> str:
-    """``No step time was ever measured on: b200, several nodes``."""
-    return f"No step time was ever measured on: {', '.join(parts)}"
+    """``No step time was ever measured on: b200, l40s; nor on several nodes``."""
+    parts = tuple(parts)
+    gpus = [part for part in parts if part not in NO_GPUS]
+    rest = [part for part in NO_GPUS if part in parts]
+    return f"No step time was ever measured on: {'; nor on '.join(filter(None, (', '.join(gpus), *rest)))}"
 
 
 def _range(estimate: Estimate) -> str:

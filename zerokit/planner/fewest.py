@@ -76,18 +76,19 @@ def _misfit(model_name: str, request: Request, kinds: Sequence[Gpu], method: str
     from zerokit.domain.job import Lora
     from zerokit.search.explain import gpu_words
     from zerokit.search.plan import make_plan
+    from zerokit.suggest import alternatives
 
     gpu = max(kinds, key=lambda kind: kind.driver_vram_bytes)
     lora = None if method == "full" else request.job.lora or Lora()
     cluster = replace(request.cluster, gpu=gpu, gpus=min(most, gpu.max_gpus_per_node), nodes=1)
     asked = replace(request, job=replace(request.job, method=method, lora=lora), cluster=cluster)
-    names = ", ".join(dict.fromkeys(gpu_words(kind) for kind in kinds))
-    lines = [f"{model_name} fits on none of {names} up to {counted(most, 'GPU')}"]
+    names = alternatives(list(dict.fromkeys(gpu_words(kind) for kind in kinds)))
+    lines = [f"{model_name} does not fit on up to {counted(most, 'GPU')} ({names})"]
     try:
         make_plan(asked)
     except (InputError, NothingFits) as error:
         said_all = len(kinds) == 1 and cluster.gpus == most
-        lines = [error.marked] if said_all else [*lines, error.marked]
+        lines = [error.marked] if said_all else [*lines, f"for example, {error.marked}"]
     return "\n".join(lines)
 
 

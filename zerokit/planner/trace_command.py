@@ -19,7 +19,7 @@ _OF_THE_SEARCH = ("top", "recipe", "out")
 
 
 def trace_command(request: Mapping[str, object], strategy: Strategy) -> str:
-    """``zerokit estimate`` for the chosen strategy: with what was given, and what decides its trace.
+    """``zerokit estimate`` for the chosen strategy: what was given, its batch and what decides its trace.
 
     Args:
         request: the arguments that were given, by option without dashes in front.
@@ -35,6 +35,11 @@ def trace_command(request: Mapping[str, object], strategy: Strategy) -> str:
         options["zero"] = str(zero.stage)
     if strategy.checkpointing != "none":
         options["checkpointing"] = strategy.checkpointing
+    micro, steps = strategy.settings.micro_batch, strategy.settings.gradient_accumulation
+    if micro > 1:
+        options.setdefault("micro-batch", str(micro))
+    if steps > 1 and "global-batch" not in options:
+        options.setdefault("gradient-accumulation", str(steps))
     words = ["zerokit", "estimate"]
     for name, value in options.items():
         if value is True:

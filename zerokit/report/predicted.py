@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from zerokit.domain.phases import ESTIMATED_PHASES
 from zerokit.report import bare_loop
 from zerokit.report.measured import had_engine, init_bytes, on_gpu, reached_end_of
-from zerokit.report.what_ran import Difference, differences, options_to_plan
+from zerokit.report.what_ran import Difference, chosen_as_ran, differences, options_to_plan
 from zerokit.report.worst_rank import worst_rank
 
 Report = Mapping[str, Any]
@@ -111,8 +111,7 @@ def compare_with_plan(
     is_gpu = any(on_gpu(rank.get("device"), rank["peak_allocated_bytes"]) for rank in reported)
     if not any(had_engine(rank) for rank in reported) and (is_over or not is_gpu):
         return None
-    reached = any(rank.get("engine") or rank["steps"] for rank in report["ranks"])
-    differing = differences(plan, report["ranks"]) if reached else []
+    differing = _differing(report["ranks"], plan)
     again = predict_again(plan or {}, differing) if differing and predict_again is not None else None
     if differing:
         result = _beside(reported, _plan_of(again) or plan, usable=_plan_of(again) is not None, is_gpu=is_gpu)
@@ -127,6 +126,27 @@ def compare_with_plan(
     result["plan_options"] = options_to_plan(plan, differing)
     result["rehearsed_with"] = chosen_of(plan).get("rehearsed_with")
     return {**result, **_rests_on(differing, again, result.get("note"))}
+
+
+def plan_as_ran(
+    ranks: Sequence[Mapping[str, Any]], plan: Plan | None, predict_again: PredictAgain | None
+) -> Plan | None:
+    """The plan; where the run was not its job, with what ran in place of what was planned, and with the
+    estimate of that, if one can be made."""
+    differing = _differing(ranks, plan)
+    if not differing:
+        return plan
+    again = predict_again(plan or {}, differing) if predict_again is not None else None
+    if (predicted := _plan_of(again)) is not None:
+        return predicted
+    chosen = {key: value for key, value in chosen_of(plan).items() if key != "estimate"}
+    return {**(plan or {}), "chosen": chosen_as_ran(chosen, differing)}
+
+
+def _differing(ranks: Sequence[Mapping[str, Any]], plan: Plan | None) -> list[Difference]:
+    """What ran otherwise than planned; nothing of a run that ended before there was anything to tell."""
+    reached = any(rank.get("engine") or rank["steps"] for rank in ranks)
+    return differences(plan, ranks) if reached else []
 
 
 def _plan_of(again: PredictedAgain | None) -> Plan | None:

@@ -38,6 +38,12 @@ _OF_A_COMMAND = (
 """Facts of an engine that its command decides."""
 _SAID_BY_THEIR_VALUE = ("micro-batch", "gradient-accumulation", "zero", "precision", "seq-len")
 """Options of ``plan`` whose value is a difference's."""
+_OF_CHOICE = {
+    "micro-batch": "micro_batch", "gradient-accumulation": "gradient_accumulation",
+    "precision": "precision", "checkpointing": "activation_checkpointing", "zero": "zero_stage",
+    "offload-optimizer": "offload_optimizer", "offload-param": "offload_param",
+}  # fmt: skip
+"""Option -> what it is of a plan's choice."""
 _SPELLING = re.compile(r"^(deepspeedcpu|fused|paged|apex)+|_?32bit$")
 
 
@@ -84,6 +90,12 @@ def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
             for difference in (*own_differences, *_of_steps(chosen, rank), *_of_generation(chosen, rank)):
                 by_what.setdefault(difference.what, difference)
     return list(by_what.values())
+
+
+def chosen_as_ran(chosen: Facts, differing: Sequence[Difference]) -> dict[str, Any]:
+    """A plan's choice with what ran in place of what was planned."""
+    ran = {_OF_CHOICE[d.option]: d.ran for d in differing if d.option in _OF_CHOICE}
+    return {**chosen, **{name: int(value) if value.isdigit() else value for name, value in ran.items()}}
 
 
 def options_to_plan(plan: Facts | None, differing: Sequence[Difference]) -> list[str]:

@@ -20,6 +20,7 @@ from zerokit.script import (
     scripts_optimizer,
     unlike_adapters,
     unlike_job,
+    unsaved_weights,
 )
 from zerokit.script.arguments import SPELLINGS, ScriptOptions
 from zerokit.script.loader_batch import PlannedBatch, before_the_run
@@ -116,6 +117,7 @@ def agree(
     longest = None if batch.rehearsed else longest_sequence(options)
     unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest[0] != seq_len else ()
     unlike += ("pp",) if _lacks_pipeline(options.facts, chosen) else ()
+    notes += unsaved_weights.warnings(options.facts, config, method)
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     notes += _parts_of_the_script(options, chosen, writes_here)

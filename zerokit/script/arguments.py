@@ -19,7 +19,8 @@ from zerokit.script.option_values import NO, differs, number, truth
 from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.script.tools import Tool, tool_of
-from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values, means
+from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values
+from zerokit.script.typed_options import TypedOptions
 from zerokit.search.space import Pins
 
 PLACEHOLDERS = ("{micro_batch}", "{gradient_accumulation}", "{checkpointing}")
@@ -92,30 +93,30 @@ class ScriptOptions:
                     return option
         return f"--{names[0]}" if self._takes_trainer_options else None
 
-    def _value_given(self, names: tuple[str, ...]) -> tuple[str, str] | None:
-        """What the user's arguments say, ``true`` for a flag without a value, and how it is written there."""
-        spelt = {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
-        negated = {f"--no_{name}" for name in names} | {f"--no-{name.replace('_', '-')}" for name in names}
+    @property
+    def _typed(self) -> TypedOptions:
         known_options = set(self.facts.options)
         if self.facts.parses_training_arguments:
             known_options |= {f"--{name}" for name in (*TRAINERS_OWN, *self.defaults)}
-        exact = frozenset(known_options) or None
-        for index, argument in enumerate(self.user_arguments):
-            option, equals, value = argument.partition("=")
-            if option in negated:
-                return "false", option
-            # LLaMA-Factory: train x.yaml KEY=VALUE
-            if not means(option, spelt, exact) and not (self._is_file_alone and equals and option in names):
-                continue
-            if not equals:
-                following = self.user_arguments[index + 1] if index + 1 < len(self.user_arguments) else "--"
-                value = "true" if following.startswith("--") else following
-            return value, f"{option} {value}"
-        return None
+        return TypedOptions(
+            arguments=self.user_arguments,
+            exact=frozenset(known_options) or None,
+            are_assignments=self._is_file_alone,
+        )
 
     def given(self, name: str) -> tuple[object, str] | None:
         """What the user gave for an option, by the command line or in a file, and how it is written there."""
         return self._user_value((name,))
+
+    def given_list(self, name: str) -> tuple[tuple[str, ...], str] | None:
+        """The same of an option that takes several values (``--lora_target_modules q_proj v_proj``)."""
+        value = self.given(name)
+        if value is None:
+            return None
+        if (typed := self._typed.values((name,))) is not None:
+            return typed
+        first, location = value
+        return tuple(map(str, first if isinstance(first, list | tuple) else [first])), location
 
     def decided(self, name: str) -> tuple[object, str] | None:
         """What the user gave for an option of a Trainer's, else a literal of the source; and where."""
@@ -140,7 +141,7 @@ class ScriptOptions:
 
     def _user_value(self, names: tuple[str, ...]) -> tuple[object, str] | None:
         """The value in the user's arguments or in the file that they name, and where it stands."""
-        if (value := self._value_given(names)) is not None:
+        if (value := self._typed.value(names)) is not None:
             return value
         if self.file is not None:
             for name in names:

@@ -27,8 +27,8 @@ def length_warnings(options: ScriptOptions, planned: int) -> list[str]:
     compared = "more" if tokens > planned else "less"
     return [
         f"warning: the script cuts sequences at {tokens:,} tokens ({location}), but the plan has "
-        f"{planned:,}: it may take {compared} memory and time than predicted; plan again with ⟨seq_len⟩ "
-        f"{tokens}"
+        f"{planned:,}: it may take {compared} memory and time than predicted; "
+        f"{_remedy(options, planned)}plan again with ⟨seq_len⟩ {tokens}"
     ]
 
 
@@ -49,6 +49,17 @@ def longest_sequence(options: ScriptOptions) -> tuple[int, str] | None:
         )
     tokens = number(value[0]) if value is not None else None
     return None if value is None or tokens is None else (tokens, value[1])
+
+
+def _remedy(options: ScriptOptions, planned: int) -> str:
+    """How the script gets the planned length; empty where it is not known to have an option for it."""
+    given = next((name for name in LENGTHS if options.given(name) is not None), None)
+    if given is not None and options.file is not None and given in options.file.values:
+        return f"write {given}: {planned} in {options.file.path}, or "
+    own = next((name for name, default in _own_options(options).items() if default is not None), None)
+    trainers = "max_length" if "max_length" in options.defaults else None
+    name = given or (trainers if options.facts.parses_training_arguments else None) or own
+    return "" if name is None else f"give the script {options.spelling(name)} {planned}, or "
 
 
 def _left_to_the_model(options: ScriptOptions) -> str | None:

@@ -29,8 +29,9 @@ def warnings(options: ScriptOptions, method: str, lora: Lora | None) -> list[str
     facts = options.facts
     if facts.unreadable:
         return []
-    result = [*_of_adapters(options, method), *_of_four_bits(options, method)]
-    if lora is not None and not result:
+    none_added = _of_adapters(options, method)
+    result = [*none_added, *_of_four_bits(options, method)]
+    if lora is not None and (not none_added or takes_model_config(facts)):
         result += [*_of_rank(options, lora), *_of_targets(options, lora)]
     return [f"warning: {line}" for line in result]
 
@@ -68,11 +69,11 @@ def _of_four_bits(options: ScriptOptions, method: str) -> list[str]:
     if takes_model_config(facts):  # whose load_in_4bit under another plan is known already
         bits = options.given("load_in_4bit")
         missing = method == "qlora" and (bits is None or truth(bits[0]) is not True)
-        return [_not_packed("--load_in_4bit is not given")] if missing else []
+        return [_not_packed("--load_in_4bit is not given", "--load_in_4bit")] if missing else []
     switch = _switch(options, _FOUR_BITS)
     if switch is not None and switch[1] != (method == "qlora"):
         if method == "qlora":
-            return [_not_packed(f"--{switch[0]} is not given")]
+            return [_not_packed(f"--{switch[0]} is not given", f"--{switch[0]}")]
         return [f"--{switch[0]} is given, and the plan does not hold the weights in 4 bits"]
     if method == "qlora" and not _names(facts, _SIGNS_OF_FOUR_BITS):
         return [_not_packed("nothing in the script's source loads them so")]
@@ -99,13 +100,7 @@ def _of_targets(options: ScriptOptions, lora: Lora) -> list[str]:
     """PEFT's own default are a few layers of each model (its ``constants.py``)."""
     planned = f"adapters on {'all linear layers (all-linear)' if _is_all(lora) else ', '.join(lora.targets)}"
     if takes_model_config(options.facts):
-        given = options.given("lora_target_modules")
-        if not _is_all(lora) or (given is not None and given[0] == "all-linear"):
-            return []
-        location = (
-            given[1] if given is not None else "--lora_target_modules is not given, so PEFT takes few layers"
-        )
-        return [f"{location}, but the plan has {planned}"]
+        return _of_trls_targets(options, lora, planned)
     written = options.facts.adapters.targets
     if written is None or set(written.names) == set(lora.targets):
         return []
@@ -113,6 +108,22 @@ def _of_targets(options: ScriptOptions, lora: Lora) -> list[str]:
     return [
         f"{written.location}: target_modules is {', '.join(written.names)}, but the plan has {planned}: "
         f"write target_modules={names} there, or plan again with --lora-targets {','.join(written.names)}"
+    ]
+
+
+def _of_trls_targets(options: ScriptOptions, lora: Lora, planned: str) -> list[str]:
+    given = options.given_list("lora_target_modules")
+    fix = f"give the script --lora_target_modules {' '.join(lora.targets)}"
+    if given is None:  # may be the modules that were planned, where they are named
+        few = (
+            f"--lora_target_modules is not given, so PEFT takes few layers, but the plan has {planned}: {fix}"
+        )
+        return [few] if _is_all(lora) else []
+    names, location = given
+    if set(names) == set(lora.targets) or (names == ("all-linear",) and not _is_all(lora)):
+        return []
+    return [
+        f"{location}, but the plan has {planned}: {fix}, or plan again with ⟨lora_targets⟩ {','.join(names)}"
     ]
 
 
@@ -153,5 +164,6 @@ def _words(method: str) -> str:
     return "LoRA adapters" if method == "lora" else "QLoRA adapters"
 
 
-def _not_packed(why: str) -> str:
-    return f"the plan holds the weights in 4 bits, and {why}: they take four times as much"
+def _not_packed(why: str, option: str = "") -> str:
+    fix = f"; give the script {option}, or plan again with ⟨method⟩ lora" if option else ""
+    return f"the plan holds the weights in 4 bits, and {why}: they take four times as much{fix}"

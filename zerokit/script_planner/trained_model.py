@@ -35,13 +35,17 @@ def options_of(
     model, engine = done.model or {}, done.engine or {}
     result: dict[str, Any] = {}
     notes: list[str] = []
-    if not options.get("model") and not options.get("params"):
-        result["model"] = _model(model.get("config"), engine)
-        notes.append(f"model {result['model']}: the script trains it")
     method = model.get("method", "full")
+    if not options.get("model") and not options.get("params"):
+        config = model.get("config")
+        if config is not None and method == "qlora":  # the method packs the weights: not the model twice
+            config = {name: value for name, value in config.items() if name != "quantization_config"}
+        result["model"] = _model(config, engine)
+        notes.append(f"model {result['model']}: the script trains it")
     if not options.get("method") and method != "full":
         result["method"] = method
         notes.append(f"⟨method⟩ {method}: the script trains adapters")
+    if method != "full":  # whose rank and modules are the script's, whoever named the method
         if not options.get("lora_rank") and model.get("lora_rank"):
             result["lora_rank"] = str(model["lora_rank"])
         if not options.get("lora_targets") and model.get("lora_targets"):

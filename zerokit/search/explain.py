@@ -10,6 +10,7 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component
+from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
 from zerokit.search.request import MemoryModel, Request
 from zerokit.search.space import Pins, unmodelled_with_loss
 from zerokit.units import GIB, counted, format_gib, format_seconds, told_apart
@@ -20,8 +21,6 @@ _AS_FAST = 0.0005  # of a step: paces are shown to a tenth of a per cent
 _MOSTLY = 0.5  # of the time that a strategy takes longer, from which one part of it is the reason
 _LARGE_LOSS_SHARE = 0.15
 """Of the peak, from which the loss is worth a remark: a choice."""
-_FUSED_LOSS_SAVES = 0.8
-"""At most, of the loss's memory: what Liger Kernel states for its chunked losses (README of 0.8.5)."""
 _WORTH_SAYING_SHARE = 0.01
 """Of a step, from which the time that the allocator's retries take is worth a remark: a choice."""
 
@@ -238,7 +237,7 @@ def advise(
     loss = worst.components.get(Component.LOSS, 0)
     if loss > _LARGE_LOSS_SHARE * worst.peak_allocated_bytes and not job.inference:
         advice.append(
-            f"a fused (chunked) cross-entropy would save up to {format_gib(loss * _FUSED_LOSS_SAVES, 1)}: "
+            f"a fused (chunked) cross-entropy would save up to {format_gib(loss * FUSED_LOSS_SAVES, 1)}: "
             f"the loss over a vocabulary of {shape.vocab:,} takes {format_gib(loss, 1)} of the peak"
         )
     tight = _tight_advice(chosen, cluster)  # after the loss, which is a way out of it

@@ -22,6 +22,8 @@ _FIXED = {
 }  # fmt: skip
 """Option -> what it fixes of the strategy."""
 _SHORTEST_SEQUENCE, _EIGHTHS = 256, 8
+_LEAST_HEADROOM_SHARE = 0.01
+"""Of a GPU's memory, what a shorter sequence must leave: with less, a little shorter is as good and safer."""
 _ANY_HOST_BYTES = 1 << 62
 _ANY_FOLDER = "/nvme"
 _SMALLER_HOSTS = 4
@@ -52,6 +54,7 @@ def unpinned(request: Request, works: Works) -> str | None:
         f"⟨{option}⟩ {value}"
         for option, name in _FIXED.items()
         if (value := getattr(pins, name)) is not None and not (name.endswith("_parallel") and value == 1)
+        if not (request.on_cpu and name.startswith("offload"))  # nobody gave it: all is in host memory
     ]
     if pins == free or not (fixed or pins.sizes() or pins.overlap_comm is not None):
         return None
@@ -73,12 +76,14 @@ def smaller_batch(request: Request, works: Works) -> str | None:
 
 
 def shorter_sequence(request: Request, works: Works) -> str | None:
-    """The longest sequence that fits, to an eighth of the power of two below it."""
-    asked = request.job.seq_len
+    """The longest sequence that fits with some headroom, to an eighth of the power of two below it."""
+    asked, available = request.job.seq_len, request.cluster.gpu.driver_vram_bytes
+    most = available - int(available * _LEAST_HEADROOM_SHARE)
     lengths = [1 << power for power in range((asked - 1).bit_length()) if 1 << power >= _SHORTEST_SEQUENCE]
 
     def at(length: int) -> Candidate | None:
-        return works(replace(request, job=replace(request.job, seq_len=length)))
+        candidate = works(replace(request, job=replace(request.job, seq_len=length)))
+        return candidate if candidate and candidate.memory.min_vram_bytes <= most else None
 
     if not lengths or not at(lengths[0]):
         return None  # weights and states alone are too much: nothing between is asked
@@ -219,6 +224,13 @@ def _with_gpus(request: Request, gpus: int) -> Request:
     batch = request.job.global_batch
     job = replace(request.job, global_batch=None if batch and batch % gpus else batch)
     return replace(request, job=job, cluster=replace(cluster, gpus=gpus, nodes=nodes))
+
+
+def first_change(request: Request, works: Works) -> str | None:
+    """The option of the first kind of change after which something fits on the same GPUs."""
+    attempts = (fused_loss, more_parallel, shorter_sequence, adapters)
+    sentence = next((sentence for attempt in attempts if (sentence := attempt(request, works))), None)
+    return None if sentence is None else sentence.partition(":")[0]
 
 
 def nearest_changes(request: Request, works: Works) -> list[str]:

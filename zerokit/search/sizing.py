@@ -9,7 +9,8 @@ from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
-from zerokit.search.plan import check_pins, make_space
+from zerokit.search.nearest import first_change
+from zerokit.search.plan import best_plan, check_pins, make_space
 from zerokit.search.request import Request
 from zerokit.search.search import search
 from zerokit.search.space import Pins
@@ -59,8 +60,11 @@ def sizes(
     """The fewest GPUs of each kind, for each method, without offload and with it."""
     for gpu in gpus:
         for method in methods:
-            for offload in (False, True):
-                yield fewest(request, gpu, method, offload, most)
+            pair = [fewest(request, gpu, method, offload, most) for offload in (False, True)]
+            if not any(size.gpus or size.refused for size in pair):
+                remedied = _with_remedy(pair[0], request, most)
+                pair = [replace(size, why=remedied.why) for size in pair]
+            yield from pair
 
 
 def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _MOST_GPUS) -> Size:
@@ -113,6 +117,15 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
     return _size(gpu, method, offload, high * per_node, best)
 
 
+def _with_remedy(size: Size, request: Request, most: int) -> Size:
+    """With what would make it fit on one node of them, where there is such a change of the job."""
+    lora = None if size.method == "full" else request.job.lora or Lora()
+    cluster = _cluster(request, size.gpu, min(size.gpu.max_gpus_per_node, most))
+    asked = replace(request, job=replace(request.job, method=size.method, lora=lora), cluster=cluster)
+    change = first_change(asked.for_remarks(), best_plan)
+    return replace(size, why=f"{size.why}; it would with {change}") if change else size
+
+
 def _loading_words(request: Request, job: Job, gpu: Gpu) -> str:
     """Where no number of GPUs helps, since each of them loads the quantised model first."""
     loaded = (job.packed_base_bytes or 0) * request.shape.parameters
@@ -126,22 +139,24 @@ def _size(gpu: Gpu, method: str, offload: bool, count: int, fitting: Candidate) 
     return Size(gpu=gpu, method=method, offload=offload, gpus=count, nodes=nodes, candidate=fitting)
 
 
+def _cluster(request: Request, gpu: Gpu, count: int) -> Cluster:
+    return Cluster(
+        gpu=gpu,
+        gpus=count,
+        nodes=max(1, count // gpu.max_gpus_per_node),
+        host_ram_bytes=request.cluster.host_ram_bytes,
+        network_bytes_per_second=request.cluster.network_bytes_per_second,
+        nvme_path=request.cluster.nvme_path,
+    )
+
+
 def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Candidate | None:
     """The fastest plan on ``count`` GPUs.
 
     Raises:
         InputError: what is asked for cannot be on so many.
     """
-    nodes = max(1, count // gpu.max_gpus_per_node)
-    cluster = Cluster(
-        gpu=gpu,
-        gpus=count,
-        nodes=nodes,
-        host_ram_bytes=request.cluster.host_ram_bytes,
-        network_bytes_per_second=request.cluster.network_bytes_per_second,
-        nvme_path=request.cluster.nvme_path,
-    )
-    sized = replace(request, job=job, pins=pins, cluster=cluster)
+    sized = replace(request, job=job, pins=pins, cluster=_cluster(request, gpu, count))
     space, _ = make_space(sized)
     check_pins(space, sized)
     result = search(space, top=1)

@@ -12,6 +12,11 @@ _PUBLISHED = frozenset({"a100-40gb", "a100-80gb", "h100-sxm-80gb"})
 benchmarks.planner`` compares."""
 
 
+_SEVERAL_NODES, _TENSOR_ACROSS_NODES = "several nodes", "tensor parallel across nodes"
+NO_GPUS = (_SEVERAL_NODES, _TENSOR_ACROSS_NODES)
+"""Of the parts, those that are not a kind of GPU."""
+
+
 def measured_on_no_machine(model: TimeModel, strategy: Strategy) -> tuple[str, ...]:
     """The parts of the hardware that no step time was ever compared on: ``b200``, ``several nodes``.
 
@@ -25,7 +30,7 @@ def measured_on_no_machine(model: TimeModel, strategy: Strategy) -> tuple[str, .
     if name not in _MEASURED | _PUBLISHED and not calibration.matmul_flops and not calibration.layer_factors:
         parts.append(name)
     if cluster.nodes > 1 and name not in _PUBLISHED:
-        parts.append("several nodes")
+        parts.append(_SEVERAL_NODES)
     if strategy.tensor_parallel > cluster.gpus_per_node:
-        parts.append("tensor parallel across nodes")
+        parts.append(_TENSOR_ACROSS_NODES)
     return tuple(parts)

@@ -36,3 +36,13 @@ def test_a_slip_in_the_words_is_answered_with_what_was_meant(
 ) -> None:
     code, _, err = call(capsys, "plan", *words)
     assert code == 2 and said in err
+
+
+def test_a_log_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    code, _, err = call(capsys, "estimate", str(log))
+    assert code == 2 and "a model is named with --model NAME or --model PATH (its config.json)" in err
+    code, _, err = call(capsys, "report", str(log))
+    words = "other logs are not read; of a run that zerokit did not launch, `zerokit rehearse SCRIPT ARGS`"
+    assert code == 2 and words in err

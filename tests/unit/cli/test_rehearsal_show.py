@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,15 @@ def test_a_terminal_and_a_pipe_get_the_same_words(
         assert "  backward     123.00 GiB  ← peak" in lines and "  step          90.00 GiB" in lines
     else:
         assert lines[-1].startswith(f"incomplete: stopped at {FILE} (aten::_local_scalar_dense): ")
+
+
+def test_a_range_that_prints_as_one_time_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+    assert DONE.step is not None
+    for high, said in ((1.54, "a step takes 1.2 s, paced"), (1.7, "a step takes 1.2 s, 1.5 s to 1.7 s on")):
+        done = replace(DONE, step=replace(DONE.step, low=1.51, high=high))
+        monkeypatch.setattr("zerokit.rehearsal.request.rehearse", lambda *_, done=done, **__: done)
+        run(["rehearse", str(tmp_path / "train.py")])
+        assert said in capsys.readouterr().out

@@ -277,10 +277,23 @@ def test_what_fits_on_none_says_why_as_a_plan_does(capsys: pytest.CaptureFixture
     assert err == call(capsys, "plan", *one)[2]
     several = ("--model", "qwen2.5-14b", "--method", "full", "--gpu", "l4,rtx-4090", "--gpus", "1")
     code, out, err = call(capsys, "size", *several)
-    assert (code, out) == (3, "") and "qwen2.5-14b fits on none of l4, rtx-4090 up to 1 GPU\nnothing " in err
+    assert (code, out) == (3, "") and "does not fit on up to 1 GPU (l4 or rtx-4090)\nfor example, noth" in err
     assert "What would make it fit:\n  - --method qlora" in err
     code, out, err = call(capsys, "size", *several, "--json")
     assert code == 3 and json.loads(out)["answer"] == []
+
+
+def test_a_kind_that_does_not_fit_says_what_would_also_where_another_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--model", "qwen2.5-14b", "--method", "qlora", "--seq-len", "32768")
+    kinds = "rtx-4090,l40s,a100-80gb,h200"
+    whys = {row["gpu"]: row["why"] for row in as_json(capsys, "size", *words, "--gpu", kinds)["sizes"]}
+    end = "does not fit on 16,384 GPUs; it would with --"
+    assert (whys["rtx-4090"], whys["l40s"]) == (f"{end}sp 8", f"{end}loss liger")
+    assert whys["h200"].startswith("ZeRO")
+    sized = as_json(capsys, "size", *words, "--gpu", "l40s", "--loss", "liger")["sizes"]
+    assert sized[0]["gpus"] == 1
 
 
 @pytest.mark.parametrize("command", ["plan", "size"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -32,11 +33,23 @@ def test_the_first_screen_names_the_closed_form_and_the_whole_command(
 ) -> None:
     lines = _shown(capsys, tmp_path / "plan", *asked)
     assert "Memory in closed form, not traced: activations within 10 to 25 %; see Next" in lines[:4]
-    command = "\n".join(lines).rpartition("  zerokit estimate ")[2].partition("\n  --explain")[0]
-    assert "# traces it (default buckets)" in command
-    words = shlex.split(command.replace("\\\n", " "), comments=True)
+    shown = "\n".join(lines).rpartition("  zerokit estimate ")[2]
+    command, comment, _ = shown.partition("# traces the model; then plan again\n")
+    assert comment, shown
+    words = shlex.split(command.replace("\\\n", " "))
     given = dict(zip(asked[::2], asked[1::2], strict=True))
-    assert dict(zip(words[::2], words[1::2], strict=True)) == given
+    traced = dict(zip(words[::2], words[1::2], strict=True))
+    assert {name: traced.pop(name) for name in given} == given
+    assert traced.keys() <= {"--micro-batch", "--gradient-accumulation"}
+
+
+def test_the_command_is_of_the_plans_batch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Whose estimate is the plan's, and whose own next command is."""
+    asked = [word for word in QLORA if word not in ("--global-batch", "16")]
+    lines = _shown(capsys, tmp_path / "plan", *asked)
+    steps = re.search(r"× (\d+) accumulation", "\n".join(lines))
+    assert steps is not None and int(steps[1]) > 1
+    assert f"--gradient-accumulation {steps[1]}" in " ".join(" ".join(lines).split())
 
 
 def test_what_decides_the_trace_of_the_chosen_strategy_is_added(

@@ -25,7 +25,14 @@ CLASS = """
         ("None", "", ["--block_size is not given", "2,048 tokens: give --block_size 2048"]),
         ("None", "--block_size 2048", []),
         ("None", "--block_size=512", ["at 512 tokens (--block_size 512)", "2,048", "less memory"]),
-        ("128", "", ["at 128 tokens (--block_size by default)"]),
+        (
+            "128",
+            "",
+            [
+                "at 128 tokens (--block_size by default)",
+                "predicted; give the script --block_size 2048, or plan again with ⟨seq_len⟩ 128",
+            ],
+        ),
         ("2048", "", []),
     ],
 )
@@ -38,6 +45,7 @@ def test_the_length_is_the_scripts(tmp_path: Path, default: str, arguments: str,
 def test_an_option_of_argparse_has_a_default_too(tmp_path: Path) -> None:
     text = RAW + "    parser.add_argument('--seq-len', type=int, default={})\n"
     (found,) = length_warnings(options(tmp_path, text.format(128)), 2048)
+    assert "give the script --seq-len 2048, or plan again" in found
     assert "cuts sequences at 128 tokens (--seq-len by default), but the plan has 2,048" in found
     assert length_warnings(options(tmp_path, text.format(128), "--seq-len", "2048"), 2048) == []
     assert length_warnings(options(tmp_path, text.format("None")), 2048) == []
@@ -56,4 +64,18 @@ def test_the_plans_own_length_is_compared_where_nobody_gave_one(tmp_path: Path) 
     assert length == 1024
     assert length_warnings(options(tmp_path, TRAINER, "--max_length", "1024"), length) == []
     (said,) = length_warnings(options(tmp_path, TRAINER, "--max_length", "512"), length)
-    assert "the plan has 1,024" in said
+    assert "the plan has 1,024" in said and "give the script --max_length 1024, or" in said
+
+
+def test_a_length_in_a_file_of_settings_is_changed_there(tmp_path: Path) -> None:
+    settings = tmp_path / "sft.yaml"
+    settings.write_text("max_length: 512\n")
+    trls = """
+        from trl import SFTConfig, SFTTrainer, TrlParser
+        (args,) = TrlParser((SFTConfig,)).parse_args_and_config()
+        SFTTrainer(args=args)
+    """
+    (said,) = length_warnings(options(tmp_path, trls, "--config", str(settings)), 2048)
+    assert f"write max_length: 2048 in {settings}, or plan again" in said
+    (said,) = length_warnings(options(tmp_path, trls, "--max_length", "512"), 2048)
+    assert "give the script --max_length 2048, or plan again" in said

@@ -75,9 +75,34 @@ ALL = "--lora_target_modules all-linear"
             ["--lora_rank is 64 by default, but the plan has adapters of rank 16"],
         ),
         (TRLS, "", "full", []),
-        (TRLS, "", "lora", ["without --use_peft the script trains all weights"]),
+        (
+            TRLS,
+            "",
+            "lora",
+            ["without --use_peft the script trains all weights", "--lora_target_modules is not given"],
+        ),
         (TRLS, f"--use_peft {ALL}", "lora", []),
-        (TRLS, "--use_peft", "lora", ["--lora_target_modules is not given"]),
+        (
+            TRLS,
+            "--use_peft",
+            "lora",
+            [
+                "--lora_target_modules is not given, so PEFT takes few layers, but the plan has adapters on "
+                "all linear layers (all-linear): give the script --lora_target_modules all-linear"
+            ],
+        ),
+        (
+            TRLS,
+            "--use_peft --lora_target_modules q_proj v_proj --lora_r 64",
+            "qlora",
+            [
+                "--load_in_4bit is not given: they take four times as much; give the script --load_in_4bit",
+                "--lora_r 64, but the plan",
+                "--lora_target_modules q_proj v_proj, but the plan has adapters on all linear layers "
+                "(all-linear): give the script --lora_target_modules all-linear, or plan again with "
+                "⟨lora_targets⟩ q_proj,v_proj",
+            ],
+        ),
         (
             TRLS,
             f"--use_peft {ALL} --lora_r 64",
@@ -131,6 +156,17 @@ def test_other_targets_than_the_plans_are_named(
     assert len(found) == (said is not None), found
     if said is not None:
         assert f"target_modules {said}" in found[0] and ".py:13: " in found[0]
+
+
+def test_trls_list_of_modules_is_compared_as_a_whole(tmp_path: Path) -> None:
+    lora = Lora(targets=("q_proj", "v_proj"))
+    command = ["--use_peft", "--lora_r", "16", "--lora_target_modules"]
+    assert warnings(options(tmp_path, TRLS, *command, "v_proj", "q_proj"), "lora", lora) == []
+    (said,) = warnings(options(tmp_path, TRLS, *command, "q_proj"), "lora", lora)
+    assert "give the script --lora_target_modules q_proj v_proj, or" in said
+    settings = tmp_path / "sft.yaml"
+    settings.write_text("use_peft: true\nlora_r: 16\nlora_target_modules: [q_proj, v_proj]\n")
+    assert warnings(options(tmp_path, TRLS, "--config", str(settings)), "lora", lora) == []
 
 
 def test_a_file_of_settings_counts_as_given(tmp_path: Path) -> None:

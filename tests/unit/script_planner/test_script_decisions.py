@@ -121,6 +121,27 @@ def test_a_method_that_is_not_the_scripts_is_refused(
         planned(tmp_path, asked=asked)
 
 
+@pytest.mark.parametrize("asked", [{}, {"method": "lora"}, {"method": "lora", "lora_rank": "64"}])
+def test_the_adapters_are_the_scripts_whoever_names_the_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str]
+) -> None:
+    model = {"method": "lora", "lora_rank": 64, "lora_targets": ("q_proj", "v_proj")}
+    play(monkeypatch, lambda *_: {"trainable_parameters": PARAMETERS // 100}, model=model)
+    lora = planned(tmp_path, asked=asked).job.lora
+    assert lora is not None and (lora.rank, lora.targets) == (64, ("q_proj", "v_proj"))
+    again = planned(tmp_path, recipe=str(tmp_path / "plan" / "plan.yaml")).job.lora
+    assert again == lora
+
+
+def test_weights_that_a_script_loads_in_4_bits_are_packed_by_the_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = {**CONFIG, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    model = {"method": "qlora", "lora_rank": 8, "lora_targets": ("q_proj",), "config": packed}
+    play(monkeypatch, lambda *_: {"trainable_parameters": PARAMETERS // 100}, model=model)
+    assert planned(tmp_path).job.method == "qlora"
+
+
 def test_another_length_than_the_script_feeds_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

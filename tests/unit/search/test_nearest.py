@@ -116,6 +116,19 @@ def test_a_narrow_fit_is_told_with_what_plans_more_room(job: dict[str, Any], opt
     assert slower == pytest.approx(float(named[2] or 0) / 100, abs=0.001)
 
 
+def test_offload_is_nothing_that_cpu_ranks_were_given() -> None:
+    job = {"model": "llama-3.2-1b", "device": "cpu", "gpus": 1, "host_ram": "36GiB", "seq_len": 8192}
+    text = _refusal(**job, checkpointing="none", micro_batch=1)
+    assert "without checkpointing" in text and "offload_optimizer" not in text, text
+
+
+def test_a_sequence_with_next_to_no_headroom_is_not_named() -> None:
+    """30,720 tokens leave 26.8 MiB of 80 GiB."""
+    text = _refusal(model="qwen2.5-14b", method="qlora", gpus=1, gpu="a100-80gb", seq_len=32768)
+    (length,) = re.findall(r"seq_len[ =](\d+)", text)
+    assert length == "28672", text
+
+
 def test_the_sequence_that_is_named_fits_and_little_more_does_not() -> None:
     job = {"model": "llama-3.1-8b", "method": "qlora", "gpus": 1, "gpu": "rtx-4090"}
     named = set()

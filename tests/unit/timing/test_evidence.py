@@ -51,7 +51,7 @@ def test_tensor_parallel_across_nodes_was_never_measured(degree: int, expected: 
 
 
 def test_it_stands_beside_the_figure_in_text_and_on_the_page(tmp_path: Path) -> None:
-    words = "No step time was ever measured on: b200, several nodes"
+    words = "No step time was ever measured on: b200; nor on several nodes"
     asked = ["--model", "llama-3.2-1b", "--gpu", "b200", "--gpus", "16", "--all-gpus"]
     page = tmp_path / "plan.html"
     shown = CliRunner().invoke(cli, ["plan", *asked, "--html", str(page)], catch_exceptions=False)

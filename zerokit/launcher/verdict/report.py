@@ -22,7 +22,13 @@ from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
 from zerokit.report.oom_advice import ways_to_need_less
 from zerokit.report.outcome import Outcome, RankState
-from zerokit.report.predicted import PredictAgain, PredictedAgain, compare_with_plan, predicted_of_rank
+from zerokit.report.predicted import (
+    PredictAgain,
+    PredictedAgain,
+    compare_with_plan,
+    plan_as_ran,
+    predicted_of_rank,
+)
 from zerokit.report.schema import SCHEMA, Failure, Predicted, RankReport, RunReport, checked, plain
 
 MOST_RANKS = 1 << 20  # more than any run has: a greater number in a file is damage
@@ -79,7 +85,9 @@ def build_report(
     if first is not None:
         values = _first_failure(first, next(rank for rank in ranks if rank.rank == first.rank))
         if verdict.outcome is Outcome.OOM:
-            values["try_next"] = ways_to_need_less(plan)
+            ran = plan_as_ran(as_dicts, plan, predict_again)
+            values["try_next"] = ways_to_need_less(ran)
+            values["oom"] = {**values.get("oom", {}), **_predicted_at_peak(ran, first.rank)}
         failure = checked(Failure, values, rank_file_name(first.rank), warnings)
     compared = compare_with_plan({"ranks": as_dicts}, plan, predict_again)
     return RunReport(
@@ -307,6 +315,12 @@ def _fullness(point: list[Any]) -> int:
     return value if isinstance(value, int) else 0
 
 
+def _predicted_at_peak(plan: Mapping[str, Any] | None, rank: int) -> Record:
+    """What a plan predicts of the peak of the rank that ran out of memory."""
+    names = ("predicted_peak_allocated_bytes", "predicted_components")
+    return {name: value for name, value in predicted_of_rank(plan, rank).items() if name in names}
+
+
 def _first_failure(first: RankEnd, rank: RankReport) -> Record:
     failure: Record = {
         "rank": first.rank, "host": first.host, "kind": first.kind, "error": first.error,
@@ -317,8 +331,6 @@ def _first_failure(first: RankEnd, rank: RankReport) -> Record:
     if first.oom is not None:
         failure["oom"] = {
             **first.oom,
-            "predicted_peak_allocated_bytes": rank.predicted_peak_allocated_bytes,
-            "predicted_components": rank.predicted_components,
             "measured_peak_allocated_bytes": rank.peak_allocated_bytes,
             "measured_peak_host_rss_bytes": rank.peak_host_rss_bytes,
         }

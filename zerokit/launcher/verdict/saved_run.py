@@ -20,7 +20,10 @@ from zerokit.report.schema import RunReport, load_report
 _PATIENCE_SECONDS = 15.0
 """From the ranks' last words to the launcher's report."""
 _MOST_NAMED = 3  # runs of a folder
-_NOT_LAUNCHED = "what a run that zerokit did not launch requires, `zerokit estimate` says"
+_NOT_LAUNCHED = (
+    "of a run that zerokit did not launch, `zerokit rehearse SCRIPT ARGS` predicts the memory, or "
+    "`zerokit estimate --model NAME --gpus N --gpu NAME --explain`"
+)
 
 
 def load_run(path: Path) -> RunReport:
@@ -38,7 +41,8 @@ def load_run(path: Path) -> RunReport:
             if path.suffix == ".json":
                 raise
             raise InputError(
-                f"{path} is neither a run folder nor its report.json; {_NOT_LAUNCHED}"
+                f"{path} is neither a run folder nor its report.json, and other logs are not read; "
+                f"{_NOT_LAUNCHED}"
             ) from error
     report_path = path / REPORT_FILE
     if report_path.exists():

@@ -1,0 +1,35 @@
+"""A script that saves its model under a plan whose ZeRO-3 gathers no weights for that, said before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.domain.deepspeed_settings import CONVERTS_A_CHECKPOINT
+from zerokit.script.reader import ScriptFacts
+
+
+def warnings(facts: ScriptFacts, config: Mapping[str, Any], method: str) -> list[str]:
+    """What to say where a save of the script's would lose the result of its run.
+
+    Args:
+        config: the DeepSpeed configuration that the script gets.
+        method: what the plan trains: ``full``, ``lora`` or ``qlora``.
+    """
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, Mapping) or zero.get("stage") != 3:
+        return []
+    if zero.get("stage3_gather_16bit_weights_on_model_save") is True:
+        return []
+    effects = {
+        "save_model": f"writes no {'weights' if method == 'full' else 'adapters'} that load",
+        "get_state_dict": "ends with an error",  # accelerate 1.15.0, accelerator.py: a ValueError
+    }
+    name = next((name for name in effects if name in facts.mentions), None)
+    if name is None:
+        return []
+    return [
+        f"warning: the script's {name} {effects[name]}: the plan's ZeRO-3 does not gather the weights "
+        "(stage3_gather_16bit_weights_on_model_save is false). Have it save checkpoints (save_strategy), and "
+        f"convert one: {CONVERTS_A_CHECKPOINT}"
+    ]
