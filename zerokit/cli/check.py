@@ -131,7 +131,7 @@ def _show(result: CheckResult, options: dict[str, Any]) -> None:
         return
     for finding in result.fixed:
         location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
-        echo(f"{location}: fixed: {finding.message} [{finding.rule}]")
+        echo(f"{location}: fixed: {finding.done} [{finding.rule}]")
     if style == "text":
         text = output.as_text(result.files, notes=options["notes"], width=width_of(1), skipped=result.skipped)
     else:

@@ -47,6 +47,11 @@ class Finding:
             return None
         return "safe" if all(edit.safe for edit in self.edits) else "unsafe"
 
+    @property
+    def done(self) -> str:
+        """What ``--fix`` wrote, in words; of grammar, what is no longer there."""
+        return ", ".join(edit.done for edit in self.edits) or self.message
+
     def as_json(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
         return {
