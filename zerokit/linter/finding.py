@@ -27,6 +27,7 @@ class Finding:
         suggests: the name that was probably meant, or that stands where nobody reads it.
         missing: the key whose absence this is, or those of which one is missing.
         edits: changes that ``--fix`` can write; those that are not safe with ``--unsafe`` alone.
+        is_ignored: nobody reads what it speaks of, and a run goes on without it, whatever the severity.
     """
 
     path: str
@@ -39,6 +40,7 @@ class Finding:
     edits: tuple[Edit, ...] = ()
     suggests: str = ""
     missing: str | tuple[str, ...] = ""
+    is_ignored: bool = False
 
     @property
     def fixable(self) -> Literal["safe", "unsafe"] | None:
@@ -109,6 +111,7 @@ def one_for_each_cause(findings: Sequence[Finding]) -> list[Finding]:
     nobody fills an ``"auto"`` in a key that nobody knows.
     """
     severities = [finding.severity for finding in findings]
+    goes_on = [finding.is_ignored for finding in findings]
     consequences = set()
     for number, finding in enumerate(findings):
         cause = next(
@@ -117,8 +120,9 @@ def one_for_each_cause(findings: Sequence[Finding]) -> list[Finding]:
         if cause is not None:
             consequences.add(number)
             severities[cause] = min(severities[cause], finding.severity, key=SEVERITIES.index)
+            goes_on[cause] = goes_on[cause] and (finding.is_ignored or finding.severity != "error")
     return [
-        replace(finding, severity=severities[number])
+        replace(finding, severity=severities[number], is_ignored=goes_on[number])
         for number, finding in enumerate(findings)
         if number not in consequences
     ]
