@@ -37,10 +37,11 @@ def check_own_file(path: str, *, style: str, ranks: int, accept_mismatch: bool) 
     fatal = [found for found in findings if found.severity == "error" and not found.is_ignored]
     if fatal and not accept_mismatch:
         count = "an error" if len(fatal) == 1 else f"{len(fatal)} errors"
+        command = shlex.join(["zerokit", "check", "--for", style, "--world-size", str(ranks), path])
         raise InputError(
             f"⟨deepspeed⟩ {path}: the run would fail on {count}:\n  "
             + "\n  ".join(_text(found) for found in fatal)
-            + f"\n`zerokit check {path}` shows more; ⟨accept_mismatch⟩ starts the run all the same"
+            + f"\n`{command}` shows more; ⟨accept_mismatch⟩ starts the run all the same"
         )
     return tuple(f"warning: {_text(found)}" for found in findings if found.severity != "note")
 

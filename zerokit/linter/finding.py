@@ -27,6 +27,7 @@ class Finding:
         suggests: the name that was probably meant, or that stands where nobody reads it.
         missing: the key whose absence this is, or those of which one is missing.
         edits: changes that ``--fix`` can write; those that are not safe with ``--unsafe`` alone.
+        also: further locations of which it speaks.
         is_ignored: nobody reads what it speaks of, and a run goes on without it, whatever the severity.
     """
 
@@ -40,6 +41,7 @@ class Finding:
     edits: tuple[Edit, ...] = ()
     suggests: str = ""
     missing: str | tuple[str, ...] = ""
+    also: tuple[Location, ...] = ()
     is_ignored: bool = False
 
     @property
@@ -67,6 +69,7 @@ class Finding:
             "source": self.source,
             "fixable": self.fixable == "safe",
             "unsafe_fix": self.fixable == "unsafe",
+            "also": [{"line": at.line, "column": at.column} for at in self.also],
         }
 
 
@@ -135,7 +138,7 @@ def _follows(consequence: Finding, cause: Finding) -> bool:
         return True
     if cause.rule in _UNREADABLE and consequence.rule not in _UNREADABLE:
         return cause.location.line == consequence.location.line
-    if cause.location != consequence.location:
+    if consequence.location not in (cause.location, *cause.also):
         return False
     if consequence.rule == "auto-not-filled":
         return cause.rule in _NOT_READ

@@ -32,6 +32,7 @@ def test_what_deepspeed_refuses_stops_the_launch(tmp_path: Path) -> None:
     text = str(stopped.value)
     assert "fail on 2 errors" in text and "foo" not in text
     assert f"{tmp_path}/ds.json:1:" in text and "[cpu-offload-with-scripts-optimizer]" in text
+    assert f"`zerokit check --for trainer --world-size 2 {tmp_path}/ds.json` shows more" in text
     assert 'fix: write "offload_optimizer": {"device": "cpu"}' in text and "[wrong-kind]" in text
     warned = checked(tmp_path, OLD_OFFLOAD, accept_mismatch=True)
     assert any("[cpu-offload-with-scripts-optimizer]" in text for text in warned)
