@@ -98,7 +98,10 @@ def _kind(file: CheckedFile) -> str:
     value = file.document.value if file.document is not None else None
     runs = value.get("distributed_type") if file.kind == "accelerate" and isinstance(value, dict) else None
     no_deepspeed = isinstance(runs, str) and runs in key_list()["distributed_types"] and runs != "DEEPSPEED"
-    return f"{file.kind}, {runs}: without DeepSpeed" if no_deepspeed else file.kind
+    if no_deepspeed:
+        return f"{file.kind}, {runs}: without DeepSpeed"
+    of_ranks = f", with the batch of {counted(file.batch_ranks, 'rank')}" if file.batch_ranks else ""
+    return f"{file.kind}{of_ranks}"
 
 
 def as_dict(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> dict[str, Any]:

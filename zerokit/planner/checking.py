@@ -19,6 +19,7 @@ from zerokit.linter.finding import Finding
 from zerokit.planner.check_result import CheckResult
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.recipes import Recipe
+from zerokit.rules.batch import ranks_of
 from zerokit.strictload import Document
 from zerokit.units import counted, parse_positive_int
 
@@ -302,11 +303,7 @@ def _smallest_world(file: CheckedFile, tensor_parallel: int) -> int:
     """A number of ranks the batch sizes allow, when none was named."""
     assert file.document is not None
     value = file.document.value
-    train, micro = value.get("train_batch_size"), value.get("train_micro_batch_size_per_gpu")
-    steps = value.get("gradient_accumulation_steps", 1)
-    if all(isinstance(number, int) and number > 0 for number in (train, micro, steps)):
-        return int(max(1, train // (micro * steps)) * tensor_parallel)
-    return 2 * tensor_parallel
+    return (ranks_of({"gradient_accumulation_steps": 1, **value}) or 2) * tensor_parallel
 
 
 def _not_modelled(file: CheckedFile) -> list[Finding]:
@@ -335,7 +332,8 @@ def _ask_whether_it_fits(
         if file.document is None or file.failed:
             continue
         if file.kind == "deepspeed":
-            fit = whether_it_fits(file.path, options, world_size, say)
+            ranks = world_size or file.batch_ranks
+            fit = whether_it_fits(file.path, options, ranks, say)
             file.findings += _not_modelled(file)
             stage = ("zero_optimization", "stage")
         elif file.kind == "accelerate" and isinstance(file.document.value, dict):

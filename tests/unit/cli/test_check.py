@@ -117,6 +117,23 @@ def test_tensor_parallel_against_the_models_heads(tmp_path: Path) -> None:
     assert key_value_heads("llama-3.1-8b") == 8
 
 
+def test_the_ranks_of_complete_batch_sizes_are_named_and_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is refused on any other number of ranks."""
+    sizes = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}
+    path = write(tmp_path, "ds.json", {**sizes, "zero_optimization": {"stage": 2}})
+    code, out, _ = check(path, capsys=capsys)
+    assert code == 0 and "(deepspeed, with the batch of 4 ranks): no problems" in out
+    code, _, err = check(path, "--model", "llama-3.2-1b", "--gpu", "h200", capsys=capsys)
+    assert code == 0 and "fits" in err
+    assert "with the batch of" not in check(path, "--world-size", "4", capsys=capsys)[1]
+    path = write(
+        tmp_path, "ds.json", {**sizes, "train_batch_size": "auto", "zero_optimization": {"stage": 2}}
+    )
+    assert "with the batch of" not in check(path, "--for", "accelerate", capsys=capsys)[1]
+
+
 def test_fix_writes_what_is_safe_and_leaves_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
