@@ -370,3 +370,21 @@ def test_estimate_leads_to_check_where_a_yaml_is_no_deepspeed_file(
     path = write(tmp_path, "plain.yaml", "stage: 3\n")
     assert run(["estimate", "--model", "gpt2", "--gpus", "1", "--gpu", "h200", "--deepspeed", path]) == 2
     assert f"`zerokit check {path}` says more" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_yaml_of_one_process_is_not_told_to_name_more_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """accelerate launch starts one of distributed_type NO, whatever num_processes says."""
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nnum_processes: {}\n"
+    one, two = (write(tmp_path, f"{count}.yaml", text.format(count)) for count in (1, 2))
+    assert "no problems" in check(one, capsys=capsys)[1]
+    for asked, said in (
+        ((one, "--world-size", "8"), "the job has 8 ranks"),
+        ((two,), "ignores num_processes 2"),
+    ):
+        out = check(*asked, capsys=capsys)[1]
+        assert (
+            f"2:1: warning: distributed_type is NO: accelerate launch starts one process, and {said}" in out
+        )
+        assert "fix: set distributed_type to DEEPSPEED, FSDP or MULTI_GPU" in out
