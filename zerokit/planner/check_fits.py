@@ -10,6 +10,7 @@ from typing import Any, Literal
 from zerokit import planner
 from zerokit.errors import InputError, NothingFits
 from zerokit.fields import as_options
+from zerokit.linter.given_file import rehearsal_of
 from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.memory_source import Say
 from zerokit.planner.options import OPTIONS
@@ -62,7 +63,7 @@ def whether_accelerate_fits(
     """
     block = value.get("deepspeed_config")
     if value.get("distributed_type") != "DEEPSPEED" or not isinstance(block, Mapping):
-        return Fit(severity=None, message="not told whether it fits: it does not use DeepSpeed")
+        return Fit(severity=None, message=f"it does not use DeepSpeed: {rehearsal_of(value)}")
     if block.get("deepspeed_config_file"):
         return None  # checked as a file of its own
     stage = block.get("zero_stage", _ACCELERATE_STAGE)

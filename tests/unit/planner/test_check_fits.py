@@ -69,4 +69,8 @@ def test_what_is_not_told_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n"
                                    "num_machines: 1\nnum_processes: 8\n")  # fmt: skip
     assert run(["check", "config.yaml", *JOB]) == 0
-    assert "not told whether it fits: it does not use DeepSpeed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert (
+        "it does not use DeepSpeed: `zerokit rehearse --launcher accelerate --gpus 8 --gpu GPU SCRIPT`"
+        in said
+    )
