@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -113,11 +112,6 @@ def as_dict(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> d
         "findings": [finding.as_json() for finding in _listed(files, True)],
         "fixed": [finding.as_json() for finding in fixed],
     }
-
-
-def as_json(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> str:
-    """The same as text."""
-    return json.dumps(as_dict(files, fixed=fixed), indent=2, ensure_ascii=False)
 
 
 def as_github(files: Sequence[CheckedFile], *, notes: bool = False) -> str:

@@ -59,6 +59,14 @@ def test_a_deepspeed_file_that_fits_says_so(capsys: pytest.CaptureFixture[str]) 
     job = ["--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "8"]
     assert run(["check", "ds.json", *job]) == 0
     assert "ds.json: fits: " in (said := capsys.readouterr().err) and "batch size per GPU 2" in said
+    assert run(["check", "ds.json", *job, "--json"]) == 0
+    body, said = capsys.readouterr()
+    fit = json.loads(body)["files"][0]["fit"]
+    assert fit["fits"] is True and f"ds.json: {fit['message']}" in said
+    assert run(["check", "ds.json", "--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "a10", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["files"][0]["fit"]["fits"] is False
+    assert run(["check", "ds.json", "--json"]) == 0
+    assert "fit" not in json.loads(capsys.readouterr().out)["files"][0]
     assert run(["check", "ds.json", "--model", "llama-3.1-8b", "--gpus", "8"]) == 0
     assert "--gpu or --vram tells whether it fits" in capsys.readouterr().err
     assert run(["check", "ds.json", *job, "-q"]) == 0
