@@ -160,6 +160,7 @@ def _may_be(wrong: str, right: str, words: set[str]) -> bool:
         if wrong_part == right_part:
             continue
         is_a_word = wrong_part in words and not right_part.startswith(wrong_part)
+        is_a_word = is_a_word and wrong_part != f"{right_part}s"
         allowed = 2 if max(len(wrong_part), len(right_part)) >= _LONG_WORD else 1
         if (
             is_a_word

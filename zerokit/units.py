@@ -219,3 +219,8 @@ def format_seconds(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / divisor:.1f} {suffix}"
     return f"{seconds / 86400:.1f} d"
+
+
+def format_seconds_range(low: float, high: float) -> str:
+    """``2.6 s to 3.1 s``; one of them where both read alike."""
+    return " to ".join(dict.fromkeys((format_seconds(low), format_seconds(high))))

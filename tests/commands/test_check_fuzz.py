@@ -24,7 +24,7 @@ from zerokit.errors import FileInputError
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.files import INTERNAL_ERROR, check_files
 from zerokit.linter.fix import fix_file
-from zerokit.linter.output import as_github, as_json, as_text
+from zerokit.linter.output import as_dict, as_github, as_text
 from zerokit.strictload import load_json
 
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -111,7 +111,7 @@ def shown_in_every_format(folder: Path, paths: list[str], context: Context) -> N
     files = check_files(paths, context)
     wrong = [finding for file in files for finding in file.findings if finding.rule == INTERNAL_ERROR]
     assert not wrong, wrong
-    body = json.loads(as_json(files))
+    body = json.loads(json.dumps(as_dict(files)))
     assert any(item["path"] == paths[-1] and item["line"] == 3 for item in body["findings"])
     assert f"{paths[-1]}:3:" in as_text(files, notes=True)
     assert all(line.startswith("::") for line in as_github(files, notes=True).splitlines())

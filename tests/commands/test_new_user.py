@@ -74,6 +74,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("plan --model gpt2 --gpus 2x4090", "write --gpus 2 --gpu rtx-4090"),
         ("plan --model gpt2 --gpu 2x4090", "write --gpus 2 --gpu rtx-4090"),
+        (
+            "plan --model gpt2 --gpu 4xA100",
+            "write --gpus 4 --gpu NAME; --gpu 'A100' could be any of: a100-40gb",
+        ),
         ("plan --model llama3 --gpus 1", "llama-3.1-8b"),
         ("plan llama-3.1-8b --gpus 8", "a model is named with --model llama-3.1-8b"),
         ("plan train.py --gpus 8", "zerokit plan … -- train.py ARGS"),

@@ -53,6 +53,7 @@ PROVOCATIONS = {
         "not supported between instances of 'str' and 'int'",
     ),
     "accelerate-num-processes": Provocation(TWO.replace("num_processes: 4", "num_processes: 3") + STAGE_2),
+    "accelerate-one-process": Provocation("distributed_type: 'NO'\nnum_machines: 1\nnum_processes: 4\n"),
     "accelerate-gpu-ids": Provocation(ONE + "gpu_ids: 0,1\n" + STAGE_2),
     "accelerate-machine-rank": Provocation(ONE + "machine_rank: 1\n" + STAGE_2),
     "accelerate-parallelism-product": Provocation(

@@ -200,6 +200,7 @@ PROVOCATIONS: dict[str, Provocation] = {
     "zenflow-without-offload": z(2, "cpu offload", zenflow={"topk_ratio": 0.1}),
     "deprecated-cpu-offload": with_(z(2, None, cpu_offload=True), mode="classes"),
     "deprecated-cpu-offload-param": with_(z(3, None, cpu_offload_param=True), mode="classes"),
+    "deprecated-offload-flag-off": with_(z(2, None, cpu_offload=False), mode="classes"),
     "deprecated-cpu-offload-use-pin-memory": with_(
         z(2, None, cpu_offload_use_pin_memory=True), mode="classes"
     ),

@@ -69,6 +69,29 @@ def test_auto_is_fatal_for_initialize(tmp_path: Path) -> None:
     assert run(["check", path, "--for", "nobody"]) == 2
 
 
+def test_one_finding_tells_of_all_keys_and_of_those_who_do_not_fill_them(tmp_path: Path) -> None:
+    params = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
+    optimizer = {"type": "AdamW", "params": params}
+    zero = {"stage": 3, "reduce_bucket_size": "auto", "overlap_comm": "auto", "sub_group_size": "auto"}
+    path = write(tmp_path, {**AUTO, "optimizer": optimizer, "zero_optimization": zero})
+
+    def said(reader: str, **more: Any) -> list[str]:
+        (file,) = check_files([path], Context(readers=frozenset(reader.split()), **more))
+        return [finding.message for finding in file.findings if finding.rule == "auto-not-filled"]
+
+    nobody = 'nobody fills "auto" for overlap_comm, sub_group_size: '
+    only = 'only the Trainer fills "auto" for betas, eps: Accelerate fails when it prepares the model'
+    assert said("trainer") == [f"{nobody}the Trainer fails when it prepares the model"]
+    assert said("accelerate") == [f"{nobody}Accelerate fails when it prepares the model", only]
+    every = said("raw trainer accelerate", every_reader_must_do=True)
+    assert only in every and len(every) == 4
+    assert any(
+        "the engine fails on the text, for train_micro_batch_size_per_gpu, lr, weight_decay" in one
+        for one in every
+    )
+    assert f"{nobody}the Trainer and Accelerate fail when they prepare the model, " in " ".join(every)
+
+
 def test_activation_checkpointing_is_never_read_by_a_trainer(tmp_path: Path) -> None:
     config = {**PLAIN, "activation_checkpointing": {"partition_activations": True}}
     rule = "activation-checkpointing-not-read"

@@ -97,6 +97,8 @@ def test_a_count_that_is_shown_is_read_back_within_half_of_its_last_digit(number
      (units.format_count(70_553_706_496), "70.6B"), (units.format_count(1_235_814_400), "1.24B"),
      (units.format_count(12), "12"), (units.format_seconds(0.85), "850 ms"),
      (units.format_seconds(12.34), "12.3 s"),
+     (units.format_seconds_range(2.61, 2.62), "2.6 s"),
+     (units.format_seconds_range(2.6, 3.14), "2.6 s to 3.1 s"),
      (units.format_seconds(250), "4.2 min"), (units.format_seconds(11_160), "3.1 h"),
      (units.format_seconds(207_360), "2.4 d")],
 )  # fmt: skip

@@ -123,15 +123,17 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 
 def _show(result: CheckResult, options: dict[str, Any]) -> None:
+    import json
+
     from zerokit.linter import output
 
     style = "json" if options["as_json"] else options["style"]
     if style == "json":
-        click.echo(output.as_json(result.files, fixed=result.fixed))
+        click.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False))
         return
     for finding in result.fixed:
         location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
-        echo(f"{location}: fixed: {finding.message} [{finding.rule}]")
+        echo(f"{location}: fixed: {finding.done} [{finding.rule}]")
     if style == "text":
         text = output.as_text(result.files, notes=options["notes"], width=width_of(1), skipped=result.skipped)
     else:

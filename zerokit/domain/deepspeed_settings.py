@@ -130,6 +130,9 @@ _ZERO_KEYS = {
 
 _OFFLOAD_KEYS = tuple(Offload.__dataclass_fields__)
 
+DEPRECATED_OFFLOADS = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}
+"""Block -> the flag that DeepSpeed turns into ``{"device": "cpu"}`` (runtime/zero/config.py:188 and 209)."""
+
 
 def _number(value: object, key: str) -> int:
     """DeepSpeed's ``pp_int`` fields: whole numbers, floats such as 5e8 included."""
@@ -155,6 +158,8 @@ def _block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _offload(zero: Mapping[str, Any], key: str, default: Offload) -> Offload:
     block = _block(zero, key)
+    if key not in zero and zero.get(DEPRECATED_OFFLOADS[key]):
+        block = {"device": "cpu"}
     values = {name: block[name] for name in _OFFLOAD_KEYS if name in block}
     for name in ("buffer_count", "buffer_size", "max_in_cpu"):
         if name in values:

@@ -11,12 +11,10 @@ from zerokit.errors import InputError
 from zerokit.linter.finding import Finding
 from zerokit.linter.suppress import settings_beside
 from zerokit.planner.checking import CheckSettings, check, for_versions
-from zerokit.script import file_mismatches
+from zerokit.script import file_mismatches, scripts_optimizer
 from zerokit.script.arguments import ScriptOptions
 from zerokit.strictload import load_json
 
-_IGNORED = frozenset({"unknown-key", "misplaced-key"})
-"""Errors of ``check`` after which a run goes on: nobody reads the key."""
 _READERS = {"raw", "trainer", "accelerate"}
 
 
@@ -36,13 +34,14 @@ def check_own_file(path: str, *, style: str, ranks: int, accept_mismatch: bool) 
     if style not in _READERS:
         return ()
     findings = _findings(path, style, ranks)
-    fatal = [found for found in findings if found.severity == "error" and found.rule not in _IGNORED]
+    fatal = [found for found in findings if found.severity == "error" and not found.is_ignored]
     if fatal and not accept_mismatch:
         count = "an error" if len(fatal) == 1 else f"{len(fatal)} errors"
+        command = shlex.join(["zerokit", "check", "--for", style, "--world-size", str(ranks), path])
         raise InputError(
             f"⟨deepspeed⟩ {path}: the run would fail on {count}:\n  "
             + "\n  ".join(_text(found) for found in fatal)
-            + f"\n`zerokit check {path}` shows more; ⟨accept_mismatch⟩ starts the run all the same"
+            + f"\n`{command}` shows more; ⟨accept_mismatch⟩ starts the run all the same"
         )
     return tuple(f"warning: {_text(found)}" for found in findings if found.severity != "note")
 
@@ -62,13 +61,21 @@ def check_agrees(
         config: the file as the run has it.
 
     Raises:
-        InputError: Transformers would end the run; the message has both values and what to add.
+        InputError: Transformers or Accelerate would end the run; the message says on what, and the fix.
     """
     if options.style == "accelerate":
-        return tuple(
+        unlike = tuple(
             f"warning: {path}: {one.text}: the file's value counts{_to_agree(one.arguments)}"
             for one in file_mismatches.of_accelerate(options, config)
         )
+        made = scripts_optimizer.refused_beside_file(options, config)
+        if made is None:
+            return unlike
+        text = (
+            f"{path} has an optimizer and the script makes its own ({made}), which Accelerate refuses: "
+            "remove the one in the file, or give prepare an accelerate.utils.DummyOptim"
+        )
+        return (*_stop_or_warn(text, accept_mismatch=accept_mismatch), *unlike)
     found = file_mismatches.of_trainer(options, config, ranks) if options.style == "trainer" else []
     if not found:
         return ()
@@ -80,6 +87,10 @@ def check_agrees(
         f'{"; ".join(one.text for one in found)}; write "auto" there, and the Trainer fills it'
         f"{_to_agree(added, 'or ')}"
     )
+    return _stop_or_warn(text, accept_mismatch=accept_mismatch)
+
+
+def _stop_or_warn(text: str, *, accept_mismatch: bool) -> tuple[str, ...]:
     if accept_mismatch:
         return (f"warning: {text}",)
     raise InputError(f"⟨deepspeed⟩ {text}; ⟨accept_mismatch⟩ starts the run all the same")

@@ -31,7 +31,7 @@ from zerokit.launcher.placement import Placement, decide_placement
 from zerokit.launcher.run_folder import ACCELERATE_FILE, COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
-from zerokit.script import adapt_config, agreement, reader
+from zerokit.script import adapt_config, agreement, bf16_on_cpu, reader
 from zerokit.script import arguments as script_arguments
 from zerokit.script.code_settings import refused_on_cpu
 from zerokit.script.resuming import reads_checkpoint
@@ -161,7 +161,8 @@ def _configured(
     """What the script runs with: the plan's file, the one that ⟨deepspeed⟩ names, or its own."""
     if config is None:
         own = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
-        return _Configured(config=None, notes=own_file.of_arguments(own, placement.ranks))
+        notes = (*own_file.of_arguments(own, placement.ranks), *_refused_on_cpu(own, placement))
+        return _Configured(config=None, notes=notes)
     if plan is None:
         return _own_file(options, config, facts, style, placement)
     return _from_plan(options, plan, config, facts, style, placement)
@@ -183,16 +184,24 @@ def _own_file(
         config, style="none", device=placement.devices.kind, ranks=placement.ranks,
         planned_ranks=placement.ranks, facts=facts,
     )  # fmt: skip
+    script_options = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
     unlike = own_file.check_agrees(
         str(options.deepspeed),
-        script_arguments.ScriptOptions.read(facts, style, options.target.arguments),
+        script_options,
         adapted.config,
         ranks=placement.ranks,
         on_cpu=placement.devices.kind == "cpu",
         accept_mismatch=options.accept_mismatch,
     )
-    notes = (*warnings, *unlike, *_adapted_notes(str(options.deepspeed), adapted))
+    refused = _refused_on_cpu(script_options, placement)
+    notes = (*warnings, *unlike, *refused, *_adapted_notes(str(options.deepspeed), adapted))
     return _Configured(config=adapted.config, notes=notes)
+
+
+def _refused_on_cpu(options: script_arguments.ScriptOptions, placement: Placement) -> tuple[str, ...]:
+    """A warning of what a plan would have added ``--use_cpu`` for."""
+    refused = bf16_on_cpu.refused(options) if placement.devices.kind == "cpu" else None
+    return () if refused is None else (f"warning: {refused}",)
 
 
 def _from_plan(

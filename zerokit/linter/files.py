@@ -24,6 +24,7 @@ from zerokit.linter.hostfile import lint_hostfile
 from zerokit.linter.kinds import KINDS, UNKNOWN, detect_kind, what_else
 from zerokit.linter.suppress import without_ignored
 from zerokit.rules import FRAMEWORKS
+from zerokit.rules.batch import ranks_of
 from zerokit.strictload import (
     BYTE_ORDER_MARK,
     MAX_BYTES,
@@ -39,13 +40,19 @@ from zerokit.strictload import (
 
 @dataclass(slots=True, kw_only=True)
 class CheckedFile:
-    """One file, what it is, and what was found; ``text`` as it was read."""
+    """One file, what it is, and what was found.
+
+    Attributes:
+        text: as it was read.
+        batch_ranks: the only number of ranks that its batch sizes are for, where the run's was not said.
+    """
 
     path: str
     kind: str
     document: Document | None
     findings: list[Finding] = field(default_factory=list)
     text: str = ""
+    batch_ranks: int | None = None
 
     @property
     def failed(self) -> bool:
@@ -259,6 +266,8 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
             readers = context.readers
             if readers is None and _real(file.path) in named:
                 readers = FRAMEWORKS
+            if world_size is None and isinstance(file.document.value, dict):
+                file.batch_ranks = ranks_of(file.document.value)
             file_context = replace(context, world_size=world_size, readers=readers)
             _add(file, functools.partial(lint_deepspeed, file.document, file_context))
 

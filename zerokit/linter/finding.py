@@ -27,6 +27,8 @@ class Finding:
         suggests: the name that was probably meant, or that stands where nobody reads it.
         missing: the key whose absence this is, or those of which one is missing.
         edits: changes that ``--fix`` can write; those that are not safe with ``--unsafe`` alone.
+        also: further locations of which it speaks.
+        is_ignored: nobody reads what it speaks of, and a run goes on without it, whatever the severity.
     """
 
     path: str
@@ -39,6 +41,8 @@ class Finding:
     edits: tuple[Edit, ...] = ()
     suggests: str = ""
     missing: str | tuple[str, ...] = ""
+    also: tuple[Location, ...] = ()
+    is_ignored: bool = False
 
     @property
     def fixable(self) -> Literal["safe", "unsafe"] | None:
@@ -46,6 +50,11 @@ class Finding:
         if not self.edits:
             return None
         return "safe" if all(edit.safe for edit in self.edits) else "unsafe"
+
+    @property
+    def done(self) -> str:
+        """What ``--fix`` wrote, in words; of grammar, what is no longer there."""
+        return ", ".join(edit.done for edit in self.edits) or self.message
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
@@ -60,6 +69,7 @@ class Finding:
             "source": self.source,
             "fixable": self.fixable == "safe",
             "unsafe_fix": self.fixable == "unsafe",
+            "also": [{"line": at.line, "column": at.column} for at in self.also],
         }
 
 
@@ -104,6 +114,7 @@ def one_for_each_cause(findings: Sequence[Finding]) -> list[Finding]:
     nobody fills an ``"auto"`` in a key that nobody knows.
     """
     severities = [finding.severity for finding in findings]
+    goes_on = [finding.is_ignored for finding in findings]
     consequences = set()
     for number, finding in enumerate(findings):
         cause = next(
@@ -112,8 +123,9 @@ def one_for_each_cause(findings: Sequence[Finding]) -> list[Finding]:
         if cause is not None:
             consequences.add(number)
             severities[cause] = min(severities[cause], finding.severity, key=SEVERITIES.index)
+            goes_on[cause] = goes_on[cause] and (finding.is_ignored or finding.severity != "error")
     return [
-        replace(finding, severity=severities[number])
+        replace(finding, severity=severities[number], is_ignored=goes_on[number])
         for number, finding in enumerate(findings)
         if number not in consequences
     ]
@@ -126,7 +138,7 @@ def _follows(consequence: Finding, cause: Finding) -> bool:
         return True
     if cause.rule in _UNREADABLE and consequence.rule not in _UNREADABLE:
         return cause.location.line == consequence.location.line
-    if cause.location != consequence.location:
+    if consequence.location not in (cause.location, *cause.also):
         return False
     if consequence.rule == "auto-not-filled":
         return cause.rule in _NOT_READ

@@ -39,11 +39,11 @@ def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
         is_applicable = finding.fixable == "safe" or (unsafe and finding.fixable == "unsafe")
         if not is_applicable or finding.rule == "json-trailing-comma":
             continue  # commas below, from the end, so that locations stay true
+        before = document
         for edit in finding.edits:
-            changed = _changed(document, edit, as_json=as_json)
-            if changed is not None:
-                document = changed
-                fixed.append(finding)
+            document = _changed(document, edit, as_json=as_json) or document
+        if document is not before:
+            fixed.append(finding)
     text, commas = _without_trailing_commas(document) if as_json else (document.text, 0)
     fixed += [finding for finding in file.findings if finding.rule == "json-trailing-comma"][:commas]
     # the text was read without it

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from zerokit.errors import FileInputError, InputError
 from zerokit.linter.accelerate.top_level import named_config
@@ -72,6 +73,23 @@ def _of_yaml(path: Path) -> str:
     if kind == "plan":
         return f"it is a plan: ⟨plan⟩ {path.parent}"
     name = named_config(document)
-    if kind != "accelerate" or name is None:
+    if name is not None and kind == "accelerate":
+        return f"this is Accelerate's YAML, which names it: {name}"
+    runs = document.value.get("distributed_type") if isinstance(document.value, dict) else None
+    if kind != "accelerate" or not isinstance(runs, str):
         return "this YAML names none" + checked
-    return f"this is Accelerate's YAML, which names it: {name}"
+    if runs == "DEEPSPEED":
+        command = f"zerokit check {shlex.quote(str(path))} --model MODEL --gpu GPU"
+        return f"this is Accelerate's YAML, which names none: `{command}` tells whether it fits"
+    return f"this is Accelerate's YAML, and does not use DeepSpeed: {rehearsal_of(document.value)}"
+
+
+def rehearsal_of(value: Mapping[str, Any]) -> str:
+    """What tells whether the run of an accelerate YAML without DeepSpeed fits."""
+    ranks = value.get("num_processes")
+    gpus = f" --gpus {ranks}" if isinstance(ranks, int) and ranks > 1 else ""
+    with_fsdp = (
+        ", with the settings of its fsdp_config as variables (ACCELERATE_USE_FSDP=true, FSDP_VERSION=…)"
+    )
+    variables = with_fsdp if value.get("distributed_type") == "FSDP" else ""
+    return f"`zerokit rehearse --launcher accelerate{gpus} --gpu GPU SCRIPT` tells whether it fits{variables}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -98,7 +97,10 @@ def _kind(file: CheckedFile) -> str:
     value = file.document.value if file.document is not None else None
     runs = value.get("distributed_type") if file.kind == "accelerate" and isinstance(value, dict) else None
     no_deepspeed = isinstance(runs, str) and runs in key_list()["distributed_types"] and runs != "DEEPSPEED"
-    return f"{file.kind}, {runs}: without DeepSpeed" if no_deepspeed else file.kind
+    if no_deepspeed:
+        return f"{file.kind}, {runs}: without DeepSpeed"
+    of_ranks = f", with the batch of {counted(file.batch_ranks, 'rank')}" if file.batch_ranks else ""
+    return f"{file.kind}{of_ranks}"
 
 
 def as_dict(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> dict[str, Any]:
@@ -110,11 +112,6 @@ def as_dict(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> d
         "findings": [finding.as_json() for finding in _listed(files, True)],
         "fixed": [finding.as_json() for finding in fixed],
     }
-
-
-def as_json(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> str:
-    """The same as text."""
-    return json.dumps(as_dict(files, fixed=fixed), indent=2, ensure_ascii=False)
 
 
 def as_github(files: Sequence[CheckedFile], *, notes: bool = False) -> str:

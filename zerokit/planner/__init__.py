@@ -118,7 +118,7 @@ def estimate(
     from zerokit.memory.saving import notes as saving_notes
     from zerokit.planner.documents import Estimate, PlannedStrategy
     from zerokit.planner.memory_source import silent
-    from zerokit.planner.one_strategy import errors_in, one_strategy, read_strategy_file
+    from zerokit.planner.one_strategy import one_strategy, read_strategy_file, refuse_errors_on
     from zerokit.planner.request import resolve
     from zerokit.search.explain import unsure_near_limit
     from zerokit.search.host_memory import note_on_estimate
@@ -131,7 +131,8 @@ def estimate(
     strategy, notes = one_strategy(request, file)
     unmodelled = () if file is None else not_modelled(file.config)
     if file is not None:
-        notes = (*file.remarks, *errors_in(str(deepspeed), strategy, request.cluster), *unmodelled, *notes)
+        refuse_errors_on(str(deepspeed), strategy, request.cluster)
+        notes = (*file.remarks, *unmodelled, *notes)
     candidate, fitting = estimate_strategy(request, strategy)
     if unmodelled:
         candidate = replace(candidate, memory=replace(candidate.memory, basis=BASIS))

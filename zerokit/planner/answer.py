@@ -23,7 +23,7 @@ from zerokit.search.explain import host_lack_words
 from zerokit.search.sure_fit import unsure_bytes
 from zerokit.timing.evidence import NO_GPUS
 from zerokit.timing.ranges import NVME_RATES, SURE
-from zerokit.units import counted, format_gib, format_seconds, shown_unit
+from zerokit.units import counted, format_gib, format_seconds, format_seconds_range, shown_unit
 
 _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}
 _MOST_PARTS = 4
@@ -130,7 +130,7 @@ def _range(estimate: Estimate) -> str:
     seconds = estimate.step_seconds_range
     if seconds is None or seconds[1] < (1 + SURE) * seconds[0]:
         return ""
-    return f" ({format_seconds(seconds[0])} to {format_seconds(seconds[1])})"
+    return f" ({format_seconds_range(*seconds)})"
 
 
 def trains(job: Job) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from zerokit import planner
 from zerokit.errors import InputError, NothingFits
 from zerokit.fields import as_options
+from zerokit.linter.given_file import rehearsal_of
 from zerokit.planner.auto_values import LEFT_OPEN
+from zerokit.planner.check_result import Fit
 from zerokit.planner.memory_source import Say
 from zerokit.planner.options import OPTIONS
 from zerokit.search.explain import host_lack_words
@@ -21,19 +22,6 @@ _OF_THE_JOB = ("method", "lora-rank", "lora-targets", "seq-len", "attention")
 """Of a plan's request: what its DeepSpeed file does not say."""
 _ACCELERATE_STAGE = 2
 """Where the YAML names none (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin.__post_init__)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """Whether a file fits.
-
-    Attributes:
-        severity: of what is lacking; None: it fits, or no memory was named.
-        message: a sentence with the figures.
-    """
-
-    severity: Literal["error", "warning"] | None
-    message: str
 
 
 def whether_it_fits(path: str, options: Mapping[str, Any], world_size: int | str | None, say: Say) -> Fit:
@@ -62,7 +50,7 @@ def whether_accelerate_fits(
     """
     block = value.get("deepspeed_config")
     if value.get("distributed_type") != "DEEPSPEED" or not isinstance(block, Mapping):
-        return Fit(severity=None, message="not told whether it fits: it does not use DeepSpeed")
+        return Fit(fits=None, severity=None, message=f"it does not use DeepSpeed: {rehearsal_of(value)}")
     if block.get("deepspeed_config_file"):
         return None  # checked as a file of its own
     stage = block.get("zero_stage", _ACCELERATE_STAGE)
@@ -85,40 +73,41 @@ def whether_accelerate_fits(
 
 
 def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say) -> Fit:
-    lacking, message = _answer(estimate_options, path, say)
-    if not lacking:
-        return Fit(severity=None, message=message)
+    fits, message = _answer(estimate_options, path, say)
+    if fits is not False:
+        return Fit(fits=fits, severity=None, message=message)
     if "checkpointing" not in estimate_options:
-        still_lacking, _ = _answer({**estimate_options, "checkpointing": "full"}, path, say)
-        if not still_lacking:
+        fits_then, _ = _answer({**estimate_options, "checkpointing": "full"}, path, say)
+        if fits_then:
             return Fit(
+                fits=False,
                 severity="warning",
                 message=f"{message} without activation checkpointing; it fits if the script turns that on",
             )
-    return Fit(severity="error", message=message)
+    return Fit(fits=False, severity="error", message=message)
 
 
-def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> tuple[bool, str]:
-    """Whether something is lacking, and a sentence with the figures."""
+def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> tuple[bool | None, str]:
+    """Whether it fits, and a sentence with the figures."""
     try:
         answer = planner.estimate(estimate_options, deepspeed=path, say=say)
     except NothingFits as error:
-        return True, as_options(error.marked)
+        return False, as_options(error.marked)
     peak = f"peak of tensors {format_gib(answer.peak_allocated_bytes)}"
     left_open = _left_open(answer.planned.notes, path)
     if answer.fits is False:
         worst = f"the worst GPU needs {format_gib(answer.min_vram_bytes)} ({peak})"
-        return True, f"does not fit: {worst}{left_open}"
+        return False, f"does not fit: {worst}{left_open}"
     required = f"{format_gib(answer.min_vram_bytes)} required"
     settings = answer.planned.strategy.settings
     job = f"{peak}; {settings.precision}, batch size per GPU {settings.micro_batch}"
     if answer.fits is None:
-        return False, f"{required} per GPU ({job}); ⟨gpu⟩ or ⟨vram⟩ tells whether it fits{left_open}"
+        return None, f"{required} per GPU ({job}); ⟨gpu⟩ or ⟨vram⟩ tells whether it fits{left_open}"
     available = format_gib(answer.planned.cluster.gpu.driver_vram_bytes)
     lack = host_lack_words(answer.planned.candidate.memory, answer.planned.cluster)
     host = f", and {lack}" if lack else ""
     fits = "fits the GPU, but maybe not the host" if lack else "fits"
-    return False, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
+    return True, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
 
 
 def _left_open(notes: Iterable[str], path: str | None) -> str:

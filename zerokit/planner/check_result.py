@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from zerokit.errors import InputError
+from zerokit.fields import as_options
 from zerokit.linter import output
 from zerokit.linter.files import INTERNAL_ERROR, CheckedFile
 from zerokit.linter.finding import Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Whether a file fits.
+
+    Attributes:
+        fits: None: no memory was named, or it does not use DeepSpeed.
+        severity: of what is lacking; None: nothing is, as far as is told.
+        message: a sentence with the figures.
+    """
+
+    fits: bool | None
+    severity: Literal["error", "warning"] | None
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +35,14 @@ class CheckResult:
     Attributes:
         files: each with its kind and findings; those that a file names come after it.
         fixed: findings whose fix was written.
+        fits: of a file's path, whether it fits, where a model was named.
         skipped: files of a folder that are no configurations.
         stopped: why DeepSpeed could not be asked, or why nobody can tell whether it fits; else None.
     """
 
     files: tuple[CheckedFile, ...]
     fixed: tuple[Finding, ...] = ()
+    fits: Mapping[str, Fit] = field(default_factory=dict)
     skipped: int = 0
     stopped: InputError | None = None
 
@@ -58,4 +77,9 @@ class CheckResult:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``check --json`` prints."""
-        return output.as_dict(self.files, fixed=self.fixed)
+        body = output.as_dict(self.files, fixed=self.fixed)
+        for file in body["files"]:
+            fit = self.fits.get(file["path"])
+            if fit is not None:
+                file["fit"] = {"fits": fit.fits, "message": as_options(fit.message)}
+        return body

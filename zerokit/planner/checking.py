@@ -16,9 +16,10 @@ from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.discover import files_of
 from zerokit.linter.files import CheckedFile, check_files
 from zerokit.linter.finding import Finding
-from zerokit.planner.check_result import CheckResult
+from zerokit.planner.check_result import CheckResult, Fit
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.recipes import Recipe
+from zerokit.rules.batch import ranks_of
 from zerokit.strictload import Document
 from zerokit.units import counted, parse_positive_int
 
@@ -117,15 +118,16 @@ def _checked(
         checked = read()
     _plans_and_recipes(checked)
     stopped: InputError | None = None
+    fits: dict[str, Fit] = {}
     try:
         if settings.deepspeed_classes or settings.deep:
             _ask_deepspeed(checked, context, deep=settings.deep)
         if options.get("model") or options.get("params"):
-            _ask_whether_it_fits(checked, options, settings.world_size, say)
+            fits = _ask_whether_it_fits(checked, options, settings.world_size, say)
     except InputError as error:
         stopped = error  # what is known already is shown first
     skipped = len(set(discovered).difference(file.path for file in checked))
-    return CheckResult(files=tuple(checked), fixed=tuple(fixed), skipped=skipped, stopped=stopped)
+    return CheckResult(files=tuple(checked), fixed=tuple(fixed), fits=fits, skipped=skipped, stopped=stopped)
 
 
 def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> Context:
@@ -302,11 +304,7 @@ def _smallest_world(file: CheckedFile, tensor_parallel: int) -> int:
     """A number of ranks the batch sizes allow, when none was named."""
     assert file.document is not None
     value = file.document.value
-    train, micro = value.get("train_batch_size"), value.get("train_micro_batch_size_per_gpu")
-    steps = value.get("gradient_accumulation_steps", 1)
-    if all(isinstance(number, int) and number > 0 for number in (train, micro, steps)):
-        return int(max(1, train // (micro * steps)) * tensor_parallel)
-    return 2 * tensor_parallel
+    return (ranks_of({"gradient_accumulation_steps": 1, **value}) or 2) * tensor_parallel
 
 
 def _not_modelled(file: CheckedFile) -> list[Finding]:
@@ -328,14 +326,17 @@ def _not_modelled(file: CheckedFile) -> list[Finding]:
 
 def _ask_whether_it_fits(
     checked: Sequence[CheckedFile], options: Mapping[str, Any], world_size: int | str | None, say: Say
-) -> None:
+) -> dict[str, Fit]:
+    """What is told of each file, by its path; what is lacking is a finding, too."""
     from zerokit.planner.check_fits import whether_accelerate_fits, whether_it_fits
 
+    told: dict[str, Fit] = {}
     for file in checked:
         if file.document is None or file.failed:
             continue
         if file.kind == "deepspeed":
-            fit = whether_it_fits(file.path, options, world_size, say)
+            ranks = world_size or file.batch_ranks
+            fit = whether_it_fits(file.path, options, ranks, say)
             file.findings += _not_modelled(file)
             stage = ("zero_optimization", "stage")
         elif file.kind == "accelerate" and isinstance(file.document.value, dict):
@@ -345,6 +346,7 @@ def _ask_whether_it_fits(
             fit, stage = accelerate_fit, ("deepspeed_config", "zero_stage")
         else:
             continue
+        told[file.path] = fit
         if fit.severity is None:
             say(f"{file.path}: {fit.message}")
             continue
@@ -360,3 +362,4 @@ def _ask_whether_it_fits(
                 else "let `zerokit plan` choose",
             )
         )
+    return told

@@ -111,10 +111,10 @@ def _refuse_number_with_name(options: Mapping[str, Any]) -> None:
     Raises:
         InputError: with both options written out.
     """
+    from zerokit.catalog import gpus
+
     typed = str(options.get("gpus") or "").strip()
     if typed[:1].isalpha():
-        from zerokit.catalog import gpus
-
         name = _catalogue_name(typed)
         number = options["gpu"] if str(options.get("gpu")).isdigit() else "N"
         if name in gpus.names():
@@ -123,7 +123,12 @@ def _refuse_number_with_name(options: Mapping[str, Any]) -> None:
         text = str(options.get(option) or "")
         match = _NUMBER_AND_NAME.fullmatch(text)
         if match is not None:
-            raise InputError(f"⟨{option}⟩ {text}: write ⟨gpus⟩ {match[1]} ⟨gpu⟩ {_catalogue_name(match[2])}")
+            written = f"⟨{option}⟩ {text}: write ⟨gpus⟩ {match[1]} ⟨gpu⟩"
+            try:
+                name = gpus.lookup(match[2]).name
+            except InputError as error:
+                raise InputError(f"{written} NAME; {error.marked}") from None
+            raise InputError(f"{written} {name}")
 
 
 def _catalogue_name(text: str) -> str:

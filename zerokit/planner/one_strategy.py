@@ -45,18 +45,12 @@ class StrategyFile:
     remarks: tuple[str, ...] = ()
 
 
-def refuse_errors(path: str) -> None:
+def refuse_errors(path: str, world_size: int | None = None, gpus_per_node: int | None = None) -> None:
     """Stop where ``zerokit check`` finds errors, with its own words; its warnings stop nothing.
 
     Raises:
         InputError: every error of the file, with its fix.
     """
-    errors = _errors(path)
-    if errors:
-        raise InputError("\n".join(map(_as_check_shows, errors)))
-
-
-def _errors(path: str, world_size: int | None = None, gpus_per_node: int | None = None) -> list[Finding]:
     from zerokit.linter.deepspeed.file import Context
     from zerokit.linter.files import check_files
     from zerokit.planner.checking import for_versions
@@ -64,7 +58,9 @@ def _errors(path: str, world_size: int | None = None, gpus_per_node: int | None 
     with for_versions(None, None):
         context = Context(world_size=world_size, gpus_per_node=gpus_per_node)
         (checked,) = check_files([path], context, kind="deepspeed")
-    return [finding for finding in checked.findings if finding.severity == "error"]
+    errors = [finding for finding in checked.findings if finding.severity == "error"]
+    if errors:
+        raise InputError("\n".join(map(_as_check_shows, errors)))
 
 
 def _as_check_shows(finding: Finding) -> str:
@@ -73,20 +69,16 @@ def _as_check_shows(finding: Finding) -> str:
     return f"{location}: error: {finding.message} [{finding.rule}]{fix}"
 
 
-def errors_in(path: str, strategy: Strategy, cluster: Cluster) -> tuple[str, ...]:
-    """What DeepSpeed would refuse of a file on these GPUs, as notes.
+def refuse_errors_on(path: str, strategy: Strategy, cluster: Cluster) -> None:
+    """Stop at what DeepSpeed would refuse of a file on these GPUs.
 
     Its batch is set against the GPUs where every one of them reads a batch of its own.
+
+    Raises:
+        InputError: every error of the file, with its fix.
     """
-    gpus = strategy.world_size if strategy.data_parallel == strategy.world_size else None
-    errors = _errors(path, gpus, gpus and cluster.gpus_per_node)
-    if not errors:
-        return ()
-    more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
-    first, command = errors[0], "zerokit check" + (f" --gpus {gpus}" if gpus else "")
-    return (
-        f"{path}:{first.location.line}: {first.message}{more} (`{command} {path}`); the rest is estimated",
-    )
+    if strategy.world_size == strategy.data_parallel:
+        refuse_errors(path, strategy.world_size, cluster.gpus_per_node)
 
 
 def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:

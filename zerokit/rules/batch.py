@@ -34,6 +34,17 @@ def _is_whole(value: float) -> bool:
     return abs(value) < _TOO_LARGE and value == int(value)
 
 
+def ranks_of(raw: Mapping[str, Any]) -> int | None:
+    """The data-parallel ranks that the batch sizes of a file multiply to; None: one of them is left open, or
+    no number of ranks does."""
+    sizes = [raw.get(key) for key in _KEYS]
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+        return None
+    train, micro, steps = (int(size) for size in sizes if size is not None)
+    ranks, rest = divmod(train, micro * steps)
+    return None if rest else ranks
+
+
 def _none_given(setup: Setup) -> bool:
     has_size = any(setup.get(key) is not None for key in _KEYS[:2])
     return not has_size and not _left_to_a_framework(setup)

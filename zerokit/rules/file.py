@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.domain.deepspeed_settings import DEPRECATED_OFFLOADS
 from zerokit.rules.frameworks import keeps_the_scripts_optimizer
 from zerokit.rules.types import FRAMEWORKS, Edit, Rule, Setup
 
@@ -65,9 +67,7 @@ def _offload_without_device(setup: Setup) -> bool | Mapping[str, Any]:
 
 # zero/config.py: deprecated key -> the one that replaces it, refused together
 _REPLACED = {
-    "cpu_offload": "offload_optimizer",
-    "cpu_offload_use_pin_memory": "offload_optimizer",
-    "cpu_offload_param": "offload_param",
+    **{old: new for new, old in DEPRECATED_OFFLOADS.items()},
     "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
 }
 
@@ -80,6 +80,7 @@ def _deprecated_beside_new(setup: Setup) -> bool | Mapping[str, Any]:
 
 
 def _offload_flag(old: str, new: str, line: int) -> Rule:
+    device = {"device": "cpu"}
     return Rule(
         id=f"deprecated-{old.replace('_', '-')}",
         severity="warning",
@@ -87,14 +88,26 @@ def _offload_flag(old: str, new: str, line: int) -> Rule:
         source=f"deepspeed/runtime/zero/config.py:{line}",
         key=f"zero_optimization.{old}",
         message=f"{old} is deprecated (DeepSpeed warns and turns it into {new})",
-        fix=f'write "{new}": {{"device": "cpu"}}',
+        fix=f'write "{new}": {json.dumps(device)}',
         broken=lambda s: (
-            s.has(f"zero_optimization.{old}")
+            bool(s.get(f"zero_optimization.{old}"))
             and not s.has(f"zero_optimization.{new}")
             and not (old == "cpu_offload" and s.readers <= FRAMEWORKS and keeps_the_scripts_optimizer(s))
         ),
         scope="file",
+        edits=(
+            Edit(kind="rename", key=f"zero_optimization.{old}", value=new),
+            Edit(kind="set", key=f"zero_optimization.{new}", value=device),
+        ),
     )
+
+
+def _offload_flag_off(setup: Setup) -> bool | Mapping[str, Any]:
+    for new, old in DEPRECATED_OFFLOADS.items():
+        is_off = setup.has(f"zero_optimization.{old}") and not setup.get(f"zero_optimization.{old}")
+        if is_off and not setup.has(f"zero_optimization.{new}"):
+            return {"name": old}
+    return False
 
 
 def _stage_key_ignored(setup: Setup) -> bool | Mapping[str, Any]:
@@ -304,7 +317,30 @@ FILE_RULES: tuple[Rule, ...] = (
     ),
     _offload_flag("cpu_offload", "offload_optimizer", 209),
     _offload_flag("cpu_offload_param", "offload_param", 188),
-    _offload_flag("cpu_offload_use_pin_memory", "offload_optimizer", 199),
+    Rule(
+        id="deprecated-offload-flag-off",
+        severity="warning",
+        silent=False,
+        source="deepspeed/runtime/zero/config.py:188",
+        key="zero_optimization.{name}",
+        message="{name} is deprecated, and offloads nothing where it is false (DeepSpeed warns)",
+        fix="remove it",
+        broken=_offload_flag_off,
+        scope="file",
+        edits=(Edit(kind="remove", key="zero_optimization.{name}"),),
+    ),
+    Rule(
+        id="deprecated-cpu-offload-use-pin-memory",
+        severity="warning",
+        silent=False,
+        source="deepspeed/runtime/zero/config.py:199",
+        key="zero_optimization.cpu_offload_use_pin_memory",
+        message="cpu_offload_use_pin_memory is deprecated, and does nothing (DeepSpeed warns and reads it nowhere)",
+        fix='remove it; "pin_memory": true in offload_optimizer or offload_param pins what they offload',
+        broken=lambda s: s.has("zero_optimization.cpu_offload_use_pin_memory"),
+        scope="file",
+        edits=(Edit(kind="remove", key="zero_optimization.cpu_offload_use_pin_memory"),),
+    ),
     Rule(
         id="deprecated-gather-fp16",
         severity="warning",

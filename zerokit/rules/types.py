@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
@@ -80,6 +81,15 @@ class Edit:
     key: str
     value: Any = None
     safe: bool = True
+
+    @property
+    def done(self) -> str:
+        """What it wrote, in words."""
+        if self.kind == "rename":
+            return f"renamed {self.key} to {self.value}"
+        return (
+            f"removed {self.key}" if self.kind == "remove" else f"set {self.key} to {json.dumps(self.value)}"
+        )
 
 
 @frozen_dataclass

@@ -1,4 +1,4 @@
-"""The optimizer of a Trainer's script, its ``optim``, and the plan's.
+"""The optimizer of a script, such as a Trainer's ``optim``, and the plan's or the file's.
 
 With an ``optimizer`` in DeepSpeed's configuration a Trainer makes that one and does not look at its ``optim``
 (transformers/integrations/deepspeed.py, deepspeed_optim_sched, 5.24).
@@ -11,11 +11,14 @@ from typing import Any
 
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.errors import InputError
+from zerokit.rules.known import TORCH_OPTIMIZERS
 from zerokit.rules.trainer_optimizers import NOT_MODELLED, is_same_optimizer
 from zerokit.script.arguments import ScriptOptions
 
 _DEFAULT = "AdamW"
 """Of a plan and of a Trainer."""
+_CLASSES = {"Adam", "AdamW", "Adagrad", *TORCH_OPTIMIZERS.values()}
+"""Of torch.optim."""
 
 
 def with_optimizer_of(script: ScriptOptions, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,3 +65,17 @@ def conflicts(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
         f"{decided[1]}, but the plan has {planned} in DeepSpeed's configuration, which a Trainer "
         "takes instead"
     ]
+
+
+def refused_beside_file(options: ScriptOptions, config: Mapping[str, Any]) -> str | None:
+    """The optimizer that an Accelerate script makes and prepares beside the file's; None: none, as far as its
+    code shows.
+
+    Accelerate takes nothing but a ``DummyOptim`` then (1.15, accelerator.py:2251).
+    """
+    facts = options.facts
+    made = sorted(facts.mentions & _CLASSES)
+    decides_itself = "DummyOptim" in facts.mentions or facts.asks_for_optimizer
+    if "optimizer" not in config or not made or decides_itself or "prepare" not in facts.mentions:
+        return None
+    return made[0]

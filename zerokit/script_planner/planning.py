@@ -43,7 +43,7 @@ from zerokit.script_planner.script_decisions import LEAVE_MODEL_OUT, CannotRehea
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.request import Request
 from zerokit.search.space import Knobs, knobs
-from zerokit.units import counted, format_count, format_seconds
+from zerokit.units import counted, format_count, format_seconds, format_seconds_range
 
 REHEARSED_BEST = 3
 """So many of the best are rehearsed before one is chosen."""
@@ -363,9 +363,10 @@ def _time_note(between: tuple[float, float], *, probed: bool) -> str:
     low, high = between
     if high <= low:
         return "step times are rehearsed, at this host's speed"
-    words = (
-        f"step times are rehearsed; this one takes {format_seconds(low)} to {format_seconds(high)}, as fast"
-    )
+    takes = f"step times are rehearsed; this one takes {format_seconds_range(low, high)}"
+    if format_seconds(low) == format_seconds(high):
+        return takes
+    words = f"{takes}, as fast"
     if probed:
         return f"{words} as this host was in its probe's rounds"
     return f"{words} as the host is: `zerokit doctor --measure` on the GPU machine tells"

@@ -108,7 +108,7 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
         InputError: fixed sizes that no division of the GPUs meets.
     """
     if job.global_batch is not None:
-        return job.global_batch, f"global batch {counted(job.global_batch, 'sequence')}: given"
+        return job.global_batch, f"global batch {job.global_batch}: given"
     ranks = data_ranks(cluster, pins)
     if job.inference:
         micro = pins.micro_batch or 1

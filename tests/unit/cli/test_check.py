@@ -117,6 +117,23 @@ def test_tensor_parallel_against_the_models_heads(tmp_path: Path) -> None:
     assert key_value_heads("llama-3.1-8b") == 8
 
 
+def test_the_ranks_of_complete_batch_sizes_are_named_and_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is refused on any other number of ranks."""
+    sizes = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}
+    path = write(tmp_path, "ds.json", {**sizes, "zero_optimization": {"stage": 2}})
+    code, out, _ = check(path, capsys=capsys)
+    assert code == 0 and "(deepspeed, with the batch of 4 ranks): no problems" in out
+    code, _, err = check(path, "--model", "llama-3.2-1b", "--gpu", "h200", capsys=capsys)
+    assert code == 0 and "fits" in err
+    assert "with the batch of" not in check(path, "--world-size", "4", capsys=capsys)[1]
+    path = write(
+        tmp_path, "ds.json", {**sizes, "train_batch_size": "auto", "zero_optimization": {"stage": 2}}
+    )
+    assert "with the batch of" not in check(path, "--for", "accelerate", capsys=capsys)[1]
+
+
 def test_fix_writes_what_is_safe_and_leaves_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -353,3 +370,21 @@ def test_estimate_leads_to_check_where_a_yaml_is_no_deepspeed_file(
     path = write(tmp_path, "plain.yaml", "stage: 3\n")
     assert run(["estimate", "--model", "gpt2", "--gpus", "1", "--gpu", "h200", "--deepspeed", path]) == 2
     assert f"`zerokit check {path}` says more" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_yaml_of_one_process_is_not_told_to_name_more_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """accelerate launch starts one of distributed_type NO, whatever num_processes says."""
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nnum_processes: {}\n"
+    one, two = (write(tmp_path, f"{count}.yaml", text.format(count)) for count in (1, 2))
+    assert "no problems" in check(one, capsys=capsys)[1]
+    for asked, said in (
+        ((one, "--world-size", "8"), "the job has 8 ranks"),
+        ((two,), "ignores num_processes 2"),
+    ):
+        out = check(*asked, capsys=capsys)[1]
+        assert (
+            f"2:1: warning: distributed_type is NO: accelerate launch starts one process, and {said}" in out
+        )
+        assert "fix: set distributed_type to DEEPSPEED, FSDP or MULTI_GPU" in out

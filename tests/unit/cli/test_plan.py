@@ -28,15 +28,6 @@ def test_scripts_beside_a_plan_do_not_say_who_reads_its_files(capsys: pytest.Cap
     assert call(capsys, "plan", "--params", "7b", "--gpus", "8", "--gpu", "h200")[0] == 0
 
 
-def test_a_file_whose_batch_does_not_divide_over_the_gpus_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("ds.json").write_text('{"train_batch_size": 17, "train_micro_batch_size_per_gpu": 1, '
-                               '"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}')  # fmt: skip
-    job = ("--params", "7b", "--gpus", "8", "--gpu", "h200", "--deepspeed", "ds.json")
-    notes = as_json(capsys, "estimate", *job)["assumptions"]
-    assert any("train_batch_size 17 is not" in note and "zerokit check --gpus 8 ds.json" in note
-               for note in notes)  # fmt: skip
-
-
 def test_plan_writes_its_files_and_says_what_it_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "plan", "--params", "70b", "--gpus", "8", "--explain")
     assert code == 0
@@ -272,15 +263,18 @@ def test_flash_attention_needs_a_gpu_that_has_it(capsys: pytest.CaptureFixture[s
     assert "memory and time are those of sdpa" in said and "not modelled" in said
 
 
-def test_an_estimate_says_what_deepspeed_refuses_of_a_file_on_these_gpus(
+def test_an_estimate_stops_at_what_deepspeed_refuses_of_a_file_on_these_gpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "ds.json"
-    path.write_text('{\n  // a comment\n  "train_batch_size": 9, "zero_optimization": {"stage": 3}\n}')
-    body = as_json(capsys, "estimate", "--model", "llama-3.2-1b", "--gpus", "8", "--gpu", "h200",
-                   "--deepspeed", str(path))  # fmt: skip
-    (said,) = (line for line in body["assumptions"] if "zerokit check" in line)
-    assert "ds.json:3: " in said and "zerokit check --gpus 8" in said
+    batch = '"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4'
+    path.write_text(f'{{\n  // a comment\n  {batch}, "zero_optimization": {{"stage": 3}}\n}}')
+    asked = ["estimate", "--model", "llama-3.2-1b", "--gpu", "h200", "--deepspeed", str(path), "--gpus"]
+    assert run([*asked, "8"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "ds.json:3:3: error: train_batch_size 64 is not 4 (micro-batch) × 4" in err
+    assert "fix: use 128" in err and "[batch-arithmetic]" in err
+    assert run([*asked, "4"]) == 0
 
 
 def test_a_full_disk_or_a_narrow_encoding_is_no_bug() -> None:

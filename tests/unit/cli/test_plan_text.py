@@ -53,6 +53,15 @@ def test_a_plan_removes_what_the_one_that_it_replaces_wrote(capsys: pytest.Captu
         assert Path("p/accelerate.yaml").exists() == (not more)
 
 
+def test_a_plan_for_cpu_ranks_is_named_by_them(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("plan", "--model", "gpt2", "--device", "cpu", "--gpus", "2")
+    _, out, _ = call(capsys, *job, "--global-batch", "8", "--explain")
+    assert "global batch 8: given" in out
+    assert re.search(
+        r"replaces the plan of .* for gpt2 on 2 CPU ranks\n", call(capsys, *job, "--zero", "2")[2]
+    )
+
+
 def test_a_plan_that_fails_names_the_one_that_a_launch_would_take(capsys: pytest.CaptureFixture[str]) -> None:
     fails = ("plan", "--model", "llama-3.1-70b", "--gpus", "1", "--gpu", "t4", "--host-ram", "16GiB")
     code, _, err = call(capsys, *fails)

@@ -37,6 +37,16 @@ def test_raw_config_reads_back_as_the_same_settings(strategy: Strategy) -> None:
     assert from_config(config) == resolved(strategy)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")]
+)
+def test_a_deprecated_offload_flag_is_the_block_that_deepspeed_makes_of_it(old: str, new: str) -> None:
+    stage_3 = {"stage": 3}
+    as_block = from_config({"zero_optimization": {**stage_3, new: {"device": "cpu"}}})
+    assert from_config({"zero_optimization": {**stage_3, old: True}}) == as_block
+    assert from_config({"zero_optimization": {**stage_3, old: False}}) != as_block
+
+
 @given(legal_strategies(), st.sampled_from(VARIANTS))
 @hypothesis_settings(max_examples=60, deadline=None)
 def test_every_key_has_a_reason(strategy: Strategy, variant: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.errors import InputError
-from zerokit.launcher.own_file import check_own_file, of_arguments
+from zerokit.launcher.own_file import check_agrees, check_own_file, of_arguments
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
@@ -32,9 +32,44 @@ def test_what_deepspeed_refuses_stops_the_launch(tmp_path: Path) -> None:
     text = str(stopped.value)
     assert "fail on 2 errors" in text and "foo" not in text
     assert f"{tmp_path}/ds.json:1:" in text and "[cpu-offload-with-scripts-optimizer]" in text
+    assert f"`zerokit check --for trainer --world-size 2 {tmp_path}/ds.json` shows more" in text
     assert 'fix: write "offload_optimizer": {"device": "cpu"}' in text and "[wrong-kind]" in text
     warned = checked(tmp_path, OLD_OFFLOAD, accept_mismatch=True)
     assert any("[cpu-offload-with-scripts-optimizer]" in text for text in warned)
+
+
+def test_a_key_that_deepspeed_refuses_stops_the_launch(tmp_path: Path) -> None:
+    """Unlike one that it ignores, of the same rule."""
+    refused = {"zero_optimization": {"stage": 3, "cpu_ofload": True}}
+    with pytest.raises(InputError, match=r"DeepSpeed refuses the file.*\[unknown-key\]"):
+        checked(tmp_path, refused)
+    (warned,) = checked(tmp_path, refused, accept_mismatch=True)
+    assert warned.startswith("warning: ")
+
+
+MAKES_ITS_OWN = """import torch
+from accelerate import Accelerator
+optimizer = torch.optim.AdamW([torch.zeros(1)])
+Accelerator().prepare(optimizer)
+"""
+CHOOSES = MAKES_ITS_OWN.replace("import Accelerator", "import Accelerator, DummyOptim")
+OPTIMIZER = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
+
+
+def test_an_optimizer_in_the_file_beside_the_scripts_stops_the_launch(tmp_path: Path) -> None:
+    """Accelerate: "You cannot specify an optimizer in the config file and in the code at the same time"."""
+
+    def agrees(source: str, config: dict[str, Any], *, accept: bool = False) -> tuple[str, ...]:
+        script = tmp_path / "train.py"
+        script.write_text(source)
+        options = ScriptOptions.read(read_script(script, None), "accelerate", ())
+        return check_agrees("ds.json", options, config, ranks=2, on_cpu=True, accept_mismatch=accept)
+
+    with pytest.raises(InputError, match=r"ds.json has an optimizer and the script makes its own \(AdamW\)"):
+        agrees(MAKES_ITS_OWN, GOOD | OPTIMIZER)
+    (warned,) = agrees(MAKES_ITS_OWN, GOOD | OPTIMIZER, accept=True)
+    assert "remove the one in the file" in warned
+    assert agrees(MAKES_ITS_OWN, GOOD) == () == agrees(CHOOSES, GOOD | OPTIMIZER)
 
 
 def test_a_file_without_faults_or_without_a_reader_is_not_spoken_of(tmp_path: Path) -> None:

@@ -75,6 +75,42 @@ def test_one_meaning_is_written_and_comments_and_order_stay(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"cpu_offload": True}, {"offload_optimizer": {"device": "cpu"}}),
+        ({"cpu_offload_params": True}, {"offload_param": {"device": "cpu"}}),
+        ({"cpu_offload": False}, {}),
+        ({"cpu_offload_use_pin_memory": True}, {}),
+    ],
+)
+def test_a_deprecated_offload_flag_becomes_what_deepspeed_makes_of_it(
+    old: dict[str, Any], new: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ds.json"
+    config = base(optimizer={"type": "AdamW", "params": {"lr": 1e-4}}, bf16={"enabled": True})
+    path.write_text(json.dumps({**config, "zero_optimization": {"stage": 3, **old}}))
+    run(["check", str(path), "--fix"])
+    assert json.loads(path.read_text())["zero_optimization"] == {"stage": 3, **new}
+    said = capsys.readouterr().err
+    block, value = next(iter(new.items()), ("", None))
+    wrote = (
+        f"set zero_optimization.{block} to {json.dumps(value)}"
+        if new
+        else "fixed: removed zero_optimization."
+    )
+    assert wrote in said
+    assert run(["check", str(path)]) == 0
+
+
+def test_pinned_memory_of_old_beside_the_new_block_is_not_refused(tmp_path: Path) -> None:
+    """DeepSpeed refuses a deprecated key beside its successor, but this one has none."""
+    path = tmp_path / "ds.json"
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}, "cpu_offload_use_pin_memory": True}
+    path.write_text(json.dumps(base(zero_optimization=zero)))
+    assert run(["check", str(path)]) == 0
+
+
 def test_an_ignored_setting_takes_effect_on_demand_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,15 @@ from zerokit.linter.given_file import load_deepspeed
         ("plan", "is a folder; give the DeepSpeed JSON in it: plan/other.json"),
         ("train.py", "takes DeepSpeed's JSON, and this is a Python script"),
         ("accelerate.yaml", "this is Accelerate's YAML, which names it: ds_config.json"),
+        (
+            "own.yaml",
+            "which names none: `zerokit check own.yaml --model MODEL --gpu GPU` tells whether it fits",
+        ),
+        (
+            "ddp.yaml",
+            "`zerokit rehearse --launcher accelerate --gpus 8 --gpu GPU SCRIPT` tells whether it fits",
+        ),
+        ("fsdp.yaml", "SCRIPT` tells whether it fits, with the settings of its fsdp_config as variables"),
         ("list.json", "expected a JSON object"),
     ],
 )
@@ -31,6 +40,8 @@ def test_what_was_meant_is_named(
         Path(name).write_text("{}")
     Path("train.py").write_text("import torch\n")
     Path("accelerate.yaml").write_text("deepspeed_config:\n  deepspeed_config_file: ds_config.json\n")
+    for name, kind in (("own", "DEEPSPEED"), ("ddp", "MULTI_GPU"), ("fsdp", "FSDP")):
+        Path(f"{name}.yaml").write_text(f"distributed_type: {kind}\nnum_processes: 8\n")
     Path("list.json").write_text("[]")
     with pytest.raises(InputError) as error:
         load_deepspeed(Path(named))

@@ -86,7 +86,6 @@ MICRO, STEPS = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
             (6, 2),
             "unless it is given --per_device_train_batch_size 6 --gradient_accumulation_steps 2 on 4 ranks",
         ),
-        ({"train_batch_size": 33}, (8, 1), "refuses the file, as 8 per GPU × 1 accumulation × 4 is 32"),
         ({"train_batch_size": 128, MICRO: 8}, (8, 4), "is given --gradient_accumulation_steps 4 on 4 ranks"),
         ({"train_batch_size": 128, STEPS: 2}, (16, 2), "is given --per_device_train_batch_size 16 --grad"),
     ],
@@ -105,6 +104,15 @@ def test_a_batch_in_numbers_beside_auto_is_held_against_a_trainers(
     assert (f"gradient accumulation {steps}" in said) is (STEPS not in batch)
     notes = [note for note in answer["assumptions"] if 'beside "auto"' in note]
     assert [refused in note for note in notes] == [True] if refused else notes == []
+
+
+def test_a_batch_that_no_auto_completes_on_these_gpus_stops_the_estimate(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({**TRAINERS, "train_batch_size": 33}))
+    assert run(["estimate", *JOB, "--deepspeed", str(path)]) == 2
+    assert "33 is not a multiple of 4 (data-parallel ranks)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

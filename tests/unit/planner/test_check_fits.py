@@ -59,6 +59,14 @@ def test_a_deepspeed_file_that_fits_says_so(capsys: pytest.CaptureFixture[str]) 
     job = ["--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "8"]
     assert run(["check", "ds.json", *job]) == 0
     assert "ds.json: fits: " in (said := capsys.readouterr().err) and "batch size per GPU 2" in said
+    assert run(["check", "ds.json", *job, "--json"]) == 0
+    body, said = capsys.readouterr()
+    fit = json.loads(body)["files"][0]["fit"]
+    assert fit["fits"] is True and f"ds.json: {fit['message']}" in said
+    assert run(["check", "ds.json", "--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "a10", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["files"][0]["fit"]["fits"] is False
+    assert run(["check", "ds.json", "--json"]) == 0
+    assert "fit" not in json.loads(capsys.readouterr().out)["files"][0]
     assert run(["check", "ds.json", "--model", "llama-3.1-8b", "--gpus", "8"]) == 0
     assert "--gpu or --vram tells whether it fits" in capsys.readouterr().err
     assert run(["check", "ds.json", *job, "-q"]) == 0
@@ -69,4 +77,8 @@ def test_what_is_not_told_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n"
                                    "num_machines: 1\nnum_processes: 8\n")  # fmt: skip
     assert run(["check", "config.yaml", *JOB]) == 0
-    assert "not told whether it fits: it does not use DeepSpeed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert (
+        "it does not use DeepSpeed: `zerokit rehearse --launcher accelerate --gpus 8 --gpu GPU SCRIPT`"
+        in said
+    )

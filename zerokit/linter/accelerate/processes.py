@@ -44,10 +44,28 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
     if not usable:
         return
     yield from _gpu_ids(document, processes, machines)
-    if processes is None and value.get("distributed_type") == "NO":
-        return  # one process
-    yield from _world_size(document, processes, machines, world_size)
+    if value.get("distributed_type") == "NO":
+        yield from _one_process(document, processes, world_size)
+    else:
+        yield from _world_size(document, processes, machines, world_size)
     yield from _machine_rank(document, machines)
+
+
+def _one_process(document: Document, processes: int | None, world_size: int | None) -> Iterator[Finding]:
+    """Of ``distributed_type: 'NO'``, where accelerate launch reads no number of processes."""
+    wanted = world_size or processes or 1
+    if wanted == 1:
+        return
+    what = f"the job has {wanted} ranks" if world_size else f"ignores num_processes {wanted}"
+    yield finding_at(
+        document,
+        ("distributed_type",),
+        "accelerate-one-process",
+        f"distributed_type is NO: accelerate launch starts one process, and {what}",
+        f"set distributed_type to DEEPSPEED, FSDP or MULTI_GPU (on CPUs, too), with num_processes: {wanted}",
+        severity="warning",
+        source=LAUNCH,
+    )
 
 
 def _world_size(

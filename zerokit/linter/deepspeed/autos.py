@@ -8,7 +8,8 @@ then walk the whole file in ``Accelerator.prepare`` and raise on whatever still 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zerokit.linter.deepspeed.tables import key_list
@@ -16,7 +17,7 @@ from zerokit.linter.deepspeed.values import finding
 from zerokit.linter.finding import Finding
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.known import TRAINER_FILLS
-from zerokit.rules.types import ACCELERATE_VERSION, Severity
+from zerokit.rules.types import ACCELERATE_VERSION, READERS, Severity
 from zerokit.strictload import Document
 
 _FILLED_BY_BOTH = frozenset(
@@ -86,36 +87,75 @@ def fills(reader: str, key: str) -> bool:
 def lint_autos(
     document: Document, readers: frozenset[str], *, every_reader: bool = False
 ) -> Iterator[Finding]:
-    """Findings about every ``"auto"`` that nobody fills who may read the file.
+    """Findings about the ``"auto"`` values that nobody fills who may read the file, one for all of which the
+    same comes.
 
     Args:
         every_reader: each of them must fill it, rather than one.
     """
     if "trainer" in readers:
         yield from _held_against_the_trainers(document)
-    quantifier = all if every_reader else any
+    told: dict[tuple[_Unfilled, tuple[str, ...]], list[tuple[str, ...]]] = {}
     for path in autos(document.value):
         key = ".".join(path)
         if readers == {"raw"} and key.startswith(_AUTO_IS_A_VALUE):
             continue
-        if quantifier(fills(reader, key) for reader in readers):
+        lacking = frozenset(reader for reader in readers if not fills(reader, key))
+        if not lacking or (lacking != readers and not every_reader):
             continue
-        if readers & FRAMEWORKS:
+        if lacking & FRAMEWORKS:
             path = _unread(path)
-            passes = "raw" in readers and _is_dropped(path) and not every_reader
-            also = ", deepspeed.initialize takes its default" if passes else ""
-            yield finding(
-                document,
-                path,
-                "auto-not-filled",
-                f'nobody fills "auto" for {path[-1]}: the Trainer and Accelerate fail when they prepare the '
-                f"model{also}",
-                "write the value",
-                severity="warning" if passes else "error",
-                source=_SOURCE,
-            )
+            what = _for_frameworks(path, key, readers, lacking, every_reader=every_reader)
         else:
-            yield _for_initialize(document, path, key)
+            what = _for_initialize(path, key)
+        told.setdefault((what, () if _is_known(path) else path), []).append(path)
+    for (what, _), paths in told.items():
+        yield _once(document, what, list(dict.fromkeys(paths)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unfilled:
+    """What comes of an ``"auto"``; ``effect`` holds ``{names}``, of all the keys that it comes of."""
+
+    effect: str
+    severity: Severity
+    source: str
+
+
+def _once(document: Document, what: _Unfilled, paths: Sequence[tuple[str, ...]]) -> Finding:
+    """One finding for all keys of which the same comes, at the first of them."""
+    last = [path[-1] for path in paths]
+    names = [
+        path[-1] if last.count(path[-1]) == 1 and path[-1] != "enabled" else ".".join(path) for path in paths
+    ]
+    told = finding(
+        document,
+        paths[0],
+        "auto-not-filled",
+        what.effect.replace("{names}", ", ".join(names)),
+        "write the value" if len(paths) == 1 else "write the values",
+        severity=what.severity,
+        source=what.source,
+    )
+    return replace(told, also=tuple(document.location(path) for path in paths[1:]))
+
+
+def _for_frameworks(
+    path: tuple[str, ...], key: str, readers: frozenset[str], lacking: frozenset[str], *, every_reader: bool
+) -> _Unfilled:
+    who = "only the Trainer fills" if fills("trainer", key) else "nobody fills"
+    fails = (
+        "the Trainer and Accelerate fail when they prepare"
+        if lacking >= FRAMEWORKS
+        else f"{READERS[next(iter(lacking & FRAMEWORKS))]} fails when it prepares"
+    )
+    passes = "raw" in readers and _is_dropped(path)
+    also = ", deepspeed.initialize takes its default" if passes else ""
+    return _Unfilled(
+        effect=f'{who} "auto" for {{names}}: {fails} the model{also}',
+        severity="warning" if passes and not every_reader else "error",
+        source=_SOURCE,
+    )
 
 
 def _held_against_the_trainers(document: Document) -> Iterator[Finding]:
@@ -144,19 +184,22 @@ def _unread(path: tuple[str, ...]) -> tuple[str, ...]:
     return path
 
 
-def _for_initialize(document: Document, path: tuple[str, ...], key: str) -> Finding:
+def _is_known(path: tuple[str, ...]) -> bool:
+    """Whether DeepSpeed reads the key: an unknown one has a finding of its own at its location."""
+    block = key_list()["blocks"].get(".".join(path[:-1]))
+    return block is None or block["unknown"] == "any" or path[-1] in block["keys"]
+
+
+def _for_initialize(path: tuple[str, ...], key: str) -> _Unfilled:
     dropped = _is_dropped(path)
     severity: Severity = "error"
     if key == "zero_optimization.stage":
-        effect = 'deepspeed.initialize drops "stage": "auto", and runs stage 0'
+        effect = 'deepspeed.initialize drops "auto" for {names}, and runs stage 0'
     elif dropped and key in ("fp16.enabled", "bf16.enabled"):
-        effect = f'deepspeed.initialize drops "auto" for {key}: it is off'
+        effect = 'deepspeed.initialize drops "auto" for {names}: off'
     elif dropped:
         severity = "warning"
-        effect = f'deepspeed.initialize drops "auto" for {path[-1]}, and takes its default'
+        effect = 'deepspeed.initialize drops "auto" for {names}, and takes the default'
     else:
-        effect = f'deepspeed.initialize fills no "auto": {path[-1]} stays a text, and the engine fails'
-    return finding(
-        document, path, "auto-not-filled", effect, "write the value", severity=severity,
-        source="DeepSpeed 0.19.8, runtime/config_utils.py:56",
-    )  # fmt: skip
+        effect = 'deepspeed.initialize fills no "auto": the engine fails on the text, for {names}'
+    return _Unfilled(effect=effect, severity=severity, source="DeepSpeed 0.19.8, runtime/config_utils.py:56")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from zerokit.linter.deepspeed.parameters import is_parameter, lint_parameters
@@ -60,7 +61,8 @@ def _block(document: Document, name: str, value: Mapping[str, Any]) -> Iterator[
             ):
                 continue  # one cause: the whole block is ignored, or the key stands beside params
             if block["unknown"] != "any" and not _is_removed(name, key):
-                yield _unknown(document, path, name, block, value)
+                is_ignored = block["unknown"] != "refused"
+                yield replace(_unknown(document, path, name, block, value), is_ignored=is_ignored)
             continue
         if item == "auto" and entry["kind"] != "text":
             continue  # the rule auto-not-filled knows who fills what
