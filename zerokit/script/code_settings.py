@@ -14,17 +14,16 @@ _LOADER = "DataLoader"
 _ARGUMENTS = ("TrainingArguments", "Config")  # SFTConfig, DPOConfig …
 _CALLS = ("Accelerator", "DeepSpeedPlugin", "GradientAccumulationPlugin", *_ARGUMENTS, _LOADER)
 _NOT_FOR_TRAINING = re.compile(r"eval|val|test|dev", re.IGNORECASE)
-OF_ACCUMULATION = (
-    ("Accelerator", "gradient_accumulation_steps"),
-    ("DeepSpeedPlugin", "gradient_accumulation_steps"),
-    ("GradientAccumulationPlugin", "num_steps"),
-)
-"""The calls and their keywords that say Accelerate's gradient accumulation."""
-_OF_A_PLUGIN = {
-    "zero_stage": "zero_stage",
-    "offload_optimizer_device": "offload_optimizer",
-    "offload_param_device": "offload_param",
+PLANNED: Mapping[tuple[str, str], str] = {
+    ("Accelerator", "gradient_accumulation_steps"): "gradient_accumulation",
+    ("DeepSpeedPlugin", "gradient_accumulation_steps"): "gradient_accumulation",
+    ("GradientAccumulationPlugin", "num_steps"): "gradient_accumulation",
+    ("DeepSpeedPlugin", "zero_stage"): "zero_stage",
+    ("DeepSpeedPlugin", "offload_optimizer_device"): "offload_optimizer",
+    ("DeepSpeedPlugin", "offload_param_device"): "offload_param",
+    ("Accelerator", "mixed_precision"): "precision",
 }
+"""The calls of Accelerate and their keywords that say what a plan says, and the plan's name for it."""
 WITH_FSDP = "FSDP and DeepSpeed exclude each other: remove it, or run the script as it is with ⟨no_plan⟩"
 
 _TO_CPU = ("use_cpu", "no_cuda")
@@ -213,10 +212,7 @@ def unlike_plan(
 
 
 def _planned(setting: CodeSetting, chosen: Mapping[str, Any], precision: str) -> object:
-    if (setting.call, setting.name) in OF_ACCUMULATION:
-        return chosen.get("gradient_accumulation")
-    if setting.call == "DeepSpeedPlugin" and setting.name in _OF_A_PLUGIN:
-        return chosen.get(_OF_A_PLUGIN[setting.name])
-    if setting.call == "Accelerator" and setting.name == "mixed_precision":
+    name = PLANNED.get((setting.call, setting.name))
+    if name == "precision":
         return "no" if precision == "fp32" else precision
-    return None
+    return None if name is None else chosen.get(name)

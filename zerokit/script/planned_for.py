@@ -1,21 +1,29 @@
-"""A request with what a script decides: its batch, checkpointing and precision are no longer to be chosen."""
+"""A request with what a script decides, which is no longer to be chosen: its batch, checkpointing, precision,
+and the ZeRO stage and offload that its code asks Accelerate for."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from zerokit.errors import InputError
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.code_accumulation import code_accumulation
+from zerokit.script.code_values import CodeValue, code_values
 from zerokit.script.loader_batch import loader_batch
 from zerokit.search.plan import Plan, data_ranks
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
 from zerokit.units import counted
 
-_WORDS = {"micro_batch": "micro-batch", "gradient_accumulation": "accumulation"}
+_BATCH = {"micro_batch": "micro-batch", "gradient_accumulation": "accumulation"}
+_WORDS = _BATCH | {
+    "zero_stage": "ZeRO stage",
+    "offload_optimizer": "optimizer offload",
+    "offload_param": "weight offload",
+    "precision": "precision",
+}
+_OFFLOAD = ("offload_optimizer", "offload_param")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,23 +50,23 @@ class PlannedFor:
         """
         pins, notes = script.pins(requested.pins)
         precision, more = script.precision(requested.precision)
-        written = _written(script)
-        for name, (value, location) in written.items():
-            asked = getattr(pins, name)
-            if asked is None:
-                of_script: dict[str, Any] = {name: value}
-                pins = replace(pins, **of_script)
-                more = (*more, f"{_WORDS[name]} {value}: {location}")
-            elif asked != value and name not in rehearsed:
-                raise InputError(
-                    f"⟨{name}⟩ {asked}: the script has {value} ({location}); leave ⟨{name}⟩ out, or change "
-                    f"the script to {asked}"
-                )
-        decided = {name for name in _WORDS if getattr(requested.pins, name) != getattr(pins, name)}
-        _check_global_batch(requested, pins, decided | (_WORDS.keys() & set(rehearsed)))
         request = replace(
             requested, pins=pins, precision=precision, assumptions=(*requested.assumptions, *notes, *more)
         )
+        written = _written(script, on_cpu=requested.on_cpu)
+        for name, fixed in written.items():
+            asked = precision if name == "precision" else getattr(pins, name)
+            if asked in (None, "auto"):
+                request = _with(request, name, fixed)
+            elif asked != fixed.value and name not in rehearsed:
+                option = "zero" if name == "zero_stage" else name
+                raise InputError(
+                    f"⟨{option}⟩ {asked}: the script has {fixed.value} ({fixed.location}); leave ⟨{option}⟩ "
+                    f"out, or change the script to {asked}"
+                )
+        _check_nvme(request, written)
+        decided = {name for name in _BATCH if getattr(requested.pins, name) != getattr(request.pins, name)}
+        _check_global_batch(requested, request.pins, decided | (_BATCH.keys() & set(rehearsed)))
         return cls(request=request, decided=_decided(requested, request))
 
     def with_own_reasons(self, plan: Plan) -> Plan:
@@ -69,17 +77,31 @@ class PlannedFor:
         return replace(plan, assumptions=tuple(note for note in plan.assumptions if note != reason))
 
 
-def _written(script: ScriptOptions) -> dict[str, tuple[int, str]]:
-    """What stands in the script's source alone, by the field of the pins: the number, and where."""
-    loaded, accumulated = loader_batch(script), code_accumulation(script)
-    return {
-        **({} if loaded is None else {"micro_batch": (loaded.sequences, loaded.location)}),
-        **(
-            {}
-            if accumulated is None
-            else {"gradient_accumulation": (accumulated.steps, accumulated.location)}
-        ),
-    }
+def _written(script: ScriptOptions, *, on_cpu: bool) -> dict[str, CodeValue]:
+    """What stands in the script's source alone, by the field of the request or of its pins."""
+    written = code_values(script)
+    loaded = loader_batch(script)
+    if loaded is not None:
+        written["micro_batch"] = CodeValue(value=loaded.sequences, location=loaded.location)
+    if on_cpu:  # which hold everything in host memory already
+        return {name: value for name, value in written.items() if name not in _OFFLOAD}
+    return written
+
+
+def _check_nvme(request: Request, written: Mapping[str, CodeValue]) -> None:
+    for name in _OFFLOAD:
+        if getattr(request.pins, name) == "nvme" and name in written and request.cluster.nvme_path is None:
+            raise InputError(
+                f"{written[name].location}: name a folder on a local NVMe disk with ⟨nvme⟩ DIR to plan for it"
+            )
+
+
+def _with(request: Request, name: str, fixed: CodeValue) -> Request:
+    changed: dict[str, Any] = {name: fixed.value}
+    if name != "precision":
+        changed = {"pins": replace(request.pins, **changed)}
+    note = f"{_WORDS[name]} {fixed.value}: {fixed.location}"
+    return replace(request, assumptions=(*request.assumptions, note), **changed)
 
 
 def _check_global_batch(requested: Request, pins: Pins, decided: Collection[str]) -> None:
@@ -101,8 +123,8 @@ def _check_global_batch(requested: Request, pins: Pins, decided: Collection[str]
     lower = batch // step * step
     possible = str(step) if is_whole or not lower else f"{lower} or {lower + step}"
     words = [
-        f"the script's {_WORDS[name]} {value}" if name in decided else f"⟨{name}⟩ {value}"
-        for name in _WORDS
+        f"the script's {_BATCH[name]} {value}" if name in decided else f"⟨{name}⟩ {value}"
+        for name in _BATCH
         if (value := getattr(pins, name)) is not None
     ]
     raise InputError(
@@ -114,6 +136,9 @@ def _check_global_batch(requested: Request, pins: Pins, decided: Collection[str]
 def _decided(requested: Request, decided: Request) -> dict[str, str]:
     pairs: list[tuple[str, object, object]] = [
         ("precision", requested.precision, decided.precision),
+        ("zero", requested.pins.zero_stage, decided.pins.zero_stage),
+        ("offload-optimizer", requested.pins.offload_optimizer, decided.pins.offload_optimizer),
+        ("offload-param", requested.pins.offload_param, decided.pins.offload_param),
         ("micro-batch", requested.pins.micro_batch, decided.pins.micro_batch),
         ("gradient-accumulation", requested.pins.gradient_accumulation, decided.pins.gradient_accumulation),
         ("checkpointing", requested.pins.checkpointing, decided.pins.checkpointing),

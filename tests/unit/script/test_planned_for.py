@@ -42,6 +42,41 @@ def test_the_literals_of_the_code_decide_the_plan(tmp_path: Path, steps: int, gl
     assert make_plan(found.request, top=1).global_batch == global_batch
 
 
+PLUGIN = """
+    from accelerate import Accelerator, DeepSpeedPlugin
+    plugin = DeepSpeedPlugin({})
+    accelerator = Accelerator(mixed_precision="fp16", deepspeed_plugin=plugin)
+"""
+
+
+def test_the_stage_offload_and_precision_of_the_code_are_planned_for(tmp_path: Path) -> None:
+    """What launch would stop at otherwise, under the plan that was made with the script."""
+    text = PLUGIN.format("zero_stage=3, offload_optimizer_device='cpu'")
+    found = planned(tmp_path, text)
+    fixed = {"checkpointing": "none", "offload-optimizer": "cpu"}
+    assert found.decided == {**fixed, "zero": "3", "precision": "fp16"}
+    strategy = make_plan(found.request, top=1).chosen.strategy
+    assert strategy.settings.zero.stage == 3 and strategy.settings.precision == "fp16"
+    assert any("ZeRO stage 3: " in note and ":3: " in note for note in found.request.assumptions)
+    assert planned(tmp_path, text, zero=3, precision="fp16").decided == fixed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked", "words"),
+    [
+        ("zero_stage=2", {"zero": 1},
+         r"zero 1: the script has 2 \(.*:3: DeepSpeedPlugin\(zero_stage=2\)\); leave zero out"),
+        ("zero_stage=2", {"precision": "bf16"}, "precision bf16: the script has fp16"),
+        ("offload_optimizer_device='nvme'", {}, r":3: DeepSpeedPlugin.*'nvme'\): name a folder .* nvme DIR"),
+    ],
+)  # fmt: skip
+def test_another_strategy_than_the_codes_is_refused(
+    tmp_path: Path, arguments: str, asked: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        planned(tmp_path, PLUGIN.format(arguments), **asked)
+
+
 @pytest.mark.parametrize(
     ("text", "asked", "words"),
     [

@@ -1,4 +1,4 @@
-"""The gradient accumulation that stands in an Accelerate script's code."""
+"""What of a plan stands in an Accelerate script's code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.scripts_read import TRAINER, joined, options
-from zerokit.script.code_accumulation import code_accumulation
+from zerokit.script.code_values import code_values
 
 SCRIPT = """
     import argparse
@@ -36,14 +36,34 @@ SCRIPT = """
     ],
 )
 def test_the_accumulation_is_what_accelerate_is_given(tmp_path: Path, code: str, steps: int | None) -> None:
-    found = code_accumulation(options(tmp_path, SCRIPT.format(code)))
-    assert (found.steps if found is not None else None) == steps
+    found = code_values(options(tmp_path, SCRIPT.format(code))).get("gradient_accumulation")
+    assert (found.value if found is not None else None) == steps
     assert found is None or f"={steps}" in found.location
+
+
+@pytest.mark.parametrize(
+    ("code", "values"),
+    [
+        ("DeepSpeedPlugin(zero_stage=0)", {"zero_stage": 0}),
+        ("DeepSpeedPlugin(zero_stage=STEPS, offload_param_device='cpu', offload_optimizer_device='none')",
+         {"zero_stage": 3, "offload_param": "cpu", "offload_optimizer": "none"}),
+        ("DeepSpeedPlugin(zero_stage=args.accumulate)", {}),  # a plan fills it in
+        ("DeepSpeedPlugin(zero_stage=True, offload_param_device='disk')", {}),
+        ("Accelerator(mixed_precision='bf16')", {"precision": "bf16"}),
+        ("Accelerator(mixed_precision='no')", {"precision": "fp32"}),
+        ("Accelerator(mixed_precision='fp8')", {}),
+    ],
+)  # fmt: skip
+def test_the_rest_is_read_as_the_plan_writes_it(
+    tmp_path: Path, code: str, values: dict[str, int | str]
+) -> None:
+    found = code_values(options(tmp_path, SCRIPT.format(code)))
+    assert {name: one.value for name, one in found.items()} == values
 
 
 def test_a_trainers_arguments_are_read_elsewhere(tmp_path: Path) -> None:
     text = TRAINER + "    Accelerator(gradient_accumulation_steps=2)\n"
-    assert code_accumulation(options(tmp_path, text)) is None
+    assert code_values(options(tmp_path, text)) == {}
 
 
 def test_an_option_that_accelerate_gets_is_filled_in_from_the_plan(tmp_path: Path) -> None:
