@@ -20,6 +20,7 @@ from zerokit.script import (
     scripts_optimizer,
     unlike_adapters,
     unlike_job,
+    unreached,
 )
 from zerokit.script.arguments import SPELLINGS, ScriptOptions
 from zerokit.script.loader_batch import PlannedBatch, before_the_run
@@ -75,7 +76,9 @@ def agree(
     Raises:
         InputError: the script contradicts the plan; the message has both values.
     """
-    conflicts = _own_configuration(options.facts, options.style)
+    obstacles = _obstacles(options)
+    if obstacles and not accept_mismatch:
+        raise InputError(f"no plan reaches the script: {obstacles}, or launch it without a plan (⟨no_plan⟩)")
     batch = PlannedBatch(
         chosen=chosen, request=request, folder=None if is_temporary(plan_folder) else plan_folder
     )
@@ -91,13 +94,13 @@ def agree(
         on_cpu=on_cpu,
     )
     added = () if no_arguments else options.additions(planned)
-    conflicts += options.conflicts(planned, added=not no_arguments)
+    conflicts = options.conflicts(planned, added=not no_arguments)
     conflicts += _own_file(options, config, plan_folder)
     conflicts += code_settings.unlike_plan(
         options.facts.code_settings, options.style, chosen, planned.precision
     )
-    conflicts += unlike_job.conflicts(options, config)
-    notes = []
+    conflicts += scripts_optimizer.conflicts(options, config)
+    notes = [f"warning: no plan reaches the script: {obstacles}"] if obstacles else []
     if added:
         notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments⟩ adds nothing)")
     if conflicts and not accept_mismatch:
@@ -135,26 +138,13 @@ def check_reaches(facts: ScriptFacts, style: str) -> None:
     Raises:
         InputError: names the call.
     """
-    for conflict in _own_configuration(facts, style):
-        raise InputError(f"the DeepSpeed file does not reach the script: {conflict}")
+    for obstacle in unreached.own_configuration(facts, style):
+        raise InputError(f"the DeepSpeed file does not reach the script: {obstacle.text}")
 
 
 def _clipping(config: Mapping[str, Any]) -> float | None:
     value = config.get("gradient_clipping")
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _own_configuration(facts: ScriptFacts, style: str) -> list[str]:
-    """A configuration that the script makes itself and the plan's exclude each other (deepspeed/__init__.py,
-    ``initialize``)."""
-    location = facts.own_configuration
-    if location is None or style not in ("raw", "none"):
-        return []
-    return [
-        f"{location}: it gives deepspeed.initialize a configuration of its own, so another cannot reach it "
-        "(DeepSpeed refuses both): remove that argument and let the script take --deepspeed_config "
-        "(deepspeed.add_config_arguments)"
-    ]
 
 
 def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path) -> list[str]:
@@ -180,12 +170,12 @@ def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Pa
     return [f"{where}: {difference}" for difference in differing]
 
 
-def refuse_own_file(options: ScriptOptions) -> None:
-    """Refuse a DeepSpeed file of the script's own where plans are to be compared: it would run with that one
-    under each of them.
+def refuse_unplannable(options: ScriptOptions) -> None:
+    """Refuse a script that would train with a configuration of its own under each plan, where plans are to be
+    compared.
 
     Raises:
-        InputError: names the file.
+        InputError: names the file, or the line.
     """
     if options.own_deepspeed_file is not None:
         _, where = options.own_deepspeed_file
@@ -193,6 +183,16 @@ def refuse_own_file(options: ScriptOptions) -> None:
             f"{where}: the script would train with this file, whatever the plan; leave it out to plan "
             "(`zerokit rehearse` with the same script and arguments says what the file takes)"
         )
+    obstacles = _obstacles(options) if options.style != "none" else ""
+    if obstacles:
+        raise InputError(
+            f"no plan reaches the script: {obstacles} to plan, or go on without a plan: `zerokit rehearse` "
+            "says what the script takes, `zerokit launch ⟨no_plan⟩` runs it"
+        )
+
+
+def _obstacles(options: ScriptOptions) -> str:
+    return "; ".join(obstacle.text for obstacle in unreached.obstacles(options))
 
 
 def _strategy(config: Any) -> Sequence[tuple[str, object]]:

@@ -24,11 +24,7 @@ PLANNED: Mapping[tuple[str, str], str] = {
     ("Accelerator", "mixed_precision"): "precision",
 }
 """The calls of Accelerate and their keywords that say what a plan says, and the plan's name for it."""
-WITH_FSDP = "FSDP and DeepSpeed exclude each other: remove it, or run the script as it is with ⟨no_plan⟩"
-
 _TO_CPU = ("use_cpu", "no_cuda")
-_WITH_CPU = "Accelerate then takes neither a GPU nor DeepSpeed, so the plan cannot reach it; remove cpu=True"
-"""accelerate 1.15.0, state.py:204 and 974: DeepSpeed only without ``cpu``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +178,7 @@ def made_once(settings: Iterable[CodeSetting]) -> list[CodeSetting]:
 def unlike_plan(
     settings: Iterable[CodeSetting], style: str, chosen: Mapping[str, Any], precision: str
 ) -> list[str]:
-    """Where the code asks Accelerate or a Trainer for something else than the plan, one sentence each.
+    """Where the code asks Accelerate for something else than the plan, one sentence each.
 
     The plan's file reaches Accelerate by the environment and wins, without a word, over what the code says
     (accelerate 1.15, utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``).
@@ -193,21 +189,13 @@ def unlike_plan(
         chosen: the plan's choice.
         precision: as the ranks will run.
     """
+    if style != "accelerate":
+        return []
     result = []
     for one in made_once(settings):
-        if one.name == "fsdp" and style == "trainer" and one.value:
-            result.append(f"{one.text}: {WITH_FSDP}")
-        if style != "accelerate":
-            continue
-        if one.call == "Accelerator" and one.name == "fsdp_plugin" and one.makes:
-            result.append(f"{one.text}: {WITH_FSDP}")
-        if one.call == "Accelerator" and one.name == "cpu" and one.value is True and one.option is None:
-            result.append(f"{one.text}: {_WITH_CPU}")
         planned = _planned(one, chosen, precision)
         if one.value is not None and one.option is None and planned is not None and one.value != planned:
             result.append(f"{one.text}, but the plan has {one.name} {planned}")
-        elif one.call == "DeepSpeedPlugin" and one.name == "hf_ds_config" and (one.value or one.makes):
-            result.append(f"{one.text}: a DeepSpeed configuration of its own, so the plan's cannot reach it")
     return result
 
 

@@ -29,7 +29,7 @@ from zerokit.planner.script_memory import REHEARSED
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.script import misplaced_options
-from zerokit.script.agreement import refuse_own_file
+from zerokit.script.agreement import refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.named_model import named_model
@@ -101,7 +101,7 @@ class ScriptPlanning:
         for warning in misplaced_options.warnings(facts, self.target.name, self.target.arguments, "plan"):
             self.say(warning)
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
-        refuse_own_file(self._script)
+        refuse_unplannable(self._script)
         self._decisions = ScriptDecisions(
             script=self.search.profile.name, style=facts.style, asked=self.options, say=self.say
         )

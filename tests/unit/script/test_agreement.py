@@ -17,7 +17,7 @@ from tests.support.scripts_read import (
     options,
 )
 from zerokit.errors import InputError
-from zerokit.script.agreement import agree, refuse_own_file
+from zerokit.script.agreement import agree, refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
@@ -106,10 +106,10 @@ def test_a_file_of_the_scripts_own_is_refused_where_plans_are_compared(
 ) -> None:
     found = options(tmp_path, text, *arguments.split())
     if said is None:
-        refuse_own_file(found)
+        refuse_unplannable(found)
         return
     with pytest.raises(InputError) as refused:
-        refuse_own_file(found)
+        refuse_unplannable(found)
     assert said in str(refused.value) and "leave it out" in str(refused.value)
 
 
