@@ -23,6 +23,10 @@ _WORDS = _BATCH | {
     "offload_param": "weight offload",
     "precision": "precision",
 }
+_OF_TRAINER = {
+    "micro_batch": "per_device_train_batch_size",
+    "gradient_accumulation": "gradient_accumulation_steps",
+}
 _OFFLOAD = ("offload_optimizer", "offload_param")
 
 
@@ -66,7 +70,10 @@ class PlannedFor:
                 )
         _check_nvme(request, written)
         decided = {name for name in _BATCH if getattr(requested.pins, name) != getattr(request.pins, name)}
-        _check_global_batch(requested, request.pins, decided | (_BATCH.keys() & set(rehearsed)))
+        decided |= _BATCH.keys() & set(rehearsed)
+        _check_global_batch(
+            requested, request.pins, {name: _where(script, name, written) for name in decided}
+        )
         return cls(request=request, decided=_decided(requested, request))
 
     def with_own_reasons(self, plan: Plan) -> Plan:
@@ -104,32 +111,50 @@ def _with(request: Request, name: str, fixed: CodeValue) -> Request:
     return replace(request, assumptions=(*request.assumptions, note), **changed)
 
 
-def _check_global_batch(requested: Request, pins: Pins, decided: Collection[str]) -> None:
-    """Refuse a global batch that no division of the GPUs meets with what the script decides.
+def _where(script: ScriptOptions, name: str, written: Mapping[str, CodeValue]) -> str:
+    """The line or the argument by which a script decides its batch; empty: only its rehearsal tells."""
+    if name in written:
+        return written[name].location
+    decided = script.decided(_OF_TRAINER[name])
+    return "" if decided is None else decided[1]
+
+
+def _check_global_batch(requested: Request, pins: Pins, decided: Mapping[str, str]) -> None:
+    """Refuse a global batch that the data-parallel ranks do not meet with what the script decides. Ranks that
+    share a batch would meet a smaller one: slower, and not asked for unless the user has them searched.
+
+    Args:
+        decided: what the script decides, and where.
 
     Raises:
-        InputError: names the nearest that can be met.
+        InputError: names what can be met.
     """
     batch = requested.job.global_batch
     if batch is None or not decided:
         return
+    asked = requested.pins
+    searched = asked.search_tensor or asked.search_sequence or asked.pipeline_module
     ranks = data_ranks(requested.cluster, pins)
     sequences = (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
     is_whole = pins.micro_batch is not None and pins.gradient_accumulation is not None
     for divided in (count for count in range(1, ranks + 1) if ranks % count == 0):
-        if batch == divided * sequences or (not is_whole and batch % (divided * sequences) == 0):
+        is_met = batch == divided * sequences or (not is_whole and batch % (divided * sequences) == 0)
+        if is_met and (divided == ranks or searched):
             return
     step = ranks * sequences
     lower = batch // step * step
     possible = str(step) if is_whole or not lower else f"{lower} or {lower + step}"
     words = [
-        f"the script's {_BATCH[name]} {value}" if name in decided else f"⟨{name}⟩ {value}"
+        f"the script's {_BATCH[name]} {value}{f' ({decided[name]})' if decided[name] else ''}"
+        if name in decided
+        else f"⟨{name}⟩ {value}"
         for name in _BATCH
         if (value := getattr(pins, name)) is not None
     ]
     raise InputError(
         f"⟨global_batch⟩ {batch} cannot be met with {' and '.join(words)} on "
-        f"{counted(ranks, 'data-parallel rank')}: leave ⟨global_batch⟩ out, or use {possible}"
+        f"{counted(ranks, 'data-parallel rank')}: leave ⟨global_batch⟩ out, use {possible}, or change the "
+        "script"
     )
 
 

@@ -81,14 +81,22 @@ def test_another_strategy_than_the_codes_is_refused(
     ("text", "asked", "words"),
     [
         (LOOP.format(steps=1, batch=4), {"global_batch": 32},
-         "global_batch 32 cannot be met with the script's micro-batch 4 and the script's accumulation 1 on "
-         "4 data-parallel ranks: leave global_batch out, or use 16"),
-        (LOOP.format(steps=8, batch="computed"), {"global_batch": 40}, None),  # 5 × 8 on one rank of each
-        (LOOP.format(steps=8, batch="computed"), {"global_batch": 36}, "accumulation 8 .* or use 32 or 64"),
-        (LOOP.format(steps=1, batch=4), {"global_batch": 8}, None),  # two ranks share a batch
+         r"global_batch 32 .* the script's micro-batch 4 \(.*:9: DataLoader\(batch_size=4\)\) "
+         r"and the script's accumulation 1 \(.*:8: Accelerator\(gradient_accumulation_steps=1\)\) on 4 "
+         "data-parallel ranks: leave global_batch out, use 16, or change the script$"),
+        (LOOP.format(steps=8, batch="computed"), {"global_batch": 64}, None),
+        (LOOP.format(steps=8, batch="computed"), {"global_batch": 36}, "accumulation 8 .*, use 32 or 64,"),
+        # ranks that share a batch would meet it, more slowly
+        (LOOP.format(steps=8, batch="computed"), {"global_batch": 40}, "accumulation 8 .*, use 32 or 64,"),
+        (LOOP.format(steps=8, batch="computed"), {"global_batch": 40, "tp": "auto"}, None),
+        (LOOP.format(steps=1, batch=4), {"global_batch": 8}, ", use 16,"),
+        (LOOP.format(steps=1, batch=4), {"global_batch": 8, "tp": "auto"}, None),
+        (LOOP.format(steps=1, batch=4), {"global_batch": 8, "tp": 2}, None),
+        (LOOP.format(steps=1, batch=4), {"global_batch": 8, "tp": 1}, ", use 16,"),
         (LOOP.format(steps=2, batch="computed"), {"global_batch": 12, "micro_batch": 4},
          "micro_batch 4 and the script's accumulation 2"),
-        (FIXED_TRAINER, {"global_batch": 24}, "the script's micro-batch 4 and the script's accumulation 1"),
+        (FIXED_TRAINER, {"global_batch": 24},
+         r"the script's micro-batch 4 \(.*train.py sets per_device_train_batch_size 4\) and the script's"),
         (LOOP.format(steps=1, batch=4), {"gradient_accumulation": 2},
          r"gradient_accumulation 2: the script has 1 \(.*Accelerator\(gradient_accumulation_steps=1\)\); "
          "leave gradient_accumulation out"),
@@ -97,7 +105,7 @@ def test_another_strategy_than_the_codes_is_refused(
     ],
 )  # fmt: skip
 def test_what_the_script_will_not_do_is_refused(
-    tmp_path: Path, text: str, asked: dict[str, int], words: str | None
+    tmp_path: Path, text: str, asked: dict[str, object], words: str | None
 ) -> None:
     if words is None:
         assert planned(tmp_path, text, **asked)
