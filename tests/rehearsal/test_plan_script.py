@@ -192,7 +192,7 @@ def test_what_stops_a_script_before_its_engine_is_not_tried_at_every_batch(
     said: list[str] = []
     with pytest.raises(
         InputError,
-        match=r"no such data set.*; mend what stops it.*name the model.*A rehearsal has no network: download",
+        match=r"no such data set.*; fix what stops it, or name the model.*A rehearsal has no network",
     ):
         plan_script(
             Target(script=str(script), module=None, arguments=()), {"gpus": 2, "gpu": "h200"}, say=said.append

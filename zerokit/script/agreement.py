@@ -15,6 +15,7 @@ from zerokit.script import (
     adapt_config,
     assignments,
     code_settings,
+    code_values,
     disk_space,
     planned_loss,
     scripts_optimizer,
@@ -57,6 +58,7 @@ def agree(
     no_arguments: bool,
     accept_mismatch: bool,
     writes_here: bool = True,
+    planned_on_cpu: bool = False,
 ) -> Agreement:
     """Fill in what the user did not give, and hold the rest to the plan.
 
@@ -72,6 +74,7 @@ def agree(
         no_arguments: add nothing.
         accept_mismatch: say contradictions instead of stopping.
         writes_here: the script writes to this machine's disks, whose room is looked at.
+        planned_on_cpu: the plan is for CPU ranks.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
@@ -106,7 +109,7 @@ def agree(
     if conflicts and not accept_mismatch:
         raise InputError(
             f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
-            "does (`zerokit plan … -- SCRIPT ARGS` takes it from the script), or run it as it is, with "
+            f"does{_planning_again(options, batch, planned_on_cpu)}, or run it all the same, with "
             "⟨accept_mismatch⟩ before the script"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
@@ -123,6 +126,16 @@ def agree(
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     notes += _parts_of_the_script(options, chosen, writes_here)
     return Agreement(added=added, notes=tuple(notes), unlike=unlike)
+
+
+def _planning_again(options: ScriptOptions, batch: PlannedBatch, planned_on_cpu: bool) -> str:
+    """How to plan for what the script does, in brackets; for CPU ranks by options: no rehearsal has them."""
+    if not planned_on_cpu:
+        return " (`zerokit plan … -- SCRIPT ARGS` takes it from the script)"
+    decided = code_values.decided_options(options, batch.chosen, on_cpu=True)
+    words = " ".join(f"--{name} {value}" for name, value in decided.items())
+    command = batch.command_for(decided) if decided else ""
+    return f" (`{command}`)" if command else f" ({words})" if words else ""
 
 
 def _by_any_name(planned: PlannedValues) -> dict[str, object]:

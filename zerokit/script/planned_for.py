@@ -9,8 +9,7 @@ from typing import Any
 
 from zerokit.errors import InputError
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.code_values import CodeValue, code_values
-from zerokit.script.loader_batch import loader_batch
+from zerokit.script.code_values import OFFLOAD, OPTIONS, CodeValue, code_values
 from zerokit.search.plan import Plan, data_ranks
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
@@ -27,7 +26,6 @@ _OF_TRAINER = {
     "micro_batch": "per_device_train_batch_size",
     "gradient_accumulation": "gradient_accumulation_steps",
 }
-_OFFLOAD = ("offload_optimizer", "offload_param")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +55,13 @@ class PlannedFor:
         request = replace(
             requested, pins=pins, precision=precision, assumptions=(*requested.assumptions, *notes, *more)
         )
-        written = _written(script, on_cpu=requested.on_cpu)
+        written = code_values(script, on_cpu=requested.on_cpu)
         for name, fixed in written.items():
             asked = precision if name == "precision" else getattr(pins, name)
             if asked in (None, "auto"):
                 request = _with(request, name, fixed)
             elif asked != fixed.value and name not in rehearsed:
-                option = "zero" if name == "zero_stage" else name
+                option = OPTIONS.get(name, name)
                 raise InputError(
                     f"⟨{option}⟩ {asked}: the script has {fixed.value} ({fixed.location}); leave ⟨{option}⟩ "
                     f"out, or change the script to {asked}"
@@ -84,19 +82,8 @@ class PlannedFor:
         return replace(plan, assumptions=tuple(note for note in plan.assumptions if note != reason))
 
 
-def _written(script: ScriptOptions, *, on_cpu: bool) -> dict[str, CodeValue]:
-    """What stands in the script's source alone, by the field of the request or of its pins."""
-    written = code_values(script)
-    loaded = loader_batch(script)
-    if loaded is not None:
-        written["micro_batch"] = CodeValue(value=loaded.sequences, location=loaded.location)
-    if on_cpu:  # which hold everything in host memory already
-        return {name: value for name, value in written.items() if name not in _OFFLOAD}
-    return written
-
-
 def _check_nvme(request: Request, written: Mapping[str, CodeValue]) -> None:
-    for name in _OFFLOAD:
+    for name in OFFLOAD:
         if getattr(request.pins, name) == "nvme" and name in written and request.cluster.nvme_path is None:
             raise InputError(
                 f"{written[name].location}: name a folder on a local NVMe disk with ⟨nvme⟩ DIR to plan for it"

@@ -109,7 +109,7 @@ class ScriptPlanning:
             self._check(facts)
             read = self._probed()
         except CannotRehearse as why:
-            return self._plan_unrehearsed(str(why), top)
+            return self._plan_unrehearsed(why, top)
         return self._result(read, self._searched(read.request, top))
 
     # ---------------------------------------------------------------- before the search
@@ -155,7 +155,8 @@ class ScriptPlanning:
         if read.request.on_cpu:
             raise CannotRehearse(
                 "a rehearsal is on a GPU, and these are CPU ranks; without a plan "
-                f"`zerokit launch ⟨device⟩ cpu {self.search.profile.name}` runs it here"
+                f"`zerokit launch ⟨device⟩ cpu {self.search.profile.name}` runs it here",
+                is_of_script=False,
             )
         try:
             FakeGpu.of(read.request.cluster.gpu, 1)
@@ -319,7 +320,7 @@ class ScriptPlanning:
         shape = read.request.shape
         return f"{self.search.profile.name} ({shape.family}, {format_count(shape.parameters)} parameters)"
 
-    def _plan_unrehearsed(self, why: str, top: int) -> PlanResult:
+    def _plan_unrehearsed(self, why: CannotRehearse, top: int) -> PlanResult:
         """Plan as if there were no script, and say so.
 
         Raises:
@@ -327,12 +328,13 @@ class ScriptPlanning:
         """
         failure = f"{self.search.profile.name} could not be rehearsed: {why}"
         if not self._decisions.names_model:
+            fix = "fix what stops it, or " if why.is_of_script else ""
             download = ""
-            if "ConnectionError" in why or "OfflineMode" in why:
+            if "ConnectionError" in str(why) or "OfflineMode" in str(why):
                 download = ". A rehearsal has no network: download first what the script loads from the Hub"
             raise InputError(
-                f"{failure}; mend what stops it, or plan without the script: name the model with ⟨model⟩ "
-                f"(or a config.json) or ⟨params⟩{download}"
+                f"{failure}; {fix}name the model with ⟨model⟩ (or a config.json) or ⟨params⟩ to plan without "
+                f"a rehearsal{download}"
             )
         self.say(failure)
         named = named_model(self._script)

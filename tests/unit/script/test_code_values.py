@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scripts_read import TRAINER, joined, options
-from zerokit.script.code_values import code_values
+from tests.support.scripts_read import FIXED_TRAINER, TRAINER, joined, options
+from zerokit.script.code_values import code_values, decided_options
 
 SCRIPT = """
     import argparse
@@ -70,3 +70,24 @@ def test_an_option_that_accelerate_gets_is_filled_in_from_the_plan(tmp_path: Pat
     script = SCRIPT.format("Accelerator(gradient_accumulation_steps=args.accumulate)")
     assert "--accumulate 2" in joined(options(tmp_path, script))
     assert "--accumulate" not in joined(options(tmp_path, script, "--accumulate", "5"))
+
+
+CHOSEN = {"micro_batch": 4, "gradient_accumulation": 2, "precision": "bf16", "zero_stage": 1}
+BATCH = "loader = torch.utils.data.DataLoader(rows, batch_size=4)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SCRIPT.format(f"Accelerator(gradient_accumulation_steps=4); {BATCH}"),
+         {"micro-batch": "4", "gradient-accumulation": "4"}),
+        (SCRIPT.format(f"Accelerator(gradient_accumulation_steps=2); {BATCH}"), {}),
+        (SCRIPT.format("DeepSpeedPlugin(zero_stage=2, offload_optimizer_device='cpu')"), {"zero": "2"}),
+        (SCRIPT.format("Accelerator(mixed_precision='no')"), {"precision": "fp32"}),
+        (FIXED_TRAINER, {"micro-batch": "4", "gradient-accumulation": "1", "precision": "fp32"}),
+    ],
+)  # fmt: skip
+def test_what_differs_from_a_plan_is_said_as_its_options(
+    tmp_path: Path, text: str, said: dict[str, str]
+) -> None:
+    assert decided_options(options(tmp_path, text), CHOSEN, on_cpu=True) == said
