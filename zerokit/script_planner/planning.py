@@ -13,6 +13,7 @@ from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError
 from zerokit.launcher.secrets import Secrets
 from zerokit.planner.effects import unread
+from zerokit.planner.losses import loss_of
 from zerokit.planner.memory_source import Say
 from zerokit.planner.named_models import another_model, unlike_planned
 from zerokit.planner.one_strategy import one_strategy
@@ -34,6 +35,7 @@ from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.named_model import named_model
 from zerokit.script.planned_for import PlannedFor
+from zerokit.script.planned_loss import why_left_out
 from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import ScriptFacts, read_script
 from zerokit.script.scripts_optimizer import with_optimizer_of
@@ -107,12 +109,24 @@ class ScriptPlanning:
         )
         try:
             self._check(facts)
+            unlike_loss = self._leave_loss_out()
             read = self._probed()
         except CannotRehearse as why:
+            self._decisions.kept.pop("loss", None)
             return self._plan_unrehearsed(why, top)
+        if unlike_loss is not None:
+            self.say(f"warning: {unlike_loss}")
+            self._decisions.notes.append(unlike_loss)
         return self._result(read, self._searched(read.request, top))
 
     # ---------------------------------------------------------------- before the search
+
+    def _leave_loss_out(self) -> str | None:
+        """Plan for the loss that the script is rehearsed with, if another was asked for; what to say."""
+        why = why_left_out(self._script, loss_of(self.options))
+        if why is not None:
+            self._decisions.kept["loss"] = "standard"
+        return why
 
     def _another_model(self) -> str | None:
         """That the arguments of the script name another model than those of the plan; None: they do not."""
