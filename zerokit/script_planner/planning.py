@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.script_profile import ScriptProfile
-from zerokit.domain.strategy import Candidate, Strategy
+from zerokit.domain.strategy import REHEARSED, Candidate, Strategy
 from zerokit.errors import InputError
 from zerokit.launcher.secrets import Secrets
 from zerokit.planner.effects import unread
@@ -26,7 +26,6 @@ from zerokit.planner.rehearsed_search import (
     RehearsedSearch,
 )
 from zerokit.planner.request import ResolvedRequest, resolve
-from zerokit.planner.script_memory import REHEARSED
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.script import misplaced_options
