@@ -41,7 +41,7 @@ def test_a_plan_for_a_script_holds_what_the_script_holds(tmp_path: Path, monkeyp
     script = str(SCRIPTS / "teacher.py")
     code, body, said = plan(
         tmp_path, "--gpus", "2", "--gpu", "h200", "--zero", "2", "--global-batch", "8", "--out", "plan",
-        "--", script,
+        "--loss", "liger", "--", script,
     )  # fmt: skip
     assert code == 0, said
     chosen = body["chosen"]
@@ -49,6 +49,8 @@ def test_a_plan_for_a_script_holds_what_the_script_holds(tmp_path: Path, monkeyp
     assert (estimate["basis"], estimate["fits"]) == ("rehearsed", True)
     assert chosen["parameters"] == PARAMETERS  # nobody named the model
     assert body["request"]["seq-len"] == "128"
+    # which the script does not compute
+    assert body["request"]["loss"] == "standard" and "--loss liger left out" in " ".join(said.split())
     assert all(rehearsal["stopped"] is None for rehearsal in body["rehearsals"])
     assert {rehearsal["probe"] for rehearsal in body["rehearsals"]} == {True, False}
     purposes = ("to learn what the script takes, before bucket sizes are chosen",
@@ -192,10 +194,35 @@ def test_what_stops_a_script_before_its_engine_is_not_tried_at_every_batch(
     said: list[str] = []
     with pytest.raises(
         InputError,
-        match=r"no such data set.*; mend what stops it.*name the model.*A rehearsal has no network: download",
+        match=r"no such data set.*; fix what stops it, or name the model.*A rehearsal has no network",
     ):
         plan_script(
             Target(script=str(script), module=None, arguments=()), {"gpus": 2, "gpu": "h200"}, say=said.append
         )
     told = [line for line in said if line.startswith("rehearsal ")]
     assert len(told) == rehearsals and all("to learn what the script takes, before" in line for line in told)
+
+
+def test_a_plan_without_a_rehearsal_keeps_the_loss_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch then gives it to the script."""
+
+    def stopped(
+        target: Any, options: Any, request: Any, strategy: Strategy, seconds: float
+    ) -> RehearsedScript:
+        done: Any = SimpleNamespace(
+            ranks=(SimpleNamespace(phases=IN_LOAD),), stopped=Stop(location="", operator="", reason="no data")
+        )
+        return RehearsedScript(strategy=strategy, done=done, rehearsed=None)
+
+    monkeypatch.setattr("zerokit.script_planner.planning.rehearse_strategy", stopped)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+        "Trainer(args=HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()[0]).train()\n"
+    )
+    said: list[str] = []
+    options = {"model": "qwen2.5-0.5b", "gpus": 2, "gpu": "h200", "loss": "liger"}
+    found = plan_script(Target(script=str(script), module=None, arguments=()), options, say=said.append)
+    assert found.request["loss"] == "liger" and not any("left out" in line for line in said)

@@ -74,6 +74,10 @@ class RankEstimate:
     phase_components: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
+REHEARSED = "rehearsed"
+"""``basis`` of an estimate for which the user's own script ran with this very strategy."""
+
+
 @frozen_dataclass
 class MemoryEstimate:
     """Predicted memory of a run. Bytes.

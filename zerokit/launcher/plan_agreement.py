@@ -59,6 +59,7 @@ def agree(
         options, plan.chosen, config, request=plan.request, seq_len=plan.seq_len, method=plan.method,
         lora=plan.lora, plan_folder=plan.folder, on_cpu=on_cpu, no_arguments=no_arguments,
         accept_mismatch=accept_mismatch, writes_here=writes_here,
+        planned_on_cpu=plan.cluster.get("gpu") == "cpu",
     )  # fmt: skip
     adapters: list[str] = []
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else

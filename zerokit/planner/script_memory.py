@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
-from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.domain.strategy import REHEARSED, MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.components import Component
 from zerokit.search.request import LeastVram, MemoryModel
 from zerokit.values import replace
 
-REHEARSED = "rehearsed"
 _REPLAYED = {
     "load": "init", "init": "init", "forward": "forward", "backward": "backward", "step": "step",
     "eval": "forward", "generate": "forward", "other": "step", "save": "step",

@@ -15,11 +15,13 @@ from zerokit.script import (
     adapt_config,
     assignments,
     code_settings,
+    code_values,
     disk_space,
     planned_loss,
     scripts_optimizer,
     unlike_adapters,
     unlike_job,
+    unreached,
     unsaved_weights,
 )
 from zerokit.script.arguments import SPELLINGS, ScriptOptions
@@ -57,6 +59,7 @@ def agree(
     no_arguments: bool,
     accept_mismatch: bool,
     writes_here: bool = True,
+    planned_on_cpu: bool = False,
 ) -> Agreement:
     """Fill in what the user did not give, and hold the rest to the plan.
 
@@ -72,11 +75,14 @@ def agree(
         no_arguments: add nothing.
         accept_mismatch: say contradictions instead of stopping.
         writes_here: the script writes to this machine's disks, whose room is looked at.
+        planned_on_cpu: the plan is for CPU ranks.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
     """
-    conflicts = _own_configuration(options.facts, options.style)
+    obstacles = _obstacles(options)
+    if obstacles and not accept_mismatch:
+        raise InputError(f"no plan reaches the script: {obstacles}, or launch it without a plan (⟨no_plan⟩)")
     batch = PlannedBatch(
         chosen=chosen, request=request, folder=None if is_temporary(plan_folder) else plan_folder
     )
@@ -92,19 +98,19 @@ def agree(
         on_cpu=on_cpu,
     )
     added = () if no_arguments else options.additions(planned)
-    conflicts += options.conflicts(planned, added=not no_arguments)
+    conflicts = options.conflicts(planned, added=not no_arguments)
     conflicts += _own_file(options, config, plan_folder)
     conflicts += code_settings.unlike_plan(
         options.facts.code_settings, options.style, chosen, planned.precision
     )
-    conflicts += unlike_job.conflicts(options, config)
-    notes = []
+    conflicts += scripts_optimizer.conflicts(options, config)
+    notes = [f"warning: no plan reaches the script: {obstacles}"] if obstacles else []
     if added:
         notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments⟩ adds nothing)")
     if conflicts and not accept_mismatch:
         raise InputError(
             f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
-            "does (`zerokit plan … -- SCRIPT ARGS` takes it from the script), or run it as it is, with "
+            f"does{_planning_again(options, batch, planned_on_cpu)}, or run it all the same, with "
             "⟨accept_mismatch⟩ before the script"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
@@ -124,6 +130,16 @@ def agree(
     return Agreement(added=added, notes=tuple(notes), unlike=unlike)
 
 
+def _planning_again(options: ScriptOptions, batch: PlannedBatch, planned_on_cpu: bool) -> str:
+    """How to plan for what the script does, in brackets; for CPU ranks by options: no rehearsal has them."""
+    if not planned_on_cpu:
+        return " (`zerokit plan … -- SCRIPT ARGS` takes it from the script)"
+    decided = code_values.decided_options(options, batch.chosen, on_cpu=True)
+    words = " ".join(f"--{name} {value}" for name, value in decided.items())
+    command = batch.command_for(decided) if decided else ""
+    return f" (`{command}`)" if command else f" ({words})" if words else ""
+
+
 def _by_any_name(planned: PlannedValues) -> dict[str, object]:
     """What the plan decided, by each name that a script may use for it."""
     values = planned.trainer_values()
@@ -137,26 +153,13 @@ def check_reaches(facts: ScriptFacts, style: str) -> None:
     Raises:
         InputError: names the call.
     """
-    for conflict in _own_configuration(facts, style):
-        raise InputError(f"the DeepSpeed file does not reach the script: {conflict}")
+    for obstacle in unreached.own_configuration(facts, style):
+        raise InputError(f"the DeepSpeed file does not reach the script: {obstacle.text}")
 
 
 def _clipping(config: Mapping[str, Any]) -> float | None:
     value = config.get("gradient_clipping")
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _own_configuration(facts: ScriptFacts, style: str) -> list[str]:
-    """A configuration that the script makes itself and the plan's exclude each other (deepspeed/__init__.py,
-    ``initialize``)."""
-    location = facts.own_configuration
-    if location is None or style not in ("raw", "none"):
-        return []
-    return [
-        f"{location}: it gives deepspeed.initialize a configuration of its own, so another cannot reach it "
-        "(DeepSpeed refuses both): remove that argument and let the script take --deepspeed_config "
-        "(deepspeed.add_config_arguments)"
-    ]
 
 
 def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path) -> list[str]:
@@ -182,12 +185,12 @@ def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Pa
     return [f"{where}: {difference}" for difference in differing]
 
 
-def refuse_own_file(options: ScriptOptions) -> None:
-    """Refuse a DeepSpeed file of the script's own where plans are to be compared: it would run with that one
-    under each of them.
+def refuse_unplannable(options: ScriptOptions) -> None:
+    """Refuse a script that would train with a configuration of its own under each plan, where plans are to be
+    compared.
 
     Raises:
-        InputError: names the file.
+        InputError: names the file, or the line.
     """
     if options.own_deepspeed_file is not None:
         _, where = options.own_deepspeed_file
@@ -195,6 +198,16 @@ def refuse_own_file(options: ScriptOptions) -> None:
             f"{where}: the script would train with this file, whatever the plan; leave it out to plan "
             "(`zerokit rehearse` with the same script and arguments says what the file takes)"
         )
+    obstacles = _obstacles(options) if options.style != "none" else ""
+    if obstacles:
+        raise InputError(
+            f"no plan reaches the script: {obstacles} to plan, or go on without a plan: `zerokit rehearse` "
+            "says what the script takes, `zerokit launch ⟨no_plan⟩` runs it"
+        )
+
+
+def _obstacles(options: ScriptOptions) -> str:
+    return "; ".join(obstacle.text for obstacle in unreached.obstacles(options))
 
 
 def _strategy(config: Any) -> Sequence[tuple[str, object]]:

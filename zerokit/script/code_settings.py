@@ -14,22 +14,17 @@ _LOADER = "DataLoader"
 _ARGUMENTS = ("TrainingArguments", "Config")  # SFTConfig, DPOConfig …
 _CALLS = ("Accelerator", "DeepSpeedPlugin", "GradientAccumulationPlugin", *_ARGUMENTS, _LOADER)
 _NOT_FOR_TRAINING = re.compile(r"eval|val|test|dev", re.IGNORECASE)
-OF_ACCUMULATION = (
-    ("Accelerator", "gradient_accumulation_steps"),
-    ("DeepSpeedPlugin", "gradient_accumulation_steps"),
-    ("GradientAccumulationPlugin", "num_steps"),
-)
-"""The calls and their keywords that say Accelerate's gradient accumulation."""
-_OF_A_PLUGIN = {
-    "zero_stage": "zero_stage",
-    "offload_optimizer_device": "offload_optimizer",
-    "offload_param_device": "offload_param",
+PLANNED: Mapping[tuple[str, str], str] = {
+    ("Accelerator", "gradient_accumulation_steps"): "gradient_accumulation",
+    ("DeepSpeedPlugin", "gradient_accumulation_steps"): "gradient_accumulation",
+    ("GradientAccumulationPlugin", "num_steps"): "gradient_accumulation",
+    ("DeepSpeedPlugin", "zero_stage"): "zero_stage",
+    ("DeepSpeedPlugin", "offload_optimizer_device"): "offload_optimizer",
+    ("DeepSpeedPlugin", "offload_param_device"): "offload_param",
+    ("Accelerator", "mixed_precision"): "precision",
 }
-WITH_FSDP = "FSDP and DeepSpeed exclude each other: remove it, or run the script as it is with ⟨no_plan⟩"
-
+"""The calls of Accelerate and their keywords that say what a plan says, and the plan's name for it."""
 _TO_CPU = ("use_cpu", "no_cuda")
-_WITH_CPU = "Accelerate then takes neither a GPU nor DeepSpeed, so the plan cannot reach it; remove cpu=True"
-"""accelerate 1.15.0, state.py:204 and 974: DeepSpeed only without ``cpu``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +178,7 @@ def made_once(settings: Iterable[CodeSetting]) -> list[CodeSetting]:
 def unlike_plan(
     settings: Iterable[CodeSetting], style: str, chosen: Mapping[str, Any], precision: str
 ) -> list[str]:
-    """Where the code asks Accelerate or a Trainer for something else than the plan, one sentence each.
+    """Where the code asks Accelerate for something else than the plan, one sentence each.
 
     The plan's file reaches Accelerate by the environment and wins, without a word, over what the code says
     (accelerate 1.15, utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``).
@@ -194,29 +189,18 @@ def unlike_plan(
         chosen: the plan's choice.
         precision: as the ranks will run.
     """
+    if style != "accelerate":
+        return []
     result = []
     for one in made_once(settings):
-        if one.name == "fsdp" and style == "trainer" and one.value:
-            result.append(f"{one.text}: {WITH_FSDP}")
-        if style != "accelerate":
-            continue
-        if one.call == "Accelerator" and one.name == "fsdp_plugin" and one.makes:
-            result.append(f"{one.text}: {WITH_FSDP}")
-        if one.call == "Accelerator" and one.name == "cpu" and one.value is True and one.option is None:
-            result.append(f"{one.text}: {_WITH_CPU}")
         planned = _planned(one, chosen, precision)
         if one.value is not None and one.option is None and planned is not None and one.value != planned:
             result.append(f"{one.text}, but the plan has {one.name} {planned}")
-        elif one.call == "DeepSpeedPlugin" and one.name == "hf_ds_config" and (one.value or one.makes):
-            result.append(f"{one.text}: a DeepSpeed configuration of its own, so the plan's cannot reach it")
     return result
 
 
 def _planned(setting: CodeSetting, chosen: Mapping[str, Any], precision: str) -> object:
-    if (setting.call, setting.name) in OF_ACCUMULATION:
-        return chosen.get("gradient_accumulation")
-    if setting.call == "DeepSpeedPlugin" and setting.name in _OF_A_PLUGIN:
-        return chosen.get(_OF_A_PLUGIN[setting.name])
-    if setting.call == "Accelerator" and setting.name == "mixed_precision":
+    name = PLANNED.get((setting.call, setting.name))
+    if name == "precision":
         return "no" if precision == "fp32" else precision
-    return None
+    return None if name is None else chosen.get(name)

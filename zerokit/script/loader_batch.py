@@ -32,7 +32,7 @@ class LoaderBatch:
         planned = plan.micro_batch
         if self.sequences == planned:
             return None
-        command = plan.command_for(self.sequences)
+        command = plan.command_for({"micro-batch": str(self.sequences)})
         again = f": {command}" if command else f" with ⟨micro_batch⟩ {self.sequences}"
         if plan.rehearsed:
             again = " with the script, which takes its batch from it"
@@ -66,11 +66,11 @@ class PlannedBatch:
         """Whether the plan was made with a script."""
         return isinstance(self.chosen.get("rehearsed"), Mapping)
 
-    def command_for(self, sequences: int) -> str:
-        """Plans for another micro-batch, into the same folder; empty where there is none."""
+    def command_for(self, ran: Mapping[str, str]) -> str:
+        """Plans with other values of these options, into the same folder; empty where there is none."""
         if self.folder is None:
             return ""
-        options = planning_again.options_for(self.chosen, self.request, {"micro-batch": str(sequences)})
+        options = planning_again.options_for(self.chosen, self.request, ran)
         recipe, out = str(self.folder / "plan.yaml"), str(self.folder)
         return shlex.join(["zerokit", "plan", "--recipe", recipe, *options, "--out", out])
 

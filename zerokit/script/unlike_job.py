@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from zerokit.script import scripts_optimizer
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.code_settings import WITH_FSDP
 from zerokit.script.option_values import truth
 
 _WITH_A_REFERENCE = ("DPOTrainer", "KTOTrainer", "BCOTrainer", "OnlineDPOTrainer", "NashMDTrainer",
@@ -19,21 +14,6 @@ def trains_adapters(options: ScriptOptions) -> bool:
     """Whether the user asked a script of TRL's for adapters."""
     adapters = options.given("use_peft")
     return adapters is not None and truth(adapters[0]) is True
-
-
-def conflicts(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
-    """What the user gave and DeepSpeed's configuration excludes or overrides, one sentence each.
-
-    Args:
-        options: of the script.
-        config: the plan's DeepSpeed configuration.
-    """
-    result = []
-    sharding = options.given("fsdp")
-    if options.style == "trainer" and sharding is not None and truth(sharding[0]) is not False:
-        result.append(f"{sharding[1]}: {WITH_FSDP}")
-    result += scripts_optimizer.conflicts(options, config)
-    return result
 
 
 def warnings(options: ScriptOptions, method: str) -> list[str]:

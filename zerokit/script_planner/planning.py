@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.script_profile import ScriptProfile
-from zerokit.domain.strategy import Candidate, Strategy
+from zerokit.domain.strategy import REHEARSED, Candidate, Strategy
 from zerokit.errors import InputError
 from zerokit.launcher.secrets import Secrets
 from zerokit.planner.effects import unread
+from zerokit.planner.losses import loss_of
 from zerokit.planner.memory_source import Say
 from zerokit.planner.named_models import another_model, unlike_planned
 from zerokit.planner.one_strategy import one_strategy
@@ -25,15 +26,15 @@ from zerokit.planner.rehearsed_search import (
     RehearsedSearch,
 )
 from zerokit.planner.request import ResolvedRequest, resolve
-from zerokit.planner.script_memory import REHEARSED
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.script import misplaced_options
-from zerokit.script.agreement import refuse_own_file
+from zerokit.script.agreement import refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.named_model import named_model
 from zerokit.script.planned_for import PlannedFor
+from zerokit.script.planned_loss import why_left_out
 from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import ScriptFacts, read_script
 from zerokit.script.scripts_optimizer import with_optimizer_of
@@ -101,18 +102,30 @@ class ScriptPlanning:
         for warning in misplaced_options.warnings(facts, self.target.name, self.target.arguments, "plan"):
             self.say(warning)
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
-        refuse_own_file(self._script)
+        refuse_unplannable(self._script)
         self._decisions = ScriptDecisions(
             script=self.search.profile.name, style=facts.style, asked=self.options, say=self.say
         )
         try:
             self._check(facts)
+            unlike_loss = self._leave_loss_out()
             read = self._probed()
         except CannotRehearse as why:
-            return self._plan_unrehearsed(str(why), top)
+            self._decisions.kept.pop("loss", None)
+            return self._plan_unrehearsed(why, top)
+        if unlike_loss is not None:
+            self.say(f"warning: {unlike_loss}")
+            self._decisions.notes.append(unlike_loss)
         return self._result(read, self._searched(read.request, top))
 
     # ---------------------------------------------------------------- before the search
+
+    def _leave_loss_out(self) -> str | None:
+        """Plan for the loss that the script is rehearsed with, if another was asked for; what to say."""
+        why = why_left_out(self._script, loss_of(self.options))
+        if why is not None:
+            self._decisions.kept["loss"] = "standard"
+        return why
 
     def _another_model(self) -> str | None:
         """That the arguments of the script name another model than those of the plan; None: they do not."""
@@ -155,7 +168,8 @@ class ScriptPlanning:
         if read.request.on_cpu:
             raise CannotRehearse(
                 "a rehearsal is on a GPU, and these are CPU ranks; without a plan "
-                f"`zerokit launch ⟨device⟩ cpu {self.search.profile.name}` runs it here"
+                f"`zerokit launch ⟨device⟩ cpu {self.search.profile.name}` runs it here",
+                is_of_script=False,
             )
         try:
             FakeGpu.of(read.request.cluster.gpu, 1)
@@ -329,7 +343,7 @@ class ScriptPlanning:
         shape = read.request.shape
         return f"{self.search.profile.name} ({shape.family}, {format_count(shape.parameters)} parameters)"
 
-    def _plan_unrehearsed(self, why: str, top: int) -> PlanResult:
+    def _plan_unrehearsed(self, why: CannotRehearse, top: int) -> PlanResult:
         """Plan as if there were no script, and say so.
 
         Raises:
@@ -337,12 +351,13 @@ class ScriptPlanning:
         """
         failure = f"{self.search.profile.name} could not be rehearsed: {why}"
         if not self._decisions.names_model:
+            fix = "fix what stops it, or " if why.is_of_script else ""
             download = ""
-            if "ConnectionError" in why or "OfflineMode" in why:
+            if "ConnectionError" in str(why) or "OfflineMode" in str(why):
                 download = ". A rehearsal has no network: download first what the script loads from the Hub"
             raise InputError(
-                f"{failure}; mend what stops it, or plan without the script: name the model with ⟨model⟩ "
-                f"(or a config.json) or ⟨params⟩{download}"
+                f"{failure}; {fix}name the model with ⟨model⟩ (or a config.json) or ⟨params⟩ to plan without "
+                f"a rehearsal{download}"
             )
         self.say(failure)
         named = named_model(self._script)

@@ -25,7 +25,15 @@ Fed = Mapping[int, tuple[int | None, int | None]]
 
 
 class CannotRehearse(Exception):
-    """Why there is no rehearsal to plan with; in a sentence."""
+    """Why there is no rehearsal to plan with; in a sentence.
+
+    Attributes:
+        is_of_script: a change of the script or its arguments would allow one.
+    """
+
+    def __init__(self, why: str, *, is_of_script: bool = True) -> None:
+        super().__init__(why)
+        self.is_of_script = is_of_script
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
-from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
+from zerokit.domain.strategy import REHEARSED, Candidate, MemoryEstimate, Strategy
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
@@ -196,6 +196,8 @@ def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
         return f"{strategy_words(other.strategy)}: {memory}"
     slower = other.time.step_seconds / chosen.time.step_seconds - 1
     pace = pace_words(slower) + (", but may not fit" if slower < 0 else _by_retries(other, chosen))
+    if chosen.memory.basis == REHEARSED != other.memory.basis:
+        pace = f"not rehearsed, estimated {pace}"
     return f"{strategy_words(other.strategy)}: {pace}, {memory}; bound by {bound_words(other)}"
 
 
@@ -267,8 +269,14 @@ def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluste
     part = time.parts.get(time.bound_by, 0.0) / time.step_seconds
     return [
         f"the GPUs reach {share:.1%} of their peak: {time.bound_by} takes {part:.0%} of the step"
-        + _REMEDIES.get(time.bound_by, "")
+        + _remedy(time.bound_by, cluster)
     ]
+
+
+def _remedy(bound_by: str, cluster: Cluster) -> str:
+    if bound_by == "launch" and cluster.gpus > 1:
+        return "; a model or batch so small is better trained on fewer GPUs"
+    return _REMEDIES.get(bound_by, "")
 
 
 _IDLE_SHARE = 0.05
@@ -282,7 +290,6 @@ _REMEDIES = {
     "pcie": "; more GPUs or GPU memory would make offload unnecessary",
     "host": "; more GPUs or GPU memory would make offload unnecessary",
     "nvme": "; more host memory would make NVMe unnecessary",
-    "launch": "; a model or batch so small is better trained on fewer GPUs",
 }
 
 

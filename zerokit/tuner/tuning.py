@@ -17,7 +17,7 @@ from zerokit.planner.memory_source import Say
 from zerokit.planner.plan_folder import check_folder, write_plan
 from zerokit.planner.rehearsed_search import LOOKED_THROUGH
 from zerokit.planner.request import ResolvedRequest, resolve
-from zerokit.script.agreement import refuse_own_file
+from zerokit.script.agreement import refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.planned_for import PlannedFor
@@ -125,7 +125,7 @@ class Tuning:
             raise InputError(f"⟨style⟩ {style}: use auto, {', '.join(STYLES)}")
         _refuse_unreachable(style, facts.why)
         script_options = ScriptOptions.read(facts, style, arguments)
-        refuse_own_file(script_options)
+        refuse_unplannable(script_options)
         read = resolve(with_optimizer_of(script_options, _of_this_machine(options)), say=say)
         request = read.request
         if not request.on_cpu and not read.found_here:

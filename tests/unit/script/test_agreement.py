@@ -17,7 +17,7 @@ from tests.support.scripts_read import (
     options,
 )
 from zerokit.errors import InputError
-from zerokit.script.agreement import agree, refuse_own_file
+from zerokit.script.agreement import agree, refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
@@ -106,10 +106,10 @@ def test_a_file_of_the_scripts_own_is_refused_where_plans_are_compared(
 ) -> None:
     found = options(tmp_path, text, *arguments.split())
     if said is None:
-        refuse_own_file(found)
+        refuse_unplannable(found)
         return
     with pytest.raises(InputError) as refused:
-        refuse_own_file(found)
+        refuse_unplannable(found)
     assert said in str(refused.value) and "leave it out" in str(refused.value)
 
 
@@ -156,6 +156,29 @@ def test_a_pipeline_is_none_for_a_trainer_or_accelerate(text: str, tmp_path: Pat
             method="full", lora=None, plan_folder=tmp_path / "plan", on_cpu=False, no_arguments=False,
             accept_mismatch=True, writes_here=False,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("planned_on_cpu", "advised"), [
+    (False, "(`zerokit plan … -- SCRIPT ARGS` takes it from the script)"),
+    (True, "plan.yaml --micro-batch 4 --gradient-accumulation 4 --global-batch 32 --out "),
+])  # fmt: skip
+def test_planning_again_is_advised_by_what_is_not_refused(
+    tmp_path: Path, planned_on_cpu: bool, advised: str
+) -> None:
+    """No script is rehearsed for CPU ranks."""
+    text = """
+        from accelerate import Accelerator
+        accelerator = Accelerator(gradient_accumulation_steps=4)
+        loader = torch.utils.data.DataLoader(rows, batch_size=4)
+    """
+    chosen = {"micro_batch": 4, "gradient_accumulation": 2, "data_parallel": 2}
+    with pytest.raises(InputError) as refused:
+        agree(
+            options(tmp_path, text), chosen, {"bf16": {"enabled": True}}, request={"gpus": "2"}, seq_len=128,
+            method="full", lora=None, plan_folder=Path("plan"), on_cpu=True, no_arguments=False,
+            accept_mismatch=False, planned_on_cpu=planned_on_cpu,
+        )  # fmt: skip
+    assert advised in str(refused.value)
 
 
 def test_a_raw_scripts_own_file_is_held_to_the_plan(tmp_path: Path) -> None:

@@ -42,18 +42,61 @@ def test_the_literals_of_the_code_decide_the_plan(tmp_path: Path, steps: int, gl
     assert make_plan(found.request, top=1).global_batch == global_batch
 
 
+PLUGIN = """
+    from accelerate import Accelerator, DeepSpeedPlugin
+    plugin = DeepSpeedPlugin({})
+    accelerator = Accelerator(mixed_precision="fp16", deepspeed_plugin=plugin)
+"""
+
+
+def test_the_stage_offload_and_precision_of_the_code_are_planned_for(tmp_path: Path) -> None:
+    """What launch would stop at otherwise, under the plan that was made with the script."""
+    text = PLUGIN.format("zero_stage=3, offload_optimizer_device='cpu'")
+    found = planned(tmp_path, text)
+    fixed = {"checkpointing": "none", "offload-optimizer": "cpu"}
+    assert found.decided == {**fixed, "zero": "3", "precision": "fp16"}
+    strategy = make_plan(found.request, top=1).chosen.strategy
+    assert strategy.settings.zero.stage == 3 and strategy.settings.precision == "fp16"
+    assert any("ZeRO stage 3: " in note and ":3: " in note for note in found.request.assumptions)
+    assert planned(tmp_path, text, zero=3, precision="fp16").decided == fixed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked", "words"),
+    [
+        ("zero_stage=2", {"zero": 1},
+         r"zero 1: the script has 2 \(.*:3: DeepSpeedPlugin\(zero_stage=2\)\); leave zero out"),
+        ("zero_stage=2", {"precision": "bf16"}, "precision bf16: the script has fp16"),
+        ("offload_optimizer_device='nvme'", {}, r":3: DeepSpeedPlugin.*'nvme'\): name a folder .* nvme DIR"),
+    ],
+)  # fmt: skip
+def test_another_strategy_than_the_codes_is_refused(
+    tmp_path: Path, arguments: str, asked: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        planned(tmp_path, PLUGIN.format(arguments), **asked)
+
+
 @pytest.mark.parametrize(
     ("text", "asked", "words"),
     [
         (LOOP.format(steps=1, batch=4), {"global_batch": 32},
-         "global_batch 32 cannot be met with the script's micro-batch 4 and the script's accumulation 1 on "
-         "4 data-parallel ranks: leave global_batch out, or use 16"),
-        (LOOP.format(steps=8, batch="computed"), {"global_batch": 40}, None),  # 5 × 8 on one rank of each
-        (LOOP.format(steps=8, batch="computed"), {"global_batch": 36}, "accumulation 8 .* or use 32 or 64"),
-        (LOOP.format(steps=1, batch=4), {"global_batch": 8}, None),  # two ranks share a batch
+         r"global_batch 32 .* the script's micro-batch 4 \(.*:9: DataLoader\(batch_size=4\)\) "
+         r"and the script's accumulation 1 \(.*:8: Accelerator\(gradient_accumulation_steps=1\)\) on 4 "
+         "data-parallel ranks: leave global_batch out, use 16, or change the script$"),
+        (LOOP.format(steps=8, batch="computed"), {"global_batch": 64}, None),
+        (LOOP.format(steps=8, batch="computed"), {"global_batch": 36}, "accumulation 8 .*, use 32 or 64,"),
+        # ranks that share a batch would meet it, more slowly
+        (LOOP.format(steps=8, batch="computed"), {"global_batch": 40}, "accumulation 8 .*, use 32 or 64,"),
+        (LOOP.format(steps=8, batch="computed"), {"global_batch": 40, "tp": "auto"}, None),
+        (LOOP.format(steps=1, batch=4), {"global_batch": 8}, ", use 16,"),
+        (LOOP.format(steps=1, batch=4), {"global_batch": 8, "tp": "auto"}, None),
+        (LOOP.format(steps=1, batch=4), {"global_batch": 8, "tp": 2}, None),
+        (LOOP.format(steps=1, batch=4), {"global_batch": 8, "tp": 1}, ", use 16,"),
         (LOOP.format(steps=2, batch="computed"), {"global_batch": 12, "micro_batch": 4},
          "micro_batch 4 and the script's accumulation 2"),
-        (FIXED_TRAINER, {"global_batch": 24}, "the script's micro-batch 4 and the script's accumulation 1"),
+        (FIXED_TRAINER, {"global_batch": 24},
+         r"the script's micro-batch 4 \(.*train.py sets per_device_train_batch_size 4\) and the script's"),
         (LOOP.format(steps=1, batch=4), {"gradient_accumulation": 2},
          r"gradient_accumulation 2: the script has 1 \(.*Accelerator\(gradient_accumulation_steps=1\)\); "
          "leave gradient_accumulation out"),
@@ -62,7 +105,7 @@ def test_the_literals_of_the_code_decide_the_plan(tmp_path: Path, steps: int, gl
     ],
 )  # fmt: skip
 def test_what_the_script_will_not_do_is_refused(
-    tmp_path: Path, text: str, asked: dict[str, int], words: str | None
+    tmp_path: Path, text: str, asked: dict[str, object], words: str | None
 ) -> None:
     if words is None:
         assert planned(tmp_path, text, **asked)

@@ -10,6 +10,7 @@ import pytest
 from tests.support.scripts_read import FIXED_TRAINER, NO_TRAINER, RAW, TRAINER, options
 from zerokit.errors import InputError
 from zerokit.script.agreement import Agreement, agree
+from zerokit.script.planned_loss import why_left_out
 
 SFT = TRAINER.replace("Trainer(args", "SFTTrainer(args")
 CHOSEN = {"micro_batch": 4, "gradient_accumulation": 1, "activation_checkpointing": "none"}
@@ -73,3 +74,25 @@ def test_a_script_without_a_sign_of_the_loss_is_warned_of(
     found = agreed(tmp_path, text, loss=loss)
     assert bool(warned(found)) is is_warned, found.notes
     assert "use_liger" not in " ".join(found.added)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "loss", "is_left_out"),
+    [
+        (TRAINER, "", "liger", True),
+        (TRAINER, "--use_liger_kernel False", "liger", True),
+        (TRAINER, "--use_liger_kernel True", "liger", False),
+        (FIXED_TRAINER.replace("size=4", "size=4, use_liger_kernel=True"), "", "liger", False),
+        (SFT, "--use_liger_kernel True", "liger", True),
+        (SFT, "", "chunked", False),
+        (RAW, "", "cut", True),
+        (RAW + "    linear_cross_entropy(1, 2)\n", "", "cut", False),
+        (RAW, "", "standard", False),
+    ],
+)
+def test_a_loss_that_a_rehearsal_will_not_run_is_left_out_of_its_plan(
+    tmp_path: Path, text: str, arguments: str, loss: str, is_left_out: bool
+) -> None:
+    why = why_left_out(options(tmp_path, text, *arguments.split()), loss)
+    assert (why is not None) is is_left_out
+    assert why is None or why.startswith(f"⟨loss⟩ {loss} left out: the script shows no sign of it")

@@ -8,10 +8,16 @@ import pytest
 
 from tests.support.scripts_read import FIXED_TRAINER, PLANNED, RAW, TRAINER, joined, options
 from zerokit.errors import InputError
-from zerokit.script.scripts_optimizer import made_by_script, with_optimizer_of
+from zerokit.script.scripts_optimizer import conflicts, made_by_script, with_optimizer_of
 from zerokit.values import replace
 
 OF_8_BITS = replace(PLANNED, optimizer="adamw_8bit")
+CONFIG = {"optimizer": {"type": "AdamW"}}
+OF_CODE = """
+    from transformers import Trainer, TrainingArguments
+    args = TrainingArguments(output_dir="out", optim="{}")
+    Trainer(args=args).train()
+"""
 
 
 def test_the_plans_optimizer_is_given_where_the_script_is_to_make_it(tmp_path: Path) -> None:
@@ -72,3 +78,26 @@ def test_a_plan_for_a_script_with_another_optimizer_is_refused(
     with pytest.raises(InputError) as caught:
         with_optimizer_of(options(tmp_path, TRAINER, "--optim", optim), asked)
     assert caught.value.marked.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (TRAINER, "--optim adafactor", "--optim adafactor, but the plan has AdamW"),
+        (TRAINER, "--optim adamw_torch_fused", None),
+        (TRAINER, "--optim adamw_8bit", "--optim adamw_8bit, but the plan has AdamW"),
+        (TRAINER, "--optim adamw_torch_4bit", "--optim adamw_torch_4bit, but the plan has AdamW"),
+        (OF_CODE.format("adamw_bnb_8bit"), "", "train.py sets optim adamw_bnb_8bit, but the plan has AdamW"),
+        (OF_CODE.format("adamw_torch"), "", None),
+        (RAW, "--optim adafactor", None),  # the script's own matter
+    ],
+)
+def test_an_optimizer_that_deepspeeds_goes_before_is_named(
+    tmp_path: Path, text: str, arguments: str, said: str | None
+) -> None:
+    found = conflicts(options(tmp_path, text, *arguments.split()), CONFIG)
+    assert [said in one for one in found] == [True] if said else found == []
+
+
+def test_an_optimizer_of_the_users_is_free_where_the_plan_has_none(tmp_path: Path) -> None:
+    assert conflicts(options(tmp_path, TRAINER, "--optim", "adafactor"), {}) == []

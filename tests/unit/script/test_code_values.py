@@ -1,0 +1,93 @@
+"""What of a plan stands in an Accelerate script's code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.scripts_read import FIXED_TRAINER, TRAINER, joined, options
+from zerokit.script.code_values import code_values, decided_options
+
+SCRIPT = """
+    import argparse
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.utils import GradientAccumulationPlugin
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--accumulate", type=int, default=6)
+    args = parser.parse_args()
+    STEPS = 3
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "steps"),
+    [
+        ("Accelerator(gradient_accumulation_steps=1)", 1),
+        ("Accelerator(gradient_accumulation_steps=STEPS)", 3),
+        ("Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=4))", 4),
+        ("Accelerator(deepspeed_plugin=DeepSpeedPlugin(gradient_accumulation_steps=2))", 2),
+        ("Accelerator()", None),
+        ("Accelerator(gradient_accumulation_steps=2 * STEPS)", None),
+        ("Accelerator(gradient_accumulation_steps=args.accumulate)", None),  # a plan fills it in
+        # which of them?
+        ("Accelerator(gradient_accumulation_steps=2) if STEPS else Accelerator()", None),
+    ],
+)
+def test_the_accumulation_is_what_accelerate_is_given(tmp_path: Path, code: str, steps: int | None) -> None:
+    found = code_values(options(tmp_path, SCRIPT.format(code))).get("gradient_accumulation")
+    assert (found.value if found is not None else None) == steps
+    assert found is None or f"={steps}" in found.location
+
+
+@pytest.mark.parametrize(
+    ("code", "values"),
+    [
+        ("DeepSpeedPlugin(zero_stage=0)", {"zero_stage": 0}),
+        ("DeepSpeedPlugin(zero_stage=STEPS, offload_param_device='cpu', offload_optimizer_device='none')",
+         {"zero_stage": 3, "offload_param": "cpu", "offload_optimizer": "none"}),
+        ("DeepSpeedPlugin(zero_stage=args.accumulate)", {}),  # a plan fills it in
+        ("DeepSpeedPlugin(zero_stage=True, offload_param_device='disk')", {}),
+        ("Accelerator(mixed_precision='bf16')", {"precision": "bf16"}),
+        ("Accelerator(mixed_precision='no')", {"precision": "fp32"}),
+        ("Accelerator(mixed_precision='fp8')", {}),
+    ],
+)  # fmt: skip
+def test_the_rest_is_read_as_the_plan_writes_it(
+    tmp_path: Path, code: str, values: dict[str, int | str]
+) -> None:
+    found = code_values(options(tmp_path, SCRIPT.format(code)))
+    assert {name: one.value for name, one in found.items()} == values
+
+
+def test_a_trainers_arguments_are_read_elsewhere(tmp_path: Path) -> None:
+    text = TRAINER + "    Accelerator(gradient_accumulation_steps=2)\n"
+    assert code_values(options(tmp_path, text)) == {}
+
+
+def test_an_option_that_accelerate_gets_is_filled_in_from_the_plan(tmp_path: Path) -> None:
+    script = SCRIPT.format("Accelerator(gradient_accumulation_steps=args.accumulate)")
+    assert "--accumulate 2" in joined(options(tmp_path, script))
+    assert "--accumulate" not in joined(options(tmp_path, script, "--accumulate", "5"))
+
+
+CHOSEN = {"micro_batch": 4, "gradient_accumulation": 2, "precision": "bf16", "zero_stage": 1}
+BATCH = "loader = torch.utils.data.DataLoader(rows, batch_size=4)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SCRIPT.format(f"Accelerator(gradient_accumulation_steps=4); {BATCH}"),
+         {"micro-batch": "4", "gradient-accumulation": "4"}),
+        (SCRIPT.format(f"Accelerator(gradient_accumulation_steps=2); {BATCH}"), {}),
+        (SCRIPT.format("DeepSpeedPlugin(zero_stage=2, offload_optimizer_device='cpu')"), {"zero": "2"}),
+        (SCRIPT.format("Accelerator(mixed_precision='no')"), {"precision": "fp32"}),
+        (FIXED_TRAINER, {"micro-batch": "4", "gradient-accumulation": "1", "precision": "fp32"}),
+    ],
+)  # fmt: skip
+def test_what_differs_from_a_plan_is_said_as_its_options(
+    tmp_path: Path, text: str, said: dict[str, str]
+) -> None:
+    assert decided_options(options(tmp_path, text), CHOSEN, on_cpu=True) == said
