@@ -94,8 +94,9 @@ def test_what_the_installed_release_has_traced_is_taken_and_the_note_goes(
 
     before = assumed()
     assert "(transformers 5.23.0)" in before
-    own_job = "`zerokit estimate --model llama-3.2-1b --gpus 1 --gpu h200 --method lora` traces with the"
+    own_job = "`zerokit estimate --model llama-3.2-1b --gpus 1 --gpu h200 --method lora"
     assert own_job in before
+    assert "` traces with the installed one" in before
     entry, profile = models.load("llama-3.2-1b"), profiles.load("llama-3.2-1b")
     assert profile is not None
     path = store.cache_path(entry.hf_config, entry.head)
