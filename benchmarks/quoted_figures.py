@@ -187,7 +187,8 @@ def choices() -> Figures:
 
 
 def _last_cases() -> list[Case]:
-    lists = ("public, second", "public, third", "public, fourth", "public, fifth", "public, sixth")
+    numbers = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+    lists = [f"public, {number}" for number in numbers]
     return [case for name in lists for case in cases(PEAKS[name]) if not case.is_bound]
 
 

@@ -96,6 +96,11 @@ PEAKS = {
         "measured-public-seventh.jsonl",
         "others again, each on four H200s, ten of them as another rank than the first",
     ),
+    "public, eighth": Peaks(
+        "rehearsed-public-eighth.jsonl",
+        "measured-public-eighth.jsonl",
+        "TRL's scripts on one GPU with other models and options again",
+    ),
 }
 
 
