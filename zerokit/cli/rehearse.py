@@ -98,8 +98,9 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     else:
         from zerokit.cli.rehearsal_show import show
 
-        to_plan = None if options["plan"] else _command_to_plan(options, module, arguments)
-        show(done, to_plan)
+        # a plan reaches no script that FSDP shards, and none that has a DeepSpeed file of its own
+        decided = options["plan"] or done.fully_sharded or done.config_files
+        show(done, None if decided else _command_to_plan(options, module, arguments))
     return done.exit_code
 
 

@@ -50,6 +50,12 @@ STOPPED = Rehearsal(
 )  # fmt: skip
 
 
+def _shown(done: Rehearsal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr("zerokit.rehearsal.request.rehearse", lambda *_, **__: done)
+    assert run(["rehearse", "train.py"]) == done.exit_code
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("done", [DONE, STOPPED], ids=["whole", "stopped"])
 def test_a_terminal_and_a_pipe_get_the_same_words(
     done: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -69,6 +75,7 @@ def test_a_terminal_and_a_pipe_get_the_same_words(
     assert narrow.replace(joined, "").split() == whole.replace(joined, "").split()
     lines = whole.splitlines()
     if done is DONE:
+        assert "Next: " not in _shown(replace(DONE, fully_sharded=True), monkeypatch, capsys)
         assert any(MODULE in line and FILE in line and "50.00 GiB" in line for line in lines)
         required = "does not fit: at least 140.00 GiB required of the 80.00 GiB of h100-sxm-80gb"
         assert f"{required}, 60.00 GiB too much" in lines
