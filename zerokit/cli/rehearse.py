@@ -17,6 +17,7 @@ from zerokit.files import write_whole
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.result import Rehearsal
+    from zerokit.script.entry_points import Target
 
 
 @click.command(
@@ -98,18 +99,24 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     else:
         from zerokit.cli.rehearsal_show import show
 
-        # a plan reaches no script that FSDP shards, and none that has a DeepSpeed file of its own
-        decided = options["plan"] or done.fully_sharded or done.config_files
-        show(done, None if decided else _command_to_plan(options, module, arguments))
+        show(done, None if options["plan"] else _command_to_plan(done, resolved.target, options))
     return done.exit_code
 
 
-def _command_to_plan(options: dict[str, Any], module: str | None, arguments: tuple[str, ...]) -> str:
-    """Which command searches what fits, for the same script on the same GPUs."""
+def _command_to_plan(done: Rehearsal, target: Target, options: dict[str, Any]) -> str | None:
+    """Which command searches what fits, for the same script on the same GPUs. None where no plan reaches the
+    script: a plain loop, what FSDP shards, one with a DeepSpeed file of its own."""
+    from zerokit.script.reader import read_script
+
+    if done.fits is not False or done.fully_sharded or done.config_files:
+        return None
+    script = Path(target.script) if target.script is not None else None
+    if read_script(script, target.module, target.source).style == "none":
+        return None
     given = [("--gpus", options["gpus"] or 1), ("--gpu", options["gpu"]), ("--vram", options["vram"])]
     words = [word for name, value in given if value is not None for word in (name, str(value))]
-    script = ["-m", module] if module else []
-    return shlex.join(["zerokit", "plan", *words, "--", *script, *arguments])
+    named = ["-m", target.module] if target.module is not None else [str(target.script)]
+    return shlex.join(["zerokit", "plan", *words, "--", *named, *target.arguments])
 
 
 def _write_page(path: Path, done: Rehearsal, script: str, plan: str | None) -> None:

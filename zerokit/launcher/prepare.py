@@ -33,7 +33,6 @@ from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
 from zerokit.script import adapt_config, agreement, bf16_on_cpu, reader
 from zerokit.script import arguments as script_arguments
-from zerokit.script.code_settings import refused_on_cpu
 from zerokit.script.resuming import reads_checkpoint
 from zerokit.units import counted
 
@@ -93,7 +92,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     configured = _configured(options, plan, config, facts, style, placement)
     if placement.devices.kind == "cpu" and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
-    if placement.devices.kind == "cpu" and (refused := refused_on_cpu(facts.code_settings)) is not None:
+    if placement.devices.kind == "cpu" and (refused := bf16_on_cpu.of_code(facts.code_settings)) is not None:
         notes.append(f"warning: {refused}")
     not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir, configured.unlike)
     threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
@@ -200,7 +199,7 @@ def _own_file(
 
 def _refused_on_cpu(options: script_arguments.ScriptOptions, placement: Placement) -> tuple[str, ...]:
     """A warning of what a plan would have added ``--use_cpu`` for."""
-    refused = bf16_on_cpu.refused(options) if placement.devices.kind == "cpu" else None
+    refused = bf16_on_cpu.of_arguments(options) if placement.devices.kind == "cpu" else None
     return () if refused is None else (f"warning: {refused}",)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from zerokit.script.arguments import ScriptOptions
+from zerokit.script.code_settings import ARGUMENTS, CodeSetting
 from zerokit.script.option_values import truth
 
 _ASK = ("bf16", "bf16_full_eval")
 _TO_CPU = ("use_cpu", "no_cuda")
 
 
-def refused(options: ScriptOptions) -> str | None:
+def of_arguments(options: ScriptOptions) -> str | None:
     """What to say before TrainingArguments end the run (transformers 5.23, training_args.py:1777); None: they
     will not, or only the run tells.
 
@@ -23,6 +26,17 @@ def refused(options: ScriptOptions) -> str | None:
     given = options.given(asked)
     source = given[1] if given is not None else f"{asked} is on by default"
     return f"{source}, which TrainingArguments refuse on CPU ranks; give the script --use_cpu True"
+
+
+def of_code(settings: Iterable[CodeSetting]) -> str | None:
+    """The same of training arguments that the code makes; launches give their options to no others."""
+    settings = [one for one in settings if one.call.endswith(ARGUMENTS)]
+    on_cpu = {(one.path, one.line) for one in settings if one.name in _TO_CPU}
+    for one in settings:
+        is_fixed = one.name == "bf16" and one.value is True and one.option is None
+        if is_fixed and (one.path, one.line) not in on_cpu:
+            return f"{one.text}: refused on CPU ranks; add use_cpu=True beside it"
+    return None
 
 
 def _is_on(options: ScriptOptions, name: str) -> bool | None:

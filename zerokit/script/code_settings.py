@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 _LOADER = "DataLoader"
-_ARGUMENTS = ("TrainingArguments", "Config")  # SFTConfig, DPOConfig …
-_CALLS = ("Accelerator", "DeepSpeedPlugin", "GradientAccumulationPlugin", *_ARGUMENTS, _LOADER)
+ARGUMENTS = ("TrainingArguments", "Config")  # SFTConfig, DPOConfig …
+_CALLS = ("Accelerator", "DeepSpeedPlugin", "GradientAccumulationPlugin", *ARGUMENTS, _LOADER)
 _NOT_FOR_TRAINING = re.compile(r"eval|val|test|dev", re.IGNORECASE)
 PLANNED: Mapping[tuple[str, str], str] = {
     ("Accelerator", "gradient_accumulation_steps"): "gradient_accumulation",
@@ -24,7 +24,6 @@ PLANNED: Mapping[tuple[str, str], str] = {
     ("Accelerator", "mixed_precision"): "precision",
 }
 """The calls of Accelerate and their keywords that say what a plan says, and the plan's name for it."""
-_TO_CPU = ("use_cpu", "no_cuda")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,21 +150,6 @@ def training_batches(settings: Iterable[CodeSetting]) -> list[CodeSetting]:
 def bound_value(settings: Iterable[CodeSetting], name: str) -> CodeSetting | None:
     """Where training arguments take ``name`` from a name that is bound to a literal."""
     return next((s for s in settings if s.name == name and s.value is not None and not s.option), None)
-
-
-def refused_on_cpu(settings: Iterable[CodeSetting]) -> str | None:
-    """What to say of training arguments that the code makes for bf16, which they refuse where no GPU is
-    (transformers 5.23.0, training_args.py, ``__post_init__``); None: of none.
-
-    Those that a script's command line fills get ``--use_cpu`` beside ``--bf16`` from a launch.
-    """
-    settings = [one for one in settings if one.call.endswith(_ARGUMENTS)]
-    on_cpu = {(one.path, one.line) for one in settings if one.name in _TO_CPU}
-    for one in settings:
-        is_fixed = one.name == "bf16" and one.value is True and one.option is None
-        if is_fixed and (one.path, one.line) not in on_cpu:
-            return f"{one.text}: refused on CPU ranks; add use_cpu=True beside it"
-    return None
 
 
 def made_once(settings: Iterable[CodeSetting]) -> list[CodeSetting]:

@@ -60,7 +60,10 @@ def _shown(done: Rehearsal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_a_terminal_and_a_pipe_get_the_same_words(
     done: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "train.py").touch()
+    trainer = (
+        "from transformers import Trainer, TrainingArguments\nTrainer(args=TrainingArguments('out')).train()"
+    )
+    (tmp_path / "train.py").write_text(trainer)
     monkeypatch.chdir(tmp_path)
     command = ["rehearse", "train.py"]
     monkeypatch.setattr("zerokit.rehearsal.request.rehearse", lambda *_, **__: done)
@@ -76,6 +79,8 @@ def test_a_terminal_and_a_pipe_get_the_same_words(
     lines = whole.splitlines()
     if done is DONE:
         assert "Next: " not in _shown(replace(DONE, fully_sharded=True), monkeypatch, capsys)
+        (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(2, 2)")  # no plan reaches it
+        assert "Next: " not in _shown(DONE, monkeypatch, capsys)
         assert any(MODULE in line and FILE in line and "50.00 GiB" in line for line in lines)
         required = "does not fit: at least 140.00 GiB required of the 80.00 GiB of h100-sxm-80gb"
         assert f"{required}, 60.00 GiB too much" in lines

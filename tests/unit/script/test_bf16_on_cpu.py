@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.bf16_on_cpu import refused
+from zerokit.script.bf16_on_cpu import of_arguments
 from zerokit.script.reader import read_script
 
 PARSES = """from transformers import HfArgumentParser, Trainer, TrainingArguments
@@ -47,4 +47,4 @@ def _said(arguments: str, defaults: dict[str, object], folder: Path) -> str | No
     options = ScriptOptions(
         facts=facts, style="trainer", user_arguments=tuple(arguments.split()), defaults=defaults
     )
-    return refused(options)
+    return of_arguments(options)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.ranks import write_script
-from zerokit.script.code_settings import refused_on_cpu, unlike_plan
+from zerokit.script.bf16_on_cpu import of_code
+from zerokit.script.code_settings import unlike_plan
 from zerokit.script.reader import read_script
 
 PLAN = {"zero_stage": 2, "gradient_accumulation": 2, "offload_optimizer": "none", "offload_param": "none"}
@@ -52,9 +53,9 @@ def test_what_the_code_asks_for_is_held_to_the_plan(tmp_path: Path, code: str, s
         ("", False),
     ],
 )
-def test_bf16_that_the_code_fixes_is_refused_on_cpu(tmp_path: Path, arguments: str, is_refused: bool) -> None:
+def test_bf16_that_the_code_fixes_is_of_code(tmp_path: Path, arguments: str, is_refused: bool) -> None:
     text = f"import transformers\n{TRAINER.format(arguments)}\n"
-    said = refused_on_cpu(read_script(write_script(tmp_path, text, "t.py"), None).code_settings)
+    said = of_code(read_script(write_script(tmp_path, text, "t.py"), None).code_settings)
     assert (said is not None) is is_refused
     assert said is None or said.endswith(
         "TrainingArguments(bf16=True): refused on CPU ranks; add use_cpu=True beside it"
