@@ -58,6 +58,7 @@ class ScriptFacts:
         assigned: literals that attributes are set to.
         code_settings: what its code passes to Accelerate and to training arguments.
         mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
+        attributes: the attributes among them.
         fields: names annotated in class bodies: what a parser of dataclasses turns into options.
         option_list: its options in every spelling, and whether those are all.
         has_subcommands: its parser has subparsers, before which options mean something else.
@@ -97,6 +98,7 @@ class ScriptFacts:
     assigned: list[Assignment] = field(default_factory=list)
     code_settings: list[CodeSetting] = field(default_factory=list)
     mentions: set[str] = field(default_factory=set)
+    attributes: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
     has_subcommands: bool = False
     option_list: OptionList = field(default_factory=OptionList)
@@ -293,6 +295,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         package = node.value.id if isinstance(node.value, ast.Name) else ""
         self._mention(node.attr, package)
+        self.facts.attributes.add(node.attr)
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:

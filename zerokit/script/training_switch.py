@@ -15,7 +15,8 @@ _SWITCH = "do_train"  # transformers/training_args.py; a Trainer itself never re
 
 def why_no_training(facts: ScriptFacts, arguments: Sequence[str]) -> str | None:
     """Why the script will not train with these arguments, as far as its source tells; None: it may."""
-    reads = _SWITCH in facts.mentions and facts.parses_training_arguments
+    # an attribute: Axolotl has a function of that name
+    reads = _SWITCH in facts.attributes and facts.parses_training_arguments
     if (
         not reads
         or _SWITCH in facts.fields | facts.keywords

@@ -21,6 +21,7 @@ RUN_CLM = TRAINER.replace("Trainer(args=args).train()", "if args.do_train: Train
         (RUN_CLM, "--do_train=true", None),
         (RUN_CLM.replace("if args", "args.do_train = True\n    if args"), "", None),
         (TRAINER, "", None),  # trains whatever it is given
+        (TRAINER + "\ndef do_train(): ...\ndo_train()\n", "", None),  # a function of that name, as Axolotl's
     ],
 )
 def test_a_script_without_its_switch_is_named(
