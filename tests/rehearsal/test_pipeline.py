@@ -177,6 +177,17 @@ def test_a_rank_that_others_wait_for_has_a_step_of_its_own(tmp_path: Path) -> No
     assert any("of rank 0 alone: it counts no waiting for rank 1" in text for text in said["warnings"])
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_number_that_the_first_rank_gathers_and_tells(tmp_path: Path, rank: int) -> None:
+    """Axolotl counts its batches so."""
+    code, said, errors = _messages(tmp_path, "counted", "--gpus", "2", "--rank", str(rank))
+    assert code == 0, errors
+    assert said["complete"]
+    # 4,096 rows of 1,024 floats go in and come out
+    assert said["ranks"][0]["phases"]["forward"] > 2 * 4096 * 1024 * 4
+    assert not [guess for guess in said["guesses"] if "messages.py" in guess["location"]]
+
+
 @pytest.mark.slow
 def test_sizes_in_a_ring_are_guessed_and_said(tmp_path: Path) -> None:
     code, said, errors = _messages(tmp_path, "ring", "--gpus", "2", "--rank", "1")

@@ -1,5 +1,5 @@
-"""Ranks that send each other how many rows come: ``chain``, ``objects``, ``ring``, or a chain of other sizes
-(``unlike``)."""
+"""Ranks that send each other how many rows come: ``chain``, ``objects``, ``ring``, a chain of other sizes
+(``unlike``), or the first gathers what each has and tells the others the least (``counted``)."""
 
 import os
 import sys
@@ -27,6 +27,12 @@ def received(rows: int) -> int:
         for work in distributed.batch_isend_irecv(messages):
             work.wait()
         return int(other)
+    if kind == "counted":
+        sizes = [torch.empty_like(size) for _ in range(ranks)] if rank == 0 else None
+        distributed.gather(size, sizes)
+        least = torch.tensor(float(min(map(int, sizes))) if rank == 0 else 0.0, device="cuda")
+        distributed.broadcast(least, 0)
+        return int(least)
     if rank:
         if kind == "objects":
             objects = [None]

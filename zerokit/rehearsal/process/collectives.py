@@ -10,6 +10,7 @@ keeps its inputs and outputs until ``wait()``, as NCCL's work objects do
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ _ASYNCHRONOUS = (
 )
 
 _HOST_BACKENDS = ("gloo", "mpi")
+_FEW = 16  # elements of a broadcast that are numbers for the script, such as a count of batches
 
 
 def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
@@ -60,10 +62,8 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
     handler = _KNOWN_VALUES.get(name)
     if handler is not None:
         handler(machine.under_way, args)
-    elif name == "send":
-        _send(machine, args)
-    elif name == "recv_":
-        _receive(machine, args)
+    elif name in _MESSAGES:
+        _MESSAGES[name](machine, args)
     work = FakeWork()
     boxed = work.boxed() if hasattr(work, "boxed") else work
     return (args[0], boxed) if func in CollectiveOp.WK_ARG_1 else boxed
@@ -101,6 +101,7 @@ def _gather_into_one(under_way: UnderWay, args: tuple[Any, ...]) -> None:
 
 
 def _gather_into_list(under_way: UnderWay, args: tuple[Any, ...]) -> None:
+    """Of a gather to one rank, the others have no outputs."""
     for outputs, source in zip(args[0], args[1], strict=False):
         for output in outputs:
             _set(output, _value(source))
@@ -115,6 +116,11 @@ def _unknown(under_way: UnderWay, args: tuple[Any, ...]) -> None:
     _set(args[0], None)
 
 
+def _reduce_to_one(under_way: UnderWay, args: tuple[Any, ...]) -> None:
+    if dist.ProcessGroup.unbox(args[1]).rank() == args[3]:
+        _reduce_all(under_way, args)
+
+
 def _reduce_all(under_way: UnderWay, args: tuple[Any, ...]) -> None:
     """A sum over ranks that all hold the same; maxima, minima and means stay what they are."""
     ranks = dist.ProcessGroup.unbox(args[1]).size()
@@ -126,13 +132,34 @@ def _reduce_all(under_way: UnderWay, args: tuple[Any, ...]) -> None:
             value.mul_(ranks)
 
 
-def _broadcast(under_way: UnderWay, args: tuple[Any, ...]) -> None:
-    """Of what the sender alone has computed, floats are not known on the other ranks."""
-    if dist.ProcessGroup.unbox(args[1]).rank() == args[2]:
-        return
+def _scatter(under_way: UnderWay, args: tuple[Any, ...]) -> None:
+    """The sender's own share; what the others get is not known to them."""
+    outputs, inputs, group = args[0], args[1], dist.ProcessGroup.unbox(args[2])
+    for output, shares in zip(outputs, inputs or [[]] * len(outputs), strict=False):
+        _set(output, _value(shares[group.rank()]) if shares else None)
+
+
+def _broadcast(machine: Machine, args: tuple[Any, ...]) -> None:
+    """Of what the sender alone has computed, floats are not known on the other ranks.
+
+    A few numbers are those that the sender is known to send.
+
+    Raises:
+        NeedsSenders: the sender was not rehearsed yet.
+    """
+    under_way, group, root = machine.under_way, dist.ProcessGroup.unbox(args[1]), args[2]
+    ranks = tuple(dist.get_process_group_ranks(group))
     for tensor in args[0]:
+        few, value = tensor.numel() <= _FEW, _value(tensor)
+        if group.rank() == root:
+            if few:
+                machine.messages.publish(ranks, tensor, value)
+            continue
+        sent = machine.messages.published(ranks[root], ranks, tensor, value) if few else None
         if under_way.sender_has is not None:
             _set(tensor, torch.tensor(under_way.sender_has, dtype=tensor.dtype))
+        elif sent is not None:
+            _set(tensor, sent)
         elif under_way.only_sender_has and tensor.dtype.is_floating_point:
             _set(tensor, None)
 
@@ -155,13 +182,21 @@ def _receive(machine: Machine, args: tuple[Any, ...]) -> None:
 _KNOWN_VALUES: dict[str, Callable[[UnderWay, tuple[Any, ...]], None]] = {
     "_allgather_base_": _gather_into_one,
     "allgather_": _gather_into_list,
+    "gather_": _gather_into_list,
+    "scatter_": _scatter,
     "reduce_scatter_": _unknown_list,
     "_reduce_scatter_base_": _unknown,
     "alltoall_base_": _unknown,
     "alltoall_": _unknown_list,
     "allreduce_": _reduce_all,
-    "broadcast_": _broadcast,
+    "reduce_": _reduce_to_one,
 }
+_MESSAGES: dict[str, Callable[[Machine, tuple[Any, ...]], None]] = {
+    "broadcast_": _broadcast,
+    "send": _send,
+    "recv_": _receive,
+}
+"""Those in which one rank sends what others may not hold."""
 
 
 class HeldWork:
@@ -247,7 +282,6 @@ def install(machine: Machine) -> None:
     """Replace what makes groups and moves Python objects between ranks."""
     barrier = Barriers(machine)
     new_group = dist.new_group
-    real_all_reduce = dist.all_reduce
     init_process_group = dist.init_process_group
 
     def init(backend: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -262,19 +296,11 @@ def install(machine: Machine) -> None:
             barrier.on_host.append(created)
         return created
 
-    def all_reduce(
-        tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
-    ) -> Any:
-        machine.under_way.operation = op
-        try:
-            return real_all_reduce(tensor, op, group, async_op)
-        finally:
-            machine.under_way.operation = None
-
     replaced: dict[str, Any] = {
         "init_process_group": init,
         "new_group": group,
-        "all_reduce": all_reduce,
+        "all_reduce": _telling_operation(machine, dist.all_reduce),
+        "reduce": _telling_operation(machine, dist.reduce),
         "all_gather_object": _all_gather_object,
         "broadcast_object_list": lambda *args, **kwargs: None,
         "gather_object": _gather_object,
@@ -293,6 +319,20 @@ def install(machine: Machine) -> None:
         for name, function in replaced.items():  # device_mesh and others have taken some by name
             if module is dist or vars(module).get(name) is originals[name]:
                 setattr(module, name, function)
+
+
+def _telling_operation(machine: Machine, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A reduction that says which one it is: the dispatcher gets a boxed one that cannot be read."""
+    signature = inspect.signature(function)
+
+    def told(*args: Any, **kwargs: Any) -> Any:
+        machine.under_way.operation = signature.bind(*args, **kwargs).arguments.get("op", dist.ReduceOp.SUM)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            machine.under_way.operation = None
+
+    return told
 
 
 def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:

@@ -57,7 +57,7 @@ class UnderWay:
     """What the dispatcher does not say of the collective that goes on now.
 
     Attributes:
-        operation: of an all-reduce: the dispatcher gets a boxed one that cannot be read.
+        operation: of a reduction: the dispatcher gets a boxed one that cannot be read.
         of_rank: what each rank of a group contributes to a gathering; None: what ours does.
         only_sender_has: a broadcast's values are its sender's own; else every rank holds them before.
         sender_has: the numbers that a broadcast's sender holds, where the others hold something else.

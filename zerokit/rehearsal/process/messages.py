@@ -1,10 +1,13 @@
-"""What ranks send each other, point to point.
+"""What ranks send each other: point to point, and a few numbers that one broadcasts to all.
 
 One rank is rehearsed at a time. It records what it sends: size, dtype, and the values where they are known. A
 rank that is rehearsed later receives from these records. One that needs values of a rank without a record
 (integers: the shapes of what comes next, positions, masks) stops and names that rank, so that it is rehearsed
 first. Floats need no record: shapes and dtypes are those of the buffer that receives them, and values of
 activations and gradients are not known anyway.
+
+A broadcast's numbers are mostly what every rank holds anyway. Where a rank holds a single zero in their
+place, it waits for what the first rank alone has computed, so that the first rank is rehearsed before it.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from zerokit.rehearsal.process.endings import NeedsSenders, NotRehearsed, StopRe
 
 Channel = tuple[int, ...]
 """Tag and the group's ranks: messages of one channel between two ranks arrive in order."""
+_BROADCAST = -1  # in place of a tag
 
 
 class Course(Protocol):
@@ -134,7 +138,36 @@ class Messages:
         record = {"enough_after": enough_after, "messages": self._sent}
         _paths(self._folder, self._rank)[0].write_text(json.dumps(record))
 
+    def publish(self, ranks: tuple[int, ...], tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+        """Record what this rank broadcasts to a group, with its values, None where they are not known."""
+        exchanged = self.exchanged
+        for rank in ranks:
+            if rank != self._rank:
+                self.send(rank, (_BROADCAST, *ranks), tensor, value)
+        self.exchanged = exchanged
+
     # ---------------------------------------------------------------- receiving
+
+    def published(
+        self, source: int, ranks: tuple[int, ...], tensor: torch.Tensor, held: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """The values that ``source`` broadcasts next to a group; None where they are not known.
+
+        Args:
+            held: what this rank has in their place.
+
+        Raises:
+            NeedsSenders: a zero, and the first rank has no record yet.
+        """
+        record = self._record(source)
+        if record is None:
+            if source == 0 and held is not None and held.numel() == 1 and not held.any():
+                self.require([source])
+            return None
+        message = record.next((_BROADCAST, *ranks))
+        if message is None or message.size != tensor.numel() * tensor.element_size():
+            return None
+        return record.value(message, tensor.dtype)
 
     def require(self, ranks: Iterable[int]) -> None:
         """This rank is going to receive values from ``ranks``.
