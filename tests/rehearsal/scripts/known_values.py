@@ -1,5 +1,6 @@
 """Values that come from data are answered truly on the fake GPU."""
 
+import io
 from pathlib import Path
 
 import torch
@@ -101,6 +102,13 @@ def chosen(values: torch.Tensor) -> torch.Tensor:
 
 torch.utils.checkpoint.checkpoint(chosen, a.requires_grad_() * 2, use_reentrant=False).backward()
 
+rows = torch.empty(4, 9, 16, device="cuda")[:, :-1]
+try:
+    flat = rows.view(-1, 16)
+except RuntimeError:  # PyTorch's, which Axolotl catches
+    flat = rows.reshape(-1, 16)
+assert flat.is_contiguous()
+
 
 @torch.jit.script
 def shifted(values: torch.Tensor) -> torch.Tensor:
@@ -114,6 +122,12 @@ torch.save({"model": linear.state_dict(), "step": 3}, "checkpoint.pt")
 checkpoint = torch.load("checkpoint.pt", map_location="cpu")
 linear.load_state_dict(checkpoint["model"])
 assert (checkpoint["step"], checkpoint["model"]["module.weight"].device.type) == (3, "cpu")
+buffer = io.BytesIO()
+torch.save({"bias": linear.module.bias, "step": 4}, buffer)
+buffer.seek(0)
+buffered = torch.load(buffer)
+assert (buffered["step"], tuple(buffered["bias"].shape)) == (4, tuple(linear.module.bias.shape))
+del buffered
 with Path("whole.pt").open("wb") as file:
     torch.save(linear, file)
 with Path("whole.pt").open("rb") as file:

@@ -1,4 +1,4 @@
-"""Accelerate with FSDP2, and a sharded checkpoint at the end."""
+"""Accelerate with FSDP2, and a sharded checkpoint at the end, which is loaded again."""
 
 import torch
 from accelerate import Accelerator
@@ -22,4 +22,5 @@ for batch in batches:
     optimizer.step()
     optimizer.zero_grad()
 accelerator.save_state("state")
+accelerator.load_state("state")
 print("parameters", sum(parameter.numel() for parameter in model.parameters()))

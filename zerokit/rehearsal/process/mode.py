@@ -235,6 +235,13 @@ class FakeCuda(TorchDispatchMode):
 
     # ---------------------------------------------------------------- GPU
 
+    def _shaped(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """By FakeTensor's rules; raises RuntimeError as the operators do, which scripts catch (Axolotl)."""
+        try:
+            return self._machine.fake.dispatch(func, types, args, kwargs)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from error
+
     def _run(
         self,
         func: Any,
@@ -249,10 +256,7 @@ class FakeCuda(TorchDispatchMode):
         if on_gpu:
             batch_norms.check(machine, name, args)
         rule = RULES.get(full_name(func))
-        if rule is not None:
-            result = rule(machine, args, kwargs)
-        else:
-            result = machine.fake.dispatch(func, types, args, kwargs)
+        result = rule(machine, args, kwargs) if rule is not None else self._shaped(func, types, args, kwargs)
         if on_gpu and name in convolutions.OPERATORS:
             self._convolutions.count(name, args, result)
         else:

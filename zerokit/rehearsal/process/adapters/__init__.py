@@ -43,6 +43,7 @@ ADAPTERS: dict[str, Adapter] = {
     "peft.peft_model": peft.loading,
     "safetensors.torch": saving.safetensors,
     "torch.distributed.checkpoint.default_planner": saving.sharded_plan,
+    "torch.distributed.checkpoint.filesystem": saving.sharded_files,
     "torch.distributed.checkpoint.utils": saving.sharded,
     "torchvision.extension": kernels.torchvision,
     "transformers.generation.utils": generation.generate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from zerokit.rehearsal.process import sandbox
 from zerokit.rehearsal.process.context import Context
+
+_MARK = "saved in a rehearsal "
 
 
 def safetensors(context: Context, module: ModuleType) -> None:
@@ -37,7 +39,8 @@ def safetensors(context: Context, module: ModuleType) -> None:
 
 
 def torch_save(context: Context) -> None:
-    """``torch.save`` counts; ``torch.load`` of the same file gives tensors of the same shapes again."""
+    """``torch.save`` counts; ``torch.load`` of the same file gives tensors of the same shapes again. A buffer
+    gets a mark in place of the content, by which it is known again."""
     saved: dict[str, Any] = {}
     real_load = torch.load
 
@@ -48,12 +51,16 @@ def torch_save(context: Context) -> None:
             saved[path] = _shapes(obj)
             with contextlib.suppress(OSError):
                 Path(path).touch()
+        elif hasattr(f, "write"):
+            mark = f"{_MARK}{len(saved):08d}"
+            saved[mark] = _shapes(obj)
+            f.write(mark.encode())
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        path = _path_of(f)
-        if path not in saved:
+        name = _path_of(f) or _mark_of(f)
+        if name not in saved:
             return real_load(f, map_location, *args, **kwargs)
-        return _tensors(saved[path], map_location)
+        return _tensors(saved[name], map_location)
 
     torch.save, torch.load = save, load
 
@@ -81,6 +88,26 @@ def sharded_plan(context: Context, module: ModuleType) -> None:
     vars(module).update(_validate_global_plan=accepted)
 
 
+def sharded_files(context: Context, module: ModuleType) -> None:
+    """Tensors of a sharded checkpoint are not read: their values are not known, and its files hold none."""
+    from torch.distributed.checkpoint.planner import LoadItemType
+
+    read_data = module.FileSystemReader.read_data
+
+    def read(self: Any, plan: Any, planner: Any) -> Any:
+        other = []
+        for item in plan.items:
+            if item.type is LoadItemType.BYTE_IO:
+                other.append(item)
+                continue
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(torch.zeros(tuple(item.lengths), dtype=target.dtype))
+            planner.commit_tensor(item, target)
+        return read_data(self, replace(plan, items=other), planner)
+
+    module.FileSystemReader.read_data = read
+
+
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """A tensor that was saved."""
@@ -93,6 +120,16 @@ class _Shape:
 def _path_of(file: Any) -> str | None:
     name = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
     return os.path.realpath(os.fspath(name)) if isinstance(name, str | os.PathLike) else None
+
+
+def _mark_of(file: Any) -> str | None:
+    """What a buffer begins with; None: it cannot be read twice."""
+    if not hasattr(file, "read") or not hasattr(file, "seek") or not hasattr(file, "tell"):
+        return None
+    start = file.tell()
+    begins = file.read(len(_MARK) + 8)
+    file.seek(start)
+    return begins.decode("latin-1") if isinstance(begins, bytes) else None
 
 
 def _shapes(value: Any) -> Any:
