@@ -2,9 +2,10 @@
 
     python -m benchmarks.rehearsal.entry_points --checkouts FOLDER [NAME…] [--jsonl OUT] [--part 1/2]
 
-``FOLDER/OWNER+NAME`` holds a checkout of each repository; TRL's own scripts are those of the installed
-package. ``entry-points.json`` lists them with their arguments. A line each: name, whether the rehearsal
-reached the script's end, steps, peak, CPU, what was guessed that decides sizes, and where it stopped.
+``FOLDER/OWNER+NAME`` holds a checkout of each repository, with its commit in ``.commit``; TRL's own scripts
+are those of the installed package. ``entry-points.json`` lists them with their arguments. A line each: name,
+whether the rehearsal reached the script's end, steps, peak, CPU, what was guessed that decides sizes, and
+where it stopped.
 ``entry-points-rehearsed.jsonl`` is the outcome.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,7 +36,7 @@ class EntryPoint:
     """One script with its arguments; ``repository`` is empty for a module of an installed package, and a dot
     for a script of this one.
 
-    ``inside``: it runs in its own folder of the checkout, as its documentation says. ``torchrun``: on one GPU
+    ``inside``: it runs in a copy of its own folder, as its documentation says. ``torchrun``: on one GPU
     too it is started by torchrun, since DeepSpeed's engine asks for a launcher's environment. ``rank``: whose
     figures are compared.
     """
@@ -90,6 +92,7 @@ class Runner:
         self.inputs = EntryPointInputs(folder / "inputs")
         self.checkouts = checkouts
         self.home = folder / "huggingface"
+        self.inside = folder / "inside"
         here = self.inputs.folder
         (here / "zero2.json").write_text(json.dumps(_ENGINE))
         for stage in (1, 2, 3):
@@ -170,12 +173,19 @@ class Runner:
             return "zerokit", [str(ROOT / entry.script)], self.inputs.folder
         checkout = self.checkouts / entry.repository.replace("/", "+")
         commit = (checkout / ".commit").read_text().strip() if (checkout / ".commit").exists() else "?"
-        script = checkout / entry.script
-        return (
-            f"{entry.repository}@{commit}",
-            [str(script)],
-            script.parent if entry.inside else self.inputs.folder,
-        )
+        script, folder = checkout / entry.script, self.inputs.folder
+        if entry.inside:
+            folder = self._with_data(script.parent)
+            script = folder / script.name
+        return f"{entry.repository}@{commit}", [str(script)], folder
+
+    def _with_data(self, folder: Path) -> Path:
+        """A copy of a script's folder with the data that it reads there, which a checkout lacks."""
+        copy = self.inside / folder.relative_to(self.checkouts)
+        if not copy.exists():
+            shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git"))
+            shutil.copytree(self.inputs.folder / "data", copy / "data", dirs_exist_ok=True)
+        return copy
 
 
 def main() -> int:
@@ -204,7 +214,10 @@ def main() -> int:
             )
             if options.jsonl:
                 with options.jsonl.open("a") as file:
-                    file.write(json.dumps(row).replace(f"{options.checkouts.resolve()}/", "") + "\n")
+                    line = json.dumps(row)
+                    for place in (runner.checkouts, runner.inside):
+                        line = line.replace(f"{place}/", "")
+                    file.write(line + "\n")
     print(f"{ended} of {len(chosen)} to the end")
     return 0
 
