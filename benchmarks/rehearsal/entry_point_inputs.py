@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from array import array
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rehearsal import fifth_inputs, third_inputs
+from benchmarks.rehearsal import fifth_inputs, ninth_inputs, third_inputs
 from benchmarks.rehearsal.gpu.cases import CaseInputs
 
 LLAMA = {
@@ -122,6 +123,7 @@ class EntryPointInputs(CaseInputs):
         self._pictures()
         third_inputs.add(self)
         fifth_inputs.add(self)
+        ninth_inputs.add(self)
 
     def _write(
         self, name: str, rows: list[dict[str, Any]], splits: tuple[str, ...] = ("train", "test")
@@ -173,6 +175,10 @@ class EntryPointInputs(CaseInputs):
         words.mkdir(parents=True)
         for split in ("train", "valid", "test"):
             (words / f"{split}.txt").write_text("\n".join(text(50) for _ in range(400)))
+        (self.folder / "data" / "made-up").mkdir()
+        for split, count in (("train", 200_000), ("val", 20_000)):  # nanoGPT reads tokens of 16 bits
+            tokens = array("H", (number % 50257 for number in range(count)))
+            (self.folder / "data" / "made-up" / f"{split}.bin").write_bytes(tokens.tobytes())
 
     def _pictures(self) -> None:
         """MNIST's own files, and folders of pictures by class."""

@@ -4,7 +4,7 @@
     python -m benchmarks.rehearsal.gpu.public measure OUT.jsonl [NAME…] --checkouts FOLDER [--list LIST]
     python -m benchmarks.rehearsal.gpu.compare PREDICTED.jsonl MEASURED.jsonl
 
-``public.json``, ``public-second.json`` to ``public-eighth.json`` (``--list``) list them, in the form of
+``public.json``, ``public-second.json`` to ``public-ninth.json`` (``--list``) list them, in the form of
 ``entry-points.json``: none was measured before it was rehearsed. Each runs to its own end. Random weights of
 the models are made beside their configurations. Runs share the GPUs, several at a time: their figures are
 their own allocators'.
@@ -31,7 +31,10 @@ ROOT = Path(__file__).resolve().parents[3]
 LIMIT_SECONDS = 150
 LISTS = (
     "public",
-    *(f"public-{name}" for name in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")),
+    *(
+        f"public-{name}"
+        for name in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+    ),
 )
 EVERY_STEP = 10**9
 
