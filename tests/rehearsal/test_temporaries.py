@@ -74,3 +74,17 @@ def test_a_roll_over_two_dimensions_and_a_norm_of_a_gap_make_copies_first() -> N
     assert first("native_layer_norm", (images.transpose(1, 2), [96], None, None, 1e-5)) == (
         images.numel() * 4,
     )
+
+
+def test_a_softmax_copies_what_is_not_dense() -> None:
+    """LLaMA-Factory's DPO takes log_softmax of all logits but the last of each row (measured on an H200)."""
+    logits = meta(4, 460, 1000, dtype="float32")
+    sliced, copied = logits[:, :-1], 4 * 459 * 1000 * 4
+    assert afterwards("_log_softmax", (logits, -1, False), H200) == ()
+    assert afterwards("_log_softmax", (sliced, -1, False), H200) == ((copied,),)
+    assert afterwards("_softmax", (sliced, -1, False), H200) == ((copied,),)
+    dense = meta(4, 459, 1000, dtype="float32")
+    everywhere = meta(1, dtype="float32").expand(4, 459, 1000)  # the gradient of a sum
+    assert afterwards("_log_softmax_backward_data", (everywhere, dense, -1, None), H200) == ((copied,),)
+    assert afterwards("_log_softmax_backward_data", (dense, dense, -1, None), H200) == ()
+    assert afterwards("_softmax_backward_data", (everywhere, dense, -1, None), H200) == ((copied,),)

@@ -115,9 +115,28 @@ def _embedding_backward(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
     return ((count * 8 * 4,),) if count > _EMBEDDING_BY_SORT else ()
 
 
+def _softmax(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
+    """``input.contiguous()`` (``native/cuda/SoftMax.cu``, host_softmax)."""
+    copies = _dense_copies(args[:1])
+    return (copies,) if copies else ()
+
+
+def _log_softmax_backward(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
+    """``grad.contiguous()`` and ``output.contiguous()`` (host_softmax_backward)."""
+    copies = _dense_copies(args[:2])
+    return (copies,) if copies else ()
+
+
+def _softmax_backward(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
+    """``grad * output``, dense if one of them is, then ``output.contiguous()``."""
+    return ((_bytes(args[0]), *_dense_copies(args[1:2])),)
+
+
 _AFTERWARDS: dict[str, Callable[[Arguments, FakeGpu], tuple[Blocks, ...]]] = {
-    # grad × output (aten/src/ATen/native/cuda/SoftMax.cu)
-    "_softmax_backward_data": lambda args, gpu: ((_bytes(args[0]),),),
+    "_log_softmax": _softmax,
+    "_log_softmax_backward_data": _log_softmax_backward,
+    "_softmax": _softmax,
+    "_softmax_backward_data": _softmax_backward,
     "_scaled_dot_product_cudnn_attention": lambda args, gpu: ((CUDNN_FORWARD_BYTES,),),
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
