@@ -52,6 +52,7 @@ class CudaLedger:
     peaks: dict[str, int] = field(default_factory=dict)
     recent_peaks: dict[str, int] = field(default_factory=dict)
     reserved_bytes: int = 0
+    resets: bool = False
 
     def enter(self, phase: str) -> None:
         """What was reached since the last boundary belongs to the phase that ends."""
@@ -71,7 +72,21 @@ class CudaLedger:
         for book in (self.peaks, self.recent_peaks):
             book[self.phase] = max(book.get(self.phase, 0), reached)
         self.reserved_bytes = max(self.reserved_bytes, torch.cuda.max_memory_reserved(device))
+        self.resets = True
         torch.cuda.reset_peak_memory_stats(device)
+        self.resets = False
+
+
+def _before_resets(ledger: CudaLedger) -> None:
+    """A script that resets the peaks (Axolotl does, whenever it logs) takes nothing from a phase."""
+    reset = torch._C._cuda_resetPeakMemoryStats
+
+    def reset_by_script(device: int) -> None:
+        if not ledger.resets:
+            ledger.read()
+        reset(device)
+
+    torch._C._cuda_resetPeakMemoryStats = reset_by_script
 
 
 def _versions() -> dict[str, str]:
@@ -106,6 +121,7 @@ def main() -> None:
         }
     ).install()
     phases.install()
+    _before_resets(ledger)
     data_loaders.ending(context, whole_evaluations=True)
     error = None
     try:
