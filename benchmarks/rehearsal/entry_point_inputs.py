@@ -13,7 +13,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rehearsal import fifth_inputs, ninth_inputs, third_inputs
+from benchmarks.rehearsal import fifth_inputs, third_inputs, tool_inputs
 from benchmarks.rehearsal.gpu.cases import CaseInputs
 
 LLAMA = {
@@ -123,7 +123,7 @@ class EntryPointInputs(CaseInputs):
         self._pictures()
         third_inputs.add(self)
         fifth_inputs.add(self)
-        ninth_inputs.add(self)
+        tool_inputs.add(self)
 
     def _write(
         self, name: str, rows: list[dict[str, Any]], splits: tuple[str, ...] = ("train", "test")

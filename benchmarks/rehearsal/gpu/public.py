@@ -4,7 +4,7 @@
     python -m benchmarks.rehearsal.gpu.public measure OUT.jsonl [NAME…] --checkouts FOLDER [--list LIST]
     python -m benchmarks.rehearsal.gpu.compare PREDICTED.jsonl MEASURED.jsonl
 
-``public.json``, ``public-second.json`` to ``public-ninth.json`` (``--list``) list them, in the form of
+``public.json``, ``public-second.json`` to ``public-tenth.json`` (``--list``) list them, in the form of
 ``entry-points.json``: none was measured before it was rehearsed. Each runs to its own end. Random weights of
 the models are made beside their configurations. Runs share the GPUs, several at a time: their figures are
 their own allocators'.
@@ -33,7 +33,7 @@ LISTS = (
     "public",
     *(
         f"public-{name}"
-        for name in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+        for name in ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
     ),
 )
 EVERY_STEP = 10**9
@@ -64,8 +64,10 @@ class Measurer:
         self.lock = threading.Lock()
 
     def prepare(self, entries: list[EntryPoint]) -> None:
-        """Make the weights that these scripts name, in their arguments or in themselves."""
+        """Make the weights that these scripts name, in their arguments, files of these, or in themselves."""
         said = " ".join(entry.arguments for entry in entries)
+        files = [self.runner.inputs.folder / word for word in said.split() if word.endswith(".yaml")]
+        said += " ".join(file.read_text() for file in files)
         for entry in entries:
             path = Path(self.runner.target(entry)[1][0])
             said += path.read_text(errors="replace") if path.is_file() else ""

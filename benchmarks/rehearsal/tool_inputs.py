@@ -1,4 +1,5 @@
-"""What Axolotl and LLaMA-Factory read where they run: the files of ``public-ninth.json`` and their data."""
+"""What Axolotl and LLaMA-Factory read where they run: the files of ``public-ninth.json`` and
+``public-tenth.json``, and their data."""
 
 from __future__ import annotations
 
@@ -62,6 +63,22 @@ AXOLOTL: dict[str, dict[str, Any]] = {
             "state_dict_type": "SHARDED_STATE_DICT", "reshard_after_forward": True,
         },
     },
+    "ax.ipo.lora.granite": {"base_model": "granite", **_PREFERENCES, **_LORA, "rl": "ipo"},
+    "ax.lora.int8.llama": {"base_model": "llama", "load_in_8bit": True, **_LORA, "micro_batch_size": 3},
+    "ax.full.gemma2.checkpointed": {
+        "base_model": "gemma2", "gradient_checkpointing": True, "gradient_accumulation_steps": 3,
+        "attn_implementation": "eager",
+    },
+    "ax.dora.llama.packed": {"base_model": "llama", **_LORA, "peft_use_dora": True, **_PACKED},
+    "ax.full.phi3.adafactor": {"base_model": "phi3", "optimizer": "adafactor", "micro_batch_size": 3},
+    "ax.two.zero2.qlora.llama": {
+        "base_model": "llama", "load_in_4bit": True, **_LORA, "adapter": "qlora",
+        "deepspeed": "zero2.auto.json",
+    },
+    "ax.two.zero3.full.smollm3.packed": {
+        "base_model": "smollm3", "deepspeed": "zero3.auto.json", **_PACKED, "sequence_len": 1536,
+    },
+    "ax.two.ddp.dpo.lora.llama": {"base_model": "llama", **_PREFERENCES, **_LORA},
 }  # fmt: skip
 """Name → what differs from Axolotl's settings above."""
 
@@ -94,6 +111,27 @@ FACTORY: dict[str, dict[str, Any]] = {
         "model_name_or_path": "llama", **_ADAPTERS, **_PAIRS, "deepspeed": "zero2.auto.json",
     },
     "lf.two.ddp.lora.qwen3": {"model_name_or_path": "qwen3", **_ADAPTERS},
+    "lf.reward.lora.llama": {
+        "model_name_or_path": "llama", **_ADAPTERS, "stage": "rm", "dataset": "preferences",
+    },
+    "lf.orpo.full.granite": {"model_name_or_path": "granite", **_PAIRS, "pref_loss": "orpo"},
+    "lf.simpo.lora.qwen3": {"model_name_or_path": "qwen3", **_ADAPTERS, **_PAIRS, "pref_loss": "simpo"},
+    "lf.kto.lora.llama": {"model_name_or_path": "llama", **_ADAPTERS, "stage": "kto", "dataset": "judged"},
+    "lf.dora.olmo2": {"model_name_or_path": "olmo2", **_ADAPTERS, "use_dora": True},
+    "lf.full.phi3.checkpointed": {
+        "model_name_or_path": "phi3", "gradient_accumulation_steps": 3, "per_device_train_batch_size": 3,
+        "optim": "adafactor",
+    },
+    "lf.full.smollm3.eval": {
+        "model_name_or_path": "smollm3", "val_size": 0.1, "eval_strategy": "steps", "eval_steps": 3,
+        "per_device_eval_batch_size": 2, "disable_gradient_checkpointing": True,
+    },
+    "lf.two.zero3.dpo.full.llama": {"model_name_or_path": "llama", **_PAIRS, "deepspeed": "zero3.auto.json"},
+    "lf.two.zero2.kto.lora.granite": {
+        "model_name_or_path": "granite", **_ADAPTERS, "stage": "kto", "dataset": "judged",
+        "deepspeed": "zero2.auto.json",
+    },
+    "lf.two.ddp.full.mistral": {"model_name_or_path": "mistral-small", "cutoff_len": 512},
 }  # fmt: skip
 """Name → what differs from LLaMA-Factory's settings above."""
 
@@ -110,10 +148,18 @@ def add(inputs: EntryPointInputs) -> None:
         (folder / name / "train.json").write_text(json.dumps(rows))
         (folder / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "plain_text.json").write_text(json.dumps([{"text": text(900)} for _ in range(200)]))
+    judged = [
+        {"instruction": text(60), "input": "", "output": text(400), "kto_tag": number % 2 == 0}
+        for number in range(200)
+    ]
+    (folder / "judged.json").write_text(json.dumps(judged))
     columns = {"prompt": "instruction", "query": "input", "chosen": "chosen", "rejected": "rejected"}
     (folder / "dataset_info.json").write_text(json.dumps({
         "instructions": {"file_name": "instructions/train.json"},
         "preferences": {"file_name": "preferences/train.json", "ranking": True, "columns": columns},
+        "judged": {"file_name": "judged.json", "columns": {
+            "prompt": "instruction", "query": "input", "response": "output", "kto_tag": "kto_tag",
+        }},
         "plain_text": {"file_name": "plain_text.json", "columns": {"prompt": "text"}},
     }))  # fmt: skip
     for name, settings in AXOLOTL.items():
