@@ -228,6 +228,15 @@ def entry_points() -> Figures:
     }  # fmt: skip
 
 
+def rehearsal_cost() -> Figures:
+    """CPU seconds of the two rehearsals, and the larger one's memory."""
+    small, large = rows(DATA / "rehearsal-cost.jsonl")
+    return {
+        "small": f"{small['cpu_seconds']:.0f}", "large": f"{large['cpu_seconds']:.0f}",
+        "memory": f"{max(small['memory_bytes'], large['memory_bytes']) / 2**30:.1f}",
+    }  # fmt: skip
+
+
 def host_of_loading() -> Figures:
     """Of the three loads: the most of a process's own memory and of pages beyond what it had before."""
     found = rows(DATA / "host-of-loading.jsonl")

@@ -211,6 +211,11 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/rehearsal.md",
+        "takes {small} s of CPU for 8B and {large} s for 70B, with {memory} GiB of memory at most",
+        figures.rehearsal_cost,
+    ),
+    (
+        "docs/rehearsal.md",
         "{number} runs on an H200, each with a plan for full training on texts",
         figures.predicted_again,
     ),
