@@ -303,9 +303,10 @@ def test_memory_in_whole_gb_is_doubted_before_the_answer(
     """nvidia-smi shows 23,028 MiB of an A10 and 24,564 of a 4090; both are sold as 24 GB."""
     words = (command, "--params", "1b", "--method", "lora", "--vram")
     code, _, err = call(capsys, *words, "24GB")
-    assert (
-        code == 0 and "cards sold as 24 GB have 22.5 to 24.0 GiB; write it in GiB, or name the --gpu" in err
-    )
+    assert code == 0
+    assert "cards sold as 24 GB have 22.5 to 24.0 GiB; name the --gpu, or write it in GiB\n" in err
+    _, _, err = call(capsys, *words, "24GB", "--gpu", "rtx-4090")
+    assert "24.0 GiB; leave it out, as --gpu names the card, or write it in GiB\n" in err
     assert "sold as" not in call(capsys, *words, "24GiB")[2]
     assert "sold as" not in call(capsys, *words, "23028MiB")[2]
 
