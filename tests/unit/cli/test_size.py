@@ -296,6 +296,21 @@ def test_a_kind_that_does_not_fit_says_what_would_also_where_another_fits(
     assert sized[0]["gpus"] == 1
 
 
+@pytest.mark.parametrize("fixed", [(), ("--gradient-accumulation", "1")])
+def test_a_micro_batch_that_no_number_of_gpus_divides_the_batch_by(
+    fixed: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An estimate, whose GPUs are known, names what they divide."""
+    words = ("--model", "gpt2", "--micro-batch", "8", "--gpu", "h200", *fixed, "--global-batch")
+    code, _, err = call(capsys, "size", *words, "60")
+    named = "8" if fixed else "56 or 64"
+    assert code == 2 and err.endswith(f"8 does not divide --global-batch 60; use --global-batch {named}\n")
+    for batch in ("60", "56"):
+        code, _, err = call(capsys, "estimate", "--gpus", "8", *words, batch)
+        assert code == 2 and err.endswith(f"; use --global-batch {'64' if fixed else '64 or 128'}\n"), err
+    assert call(capsys, "estimate", "--gpus", "8", *words, "64")[0] == 0
+
+
 @pytest.mark.parametrize("command", ["plan", "size"])
 def test_memory_in_whole_gb_is_doubted_before_the_answer(
     command: str, capsys: pytest.CaptureFixture[str]
