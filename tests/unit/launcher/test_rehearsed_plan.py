@@ -93,7 +93,11 @@ def test_a_plan_that_goes_with_this_process_is_named_where_its_copy_lies(tmp_pat
         assert f"zerokit plan --recipe {tmp_path}/plan.yaml model= -- -m" in (
             note(plan, SFT, "raw", tmp_path) or ""
         )
-        assert "zerokit plan … -- -m trl.scripts.sft" in (note(plan, SFT, "raw", None) or "")
+        said = note(plan, SFT, "raw", None) or ""
+        words = shlex.split(said[said.index("zerokit plan") :])
+        written = words[2 : words.index("--")]
+        asked = {name: value for name, value in plan.request.items() if name != "params"}
+        assert asked and written == [word for name in asked for word in (f"--{name}", str(asked[name]))]
 
 
 def test_a_plan_of_this_very_command_needs_no_word(tmp_path: Path) -> None:
