@@ -66,7 +66,8 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     if nodes is None:
         nodes = _fewest_nodes(gpus, gpu.max_gpus_per_node)
         if nodes > 1:
-            notes = (*notes, f"{nodes} nodes of {counted(gpus // nodes, 'GPU')}: ⟨nodes⟩ not given")
+            per_node = gpus // nodes
+            notes = (*notes, f"{nodes} nodes for {gpus} GPUs, {per_node} on each: ⟨nodes⟩ not given")
     elif nodes > 1 and gpus <= gpu.max_gpus_per_node:
         notes = (
             *notes,

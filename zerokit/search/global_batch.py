@@ -51,10 +51,11 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
     while sequences * 2 <= min(per_gpu * _HALFWAY, _MOST_SEQUENCES_PER_GPU):
         sequences *= 2
     total = sequences * cluster.gpus
+    each = "each of " if cluster.gpus > 1 else ""
     return total, (
         f"global batch {counted(total, 'sequence')}, {total * job.seq_len:,} tokens a step: "
-        f"⟨global_batch⟩ not given; {sequences} per GPU, the power of two (at most "
-        f"{_MOST_SEQUENCES_PER_GPU}) that comes nearest to {_TARGET_TOKENS:,} tokens a step"
+        f"⟨global_batch⟩ not given; {sequences} for {each}{counted(cluster.gpus, 'GPU')}, the power of two "
+        f"(at most {_MOST_SEQUENCES_PER_GPU}) that comes nearest to {_TARGET_TOKENS:,} tokens a step"
     )
 
 
