@@ -13,6 +13,7 @@ from zerokit.emit.plan_file import FILE_NAME, PlanFile
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.unlike_arguments import joined, unlike_arguments
 from zerokit.script.entry_points import Target
+from zerokit.script.option_list import OptionList
 from zerokit.temporary import is_temporary
 
 
@@ -28,7 +29,13 @@ def content(plan: PlanFile, target: Target) -> dict[str, Any]:
 
 
 def note(
-    plan: PlanFile | None, target: Target, style: str, run_dir: Path | None, unlike: Sequence[str] = ()
+    plan: PlanFile | None,
+    target: Target,
+    style: str,
+    run_dir: Path | None,
+    unlike: Sequence[str] = (),
+    *,
+    known: OptionList | None = None,
 ) -> str | None:
     """What its user should know before a launch; None where there is no plan, or it was
     rehearsed with this very command.
@@ -38,8 +45,9 @@ def note(
         run_dir: where a copy of the plan will lie; None: nowhere, as for a dry run.
         unlike: options of the plan that the script decides otherwise: a plan with the script leaves them to
             it.
+        known: the script's options: where it ends at one of its arguments, a plan's rehearsal would too.
     """
-    if plan is None:
+    if plan is None or (known is not None and known.refuses(target.arguments)):
         return None
     other = _rehearsed_otherwise(plan, target)
     if other is not None:
