@@ -49,9 +49,9 @@ class CheckedFile:
 
     path: str
     kind: str
-    document: Document | None
+    document: Document | None = field(repr=False)
     findings: list[Finding] = field(default_factory=list)
-    text: str = ""
+    text: str = field(default="", repr=False)
     batch_ranks: int | None = None
 
     @property
