@@ -53,21 +53,22 @@ def command(run: str, metrics: str | None, once: bool, every: float) -> int:
 
 
 def _live(watched: WatchedRun, every: float, console: Console) -> RunReport:
-    from rich.console import Group
     from rich.live import Live
 
     from zerokit.report.live_view import alarm_lines, live_view
-    from zerokit.report.render import parts
+    from zerokit.report.render import print_report
 
     with Live(console=console, auto_refresh=False) as live:
         while True:
             report, alarms = watched.look()
-            if watched.is_over(report):  # the whole of it is left on the terminal
-                shown = parts(report, traceback=False, width=console.width, folder=watched.folder)
-                live.update(Group(*alarm_lines(alarms), *shown), refresh=False)
-                return report
+            if watched.is_over(report):
+                live.transient = True  # the whole of it is left on the terminal
+                break
             live.update(live_view(report, alarms, console, watched.folder), refresh=True)
             time.sleep(every)
+    console.print(*alarm_lines(alarms), sep="\n", end="\n" if alarms else "")
+    print_report(report, console, traceback=False, folder=watched.folder)
+    return report
 
 
 def _lines(watched: WatchedRun, every: float) -> RunReport:

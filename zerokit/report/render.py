@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zerokit.domain.phases import PHASES
-from zerokit.messages import command_lines, typed
+from zerokit.messages import command_lines, typed, wrapped
 from zerokit.report.failure_text import failed_in_load, failure_lines, failure_place, raised_at, shortened
 from zerokit.report.figure_text import percent, seconds, signal_name, size
 from zerokit.report.host_names import short_hosts
@@ -53,7 +53,7 @@ def print_report(
     """
     console = console or wide_console()
     renderables = parts(report, traceback=traceback, width=console.width, folder=folder)
-    console.print(Group(*renderables), highlight=False)
+    console.print(Group(*renderables), highlight=False, crop=False)  # what is copied stays whole
 
 
 def wide_console() -> Console:
@@ -74,10 +74,9 @@ def parts(
     tables: list[RenderableType] = [Text(_NOTHING_MEASURED)] if failed_in_load(run) else _tables(run, width)
     tables += [Text(line, style="yellow") for line in warnings(run)]
     tables.append(outcome_line(run))
-    # whole, however narrow the terminal: a path or a command is copied
-    tables += [Text(line, no_wrap=True, overflow="ignore") for line in what_to_do(run, folder, width)]
+    tables += [_whole(line) for line in what_to_do(run, folder, width)]
     tables += [Text(line) for line in retry_lines(run)]
-    tables += [Text(run.resume, no_wrap=True, overflow="ignore")] if run.resume else []
+    tables += [_whole(line) for line in wrapped(run.resume or "", width).splitlines()]
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
         tables += _its_output(run.first_failure, folder) if traceback else []
@@ -328,7 +327,12 @@ def _its_output(failure: Failure, folder: Path | None) -> list[RenderableType]:
     path = None if folder is None else folder / LOG_OF_RANK.format(failure.rank)
     if path is None or not path.is_file():
         return []
-    return [Text(f"its output: {shlex.quote(str(path))}", no_wrap=True, overflow="ignore")]
+    return [_whole(f"its output: {shlex.quote(str(path))}")]
+
+
+def _whole(line: str) -> Text:
+    """A line with a path or a command that is copied: not broken, however narrow the terminal."""
+    return Text(line, no_wrap=True, overflow="ignore")
 
 
 def retry_lines(run: RunReport) -> list[str]:

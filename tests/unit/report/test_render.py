@@ -294,3 +294,19 @@ def test_an_outcome_is_said_once() -> None:
         assert outcome_line(run).plain == line and run.outcome.because(why) == told
         page = render_html(run)
         assert f">{outcome.replace('_', ' ')}</span></h1>" in page and "nterrupted: interrupted" not in page
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_how_to_resume_is_wrapped_and_its_path_whole(tmp_path, width):
+    """A word that is wider than the terminal is neither cut nor broken: it is copied."""
+    path = f"/data/{'long-folder-name/' * 3}checkpoint-200"
+    write_rank(tmp_path, 0)
+    report = report_of(tmp_path, 1, plan=None)
+    report["resume"] = (
+        f"Newest checkpoint: {path} (step 200); to go on from it, add --resume_from_checkpoint {path} to "
+        "the script's arguments"
+    )
+    said = shown(report, width=width)
+    lines = said[said.index("Newest checkpoint") :].splitlines()
+    assert " ".join(" ".join(lines).split()) == report["resume"]
+    assert all(len(line) <= width or line.split() == [path] for line in lines)
