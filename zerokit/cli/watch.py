@@ -30,6 +30,8 @@ _SECONDS = 2.0
 def command(run: str, metrics: str | None, once: bool, every: float) -> int:
     """Show RUN, a run folder, until it ends: memory and steps by rank, and alarms.
 
+    A run that is just starting is waited for.
+
     Alarms: a rank that is steps behind or slower than the others, or that they wait for; GPU or host memory
     near its end; allocator retries; memory that grows; skipped steps; losses that are not finite, that stay
     the same or that are alike on ranks with data of their own; gradients of zero. In a pipe, a line is
@@ -37,12 +39,18 @@ def command(run: str, metrics: str | None, once: bool, every: float) -> int:
     """
     from rich.console import Console
 
-    from zerokit.launcher.verdict.saved_run import WatchedRun
+    from zerokit.launcher.verdict.saved_run import WatchedRun, is_starting
 
     if not 0.2 <= every <= 3600:
         raise InputError(f"⟨every⟩ {every:g}: use 0.2 to 3600 seconds")
     watched = WatchedRun(Path(run), Path(metrics) if metrics is not None else None)
     console = Console()
+    if is_starting(watched.path):
+        say("the run is starting; no rank has recorded anything yet")
+        if once:
+            return 0
+        while is_starting(watched.path):
+            time.sleep(every)
     if once:
         report = _once(watched)
     elif console.is_terminal:
