@@ -10,7 +10,7 @@ from pathlib import Path
 from zerokit.emit.plan_file import read_of_run
 from zerokit.errors import InputError
 from zerokit.launcher.locks import is_launch_alive
-from zerokit.launcher.rank_file import find_rank_files
+from zerokit.launcher.rank_file import TICK_SECONDS, find_rank_files
 from zerokit.launcher.run_folder import COMMAND_FILE, LOGS_FOLDER, REPORT_FILE
 from zerokit.launcher.verdict.report import report_of_folder
 from zerokit.machine.host import detect_host
@@ -118,7 +118,7 @@ class WatchedRun:
         """
         report = load_run(self.path)
         is_here = {rank.host for rank in report.ranks} == {socket.gethostname()}
-        raised = alarms(report, detect_host().ram_bytes if is_here else None)
+        raised = alarms(report, detect_host().ram_bytes if is_here else None, TICK_SECONDS)
         if self._metrics is not None:
             write_page(self._metrics, openmetrics(report, len(raised)))
         return report, raised
