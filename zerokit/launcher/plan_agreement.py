@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from zerokit.emit.plan_file import PlanFile
-from zerokit.launcher import rehearsed_plan
+from zerokit.launcher import own_file, rehearsed_plan
 from zerokit.planner.named_models import unlike_planned
 from zerokit.script import agreement, misplaced_options, unlike_adapters
 from zerokit.script.arguments import ScriptOptions
@@ -40,6 +40,7 @@ def agree(
     config: dict[str, Any],
     *,
     target: Target,
+    ranks: int,
     on_cpu: bool,
     no_arguments: bool,
     accept_mismatch: bool,
@@ -50,6 +51,7 @@ def agree(
     Args:
         config: the plan's DeepSpeed configuration for these devices, before any script's needs.
         target: the script with its arguments, by which a rehearsed plan knows it.
+        ranks: on all machines together.
         writes_here: the script writes to this machine's disks, whose room is looked at.
 
     Raises:
@@ -61,12 +63,13 @@ def agree(
         accept_mismatch=accept_mismatch, writes_here=writes_here,
         planned_on_cpu=plan.cluster.get("gpu") == "cpu",
     )  # fmt: skip
+    unlike_file = own_file.beside_plan(options, agreed.added, ranks=ranks, accept_mismatch=accept_mismatch)
     adapters: list[str] = []
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
         adapters = unlike_adapters.warnings(options, plan.method, plan.lora)
     another = _another_model(options, plan)
     unlike = ("model", *agreed.unlike) if another else agreed.unlike
-    return replace(agreed, notes=(*agreed.notes, *adapters, *another), unlike=unlike)
+    return replace(agreed, notes=(*agreed.notes, *unlike_file, *adapters, *another), unlike=unlike)
 
 
 def _another_model(options: ScriptOptions, plan: PlanFile) -> list[str]:
