@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerokit.cli.say import say
+from zerokit.cli.say import is_loud, say
 from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
@@ -182,7 +182,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     check_resume_option(options["resume_option"])
     launch_options = LaunchOptions(
         target=resolved.target, plan=plan, grace_seconds=options["grace"],
-        heartbeat_seconds=options["heartbeat"], show_ranks=options["show"],
+        heartbeat_seconds=options["heartbeat"], show_ranks=options["show"], show_progress=is_loud(),
         **{name: options[name] for name in shared_options},
     )  # fmt: skip
     if options["dry_run"]:
