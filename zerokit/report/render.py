@@ -31,7 +31,6 @@ STACKS = "stacks-*.txt"
 """Where a hung run's folder has what each rank was doing."""
 LOG_OF_RANK = "logs/rank-{:05d}.err.log"
 """What a rank wrote to its standard error, in the run folder."""
-_NOTHING_MEASURED = "No rank got past load: no memory and no steps to show."
 _PIPE_WIDTH = 160
 _WIDE = 132  # columns that the table of ranks takes with everything in it
 _STATE_STYLE = {"finished": "green", "stopped": "green", "running": "cyan", "failed": "bold red",
@@ -71,7 +70,7 @@ def parts(
 ) -> list[RenderableType]:
     """The report as renderables, in the order they are read, for a terminal of ``width`` columns."""
     run = RunReport.model_validate(report)
-    tables: list[RenderableType] = [Text(_NOTHING_MEASURED)] if failed_in_load(run) else _tables(run, width)
+    tables: list[RenderableType] = [Text(_of_load(run))] if failed_in_load(run) else _tables(run, width)
     tables += [Text(line, style="yellow") for line in warnings(run)]
     tables.append(outcome_line(run))
     tables += [_whole(line) for line in what_to_do(run, folder, width)]
@@ -81,6 +80,13 @@ def parts(
         tables += _failure(run.first_failure, traceback)
         tables += _its_output(run.first_failure, folder) if traceback else []
     return tables
+
+
+def _of_load(run: RunReport) -> str:
+    """In place of tables, where nothing came after load."""
+    host = max((rank.peak_host_rss_bytes for rank in run.ranks), default=0)
+    memory = f"; the largest process took {size(host)} of host memory" if host else ""
+    return f"No rank got past load: no steps to show{memory}."
 
 
 def _tables(run: RunReport, width: int) -> list[RenderableType]:

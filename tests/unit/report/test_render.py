@@ -129,6 +129,7 @@ def test_a_failure_in_load_shows_its_whole_message_and_no_tables(tmp_path):
     print_report(report_of(tmp_path, 1, plan=None), console, traceback=False)
     text = console.export_text()
     assert "Peak memory" not in text and "By phase" not in text and "No rank got past load" in text
+    assert "no steps to show; the largest process took 3.00 GiB of host memory." in " ".join(text.split())
     body = report_of(tmp_path, 1, plan=None)
     for peak, has_tables in ((1024, False), (5 * MIB, True)):  # the first is the process group's own
         body["ranks"][0]["peak_allocated_bytes"] = peak
