@@ -217,12 +217,15 @@ def _show_dry_run(dry: DryRun, *, has_plan: bool) -> None:
     unseen = (
         "a dry run does not start the script, so not every wrong or missing option or file of its own is seen"
     )
-    say(
-        f"{unseen}; that rehearsal sees them"
-        if dry.names_rehearsal
-        else f"{unseen}: `zerokit rehearse` with the same {'plan, ' if has_plan else ''}script and arguments "
-        "runs it on simulated GPUs, for some minutes"
-    )
+    if dry.was_rehearsed:
+        say(f"{unseen}; the plan's rehearsal ran this very command")
+    elif dry.names_rehearsal:
+        say(f"{unseen}; the `zerokit plan` command above rehearses the script, and sees them")
+    else:
+        say(
+            f"{unseen}: `zerokit rehearse` with the same {'plan, ' if has_plan else ''}script and arguments "
+            "runs it on simulated GPUs, for some minutes"
+        )
 
 
 def _print_failure(text: str) -> None:

@@ -80,12 +80,14 @@ class DryRun:
 
     Attributes:
         names_rehearsal: its notes say how the script is rehearsed.
+        was_rehearsed: its plan was rehearsed with this very command.
     """
 
     argv: tuple[str, ...]
     unset: tuple[str, ...]
     environment: Mapping[str, str]
     names_rehearsal: bool
+    was_rehearsed: bool
 
 
 def dry_run(options: LaunchOptions, say: Say) -> DryRun:
@@ -108,6 +110,7 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
             unset=tuple(launch.command.unset_variables),
             environment={name: secrets.text(value) for name, value in launch.command.set_variables.items()},
             names_rehearsal=launch.not_rehearsed is not None,
+            was_rehearsed="rehearsed" in (launch.held_to or {}).get("chosen", {}),
         )
 
 
