@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from zerokit.emit.plan_file import PlanFile
+from zerokit.errors import InputError
 from zerokit.launcher import own_file, rehearsed_plan
-from zerokit.planner.named_models import unlike_planned
+from zerokit.planner.named_models import config_of, unlike_planned
 from zerokit.script import agreement, misplaced_options, unlike_adapters
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
-from zerokit.script.named_model import named_model
+from zerokit.script.named_model import folder_meant, named_model
 from zerokit.script.reader import ScriptFacts
 from zerokit.script.resuming import why_not_resumed
+from zerokit.script.trainer_arguments import argument_file
 from zerokit.script.training_switch import why_no_training
 
 
@@ -31,7 +33,26 @@ def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[st
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     unread = why_not_resumed(facts, target.arguments)
     notes += [f"warning: {unread}"] if unread else []
+    missing = _missing_model(facts, target)
+    notes += [f"warning: {missing}"] if missing else []
     return untrained, notes
+
+
+def _missing_model(facts: ScriptFacts, target: Target) -> str | None:
+    """That the arguments name a folder that is not here, and another is nearly spelt so."""
+    try:
+        file = argument_file(target.arguments, facts)
+    except InputError:
+        return None  # the script says so itself
+    options = ScriptOptions(facts=facts, style=facts.style, user_arguments=target.arguments, file=file)
+    named = named_model(options)
+    meant = folder_meant(named[0]) if named is not None else None
+    if named is None or meant is None or config_of(named[0]) is not None:
+        return None
+    return (
+        f"{named[1].removesuffix(', which')}: no such folder is here, but {meant} is; the script would look "
+        f"for {named[0]} on the Hugging Face Hub"
+    )
 
 
 def agree(
