@@ -217,9 +217,9 @@ def _show_dry_run(dry: DryRun, *, has_plan: bool) -> None:
     unseen = (
         "a dry run does not start the script, so not every wrong or missing option or file of its own is seen"
     )
-    if dry.was_rehearsed:
+    if dry.rehearsal == "done":
         say(f"{unseen}; the plan's rehearsal ran this very command")
-    elif dry.names_rehearsal:
+    elif dry.rehearsal == "named":
         say(f"{unseen}; the `zerokit plan` command above rehearses the script, and sees them")
     else:
         say(

@@ -79,15 +79,13 @@ class DryRun:
     """What a launch would start: the command and its environment, secrets masked.
 
     Attributes:
-        names_rehearsal: its notes say how the script is rehearsed.
-        was_rehearsed: its plan was rehearsed with this very command.
+        rehearsal: of this command: ``done`` for its plan, ``named`` in the notes, or ``none``.
     """
 
     argv: tuple[str, ...]
     unset: tuple[str, ...]
     environment: Mapping[str, str]
-    names_rehearsal: bool
-    was_rehearsed: bool
+    rehearsal: str
 
 
 def dry_run(options: LaunchOptions, say: Say) -> DryRun:
@@ -109,8 +107,7 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
             argv=tuple(secrets.argv(launch.command.argv)),
             unset=tuple(launch.command.unset_variables),
             environment={name: secrets.text(value) for name, value in launch.command.set_variables.items()},
-            names_rehearsal=launch.not_rehearsed is not None,
-            was_rehearsed="rehearsed" in (launch.held_to or {}).get("chosen", {}),
+            rehearsal=launch.rehearsal,
         )
 
 
