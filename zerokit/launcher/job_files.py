@@ -182,7 +182,7 @@ def configure_script(
     if resolved_style != "none":
         options = ScriptOptions.read(facts, resolved_style, target.arguments)
         agreed = plan_agreement.agree(
-            plan, options, read_plan(str(plan.folder))[1], target=target, on_cpu=False,
+            plan, options, read_plan(str(plan.folder))[1], target=target, ranks=plan.world_size, on_cpu=False,
             no_arguments=job.no_arguments, accept_mismatch=job.accept_mismatch, writes_here=config is None,
         )  # fmt: skip
         added = agreed.added

@@ -225,11 +225,13 @@ def _from_plan(
         script_options,
         on_device.config,
         target=options.target,
+        ranks=placement.ranks,
         on_cpu=placement.devices.kind == "cpu",
         no_arguments=options.no_arguments,
         accept_mismatch=options.accept_mismatch,
     )
     adapted = adapted_for(style)
+    reads_it = script_options.own_deepspeed_file is None
     return _Configured(
         config=adapted.config,
         held_to={
@@ -237,7 +239,7 @@ def _from_plan(
             "chosen": {**plan.chosen, "precision": precision},
         },
         added_arguments=agreed.added,
-        notes=(*agreed.notes, *_adapted_notes(f"the run's {CONFIG_FILE}", adapted)),
+        notes=(*agreed.notes, *(_adapted_notes(f"the run's {CONFIG_FILE}", adapted) if reads_it else ())),
         unlike=agreed.unlike,
     )
 

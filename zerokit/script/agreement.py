@@ -50,6 +50,16 @@ class Agreement:
     unlike: tuple[str, ...] = ()
 
 
+_OPTION_OF: Mapping[str, tuple[str, Callable[[object], str]]] = {
+    "per_device_train_batch_size": ("micro-batch", str),
+    "gradient_accumulation_steps": ("gradient-accumulation", str),
+    "bf16": ("precision", lambda value: "bf16" if value else "fp32"),
+    "fp16": ("precision", lambda value: "fp16" if value else "fp32"),
+    "gradient_checkpointing": ("checkpointing", lambda value: "full" if value else "none"),
+}
+"""Options of ``plan`` that plan for an argument's value."""
+
+
 def agree(
     options: ScriptOptions,
     chosen: Mapping[str, Any],
@@ -123,7 +133,7 @@ def agree(
             f"does{again}, or run it all the same, with ⟨accept_mismatch⟩ before the script"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
-    notes += assignments.unlike_plan(options.facts.assigned, _by_any_name(planned))
+    notes += _assigned(options.facts, planned, batch, accept_mismatch=accept_mismatch)
     notes += planned_loss.warnings(options, loss)
     notes += before_the_run(options, batch)
     if not batch.rehearsed:  # its length is that of the script's own data
@@ -157,6 +167,23 @@ def _planning_again(
         at = again.index("--global-batch") if "--global-batch" in again else len(again)
         return f": `{with_script((*decided, *unlike), again[at:])}`"
     return f": `{batch.command_for(decided)}`" if decided else ""
+
+
+def _assigned(
+    facts: ScriptFacts, planned: PlannedValues, batch: PlannedBatch, *, accept_mismatch: bool
+) -> list[str]:
+    """Warnings of what its code sets otherwise, once the arguments are read."""
+    values = _by_any_name(planned)
+    names = {name: key for key in _OPTION_OF for name in SPELLINGS.get(key, (key,))}
+    ran: dict[str, str] = {}
+    for one in facts.assigned:
+        if one.name in names and one.value != values.get(one.name):
+            option, value_of = _OPTION_OF[names[one.name]]
+            ran[option] = value_of(one.value)
+    held = {
+        name for name, key in names.items() if _OPTION_OF[key][0] != "checkpointing" and not accept_mismatch
+    }
+    return assignments.unlike_plan(facts.assigned, values, held, batch.command_for(ran) if ran else "")
 
 
 def _by_any_name(planned: PlannedValues) -> dict[str, object]:

@@ -160,9 +160,17 @@ def test_a_dry_run_says_it_and_quiet_does_not(tmp_path: Path, capsys: pytest.Cap
     assert run(["launch", *words]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("not rehearsed with this script") == 1
-    assert "is seen; that rehearsal sees them" in said and "`zerokit rehearse`" not in said  # one hint
+    assert (
+        "is seen; the `zerokit plan` command above rehearses the script" in said
+        and "`zerokit rehearse`" not in said
+    )  # one hint
     assert run(["launch", "--no-plan", *words[:2], *words[4:]]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "`zerokit rehearse` with the same script and arguments" in said and "for some minutes" in said
+    target = Target(script=str(script), module=None, arguments=())
+    plan = rehearsed_with(tmp_path / "rehearsed", script="train.py", command=target.digest)
+    assert run(["launch", *words[:2], "--plan", str(plan.folder), *words[4:]]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "is seen; the plan's rehearsal ran this very command" in said and "zerokit rehearse" not in said
     assert run(["launch", "--quiet", *words]) == 0
     assert "rehearsed" not in capsys.readouterr().err

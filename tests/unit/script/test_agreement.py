@@ -234,3 +234,21 @@ def test_a_file_in_the_place_of_all_arguments_is_held_to_the_plan(tmp_path: Path
 
 def test_an_option_of_the_scripts_own_gets_the_batch(tmp_path: Path) -> None:
     assert joined(options(tmp_path, OWN_PARSER)) == "--batch-size 4 --grad_accum 2"
+
+
+def test_a_batch_that_the_script_sets_late_is_what_runs(tmp_path: Path) -> None:
+    """With the command that plans for all that it sets."""
+    late = "\n    args.per_device_train_batch_size = 2\n    args.bf16 = False\n"
+    chosen = {"micro_batch": 4, "gradient_accumulation": 1, "data_parallel": 2}
+    agreed = agree(
+        options(tmp_path, TRAINER + late), chosen, {"bf16": {"enabled": True}}, request={"gpus": "2"},
+        seq_len=128, method="full", lora=None, plan_folder=Path("plan"), on_cpu=True, no_arguments=False,
+        accept_mismatch=False,
+    )  # fmt: skip
+    first, second = [note for note in agreed.notes if "after the arguments are read" in note]
+    assert "sets args.per_device_train_batch_size to 2" in first and "exit code 9" in first
+    assert "2 is what runs, not the plan's 4" in first
+    command = (
+        "zerokit plan --recipe plan/plan.yaml --micro-batch 2 --precision fp32 --global-batch 8 --out plan"
+    )
+    assert second.endswith(f"; remove those lines, or plan for what it does: `{command}`")
