@@ -144,6 +144,12 @@ def test_a_trainer_leaves_the_frozen_weights_under_adapters_out_of_a_checkpoint(
     assert takes["frozen_bytes"] == pytest.approx((WEIGHTS - tables) * 4.127 / 8 + tables * 2, rel=1e-3)
     adapters = 41_943_040  # rank 16 on the seven linear layers of 32 blocks, each weight + 3 of Adam
     assert takes["checkpoint_bytes"] - takes["frozen_bytes"] == pytest.approx(adapters * 14, rel=0.2)
+    assert run([*asked, "--method", "qlora", "--explain"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "each checkpoint of a Trainer 0.5 GiB of disk; of a script that calls save_checkpoint itself 5."
+        in said
+    )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(GIB, 0, GIB))
     assert disk_space.warnings(body["chosen"], [], is_trainer=True) == []
     assert "each DeepSpeed checkpoint 5." in disk_space.warnings(body["chosen"], [])[0]
