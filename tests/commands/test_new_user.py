@@ -217,10 +217,10 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
         ("--model llama-3.1-405b --gpus 64 --nodes 8 --gpu h100-sxm-80gb --global-batch 512",
          ("defaults: --network 400 GB/s per node, --seq-len 2048, --host-ram ", "6 more")),
         ("--model mixtral-8x7b --gpus 2 --gpu h200 --zero 3 --method qlora --host-ram 64GiB",
-         ("- save checkpoints (save_strategy): save_model writes no adapters that load", "OUTPUT_DIR")),
+         ("- save checkpoints (save_strategy): save_model writes no adapters that load", "save_pretrained(OUT)")),
         # so much to do and to say that memory's parts are left to --explain, and the empty lines between
         ("--model mixtral-8x7b --gpus 1 --gpu l40s --method qlora",
-         ("Surely fits, ", "No step time was ever measured on: l40s", "GPU memory   peak 4", "OUTPUT_DIR")),
+         ("Surely fits, ", "No step time was ever measured on: l40s", "GPU memory   peak 4", "save_pretrained(OUT)")),
         ("--model qwen3-30b-a3b --gpus 2 --gpu a100-40gb --method qlora",
          ("Surely fits, ", "  zerokit estimate ")),
         ("--params 7b --gpus 8", ("assumed NVIDIA H100 SXM", "--seq-len not given")),

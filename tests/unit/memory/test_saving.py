@@ -155,6 +155,17 @@ def test_a_trainer_leaves_the_frozen_weights_under_adapters_out_of_a_checkpoint(
     assert "each DeepSpeed checkpoint 5." in disk_space.warnings(body["chosen"], [])[0]
 
 
+def test_adapters_that_are_not_gathered_are_saved_and_converted_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    body = answer(capsys, "plan", *ASKED, "--method", "lora", "--host-ram", "24GiB")
+    saving = body["chosen"]["estimate"]["saving"]
+    assert saving["host_bytes"] == 0 and saving["weights_bytes"] == pytest.approx(41_943_040 * 4)
+    (said,) = (line for line in body["assumptions"] if "save_model writes no adapters that load" in line)
+    assert "before Transformers 5.0" in said and "load_state_dict_from_zero_checkpoint(peft_model" in said
+    assert not any("zero_to_fp32.py" in line for line in body["assumptions"])
+
+
 def test_a_folder_that_the_scripts_file_names_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
