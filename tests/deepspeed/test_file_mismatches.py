@@ -160,6 +160,7 @@ def test_launch_stops_and_a_file_among_the_scripts_arguments_is_warned_of(
     text = said(2, *words, "train.py")
     assert "--per_device_train_batch_size 4" in text and "--bf16 True" in text and "--use_cpu True" in text
     assert "bf16.enabled true, but bf16 is False by default" in text
+    assert 'write "auto" in ds.json, and the Trainer fills it; or give the script --' in text
     assert "warning: ds.json: the script's TrainingArguments" in said(
         0, *words, "--accept-mismatch", "train.py"
     )

@@ -84,7 +84,7 @@ def check_agrees(
         added = (*added, "--use_cpu", "True")  # or TrainingArguments refuse bf16 without a GPU
     text = (
         f"{path}: the script's TrainingArguments contradict it, on which Transformers ends the run: "
-        f'{"; ".join(one.text for one in found)}; write "auto" there, and the Trainer fills it'
+        f'{"; ".join(one.text for one in found)}; write "auto" in {path}, and the Trainer fills it'
         f"{_to_agree(added, 'or ')}"
     )
     return _stop_or_warn(text, accept_mismatch=accept_mismatch)
