@@ -86,7 +86,7 @@ def check_agrees(
         added = (*added, "--use_cpu", "True")  # or TrainingArguments refuse bf16 without a GPU
     text = (
         f"{path}: the script's TrainingArguments contradict it, on which Transformers ends the run: "
-        f'{"; ".join(one.text for one in found)}; write "auto" there, and the Trainer fills it'
+        f'{"; ".join(one.text for one in found)}; write "auto" in {path}, and the Trainer fills it'
         f"{_to_agree(added, 'or ')}"
     )
     return _stop_or_warn(text, accept_mismatch=accept_mismatch)
@@ -146,7 +146,15 @@ def _findings(path: str, reader: str, ranks: int) -> Sequence[Finding]:
 
 def of_arguments(options: ScriptOptions, ranks: int) -> tuple[str, ...]:
     """What ``check`` finds in the DeepSpeed file that the script's own arguments name, as warnings: a run or
-    a rehearsal would end with an error of the script's that does not name the line."""
+    a rehearsal would end with an error of the script's that does not name the line.
+
+    Raises:
+        InputError: the arguments name a file that does not exist.
+    """
+    named = options.given("deepspeed") or options.given("deepspeed_config")
+    file = str(named[0]) if named is not None else ""
+    if named is not None and file.endswith(".json") and not Path(file).exists():
+        raise InputError(f"{named[1]}: there is no such file")
     path = own[0] if (own := options.own_deepspeed_file) is not None else None
     if path is None or Path(path).suffix != ".json" or options.style not in _READERS:
         return ()

@@ -174,9 +174,13 @@ def _default_strategy(
     space = make_space(replace(request, job=job, precision=precision))[0]
     strategy = build_strategy(space, layout, placement, checkpointing, micro, steps, chosen)
     refuse_strategy(job, strategy)
-    stage = (
-        () if pins.zero_stage is not None or request.job.inference else ("ZeRO stage 0: ⟨zero⟩ not given",)
-    )
+    stage: tuple[str, ...] = ()
+    if pins.zero_stage is None and not request.job.inference:
+        master = "" if precision == "fp32" else ", with fp32 master weights"
+        stage = (
+            f"DeepSpeed at ZeRO stage 0{master}: ⟨zero⟩ not given; for a script without DeepSpeed, "
+            "`zerokit rehearse SCRIPT` says what is required",
+        )
     return strategy, (why, *stage)
 
 

@@ -29,6 +29,9 @@ def test_a_plan_names_the_one_that_it_replaces(capsys: pytest.CaptureFixture[str
         r"zerokit-plan: replaces the plan of \d{4}-\d\d-\d\d \d\d:\d\d for llama-3.1-8b on 8 × h200\n",
         call(capsys, *second)[2],
     )
+    by_memory = ("plan", "--params", "1b", "--gpus", "1", "--vram", "24GiB")
+    assert "on 1 × 24.0 GiB GPU\n" in call(capsys, *by_memory)[1]
+    assert " for 1b on 1 × 24.0 GiB GPU\n" in call(capsys, *first)[2]
     Path("zerokit-plan/plan.yaml").write_text("request: [")
     assert "zerokit-plan: replaces a plan that cannot be read" in call(capsys, *first)[2]
 

@@ -128,6 +128,9 @@ def test_a_slip_in_the_scripts_own_file_is_told_with_its_line(
     (warned,) = of_arguments(options, 1)
     assert warned.startswith(f"warning: {slip}") and warned.endswith("[json-trailing-comma]")
     assert of_arguments(ScriptOptions.read(facts, facts.style, ()), 1) == ()
+    missing = ScriptOptions.read(facts, facts.style, ("--deepspeed_config", "no/ds.json"))
+    with pytest.raises(InputError, match=r"--deepspeed_config no/ds\.json: there is no such file"):
+        of_arguments(missing, 1)
     assert run(["estimate", "--deepspeed", "ds.json", "--model", "gpt2", "--gpu", "h200", "--json"]) == 0
     assert any(note.startswith(slip) for note in json.loads(capsys.readouterr().out)["assumptions"])
 
