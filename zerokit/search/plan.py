@@ -21,7 +21,7 @@ from zerokit.search.by_script import faster_with
 from zerokit.search.close_calls import close_call, with_range
 from zerokit.search.fewer_gpus import fastest_with_fewer
 from zerokit.search.host_memory import assumed_host, note_on_choice, note_on_cores
-from zerokit.search.nearest import closest, nearest_changes
+from zerokit.search.nearest import closest, larger_gpus, nearest_changes
 from zerokit.search.request import Request
 from zerokit.search.search import BATCH_REASON, HOST_REASON, STATES_REASON, SearchResult, fits, search
 from zerokit.search.space import (
@@ -372,7 +372,7 @@ def _explain(request: Request, result: SearchResult) -> str:
     if nearest is not None:
         lines += [note for note in nearest.memory.assumptions if note.startswith(LOADED_WHOLE)]
     lines += [note for note in request.assumptions if note.endswith(POSITIONS_EXCEEDED)]
-    changes = nearest_changes(request.for_remarks(), best_plan)
+    changes = nearest_changes(request.for_remarks(), best_plan) or larger_gpus(nearest, request)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
     elif request.cluster.gpu_assumed:
