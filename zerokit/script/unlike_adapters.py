@@ -29,22 +29,22 @@ def warnings(options: ScriptOptions, method: str, lora: Lora | None) -> list[str
     facts = options.facts
     if facts.unreadable:
         return []
-    none_added = _of_adapters(options, method)
+    none_added = _of_adapters(options, method, lora)
     result = [*none_added, *_of_four_bits(options, method)]
-    if lora is not None and (not none_added or takes_model_config(facts)):
+    if lora is not None and not none_added:
         result += [*_of_rank(options, lora), *_of_targets(options, lora)]
     return [f"warning: {line}" for line in result]
 
 
-def _of_adapters(options: ScriptOptions, method: str) -> list[str]:
+def _of_adapters(options: ScriptOptions, method: str, lora: Lora | None) -> list[str]:
     facts = options.facts
     if takes_model_config(facts):  # whose use_peft under a plan for all weights is known already
         adapters = options.given("use_peft")
         if method == "full" or (adapters is not None and truth(adapters[0]) is True):
             return []
         return [
-            f"the plan trains {_words(method)}, and without --use_peft the script trains all weights: it "
-            "takes more memory than predicted"
+            f"the plan trains {_words(method)}, and without --use_peft the script trains all weights, which "
+            f"takes more memory than predicted: give the script {_trls_adapters(options, lora or Lora())}"
         ]
     switch = _switch(options, _LORA if method == "lora" else _ADAPTERS)
     if switch is not None and switch[1] != (method != "full"):
@@ -62,6 +62,17 @@ def _of_adapters(options: ScriptOptions, method: str) -> list[str]:
             "may train all weights, which takes more memory than predicted"
         ]
     return []
+
+
+def _trls_adapters(options: ScriptOptions, lora: Lora) -> str:
+    """TRL's options for the plan's adapters, but for those that are given or the default."""
+    words = ["--use_peft"]
+    rank, targets = options.given("lora_r"), options.given_list("lora_target_modules")
+    if number(rank[0] if rank is not None else _TRLS_RANK) != lora.rank:
+        words.append(f"--lora_r {lora.rank}")
+    if targets is None or set(targets[0]) != set(lora.targets):
+        words.append(f"--lora_target_modules {' '.join(lora.targets)}")
+    return " ".join(words)
 
 
 def _of_four_bits(options: ScriptOptions, method: str) -> list[str]:

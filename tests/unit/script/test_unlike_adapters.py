@@ -79,8 +79,12 @@ ALL = "--lora_target_modules all-linear"
             TRLS,
             "",
             "lora",
-            ["without --use_peft the script trains all weights", "--lora_target_modules is not given"],
+            [
+                "without --use_peft the script trains all weights, which takes more memory than predicted: "
+                "give the script --use_peft --lora_target_modules all-linear"
+            ],
         ),
+        (TRLS, f"--lora_r 8 {ALL}", "lora", ["give the script --use_peft --lora_r 16"]),
         (TRLS, f"--use_peft {ALL}", "lora", []),
         (
             TRLS,
