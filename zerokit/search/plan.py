@@ -158,13 +158,13 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         notes = (f"{idle}; {fewer_gpus.why_idle(result.ranked[0])}", *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
     chosen, *others = result.ranked
-    surer = sure_fit.advise(space, chosen, timed=request.timed)
+    surer = sure_fit.advise(space, chosen, request)
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
     if request.timed and not request.job.inference:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
-    surer += sure_fit.narrow(space, chosen, timed=request.timed)
+    surer += sure_fit.narrow(space, chosen, request)
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
