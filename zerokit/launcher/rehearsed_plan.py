@@ -28,7 +28,13 @@ def content(plan: PlanFile, target: Target) -> dict[str, Any]:
 
 
 def note(
-    plan: PlanFile | None, target: Target, style: str, run_dir: Path | None, unlike: Sequence[str] = ()
+    plan: PlanFile | None,
+    target: Target,
+    style: str,
+    run_dir: Path | None,
+    unlike: Sequence[str] = (),
+    *,
+    is_refused: bool = False,
 ) -> str | None:
     """What its user should know before a launch; None where there is no plan, or it was
     rehearsed with this very command.
@@ -38,8 +44,9 @@ def note(
         run_dir: where a copy of the plan will lie; None: nowhere, as for a dry run.
         unlike: options of the plan that the script decides otherwise: a plan with the script leaves them to
             it.
+        is_refused: the script ends at one of its arguments, in a plan's rehearsal too.
     """
-    if plan is None:
+    if plan is None or is_refused:
         return None
     other = _rehearsed_otherwise(plan, target)
     if other is not None:

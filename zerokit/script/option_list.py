@@ -63,6 +63,10 @@ class OptionList:
         begun = {name: self._beginning_so(name) for name in self._long(arguments) if name not in self.names}
         return {name: options for name, options in begun.items() if options and _is_refused(name, options)}
 
+    def refuses(self, arguments: Sequence[str]) -> bool:
+        """Whether a script is known to end at one of these arguments."""
+        return bool(self.unknown(arguments) or self.ambiguous(arguments))
+
     def _long(self, arguments: Sequence[str]) -> list[str]:
         """The names of the long options among them; none where not all of the script's are known."""
         if not (self.parses and self.is_whole):
