@@ -89,3 +89,14 @@ def test_what_surrounds_a_plan_is_called_alike_on_the_card(
     shown = dict(figures.findall(_zerokit("gpus", gpu).stdout))
     assert float(shown["kept by the driver"]) == round(estimated["kept by the driver"] / 2**30, 2)
     assert 0 < int(shown["context of a process"]) << 20 < estimated["context and libraries"]
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "option"), [("gpus", "h100", "--gpu"), ("models", "qwen-14b", "--model")]
+)
+def test_a_name_is_refused_by_the_option_that_was_typed_and_by_no_other(
+    command: str, typed: str, option: str
+) -> None:
+    assert _zerokit(command, typed).stderr.startswith(f"zerokit: '{typed}' could be any of: ")
+    planned = _zerokit("plan", *(("--model", "gpt2") if command == "gpus" else ()), option, typed)
+    assert planned.stderr.startswith(f"zerokit: {option} '{typed}' could be any of: ")

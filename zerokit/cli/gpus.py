@@ -28,7 +28,7 @@ def command(name: str | None, as_json: bool) -> None:
     nvidia-smi prints.
     """
     if name is not None:
-        gpu = gpus.lookup(name)
+        gpu = gpus.lookup(name, option="")
         click.echo(json.dumps(gpus.as_dict(gpu), indent=1) if as_json else _one(gpu))
         return
     everything = gpus.catalog()
