@@ -245,6 +245,30 @@ def test_a_plan_of_every_kind_fits_one_screen(
     assert "…" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("columns", ["80", "100"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "--model llama-3.1-8b",
+        "--model llama-3.1-8b --gpus 4 --gpu l40s",
+        "--model llama-3.1-70b --gpus 16 --gpu h200 --nodes 2 --seq-len 4096 --global-batch 64",
+        "--params 3b",
+    ],
+)
+def test_a_note_on_the_first_screen_is_cut_after_a_clause(
+    asked: str, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run(["plan", *asked.split()]) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 24
+    assert run(["plan", *asked.split(), "--explain"]) == 0
+    whole = " ".join(capsys.readouterr().out.split())
+    for note in " ".join(short.split()).split(" - ")[1:]:
+        said, cut, _ = note.partition(" …")
+        assert not cut or whole[whole.index(said) + len(said) :].startswith((";", ":", ",", " (")), said
+
+
 def test_what_does_not_fit_comes_with_the_command_that_finds_what_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

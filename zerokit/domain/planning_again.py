@@ -1,11 +1,14 @@
-"""What to plan with for a job that runs otherwise than its plan."""
+"""What to type to plan for a job that runs otherwise than its plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Facts = Mapping[str, Any]
+_OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
 def options_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[str, ...]:
@@ -27,6 +30,40 @@ def options_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[
     if again != batch or not request.get("global-batch"):
         words += ["--global-batch", str(again)]
     return tuple(words)
+
+
+def command_words(
+    request: Mapping[str, Any],
+    *,
+    recipe: Path | None,
+    out: Path | None = None,
+    options: Sequence[str] = (),
+    without: Collection[str] = (),
+) -> list[str]:
+    """``zerokit plan`` with the request of a plan, as words.
+
+    Args:
+        request: of the plan, by option without dashes in front.
+        recipe: the ``plan.yaml`` that holds it; None: none that lasts, so its options are written out.
+        out: the folder to plan into; None: the default one.
+        options: words that go before the request's.
+        without: options of the request that are left out.
+    """
+    into = [] if out is None else ["--out", str(out)]
+    if recipe is not None:
+        emptied = [f"{name.replace('-', '_')}=" for name in sorted(without)]
+        return ["zerokit", "plan", "--recipe", str(recipe), *options, *into, *emptied]
+    replaced = {word[2:] for word in options if _OPTION.fullmatch(word)}
+    kept = {name: value for name, value in request.items() if name not in replaced | set(without)}
+    written = [word for name, value in kept.items() for word in _typed(name, value)]
+    return ["zerokit", "plan", *written, *options, *into]
+
+
+def _typed(name: str, value: Any) -> list[str]:
+    """An option of a request, as the command line takes it."""
+    if value is True:
+        return [f"--{name}"]
+    return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
 
 
 def _nearest_batch(batch: int, chosen: Facts, options: Facts) -> int:

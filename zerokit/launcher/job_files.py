@@ -188,7 +188,10 @@ def configure_script(
         added = agreed.added
         not_rehearsed = None
         if not facts.unreadable:
-            not_rehearsed = rehearsed_plan.note(plan, target, resolved_style, None, agreed.unlike)
+            not_rehearsed = rehearsed_plan.note(
+                plan, target, resolved_style, None, agreed.unlike,
+                is_refused=facts.option_list.refuses(target.arguments),
+            )  # fmt: skip
         for note in (*agreed.notes, *filter(None, [not_rehearsed])):
             say(note)
     if resolved_style == "trainer" and not facts.parses_training_arguments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,17 +56,24 @@ def agree(
     Raises:
         InputError: the script contradicts the plan; the message has both values.
     """
+    another = _another_model(options, plan)
+    unlike_model = ("model",) if another else ()
+
+    def with_script(left_out: Sequence[str], words: Sequence[str]) -> str:
+        return rehearsed_plan.command_with_script(
+            plan, target, unlike=(*left_out, *unlike_model), options=words
+        )
+
     agreed = agreement.agree(
         options, plan.chosen, config, request=plan.request, seq_len=plan.seq_len, method=plan.method,
         lora=plan.lora, plan_folder=plan.folder, on_cpu=on_cpu, no_arguments=no_arguments,
         accept_mismatch=accept_mismatch, writes_here=writes_here,
-        planned_on_cpu=plan.cluster.get("gpu") == "cpu",
+        with_script=with_script if rehearsed_plan.is_rehearsable(plan) else None,
     )  # fmt: skip
     adapters: list[str] = []
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
         adapters = unlike_adapters.warnings(options, plan.method, plan.lora)
-    another = _another_model(options, plan)
-    unlike = ("model", *agreed.unlike) if another else agreed.unlike
+    unlike = (*unlike_model, *agreed.unlike)
     return replace(agreed, notes=(*agreed.notes, *adapters, *another), unlike=unlike)
 
 

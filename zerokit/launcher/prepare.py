@@ -94,7 +94,10 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
     if placement.devices.kind == "cpu" and (refused := bf16_on_cpu.of_code(facts.code_settings)) is not None:
         notes.append(f"warning: {refused}")
-    not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir, configured.unlike)
+    not_rehearsed = rehearsed_plan.note(
+        plan, target, style, None if dry_run else run_dir, configured.unlike,
+        is_refused=facts.option_list.refuses(target.arguments),
+    )  # fmt: skip
     threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
     notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain import planning_again
 from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, Lora
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
@@ -30,6 +31,10 @@ from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import STYLE_WORDS, ScriptFacts
 from zerokit.script.sequence_length import length_warnings, longest_sequence
 from zerokit.temporary import is_temporary
+
+WithScript = Callable[[Sequence[str], Sequence[str]], str]
+"""The command that plans with the script: from the options of the plan that are left to it, and words of
+others to plan with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,7 @@ def agree(
     no_arguments: bool,
     accept_mismatch: bool,
     writes_here: bool = True,
-    planned_on_cpu: bool = False,
+    with_script: WithScript | None = None,
 ) -> Agreement:
     """Fill in what the user did not give, and hold the rest to the plan.
 
@@ -75,7 +80,7 @@ def agree(
         no_arguments: add nothing.
         accept_mismatch: say contradictions instead of stopping.
         writes_here: the script writes to this machine's disks, whose room is looked at.
-        planned_on_cpu: the plan is for CPU ranks.
+        with_script: the command that plans with the script; None: no plan of this kind is made with one.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
@@ -99,7 +104,8 @@ def agree(
     )
     added = () if no_arguments else options.additions(planned)
     conflicts = options.conflicts(planned, added=not no_arguments)
-    conflicts += _own_file(options, config, plan_folder)
+    own_file, decided_by_file = _own_file(options, config, plan_folder)
+    conflicts += own_file
     conflicts += code_settings.unlike_plan(
         options.facts.code_settings, options.style, chosen, planned.precision
     )
@@ -107,11 +113,14 @@ def agree(
     notes = [f"warning: no plan reaches the script: {obstacles}"] if obstacles else []
     if added:
         notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments⟩ adds nothing)")
+    longest = None if batch.rehearsed else longest_sequence(options)
+    unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest[0] != seq_len else ()
+    unlike += ("pp",) if _lacks_pipeline(options.facts, chosen) else ()
     if conflicts and not accept_mismatch:
+        again = _planning_again(options, batch, decided_by_file, None if own_file else with_script, unlike)
         raise InputError(
             f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
-            f"does{_planning_again(options, batch, planned_on_cpu)}, or run it all the same, with "
-            "⟨accept_mismatch⟩ before the script"
+            f"does{again}, or run it all the same, with ⟨accept_mismatch⟩ before the script"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     notes += assignments.unlike_plan(options.facts.assigned, _by_any_name(planned))
@@ -120,9 +129,6 @@ def agree(
     if not batch.rehearsed:  # its length is that of the script's own data
         notes += [*length_warnings(options, seq_len), *unlike_job.warnings(options, method)]
         notes += unlike_adapters.warnings(options, method, lora)
-    longest = None if batch.rehearsed else longest_sequence(options)
-    unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest[0] != seq_len else ()
-    unlike += ("pp",) if _lacks_pipeline(options.facts, chosen) else ()
     notes += unsaved_weights.warnings(options.facts, config, method)
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
@@ -130,14 +136,27 @@ def agree(
     return Agreement(added=added, notes=tuple(notes), unlike=unlike)
 
 
-def _planning_again(options: ScriptOptions, batch: PlannedBatch, planned_on_cpu: bool) -> str:
-    """How to plan for what the script does, in brackets; for CPU ranks by options: no rehearsal has them."""
-    if not planned_on_cpu:
-        return " (`zerokit plan … -- SCRIPT ARGS` takes it from the script)"
-    decided = code_values.decided_options(options, batch.chosen, on_cpu=True)
-    words = " ".join(f"--{name} {value}" for name, value in decided.items())
-    command = batch.command_for(decided) if decided else ""
-    return f" (`{command}`)" if command else f" ({words})" if words else ""
+def _planning_again(
+    options: ScriptOptions,
+    batch: PlannedBatch,
+    decided_by_file: Mapping[str, str],
+    with_script: WithScript | None,
+    unlike: Sequence[str],
+) -> str:
+    """The command that plans for what the script does, in brackets: with the script, or by options where no
+    plan is made with it; empty where no option says it.
+
+    Args:
+        decided_by_file: what a DeepSpeed file of the script's own decides otherwise, as options of ``plan``.
+        unlike: options of the plan that the script decides otherwise, whatever contradicts.
+    """
+    decided = code_values.decided_options(options, batch.chosen, on_cpu=with_script is None)
+    decided |= decided_by_file
+    if with_script is not None:
+        again = planning_again.options_for(batch.chosen, batch.request, decided)
+        at = again.index("--global-batch") if "--global-batch" in again else len(again)
+        return f": `{with_script((*decided, *unlike), again[at:])}`"
+    return f": `{batch.command_for(decided)}`" if decided else ""
 
 
 def _by_any_name(planned: PlannedValues) -> dict[str, object]:
@@ -162,27 +181,29 @@ def _clipping(config: Mapping[str, Any]) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path) -> list[str]:
-    """A file of the script's own decides in place of the plan's configuration."""
+def _own_file(
+    options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path
+) -> tuple[list[str], dict[str, str]]:
+    """In what a file of the script's own, which decides in place of the plan's configuration, differs from
+    it: in sentences, and as options of ``plan``."""
     if options.own_deepspeed_file is None:
-        return []
+        return [], {}
     name, where = options.own_deepspeed_file
     if Path(name).resolve().is_relative_to(plan_folder.resolve()):
-        return []
+        return [], {}
     from zerokit.strictload import load_json
 
     try:
         own_config = load_json(Path(name)).value
     except InputError as error:
-        return [f"{where}: {error}; without it the script gets the plan's configuration"]
-    differing = [
-        f"{label} {own_value}, but the plan has {planned_value}"
-        for (label, own_value), (_, planned_value) in zip(
-            _strategy(own_config), _strategy(config), strict=True
-        )
-        if own_value != planned_value and own_value != "auto"
-    ]
-    return [f"{where}: {difference}" for difference in differing]
+        return [f"{where}: {error}; without it the script gets the plan's configuration"], {}
+    conflicts, decided = [], {}
+    planned = dict(_strategy(config))
+    for label, own_value in _strategy(own_config):
+        if own_value not in (planned[label], "auto"):
+            conflicts.append(f"{where}: {label} {own_value}, but the plan has {planned[label]}")
+            decided["zero" if label == "stage" else label.replace("_", "-")] = str(own_value)
+    return conflicts, decided
 
 
 def refuse_unplannable(options: ScriptOptions) -> None:

@@ -32,8 +32,7 @@ class LoaderBatch:
         planned = plan.micro_batch
         if self.sequences == planned:
             return None
-        command = plan.command_for({"micro-batch": str(self.sequences)})
-        again = f": {command}" if command else f" with ⟨micro_batch⟩ {self.sequences}"
+        again = f": {plan.command_for({'micro-batch': str(self.sequences)})}"
         if plan.rehearsed:
             again = " with the script, which takes its batch from it"
         return (
@@ -67,12 +66,12 @@ class PlannedBatch:
         return isinstance(self.chosen.get("rehearsed"), Mapping)
 
     def command_for(self, ran: Mapping[str, str]) -> str:
-        """Plans with other values of these options, into the same folder; empty where there is none."""
-        if self.folder is None:
-            return ""
+        """Plans with other values of these options, into the same folder if it lasts."""
+        recipe = None if self.folder is None else self.folder / "plan.yaml"
         options = planning_again.options_for(self.chosen, self.request, ran)
-        recipe, out = str(self.folder / "plan.yaml"), str(self.folder)
-        return shlex.join(["zerokit", "plan", "--recipe", recipe, *options, "--out", out])
+        return shlex.join(
+            planning_again.command_words(self.request, recipe=recipe, out=self.folder, options=options)
+        )
 
 
 def before_the_run(options: ScriptOptions, plan: PlannedBatch) -> list[str]:

@@ -17,7 +17,7 @@ LOOKED_AT = 100
 """So many of the fastest are looked at for one that surely fits."""
 WORST_ERROR = 0.0092
 """Of a traced peak, in 357 runs on H200s (docs/accuracy.md; a test compares them)."""
-NARROW = "a narrow fit: "
+NARROW = "may run out of memory: "
 """Begins the remark beside a traced choice with next to no headroom."""
 SURELY_FITS = "surely fits, "
 """Begins the remark beside a choice that only may fit."""
@@ -54,8 +54,8 @@ def narrow(space: Space, chosen: Candidate, request: Request) -> list[str]:
     if memory.basis != "traced" or cluster.gpu.name == "cpu" or not 0 <= room < off:
         return []
     said = (
-        f"{NARROW}{format_gib(room, 1)} is less than predictions of measured runs were off by at worst "
-        f"({WORST_ERROR:.1%} of the peak, here {format_gib(off, 1)}; half of them by less than 0.001%)"
+        f"{NARROW}{format_gib(room, 1)} of headroom, and predictions of measured runs were off by up to "
+        f"{WORST_ERROR:.1%} of the peak (here {format_gib(off, 1)}; half of them by less than 0.001%)"
     )
     return [f"{said}; {_with_room(space, chosen, off, request)}"]
 
@@ -68,7 +68,7 @@ def _with_room(space: Space, chosen: Candidate, room: int, request: Request) -> 
     smaller = replace(space, cluster=replace(cluster, gpu=cluster.gpu.with_total_memory(total << 20)))
     best = next(iter(search(smaller, top=1).ranked), None)
     if best is None:
-        return "nothing that fits leaves more"
+        return "no other strategy leaves more"
     is_fastest = any(one.strategy == best.strategy for one in search(space, top=LOOKED_AT).ranked)
     options = _options(best.strategy, request) if is_fastest else f"⟨vram⟩ {total}MiB"
     slower = f", {_slower_words(best, chosen)}" if request.timed else ""

@@ -149,9 +149,9 @@ def test_a_plan_is_made_again_from_its_file(capsys: pytest.CaptureFixture[str]) 
 def test_a_batch_that_cannot_be_met_names_those_that_can(capsys: pytest.CaptureFixture[str]) -> None:
     plan = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--micro-batch", "2")
     code, _, err = call(capsys, *plan, "--global-batch", "8")
-    assert code == 2 and "use 16 or 32" in err
+    assert code == 2 and "use --global-batch 16 or 32" in err
     code, _, err = call(capsys, *plan, "--global-batch", "10", "--tp", "2")
-    assert code == 2 and "over 4 data-parallel ranks with these options; use 8 or 16" in err
+    assert code == 2 and "over 4 data-parallel ranks with these options; use --global-batch 8 or 16" in err
     assert call(capsys, *plan, "--global-batch", "16")[0] == 0
 
 

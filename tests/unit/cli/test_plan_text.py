@@ -74,6 +74,11 @@ def test_a_plan_that_fails_names_the_one_that_a_launch_would_take(capsys: pytest
         code, _, err = call(capsys, *arguments)
         assert code == exit_code
         assert "zerokit-plan still holds the plan of " in err and "for LoRA of 7b on 1 × h200" in err
+        assert "which `zerokit launch` would take" in err
+    Path("zerokit-plan").rename("other")
+    _, _, err = call(capsys, *fails, "--out", "other")
+    assert "other still holds" in err and "which `zerokit launch --plan other` would take" in err
+    Path("other").rename("zerokit-plan")
     Path("train.py").write_text("import deepspeed\ndeepspeed.initialize(config='ds.json')\n")
     _, _, err = call(capsys, "emit", "sbatch", "--accept-mismatch", "train.py")
     assert "for LoRA of 7b on 1 × h200" in err

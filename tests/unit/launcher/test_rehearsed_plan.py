@@ -87,13 +87,32 @@ def test_a_dry_run_tells_a_plan_for_another_model_and_length_with_the_script(
         assert f"--out {tmp_path}/plan model= seq_len= -- {script} --steps 10" in said
 
 
+@pytest.mark.parametrize(("option", "told"), [("--steps", True), ("--stpes", False)])
+def test_a_command_that_the_script_refuses_is_not_printed(
+    option: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zerokit.plan(model="gpt2", gpus=1, gpu="t4", out=tmp_path / "plan")
+    script = Path(__file__).parents[3] / "examples" / "train_causal_lm.py"
+    for words in (["launch", "--device", "cpu", "--dry-run"], ["emit", "sbatch"]):
+        assert run([*words, "--plan", str(tmp_path / "plan"), str(script), option, "10"]) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("zerokit plan" in said) is told
+        assert (
+            "has no option --stpes, and ends where it gets one: did you mean --steps?" in said
+        ) is not told
+
+
 def test_a_plan_that_goes_with_this_process_is_named_where_its_copy_lies(tmp_path: Path) -> None:
     with temporary_folder("plan") as folder:
         plan = plan_file.read(write_plan(folder))
         assert f"zerokit plan --recipe {tmp_path}/plan.yaml model= -- -m" in (
             note(plan, SFT, "raw", tmp_path) or ""
         )
-        assert "zerokit plan … -- -m trl.scripts.sft" in (note(plan, SFT, "raw", None) or "")
+        said = note(plan, SFT, "raw", None) or ""
+        words = shlex.split(said[said.index("zerokit plan") :])
+        written = words[2 : words.index("--")]
+        asked = {name: value for name, value in plan.request.items() if name != "params"}
+        assert asked and written == [word for name in asked for word in (f"--{name}", str(asked[name]))]
 
 
 def test_a_plan_of_this_very_command_needs_no_word(tmp_path: Path) -> None:
