@@ -294,14 +294,12 @@ def warnings(run: RunReport) -> list[str]:
 
 
 def _problems_apart(run: RunReport) -> tuple[list[str], list[str]]:
-    """The problems that begin with that word, and those that stand below the table as differences from the
-    plan."""
+    """The problems that begin with that word, and, where others are problems too, the differences from the
+    plan that stand below the table."""
     told = run.predicted_vs_measured.differences if run.predicted_vs_measured else []
-    texts = {difference.text for difference in told}
-    return (
-        [text for text in run.problems if text not in texts],
-        [text for text in run.problems if text in texts],
-    )
+    texts = [difference.text for difference in told]
+    problems = [text for text in run.problems if text not in texts]
+    return problems, texts if len(problems) < len(run.problems) else []
 
 
 def _leak_text(rank: RankReport, leak: Leak) -> str:
