@@ -66,7 +66,7 @@ ALL = "--lora_target_modules all-linear"
             OWN,
             "--lora_rank 8",
             "lora",
-            ["of rank 16: give the script --lora_rank 16, or plan again with --lora-rank 8"],
+            ["of rank 16: give the script --lora_rank 16, or plan again with ⟨lora_rank⟩ 8"],
         ),
         (
             OWN.replace("int = 16", "int = 64"),
@@ -138,13 +138,13 @@ def test_what_the_plan_trains_and_the_script_does_not_is_named(
             '"all-linear"',
             ("q_proj", "v_proj"),
             "is all-linear, but the plan has adapters on q_proj, v_proj: write "
-            'target_modules=["q_proj", "v_proj"] there, or plan again with --lora-targets all-linear',
+            'target_modules=["q_proj", "v_proj"] there, or plan again with ⟨lora_targets⟩ all-linear',
         ),
         (
             '["q_proj"]',
             ("all-linear",),
             "is q_proj, but the plan has adapters on all linear layers (all-linear): write "
-            'target_modules="all-linear" there, or plan again with --lora-targets q_proj',
+            'target_modules="all-linear" there, or plan again with ⟨lora_targets⟩ q_proj',
         ),
         ('["v_proj", "q_proj"]', ("q_proj", "v_proj"), None),
         ('"all-linear"', ("all-linear",), None),
