@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 Facts = Mapping[str, Any]
+TOLD_BY_SCRIPT = ("method", "lora-rank", "lora-targets", "seq-len")
+"""Options that a plan with a script takes from its rehearsal, and refuses where others are given."""
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
@@ -32,6 +34,27 @@ def options_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[
     return tuple(words)
 
 
+def options_with_script(
+    chosen: Facts, request: Facts, ran: Mapping[str, str], script: Sequence[str]
+) -> tuple[str, ...]:
+    """As :func:`options_for`, for a plan with the script: what it decides is taken out of the recipe.
+
+    Args:
+        ran: may hold options that no word can say, as the model.
+        script: what stands after ``--``.
+    """
+    options = global_batch_for(chosen, request, ran)
+    left_out = request.keys() & {*ran, *TOLD_BY_SCRIPT}
+    left_out |= {"model"} if "params" in request else set()  # takes the size out, which stands in for it
+    return (*options, *_emptied(left_out), "--", *script)
+
+
+def global_batch_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of :func:`options_for` that name the global batch, where the script decides the others."""
+    words = options_for(chosen, request, ran)
+    return words[words.index("--global-batch") :] if "--global-batch" in words else ()
+
+
 def command_words(
     request: Mapping[str, Any],
     *,
@@ -51,12 +74,16 @@ def command_words(
     """
     into = [] if out is None else ["--out", str(out)]
     if recipe is not None:
-        emptied = [f"{name.replace('-', '_')}=" for name in sorted(without)]
-        return ["zerokit", "plan", "--recipe", str(recipe), *options, *into, *emptied]
+        return ["zerokit", "plan", "--recipe", str(recipe), *options, *into, *_emptied(without)]
     replaced = {word[2:] for word in options if _OPTION.fullmatch(word)}
     kept = {name: value for name, value in request.items() if name not in replaced | set(without)}
     written = [word for name, value in kept.items() for word in _typed(name, value)]
     return ["zerokit", "plan", *written, *options, *into]
+
+
+def _emptied(names: Collection[str]) -> list[str]:
+    """What takes them out of a recipe."""
+    return [f"{name.replace('-', '_')}=" for name in sorted(names)]
 
 
 def _typed(name: str, value: Any) -> list[str]:

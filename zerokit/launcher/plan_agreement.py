@@ -79,7 +79,9 @@ def agree(
     Raises:
         InputError: the script contradicts the plan; the message has both values.
     """
-    another = _another_model(options, plan)
+    is_refused = options.facts.option_list.refuses(target.arguments)
+    by_options = not rehearsed_plan.is_named(plan, target, options.style, is_refused=is_refused)
+    another = _another_model(options, plan, by_options=by_options)
     unlike_model = ("model",) if another else ()
 
     def with_script(left_out: Sequence[str], words: Sequence[str]) -> str:
@@ -92,18 +94,21 @@ def agree(
         lora=plan.lora, plan_folder=plan.folder, on_cpu=on_cpu, no_arguments=no_arguments,
         accept_mismatch=accept_mismatch, writes_here=writes_here,
         with_script=with_script if rehearsed_plan.is_rehearsable(plan) else None,
+        by_options=by_options,
     )  # fmt: skip
     unlike_file = own_file.beside_plan(options, agreed.added, ranks=ranks, accept_mismatch=accept_mismatch)
     adapters: list[str] = []
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
-        adapters = unlike_adapters.warnings(options, plan.method, plan.lora)
+        adapters = unlike_adapters.warnings(options, plan.method, plan.lora, by_options=by_options)
     unlike = (*unlike_model, *agreed.unlike)
     return replace(agreed, notes=(*agreed.notes, *unlike_file, *adapters, *another), unlike=unlike)
 
 
-def _another_model(options: ScriptOptions, plan: PlanFile) -> list[str]:
+def _another_model(options: ScriptOptions, plan: PlanFile, *, by_options: bool) -> list[str]:
     """A warning where the script's arguments name another model than the plan's."""
     named = named_model(options)
     parameters = plan.chosen.get("parameters")
-    unlike = unlike_planned(*named, plan.request, parameters) if named is not None else None
+    if named is None:
+        return []
+    unlike = unlike_planned(*named, plan.request, parameters, by_options=by_options)
     return [f"warning: {unlike}"] if unlike is not None else []

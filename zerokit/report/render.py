@@ -295,9 +295,16 @@ def warnings(run: RunReport) -> list[str]:
             )
         if rank.restarts:
             lines.append(f"rank {rank.rank} was restarted {times(rank.restarts)}; the last life is shown")
+    return lines[:20] + [f"problem: {text}" for text in _problems_apart(run)[0]][:20]
+
+
+def _problems_apart(run: RunReport) -> tuple[list[str], list[str]]:
+    """The problems that begin with that word, and, where others are problems too, the differences from the
+    plan that stand below the table."""
     told = run.predicted_vs_measured.differences if run.predicted_vs_measured else []
-    texts = {difference.text for difference in told}  # which stand below the table
-    return lines[:20] + [f"problem: {text}" for text in run.problems if text not in texts][:20]
+    texts = [difference.text for difference in told]
+    problems = [text for text in run.problems if text not in texts]
+    return problems, texts if len(problems) < len(run.problems) else []
 
 
 def _leak_text(rank: RankReport, leak: Leak) -> str:
@@ -380,6 +387,9 @@ def outcome_line(run: RunReport) -> Text:
     details = "; ".join(filter(None, (", ".join(filter(None, (meaning, took))), code)))
     text = f"Outcome: {run.outcome.words} ({details})"
     if run.problems:
-        count = len(run.problems)
-        text += f", with {counted(count, 'problem')} named above"
+        problems, differences = _problems_apart(run)
+        counts = [counted(len(problems), "problem")] if problems else []
+        if differences:
+            counts.append(counted(len(differences), "difference from the plan", "differences from the plan"))
+        text += f", with {' and '.join(counts)} named above"
     return Text(text, style="bold red" if not good else "bold yellow" if run.problems else "bold green")

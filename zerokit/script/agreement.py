@@ -26,7 +26,7 @@ from zerokit.script import (
     unsaved_weights,
 )
 from zerokit.script.arguments import SPELLINGS, ScriptOptions
-from zerokit.script.loader_batch import PlannedBatch, before_the_run
+from zerokit.script.loader_batch import PlannedBatch, before_the_run, loader_batch
 from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import STYLE_WORDS, ScriptFacts
 from zerokit.script.sequence_length import length_warnings, longest_sequence
@@ -43,11 +43,13 @@ class Agreement:
 
     Attributes:
         unlike: options of the plan that the script decides otherwise, without dashes in front.
+        words: of options that a plan with the script takes beside the plan's own.
     """
 
     added: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
 
 _OPTION_OF: Mapping[str, tuple[str, Callable[[object], str]]] = {
@@ -75,6 +77,7 @@ def agree(
     accept_mismatch: bool,
     writes_here: bool = True,
     with_script: WithScript | None = None,
+    by_options: bool = True,
 ) -> Agreement:
     """Fill in what the user did not give, and hold the rest to the plan.
 
@@ -91,6 +94,7 @@ def agree(
         accept_mismatch: say contradictions instead of stopping.
         writes_here: the script writes to this machine's disks, whose room is looked at.
         with_script: the command that plans with the script; None: no plan of this kind is made with one.
+        by_options: warnings say which options plan for what the script does, as no command beside them does.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
@@ -135,15 +139,25 @@ def agree(
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     notes += _assigned(options.facts, planned, batch, accept_mismatch=accept_mismatch)
     notes += planned_loss.warnings(options, loss)
-    notes += before_the_run(options, batch)
+    notes += before_the_run(options, batch, by_options=by_options)
     if not batch.rehearsed:  # its length is that of the script's own data
-        notes += [*length_warnings(options, seq_len), *unlike_job.warnings(options, method)]
-        notes += unlike_adapters.warnings(options, method, lora)
+        notes += length_warnings(options, seq_len, by_options=by_options)
+        notes += unlike_job.warnings(options, method, by_options=by_options)
+        notes += unlike_adapters.warnings(options, method, lora, by_options=by_options)
     notes += unsaved_weights.warnings(options.facts, config, method)
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     notes += _parts_of_the_script(options, chosen, writes_here)
-    return Agreement(added=added, notes=tuple(notes), unlike=unlike)
+    return Agreement(added=added, notes=tuple(notes), unlike=unlike, words=_global_batch(options, batch))
+
+
+def _global_batch(options: ScriptOptions, batch: PlannedBatch) -> tuple[str, ...]:
+    """The global batch to plan with, where the script's loader cannot meet the plan's."""
+    loaded = loader_batch(options)
+    if loaded is None or loaded.sequences == batch.micro_batch:
+        return ()
+    ran = {"micro-batch": str(loaded.sequences)}
+    return planning_again.global_batch_for(batch.chosen, batch.request, ran)
 
 
 def _planning_again(
@@ -163,9 +177,8 @@ def _planning_again(
     decided = code_values.decided_options(options, batch.chosen, on_cpu=with_script is None)
     decided |= decided_by_file
     if with_script is not None:
-        again = planning_again.options_for(batch.chosen, batch.request, decided)
-        at = again.index("--global-batch") if "--global-batch" in again else len(again)
-        return f": `{with_script((*decided, *unlike), again[at:])}`"
+        words = planning_again.global_batch_for(batch.chosen, batch.request, decided)
+        return f": `{with_script((*decided, *unlike), words)}`"
     return f": `{batch.command_for(decided)}`" if decided else ""
 
 

@@ -27,18 +27,22 @@ class LoaderBatch:
     sequences: int
     location: str
 
-    def unlike(self, plan: PlannedBatch) -> str | None:
-        """What to say under a plan of another batch; None: it is the same."""
+    def unlike(self, plan: PlannedBatch, *, by_options: bool) -> str | None:
+        """What to say under a plan of another batch; None: it is the same.
+
+        Args:
+            by_options: say what plans for it, as no command is named that plans with the script.
+        """
         planned = plan.micro_batch
         if self.sequences == planned:
             return None
-        again = f": {plan.command_for({'micro-batch': str(self.sequences)})}"
-        if plan.rehearsed:
-            again = " with the script, which takes its batch from it"
+        again = ""
+        if by_options and not plan.rehearsed:
+            again = f", or plan again: {plan.command_for({'micro-batch': str(self.sequences)})}"
         return (
             f"{self.location} gives each rank {self.sequences} at a time, and the plan has micro-batch "
             f"{planned}: the run is not the one predicted, and ends with exit code 9 unless "
-            f"⟨accept_mismatch⟩; change the script, or plan again{again}"
+            f"⟨accept_mismatch⟩; change the script{again}"
         )
 
 
@@ -74,12 +78,12 @@ class PlannedBatch:
         )
 
 
-def before_the_run(options: ScriptOptions, plan: PlannedBatch) -> list[str]:
-    """What to say of the batch that will train under a plan."""
+def before_the_run(options: ScriptOptions, plan: PlannedBatch, *, by_options: bool = True) -> list[str]:
+    """What to say of the batch that will train under a plan, as :meth:`LoaderBatch.unlike`."""
     planned = plan.micro_batch
     loaded = loader_batch(options)
     if loaded is not None:
-        unlike = loaded.unlike(plan)
+        unlike = loaded.unlike(plan, by_options=by_options)
         return [] if unlike is None else [f"warning: {unlike}"]
     facts = options.facts
     if (

@@ -27,7 +27,7 @@ from zerokit.search.global_batch import (
     refuse_micro_batch,
 )
 from zerokit.search.host_memory import assumed_host, note_on_choice, note_on_cores
-from zerokit.search.nearest import closest, nearest_changes
+from zerokit.search.nearest import closest, larger_gpus, nearest_changes
 from zerokit.search.request import Request
 from zerokit.search.search import HOST_REASON, STATES_REASON, SearchResult, fits, search
 from zerokit.search.space import (
@@ -119,13 +119,13 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         notes = (f"{idle}; {fewer_gpus.why_idle(result.ranked[0])}", *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
     chosen, *others = result.ranked
-    surer = sure_fit.advise(space, chosen, timed=request.timed)
+    surer = sure_fit.advise(space, chosen, request)
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
     if request.timed and not request.job.inference:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
-    surer += sure_fit.narrow(space, chosen, timed=request.timed)
+    surer += sure_fit.narrow(space, chosen, request)
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
@@ -300,7 +300,7 @@ def _explain(request: Request, result: SearchResult) -> str:
     if nearest is not None:
         lines += [note for note in nearest.memory.assumptions if note.startswith(LOADED_WHOLE)]
     lines += [note for note in request.assumptions if note.endswith(POSITIONS_EXCEEDED)]
-    changes = nearest_changes(request.for_remarks(), best_plan)
+    changes = nearest_changes(request.for_remarks(), best_plan) or larger_gpus(nearest, request)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
     elif request.cluster.gpu_assumed:

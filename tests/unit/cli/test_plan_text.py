@@ -122,17 +122,19 @@ def test_a_page_that_is_not_written_is_told(capsys: pytest.CaptureFixture[str]) 
     assert not Path("plan.html").exists()
 
 
+@pytest.mark.parametrize("given", [(), ("--global-batch", "64"), ("--zero", "1")])
 def test_a_choice_that_only_may_fit_stands_beside_one_that_surely_does(
-    capsys: pytest.CaptureFixture[str],
+    given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = ("plan", "--params", "3b", "--gpus", "2", "--gpu", "rtx-4090")
+    job = ("plan", "--params", "3b", "--gpus", "2", "--gpu", "rtx-4090", *given)
     code, out, _ = call(capsys, *job)
     assert code == 0 and "May fit: " in out and out.count("\n") <= 24
-    sure = re.search(r"Surely fits, ([\d.]+)% slower, .*?plan with (--.*?)\nStep: ", out, re.DOTALL)
+    sure = re.search(r"Surely fits, ([\d.]+)% slower, .*?plan with\s(--.*?)\nStep: ", out, re.DOTALL)
     assert sure is not None
     unsure_plan, sure_plan = (as_json(capsys, *job, *more)["chosen"]["estimate"]
                               for more in ((), sure[2].split()))  # fmt: skip
-    assert "Fits: " in call(capsys, *job, *sure[2].split())[1]
+    code, sure_out, err = call(capsys, *job, *sure[2].split())
+    assert code == 0 and "Fits: " in sure_out and "is given 2 times" not in err
     slower = sure_plan["step_seconds"] / unsure_plan["step_seconds"] - 1
     assert slower == pytest.approx(float(sure[1]) / 100, abs=0.001)
     for top in ("1", "20"):  # the choice does not depend on how many plans are shown

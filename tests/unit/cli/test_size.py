@@ -283,6 +283,19 @@ def test_what_fits_on_none_says_why_as_a_plan_does(capsys: pytest.CaptureFixture
     assert code == 3 and json.loads(out)["answer"] == []
 
 
+def test_where_no_method_fits_each_says_what_would_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("size", "--params", "70b", "--gpu", "l4", "--gpus", "2")
+    code, out, err = call(capsys, *words)
+    assert (code, out) == (3, "") and "does not fit on up to 2 GPUs (l4)\nfull: nothing fits 2 × l4" in err
+    for method in ("full", "lora", "qlora"):
+        alone = call(capsys, *words, "--method", method)[2].removeprefix("zerokit: ")
+        assert f"{method}: {alone.rstrip()}" in err
+        assert "What would make it fit:\n  - " in alone
+    assert "more GPUs (--gpus 16 " in err  # LoRA
+    required, least = re.findall(r"requires? (39\.\d) GiB|at least (39\.\d) GiB each", err)
+    assert required[0] == least[1]  # QLoRA, which no number of these helps
+
+
 def test_a_kind_that_does_not_fit_says_what_would_also_where_another_fits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

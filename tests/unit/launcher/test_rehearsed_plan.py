@@ -87,6 +87,35 @@ def test_a_dry_run_tells_a_plan_for_another_model_and_length_with_the_script(
         assert f"--out {tmp_path}/plan model= seq_len= -- {script} --steps 10" in said
 
 
+def test_one_command_plans_for_all_that_a_script_does_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Adapters, model, length and batch: no warning has a command or an option of its own beside it."""
+    zerokit.plan(model="gpt2", method="lora", lora_rank=8, seq_len=256, gpus=2, gpu="t4", global_batch=10,
+                 micro_batch=5, out=tmp_path / "plan")  # fmt: skip
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse\n"
+        "from accelerate import Accelerator\n"
+        "from torch.utils.data import DataLoader\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--model')\n"
+        "args = parser.parse_args()\n"
+        "accelerator = Accelerator()\n"
+        "loader = accelerator.prepare(DataLoader([], batch_size=4))\n"
+    )
+    config = Path(__file__).parents[3] / "examples" / "tiny-llama.json"
+    words = ["launch", "--device", "cpu", "--dry-run", "--plan", str(tmp_path / "plan"), str(script)]
+    assert run([*words, "--model", str(config)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    for told in ("gives each rank 4 at a time", "adds adapters", "is another model than the plan's gpt2"):
+        assert told in said
+    assert "plan again" not in said and said.count("zerokit plan ") == 1
+    assert (
+        f"plan.yaml --global-batch 8 --out {tmp_path}/plan lora_rank= method= model= seq_len= -- {script} "
+    ) in said
+
+
 @pytest.mark.parametrize(("option", "told"), [("--steps", True), ("--stpes", False)])
 def test_a_command_that_the_script_refuses_is_not_printed(
     option: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
