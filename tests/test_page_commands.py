@@ -104,7 +104,12 @@ SHOWS: dict[str, tuple[str, ...]] = {
         DRY + " --epochs 3",
         DRY + " --epochs 3",
     ),
-    "docs/quickstart/70b-slurm.md": ("", r"--nodes=2.*--time=12:00:00.*train\.py --epochs 3"),
+    "docs/quickstart/70b-slurm.md": (
+        "",
+        r"--nodes=2.*--time=12:00:00.*train\.py --epochs 3",
+        "",
+        r"train\.py --epochs 3 --resume_from_checkpoint out/checkpoint-500",
+    ),
     "docs/quickstart/accelerate.md": (DRY,),
     "docs/quickstart/full-8b.md": ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.*" + DRY, DRY),
     "docs/quickstart/lora-24gb.md": (

@@ -69,8 +69,12 @@ class ZerokitError(Exception):
     def add(self, line: str) -> None:
         """Say one line more, unless it is empty."""
         if line:
-            self.marked = f"{self.marked}\n{line}"
-            self.args = (fields.plain(self.marked),)
+            self.reword(f"{self.marked}\n{line}")
+
+    def reword(self, message: str) -> None:
+        """Say it in other words, with arguments marked."""
+        self.marked = message
+        self.args = (fields.plain(message),)
 
 
 class InputError(ZerokitError):

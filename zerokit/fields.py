@@ -39,3 +39,8 @@ def first(text: str) -> str | None:
     """The first argument that a message names; None where it names none."""
     match = _MARKED.search(text)
     return match[1] if match else None
+
+
+def named(text: str) -> tuple[str, ...]:
+    """The arguments that a message names, each once."""
+    return tuple(dict.fromkeys(_MARKED.findall(text)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
+import zerokit
 from zerokit.catalog import gpus, models, profiles
 from zerokit.domain.profile_check import check
 
@@ -75,3 +77,26 @@ def test_every_committed_profile_holds() -> None:
     for name in profiles.names():
         document = profiles.document((profiles.FOLDER / f"{name}.json.gz").read_bytes())
         check({**document, "parameter_sets": dict(document["parameter_sets"])})
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "a100-80gb", "rtx-4090"])
+def test_what_surrounds_a_plan_is_called_alike_on_the_card(
+    gpu: str,
+) -> None:
+    """``nvidia-smi``'s total less PyTorch's is no process's; a context is part of "context and libraries"."""
+    estimated = zerokit.estimate(model="gpt2", gpus=1, gpu=gpu).around_peak
+    figures = re.compile(r"^  (kept by the driver|context of a process) +([\d.]+) ", re.MULTILINE)
+    shown = dict(figures.findall(_zerokit("gpus", gpu).stdout))
+    assert float(shown["kept by the driver"]) == round(estimated["kept by the driver"] / 2**30, 2)
+    assert 0 < int(shown["context of a process"]) << 20 < estimated["context and libraries"]
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "option"), [("gpus", "h100", "--gpu"), ("models", "qwen-14b", "--model")]
+)
+def test_a_name_is_refused_by_the_option_that_was_typed_and_by_no_other(
+    command: str, typed: str, option: str
+) -> None:
+    assert _zerokit(command, typed).stderr.startswith(f"zerokit: '{typed}' could be any of: ")
+    planned = _zerokit("plan", *(("--model", "gpt2") if command == "gpus" else ()), option, typed)
+    assert planned.stderr.startswith(f"zerokit: {option} '{typed}' could be any of: ")

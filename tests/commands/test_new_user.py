@@ -217,10 +217,12 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
         ("--model llama-3.1-405b --gpus 64 --nodes 8 --gpu h100-sxm-80gb --global-batch 512",
          ("defaults: --network 400 GB/s per node, --seq-len 2048, --host-ram ", "6 more")),
         ("--model mixtral-8x7b --gpus 2 --gpu h200 --zero 3 --method qlora --host-ram 64GiB",
-         ("- save checkpoints (save_strategy): save_model writes no adapters that load", "OUTPUT_DIR")),
+         ("- save checkpoints (save_strategy): save_model writes no adapters that load",
+          "save_pretrained(OUT)")),
         # so much to do and to say that memory's parts are left to --explain, and the empty lines between
         ("--model mixtral-8x7b --gpus 1 --gpu l40s --method qlora",
-         ("Surely fits, ", "No step time was ever measured on: l40s", "GPU memory   peak 4", "OUTPUT_DIR")),
+         ("Surely fits, ", "No step time was ever measured on: l40s", "GPU memory   peak 4",
+          "save_pretrained(OUT)")),
         ("--model qwen3-30b-a3b --gpus 2 --gpu a100-40gb --method qlora",
          ("Surely fits, ", "  zerokit estimate ")),
         ("--params 7b --gpus 8", ("assumed NVIDIA H100 SXM", "--seq-len not given")),
@@ -243,6 +245,30 @@ def test_a_plan_of_every_kind_fits_one_screen(
     assert all(words in short for words in (*said, following))
     assert run(["plan", *asked.split(), "--explain"]) == 0
     assert "…" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "--model llama-3.1-8b",
+        "--model llama-3.1-8b --gpus 4 --gpu l40s",
+        "--model llama-3.1-70b --gpus 16 --gpu h200 --nodes 2 --seq-len 4096 --global-batch 64",
+        "--params 3b",
+    ],
+)
+def test_a_note_on_the_first_screen_is_cut_after_a_clause(
+    asked: str, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run(["plan", *asked.split()]) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 24
+    assert run(["plan", *asked.split(), "--explain"]) == 0
+    whole = " ".join(capsys.readouterr().out.split())
+    for note in " ".join(short.split()).split(" - ")[1:]:
+        said, cut, _ = note.partition(" …")
+        assert not cut or whole[whole.index(said) + len(said) :].startswith((";", ":", ",", " (")), said
 
 
 def test_what_does_not_fit_comes_with_the_command_that_finds_what_does(

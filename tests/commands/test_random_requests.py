@@ -37,6 +37,9 @@ def test_gpus_that_only_wait_for_links_are_left_idle(tmp_path: Path) -> None:
     assert any("8 of the 16 GPUs are used and 8 left idle" in note for note in plan.assumptions)
     written = plan_file.read(tmp_path)
     assert (written.world_size, written.nodes) == (8, 1)
+    assert "2 nodes for 16 GPUs, 8 on each: nodes not given" in plan.assumptions  # what was asked for
+    chosen = zerokit.plan(**{name: value for name, value in asked.items() if name != "global_batch"})
+    assert any(" for each of 16 GPUs, the power of two" in note for note in chosen.assumptions)
     assert whole.chosen.strategy.world_size == 16
     line = next(line for line in whole.to_dict()["faster_with"] if "8 of the 16 GPUs" in line)
     assert "--gpus 8 --global-batch 64" in line

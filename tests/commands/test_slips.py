@@ -46,7 +46,7 @@ def test_a_file_that_fits_is_launched_next(capsys: pytest.CaptureFixture[str]) -
                                '"zero_optimization": {"stage": 2}}')  # fmt: skip
     job = ("--params", "1b", "--gpus", "2", "--gpu", "h200", "--deepspeed", "ds.json")
     assert run(["estimate", *job]) == 0
-    assert "launch --deepspeed ds.json train.py" in capsys.readouterr().out.partition("Next")[2]
+    assert "launch --deepspeed ds.json --gpus 2 train.py" in capsys.readouterr().out.partition("Next")[2]
 
 
 @pytest.mark.parametrize(

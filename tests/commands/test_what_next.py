@@ -50,6 +50,16 @@ def test_without_a_gpu_an_estimate_asks_for_one(capsys: pytest.CaptureFixture[st
     assert "--gpus N --gpu NAME" in capsys.readouterr().out.partition("\nNext\n")[2]
 
 
+def test_an_estimate_that_names_no_stage_is_said_to_be_of_deepspeed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = ["estimate", "--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "h200"]
+    for more, is_said in (([], True), (["--zero", "0"], False), (["--inference"], False)):
+        run([*job, *more])
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("DeepSpeed at ZeRO stage 0, with fp32 master weights: --zero not given" in said) is is_said
+
+
 def test_offload_at_stage_0_is_refused_in_the_words_of_the_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from zerokit.cli import run
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.file_mismatches import added_arguments, of_accelerate, of_trainer
+from zerokit.script.file_mismatches import added_arguments, of_accelerate, of_defaults, of_trainer
 from zerokit.script.reader import read_script
 
 pytest.importorskip("deepspeed")
@@ -94,6 +94,14 @@ def test_what_is_named_to_add_makes_them_agree(tmp_path: Path) -> None:
     assert not of_trainer(options(tmp_path, PARSES, "--output_dir", "out", *added), FILE, 1)
 
 
+def test_what_a_script_must_be_given_is_known_without_a_script() -> None:
+    needed = added_arguments(of_defaults(FILE))
+    assert not refused(FILE, *needed)
+    for at in range(0, len(needed), 2):  # --max_steps is given below, and decides the steps all the same
+        assert refused(FILE, *needed[:at], *needed[at + 2 :]) or needed[at] == "--max_steps"
+    assert of_defaults({"optimizer": {"params": {"lr": "auto", "weight_decay": 0.0}}}) == []
+
+
 def test_arguments_that_the_script_makes_itself(tmp_path: Path) -> None:
     makes = (
         "from transformers import Trainer, TrainingArguments\n"
@@ -152,6 +160,7 @@ def test_launch_stops_and_a_file_among_the_scripts_arguments_is_warned_of(
     text = said(2, *words, "train.py")
     assert "--per_device_train_batch_size 4" in text and "--bf16 True" in text and "--use_cpu True" in text
     assert "bf16.enabled true, but bf16 is False by default" in text
+    assert 'write "auto" in ds.json, and the Trainer fills it; or give the script --' in text
     assert "warning: ds.json: the script's TrainingArguments" in said(
         0, *words, "--accept-mismatch", "train.py"
     )

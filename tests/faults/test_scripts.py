@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -274,3 +275,27 @@ def test_the_kernels_out_of_memory_killer(stub_python: Path, tmp_path: Path, mem
     assert report["first_failure"]["rank"] == 1
     assert report["first_failure"]["oom"]["killer"] is True
     assert "the host's memory ran out" in done.stdout
+
+
+@pytest.mark.parametrize(("options", "is_shown"), [((), True), (("-q",), False)])
+def test_a_quiet_launch_shows_no_progress(
+    tmp_path: Path, stub_python: Path, options: tuple[str, ...], is_shown: bool
+) -> None:
+    """On a terminal, where the status line comes at once; errors are shown all the same."""
+    script = write(tmp_path, "import sys, time\ntime.sleep(1.5)\nsys.exit(3)")
+    ours, theirs = os.openpty()
+    words = ["launch", *options, "--device", "cpu", "--num-ranks", "1", "--run-dir", "run", *script]
+    process = subprocess.Popen(
+        [str(stub_python), "-m", "zerokit", *words],
+        cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs,
+        env={**os.environ, "TERM": "xterm"}, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # EIO at its end
+        while data := os.read(ours, 1 << 16):
+            said += data
+    os.close(ours)
+    assert process.wait(60) == 10
+    assert (b"host memory" in said, b"run folder" in said) == (is_shown, is_shown)
+    assert b"exited with code 3" in said

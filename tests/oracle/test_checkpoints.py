@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from zerokit.domain.deepspeed_settings import from_config
+from zerokit.domain.deepspeed_settings import CONVERTS_ADAPTERS, from_config
 from zerokit.memory.saving import checkpoint_bytes
 
 pytest.importorskip("deepspeed")
@@ -60,6 +61,85 @@ for at, (config, frozen) in enumerate(cases):
 """
 
 
+ADAPTERS = """
+import importlib, sys
+from pathlib import Path
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+import deepspeed
+importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # minutes of C++
+torch.distributed.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{folder}/store")
+deepspeed.init_distributed("gloo")
+config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+                     num_attention_heads=2)
+torch.manual_seed(0)
+base = AutoModelForCausalLM.from_config(config).bfloat16()
+if rank == 0:
+    base.save_pretrained(folder / "base")
+model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"]))
+trained = [p for p in model.parameters() if p.requires_grad]
+engine, *_ = deepspeed.initialize(model=model, model_parameters=trained,
+    config={"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}},
+            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})
+ids = torch.arange(8)[None]
+engine.backward(engine(input_ids=ids, labels=ids).loss)
+engine.step()
+engine.save_checkpoint(str(folder / "checkpoint"), exclude_frozen_parameters=True)
+state = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True)
+if rank == 0:
+    torch.save(state, folder / "trained.pt")
+"""
+
+
+def _run_ranks(source: str, folder: Path, *arguments: str) -> None:
+    """Run a script as two CPU ranks, each given its number and the folder."""
+    script = folder / "rank.py"
+    script.write_text(source)
+    ranks = []
+    for rank in range(2):
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu",
+                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+        ranks.append(subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(folder), *arguments],
+            env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        ))  # fmt: skip
+    for process in ranks:
+        _, err = process.communicate(timeout=380)
+        assert process.returncode == 0, err[-3000:]
+
+
+@pytest.mark.timeout(400)
+def test_adapters_of_a_zero_3_checkpoint_are_converted_as_the_plan_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words of the plan are run, and what they write is loaded with PEFT."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    import torch
+    from deepspeed.utils.zero_to_fp32 import load_state_dict_from_zero_checkpoint
+
+    _run_ranks(ADAPTERS, tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def base() -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained("base", dtype=torch.float32)
+
+    names = {
+        "load_state_dict_from_zero_checkpoint": load_state_dict_from_zero_checkpoint,
+        "peft_model": peft.get_peft_model(base(), peft.LoraConfig(r=2, target_modules=["q_proj"])),
+        "DIR": "checkpoint",
+        "OUT": "adapters",
+    }
+    eval(CONVERTS_ADAPTERS, names)
+    loaded = peft.PeftModel.from_pretrained(base(), "adapters").state_dict()
+    trained = torch.load("trained.pt")
+    assert len(trained) == 2 and all(value.abs().sum() > 0 for value in trained.values())
+    for name, value in trained.items():
+        torch.testing.assert_close(loaded[name], value.float(), rtol=1e-2, atol=1e-3)
+
+
 @pytest.mark.timeout(400)
 def test_checkpoints_and_gathered_weights_are_as_large_as_counted(tmp_path: Path) -> None:
     cases = []
@@ -75,19 +155,7 @@ def test_checkpoints_and_gathered_weights_are_as_large_as_counted(tmp_path: Path
         if precision != "fp32":
             config[precision] = {"enabled": True}
         cases.append((config, frozen))
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    ranks = []
-    for rank in range(2):
-        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu",
-                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
-        ranks.append(subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path), json.dumps(cases)],
-            env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        ))  # fmt: skip
-    for process in ranks:
-        _, err = process.communicate(timeout=380)
-        assert process.returncode == 0, err[-3000:]
+    _run_ranks(RANK, tmp_path, json.dumps(cases))
     parameters, frozen_parameters = 512 * 512 * 5, 512 * 512
     for at, (config, frozen) in enumerate(cases):
         files = (tmp_path / f"case{at}").rglob("*_states.pt")

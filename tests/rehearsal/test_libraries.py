@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -291,3 +292,25 @@ def test_a_batch_of_one_pair_cannot_be_halved(tmp_path: Path, model: str, pairs:
     assert rank_of(said)["peak_allocated_bytes"]
     halves = [change["what"] for change in said["changes"] if "half the" in change["what"]]
     assert len(halves) == 1 and smaller in halves[0]
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_kernels_are_stood_in_for_where_they_are_called(tmp_path: Path, calls: bool) -> None:
+    """Transformers and PEFT import bitsandbytes wherever it is installed."""
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    (package / "__init__.py").write_text("HAS_TRITON = False\nfrom . import cextension\n")
+    (package / "cextension.py").write_text("lib = None\n\ndef ask():\n    return lib.has_avx512bf16_cpu()\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom bitsandbytes import cextension\nmodel = torch.nn.Linear(8, 8).cuda()\n"
+        "cextension.ask()\nstep = torch.optim.SGD(model.parameters())\nfor _ in range(4):\n"
+        "    model(torch.ones(2, 8, device='cuda')).sum().backward()\n    step.step()\n"
+        + "    cextension.lib.cquantize_blockwise(0)\n"
+        * calls
+    )
+    _, said, _ = rehearse(tmp_path, "--gpu", "h200", str(script))
+    assert rank_of(said)
+    assert ("bitsandbytes' kernels" in said["stubbed"]) is calls
+    if not importlib.util.find_spec("triton"):
+        assert len([text for text in said["warnings"] if "bitsandbytes" in text]) == calls

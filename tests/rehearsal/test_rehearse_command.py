@@ -47,6 +47,21 @@ def test_a_plain_loop_is_rehearsed_and_leaves_no_trace(tmp_path: Path) -> None:
     assert said["guesses"][0]["what"] == "item of float32"
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["nope.py"], "script nope.py: there is no such file"),
+        (["-m", "no.such"], "-m no.such: no such module "),
+    ],
+)
+def test_no_rehearsal_is_announced_of_a_script_that_is_not_there(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["rehearse", *typed]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith(f"zerokit: {said}") and len(err.splitlines()) == 1
+
+
 def test_without_namespaces_nothing_is_written_either(tmp_path: Path) -> None:
     home, work = tmp_path / "home", tmp_path / "work"
     for folder in (home, work):

@@ -173,7 +173,12 @@ def test_examples_are_true(module: Any) -> None:
     assert found.attempted and not found.failed
 
 
-def test_values_show_themselves_in_a_few_lines() -> None:
+def test_values_show_themselves_in_a_few_lines(tmp_path: Path) -> None:
+    file, odd = tmp_path / "ds.json", tmp_path / "odd.json"
+    file.write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_param": {}}}')
+    odd.write_text(json.dumps({"train_batch_size": 8} | {f"unknown_key_{number}": 1 for number in range(7)}))
+    many = zerokit.check(odd)
+    assert repr(many).splitlines()[-1] == f"  and {len(many.findings) - 5} more, in findings>"
     job: dict[str, Any] = {"params": "7b", "gpus": 4, "gpu": "h200"}
     plan = zerokit.plan(**job)
     for value, words in (
@@ -181,5 +186,6 @@ def test_values_show_themselves_in_a_few_lines() -> None:
         (plan.chosen, "GiB required per GPU"),
         (zerokit.estimate(**job), "Estimate of llama-2-7b: <ZeRO-0"),
         (zerokit.size(params="7b", gpu="h200"), "Fewest GPUs for llama-2-7b"),
+        (zerokit.check(file), f"1 warning\n  {file}:1:"),
     ):
         assert words in repr(value) and len(repr(value)) < 600

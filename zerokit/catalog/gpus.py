@@ -100,7 +100,7 @@ def load(name: str) -> Gpu:
     """
     if re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) and (FOLDER / f"{name}.yaml").is_file():
         return read_gpu(FOLDER / f"{name}.yaml")
-    raise InputError(_unknown(name))
+    raise InputError(f"⟨gpu⟩ {_unknown(name)}")
 
 
 def catalog() -> tuple[Gpu, ...]:
@@ -108,15 +108,17 @@ def catalog() -> tuple[Gpu, ...]:
     return tuple(entry.gpu for entry in _entries())
 
 
-def lookup(text: str) -> Gpu:
+def lookup(text: str, option: str = "⟨gpu⟩ ") -> Gpu:
     """The GPU that a name means: ``h100-sxm-80gb``, ``A100-80GB``, ``a100 80gb``, ``NVIDIA H100 80GB HBM3``.
+
+    ``option`` stands before the name in messages.
 
     Raises:
         InputError: no GPU has this name. The message lists those that an incomplete name could
             mean, and chooses none.
     """
     if len(text) > 100:
-        raise InputError(f"--gpu {text[:20]!r}…: too long for a GPU's name; `zerokit gpus` lists them")
+        raise InputError(f"{option}{text[:20]!r}…: too long for a GPU's name; `zerokit gpus` lists them")
     if re.fullmatch(r"[a-z0-9][a-z0-9-]*", text) and (FOLDER / f"{text}.yaml").is_file():
         return load(text)
     words = _words(text)
@@ -126,7 +128,7 @@ def lookup(text: str) -> Gpu:
     could_be = tuple(gpu.name for gpu in candidates) or could_mean(
         ((gpu.name, between) for gpu, between in _skipped(words)), closest_only=False
     )  # a driver's name has the size beside the model's, which the catalogue's names part
-    raise InputError(f"⟨gpu⟩ {text!r} {incomplete(could_be)}" if could_be else _unknown(text))
+    raise InputError(option + (f"{text!r} {incomplete(could_be)}" if could_be else _unknown(text)))
 
 
 def for_driver(name: str, driver_vram_bytes: int) -> tuple[Gpu | None, str]:
@@ -349,13 +351,11 @@ _NOT_MODELLED = {
 def _unknown(text: str) -> str:
     for parts, why in _NOT_MODELLED.items():
         if any(part in text.lower() for part in parts):
-            return f"⟨gpu⟩ {text}: not modelled: {why}"
+            return f"{text}: not modelled: {why}"
     if text.isdecimal():
-        return (
-            f"⟨gpu⟩ {text}: for the number of GPUs, give ⟨gpus⟩ {text}; ⟨gpu⟩ takes a name (`zerokit gpus`)"
-        )
+        return f"{text}: for the number of GPUs, give ⟨gpus⟩ {text}; ⟨gpu⟩ takes a name (`zerokit gpus`)"
     return (
-        f"⟨gpu⟩ {text!r} is not in the catalogue; {suggestions(text, names())}"
+        f"{text!r} is not in the catalogue; {suggestions(text, names())}"
         "`zerokit gpus` lists them, or give ⟨vram⟩ SIZE per GPU instead"
     )
 

@@ -115,7 +115,7 @@ def load(name: str) -> CatalogModel:
     """
     if _is_name(name):
         return read_model(FOLDER / f"{name}.yaml")
-    raise InputError(_unknown(name))
+    raise InputError(f"⟨model⟩ {_unknown(name)}")
 
 
 @functools.cache
@@ -131,26 +131,27 @@ def lookup(text: str) -> CatalogModel:
     return resolve(text)[0]
 
 
-def resolve(text: str) -> tuple[CatalogModel, tuple[str, ...]]:
+def resolve(text: str, option: str = "⟨model⟩ ") -> tuple[CatalogModel, tuple[str, ...]]:
     """The model that a name means, and what was taken for what where the name is not the catalogue's.
 
     Names are compared exactly but for case and separators: the catalogue's name, a listed alias or
     the repository's, with or without its organisation (``meta-llama/Llama-3.1-8B``). An ending that
-    changes no shape (``-Instruct``, ``-Base``, ``-Chat``) is dropped, and the note says so.
+    changes no shape (``-Instruct``, ``-Base``, ``-Chat``) is dropped, and the note says so. ``option`` stands
+    before the name in messages.
 
     Raises:
         InputError: no model has this name. The message lists those that an incomplete name could
             mean, and chooses none.
     """
     if len(text) > 200:
-        raise InputError(f"--model {text[:20]!r}…: too long for a model's name; `zerokit models` lists them")
+        raise InputError(f"{option}{text[:20]!r}…: too long for a model's name; `zerokit models` lists them")
     if _is_name(text):
         return load(text), ()
     words = split(text)
     candidates = _by_words().get(words)
     if candidates is not None:
         return load(candidates.name), () if candidates.own else (
-            f"⟨model⟩ {text}: another name of {candidates.name}",
+            f"{option}{text}: another name of {candidates.name}",
         )
     unmatched = words
     while len(unmatched) > 1 and unmatched[-1] in _SAME_SHAPE:
@@ -159,12 +160,12 @@ def resolve(text: str) -> tuple[CatalogModel, tuple[str, ...]]:
         if candidates is not None:
             ending = "-".join(words[len(unmatched) :])
             return load(candidates.name), (
-                f"⟨model⟩ {text}: taken as {candidates.name}; -{ending} changes no shape",
+                f"{option}{text}: taken as {candidates.name}; -{ending} changes no shape",
             )
     if not any(len(word) > 1 and word.isalpha() for word in unmatched):
-        raise InputError(_size(text) or _unknown(text))
+        raise InputError(option + (_size(text) or _unknown(text)))
     could_be = could_mean((label.name, skipped(words, unmatched)) for words, label in _by_words().items())
-    raise InputError(f"⟨model⟩ {text!r} {incomplete(could_be)}" if could_be else _unknown(text))
+    raise InputError(option + (f"{text!r} {incomplete(could_be)}" if could_be else _unknown(text)))
 
 
 def nearest(parameters: int) -> CatalogModel:
@@ -282,11 +283,11 @@ def _size(text: str) -> str | None:
         return None
     alike = dict.fromkeys(label.name for words, label in _by_words().items() if contains(words, split(text)))
     of_size = f"one of this size: {', '.join(list(alike)[:_MOST_ALIKE])}; " if alike else ""
-    return f"⟨model⟩ {text!r} is a size, not a name: ⟨params⟩ {text}, or {of_size}`zerokit models` lists all"
+    return f"{text!r} is a size, not a name: ⟨params⟩ {text}, or {of_size}`zerokit models` lists all"
 
 
 def _unknown(text: str) -> str:
     return (
-        f"⟨model⟩ {text!r} is neither a file nor in the catalogue; {suggestions(text, names())}"
+        f"{text!r} is neither a file nor in the catalogue; {suggestions(text, names())}"
         "`zerokit models` lists them; a Hugging Face config.json, or a folder with one, works as well"
     )

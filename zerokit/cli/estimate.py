@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,7 +63,7 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
         following = None
         in_file = strategy.sequence_parallel == strategy.pipeline_parallel == 1
         if deepspeed and in_file:
-            following = _launch_with(deepspeed, strategy, job.loss)
+            following = _launch_with(deepspeed, result)
         elif not job.inference:
             host = _host_ram(result)
             same = _plan_command({**options, **_pinned(strategy), **host}, batch, same_strategy=True)
@@ -75,22 +75,34 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     return code
 
 
-def _launch_with(file: str, strategy: Strategy, loss: str) -> NextCommand:
+def _launch_with(file: str, result: Estimate) -> NextCommand:
     """A launch with the file that was estimated, and what it leaves to the script."""
     from zerokit.cli.plan_text import NextCommand
     from zerokit.emit.deepspeed import trainer_arguments
+    from zerokit.script.file_mismatches import added_arguments, of_defaults
 
-    arguments = trainer_arguments(strategy, loss)
+    strategy, cluster = result.planned.strategy, result.planned.cluster
+    arguments = trainer_arguments(strategy, result.planned.job.loss)
     if not strategy.settings.gradient_clipping:  # the file has none, and the Trainer's own then stays
         at = arguments.index("--max_grad_norm")
         del arguments[at : at + 2]
+    must_agree = added_arguments(of_defaults(result.file_config or {}))
+    pairs = _pairs(arguments) | _pairs(must_agree)
+    ranks = ["--gpus", str(cluster.gpus)] if cluster.nodes == 1 else []
+    words = ["zerokit", "launch", "--deepspeed", file, *ranks, "train.py"]
     return NextCommand(
-        command=f"zerokit launch --deepspeed {shlex.quote(file)} train.py",
+        command=shlex.join(words),
         does="runs the script with this file and adds nothing to its arguments; this estimate is of a script "
-        f"that does what the file leaves to it, a Trainer with {shlex.join(arguments)}",
+        "that does what the file leaves to it, a Trainer with "
+        + shlex.join(word for pair in pairs.items() for word in pair),
         comment="train.py: your script",
         without_plan=True,
     )
+
+
+def _pairs(arguments: Sequence[str]) -> dict[str, str]:
+    """``--name value …`` as values by name."""
+    return dict(zip(arguments[::2], arguments[1::2], strict=True))
 
 
 def _host_ram(result: Estimate) -> dict[str, str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
-from zerokit.cli.prose import bullets, heading, paragraph, width
+from zerokit.cli.prose import bullets, heading, paragraph
 from zerokit.planner import answer
 
 SCREEN = 24
@@ -15,6 +14,9 @@ _VALUE = re.compile(r"\d[\d,.]*(?<![,.])(?: (?:GB/s|GiB)(?: per node)?)?|no limi
 """What is taken for an option that was not given: the first quantity of its note."""
 _TO_TYPE = re.compile(r"(?<!\w)--[a-z]|`[^`]+`")
 _CUT = " …"
+_END_OF_CLAUSE = re.compile(r"[;:,] | \(")
+_SAY_MUCH = 5
+"""Words from which on the beginning of a note says something without the rest."""
 _CLOSING = "--explain adds memory and time in detail, other plans, and every file"
 
 
@@ -50,12 +52,12 @@ def listed(
 ) -> list[str]:
     """Those of the notes that are shown, below a title that says how many are not.
 
-    ``whole``: those that are not cut to a line; None: all.
+    ``whole``: those that are not cut; None: all.
     """
     if not shown:
         return []
     hidden = len(notes) - sum(note in notes for note in shown)
-    lines = [bullets([note]) if whole is None or note in whole else [_cut(note)] for note in shown]
+    lines = [bullets([note]) if whole is None or note in whole else _cut(note) for note in shown]
     missing = [f"{hidden} more"] if hidden else []
     if any(_CUT in line for part in lines for line in part):
         missing += ["all in full" if hidden else "in full"]
@@ -69,8 +71,8 @@ def _notes(
     """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines.
 
     Where they are too long for the screen, what was not given is one note, then minor notes are left out and
-    some cut to a line, then advice is left to ``--explain``, and then the first assumptions are: warnings
-    stand last, and go only where what the script must do fills the screen.
+    some cut after a clause, then advice is left to ``--explain``, and then the first assumptions are:
+    warnings stand last, and go only where what the script must do fills the screen.
     """
     marked = answer.worth_a_look(assumptions)
     short = _without_defaults(marked)
@@ -81,9 +83,11 @@ def _notes(
         return [*listed("Assumed", assumptions, notes, whole), *listed("Worth knowing", advice, more, whole)]
 
     def within(notes: Sequence[str], more: Sequence[str], most: int) -> list[str]:
-        """As many as fit in full, from the last assumption on, and the others cut to a line each."""
+        """As many in full as fit, first those that a cut shortens least; the others cut after a clause."""
         whole: list[str] = []
-        for note in (*reversed(notes), *more):
+        for note in sorted(
+            (*reversed(notes), *more), key=lambda note: len(bullets([note])) - len(_cut(note))
+        ):
             if _height(both(notes, more, [*whole, note])) <= most:
                 whole.append(note)
         return both(notes, more, whole)
@@ -124,15 +128,18 @@ def _first_advice(advice: Sequence[str]) -> Sequence[str]:
     return [line for line in advice if not line.startswith("ZeRO-3 would take")][:1]
 
 
-def _cut(note: str) -> str:
-    """The note in one line, with its last clause where that says what to type."""
-    first, *rest = bullets([note])
-    if not rest:
-        return first
+def _cut(note: str) -> list[str]:
+    """The note cut after a clause, in as few lines as that takes: with its last clause where that says what
+    to type and takes no more of them, and as many others as fit."""
     said, _, remedy = note.rpartition("; ")
-    room = width() - len(f"  - {_CUT}; {remedy}")
-    if said and _TO_TYPE.search(remedy) and room >= width() // 3:
-        start, *_ = textwrap.wrap(said, room, break_on_hyphens=False, break_long_words=False)
-        if len(start) <= room:
-            return f"  - {start}{_CUT}; {remedy}"
-    return (first if len(first) + len(_CUT) <= width() else first.rpartition(" ")[0]) + _CUT
+    endings = [(note, _CUT)]
+    if said and _TO_TYPE.search(remedy):
+        endings.insert(0, (said, f"{_CUT}; {remedy}"))
+    shortened = [bullets([head + end]) for text, end in endings for head in reversed(_heads(text))]
+    return min([*shortened, bullets([note])], key=len)
+
+
+def _heads(text: str) -> list[str]:
+    """What a text says up to the end of each clause but the last, where that says something by itself."""
+    heads = [text[: end.start()] for end in _END_OF_CLAUSE.finditer(text)]
+    return [head for head in heads if head.count("(") == head.count(")") and len(head.split()) >= _SAY_MUCH]

@@ -12,6 +12,7 @@ from zerokit.cli.base import Command
 from zerokit.domain.hardware import Gpu
 from zerokit.units import GIB, MIB, format_gib
 
+_KEPT = "driver_kept"
 _COLUMNS = ("NAME", "GiB", "bf16 TFLOP/s", "GB/s memory", "GB/s link", "LINK", "TITLE")
 
 
@@ -27,7 +28,7 @@ def command(name: str | None, as_json: bool) -> None:
     nvidia-smi prints.
     """
     if name is not None:
-        gpu = gpus.lookup(name)
+        gpu = gpus.lookup(name, option="")
         click.echo(json.dumps(gpus.as_dict(gpu), indent=1) if as_json else _one(gpu))
         return
     everything = gpus.catalog()
@@ -62,12 +63,13 @@ def _one(gpu: Gpu) -> str:
     figures = [
         ("vram_gib", "memory torch can use", format_gib(gpu.vram_bytes)),
         ("driver_vram_mib", "memory the driver reports", f"{gpu.driver_vram_bytes // MIB} MiB"),
+        (_KEPT, "kept by the driver", format_gib(gpu.driver_kept_bytes)),
         *flops,
         ("hbm_gb_per_second", "memory bandwidth", f"{gpu.hbm_bytes_per_second / 1e9:g} GB/s"),
         ("link_gb_per_second", f"{gpu.link} per direction", f"{gpu.link_bytes_per_second / 1e9:g} GB/s"),
         ("pcie_gb_per_second", "host link per direction", f"{gpu.pcie_bytes_per_second / 1e9:g} GB/s"),
         *_networks(gpu),
-        ("context_mib", "driver's own memory", f"{gpu.context_bytes // MIB} MiB"),
+        ("context_mib", "context of a process", f"{gpu.context_bytes // MIB} MiB"),
         ("peer_to_peer", "peer access", "yes" if gpu.peer_to_peer else "no"),
         ("expandable_segments", "expandable segments", "yes" if gpu.expandable_segments else "no"),
         ("host_gib_per_gpu", "host memory per GPU", format_gib(gpu.host_bytes_per_gpu, 0)),
@@ -75,7 +77,8 @@ def _one(gpu: Gpu) -> str:
         *_chip(gpu),
     ]
     rows: list[tuple[str, ...]] = [("", "FIGURE", "VALUE", "SOURCE")]
-    rows += [("", name, value, gpu.sources.get(key, "")) for key, name, value in figures]
+    sources = {**gpu.sources, _KEPT: "the difference of these two"}
+    rows += [("", name, value, sources.get(key, "")) for key, name, value in figures]
     also = wrapped(f"also called: {', '.join(gpu.aliases)}") if gpu.aliases else []
     return "\n".join([f"{gpu.name}: {gpu.title}", *aligned(rows), *also])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerokit.cli.say import say
+from zerokit.cli.say import is_loud, say
 from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
@@ -182,7 +182,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     check_resume_option(options["resume_option"])
     launch_options = LaunchOptions(
         target=resolved.target, plan=plan, grace_seconds=options["grace"],
-        heartbeat_seconds=options["heartbeat"], show_ranks=options["show"],
+        heartbeat_seconds=options["heartbeat"], show_ranks=options["show"], show_progress=is_loud(),
         **{name: options[name] for name in shared_options},
     )  # fmt: skip
     if options["dry_run"]:
@@ -217,12 +217,15 @@ def _show_dry_run(dry: DryRun, *, has_plan: bool) -> None:
     unseen = (
         "a dry run does not start the script, so not every wrong or missing option or file of its own is seen"
     )
-    say(
-        f"{unseen}; that rehearsal sees them"
-        if dry.names_rehearsal
-        else f"{unseen}: `zerokit rehearse` with the same {'plan, ' if has_plan else ''}script and arguments "
-        "runs it on simulated GPUs, for some minutes"
-    )
+    if dry.rehearsal == "done":
+        say(f"{unseen}; the plan's rehearsal ran this very command")
+    elif dry.rehearsal == "named":
+        say(f"{unseen}; the `zerokit plan` command above rehearses the script, and sees them")
+    else:
+        say(
+            f"{unseen}: `zerokit rehearse` with the same {'plan, ' if has_plan else ''}script and arguments "
+            "runs it on simulated GPUs, for some minutes"
+        )
 
 
 def _print_failure(text: str) -> None:

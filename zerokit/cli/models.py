@@ -25,7 +25,7 @@ def command(name: str | None, family: str | None, as_json: bool) -> None:
     NAME forgives case and separators: `meta-llama/Llama-3.1-8B` and `llama3.1-8b` lead to the same entry.
     """
     if name is not None:
-        model, notes = models.resolve(name)
+        model, notes = models.resolve(name, option="")
         for note in notes:
             say(note)
         click.echo(json.dumps(models.as_dict(model), indent=1) if as_json else _one(model))

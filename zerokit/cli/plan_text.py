@@ -105,9 +105,16 @@ def saving(estimate: Saving | None) -> list[str]:
     if estimate is None:
         return []
     weights = format_gib(estimate.weights_bytes, 1) if estimate.weights_bytes else "none that load"
-    lines = paragraph(
-        f"weights {weights}, each checkpoint {format_gib(estimate.checkpoint_bytes, 1)} of disk"
-    )
+    checkpoint, frozen = estimate.checkpoint_bytes, estimate.frozen_bytes
+    if frozen:
+        text = (
+            f"adapters {weights}, each checkpoint of a Trainer {format_gib(checkpoint - frozen, 1)} of disk; "
+            f"of a script that calls save_checkpoint itself {format_gib(checkpoint, 1)}, frozen weights too "
+            "(save_checkpoint(exclude_frozen_parameters=True) leaves them out)"
+        )
+    else:
+        text = f"weights {weights}, each checkpoint {format_gib(checkpoint, 1)} of disk"
+    lines = paragraph(text)
     if estimate.host_bytes:
         lines += paragraph(
             f"gathered on rank 0: {format_gib(estimate.host_bytes, 1)} of its host's RAM, "

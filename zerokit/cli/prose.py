@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -37,8 +38,8 @@ def paragraph(text: str) -> list[str]:
 
 
 def wrap(text: str, first: str = "", later: str = "") -> list[str]:
-    """Lines behind indents; words stay whole, and a number keeps its per cent sign."""
-    joined = typed(text).replace(" %", f"{_JOINED}%")
+    """Lines behind indents; words stay whole, and none begins with a per cent sign or an ellipsis."""
+    joined = re.sub(" (?=[%…])", _JOINED, typed(text))
     lines = textwrap.wrap(
         joined, width(), initial_indent=first, subsequent_indent=later, break_on_hyphens=False
     )

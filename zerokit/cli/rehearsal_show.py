@@ -13,6 +13,7 @@ from zerokit.units import counted, format_gib, format_seconds, times
 _MOST_ROWS = 12
 _MOST_GUESSES = 10
 _MOST_CHANGES = 5
+_MOST_CARDS = 3
 _NOT_ONLY_EVALUATION = "forwards without gradients: evaluation, or a reference model"
 _PACED = {"host": "host", "gpu": "GPU", "links": "links", "cpu_adam": "host's optimizer"}
 
@@ -44,9 +45,23 @@ def show(done: Rehearsal, to_plan: str | None = None) -> None:
         _echo(f"warning: {warning}")
     click.echo("")
     _echo(done.verdict, indent="")
+    if done.fits is None and done.complete and done.min_vram_bytes is not None:
+        click.echo("\nNext")
+        _echo(_names_a_card(done.min_vram_bytes))
     if done.fits is False and to_plan is not None:
         click.echo("\nNext: what fits of this script's batch sizes, checkpointing, ZeRO and offload")
         click.echo("\n".join(prose.command_lines(to_plan)))
+
+
+def _names_a_card(required_bytes: int) -> str:
+    """What to add so that the answer is whether it fits, with the smallest cards that would hold it."""
+    from zerokit.catalog import gpus
+
+    large = [gpu for gpu in gpus.catalog() if gpu.chip and gpu.driver_vram_bytes >= required_bytes]
+    smallest = sorted(large, key=lambda gpu: gpu.driver_vram_bytes)[:_MOST_CARDS]
+    named = ", ".join(f"{gpu.name} ({format_gib(gpu.driver_vram_bytes, 1)})" for gpu in smallest)
+    holds = f"the smallest that hold this: {named}" if named else "no card of `zerokit gpus` holds this"
+    return f"add --gpu NAME or --vram SIZE, and it is said whether it fits; {holds}"
 
 
 def _echo(text: str, indent: str = "  ") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ def _write_page(path: Path, runs: list[Path], reports: list[RunReport]) -> None:
     from zerokit.report import html
     from zerokit.report.context import read_context
 
-    folders = [run if run.is_dir() else run.parent for run in runs]
+    folders = _folders(runs)
     if len(runs) == 1:
         html.write_html(path, reports[0], folders[0])
         return
@@ -65,10 +66,16 @@ def _write_page(path: Path, runs: list[Path], reports: list[RunReport]) -> None:
     html.write_page(path, html.render_comparison((reports[0], reports[1]), names, contexts))
 
 
+def _folders(runs: Iterable[Path]) -> list[Path]:
+    return [run if run.is_dir() else run.parent for run in runs]
+
+
 def _compare(runs: tuple[str, ...], reports: list[RunReport], as_json: bool) -> None:
     from zerokit.report.compare import compare_reports, print_comparison
+    from zerokit.report.context import read_context
 
-    comparison = compare_reports(*reports)
+    contexts = [read_context(folder) for folder in _folders(Path(run) for run in runs)]
+    comparison = compare_reports(reports[0], reports[1], (contexts[0], contexts[1]))
     if as_json:
         click.echo(json.dumps(comparison, indent=1, allow_nan=False))
     else:

@@ -24,6 +24,11 @@ def loud() -> None:
     _loud = True
 
 
+def is_loud() -> bool:
+    """Whether progress and notes are shown."""
+    return _loud
+
+
 def say(text: str) -> None:
     """One line on standard error; a reader that went away is no error of ours."""
     if not _loud:

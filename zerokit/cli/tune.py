@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from zerokit.cli import options as shared_options
-from zerokit.cli.say import say
+from zerokit.cli.say import is_loud, say
 from zerokit.cli.script_command import ScriptCommand
 from zerokit.errors import InputError
 from zerokit.launcher.supervisor.heartbeat_default import TUNE_SECONDS
@@ -85,6 +85,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         top=parse_positive_int(tune_options["top"], "⟨top⟩", 20),
         steps=parse_positive_int(tune_options["steps"], "⟨steps⟩", 10_000),
         out=tune_options["out"] or DEFAULT_FOLDER,
+        show_progress=is_loud(),
         **{
             name: tune_options[name]
             for name in ("timeout", "launcher", "style", "heartbeat", "grace", "show", "rehearsal_seconds")

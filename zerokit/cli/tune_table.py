@@ -42,6 +42,9 @@ def text(body: Mapping[str, Any]) -> str:
         lines += [prose.heading("Runs"), f"  {body['folder']}"]
     if body["next"]:
         lines += [prose.heading("Next"), *prose.command_lines(body["next"])]
+    elif not body["folder"]:
+        again = "the same command without --dry-run runs these plans and keeps the fastest"
+        lines += [prose.heading("Next"), *prose.paragraph(again)]
     return "\n".join(lines)
 
 
@@ -66,33 +69,46 @@ def _calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
 
 def _table(body: Mapping[str, Any]) -> list[str]:
     """Predicted, where a plan was rehearsed also rehearsed, and measured; the error is that of the last
-    prediction before the run."""
+    prediction before the run. Before a run, what is predicted alone."""
     rehearsed = any(trial["rehearsed"] for trial in body["trials"])
-    names = ("predicted", *(("rehearsed",) if rehearsed else ()), "measured", "error")
-    width = sum(_WIDTHS[name] for name in names) - 1
-    lines = ["", f"{'':4} {'time of a step':^{width}} {'peak memory':^{width}}".rstrip()]
-    lines.append("    " + "".join(f"{name:>{_WIDTHS[name]}}" for name in (*names, *names)))
+    names = ["predicted", *(("rehearsed",) if rehearsed else ())]
+    groups = ["time of a step", "peak memory"]
+    if body["folder"]:
+        names += ["measured", "error"]
+    elif all(trial["predicted_step_seconds"] is None for trial in body["trials"]):  # CPU ranks
+        groups.remove("time of a step")
+    width = max(sum(_WIDTHS[name] for name in names), *(len(group) + 1 for group in groups))
+    first = width - sum(_WIDTHS[name] for name in names[1:])
+    widths = {**_WIDTHS, names[0]: first}
+    titles = (f"{group:^{width - 1}}" for group in groups)
+    lines = ["", f"{'':4} {' '.join(titles)}".rstrip()]
+    lines.append("    " + "".join(f"{name:>{widths[name]}}" for _ in groups for name in names))
     for trial in body["trials"]:
-        lines += _row(trial, body["fastest"], names)
+        shown = _groups(trial)
+        cells = "".join(f"{shown[group][name]:>{widths[name]}}" for group in groups for name in names)
+        lines += _row(trial, body["fastest"], cells)
     if body["not_tried"]:
         lines += [prose.heading("Not tried"), *prose.bullets(body["not_tried"])]
     return lines
 
 
-def _row(trial: Mapping[str, Any], fastest: int | None, names: tuple[str, ...]) -> list[str]:
+def _groups(trial: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The cells of a row by the group of columns that they stand in."""
     rehearsed = trial["rehearsed"] or {}
-    step = _cells(
-        _time,
-        trial["predicted_step_seconds"],
-        rehearsed.get("step_seconds"),
-        trial.get("measured_step_seconds"),
-    )
-    memory = _cells(
-        _size, trial["predicted_peak_bytes"], rehearsed.get("peak_allocated_bytes"),
-        trial.get("measured_peak_bytes"),
-    )  # fmt: skip
+    return {
+        "time of a step": _cells(
+            _time, trial["predicted_step_seconds"], rehearsed.get("step_seconds"),
+            trial.get("measured_step_seconds"),
+        ),
+        "peak memory": _cells(
+            _size, trial["predicted_peak_bytes"], rehearsed.get("peak_allocated_bytes"),
+            trial.get("measured_peak_bytes"),
+        ),
+    }  # fmt: skip
+
+
+def _row(trial: Mapping[str, Any], fastest: int | None, cells: str) -> list[str]:
     mark = "*" if trial["trial"] == fastest else " "
-    cells = "".join(f"{group[name]:>{_WIDTHS[name]}}" for group in (step, memory) for name in names)
     why = trial.get("problem") or "; ".join(trial.get("differences") or ())
     if why and trial.get("problem"):
         why = f"{trial['outcome']}: {why}"

@@ -30,6 +30,8 @@ _SECONDS = 2.0
 def command(run: str, metrics: str | None, once: bool, every: float) -> int:
     """Show RUN, a run folder, until it ends: memory and steps by rank, and alarms.
 
+    A run that is just starting is waited for.
+
     Alarms: a rank that is steps behind or slower than the others, or that they wait for; GPU or host memory
     near its end; allocator retries; memory that grows; skipped steps; losses that are not finite, that stay
     the same or that are alike on ranks with data of their own; gradients of zero. In a pipe, a line is
@@ -37,12 +39,18 @@ def command(run: str, metrics: str | None, once: bool, every: float) -> int:
     """
     from rich.console import Console
 
-    from zerokit.launcher.verdict.saved_run import WatchedRun
+    from zerokit.launcher.verdict.saved_run import WatchedRun, is_starting
 
     if not 0.2 <= every <= 3600:
         raise InputError(f"⟨every⟩ {every:g}: use 0.2 to 3600 seconds")
     watched = WatchedRun(Path(run), Path(metrics) if metrics is not None else None)
     console = Console()
+    if is_starting(watched.path):
+        say("the run is starting; no rank has recorded anything yet")
+        if once:
+            return 0
+        while is_starting(watched.path):
+            time.sleep(every)
     if once:
         report = _once(watched)
     elif console.is_terminal:
@@ -53,21 +61,22 @@ def command(run: str, metrics: str | None, once: bool, every: float) -> int:
 
 
 def _live(watched: WatchedRun, every: float, console: Console) -> RunReport:
-    from rich.console import Group
     from rich.live import Live
 
     from zerokit.report.live_view import alarm_lines, live_view
-    from zerokit.report.render import parts
+    from zerokit.report.render import print_report
 
     with Live(console=console, auto_refresh=False) as live:
         while True:
             report, alarms = watched.look()
-            if watched.is_over(report):  # the whole of it is left on the terminal
-                shown = parts(report, traceback=False, width=console.width, folder=watched.folder)
-                live.update(Group(*alarm_lines(alarms), *shown), refresh=False)
-                return report
+            if watched.is_over(report):
+                live.transient = True  # the whole of it is left on the terminal
+                break
             live.update(live_view(report, alarms, console, watched.folder), refresh=True)
             time.sleep(every)
+    console.print(*alarm_lines(alarms), sep="\n", end="\n" if alarms else "")
+    print_report(report, console, traceback=False, folder=watched.folder)
+    return report
 
 
 def _lines(watched: WatchedRun, every: float) -> RunReport:

@@ -56,7 +56,7 @@ class Gpu:
         pcie_bytes_per_second: host link, per direction.
         network_bytes_per_second: per GPU and direction between this GPU's usual nodes; ``None``: not known.
         slowest_network_bytes_per_second: the same of the slowest of the common clouds' nodes.
-        context_bytes: driver memory of a CUDA context before the first tensor.
+        context_bytes: what the context of a process takes before its first tensor.
         host_bytes_per_gpu: of nodes that have this GPU, host memory over GPUs; 0: not known.
         chip: what kernels and libraries choose by; ``None``: not known, as of all of AMD's.
         sources: figure name -> where it comes from.
@@ -104,12 +104,16 @@ class Gpu:
             return HOPPER_CUBLAS_WORKSPACE_BYTES
         return cublas_workspace_bytes(self.chip.compute_capability)
 
+    @property
+    def driver_kept_bytes(self) -> int:
+        """What the driver counts in the total and gives to no process."""
+        return max(0, self.driver_vram_bytes - self.vram_bytes)
+
     def with_total_memory(self, driver_vram_bytes: int) -> Gpu:
         """The same GPU with another total memory, as the driver counts it.
 
         What the driver keeps stays the same; of a memory so small that this were half of it, nothing."""
-        reserved = max(0, self.driver_vram_bytes - self.vram_bytes)
-        usable = driver_vram_bytes - reserved
+        usable = driver_vram_bytes - self.driver_kept_bytes
         if usable < driver_vram_bytes // 2:
             usable = driver_vram_bytes
         return replace(self, vram_bytes=usable, driver_vram_bytes=driver_vram_bytes)

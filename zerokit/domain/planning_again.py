@@ -1,11 +1,16 @@
-"""What to plan with for a job that runs otherwise than its plan."""
+"""What to type to plan for a job that runs otherwise than its plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Facts = Mapping[str, Any]
+TOLD_BY_SCRIPT = ("method", "lora-rank", "lora-targets", "seq-len")
+"""Options that a plan with a script takes from its rehearsal, and refuses where others are given."""
+_OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
 def options_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[str, ...]:
@@ -27,6 +32,65 @@ def options_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[
     if again != batch or not request.get("global-batch"):
         words += ["--global-batch", str(again)]
     return tuple(words)
+
+
+def options_with_script(
+    chosen: Facts, request: Facts, ran: Mapping[str, str], script: Sequence[str]
+) -> tuple[str, ...]:
+    """As :func:`options_for`, for a plan with the script: what it decides is taken out of the recipe.
+
+    Args:
+        ran: may hold options that no word can say, as the model.
+        script: what stands after ``--``.
+    """
+    options = global_batch_for(chosen, request, ran)
+    left_out = request.keys() & {*ran, *TOLD_BY_SCRIPT}
+    left_out |= {"model"} if "params" in request else set()  # takes the size out, which stands in for it
+    return (*options, *_emptied(left_out), "--", *script)
+
+
+def global_batch_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of :func:`options_for` that name the global batch, where the script decides the others."""
+    words = options_for(chosen, request, ran)
+    return words[words.index("--global-batch") :] if "--global-batch" in words else ()
+
+
+def command_words(
+    request: Mapping[str, Any],
+    *,
+    recipe: Path | None,
+    out: Path | None = None,
+    options: Sequence[str] = (),
+    without: Collection[str] = (),
+) -> list[str]:
+    """``zerokit plan`` with the request of a plan, as words.
+
+    Args:
+        request: of the plan, by option without dashes in front.
+        recipe: the ``plan.yaml`` that holds it; None: none that lasts, so its options are written out.
+        out: the folder to plan into; None: the default one.
+        options: words that go before the request's.
+        without: options of the request that are left out.
+    """
+    into = [] if out is None else ["--out", str(out)]
+    if recipe is not None:
+        return ["zerokit", "plan", "--recipe", str(recipe), *options, *into, *_emptied(without)]
+    replaced = {word[2:] for word in options if _OPTION.fullmatch(word)}
+    kept = {name: value for name, value in request.items() if name not in replaced | set(without)}
+    written = [word for name, value in kept.items() for word in _typed(name, value)]
+    return ["zerokit", "plan", *written, *options, *into]
+
+
+def _emptied(names: Collection[str]) -> list[str]:
+    """What takes them out of a recipe."""
+    return [f"{name.replace('-', '_')}=" for name in sorted(names)]
+
+
+def _typed(name: str, value: Any) -> list[str]:
+    """An option of a request, as the command line takes it."""
+    if value is True:
+        return [f"--{name}"]
+    return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
 
 
 def _nearest_batch(batch: int, chosen: Facts, options: Facts) -> int:

@@ -21,7 +21,7 @@ from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamldump import dump_yaml
 from zerokit.suggest import misspelt
-from zerokit.units import counted, parse_count
+from zerokit.units import counted, format_gib, parse_bytes, parse_count
 from zerokit.values import frozen_dataclass
 
 FILE_NAME = "plan.yaml"
@@ -155,10 +155,9 @@ class PlanFile:
         if "inference" in self.request:
             trains = "inference of "
         gpu = str(self.cluster.get("gpu", "GPU"))
-        if self.request.get("vram") and not self.request.get(
-            "gpu"
-        ):  # the name is of whose speeds are assumed
-            gpu = f"GPU of {self.request['vram']}"
+        # the name is of whose speeds are assumed
+        if self.request.get("vram") and not self.request.get("gpu"):
+            gpu = f"{format_gib(parse_bytes(self.request['vram'], 'vram'), 1)} GPU"
         ranks = counted(self.world_size, "CPU rank") if gpu == "cpu" else f"{self.world_size} × {gpu}"
         return f"the plan of {written_at} for {trains}{model} on {ranks}"
 

@@ -79,13 +79,13 @@ class DryRun:
     """What a launch would start: the command and its environment, secrets masked.
 
     Attributes:
-        names_rehearsal: its notes say how the script is rehearsed.
+        rehearsal: of this command: ``done`` for its plan, ``named`` in the notes, or ``none``.
     """
 
     argv: tuple[str, ...]
     unset: tuple[str, ...]
     environment: Mapping[str, str]
-    names_rehearsal: bool
+    rehearsal: str
 
 
 def dry_run(options: LaunchOptions, say: Say) -> DryRun:
@@ -107,7 +107,7 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
             argv=tuple(secrets.argv(launch.command.argv)),
             unset=tuple(launch.command.unset_variables),
             environment={name: secrets.text(value) for name, value in launch.command.set_variables.items()},
-            names_rehearsal=launch.not_rehearsed is not None,
+            rehearsal=launch.rehearsal,
         )
 
 

@@ -18,6 +18,10 @@ from zerokit.units import counted
 DEVICES = ("auto", "cuda", "cpu")
 DEFAULT_CPU_RANKS = 2
 _MOST_CPU_RANKS = 256
+_PLANNED_FOR_CPU = (
+    "the plan is for CPU ranks, and its batch and strategy were chosen for host memory: plan for the GPUs "
+    "with `zerokit plan`, or give ⟨device⟩ cpu"
+)
 # without persistence mode, nvidia-smi first wakes every GPU
 _LISTING_SECONDS = 20.0
 
@@ -98,7 +102,9 @@ def resolve(
         gpus, mask = visible_gpus(listing, environment)
         if device == "cuda" or gpus:
             reason = f"{mask} leaves none of {len(listing.gpus)}" if listing.gpus else listing.reason
-            return _on_gpus(gpus, reason, num_ranks, planned_ranks, dry_run=dry_run)
+            for_cpu = planned_gpu == "cpu"
+            on_gpus = _on_gpus(gpus, reason, num_ranks, planned_ranks, for_cpu=for_cpu, dry_run=dry_run)
+            return _warned(on_gpus, _PLANNED_FOR_CPU) if for_cpu else on_gpus
         why = "no GPU is visible" if listing.gpus else "no GPU was found"
         warning = _instead_of_gpus(planned_gpu, mask if listing.gpus else listing.reason)
     else:
@@ -122,6 +128,11 @@ def resolve(
     )
 
 
+def _warned(devices: Devices, warning: str) -> Devices:
+    """With one warning more."""
+    return replace(devices, warning="; ".join(filter(None, (devices.warning, warning))))
+
+
 def _instead_of_gpus(planned_gpu: str | None, reason: str) -> str | None:
     """What to say of a plan for GPUs that CPU ranks run because there are none."""
     if planned_gpu in (None, "cpu"):
@@ -139,6 +150,7 @@ def _on_gpus(
     num_ranks: int | None,
     planned_ranks: int | None,
     *,
+    for_cpu: bool,
     dry_run: bool,
 ) -> Devices:
     """The first GPUs; ``reason`` says why there is none."""
@@ -147,7 +159,13 @@ def _on_gpus(
     if not gpus:
         missing, fix = f"⟨device⟩ cuda: {reason}", "use ⟨device⟩ cpu for CPU ranks"
     elif ranks > len(gpus):
-        requester = "⟨num_ranks⟩ asks for" if num_ranks else "the plan is for"
+        requester = (
+            "⟨num_ranks⟩ asks for"
+            if num_ranks
+            else "the plan's ranks ask for"
+            if for_cpu
+            else "the plan is for"
+        )
         missing = f"{requester} {counted(ranks, 'GPU')}, of which {len(gpus)} can be seen here"
         fix = f"plan again with ⟨gpus⟩ {len(gpus)}, or run on CPU ranks with ⟨device⟩ cpu"
     if missing is not None:

@@ -182,13 +182,16 @@ def configure_script(
     if resolved_style != "none":
         options = ScriptOptions.read(facts, resolved_style, target.arguments)
         agreed = plan_agreement.agree(
-            plan, options, read_plan(str(plan.folder))[1], target=target, on_cpu=False,
+            plan, options, read_plan(str(plan.folder))[1], target=target, ranks=plan.world_size, on_cpu=False,
             no_arguments=job.no_arguments, accept_mismatch=job.accept_mismatch, writes_here=config is None,
         )  # fmt: skip
         added = agreed.added
         not_rehearsed = None
         if not facts.unreadable:
-            not_rehearsed = rehearsed_plan.note(plan, target, resolved_style, None, agreed.unlike)
+            not_rehearsed = rehearsed_plan.note(
+                plan, target, resolved_style, None, agreed.unlike, agreed.words,
+                is_refused=facts.option_list.refuses(target.arguments),
+            )  # fmt: skip
         for note in (*agreed.notes, *filter(None, [not_rehearsed])):
             say(note)
     if resolved_style == "trainer" and not facts.parses_training_arguments:

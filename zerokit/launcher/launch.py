@@ -81,3 +81,10 @@ class Launch:
             style=self.style,
             why_no_training=self.why_no_training,
         )
+
+    @property
+    def rehearsal(self) -> str:
+        """Of this command: ``done`` for its plan, ``named`` in the notes, or ``none``."""
+        if "rehearsed" in (self.held_to or {}).get("chosen", {}):
+            return "done"
+        return "none" if self.not_rehearsed is None else "named"

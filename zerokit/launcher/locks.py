@@ -148,6 +148,21 @@ def lock_run_folder(folder: Path, option: str) -> FileLock:
     return lock
 
 
+def is_launch_alive(folder: Path) -> bool:
+    """Whether a launch holds the run folder; takes no lock, which another launch might want just then."""
+    path = folder / RUN_LOCK
+    with suppress(InputError):
+        path = path if path.exists() else _elsewhere(folder)
+    signed = _signature(path)
+    pid, host = signed.get("pid"), signed.get("host")
+    if isinstance(pid, int):
+        return host != socket.gethostname() or Path(f"/proc/{pid}").exists()
+    try:
+        return time.time() - path.stat().st_mtime < _SIGN_SECONDS
+    except OSError:
+        return False
+
+
 def _elsewhere(folder: Path) -> Path:
     """The lock of a folder whose file system has none: a file of this machine, named by the folder."""
     private = private_folder("runs")

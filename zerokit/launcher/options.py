@@ -28,6 +28,7 @@ class LaunchOptions:
         heartbeat_seconds: without progress for so long, the run counts as hung; 0: never; None: what the run
             has shown decides (:mod:`zerokit.launcher.supervisor.heartbeat_default`).
         show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
+        show_progress: a line on how far the run is goes to the terminal, and notes on a quiet one.
         stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
         resume_option: how the script is told of a checkpoint, ``{folder}`` and ``{tag}`` filled in; None: a
             Trainer needs none. resume_from: the checkpoint that a Trainer goes on from.
@@ -51,6 +52,7 @@ class LaunchOptions:
     hostfile: str | None = None
     master_port: int | None = None
     show_ranks: str = "first"
+    show_progress: bool = True
     stop_after_steps: int | None = None
     limit_seconds: float | None = None
     resume_option: str | None = None

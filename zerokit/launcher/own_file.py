@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.errors import InputError
 from zerokit.linter.finding import Finding
 from zerokit.linter.suppress import settings_beside
@@ -84,10 +86,45 @@ def check_agrees(
         added = (*added, "--use_cpu", "True")  # or TrainingArguments refuse bf16 without a GPU
     text = (
         f"{path}: the script's TrainingArguments contradict it, on which Transformers ends the run: "
-        f'{"; ".join(one.text for one in found)}; write "auto" there, and the Trainer fills it'
+        f'{"; ".join(one.text for one in found)}; write "auto" in {path}, and the Trainer fills it'
         f"{_to_agree(added, 'or ')}"
     )
     return _stop_or_warn(text, accept_mismatch=accept_mismatch)
+
+
+def beside_plan(
+    options: ScriptOptions, added: Sequence[str], *, ranks: int, accept_mismatch: bool
+) -> tuple[str, ...]:
+    """Hold a Trainer's arguments to the DeepSpeed file that they name, though a plan gives it one: warnings.
+
+    Args:
+        added: what the plan adds to the arguments.
+
+    Raises:
+        InputError: Transformers would end the run; the message says on what, and the fix.
+    """
+    if options.style != "trainer" or options.own_deepspeed_file is None:
+        return ()
+    name, where = options.own_deepspeed_file
+    path = Path(name)
+    try:
+        config = load_json(path).value
+    except InputError:
+        return ()  # said where the file is held to the plan's strategy
+    filled = replace(options, user_arguments=(*options.user_arguments, *added))
+    found = file_mismatches.of_trainer(filled, config, ranks) if isinstance(config, dict) else []
+    if not found:
+        return ()
+    for_trainer = path.with_name(DEEPSPEED_NAMES["trainer"])
+    is_plans = path.name in DEEPSPEED_NAMES.values() and for_trainer != path and for_trainer.is_file()
+    text = (
+        f"{where}: the script's TrainingArguments contradict this file, on which Transformers ends the run: "
+        f"{'; '.join(one.text for one in found)}; leave --deepspeed out, and the Trainer gets the plan's "
+        "configuration" + (f" (or name {for_trainer})" if is_plans else "")
+    )
+    if accept_mismatch:
+        return (f"warning: {text}",)
+    raise InputError(f"{text}; ⟨accept_mismatch⟩ starts the run all the same")
 
 
 def _stop_or_warn(text: str, *, accept_mismatch: bool) -> tuple[str, ...]:
@@ -109,7 +146,15 @@ def _findings(path: str, reader: str, ranks: int) -> Sequence[Finding]:
 
 def of_arguments(options: ScriptOptions, ranks: int) -> tuple[str, ...]:
     """What ``check`` finds in the DeepSpeed file that the script's own arguments name, as warnings: a run or
-    a rehearsal would end with an error of the script's that does not name the line."""
+    a rehearsal would end with an error of the script's that does not name the line.
+
+    Raises:
+        InputError: the arguments name a file that does not exist.
+    """
+    named = options.given("deepspeed") or options.given("deepspeed_config")
+    file = str(named[0]) if named is not None else ""
+    if named is not None and file.endswith(".json") and not Path(file).exists():
+        raise InputError(f"{named[1]}: there is no such file")
     path = own[0] if (own := options.own_deepspeed_file) is not None else None
     if path is None or Path(path).suffix != ".json" or options.style not in _READERS:
         return ()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from zerokit.emit.plan_file import PlanFile
-from zerokit.launcher import rehearsed_plan
-from zerokit.planner.named_models import unlike_planned
+from zerokit.errors import InputError
+from zerokit.launcher import own_file, rehearsed_plan
+from zerokit.planner.named_models import config_of, unlike_planned
 from zerokit.script import agreement, misplaced_options, unlike_adapters
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
-from zerokit.script.named_model import named_model
+from zerokit.script.named_model import folder_meant, named_model
 from zerokit.script.reader import ScriptFacts
 from zerokit.script.resuming import why_not_resumed
+from zerokit.script.trainer_arguments import argument_file
 from zerokit.script.training_switch import why_no_training
 
 
@@ -31,7 +34,26 @@ def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[st
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     unread = why_not_resumed(facts, target.arguments)
     notes += [f"warning: {unread}"] if unread else []
+    missing = _missing_model(facts, target)
+    notes += [f"warning: {missing}"] if missing else []
     return untrained, notes
+
+
+def _missing_model(facts: ScriptFacts, target: Target) -> str | None:
+    """That the arguments name a folder that is not here, and another is nearly spelt so."""
+    try:
+        file = argument_file(target.arguments, facts)
+    except InputError:
+        return None  # the script says so itself
+    options = ScriptOptions(facts=facts, style=facts.style, user_arguments=target.arguments, file=file)
+    named = named_model(options)
+    meant = folder_meant(named[0]) if named is not None else None
+    if named is None or meant is None or config_of(named[0]) is not None:
+        return None
+    return (
+        f"{named[1].removesuffix(', which')}: no such folder is here, but {meant} is; the script would look "
+        f"for {named[0]} on the Hugging Face Hub"
+    )
 
 
 def agree(
@@ -40,6 +62,7 @@ def agree(
     config: dict[str, Any],
     *,
     target: Target,
+    ranks: int,
     on_cpu: bool,
     no_arguments: bool,
     accept_mismatch: bool,
@@ -50,28 +73,42 @@ def agree(
     Args:
         config: the plan's DeepSpeed configuration for these devices, before any script's needs.
         target: the script with its arguments, by which a rehearsed plan knows it.
+        ranks: on all machines together.
         writes_here: the script writes to this machine's disks, whose room is looked at.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
     """
+    is_refused = options.facts.option_list.refuses(target.arguments)
+    by_options = not rehearsed_plan.is_named(plan, target, options.style, is_refused=is_refused)
+    another = _another_model(options, plan, by_options=by_options)
+    unlike_model = ("model",) if another else ()
+
+    def with_script(left_out: Sequence[str], words: Sequence[str]) -> str:
+        return rehearsed_plan.command_with_script(
+            plan, target, unlike=(*left_out, *unlike_model), options=words
+        )
+
     agreed = agreement.agree(
         options, plan.chosen, config, request=plan.request, seq_len=plan.seq_len, method=plan.method,
         lora=plan.lora, plan_folder=plan.folder, on_cpu=on_cpu, no_arguments=no_arguments,
         accept_mismatch=accept_mismatch, writes_here=writes_here,
-        planned_on_cpu=plan.cluster.get("gpu") == "cpu",
+        with_script=with_script if rehearsed_plan.is_rehearsable(plan) else None,
+        by_options=by_options,
     )  # fmt: skip
+    unlike_file = own_file.beside_plan(options, agreed.added, ranks=ranks, accept_mismatch=accept_mismatch)
     adapters: list[str] = []
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
-        adapters = unlike_adapters.warnings(options, plan.method, plan.lora)
-    another = _another_model(options, plan)
-    unlike = ("model", *agreed.unlike) if another else agreed.unlike
-    return replace(agreed, notes=(*agreed.notes, *adapters, *another), unlike=unlike)
+        adapters = unlike_adapters.warnings(options, plan.method, plan.lora, by_options=by_options)
+    unlike = (*unlike_model, *agreed.unlike)
+    return replace(agreed, notes=(*agreed.notes, *unlike_file, *adapters, *another), unlike=unlike)
 
 
-def _another_model(options: ScriptOptions, plan: PlanFile) -> list[str]:
+def _another_model(options: ScriptOptions, plan: PlanFile, *, by_options: bool) -> list[str]:
     """A warning where the script's arguments name another model than the plan's."""
     named = named_model(options)
     parameters = plan.chosen.get("parameters")
-    unlike = unlike_planned(*named, plan.request, parameters) if named is not None else None
+    if named is None:
+        return []
+    unlike = unlike_planned(*named, plan.request, parameters, by_options=by_options)
     return [f"warning: {unlike}"] if unlike is not None else []

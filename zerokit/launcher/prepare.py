@@ -90,11 +90,12 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
     configured = _configured(options, plan, config, facts, style, placement)
-    if placement.devices.kind == "cpu" and configured.config is not None:
-        preflight.check_stage_on_cpu(configured.config, placement.ranks)
-    if placement.devices.kind == "cpu" and (refused := bf16_on_cpu.of_code(facts.code_settings)) is not None:
-        notes.append(f"warning: {refused}")
-    not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir, configured.unlike)
+    if placement.devices.kind == "cpu":
+        notes += _checked_for_cpu(configured, facts, placement.ranks)
+    not_rehearsed = rehearsed_plan.note(
+        plan, target, style, None if dry_run else run_dir, configured.unlike, configured.words,
+        is_refused=facts.option_list.refuses(target.arguments),
+    )  # fmt: skip
     threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
     notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
@@ -134,12 +135,24 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     )
 
 
+def _checked_for_cpu(configured: _Configured, facts: reader.ScriptFacts, ranks: int) -> list[str]:
+    """What to say of a run on CPU ranks.
+
+    Raises:
+        InputError: they cannot train with this configuration.
+    """
+    if configured.config is not None:
+        preflight.check_stage_on_cpu(configured.config, ranks)
+    refused = bf16_on_cpu.of_code(facts.code_settings)
+    return [] if refused is None else [f"warning: {refused}"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Configured:
     """A DeepSpeed configuration as the script gets it, and what its plan holds the run to.
 
     Attributes:
-        unlike: options of the plan that the script decides otherwise.
+        unlike: options of the plan that the script decides otherwise. words: of others, to plan with it.
     """
 
     config: dict[str, Any] | None
@@ -147,6 +160,7 @@ class _Configured:
     added_arguments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
 
 def _configured(
@@ -223,11 +237,13 @@ def _from_plan(
         script_options,
         on_device.config,
         target=options.target,
+        ranks=placement.ranks,
         on_cpu=placement.devices.kind == "cpu",
         no_arguments=options.no_arguments,
         accept_mismatch=options.accept_mismatch,
     )
     adapted = adapted_for(style)
+    reads_it = script_options.own_deepspeed_file is None
     return _Configured(
         config=adapted.config,
         held_to={
@@ -235,8 +251,9 @@ def _from_plan(
             "chosen": {**plan.chosen, "precision": precision},
         },
         added_arguments=agreed.added,
-        notes=(*agreed.notes, *_adapted_notes(f"the run's {CONFIG_FILE}", adapted)),
+        notes=(*agreed.notes, *(_adapted_notes(f"the run's {CONFIG_FILE}", adapted) if reads_it else ())),
         unlike=agreed.unlike,
+        words=agreed.words,
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain import planning_again
 from zerokit.emit.plan_file import FILE_NAME, PlanFile
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.unlike_arguments import joined, unlike_arguments
@@ -17,17 +18,26 @@ from zerokit.temporary import is_temporary
 
 def content(plan: PlanFile, target: Target) -> dict[str, Any]:
     """The plan's ``request``, ``chosen`` and ``cluster``; ``chosen.rehearsed`` only where it was this command
-    that was rehearsed, else ``chosen.rehearsed_with``: the script that was, and in what arguments differ."""
+    that was rehearsed, else ``chosen.rehearsed_with``: the script that was, and in what arguments differ.
+    ``script``: what stands after ``--`` in a plan with it; absent where none is made with one."""
     chosen = plan.chosen
     other = _rehearsed_otherwise(plan, target)
     if other is not None:
         chosen = {name: value for name, value in chosen.items() if name != "rehearsed"}
         chosen["rehearsed_with"] = other
-    return {"request": plan.request, "chosen": chosen, "cluster": plan.cluster}
+    found = {"request": plan.request, "chosen": chosen, "cluster": plan.cluster}
+    return {**found, "script": _script_words(target)} if is_rehearsable(plan) else found
 
 
 def note(
-    plan: PlanFile | None, target: Target, style: str, run_dir: Path | None, unlike: Sequence[str] = ()
+    plan: PlanFile | None,
+    target: Target,
+    style: str,
+    run_dir: Path | None,
+    unlike: Sequence[str] = (),
+    options: Sequence[str] = (),
+    *,
+    is_refused: bool = False,
 ) -> str | None:
     """What its user should know before a launch; None where there is no plan, or it was
     rehearsed with this very command.
@@ -37,22 +47,31 @@ def note(
         run_dir: where a copy of the plan will lie; None: nowhere, as for a dry run.
         unlike: options of the plan that the script decides otherwise: a plan with the script leaves them to
             it.
+        options: words of others to plan with.
+        is_refused: the script ends at one of its arguments, in a plan's rehearsal too.
     """
-    if plan is None:
+    if plan is None or not is_named(plan, target, style, is_refused=is_refused):
         return None
     other = _rehearsed_otherwise(plan, target)
     if other is not None:
         return (
             f"warning: the plan was rehearsed with another command ({other}), so its prediction is of that "
-            f"run; to plan with this command: {_command(plan, target, run_dir, unlike)}"
+            f"run; to plan with this command: {command_with_script(plan, target, run_dir, unlike, options)}"
         )
-    is_rehearsable = style != "none" and plan.cluster.get("gpu") != "cpu" and "inference" not in plan.request
-    if "rehearsed" in plan.chosen or not plan.chosen.get("estimate") or not is_rehearsable:
-        return None
+    command = command_with_script(plan, target, run_dir, unlike, options)
     return (
         "the plan was not rehearsed with this script: its figures are of a bare training loop; to plan with "
-        f"the script, which rehearses it for some minutes: {_command(plan, target, run_dir, unlike)}"
+        f"the script, which rehearses it for some minutes: {command}"
     )
+
+
+def is_named(plan: PlanFile, target: Target, style: str, *, is_refused: bool) -> bool:
+    """Whether :func:`note` names the command that plans with the script, with the same arguments."""
+    if is_refused:
+        return False
+    if "rehearsed" in plan.chosen:
+        return _rehearsed_otherwise(plan, target) is not None
+    return bool(plan.chosen.get("estimate")) and style != "none" and is_rehearsable(plan)
 
 
 def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
@@ -69,19 +88,36 @@ def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
     return f"{name}: {joined(unlike)}" if unlike else None
 
 
-def _command(plan: PlanFile, target: Target, run_dir: Path | None, unlike: Sequence[str]) -> str:
-    """What the user types to plan the same with the script; secrets among its arguments are masked."""
+def command_with_script(
+    plan: PlanFile,
+    target: Target,
+    run_dir: Path | None = None,
+    unlike: Collection[str] = (),
+    options: Sequence[str] = (),
+) -> str:
+    """What its user types to plan the same with the script; secrets among its arguments are masked.
+
+    Args:
+        run_dir: where a copy of the plan will lie; None: nowhere.
+        unlike: options of the plan that are left to the script.
+        options: words of others to plan with.
+    """
+    folder = None if is_temporary(plan.folder) else plan.folder
+    recipe = plan.path if folder is not None else run_dir / FILE_NAME if run_dir is not None else None
+    asked = {name: plan.request[name] for name in plan.request if name not in plan.decided_by_script}
+    left_out = asked.keys() & {*unlike, *planning_again.TOLD_BY_SCRIPT}
+    if "params" in asked:  # a size stands in for the script's model; a recipe without its model has no size
+        left_out |= {"params" if recipe is None else "model"}
+    words = planning_again.command_words(asked, recipe=recipe, out=folder, options=options, without=left_out)
+    return shlex.join([*words, "--", *_script_words(target)])
+
+
+def _script_words(target: Target) -> list[str]:
+    """The script with its arguments, secrets masked."""
     script = [target.script] if target.script is not None else ["-m", str(target.module)]
-    own_words = Secrets(os.environ, target.arguments).argv([*script, *target.arguments])
-    words = ["zerokit", "plan"]
-    if not is_temporary(plan.folder):
-        words += ["--recipe", str(plan.path), "--out", str(plan.folder)]
-    elif run_dir is not None:
-        words += ["--recipe", str(run_dir / FILE_NAME)]
-    else:
-        return f"zerokit plan … -- {shlex.join(own_words)}"
-    asked = set(plan.request) - set(plan.decided_by_script)
-    left_out = {"model"} if "params" in asked else set()  # a size stands in for the script's model
-    left_out |= asked & set(unlike)
-    words += [f"{name.replace('-', '_')}=" for name in sorted(left_out)]
-    return shlex.join([*words, "--", *own_words])
+    return Secrets(os.environ, target.arguments).argv([*script, *target.arguments])
+
+
+def is_rehearsable(plan: PlanFile) -> bool:
+    """Whether a plan of this kind is made with a script at all: for GPUs, and to train."""
+    return plan.cluster.get("gpu") != "cpu" and "inference" not in plan.request

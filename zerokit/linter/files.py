@@ -49,9 +49,9 @@ class CheckedFile:
 
     path: str
     kind: str
-    document: Document | None
+    document: Document | None = field(repr=False)
     findings: list[Finding] = field(default_factory=list)
-    text: str = ""
+    text: str = field(default="", repr=False)
     batch_ranks: int | None = None
 
     @property
@@ -239,9 +239,10 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
     for file in files:
         if file.document is None or file.kind != "accelerate":
             continue
-        _add(file, functools.partial(lint_accelerate, file.document, context.world_size))
-        count, hostfile = number_of_processes(file.document), _hostfile(file)
         partner = _partner(file, files)
+        config = partner.document if partner is not None and partner.kind == "deepspeed" else None
+        _add(file, functools.partial(lint_accelerate, file.document, context.world_size, config))
+        count, hostfile = number_of_processes(file.document), _hostfile(file)
         if partner is not None and partner.kind not in ("deepspeed", "unknown"):
             file.findings.append(_not_a_config(file.document, partner))
         elif partner is not None and partner.document is not None:

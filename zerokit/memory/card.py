@@ -60,14 +60,10 @@ def around_peak(
         outside = {
             CONTEXT: (gpu.context_bytes or DEFAULT_CONTEXT_BYTES) + LIBRARIES_BYTES,
             NCCL: _nccl_bytes(strategy),
-            DRIVER: _driver_bytes(gpu),
+            DRIVER: gpu.driver_kept_bytes,
         }
     parts = {RESERVED: rest - sum(outside.values()), **outside}
     return {name: size for name, size in parts.items() if size}
-
-
-def _driver_bytes(gpu: Gpu) -> int:
-    return max(0, gpu.driver_vram_bytes - gpu.vram_bytes)
 
 
 EXPANDABLE_BYTES = 384 * MIB
@@ -98,7 +94,7 @@ def min_vram_bytes(gpu: Gpu, strategy: Strategy, peak_bytes: int) -> int:
         peak_bytes
         + allocator_bytes(gpu, peak_bytes)
         + outside_allocator_bytes(gpu, strategy)
-        + _driver_bytes(gpu)
+        + gpu.driver_kept_bytes
     )
 
 

@@ -36,5 +36,5 @@ def load_notes(weight_bytes: float, strategy: Strategy, job: Job) -> tuple[str, 
         return ()
     return (
         f"{LOADED_WHOLE} on each GPU, "
-        f"{weight_bytes / GIB:.1f} GiB, before ZeRO-3 divides it: more GPUs do not make a smaller card do",
+        f"{weight_bytes / GIB:.1f} GiB, before ZeRO-3 divides it: each must hold it, however many there are",
     )

@@ -9,11 +9,13 @@ Read from DeepSpeed 0.19.8 and compared with real checkpoints of two CPU ranks (
 * ``save_checkpoint`` writes for every rank its part of the fp32 master weights and of the optimizer's states
   (``_save_zero_checkpoint``, engine.py:5549), and below ZeRO-3 the weights once more (``_save_checkpoint``).
   A Trainer leaves the frozen weights under adapters out (Transformers 5.23, trainer.py:3550).
+* Adapters under ZeRO-3 are saved by a Trainer of Transformers 5.0 or newer whether or not weights are
+  gathered (5.23, trainer.py:4110), in ``save_model`` and in each checkpoint's folder; 4.56 saves none then.
 """
 
 from __future__ import annotations
 
-from zerokit.domain.deepspeed_settings import CONVERTS_A_CHECKPOINT, DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import CONVERTS_A_CHECKPOINT, CONVERTS_ADAPTERS, DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -41,7 +43,7 @@ def saving(shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster) ->
     weights_bytes = trainable * (4 if stage == 3 else element_bytes) if adapters else model_bytes
     frozen = _frozen_bytes(shape, job, element_bytes)
     return Saving(
-        weights_bytes=0 if stage == 3 and not gathers else weights_bytes,
+        weights_bytes=0 if stage == 3 and not gathers and not adapters else weights_bytes,
         checkpoint_bytes=checkpoint_bytes(trainable, trainable, settings) + frozen,
         frozen_bytes=frozen,
         host_bytes=model_bytes if gathers else 0,
@@ -119,9 +121,14 @@ def notes(
     why = f", {location}, have no room there beside the training ({source})"
     if not decides:
         why = " are not gathered (stage3_gather_16bit_weights_on_model_save is false)"
+    loads = f"{NONE_LOAD} weights that load; to convert a checkpoint: {CONVERTS_A_CHECKPOINT}"
+    if job.lora is not None:
+        loads = (
+            f"{NONE_LOAD} adapters that load before Transformers 5.0; to convert one "
+            f"(deepspeed.utils.zero_to_fp32): {CONVERTS_ADAPTERS}"
+        )
     return (
-        f"save checkpoints (save_strategy): {NONE_LOAD} {'weights' if job.lora is None else 'adapters'} that "
-        f"load; to convert a checkpoint: {CONVERTS_A_CHECKPOINT}",
+        f"save checkpoints (save_strategy): {loads}",
         f"the whole weights{why}",
     )
 

@@ -148,7 +148,8 @@ def estimate(
         timed=request.timed,
         on_cpu=request.on_cpu,
     )
-    return Estimate(planned=planned, model_name=resolved.model_name)
+    config = None if file is None else file.config
+    return Estimate(planned=planned, model_name=resolved.model_name, file_config=config)
 
 
 @_without_collecting()

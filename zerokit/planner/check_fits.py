@@ -95,12 +95,13 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
         return False, as_options(error.marked)
     peak = f"peak of tensors {format_gib(answer.peak_allocated_bytes)}"
     left_open = _left_open(answer.planned.notes, path)
-    if answer.fits is False:
-        worst = f"the worst GPU needs {format_gib(answer.min_vram_bytes)} ({peak})"
-        return False, f"does not fit: {worst}{left_open}"
     required = f"{format_gib(answer.min_vram_bytes)} required"
-    settings = answer.planned.strategy.settings
-    job = f"{peak}; {settings.precision}, batch size per GPU {settings.micro_batch}"
+    settings, length = answer.planned.strategy.settings, answer.planned.job.seq_len
+    job = f"{peak}; {settings.precision}, batch size per GPU {settings.micro_batch}, {length:,} tokens each"
+    if "seq_len" not in estimate_options:
+        job += ": ⟨seq_len⟩ not given"
+    if answer.fits is False:
+        return False, f"does not fit: {required} on the worst GPU ({job}){left_open}"
     if answer.fits is None:
         return None, f"{required} per GPU ({job}); ⟨gpu⟩ or ⟨vram⟩ tells whether it fits{left_open}"
     available = format_gib(answer.planned.cluster.gpu.driver_vram_bytes)

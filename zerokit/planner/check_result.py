@@ -12,6 +12,9 @@ from zerokit.linter import output
 from zerokit.linter.files import INTERNAL_ERROR, CheckedFile
 from zerokit.linter.finding import Finding
 
+_SHOWN = 5
+"""Findings at a Python prompt."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
@@ -28,7 +31,7 @@ class Fit:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckResult:
     """What was found in the files.
 
@@ -63,13 +66,23 @@ class CheckResult:
         failing = ("error", "warning") if strict else ("error",)
         return 2 if any(finding.severity in failing for finding in self.findings) else 0
 
+    def __repr__(self) -> str:
+        """What a Python prompt shows: how many findings there are, and the first of them."""
+        shown = [
+            f"{_location(finding)}: {finding.severity}: {finding.message}"
+            for finding in self.findings[:_SHOWN]
+        ]
+        more = len(self.findings) - len(shown)
+        shown += [f"and {more} more, in findings"] if more else []
+        counts = output.summary(self.files, notes=True, skipped=self.skipped)
+        return "\n  ".join((f"<Check of {counts}", *shown)) + ">"
+
     def _repr_html_(self) -> str:
         """What a notebook shows of it: a row for each finding, and how many there are."""
         from zerokit.planner.notebook_table import html_table
 
         rows = [
-            (f"{finding.path}:{finding.location.line}:{finding.location.column}", finding.severity,
-             finding.message, finding.fix, finding.rule)
+            (_location(finding), finding.severity, finding.message, finding.fix, finding.rule)
             for finding in self.findings
         ]  # fmt: skip
         caption = output.summary(self.files, notes=True, skipped=self.skipped)
@@ -83,3 +96,7 @@ class CheckResult:
             if fit is not None:
                 file["fit"] = {"fits": fit.fits, "message": as_options(fit.message)}
         return body
+
+
+def _location(finding: Finding) -> str:
+    return f"{finding.path}:{finding.location.line}:{finding.location.column}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -171,10 +172,12 @@ class Estimate:
     Attributes:
         planned: the strategy, with what the models say of it.
         model_name: the model's.
+        file_config: the DeepSpeed file that decided the strategy, as it stands; None: there was none.
     """
 
     planned: PlannedStrategy
     model_name: str = ""
+    file_config: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         """What a Python prompt shows: strategy, memory and time in a line."""

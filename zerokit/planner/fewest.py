@@ -65,31 +65,43 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
         misfit=(
             None
             if any(size.gpus for size in results)
-            else _misfit(resolved.model_name, request, kinds, methods[-1], most)
+            else _misfit(resolved.model_name, request, kinds, methods, most)
         ),
     )
 
 
-def _misfit(model_name: str, request: Request, kinds: Sequence[Gpu], method: str, most: int) -> str:
-    """That nothing fits, why not on the most GPUs of the kind with the most memory, at most one node of them,
-    and what would."""
-    from zerokit.domain.job import Lora
+def _misfit(
+    model_name: str, request: Request, kinds: Sequence[Gpu], methods: Sequence[str], most: int
+) -> str:
+    """That nothing fits; and of each method why not on the most GPUs of the kind with the most memory, at
+    most one node of them, and what would."""
     from zerokit.search.explain import gpu_words
-    from zerokit.search.plan import make_plan
     from zerokit.suggest import alternatives
 
     gpu = max(kinds, key=lambda kind: kind.driver_vram_bytes)
-    lora = None if method == "full" else request.job.lora or Lora()
     cluster = replace(request.cluster, gpu=gpu, gpus=min(most, gpu.max_gpus_per_node), nodes=1)
-    asked = replace(request, job=replace(request.job, method=method, lora=lora), cluster=cluster)
     names = alternatives(list(dict.fromkeys(gpu_words(kind) for kind in kinds)))
-    lines = [f"{model_name} does not fit on up to {counted(most, 'GPU')} ({names})"]
+    answers = {method: _why_not(replace(request, cluster=cluster), method) for method in methods}
+    first = f"{model_name} does not fit on up to {counted(most, 'GPU')} ({names})"
+    if len(methods) > 1:
+        return "\n".join((first, *(f"{method}: {why}" for method, why in answers.items() if why)))
+    why = answers[methods[0]]
+    if not why:
+        return first
+    return why if len(kinds) == 1 and cluster.gpus == most else f"{first}\nfor example, {why}"
+
+
+def _why_not(request: Request, method: str) -> str:
+    """Why nothing fits with this method, and what would; empty where something does."""
+    from zerokit.domain.job import Lora
+    from zerokit.search.plan import make_plan
+
+    lora = None if method == "full" else request.job.lora or Lora()
     try:
-        make_plan(asked)
+        make_plan(replace(request, job=replace(request.job, method=method, lora=lora)))
     except (InputError, NothingFits) as error:
-        said_all = len(kinds) == 1 and cluster.gpus == most
-        lines = [error.marked] if said_all else [*lines, f"for example, {error.marked}"]
-    return "\n".join(lines)
+        return error.marked
+    return ""
 
 
 def _speed_notes(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -66,7 +66,8 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     if nodes is None:
         nodes = _fewest_nodes(gpus, gpu.max_gpus_per_node)
         if nodes > 1:
-            notes = (*notes, f"{nodes} nodes of {counted(gpus // nodes, 'GPU')}: ⟨nodes⟩ not given")
+            per_node = gpus // nodes
+            notes = (*notes, f"{nodes} nodes for {gpus} GPUs, {per_node} on each: ⟨nodes⟩ not given")
     elif nodes > 1 and gpus <= gpu.max_gpus_per_node:
         notes = (
             *notes,
@@ -99,7 +100,8 @@ def doubted_vram(options: Mapping[str, Any]) -> str | None:
     from zerokit.catalog.gpus import sold_in_gb
 
     sold = sold_in_gb(parse_bytes(options["vram"], "⟨vram⟩")) if options.get("vram") else None
-    return None if sold is None else f"⟨vram⟩ {options['vram']}: {sold}; write it in GiB, or name the ⟨gpu⟩"
+    fix = "leave it out, as ⟨gpu⟩ names the card" if options.get("gpu") else "name the ⟨gpu⟩"
+    return None if sold is None else f"⟨vram⟩ {options['vram']}: {sold}; {fix}, or write it in GiB"
 
 
 _NUMBER_AND_NAME = re.compile(r"\s*(\d+)\s*[x×*]\s*([A-Za-z0-9].*)")

@@ -19,12 +19,19 @@ _SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attentio
 _SAME_PARAMETERS = 0.02  # a vocabulary that was resized, say
 
 
-def unlike_planned(name: str, spelt: str, request: Mapping[str, Any], parameters: int | None) -> str | None:
-    """What to say of a model that the script's arguments name, as :func:`another_model`, and what to do."""
+def unlike_planned(
+    name: str, spelt: str, request: Mapping[str, Any], parameters: int | None, *, by_options: bool = True
+) -> str | None:
+    """What to say of a model that the script's arguments name, as :func:`another_model`.
+
+    Args:
+        by_options: say which option plans for it, as no command is named that plans with the script.
+    """
     another = another_model(name, spelt, request, parameters)
     if another is None:
         return None
-    return f"{another}: memory and time are not those of this run; plan again with ⟨model⟩ {name}"
+    again = f"; plan again with ⟨model⟩ {name}" if by_options else ""
+    return f"{another}: memory and time are not those of this run{again}"
 
 
 def another_model(name: str, spelt: str, request: Mapping[str, Any], parameters: int | None) -> str | None:

@@ -18,6 +18,7 @@ from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.losses import refuse_strategy
 from zerokit.planner.request import note_on_optimizer, resolve_optimizer
 from zerokit.rules import Setup, violations
+from zerokit.search.global_batch import nearest_batches
 from zerokit.search.plan import choose_precision, make_space
 from zerokit.search.request import Request
 from zerokit.search.space import Knobs, Layout, OffloadChoice, Pins, layout_violation, refuse_placement
@@ -173,9 +174,13 @@ def _default_strategy(
     space = make_space(replace(request, job=job, precision=precision))[0]
     strategy = build_strategy(space, layout, placement, checkpointing, micro, steps, chosen)
     refuse_strategy(job, strategy)
-    stage = (
-        () if pins.zero_stage is not None or request.job.inference else ("ZeRO stage 0: ⟨zero⟩ not given",)
-    )
+    stage: tuple[str, ...] = ()
+    if pins.zero_stage is None and not request.job.inference:
+        master = "" if precision == "fp32" else ", with fp32 master weights"
+        stage = (
+            f"DeepSpeed at ZeRO stage 0{master}: ⟨zero⟩ not given; for a script without DeepSpeed, "
+            "`zerokit rehearse SCRIPT` says what is required",
+        )
     return strategy, (why, *stage)
 
 
@@ -186,7 +191,10 @@ def _batch(request: Request, ranks: int) -> tuple[int, int]:
     if batch is None:
         return micro or 1, steps or 1
     if batch % ranks:
-        raise InputError(f"⟨global_batch⟩ {batch} is not a multiple of {ranks} data-parallel ranks")
+        raise InputError(
+            f"⟨global_batch⟩ {batch} is not a multiple of {ranks} data-parallel ranks; "
+            f"{nearest_batches(batch, ranks, pins)}"
+        )
     per_rank = batch // ranks
     if micro is None:
         micro = per_rank // (steps or per_rank)  # not given: one sequence at a time
@@ -194,7 +202,7 @@ def _batch(request: Request, ranks: int) -> tuple[int, int]:
     if per_rank % micro or (steps is not None and micro * steps != per_rank):
         raise InputError(
             f"⟨global_batch⟩ {batch} is not micro-batch {micro} × accumulation × "
-            f"{counted(ranks, 'data-parallel rank')}"
+            f"{counted(ranks, 'data-parallel rank')}; {nearest_batches(batch, ranks, pins)}"
         )
     return micro, per_rank // micro
 

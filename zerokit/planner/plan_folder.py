@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ def still_there(folder: Path) -> str:
     from zerokit.emit import plan_file
 
     title = plan_file.title_of(folder)
-    return f"{folder} still holds {title}, which `zerokit launch` would take" if title else ""
+    option = "" if str(folder) == DEFAULT_FOLDER else f" --plan {shlex.quote(str(folder))}"
+    return f"{folder} still holds {title}, which `zerokit launch{option}` would take" if title else ""
 
 
 def write_plan(

@@ -7,14 +7,15 @@ to a ``.yaml`` file names one's own, and a ``plan.yaml`` is a recipe by its requ
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from zerokit import resources
+from zerokit import fields, resources
 from zerokit.emit import plan_file
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
@@ -298,6 +299,29 @@ def merged(
     if options.get("params") or options.get("model"):
         result["params"], result["model"] = options.get("params"), options.get("model")
     return result
+
+
+@contextlib.contextmanager
+def named_in_refusals(typed: Mapping[str, Any], requested: Mapping[str, Any]) -> Iterator[None]:
+    """Words a refusal of a value that nobody typed as the recipe's, and says how to take it out.
+
+    Args:
+        typed: the options that were given. requested: the same with the recipe's, from :func:`merged`.
+
+    Raises:
+        InputError: as it was raised, in other words.
+    """
+    try:
+        yield
+    except InputError as error:
+        message = error.marked
+        for key in fields.named(message):
+            if typed.get(key) is None and requested.get(key) is not None:
+                message = message.replace(f"leave ⟨{key}⟩ out", f"take it out of the recipe with {key}=")
+                if message.startswith(f"⟨{key}⟩ "):
+                    message = f"the recipe's {message}"
+        error.reword(message)
+        raise
 
 
 def copy(name: str, destination: str | pathlib.Path) -> pathlib.Path:

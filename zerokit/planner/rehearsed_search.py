@@ -40,7 +40,10 @@ _LEAST_LIMIT_SECONDS = 300.0
 def _time_left(seconds: float) -> str:
     if seconds < 1:
         return "⟨rehearsal_seconds⟩ are over; only what the plan needs is still rehearsed"
-    return f"{format_seconds(seconds)} left of ⟨rehearsal_seconds⟩"
+    left = f"{format_seconds(seconds)} left of ⟨rehearsal_seconds⟩"
+    if seconds < _LEAST_LIMIT_SECONDS:
+        left += f", and one that began may take {format_seconds(_LEAST_LIMIT_SECONDS)}"
+    return left
 
 
 class RehearsalOutcome(Protocol):

@@ -252,10 +252,11 @@ def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
         InputError: there is none of this name, or it is not modelled. The rule for files asks the same of a
             DeepSpeed JSON.
     """
-    from zerokit.domain.client_optimizers import client_optimizer
+    from zerokit.domain.client_optimizers import CLIENT_OPTIMIZERS, client_optimizer
     from zerokit.domain.deepspeed_settings import DeepSpeedSettings
     from zerokit.rules import Setup, rule
     from zerokit.rules.trainer_optimizers import NOT_MODELLED, TAKEN_AS
+    from zerokit.suggest import misspelt
 
     if not name:
         return "AdamW", []
@@ -271,7 +272,11 @@ def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
     details = rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
     if isinstance(details, Mapping):
         right = str(details["instead"])
-        fix = right if right.startswith("write") else "use Adam, AdamW, Adagrad, Lamb, Lion or Muon"
+        fix = "use Adam, AdamW, Adagrad, Lamb, Lion or Muon, or a name of the Trainer's, such as adamw_8bit"
+        if right.startswith("write"):
+            fix = right
+        elif meant := misspelt(name, CLIENT_OPTIMIZERS):
+            fix = f"did you mean {meant[0]}?"
         raise InputError(f"⟨optimizer⟩ {name}: it is neither a DeepSpeed optimizer nor in torch.optim; {fix}")
     return name, note_on_optimizer(name)
 

@@ -168,6 +168,7 @@ class _Planned:
             script_options,
             self._adapted(config, "none").config,
             target=target,
+            ranks=ranks,
             on_cpu=False,
             no_arguments=use.no_arguments,
             accept_mismatch=use.accept_mismatch,

@@ -9,6 +9,8 @@ from zerokit.report.schema import RankReport, RunReport
 from zerokit.units import format_gib, times
 
 _BEHIND_STEPS = 2  # a rank may be one step behind its peers whenever it is looked at
+_LATE_RECORDS = 2  # of its peers' and its own: a record is written late where all cores are busy
+_LATEST_SECONDS = 10.0  # a rank whose records stay out for longer is not only read too early
 _SLOW = 1.2  # of the median step time
 _OF_TRAINING = ("steps were skipped", "not finite", "the gradients are zero", "the loss is the same",
                 "the others wait for", "computed the same losses")  # fmt: skip
@@ -30,13 +32,16 @@ class Alarm:
         return self.kind, self.rank
 
 
-def alarms(run: RunReport, host_limit_bytes: int | None = None) -> list[Alarm]:
+def alarms(
+    run: RunReport, host_limit_bytes: int | None = None, recorded_every_seconds: float = 0.0
+) -> list[Alarm]:
     """One for each thing that is wrong or about to be; empty where nothing is.
 
     Args:
         host_limit_bytes: memory of this host, where all the ranks are on it.
+        recorded_every_seconds: how often a rank writes down how far it is.
     """
-    result = [*_stragglers(run.ranks)]
+    result = [*_behind(run.ranks, recorded_every_seconds), *_slow(run.ranks)]
     for rank in run.ranks:
         result += _of_rank(rank)
     resident = sum(rank.peak_host_rss_bytes for rank in run.ranks)
@@ -55,30 +60,45 @@ def alarms(run: RunReport, host_limit_bytes: int | None = None) -> list[Alarm]:
     ]
 
 
-def _stragglers(ranks: list[RankReport]) -> list[Alarm]:
-    """Ranks that are steps behind, or whose steps take longer, with the factor."""
-    living = [rank for rank in ranks if rank.state in ("running", "finished", "stopped")]
-    if len(living) < 2:
+def _behind(ranks: list[RankReport], recorded_every_seconds: float) -> list[Alarm]:
+    """Ranks that are more steps behind the first than their records, of different times, explain."""
+    living = _living(ranks)
+    first = max(living, key=lambda rank: rank.steps, default=None)
+    if first is None:
         return []
-    most = max(rank.steps for rank in living)
-    result = [
-        Alarm(
-            "steps behind",
-            rank.rank,
-            f"rank {rank.rank} on {rank.host} is {most - rank.steps} optimizer steps behind",
-        )
-        for rank in living
-        if most - rank.steps >= _BEHIND_STEPS and rank.state == "running"
+    found = []
+    for rank in living:
+        steps = first.steps - rank.steps
+        late = _LATE_RECORDS * recorded_every_seconds + _recorded_earlier(rank, first)
+        explained = late / first.median_step_seconds if first.median_step_seconds else 0.0
+        if rank.state == "running" and steps >= _BEHIND_STEPS and steps > 1 + explained:
+            text = f"rank {rank.rank} on {rank.host} is {steps} optimizer steps behind"
+            found.append(Alarm("steps behind", rank.rank, text))
+    return found
+
+
+def _recorded_earlier(rank: RankReport, first: RankReport) -> float:
+    """Seconds from what is known of a rank to what is known of the first."""
+    if rank.last_heard_at is None or first.last_heard_at is None:
+        return 0.0
+    return min(max(0.0, first.last_heard_at - rank.last_heard_at), _LATEST_SECONDS)
+
+
+def _slow(ranks: list[RankReport]) -> list[Alarm]:
+    """Ranks whose steps take longer than those of the others, with the factor."""
+    times = {rank.rank: rank.median_step_seconds for rank in _living(ranks) if rank.median_step_seconds}
+    if len(times) <= 2:
+        return []
+    median = statistics.median(times.values())
+    return [
+        Alarm("slow", rank, f"rank {rank} takes {seconds / median:.1f} times the median step time")
+        for rank, seconds in times.items()
+        if seconds > _SLOW * median
     ]
-    times = {rank.rank: rank.median_step_seconds for rank in living if rank.median_step_seconds}
-    if len(times) > 2:
-        median = statistics.median(times.values())
-        result += [
-            Alarm("slow", rank, f"rank {rank} takes {seconds / median:.1f} times the median step time")
-            for rank, seconds in times.items()
-            if seconds > _SLOW * median
-        ]
-    return result
+
+
+def _living(ranks: list[RankReport]) -> list[RankReport]:
+    return [rank for rank in ranks if rank.state in ("running", "finished", "stopped")]
 
 
 def _of_rank(rank: RankReport) -> list[Alarm]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from zerokit.report import figure_text, render
+from zerokit.report.context import UNKNOWN, RunContext, unlike_settings
 from zerokit.report.outcome import Outcome
 from zerokit.report.schema import RunReport
 
@@ -19,9 +22,13 @@ _OLDER = {"load": "init", "eval": "other", "generate": "other", "save": "other"}
 
 
 def compare_reports(
-    first: RunReport | Mapping[str, Any], second: RunReport | Mapping[str, Any]
+    first: RunReport | Mapping[str, Any],
+    second: RunReport | Mapping[str, Any],
+    contexts: tuple[RunContext, RunContext] | None = None,
 ) -> dict[str, Any]:
     """The figures of two runs and their differences.
+
+    ``settings``: the DeepSpeed settings in which the contexts differ, with both values; null: not set.
 
     Sizes are the largest of any rank of each run, in bytes; step time is the median over ranks, in seconds.
     ``sequences_per_second`` is what each rank takes: batch size per GPU times gradient accumulation, over the
@@ -52,6 +59,10 @@ def compare_reports(
             "batch_columns": [_engine_fact(run, "batch_columns") for run in runs],
         },
         "figures": {name: _change(*pair) for name, pair in rows.items()},
+        "settings": {
+            key: [None if value == UNKNOWN else json.loads(value, parse_constant=str) for value in values]
+            for key, *values in (unlike_settings(*contexts) if contexts is not None else ())
+        },
         "phases": {
             name: _change(*(_phase(run, name, mixed) for run in runs)) for name in (phases if alike else ())
         },
@@ -185,4 +196,17 @@ def print_comparison(
     for key, pair in comparison["phases"].items():
         table.add_row(f"  {escape(key)}", figure_text.size(pair["first"]), figure_text.size(pair["second"]),
                       figure_text.percent(pair["change_fraction"]))  # fmt: skip
-    (console or render.wide_console()).print(table, highlight=False)
+    console = console or render.wide_console()
+    console.print(table, highlight=False)
+    if comparison["settings"]:
+        console.print(_settings_table(comparison["settings"], names), highlight=False)
+
+
+def _settings_table(settings: Mapping[str, Sequence[Any]], names: tuple[str, str]) -> Table:
+    table = render.new_table()
+    for name in ("settings that differ", *names):
+        table.add_column(escape(name))
+    for key, values in settings.items():
+        cells = (UNKNOWN if value is None else json.dumps(value) for value in values)
+        table.add_row(escape(key), *map(escape, cells))
+    return table

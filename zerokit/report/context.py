@@ -15,6 +15,7 @@ from zerokit.report.schema import RunReport, plain
 from zerokit.units import counted
 
 _AUTO = '"auto"'
+UNKNOWN = "–"
 _MOST_BYTES = 8 << 20
 _PLAN_FILE, _COMMAND_FILE, _CONFIG_FILE = "plan.yaml", "command.json", "ds_config.json"
 
@@ -94,6 +95,20 @@ def facts(run: RunReport, context: RunContext) -> list[tuple[str, str]]:
         ("DeepSpeed", str(context.plan.get("deepspeed", ""))),
     ]
     return [(name, str(plain(value))) for name, value in rows if value]
+
+
+def side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Name, what it is in one, in the other; a dash where it is not known."""
+    return [
+        (name, first.get(name, UNKNOWN), second.get(name, UNKNOWN))
+        for name in dict.fromkeys([*first, *second])
+    ]
+
+
+def unlike_settings(first: RunContext, second: RunContext) -> list[tuple[str, str, str]]:
+    """Key path and both values, as JSON, of each DeepSpeed setting in which two runs differ."""
+    values = ({key: value for key, value, _ in context.settings} for context in (first, second))
+    return [row for row in side_by_side(*values) if row[1] != row[2]]
 
 
 def subject(run: RunReport, context: RunContext) -> str:

@@ -12,7 +12,14 @@ from zerokit.files import write_whole
 from zerokit.report import charts, failure_text, figure_text, render, run_charts, run_events
 from zerokit.report.allocator_chart import allocator, left_over
 from zerokit.report.compare import compare_reports, headline, table_rows
-from zerokit.report.context import RunContext, facts, read_context, subject
+from zerokit.report.context import (
+    RunContext,
+    facts,
+    read_context,
+    side_by_side,
+    subject,
+    unlike_settings,
+)
 from zerokit.report.prediction_text import difference_lines
 from zerokit.report.run_answer import GOOD, answer
 from zerokit.report.schema import RankReport, RunReport
@@ -89,22 +96,11 @@ def render_comparison(
         rows=table_rows(compared),
         bars=charts.bars("Peak memory by phase", bars) if bars else None,
         charts=[(name, chart) for name, chart in memory_charts if chart is not None],
-        what_ran=_side_by_side(
+        what_ran=side_by_side(
             *(dict(facts(run, context)) for run, context in zip(runs, contexts, strict=True))
         ),
-        settings=[
-            row
-            for row in _side_by_side(
-                *({key: value for key, value, _ in context.settings} for context in contexts)
-            )
-            if row[1] != row[2]
-        ],
+        settings=unlike_settings(*contexts),
     )
-
-
-def _side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Name, what it is in one, in the other; a dash where it is not known."""
-    return [(name, first.get(name, "–"), second.get(name, "–")) for name in dict.fromkeys([*first, *second])]
 
 
 def fill(name: str, **values: Any) -> str:

@@ -247,7 +247,7 @@ def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any
         "in host memory here, and the process itself as measured when DeepSpeed began. More is measured "
         "where libraries load after that and CPU operators take scratch memory (together 0.1 to 0.3 GiB a "
         "rank in small runs); less, where buffers are never filled (DeepSpeed's buckets beside a small "
-        "model). Not by phase, as a process keeps much of what tensors free",
+        "model). Phases after init are not predicted: a process keeps much of what its tensors free.",
     }  # fmt: skip
 
 

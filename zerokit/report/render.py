@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zerokit.domain.phases import PHASES
-from zerokit.messages import command_lines, typed
+from zerokit.messages import command_lines, typed, wrapped
 from zerokit.report.failure_text import failed_in_load, failure_lines, failure_place, raised_at, shortened
 from zerokit.report.figure_text import percent, seconds, signal_name, size
 from zerokit.report.host_names import short_hosts
@@ -31,7 +31,6 @@ STACKS = "stacks-*.txt"
 """Where a hung run's folder has what each rank was doing."""
 LOG_OF_RANK = "logs/rank-{:05d}.err.log"
 """What a rank wrote to its standard error, in the run folder."""
-_NOTHING_MEASURED = "No rank got past load: no memory and no steps to show."
 _PIPE_WIDTH = 160
 _WIDE = 132  # columns that the table of ranks takes with everything in it
 _STATE_STYLE = {"finished": "green", "stopped": "green", "running": "cyan", "failed": "bold red",
@@ -53,7 +52,7 @@ def print_report(
     """
     console = console or wide_console()
     renderables = parts(report, traceback=traceback, width=console.width, folder=folder)
-    console.print(Group(*renderables), highlight=False)
+    console.print(Group(*renderables), highlight=False, crop=False)  # what is copied stays whole
 
 
 def wide_console() -> Console:
@@ -71,17 +70,23 @@ def parts(
 ) -> list[RenderableType]:
     """The report as renderables, in the order they are read, for a terminal of ``width`` columns."""
     run = RunReport.model_validate(report)
-    tables: list[RenderableType] = [Text(_NOTHING_MEASURED)] if failed_in_load(run) else _tables(run, width)
+    tables: list[RenderableType] = [Text(_of_load(run))] if failed_in_load(run) else _tables(run, width)
     tables += [Text(line, style="yellow") for line in warnings(run)]
     tables.append(outcome_line(run))
-    # whole, however narrow the terminal: a path or a command is copied
-    tables += [Text(line, no_wrap=True, overflow="ignore") for line in what_to_do(run, folder, width)]
+    tables += [_whole(line) for line in what_to_do(run, folder, width)]
     tables += [Text(line) for line in retry_lines(run)]
-    tables += [Text(run.resume, no_wrap=True, overflow="ignore")] if run.resume else []
+    tables += [_whole(line) for line in wrapped(run.resume or "", width).splitlines()]
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
         tables += _its_output(run.first_failure, folder) if traceback else []
     return tables
+
+
+def _of_load(run: RunReport) -> str:
+    """In place of tables, where nothing came after load."""
+    host = max((rank.peak_host_rss_bytes for rank in run.ranks), default=0)
+    memory = f"; the largest process took {size(host)} of host memory" if host else ""
+    return f"No rank got past load: no steps to show{memory}."
 
 
 def _tables(run: RunReport, width: int) -> list[RenderableType]:
@@ -290,9 +295,16 @@ def warnings(run: RunReport) -> list[str]:
             )
         if rank.restarts:
             lines.append(f"rank {rank.rank} was restarted {times(rank.restarts)}; the last life is shown")
+    return lines[:20] + [f"problem: {text}" for text in _problems_apart(run)[0]][:20]
+
+
+def _problems_apart(run: RunReport) -> tuple[list[str], list[str]]:
+    """The problems that begin with that word, and, where others are problems too, the differences from the
+    plan that stand below the table."""
     told = run.predicted_vs_measured.differences if run.predicted_vs_measured else []
-    texts = {difference.text for difference in told}  # which stand below the table
-    return lines[:20] + [f"problem: {text}" for text in run.problems if text not in texts][:20]
+    texts = [difference.text for difference in told]
+    problems = [text for text in run.problems if text not in texts]
+    return problems, texts if len(problems) < len(run.problems) else []
 
 
 def _leak_text(rank: RankReport, leak: Leak) -> str:
@@ -328,7 +340,12 @@ def _its_output(failure: Failure, folder: Path | None) -> list[RenderableType]:
     path = None if folder is None else folder / LOG_OF_RANK.format(failure.rank)
     if path is None or not path.is_file():
         return []
-    return [Text(f"its output: {shlex.quote(str(path))}", no_wrap=True, overflow="ignore")]
+    return [_whole(f"its output: {shlex.quote(str(path))}")]
+
+
+def _whole(line: str) -> Text:
+    """A line with a path or a command that is copied: not broken, however narrow the terminal."""
+    return Text(line, no_wrap=True, overflow="ignore")
 
 
 def retry_lines(run: RunReport) -> list[str]:
@@ -370,6 +387,9 @@ def outcome_line(run: RunReport) -> Text:
     details = "; ".join(filter(None, (", ".join(filter(None, (meaning, took))), code)))
     text = f"Outcome: {run.outcome.words} ({details})"
     if run.problems:
-        count = len(run.problems)
-        text += f", with {counted(count, 'problem')} named above"
+        problems, differences = _problems_apart(run)
+        counts = [counted(len(problems), "problem")] if problems else []
+        if differences:
+            counts.append(counted(len(differences), "difference from the plan", "differences from the plan"))
+        text += f", with {' and '.join(counts)} named above"
     return Text(text, style="bold red" if not good else "bold yellow" if run.problems else "bold green")

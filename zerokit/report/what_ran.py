@@ -99,14 +99,19 @@ def chosen_as_ran(chosen: Facts, differing: Sequence[Difference]) -> dict[str, A
 
 
 def options_to_plan(plan: Facts | None, differing: Sequence[Difference]) -> list[str]:
-    """Words of the options that plan for what ran, beside the plan's own; empty where none says it."""
+    """What follows ``zerokit plan --recipe plan.yaml`` to plan for what ran: with the script, or by options
+    where no plan is made with it; empty where neither says it."""
     if not isinstance(plan, Mapping):
         return []
-    ran = {d.option: d.ran for d in differing if d.option in _SAID_BY_THEIR_VALUE}
-    chosen, request = plan.get("chosen", plan), plan.get("request")
-    if not ran or not isinstance(chosen, Mapping):
+    chosen, request, script = plan.get("chosen", plan), plan.get("request"), plan.get("script")
+    if not isinstance(chosen, Mapping):
         return []
-    return list(planning_again.options_for(chosen, request if isinstance(request, Mapping) else {}, ran))
+    request = request if isinstance(request, Mapping) else {}
+    if script:
+        unlike = {d.option: d.ran for d in differing if d.option is not None}
+        return list(planning_again.options_with_script(chosen, request, unlike, script)) if differing else []
+    ran = {d.option: d.ran for d in differing if d.option in _SAID_BY_THEIR_VALUE}
+    return list(planning_again.options_for(chosen, request, ran)) if ran else []
 
 
 def unlike_rehearsal(engine: Facts, rehearsed: Facts) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain import planning_again
 from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, Lora
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
@@ -25,11 +26,15 @@ from zerokit.script import (
     unsaved_weights,
 )
 from zerokit.script.arguments import SPELLINGS, ScriptOptions
-from zerokit.script.loader_batch import PlannedBatch, before_the_run
+from zerokit.script.loader_batch import PlannedBatch, before_the_run, loader_batch
 from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import STYLE_WORDS, ScriptFacts
 from zerokit.script.sequence_length import length_warnings, longest_sequence
 from zerokit.temporary import is_temporary
+
+WithScript = Callable[[Sequence[str], Sequence[str]], str]
+"""The command that plans with the script: from the options of the plan that are left to it, and words of
+others to plan with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +43,23 @@ class Agreement:
 
     Attributes:
         unlike: options of the plan that the script decides otherwise, without dashes in front.
+        words: of options that a plan with the script takes beside the plan's own.
     """
 
     added: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+_OPTION_OF: Mapping[str, tuple[str, Callable[[object], str]]] = {
+    "per_device_train_batch_size": ("micro-batch", str),
+    "gradient_accumulation_steps": ("gradient-accumulation", str),
+    "bf16": ("precision", lambda value: "bf16" if value else "fp32"),
+    "fp16": ("precision", lambda value: "fp16" if value else "fp32"),
+    "gradient_checkpointing": ("checkpointing", lambda value: "full" if value else "none"),
+}
+"""Options of ``plan`` that plan for an argument's value."""
 
 
 def agree(
@@ -59,7 +76,8 @@ def agree(
     no_arguments: bool,
     accept_mismatch: bool,
     writes_here: bool = True,
-    planned_on_cpu: bool = False,
+    with_script: WithScript | None = None,
+    by_options: bool = True,
 ) -> Agreement:
     """Fill in what the user did not give, and hold the rest to the plan.
 
@@ -75,7 +93,8 @@ def agree(
         no_arguments: add nothing.
         accept_mismatch: say contradictions instead of stopping.
         writes_here: the script writes to this machine's disks, whose room is looked at.
-        planned_on_cpu: the plan is for CPU ranks.
+        with_script: the command that plans with the script; None: no plan of this kind is made with one.
+        by_options: warnings say which options plan for what the script does, as no command beside them does.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
@@ -99,7 +118,8 @@ def agree(
     )
     added = () if no_arguments else options.additions(planned)
     conflicts = options.conflicts(planned, added=not no_arguments)
-    conflicts += _own_file(options, config, plan_folder)
+    own_file, decided_by_file = _own_file(options, config, plan_folder)
+    conflicts += own_file
     conflicts += code_settings.unlike_plan(
         options.facts.code_settings, options.style, chosen, planned.precision
     )
@@ -107,37 +127,76 @@ def agree(
     notes = [f"warning: no plan reaches the script: {obstacles}"] if obstacles else []
     if added:
         notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments⟩ adds nothing)")
-    if conflicts and not accept_mismatch:
-        raise InputError(
-            f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
-            f"does{_planning_again(options, batch, planned_on_cpu)}, or run it all the same, with "
-            "⟨accept_mismatch⟩ before the script"
-        )
-    notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
-    notes += assignments.unlike_plan(options.facts.assigned, _by_any_name(planned))
-    notes += planned_loss.warnings(options, loss)
-    notes += before_the_run(options, batch)
-    if not batch.rehearsed:  # its length is that of the script's own data
-        notes += [*length_warnings(options, seq_len), *unlike_job.warnings(options, method)]
-        notes += unlike_adapters.warnings(options, method, lora)
     longest = None if batch.rehearsed else longest_sequence(options)
     unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest[0] != seq_len else ()
     unlike += ("pp",) if _lacks_pipeline(options.facts, chosen) else ()
+    if conflicts and not accept_mismatch:
+        again = _planning_again(options, batch, decided_by_file, None if own_file else with_script, unlike)
+        raise InputError(
+            f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
+            f"does{again}, or run it all the same, with ⟨accept_mismatch⟩ before the script"
+        )
+    notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
+    notes += _assigned(options.facts, planned, batch, accept_mismatch=accept_mismatch)
+    notes += planned_loss.warnings(options, loss)
+    notes += before_the_run(options, batch, by_options=by_options)
+    if not batch.rehearsed:  # its length is that of the script's own data
+        notes += length_warnings(options, seq_len, by_options=by_options)
+        notes += unlike_job.warnings(options, method, by_options=by_options)
+        notes += unlike_adapters.warnings(options, method, lora, by_options=by_options)
     notes += unsaved_weights.warnings(options.facts, config, method)
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     notes += _parts_of_the_script(options, chosen, writes_here)
-    return Agreement(added=added, notes=tuple(notes), unlike=unlike)
+    return Agreement(added=added, notes=tuple(notes), unlike=unlike, words=_global_batch(options, batch))
 
 
-def _planning_again(options: ScriptOptions, batch: PlannedBatch, planned_on_cpu: bool) -> str:
-    """How to plan for what the script does, in brackets; for CPU ranks by options: no rehearsal has them."""
-    if not planned_on_cpu:
-        return " (`zerokit plan … -- SCRIPT ARGS` takes it from the script)"
-    decided = code_values.decided_options(options, batch.chosen, on_cpu=True)
-    words = " ".join(f"--{name} {value}" for name, value in decided.items())
-    command = batch.command_for(decided) if decided else ""
-    return f" (`{command}`)" if command else f" ({words})" if words else ""
+def _global_batch(options: ScriptOptions, batch: PlannedBatch) -> tuple[str, ...]:
+    """The global batch to plan with, where the script's loader cannot meet the plan's."""
+    loaded = loader_batch(options)
+    if loaded is None or loaded.sequences == batch.micro_batch:
+        return ()
+    ran = {"micro-batch": str(loaded.sequences)}
+    return planning_again.global_batch_for(batch.chosen, batch.request, ran)
+
+
+def _planning_again(
+    options: ScriptOptions,
+    batch: PlannedBatch,
+    decided_by_file: Mapping[str, str],
+    with_script: WithScript | None,
+    unlike: Sequence[str],
+) -> str:
+    """The command that plans for what the script does, in brackets: with the script, or by options where no
+    plan is made with it; empty where no option says it.
+
+    Args:
+        decided_by_file: what a DeepSpeed file of the script's own decides otherwise, as options of ``plan``.
+        unlike: options of the plan that the script decides otherwise, whatever contradicts.
+    """
+    decided = code_values.decided_options(options, batch.chosen, on_cpu=with_script is None)
+    decided |= decided_by_file
+    if with_script is not None:
+        words = planning_again.global_batch_for(batch.chosen, batch.request, decided)
+        return f": `{with_script((*decided, *unlike), words)}`"
+    return f": `{batch.command_for(decided)}`" if decided else ""
+
+
+def _assigned(
+    facts: ScriptFacts, planned: PlannedValues, batch: PlannedBatch, *, accept_mismatch: bool
+) -> list[str]:
+    """Warnings of what its code sets otherwise, once the arguments are read."""
+    values = _by_any_name(planned)
+    names = {name: key for key in _OPTION_OF for name in SPELLINGS.get(key, (key,))}
+    ran: dict[str, str] = {}
+    for one in facts.assigned:
+        if one.name in names and one.value != values.get(one.name):
+            option, value_of = _OPTION_OF[names[one.name]]
+            ran[option] = value_of(one.value)
+    held = {
+        name for name, key in names.items() if _OPTION_OF[key][0] != "checkpointing" and not accept_mismatch
+    }
+    return assignments.unlike_plan(facts.assigned, values, held, batch.command_for(ran) if ran else "")
 
 
 def _by_any_name(planned: PlannedValues) -> dict[str, object]:
@@ -162,27 +221,29 @@ def _clipping(config: Mapping[str, Any]) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _own_file(options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path) -> list[str]:
-    """A file of the script's own decides in place of the plan's configuration."""
+def _own_file(
+    options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path
+) -> tuple[list[str], dict[str, str]]:
+    """In what a file of the script's own, which decides in place of the plan's configuration, differs from
+    it: in sentences, and as options of ``plan``."""
     if options.own_deepspeed_file is None:
-        return []
+        return [], {}
     name, where = options.own_deepspeed_file
     if Path(name).resolve().is_relative_to(plan_folder.resolve()):
-        return []
+        return [], {}
     from zerokit.strictload import load_json
 
     try:
         own_config = load_json(Path(name)).value
     except InputError as error:
-        return [f"{where}: {error}; without it the script gets the plan's configuration"]
-    differing = [
-        f"{label} {own_value}, but the plan has {planned_value}"
-        for (label, own_value), (_, planned_value) in zip(
-            _strategy(own_config), _strategy(config), strict=True
-        )
-        if own_value != planned_value and own_value != "auto"
-    ]
-    return [f"{where}: {difference}" for difference in differing]
+        return [f"{where}: {error}; without it the script gets the plan's configuration"], {}
+    conflicts, decided = [], {}
+    planned = dict(_strategy(config))
+    for label, own_value in _strategy(own_config):
+        if own_value not in (planned[label], "auto"):
+            conflicts.append(f"{where}: {label} {own_value}, but the plan has {planned[label]}")
+            decided["zero" if label == "stage" else label.replace("_", "-")] = str(own_value)
+    return conflicts, decided
 
 
 def refuse_unplannable(options: ScriptOptions) -> None:

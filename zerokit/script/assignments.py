@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,15 +49,25 @@ def _parts(node: ast.AST) -> Iterator[tuple[ast.expr, str, ast.expr]]:
                 yield target, name, value
 
 
-def unlike_plan(assigned: Iterable[Assignment], planned: Mapping[str, object]) -> list[str]:
-    """Warnings for those that differ from the plan. Whether a line runs only the run tells.
+def unlike_plan(
+    assigned: Iterable[Assignment], planned: Mapping[str, object], held: Container[str], planning_again: str
+) -> list[str]:
+    """Warnings for those that differ from the plan, the last with what to do.
 
     Args:
         planned: values by the name that a script may use.
+        held: names of those on which a run that ended well is not as planned.
+        planning_again: the command that plans for what the script sets; empty: there is none.
     """
-    return [
-        f"warning: {one.text} after the arguments are read, and the plan has {planned[one.name]}; the run "
-        "is held to the plan"
-        for one in assigned
-        if one.name in planned and one.value != planned[one.name]
-    ]
+    unlike = [one for one in assigned if one.name in planned and one.value != planned[one.name]]
+    warnings = []
+    for one in unlike:
+        ends = " and the run ends as not planned, with exit code 9" if one.name in held else ""
+        warnings.append(
+            f"warning: {one.text} after the arguments are read: {one.value} is what runs, not the plan's "
+            f"{planned[one.name]}{f',{ends}' if ends else ''}"
+        )
+    if warnings:
+        again = f", or plan for what it does: `{planning_again}`" if planning_again else ", or plan for it"
+        warnings[-1] += f"; remove {'that line' if len(unlike) == 1 else 'those lines'}{again}"
+    return warnings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions
 from zerokit.script.loader_batch import loader_batch
@@ -55,6 +55,16 @@ class _Value:
 
     value: object
     where: str
+
+
+class _Arguments(Protocol):
+    """What is known of TrainingArguments; ``made``: in code, so that no option changes them."""
+
+    made: bool
+
+    def value(self, name: str) -> _Value | None: ...
+
+    def is_false(self, name: str) -> bool: ...
 
 
 class _TrainingArguments:
@@ -110,6 +120,28 @@ class _TrainingArguments:
         return value is not None and truth(value.value) is False
 
 
+class _Untouched:
+    """TrainingArguments that were given nothing: each has its default."""
+
+    made = False
+
+    @staticmethod
+    def value(name: str) -> _Value | None:
+        """The default of one argument."""
+        return _TrainingArguments._default(name, _DEFAULTS[name])
+
+    @staticmethod
+    def is_false(name: str) -> bool:
+        """Whether a switch is off by default."""
+        return truth(_DEFAULTS[name]) is False
+
+
+def of_defaults(config: Mapping[str, Any]) -> list[Mismatch]:
+    """The values of a file on which a Trainer ends its run unless its script is given them."""
+    arguments = _Untouched()
+    return [*_of_pairs(arguments, config), *_of_betas(arguments, config), *_of_steps(arguments, config)]
+
+
 def of_trainer(options: ScriptOptions, config: Mapping[str, Any], ranks: int) -> list[Mismatch]:
     """The values of a file on which a Trainer ends its run.
 
@@ -126,7 +158,7 @@ def of_trainer(options: ScriptOptions, config: Mapping[str, Any], ranks: int) ->
     return found
 
 
-def _of_pairs(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
+def _of_pairs(arguments: _Arguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
     for key, name in _PAIRS:
         held, value = _held(config, key), arguments.value(name)
         if held is None or value is None or _is_same(held, value.value):
@@ -136,7 +168,7 @@ def _of_pairs(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Itera
         yield _mismatch(arguments, key, held, value, {name: held})
 
 
-def _of_betas(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
+def _of_betas(arguments: _Arguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
     held = _held(config, "optimizer.params.betas")
     names = ("adam_beta1", "adam_beta2")
     for name, beta in zip(names, held if isinstance(held, list) else (), strict=False):
@@ -145,7 +177,7 @@ def _of_betas(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Itera
             yield _mismatch(arguments, "optimizer.params.betas", held, value, {name: beta})
 
 
-def _of_steps(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
+def _of_steps(arguments: _Arguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
     """Steps of the learning rate's schedule, where they do not depend on the data's length."""
     steps = arguments.value("max_steps")
     total = _held(config, "scheduler.params.total_num_steps")
@@ -163,9 +195,7 @@ def _of_steps(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Itera
         )  # fmt: skip
 
 
-def _of_global_batch(
-    arguments: _TrainingArguments, config: Mapping[str, Any], ranks: int
-) -> Iterator[Mismatch]:
+def _of_global_batch(arguments: _Arguments, config: Mapping[str, Any], ranks: int) -> Iterator[Mismatch]:
     held = _held(config, "train_batch_size")
     sizes = [arguments.value(name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")]
     counts = [number(size.value) if size is not None else None for size in sizes]
@@ -179,7 +209,7 @@ def _of_global_batch(
 
 
 def _mismatch(
-    arguments: _TrainingArguments, key: str, held: object, value: _Value, wanted: Mapping[str, object]
+    arguments: _Arguments, key: str, held: object, value: _Value, wanted: Mapping[str, object]
 ) -> Mismatch:
     words = [word for name, one in wanted.items() for word in (f"--{name}", str(one))]
     return Mismatch(

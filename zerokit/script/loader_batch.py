@@ -27,19 +27,22 @@ class LoaderBatch:
     sequences: int
     location: str
 
-    def unlike(self, plan: PlannedBatch) -> str | None:
-        """What to say under a plan of another batch; None: it is the same."""
+    def unlike(self, plan: PlannedBatch, *, by_options: bool) -> str | None:
+        """What to say under a plan of another batch; None: it is the same.
+
+        Args:
+            by_options: say what plans for it, as no command is named that plans with the script.
+        """
         planned = plan.micro_batch
         if self.sequences == planned:
             return None
-        command = plan.command_for({"micro-batch": str(self.sequences)})
-        again = f": {command}" if command else f" with ⟨micro_batch⟩ {self.sequences}"
-        if plan.rehearsed:
-            again = " with the script, which takes its batch from it"
+        again = ""
+        if by_options and not plan.rehearsed:
+            again = f", or plan again: {plan.command_for({'micro-batch': str(self.sequences)})}"
         return (
             f"{self.location} gives each rank {self.sequences} at a time, and the plan has micro-batch "
             f"{planned}: the run is not the one predicted, and ends with exit code 9 unless "
-            f"⟨accept_mismatch⟩; change the script, or plan again{again}"
+            f"⟨accept_mismatch⟩; change the script{again}"
         )
 
 
@@ -67,20 +70,20 @@ class PlannedBatch:
         return isinstance(self.chosen.get("rehearsed"), Mapping)
 
     def command_for(self, ran: Mapping[str, str]) -> str:
-        """Plans with other values of these options, into the same folder; empty where there is none."""
-        if self.folder is None:
-            return ""
+        """Plans with other values of these options, into the same folder if it lasts."""
+        recipe = None if self.folder is None else self.folder / "plan.yaml"
         options = planning_again.options_for(self.chosen, self.request, ran)
-        recipe, out = str(self.folder / "plan.yaml"), str(self.folder)
-        return shlex.join(["zerokit", "plan", "--recipe", recipe, *options, "--out", out])
+        return shlex.join(
+            planning_again.command_words(self.request, recipe=recipe, out=self.folder, options=options)
+        )
 
 
-def before_the_run(options: ScriptOptions, plan: PlannedBatch) -> list[str]:
-    """What to say of the batch that will train under a plan."""
+def before_the_run(options: ScriptOptions, plan: PlannedBatch, *, by_options: bool = True) -> list[str]:
+    """What to say of the batch that will train under a plan, as :meth:`LoaderBatch.unlike`."""
     planned = plan.micro_batch
     loaded = loader_batch(options)
     if loaded is not None:
-        unlike = loaded.unlike(plan)
+        unlike = loaded.unlike(plan, by_options=by_options)
         return [] if unlike is None else [f"warning: {unlike}"]
     facts = options.facts
     if (

@@ -51,8 +51,16 @@ def warnings(facts: ScriptFacts, script: str, arguments: Sequence[str], command:
         InputError: as :func:`misplaced`.
     """
     wrong = misplaced(facts, script, arguments, command)
-    wrong = wrong or unknown_option(script, facts.option_list, arguments)
+    if wrong is None:
+        also_own = {name: f"; {_fix(command, name, script)}" for name in COMMON[command]}
+        wrong = unknown_option(script, facts.option_list, arguments, also_own)
     return [] if wrong is None else [wrong]
+
+
+def _fix(command: str, name: str, script: str) -> str:
+    """Where an option of a command belongs."""
+    dashes = "-- " if command == "plan" else ""
+    return f"options of zerokit stand before the script: zerokit {command} {name} … {dashes}{script} …"
 
 
 def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command: str) -> str | None:
@@ -75,8 +83,7 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command
     if name is None:
         return None
     gets = f"{name} stands after {script}, so the script gets it"
-    dashes = "-- " if command == "plan" else ""
-    fix = f"options of zerokit stand before the script: zerokit {command} {name} … {dashes}{script} …"
+    fix = _fix(command, name, script)
     if _parses_itself(facts) or reads_none:
         raise InputError(f"{gets}, and knows no such option: {fix}")
     return f"warning: {gets}, and nothing in its source names such an option; {fix}"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.option_values import MODELS
+from zerokit.suggest import misspelt
+
+_OF_A_MODEL = ("config.json", "adapter_config.json")
 
 
 def named_model(options: ScriptOptions) -> tuple[str, str] | None:
@@ -18,3 +23,12 @@ def named_model(options: ScriptOptions) -> tuple[str, str] | None:
         if name is None
         else (str(own[name]), f"{options.spelling(name)} is {own[name]} by default, which")
     )
+
+
+def folder_meant(name: str) -> str | None:
+    """The model's folder in the working folder that a name is nearly spelt as; None: it exists, or there is
+    none. A name with a slash may be a repository of the Hub."""
+    if not name or "/" in name or Path(name).exists():
+        return None
+    folders = [path.parent.name for file in _OF_A_MODEL for path in Path().glob(f"*/{file}")]
+    return next(iter(misspelt(name, sorted(set(folders)))), None)

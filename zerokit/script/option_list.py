@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -63,6 +63,10 @@ class OptionList:
         begun = {name: self._beginning_so(name) for name in self._long(arguments) if name not in self.names}
         return {name: options for name, options in begun.items() if options and _is_refused(name, options)}
 
+    def refuses(self, arguments: Sequence[str]) -> bool:
+        """Whether a script is known to end at one of these arguments."""
+        return bool(self.unknown(arguments) or self.ambiguous(arguments))
+
     def _long(self, arguments: Sequence[str]) -> list[str]:
         """The names of the long options among them; none where not all of the script's are known."""
         if not (self.parses and self.is_whole):
@@ -74,9 +78,15 @@ class OptionList:
         return sorted(known for known in self.names if known.startswith(name))
 
 
-def unknown_option(script: str, options: OptionList, arguments: Sequence[str]) -> str | None:
+def unknown_option(
+    script: str, options: OptionList, arguments: Sequence[str], may_mean: Mapping[str, str]
+) -> str | None:
     """A warning of the first argument that is no option of the script's; None: there is none, or it is not
-    known."""
+    known.
+
+    Args:
+        may_mean: what to add of an argument that could be the beginning of several options.
+    """
     for name in options.unknown(arguments):
         as_fields_first = sorted(options.names, key=lambda known: ("-" in known[2:], known))
         near = misspelt(name, as_fields_first) or by_words(name, as_fields_first)
@@ -91,7 +101,7 @@ def unknown_option(script: str, options: OptionList, arguments: Sequence[str]) -
         more = " …" if len(shown) > 3 else ""
         return (
             f"warning: {script} ends at {name}, which may be the beginning of {', '.join(shown[:3])}{more}: "
-            "write it out"
+            f"write it out{may_mean.get(name, '')}"
         )
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zerokit.errors import InputError
+from zerokit.suggest import misspelt
 
 
 def installed_package(path: Path) -> Path | None:
@@ -26,6 +28,15 @@ def find_module(module: str) -> Path:
     Raises:
         InputError: there is none.
     """
+    path = _module_of(module)
+    if path is None:
+        meant = _meant(module)
+        hint = f"; did you mean -m {meant}?" if meant else ""
+        raise InputError(f"-m {module}: no such module here or among the installed packages{hint}")
+    return path
+
+
+def _module_of(module: str) -> Path | None:
     parts = module.split(".")
     relative = Path.cwd().joinpath(*parts)
     for candidate in (relative.with_suffix(".py"), relative / "__main__.py"):
@@ -40,7 +51,31 @@ def find_module(module: str) -> Path:
         for candidate in (base.with_suffix(".py"), base / "__main__.py"):
             if candidate.is_file():
                 return candidate
-    raise InputError(f"-m {module}: no such module here or among the installed packages")
+    return None
+
+
+def _meant(module: str) -> str | None:
+    """The module that a name is with slips of the finger in some of its parts."""
+    folders = [Path.cwd(), *(Path(entry) for entry in sys.path if entry)]
+    meant: list[str] = []
+    for part in module.split("."):
+        names = {name for folder in folders for name in _names_in(folder)}
+        found = [part] if part in names else misspelt(part, sorted(names))
+        if not found:
+            return None
+        meant += found
+        folders = [folder / found[0] for folder in folders]
+    name = ".".join(meant)
+    return name if _module_of(name) is not None else None
+
+
+def _names_in(folder: Path) -> Iterator[str]:
+    """What can be imported from a folder."""
+    with contextlib.suppress(OSError):
+        for entry in folder.iterdir():
+            name = entry.stem if entry.suffix == ".py" else entry.name
+            if name.isidentifier() and (entry.suffix == ".py" or entry.is_dir()):
+                yield name
 
 
 def own_modules(tree: ast.Module, root: Path, folder: Path, package: str | None) -> Iterator[Path]:

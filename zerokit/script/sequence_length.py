@@ -6,29 +6,34 @@ from zerokit.script.arguments import ScriptOptions
 from zerokit.script.option_values import LENGTHS, number
 
 
-def length_warnings(options: ScriptOptions, planned: int) -> list[str]:
+def length_warnings(options: ScriptOptions, planned: int, *, by_options: bool = True) -> list[str]:
     """What to say where sequences may not have the planned length.
 
     Args:
         options: of the script.
         planned: tokens of a sequence that the plan counts on.
+        by_options: say which option plans for them, as no command is named that plans with the script.
     """
     longest = longest_sequence(options)
     if longest is None:
         unset = _left_to_the_model(options)
         return [] if unset is None else [
             f"warning: --{unset} is not given, so the tokenizer and the model decide how long the script's "
-            f"sequences become, and the plan has {planned:,} tokens: give --{unset} {planned}, or plan again "
-            "with the ⟨seq_len⟩ that they have"
+            f"sequences become, and the plan has {planned:,} tokens: give --{unset} {planned}"
+            f"{', or plan again with the ⟨seq_len⟩ that they have' if by_options else ''}"
         ]  # fmt: skip
     tokens, location = longest
     if tokens == planned:
         return []
+    remedies = [
+        *_remedies(options, planned),
+        *([f"plan again with ⟨seq_len⟩ {tokens}"] if by_options else []),
+    ]
     compared = "more" if tokens > planned else "less"
     return [
         f"warning: the script cuts sequences at {tokens:,} tokens ({location}), but the plan has "
-        f"{planned:,}: it may take {compared} memory and time than predicted; "
-        f"{_remedy(options, planned)}plan again with ⟨seq_len⟩ {tokens}"
+        f"{planned:,}: it may take {compared} memory and time than predicted{'; ' if remedies else ''}"
+        f"{', or '.join(remedies)}"
     ]
 
 
@@ -51,15 +56,15 @@ def longest_sequence(options: ScriptOptions) -> tuple[int, str] | None:
     return None if value is None or tokens is None else (tokens, value[1])
 
 
-def _remedy(options: ScriptOptions, planned: int) -> str:
-    """How the script gets the planned length; empty where it is not known to have an option for it."""
+def _remedies(options: ScriptOptions, planned: int) -> list[str]:
+    """How the script gets the planned length; none where it is not known to have an option for it."""
     given = next((name for name in LENGTHS if options.given(name) is not None), None)
     if given is not None and options.file is not None and given in options.file.values:
-        return f"write {given}: {planned} in {options.file.path}, or "
+        return [f"write {given}: {planned} in {options.file.path}"]
     own = next((name for name, default in _own_options(options).items() if default is not None), None)
     trainers = "max_length" if "max_length" in options.defaults else None
     name = given or (trainers if options.facts.parses_training_arguments else None) or own
-    return "" if name is None else f"give the script {options.spelling(name)} {planned}, or "
+    return [] if name is None else [f"give the script {options.spelling(name)} {planned}"]
 
 
 def _left_to_the_model(options: ScriptOptions) -> str | None:

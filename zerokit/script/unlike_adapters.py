@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 from zerokit.domain.job import Lora
 from zerokit.script.arguments import ScriptOptions
@@ -19,32 +20,33 @@ _SIGNS_OF_ADAPTERS = ("lora", "peft", "adapter")
 _SIGNS_OF_FOUR_BITS = ("bitsandbytes", "4bit", "four_bit", "quantiz", "qlora", "unsloth")
 
 
-def warnings(options: ScriptOptions, method: str, lora: Lora | None) -> list[str]:
+def warnings(options: ScriptOptions, method: str, lora: Lora | None, *, by_options: bool = True) -> list[str]:
     """Where the script trains something else than the plan; unsure, so nothing is refused.
 
     Args:
         method: what the plan trains: ``full``, ``lora`` or ``qlora``.
         lora: the plan's adapters; None for ``full``.
+        by_options: say which option plans for it, as no command is named that plans with the script.
     """
     facts = options.facts
     if facts.unreadable:
         return []
-    none_added = _of_adapters(options, method)
-    result = [*none_added, *_of_four_bits(options, method)]
-    if lora is not None and (not none_added or takes_model_config(facts)):
-        result += [*_of_rank(options, lora), *_of_targets(options, lora)]
+    none_added = _of_adapters(options, method, lora, by_options)
+    result = [*none_added, *_of_four_bits(options, method, by_options)]
+    if lora is not None and not none_added:
+        result += [*_of_rank(options, lora, by_options), *_of_targets(options, lora, by_options)]
     return [f"warning: {line}" for line in result]
 
 
-def _of_adapters(options: ScriptOptions, method: str) -> list[str]:
+def _of_adapters(options: ScriptOptions, method: str, lora: Lora | None, by_options: bool) -> list[str]:
     facts = options.facts
     if takes_model_config(facts):  # whose use_peft under a plan for all weights is known already
         adapters = options.given("use_peft")
         if method == "full" or (adapters is not None and truth(adapters[0]) is True):
             return []
         return [
-            f"the plan trains {_words(method)}, and without --use_peft the script trains all weights: it "
-            "takes more memory than predicted"
+            f"the plan trains {_words(method)}, and without --use_peft the script trains all weights, which "
+            f"takes more memory than predicted: give the script {_trls_adapters(options, lora or Lora())}"
         ]
     switch = _switch(options, _LORA if method == "lora" else _ADAPTERS)
     if switch is not None and switch[1] != (method != "full"):
@@ -54,7 +56,7 @@ def _of_adapters(options: ScriptOptions, method: str) -> list[str]:
     if method == "full" and facts.adapters.added_at is not None:
         return [
             f"{facts.adapters.added_at} adds adapters, and the plan trains all weights: the run takes less "
-            "memory than predicted; plan again with ⟨method⟩ lora or qlora"
+            f"memory than predicted{'; plan again with ⟨method⟩ lora or qlora' if by_options else ''}"
         ]
     if method != "full" and not _names(facts, _SIGNS_OF_ADAPTERS):
         return [
@@ -64,23 +66,34 @@ def _of_adapters(options: ScriptOptions, method: str) -> list[str]:
     return []
 
 
-def _of_four_bits(options: ScriptOptions, method: str) -> list[str]:
+def _trls_adapters(options: ScriptOptions, lora: Lora) -> str:
+    """TRL's options for the plan's adapters, but for those that are given or the default."""
+    words = ["--use_peft"]
+    rank, targets = options.given("lora_r"), options.given_list("lora_target_modules")
+    if number(rank[0] if rank is not None else _TRLS_RANK) != lora.rank:
+        words.append(f"--lora_r {lora.rank}")
+    if targets is None or set(targets[0]) != set(lora.targets):
+        words.append(f"--lora_target_modules {' '.join(lora.targets)}")
+    return " ".join(words)
+
+
+def _of_four_bits(options: ScriptOptions, method: str, by_options: bool) -> list[str]:
     facts = options.facts
     if takes_model_config(facts):  # whose load_in_4bit under another plan is known already
         bits = options.given("load_in_4bit")
         missing = method == "qlora" and (bits is None or truth(bits[0]) is not True)
-        return [_not_packed("--load_in_4bit is not given", "--load_in_4bit")] if missing else []
+        return [_not_packed("--load_in_4bit is not given", "--load_in_4bit", by_options)] if missing else []
     switch = _switch(options, _FOUR_BITS)
     if switch is not None and switch[1] != (method == "qlora"):
         if method == "qlora":
-            return [_not_packed(f"--{switch[0]} is not given", f"--{switch[0]}")]
+            return [_not_packed(f"--{switch[0]} is not given", f"--{switch[0]}", by_options)]
         return [f"--{switch[0]} is given, and the plan does not hold the weights in 4 bits"]
     if method == "qlora" and not _names(facts, _SIGNS_OF_FOUR_BITS):
         return [_not_packed("nothing in the script's source loads them so")]
     return []
 
 
-def _of_rank(options: ScriptOptions, lora: Lora) -> list[str]:
+def _of_rank(options: ScriptOptions, lora: Lora, by_options: bool) -> list[str]:
     name = next((name for name in _RANKS if _declares(options.facts, name)), None)
     if name is None:
         return []
@@ -91,27 +104,27 @@ def _of_rank(options: ScriptOptions, lora: Lora) -> list[str]:
         return []
     location = given[1] if given is not None else f"--{name} is {rank} by default"
     return [
-        f"{location}, but the plan has adapters of rank {lora.rank}: give the script --{name} {lora.rank}, "
-        f"or plan again with --lora-rank {rank}"
+        f"{location}, but the plan has adapters of rank {lora.rank}: give the script --{name} {lora.rank}"
+        f"{f', or plan again with ⟨lora_rank⟩ {rank}' if by_options else ''}"
     ]
 
 
-def _of_targets(options: ScriptOptions, lora: Lora) -> list[str]:
+def _of_targets(options: ScriptOptions, lora: Lora, by_options: bool) -> list[str]:
     """PEFT's own default are a few layers of each model (its ``constants.py``)."""
     planned = f"adapters on {'all linear layers (all-linear)' if _is_all(lora) else ', '.join(lora.targets)}"
     if takes_model_config(options.facts):
-        return _of_trls_targets(options, lora, planned)
+        return _of_trls_targets(options, lora, planned, by_options)
     written = options.facts.adapters.targets
     if written is None or set(written.names) == set(lora.targets):
         return []
     names = '"all-linear"' if _is_all(lora) else json.dumps(list(lora.targets))
     return [
         f"{written.location}: target_modules is {', '.join(written.names)}, but the plan has {planned}: "
-        f"write target_modules={names} there, or plan again with --lora-targets {','.join(written.names)}"
+        f"write target_modules={names} there{_or_targets(written.names, by_options)}"
     ]
 
 
-def _of_trls_targets(options: ScriptOptions, lora: Lora, planned: str) -> list[str]:
+def _of_trls_targets(options: ScriptOptions, lora: Lora, planned: str, by_options: bool) -> list[str]:
     given = options.given_list("lora_target_modules")
     fix = f"give the script --lora_target_modules {' '.join(lora.targets)}"
     if given is None:  # may be the modules that were planned, where they are named
@@ -122,9 +135,11 @@ def _of_trls_targets(options: ScriptOptions, lora: Lora, planned: str) -> list[s
     names, location = given
     if set(names) == set(lora.targets) or (names == ("all-linear",) and not _is_all(lora)):
         return []
-    return [
-        f"{location}, but the plan has {planned}: {fix}, or plan again with ⟨lora_targets⟩ {','.join(names)}"
-    ]
+    return [f"{location}, but the plan has {planned}: {fix}{_or_targets(names, by_options)}"]
+
+
+def _or_targets(names: Sequence[str], by_options: bool) -> str:
+    return f", or plan again with ⟨lora_targets⟩ {','.join(names)}" if by_options else ""
 
 
 def _is_all(lora: Lora) -> bool:
@@ -164,6 +179,7 @@ def _words(method: str) -> str:
     return "LoRA adapters" if method == "lora" else "QLoRA adapters"
 
 
-def _not_packed(why: str, option: str = "") -> str:
-    fix = f"; give the script {option}, or plan again with ⟨method⟩ lora" if option else ""
+def _not_packed(why: str, option: str = "", by_options: bool = False) -> str:
+    again = ", or plan again with ⟨method⟩ lora" if by_options else ""
+    fix = f"; give the script {option}{again}" if option else ""
     return f"the plan holds the weights in 4 bits, and {why}: they take four times as much{fix}"

@@ -16,12 +16,13 @@ def trains_adapters(options: ScriptOptions) -> bool:
     return adapters is not None and truth(adapters[0]) is True
 
 
-def warnings(options: ScriptOptions, method: str) -> list[str]:
+def warnings(options: ScriptOptions, method: str, *, by_options: bool = True) -> list[str]:
     """Where the script's job is another than the plan's.
 
     Args:
         options: of the script.
         method: what the plan trains: ``full``, ``lora`` or ``qlora``.
+        by_options: say which option plans for it, as no command is named that plans with the script.
     """
     if options.style != "trainer":
         return []
@@ -29,13 +30,13 @@ def warnings(options: ScriptOptions, method: str) -> list[str]:
     if method == "full" and trains_adapters(options):
         result.append(
             "warning: --use_peft trains adapters, and the plan trains all weights: the run takes less than "
-            "predicted; plan again with ⟨method⟩ lora"
+            f"predicted{'; plan again with ⟨method⟩ lora' if by_options else ''}"
         )
     bits = options.given("load_in_4bit")
     if method != "qlora" and bits is not None and truth(bits[0]) is True:
         result.append(
-            "warning: --load_in_4bit holds the weights in 4 bits, and the plan does not; plan again with "
-            "⟨method⟩ qlora"
+            "warning: --load_in_4bit holds the weights in 4 bits, and the plan does not"
+            f"{'; plan again with ⟨method⟩ qlora' if by_options else ''}"
         )
     reference = next((name for name in _WITH_A_REFERENCE if name in options.facts.mentions), None)
     if reference is not None and not trains_adapters(options):

@@ -42,11 +42,14 @@ def plan_script(
 
     from zerokit.planner.memory_source import silent
     from zerokit.planner.plan_folder import check_folder
-    from zerokit.planner.recipes import merged
+    from zerokit.planner.recipes import merged, named_in_refusals
     from zerokit.script_planner.planning import ScriptPlanning
 
     if out is not None:
         check_folder(Path(out))
     requested = merged(recipe, options, overrides, for_script=True) if recipe is not None else options
-    result = ScriptPlanning(target=target, options=requested, seconds=seconds, say=say or silent).plan(top)
+    with named_in_refusals(options, requested):
+        result = ScriptPlanning(target=target, options=requested, seconds=seconds, say=say or silent).plan(
+            top
+        )
     return result if out is None else replace(result, files=result.write(out, say))

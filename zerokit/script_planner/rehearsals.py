@@ -46,7 +46,7 @@ class RehearsedScript:
         stop = self.done.stopped
         if stop is None:
             return "no optimizer step was seen"
-        return f"it stopped{f' at {stop.location}' if stop.location else ''}: {_said(stop.reason)}"
+        return f"{stop.location}: {_said(stop.reason)}" if stop.location else _said(stop.reason)
 
 
 _OF_A_BATCH = re.compile(r"batch|divi[sd]|multiple|generations|AssertionError", re.IGNORECASE)

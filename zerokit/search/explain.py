@@ -9,7 +9,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import REHEARSED, Candidate, MemoryEstimate, Strategy
 from zerokit.errors import MemoryUnknown
-from zerokit.memory.components import Component
+from zerokit.memory.components import Component, label
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
 from zerokit.search.request import MemoryModel, Request
 from zerokit.search.space import Pins, unmodelled_with_loss
@@ -19,6 +19,8 @@ from zerokit.values import frozen_dataclass, replace
 _SAME_MEMORY_BYTES = GIB // 20  # sizes here are shown to a tenth of a GiB
 _AS_FAST = 0.0005  # of a step: paces are shown to a tenth of a per cent
 _MOSTLY = 0.5  # of the time that a strategy takes longer, from which one part of it is the reason
+_WORTH_NAMING_SHARE = 0.1
+"""Of a difference in memory, from which a part of it is named: a choice."""
 _LARGE_LOSS_SHARE = 0.15
 """Of the peak, from which the loss is worth a remark: a choice."""
 _WORTH_SAYING_SHARE = 0.01
@@ -366,7 +368,25 @@ def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryM
     more = with_stage.worst.peak_allocated_bytes - chosen.memory.worst.peak_allocated_bytes
     if more < _SAME_MEMORY_BYTES:
         return []
-    return [
-        f"ZeRO-3 would take {format_gib(more, 1)} more here than ZeRO-{zero.stage}: its buckets and gathered "
-        "weights outweigh what it divides"
+    parts, others = _by_part(with_stage), _by_part(chosen.memory)
+    differences = {part: parts.get(part, 0) - others.get(part, 0) for part in parts | others}
+    told = [
+        f"{size / GIB:+.1f} GiB of {label(part)}".replace("-", "−")
+        for part, size in sorted(differences.items(), key=lambda item: -item[1])
+        if abs(size) >= max(_SAME_MEMORY_BYTES, _WORTH_NAMING_SHARE * more)
     ]
+    why = ""
+    if job.method != "full" and differences.get(Component.ACTIVATIONS.value, 0) >= _MOSTLY * more:
+        why = "; its linear layers keep their inputs for backward even where the weight is frozen"
+    return [
+        f"ZeRO-3 would take {format_gib(more, 1)} more here than ZeRO-{zero.stage}"
+        f"{': ' * bool(told)}{', '.join(told)}{why}"
+    ]
+
+
+def _by_part(memory: MemoryEstimate) -> dict[str, int]:
+    """What is live at the worst rank's peak; all weights together, as the stages count them apart."""
+    parts = dict(memory.worst.components)
+    weights = (Component.PARAMETERS.value, Component.FROZEN_PARAMETERS.value)
+    held = sum(parts.pop(part, 0) for part in weights)
+    return {**parts, weights[0]: held}

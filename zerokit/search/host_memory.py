@@ -24,9 +24,9 @@ def note_on_cores(chosen: Candidate) -> tuple[str, ...]:
     if chosen.strategy.settings.zero.offload_optimizer.device == "none":
         return ()
     return (
-        "step time: each rank steps its offloaded optimizer with an equal share of the node's cores; "
-        "`zerokit launch` and the jobs of `zerokit emit` see to that, `torchrun` and `accelerate launch` "
-        "leave it one core (set OMP_NUM_THREADS)",
+        "step time: the ranks share the node's cores for their offloaded optimizer; `zerokit launch` and the "
+        "jobs of `zerokit emit` see to that, `torchrun` and `accelerate launch` leave each one core (set "
+        "OMP_NUM_THREADS)",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from zerokit.domain.job import Lora
 from zerokit.domain.strategy import Candidate
-from zerokit.search.explain import BY_SCRIPT, barely_words, strategy_words
+from zerokit.search.explain import BY_SCRIPT, barely_words, host_lack_words, strategy_words
 from zerokit.search.request import Request
 from zerokit.search.space import Pins, unmodelled_with_loss
 from zerokit.units import GIB, counted, format_gib
@@ -241,3 +241,11 @@ def nearest_changes(request: Request, works: Works) -> list[str]:
     )  # fmt: skip
     sentences = (attempt(request, works) for attempt in attempts)
     return [sentence for sentence in sentences if sentence]
+
+
+def larger_gpus(nearest: Candidate | None, request: Request) -> list[str]:
+    """A sentence: GPUs that the closest strategy fits, where memory of the GPU is all that it lacks."""
+    if nearest is None or request.on_cpu or host_lack_words(nearest.memory, request.cluster):
+        return []
+    each = format_gib(nearest.memory.min_vram_bytes, 1)
+    return [f"GPUs of at least {each} each: {strategy_words(nearest.strategy)}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from zerokit.domain.hardware import Cluster
@@ -20,14 +19,20 @@ from zerokit.search import fewer_gpus, sure_fit
 from zerokit.search.by_script import faster_with
 from zerokit.search.close_calls import close_call, with_range
 from zerokit.search.fewer_gpus import fastest_with_fewer
+from zerokit.search.global_batch import (
+    check_batch,
+    choose_global_batch,
+    data_ranks,
+    nearest_batches,
+    refuse_micro_batch,
+)
 from zerokit.search.host_memory import assumed_host, note_on_choice, note_on_cores
-from zerokit.search.nearest import closest, nearest_changes
+from zerokit.search.nearest import closest, larger_gpus, nearest_changes
 from zerokit.search.request import Request
-from zerokit.search.search import BATCH_REASON, HOST_REASON, STATES_REASON, SearchResult, fits, search
+from zerokit.search.search import HOST_REASON, STATES_REASON, SearchResult, fits, search
 from zerokit.search.space import (
     Layout,
     OffloadChoice,
-    Pins,
     divisors,
     knobs,
     layout_violation,
@@ -37,12 +42,6 @@ from zerokit.search.strategies import Space, build_strategy
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import counted
 from zerokit.values import frozen_dataclass, replace
-
-_TARGET_TOKENS = 262_144
-"""Of a step, where no global batch is given: a convention, which the answer states."""
-_MOST_SEQUENCES_PER_GPU = 32
-_HALFWAY = math.sqrt(2)
-"""A power of two is the nearest to a number, by ratio, up to this times itself."""
 
 
 @frozen_dataclass
@@ -95,44 +94,6 @@ def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> 
     return requested, f"precision {requested}: given"
 
 
-def data_ranks(cluster: Cluster, pins: Pins) -> int:
-    """The data-parallel ranks that the fixed degrees leave."""
-    fixed = (pins.tensor_parallel or 1) * (pins.pipeline_parallel or 1) * (pins.sequence_parallel or 1)
-    return max(1, cluster.gpus // fixed)
-
-
-def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = False) -> tuple[int, str]:
-    """Sequences per optimizer step and why.
-
-    Raises:
-        InputError: fixed sizes that no division of the GPUs meets.
-    """
-    if job.global_batch is not None:
-        return job.global_batch, f"global batch {job.global_batch}: given"
-    ranks = data_ranks(cluster, pins)
-    if job.inference:
-        micro = pins.micro_batch or 1
-        return micro * ranks, f"{counted(micro, 'sequence')} a GPU at a time, of {job.seq_len} tokens in all"
-    if pins.micro_batch is not None or pins.gradient_accumulation is not None:
-        micro, steps = pins.micro_batch or 1, pins.gradient_accumulation or 1
-        return micro * steps * ranks, (
-            f"global batch {micro * steps * ranks}: micro-batch {micro} × accumulation {steps} × {ranks} "
-            "data-parallel ranks"
-        )
-    if on_cpu:
-        return 2 * ranks, f"global batch {2 * ranks}: two sequences per CPU rank"
-    per_gpu = _TARGET_TOKENS / job.seq_len / cluster.gpus
-    sequences = 1
-    while sequences * 2 <= min(per_gpu * _HALFWAY, _MOST_SEQUENCES_PER_GPU):
-        sequences *= 2
-    total = sequences * cluster.gpus
-    return total, (
-        f"global batch {counted(total, 'sequence')}, {total * job.seq_len:,} tokens a step: "
-        f"⟨global_batch⟩ not given; {sequences} per GPU, the power of two (at most "
-        f"{_MOST_SEQUENCES_PER_GPU}) that comes nearest to {_TARGET_TOKENS:,} tokens a step"
-    )
-
-
 def make_plan(request: Request, top: int = 5) -> Plan:
     """The fastest strategy that fits, with alternatives and reasons.
 
@@ -144,7 +105,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
     check_pins(space, request)
     result = search(space, top=max(2, top), wants_nearest=True)
     if not result.ranked:
-        _check_batch(result, request)
+        check_batch(result, request)
         if result.unknown is not None and result.nearest is None:
             raise result.unknown[1]
         raise NothingFits(_explain(request, result))
@@ -158,13 +119,13 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         notes = (f"{idle}; {fewer_gpus.why_idle(result.ranked[0])}", *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
     chosen, *others = result.ranked
-    surer = sure_fit.advise(space, chosen, timed=request.timed)
+    surer = sure_fit.advise(space, chosen, request)
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
     if request.timed and not request.job.inference:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
-    surer += sure_fit.narrow(space, chosen, timed=request.timed)
+    surer += sure_fit.narrow(space, chosen, request)
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
@@ -280,15 +241,13 @@ def check_pins(space: Space, request: Request) -> None:
     refused = layout_violation(layout, request.shape, request.job, cluster, pins)
     if refused is not None:
         raise InputError(f"{refused.message}; {refused.fix}")
-    if pins.micro_batch and batch % pins.micro_batch:
-        raise InputError(f"⟨micro_batch⟩ {pins.micro_batch} does not divide ⟨global_batch⟩ {batch}")
+    refuse_micro_batch(batch, pins, data_ranks(cluster, pins))
     if pins.tensor_parallel is None and pins.sequence_parallel is None and pins.pipeline_parallel is None:
         return
     if batch % layout.data and None not in (pins.tensor_parallel, pins.sequence_parallel):
         raise InputError(
             f"⟨global_batch⟩ {batch} is not a multiple of the {layout.data} data-parallel ranks that ⟨tp⟩, "
-            f"⟨pp⟩ and ⟨sp⟩ leave; use {batch // layout.data * layout.data or layout.data} or "
-            f"{(batch // layout.data + 1) * layout.data}"
+            f"⟨pp⟩ and ⟨sp⟩ leave; {nearest_batches(batch, layout.data, pins)}"
         )
 
 
@@ -300,37 +259,6 @@ def _left_out(result: SearchResult) -> tuple[str, ...]:
     return (
         f"left out, because their memory is not known: {advice.strategy_words(strategy)} and the like; "
         f"{why.marked}",
-    )
-
-
-def _check_batch(result: SearchResult, request: Request) -> None:
-    """Refuse a fixed global batch when it alone is in the way."""
-    if result.nearest is not None or BATCH_REASON not in result.rejected:
-        return
-    batch, pins = request.job.global_batch, request.pins
-    if batch is None:
-        return
-    ranks = data_ranks(request.cluster, pins)
-    sequences = (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
-    step = ranks * sequences
-    if pins.micro_batch and pins.gradient_accumulation:
-        ways = "" if batch % sequences or ranks % (batch // sequences) else _divided_by_script(request)
-        raise InputError(
-            f"⟨micro_batch⟩ {pins.micro_batch} × ⟨gradient_accumulation⟩ {pins.gradient_accumulation} × "
-            f"{counted(ranks, 'data-parallel rank')} are {counted(step, 'sequence')} a step, not "
-            f"⟨global_batch⟩ {batch}; leave one of the three out{ways}"
-        )
-    lower = batch // step * step or step
-    raise InputError(
-        f"⟨global_batch⟩ {batch} cannot be divided evenly over {counted(ranks, 'data-parallel rank')} with "
-        f"these options; use {lower} or {lower + step}{_divided_by_script(request)}"
-    )
-
-
-def _divided_by_script(request: Request) -> str:
-    ways = [f"⟨{way.option}⟩ auto" for way in advice.BY_SCRIPT if way.searched(request) is not None]
-    return (
-        f", or {' or '.join(ways)} if the script gives the ranks of one group the same batch" if ways else ""
     )
 
 
@@ -372,7 +300,7 @@ def _explain(request: Request, result: SearchResult) -> str:
     if nearest is not None:
         lines += [note for note in nearest.memory.assumptions if note.startswith(LOADED_WHOLE)]
     lines += [note for note in request.assumptions if note.endswith(POSITIONS_EXCEEDED)]
-    changes = nearest_changes(request.for_remarks(), best_plan)
+    changes = nearest_changes(request.for_remarks(), best_plan) or larger_gpus(nearest, request)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
     elif request.cluster.gpu_assumed:

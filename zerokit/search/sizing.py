@@ -9,6 +9,7 @@ from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
+from zerokit.search.global_batch import refuse_micro_batch
 from zerokit.search.nearest import first_change
 from zerokit.search.plan import best_plan, check_pins, make_space
 from zerokit.search.request import Request
@@ -57,7 +58,13 @@ class Size:
 def sizes(
     request: Request, gpus: tuple[Gpu, ...], methods: tuple[str, ...], most: int = _MOST_GPUS
 ) -> Iterator[Size]:
-    """The fewest GPUs of each kind, for each method, without offload and with it."""
+    """The fewest GPUs of each kind, for each method, without offload and with it.
+
+    Raises:
+        InputError: a micro-batch that does not divide the global batch on any number of GPUs.
+    """
+    if request.job.global_batch is not None:
+        refuse_micro_batch(request.job.global_batch, request.pins)
     for gpu in gpus:
         for method in methods:
             pair = [fewest(request, gpu, method, offload, most) for offload in (False, True)]

@@ -7,6 +7,7 @@ from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM
 from zerokit.memory.components import Component
 from zerokit.search.explain import pace_words
+from zerokit.search.request import Request
 from zerokit.search.search import search
 from zerokit.search.strategies import Space
 from zerokit.units import format_gib
@@ -16,7 +17,7 @@ LOOKED_AT = 100
 """So many of the fastest are looked at for one that surely fits."""
 WORST_ERROR = 0.0092
 """Of a traced peak, in 357 runs on H200s (docs/accuracy.md; a test compares them)."""
-NARROW = "a narrow fit: "
+NARROW = "may run out of memory: "
 """Begins the remark beside a traced choice with next to no headroom."""
 SURELY_FITS = "surely fits, "
 """Begins the remark beside a choice that only may fit."""
@@ -29,23 +30,23 @@ def unsure_bytes(memory: MemoryEstimate) -> float:
     return ACTIVATIONS_WITHIN * memory.worst.components.get(Component.ACTIVATIONS.value, 0)
 
 
-def advise(space: Space, chosen: Candidate, *, timed: bool) -> list[str]:
+def advise(space: Space, chosen: Candidate, request: Request) -> list[str]:
     """What to say of a choice that only may fit: the fastest strategy that surely does, and what it costs.
 
     The choice stays the fastest: a slower one that fits more surely would make a GPU with more memory, in
     which it surely fits as well, slower than one with less.
     """
-    if not timed or is_sure(chosen, space.cluster):
+    if not request.timed or is_sure(chosen, space.cluster):
         return []
     wider = search(space, top=LOOKED_AT).ranked  # the same remark however many plans are shown
     sure = next((candidate for candidate in wider if is_sure(candidate, space.cluster)), None)
     if sure is None:
         return []
     costs = f"{_slower_words(sure, chosen)}, {_headroom_words(sure, space.cluster)}"
-    return [f"{SURELY_FITS}{costs}: plan with {_options(sure.strategy)}"]
+    return [f"{SURELY_FITS}{costs}: plan with {_options(sure.strategy, request)}"]
 
 
-def narrow(space: Space, chosen: Candidate, *, timed: bool) -> list[str]:
+def narrow(space: Space, chosen: Candidate, request: Request) -> list[str]:
     """What to say of a traced choice that leaves less than predictions of measured runs were off by: the
     fastest strategy that leaves more, and what it costs."""
     cluster, memory = space.cluster, chosen.memory
@@ -53,13 +54,13 @@ def narrow(space: Space, chosen: Candidate, *, timed: bool) -> list[str]:
     if memory.basis != "traced" or cluster.gpu.name == "cpu" or not 0 <= room < off:
         return []
     said = (
-        f"{NARROW}{format_gib(room, 1)} is less than predictions of measured runs were off by at worst "
-        f"({WORST_ERROR:.1%} of the peak, here {format_gib(off, 1)}; half of them by less than 0.001%)"
+        f"{NARROW}{format_gib(room, 1)} of headroom, and predictions of measured runs were off by up to "
+        f"{WORST_ERROR:.1%} of the peak (here {format_gib(off, 1)}; half of them by less than 0.001%)"
     )
-    return [f"{said}; {_with_room(space, chosen, off, timed)}"]
+    return [f"{said}; {_with_room(space, chosen, off, request)}"]
 
 
-def _with_room(space: Space, chosen: Candidate, room: int, timed: bool) -> str:
+def _with_room(space: Space, chosen: Candidate, room: int, request: Request) -> str:
     """The fastest strategy that leaves so many bytes, what it costs, and what plans it: options, or, where
     it differs from a faster one in its buckets alone, a smaller memory."""
     cluster = space.cluster
@@ -67,10 +68,10 @@ def _with_room(space: Space, chosen: Candidate, room: int, timed: bool) -> str:
     smaller = replace(space, cluster=replace(cluster, gpu=cluster.gpu.with_total_memory(total << 20)))
     best = next(iter(search(smaller, top=1).ranked), None)
     if best is None:
-        return "nothing that fits leaves more"
+        return "no other strategy leaves more"
     is_fastest = any(one.strategy == best.strategy for one in search(space, top=LOOKED_AT).ranked)
-    options = _options(best.strategy) if is_fastest else f"⟨vram⟩ {total}MiB"
-    slower = f", {_slower_words(best, chosen)}" if timed else ""
+    options = _options(best.strategy, request) if is_fastest else f"⟨vram⟩ {total}MiB"
+    slower = f", {_slower_words(best, chosen)}" if request.timed else ""
     return f"{_headroom_words(best, cluster)}{slower}: plan with {options}"
 
 
@@ -97,17 +98,18 @@ def _slower_words(other: Candidate, chosen: Candidate) -> str:
     return pace_words(other.time.step_seconds / chosen.time.step_seconds - 1)
 
 
-def _options(strategy: Strategy) -> str:
-    """What plans this strategy."""
-    zero, settings = strategy.settings.zero, strategy.settings
-    options = [
-        f"⟨zero⟩ {zero.stage}",
-        f"⟨offload_optimizer⟩ {zero.offload_optimizer.device}",
-        f"⟨offload_param⟩ {zero.offload_param.device}",
-        f"⟨micro_batch⟩ {settings.micro_batch}",
-        f"⟨global_batch⟩ {strategy.global_batch}",
-        f"⟨checkpointing⟩ {strategy.checkpointing}",
-    ]
-    if zero.stage < 3:
-        del options[2]
-    return " ".join(options)
+def _options(strategy: Strategy, request: Request) -> str:
+    """What plans this strategy, but for what the request fixes already: written after the options that were
+    given, none of them stands there twice."""
+    zero, settings, pins = strategy.settings.zero, strategy.settings, request.pins
+    options = (
+        ("zero", zero.stage, pins.zero_stage),
+        ("offload_optimizer", zero.offload_optimizer.device, pins.offload_optimizer),
+        ("offload_param", zero.offload_param.device if zero.stage == 3 else None, pins.offload_param),
+        ("micro_batch", settings.micro_batch, pins.micro_batch),
+        ("global_batch", strategy.global_batch, request.job.global_batch),
+        ("checkpointing", strategy.checkpointing, pins.checkpointing),
+    )
+    return " ".join(
+        f"⟨{name}⟩ {value}" for name, value, fixed in options if value is not None and fixed is None
+    )

@@ -23,6 +23,7 @@ class TuneSettings:
         heartbeat: seconds without progress that count as hung; 0: never.
         grace: seconds from SIGTERM to SIGKILL.
         show: which ranks' output to pass on: ``first``, ``all`` or ``none``.
+        show_progress: a line on how far each run is goes to the terminal.
         rehearsal_seconds: on GPUs the script is rehearsed with each plan first; after so long no further
             one is. 0: none is.
     """
@@ -36,6 +37,7 @@ class TuneSettings:
     heartbeat: float = TUNE_SECONDS
     grace: float = 10.0
     show: str = "none"
+    show_progress: bool = True
     rehearsal_seconds: float = 600.0
 
     def check(self) -> None:

@@ -144,8 +144,8 @@ class Tuning:
         launch_options = LaunchOptions(
             target=target, device="cpu" if request.on_cpu else "cuda", launcher=settings.launcher,
             style=style, heartbeat_seconds=settings.heartbeat, grace_seconds=settings.grace,
-            show_ranks=settings.show, stop_after_steps=settings.steps, limit_seconds=settings.timeout,
-            no_arguments=True, accept_mismatch=True, no_trackers=True,
+            show_ranks=settings.show, show_progress=settings.show_progress, stop_after_steps=settings.steps,
+            limit_seconds=settings.timeout, no_arguments=True, accept_mismatch=True, no_trackers=True,
         )  # fmt: skip
         return cls(
             target=target, read=replace(read, request=request),

@@ -109,18 +109,21 @@ def test_a_launch_with_a_file_leaves_a_trainers_arguments_to_its_user(
 ) -> None:
     """Transformers refuses a file whose values are not its own; no plan is there to add them."""
     job = ("estimate", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--checkpointing", "full")
-    file = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "gradient_clipping": 0.5}
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.95], "weight_decay": 0.0}}
+    file = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "gradient_clipping": 0.5,
+            "train_micro_batch_size_per_gpu": "auto", "optimizer": optimizer}  # fmt: skip
     Path("ds.json").write_text(json.dumps(file))
     _, out, _ = call(capsys, *job, "--micro-batch", "3", "--deepspeed", "ds.json")
     answer, _, following = " ".join(out.split()).partition(" Next ")
     assert "(a Trainer: --gradient_checkpointing True)" in answer and "launch does" not in answer
     for argument in ("--per_device_train_batch_size 3", "--bf16 True", "--gradient_checkpointing True",
-                     "--max_grad_norm 0.5"):  # fmt: skip
-        assert argument in following
+                     "--max_grad_norm 0.5", "--learning_rate 1e-05", "--adam_beta2 0.95"):  # fmt: skip
+        assert following.count(argument) == 1
+    assert "--weight_decay" not in following and "--adam_beta1" not in following  # the Trainer's own agree
     del file["gradient_clipping"]  # then the Trainer's own stays
     Path("ds.json").write_text(json.dumps(file))
     _, out, _ = call(capsys, *job, "--deepspeed", "ds.json")
-    assert "zerokit launch --deepspeed ds.json train.py" in out and "--max_grad_norm" not in out
+    assert "zerokit launch --deepspeed ds.json --gpus 8 train.py" in out and "--max_grad_norm" not in out
     _, out, _ = call(capsys, *job, "--deepspeed", "ds.json", "--sp", "2")  # which no DeepSpeed file says
     assert "zerokit launch" not in out and "--sp 2" in out.partition("Next\n")[2]
 
@@ -149,9 +152,9 @@ def test_a_plan_is_made_again_from_its_file(capsys: pytest.CaptureFixture[str]) 
 def test_a_batch_that_cannot_be_met_names_those_that_can(capsys: pytest.CaptureFixture[str]) -> None:
     plan = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--micro-batch", "2")
     code, _, err = call(capsys, *plan, "--global-batch", "8")
-    assert code == 2 and "use 16 or 32" in err
+    assert code == 2 and "use --global-batch 16 or 32" in err
     code, _, err = call(capsys, *plan, "--global-batch", "10", "--tp", "2")
-    assert code == 2 and "over 4 data-parallel ranks with these options; use 8 or 16" in err
+    assert code == 2 and "over 4 data-parallel ranks with these options; use --global-batch 8 or 16" in err
     assert call(capsys, *plan, "--global-batch", "16")[0] == 0
 
 
@@ -228,7 +231,8 @@ def test_nothing_fits_is_exit_3_and_says_what_would(capsys: pytest.CaptureFixtur
         (("--params", "8b", "--gpus", "8", "--micro-batch", "3", "--global-batch", "64"), "--micro-batch 3"),
         (("--params", "8b", "--device", "tpu"), "--device"),
         (("--params", "8b", "--recipe", "no-such-recipe"), "no-such-recipe"),
-        (("--params", "8b", "--optimizer", "AdamW8bit"), "use Adam, AdamW"),
+        (("--params", "8b", "--optimizer", "AdamW8bit"), "did you mean adamw_8bit?"),
+        (("--params", "8b", "--optimizer", "adam8"), "use Adam, AdamW, Adagrad"),
         (("--params", "8b", "--optimizer", "rprop"), "write Rprop"),
         (("--params", "8b", "--gpus", "8", "--out", "/proc/nowhere"), "--out"),
     ],

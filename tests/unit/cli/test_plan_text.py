@@ -29,6 +29,9 @@ def test_a_plan_names_the_one_that_it_replaces(capsys: pytest.CaptureFixture[str
         r"zerokit-plan: replaces the plan of \d{4}-\d\d-\d\d \d\d:\d\d for llama-3.1-8b on 8 × h200\n",
         call(capsys, *second)[2],
     )
+    by_memory = ("plan", "--params", "1b", "--gpus", "1", "--vram", "24GiB")
+    assert "on 1 × 24.0 GiB GPU\n" in call(capsys, *by_memory)[1]
+    assert " for 1b on 1 × 24.0 GiB GPU\n" in call(capsys, *first)[2]
     Path("zerokit-plan/plan.yaml").write_text("request: [")
     assert "zerokit-plan: replaces a plan that cannot be read" in call(capsys, *first)[2]
 
@@ -74,6 +77,11 @@ def test_a_plan_that_fails_names_the_one_that_a_launch_would_take(capsys: pytest
         code, _, err = call(capsys, *arguments)
         assert code == exit_code
         assert "zerokit-plan still holds the plan of " in err and "for LoRA of 7b on 1 × h200" in err
+        assert "which `zerokit launch` would take" in err
+    Path("zerokit-plan").rename("other")
+    _, _, err = call(capsys, *fails, "--out", "other")
+    assert "other still holds" in err and "which `zerokit launch --plan other` would take" in err
+    Path("other").rename("zerokit-plan")
     Path("train.py").write_text("import deepspeed\ndeepspeed.initialize(config='ds.json')\n")
     _, _, err = call(capsys, "emit", "sbatch", "--accept-mismatch", "train.py")
     assert "for LoRA of 7b on 1 × h200" in err
@@ -114,17 +122,19 @@ def test_a_page_that_is_not_written_is_told(capsys: pytest.CaptureFixture[str]) 
     assert not Path("plan.html").exists()
 
 
+@pytest.mark.parametrize("given", [(), ("--global-batch", "64"), ("--zero", "1")])
 def test_a_choice_that_only_may_fit_stands_beside_one_that_surely_does(
-    capsys: pytest.CaptureFixture[str],
+    given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = ("plan", "--params", "3b", "--gpus", "2", "--gpu", "rtx-4090")
+    job = ("plan", "--params", "3b", "--gpus", "2", "--gpu", "rtx-4090", *given)
     code, out, _ = call(capsys, *job)
     assert code == 0 and "May fit: " in out and out.count("\n") <= 24
-    sure = re.search(r"Surely fits, ([\d.]+)% slower, .*?plan with (--.*?)\nStep: ", out, re.DOTALL)
+    sure = re.search(r"Surely fits, ([\d.]+)% slower, .*?plan with\s(--.*?)\nStep: ", out, re.DOTALL)
     assert sure is not None
     unsure_plan, sure_plan = (as_json(capsys, *job, *more)["chosen"]["estimate"]
                               for more in ((), sure[2].split()))  # fmt: skip
-    assert "Fits: " in call(capsys, *job, *sure[2].split())[1]
+    code, sure_out, err = call(capsys, *job, *sure[2].split())
+    assert code == 0 and "Fits: " in sure_out and "is given 2 times" not in err
     slower = sure_plan["step_seconds"] / unsure_plan["step_seconds"] - 1
     assert slower == pytest.approx(float(sure[1]) / 100, abs=0.001)
     for top in ("1", "20"):  # the choice does not depend on how many plans are shown

@@ -37,5 +37,5 @@ def test_a_command_in_lines_is_the_same_command_to_a_shell(
     shown = out.partition("\nNext\n")[2].partition("  runs the script")[0]
     shell = f"zerokit() {{ printf '%s\\n' \"$@\"; }}\n{shown}"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["launch", "--deepspeed", str(file), "train.py"]
+    assert done.stdout.splitlines() == ["launch", "--deepspeed", str(file), "--gpus", "4", "train.py"]
     assert "# train.py: your script" in shown

@@ -56,6 +56,19 @@ def _shown(done: Rehearsal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return capsys.readouterr().out
 
 
+def test_where_no_card_was_named_those_that_hold_it_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unnamed = replace(DONE, fits=None, vram_bytes=None, min_vram_bytes=100 * GIB)
+    said = " ".join(_shown(unnamed, monkeypatch, capsys).split())
+    holding = said.partition("the smallest that hold this: ")[2]
+    assert "add --gpu NAME or --vram SIZE" in said and "h200 (140.4 GiB)" in holding and "80gb" not in holding
+    assert "no card of `zerokit gpus`" in " ".join(
+        _shown(replace(unnamed, min_vram_bytes=9000 * GIB), monkeypatch, capsys).split()
+    )
+    assert "add --gpu" not in _shown(replace(DONE, fits=True), monkeypatch, capsys)
+
+
 @pytest.mark.parametrize("done", [DONE, STOPPED], ids=["whole", "stopped"])
 def test_a_terminal_and_a_pipe_get_the_same_words(
     done: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from tests.support.run_reports import ERROR, report_of, write_rank
 from zerokit.cli import run as run_cli
 from zerokit.errors import FileInputError, ReportNotWritten
+from zerokit.launcher.locks import lock_run_folder
 from zerokit.launcher.rank_file import rank_file
 from zerokit.launcher.verdict.report import write_report
 from zerokit.report.html import write_html
@@ -125,3 +128,48 @@ def test_wrong_use_is_explained(tmp_path, capsys):
         write_html(tmp_path / "no" / "x.html", report_of(tmp_path, 1))
     with pytest.raises(FileInputError, match="is no file"):
         load_report(Path("/dev/zero"))
+
+
+def test_a_run_that_is_starting_is_told_from_a_folder_of_something_else(tmp_path, capsys):
+    """And from one whose launch ended before any rank began."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    assert run_cli(["report", str(folder)]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
+    lock = lock_run_folder(folder, str(folder))
+    (folder / "command.json").write_text("{}")
+    (folder / "logs").mkdir()
+    assert run_cli(["report", str(folder)]) == 2
+    assert capsys.readouterr().err == (
+        f"zerokit: {folder}: the run is starting, and nothing was recorded yet; "
+        f"`zerokit watch {folder}` waits for it\n"
+    )
+    assert run_cli(["watch", "--once", str(folder)]) == 0
+    assert "the run is starting; no rank has recorded anything yet" in capsys.readouterr().err
+    lock.release()
+    for command in ("report", "watch"):
+        assert run_cli([command, str(folder)]) == 2
+        assert capsys.readouterr().err == (
+            f"zerokit: {folder}: nothing was recorded: its launch ended before a rank began; what was "
+            f"printed is in {folder}/logs\n"
+        )
+
+
+def test_a_run_that_is_starting_is_watched_from_its_first_record_on(tmp_path, capsys):
+    (tmp_path / "another").mkdir()
+    write_rank(tmp_path / "another", 0)
+    ended = RunReport.model_validate(report_of(tmp_path / "another", 1, plan=None))
+    lock = lock_run_folder(tmp_path, str(tmp_path))
+
+    def train() -> None:
+        time.sleep(0.6)
+        write_report(tmp_path, ended)
+
+    training = threading.Thread(target=train)
+    training.start()
+    assert run_cli(["watch", str(tmp_path), "--every", "0.2"]) == 0
+    training.join()
+    lock.release()
+    shown, said = capsys.readouterr()
+    assert shown == "ok: 1 rank, step 12\n"
+    assert said.startswith("zerokit: the run is starting; no rank has recorded anything yet\n")

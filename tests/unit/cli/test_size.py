@@ -283,6 +283,19 @@ def test_what_fits_on_none_says_why_as_a_plan_does(capsys: pytest.CaptureFixture
     assert code == 3 and json.loads(out)["answer"] == []
 
 
+def test_where_no_method_fits_each_says_what_would_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("size", "--params", "70b", "--gpu", "l4", "--gpus", "2")
+    code, out, err = call(capsys, *words)
+    assert (code, out) == (3, "") and "does not fit on up to 2 GPUs (l4)\nfull: nothing fits 2 × l4" in err
+    for method in ("full", "lora", "qlora"):
+        alone = call(capsys, *words, "--method", method)[2].removeprefix("zerokit: ")
+        assert f"{method}: {alone.rstrip()}" in err
+        assert "What would make it fit:\n  - " in alone
+    assert "more GPUs (--gpus 16 " in err  # LoRA
+    required, least = re.findall(r"requires? (39\.\d) GiB|at least (39\.\d) GiB each", err)
+    assert required[0] == least[1]  # QLoRA, which no number of these helps
+
+
 def test_a_kind_that_does_not_fit_says_what_would_also_where_another_fits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -296,6 +309,21 @@ def test_a_kind_that_does_not_fit_says_what_would_also_where_another_fits(
     assert sized[0]["gpus"] == 1
 
 
+@pytest.mark.parametrize("fixed", [(), ("--gradient-accumulation", "1")])
+def test_a_micro_batch_that_no_number_of_gpus_divides_the_batch_by(
+    fixed: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An estimate, whose GPUs are known, names what they divide."""
+    words = ("--model", "gpt2", "--micro-batch", "8", "--gpu", "h200", *fixed, "--global-batch")
+    code, _, err = call(capsys, "size", *words, "60")
+    named = "8" if fixed else "56 or 64"
+    assert code == 2 and err.endswith(f"8 does not divide --global-batch 60; use --global-batch {named}\n")
+    for batch in ("60", "56"):
+        code, _, err = call(capsys, "estimate", "--gpus", "8", *words, batch)
+        assert code == 2 and err.endswith(f"; use --global-batch {'64' if fixed else '64 or 128'}\n"), err
+    assert call(capsys, "estimate", "--gpus", "8", *words, "64")[0] == 0
+
+
 @pytest.mark.parametrize("command", ["plan", "size"])
 def test_memory_in_whole_gb_is_doubted_before_the_answer(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -303,9 +331,10 @@ def test_memory_in_whole_gb_is_doubted_before_the_answer(
     """nvidia-smi shows 23,028 MiB of an A10 and 24,564 of a 4090; both are sold as 24 GB."""
     words = (command, "--params", "1b", "--method", "lora", "--vram")
     code, _, err = call(capsys, *words, "24GB")
-    assert (
-        code == 0 and "cards sold as 24 GB have 22.5 to 24.0 GiB; write it in GiB, or name the --gpu" in err
-    )
+    assert code == 0
+    assert "cards sold as 24 GB have 22.5 to 24.0 GiB; name the --gpu, or write it in GiB\n" in err
+    _, _, err = call(capsys, *words, "24GB", "--gpu", "rtx-4090")
+    assert "24.0 GiB; leave it out, as --gpu names the card, or write it in GiB\n" in err
     assert "sold as" not in call(capsys, *words, "24GiB")[2]
     assert "sold as" not in call(capsys, *words, "23028MiB")[2]
 

@@ -78,10 +78,36 @@ def test_a_dry_run_says_how_long_the_trials_may_take(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trials = [trial(number, measured_step_seconds=None, measured_peak_bytes=None) for number in (1, 2, 3)]
-    body = BODY | {"folder": None, "fastest": None, "trials": trials, "most_rehearsal_seconds": rehearsing}
+    body = BODY | {"folder": None, "fastest": None, "trials": trials, "next": None,
+                   "most_rehearsal_seconds": rehearsing}  # fmt: skip
     (tmp_path / "train.py").touch()
     result = SimpleNamespace(to_dict=lambda: body, interrupted=None, error=None)
     monkeypatch.setattr("zerokit.tuner.tune", lambda *_, **__: result)
     assert run(["tune", "--params", "8b", "--dry-run", str(tmp_path / "train.py")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"at most 15.0 min with loading (--timeout): 45.0 min at most for 3 plans{more}" in text
+    assert "the same command without --dry-run runs these plans and keeps the fastest" in text
+
+
+@pytest.mark.parametrize(
+    ("predicted", "columns", "row"),
+    [(12.3, ["predicted", "predicted"], "1 12.3 s 123.0 GiB"), (None, ["predicted"], "1 123.0 GiB")],
+)
+def test_a_dry_run_has_no_columns_of_what_it_did_not_measure(
+    predicted: float | None,
+    columns: list[str],
+    row: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On CPU ranks no step is predicted either."""
+    none = {"measured_step_seconds": None, "measured_peak_bytes": None, "rehearsed": None}
+    body = BODY | {"folder": None, "fastest": None, "files": {}, "next": None, "calibration": None,
+                   "trials": [trial(1, **none, predicted_step_seconds=predicted)]}  # fmt: skip
+    (tmp_path / "train.py").touch()
+    result = SimpleNamespace(to_dict=lambda: body, interrupted=None, error=None)
+    monkeypatch.setattr("zerokit.tuner.tune", lambda *_, **__: result)
+    assert run(["tune", "--params", "8b", "--dry-run", str(tmp_path / "train.py")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert columns in lines and row.split() in lines

@@ -96,6 +96,18 @@ def test_a_dry_run_goes_on_without_the_gpus(four_gpus: None) -> None:
     assert shown({}, 4).warning is None
 
 
+def test_a_plan_for_cpu_ranks_on_gpus_is_told(four_gpus: None) -> None:
+    """Before a run as in a dry run that shows what another machine would run."""
+    told = "the plan is for CPU ranks"
+    on_gpus = devices.resolve("auto", num_ranks=None, planned_ranks=2, planned_gpu="cpu")
+    assert on_gpus.kind == "cuda" and on_gpus.warning is not None and on_gpus.warning.startswith(told)
+    elsewhere = devices.resolve("cuda", num_ranks=None, planned_ranks=8, planned_gpu="cpu", dry_run=True)
+    assert elsewhere.warning is not None and "exit code 13; " + told in elsewhere.warning
+    assert "the plan's ranks ask for 8 GPUs, of which 4" in elsewhere.warning
+    planned = devices.resolve("auto", num_ranks=None, planned_ranks=2, planned_gpu="h200")
+    assert planned.warning is None
+
+
 def test_a_plan_for_gpus_on_the_cpu(four_gpus: None) -> None:
     chosen = resolve("cpu", planned_ranks=8)
     assert (chosen.kind, chosen.ranks, chosen.gpu_indexes) == ("cpu", 8, ())

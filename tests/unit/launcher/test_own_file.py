@@ -128,5 +128,43 @@ def test_a_slip_in_the_scripts_own_file_is_told_with_its_line(
     (warned,) = of_arguments(options, 1)
     assert warned.startswith(f"warning: {slip}") and warned.endswith("[json-trailing-comma]")
     assert of_arguments(ScriptOptions.read(facts, facts.style, ()), 1) == ()
+    missing = ScriptOptions.read(facts, facts.style, ("--deepspeed_config", "no/ds.json"))
+    with pytest.raises(InputError, match=r"--deepspeed_config no/ds\.json: there is no such file"):
+        of_arguments(missing, 1)
     assert run(["estimate", "--deepspeed", "ds.json", "--model", "gpt2", "--gpu", "h200", "--json"]) == 0
     assert any(note.startswith(slip) for note in json.loads(capsys.readouterr().out)["assumptions"])
+
+
+PARSES = (
+    "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+    "(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+    "Trainer(args=args).train()\n"
+)
+
+
+def test_the_plans_literal_file_is_not_for_a_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which ended with "ds optimizer.params.lr=2e-05 vs hf learning_rate=5e-05"."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(PARSES)
+    planning = ["plan", "--params", "1m", "--gpus", "2", "--device", "cpu", "--zero", "2", "--seq-len", "64"]
+    assert run([*planning, "--out", "plan"]) == 0
+    words = ["train.py", "--output_dir", "out", "--deepspeed"]
+    launch = ["launch", "--dry-run", "--plan", "plan"]
+    capsys.readouterr()
+    assert run([*launch, *words, "plan/ds_config.json"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "optimizer.params.lr 2e-05, but learning_rate is 5e-05" in said
+    assert "per_device_train_batch_size" not in said.partition("contradict this file")[2]  # the plan adds it
+    assert "; leave --deepspeed out, and the Trainer gets the plan's configuration" in said
+    assert "(or name plan/ds_config.trainer.json)" in said
+    assert run([*launch, "--accept-mismatch", *words, "plan/ds_config.json"]) == 0
+    assert "warning: --deepspeed plan/ds_config.json: the script's" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert run([*launch, *words, "plan/ds_config.trainer.json"]) == 0
+    said = capsys.readouterr().err
+    assert "contradict" not in said and "left to the Trainer" not in said  # of a file that nobody reads
+    agreeing = ["--learning_rate", "2e-5", "--adam_beta2", "0.95", "--weight_decay", "0.1"]
+    assert run([*launch, *words, "plan/ds_config.json", *agreeing]) == 0

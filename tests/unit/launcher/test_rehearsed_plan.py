@@ -87,13 +87,61 @@ def test_a_dry_run_tells_a_plan_for_another_model_and_length_with_the_script(
         assert f"--out {tmp_path}/plan model= seq_len= -- {script} --steps 10" in said
 
 
+def test_one_command_plans_for_all_that_a_script_does_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Adapters, model, length and batch: no warning has a command or an option of its own beside it."""
+    zerokit.plan(model="gpt2", method="lora", lora_rank=8, seq_len=256, gpus=2, gpu="t4", global_batch=10,
+                 micro_batch=5, out=tmp_path / "plan")  # fmt: skip
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse\n"
+        "from accelerate import Accelerator\n"
+        "from torch.utils.data import DataLoader\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--model')\n"
+        "args = parser.parse_args()\n"
+        "accelerator = Accelerator()\n"
+        "loader = accelerator.prepare(DataLoader([], batch_size=4))\n"
+    )
+    config = Path(__file__).parents[3] / "examples" / "tiny-llama.json"
+    words = ["launch", "--device", "cpu", "--dry-run", "--plan", str(tmp_path / "plan"), str(script)]
+    assert run([*words, "--model", str(config)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    for told in ("gives each rank 4 at a time", "adds adapters", "is another model than the plan's gpt2"):
+        assert told in said
+    assert "plan again" not in said and said.count("zerokit plan ") == 1
+    assert (
+        f"plan.yaml --global-batch 8 --out {tmp_path}/plan lora_rank= method= model= seq_len= -- {script} "
+    ) in said
+
+
+@pytest.mark.parametrize(("option", "told"), [("--steps", True), ("--stpes", False)])
+def test_a_command_that_the_script_refuses_is_not_printed(
+    option: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zerokit.plan(model="gpt2", gpus=1, gpu="t4", out=tmp_path / "plan")
+    script = Path(__file__).parents[3] / "examples" / "train_causal_lm.py"
+    for words in (["launch", "--device", "cpu", "--dry-run"], ["emit", "sbatch"]):
+        assert run([*words, "--plan", str(tmp_path / "plan"), str(script), option, "10"]) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("zerokit plan" in said) is told
+        assert (
+            "has no option --stpes, and ends where it gets one: did you mean --steps?" in said
+        ) is not told
+
+
 def test_a_plan_that_goes_with_this_process_is_named_where_its_copy_lies(tmp_path: Path) -> None:
     with temporary_folder("plan") as folder:
         plan = plan_file.read(write_plan(folder))
         assert f"zerokit plan --recipe {tmp_path}/plan.yaml model= -- -m" in (
             note(plan, SFT, "raw", tmp_path) or ""
         )
-        assert "zerokit plan … -- -m trl.scripts.sft" in (note(plan, SFT, "raw", None) or "")
+        said = note(plan, SFT, "raw", None) or ""
+        words = shlex.split(said[said.index("zerokit plan") :])
+        written = words[2 : words.index("--")]
+        asked = {name: value for name, value in plan.request.items() if name != "params"}
+        assert asked and written == [word for name in asked for word in (f"--{name}", str(asked[name]))]
 
 
 def test_a_plan_of_this_very_command_needs_no_word(tmp_path: Path) -> None:
@@ -141,9 +189,17 @@ def test_a_dry_run_says_it_and_quiet_does_not(tmp_path: Path, capsys: pytest.Cap
     assert run(["launch", *words]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("not rehearsed with this script") == 1
-    assert "is seen; that rehearsal sees them" in said and "`zerokit rehearse`" not in said  # one hint
+    assert (
+        "is seen; the `zerokit plan` command above rehearses the script" in said
+        and "`zerokit rehearse`" not in said
+    )  # one hint
     assert run(["launch", "--no-plan", *words[:2], *words[4:]]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "`zerokit rehearse` with the same script and arguments" in said and "for some minutes" in said
+    target = Target(script=str(script), module=None, arguments=())
+    plan = rehearsed_with(tmp_path / "rehearsed", script="train.py", command=target.digest)
+    assert run(["launch", *words[:2], "--plan", str(plan.folder), *words[4:]]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "is seen; the plan's rehearsal ran this very command" in said and "zerokit rehearse" not in said
     assert run(["launch", "--quiet", *words]) == 0
     assert "rehearsed" not in capsys.readouterr().err

@@ -144,9 +144,26 @@ def test_a_trainer_leaves_the_frozen_weights_under_adapters_out_of_a_checkpoint(
     assert takes["frozen_bytes"] == pytest.approx((WEIGHTS - tables) * 4.127 / 8 + tables * 2, rel=1e-3)
     adapters = 41_943_040  # rank 16 on the seven linear layers of 32 blocks, each weight + 3 of Adam
     assert takes["checkpoint_bytes"] - takes["frozen_bytes"] == pytest.approx(adapters * 14, rel=0.2)
+    assert run([*asked, "--method", "qlora", "--explain"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "each checkpoint of a Trainer 0.5 GiB of disk; of a script that calls save_checkpoint itself 5."
+        in said
+    )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(GIB, 0, GIB))
     assert disk_space.warnings(body["chosen"], [], is_trainer=True) == []
     assert "each DeepSpeed checkpoint 5." in disk_space.warnings(body["chosen"], [])[0]
+
+
+def test_adapters_that_are_not_gathered_are_saved_and_converted_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    body = answer(capsys, "plan", *ASKED, "--method", "lora", "--host-ram", "24GiB")
+    saving = body["chosen"]["estimate"]["saving"]
+    assert saving["host_bytes"] == 0 and saving["weights_bytes"] == pytest.approx(41_943_040 * 4)
+    (said,) = (line for line in body["assumptions"] if "save_model writes no adapters that load" in line)
+    assert "before Transformers 5.0" in said and "load_state_dict_from_zero_checkpoint(peft_model" in said
+    assert not any("zero_to_fp32.py" in line for line in body["assumptions"])
 
 
 def test_a_folder_that_the_scripts_file_names_counts(

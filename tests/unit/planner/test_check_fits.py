@@ -49,7 +49,9 @@ def test_an_accelerate_config_fits_as_its_strategy_does(
         assert f"fits: {figure} required of 40.00 GiB per GPU" in said.err
         assert "batch size per GPU 1" in said.err and "no problems" in said.out
     else:
-        assert f"the worst GPU needs {figure}" in said.out and "[does-not-fit]" in said.out
+        assert (
+            f"does not fit: {figure} required on the worst GPU" in said.out and "[does-not-fit]" in said.out
+        )
 
 
 def test_a_deepspeed_file_that_fits_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +60,14 @@ def test_a_deepspeed_file_that_fits_says_so(capsys: pytest.CaptureFixture[str]) 
     ))  # fmt: skip
     job = ["--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "8"]
     assert run(["check", "ds.json", *job]) == 0
-    assert "ds.json: fits: " in (said := capsys.readouterr().err) and "batch size per GPU 2" in said
+    said = capsys.readouterr().err
+    assert (
+        "ds.json: fits: " in said and "batch size per GPU 2, 2,048 tokens each: --seq-len not given)" in said
+    )
+    assert run(["check", "ds.json", *job, "--seq-len", "1024"]) == 0
+    assert "1,024 tokens each)" in capsys.readouterr().err
+    assert run(["check", "ds.json", *job, "--seq-len", "131072"]) == 2
+    assert "131,072 tokens each)" in capsys.readouterr().out
     assert run(["check", "ds.json", *job, "--json"]) == 0
     body, said = capsys.readouterr()
     fit = json.loads(body)["files"][0]["fit"]

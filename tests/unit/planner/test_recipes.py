@@ -16,6 +16,7 @@ from zerokit.catalog import gpus, models
 from zerokit.cli import run
 from zerokit.cli.plan import command as plan_command
 from zerokit.errors import FileInputError, InputError
+from zerokit.fields import as_options
 from zerokit.planner import recipes
 from zerokit.planner.options import OPTIONS
 from zerokit.strictload import parse_yaml
@@ -273,3 +274,20 @@ def test_check_holds_a_recipe_to_what_it_says_and_write_says_it(
     assert path.read_text().endswith(request)
     # nothing is left behind, no plan of the user's is overwritten
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ({}, "the recipe's --method lora: no; take it out of the recipe with method=, or change the script"),
+        ({"method": "lora"}, "--method lora: no; leave --method out, or change the script"),
+    ],
+)
+def test_a_refused_value_of_the_recipe_is_told_as_the_recipes(typed: dict[str, str], said: str) -> None:
+    with (
+        pytest.raises(InputError) as refused,
+        recipes.named_in_refusals(typed, {"method": "lora", "seq_len": "128"}),
+    ):
+        raise InputError("⟨method⟩ lora: no; leave ⟨method⟩ out, or change the script")
+    assert as_options(refused.value.marked) == said
+    assert refused.value.field == "method" and "--" not in str(refused.value)

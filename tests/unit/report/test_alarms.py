@@ -66,6 +66,33 @@ def test_each_alarm(ranks: list[dict[str, Any]], more: dict[str, Any], said: str
     assert len(found) == 1 and said in found[0].text
 
 
+@pytest.mark.parametrize(
+    ("steps", "step_seconds", "recorded_earlier", "is_behind"),
+    [
+        (2, 0.15, 0.3, False),  # a synchronous run whose ranks write at different times
+        (5, 0.15, 0.0, False),  # within two records of 0.4 s
+        (8, 0.15, 0.3, False),
+        (9, 0.15, 0.3, True),
+        (2, 10.0, 0.4, True),  # no record is that late
+        (2, None, 0.4, True),
+        (8, 1.0, 5.0, True),
+        (60, 0.15, 3600.0, False),  # is as far as its peers were then
+        (80, 0.15, 3600.0, True),  # has recorded nothing for long
+    ],
+)
+def test_what_the_times_of_records_explain_is_not_behind(
+    steps: int, step_seconds: float | None, recorded_earlier: float, is_behind: bool
+) -> None:
+    known = {"median_step_seconds": step_seconds}
+    first = {**known, "steps": 100, "last_heard_at": 5000.0}
+    second = {**known, "steps": 100 - steps, "last_heard_at": 5000.0 - recorded_earlier}
+    for ranks in ((first, second), (second, first)):
+        found = alarms(report(*ranks), recorded_every_seconds=0.4)
+        assert [alarm.text for alarm in found] == (
+            [f"rank {ranks.index(second)} on node-0 is {steps} optimizer steps behind"] if is_behind else []
+        )
+
+
 def test_the_metrics_are_what_the_specification_says() -> None:
     parser = pytest.importorskip("prometheus_client.openmetrics.parser")
     run_ = report({"host": 'a"b\\c'}, {"peak_allocated_bytes": None, "device": None})

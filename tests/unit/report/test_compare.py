@@ -121,6 +121,26 @@ def test_settings_that_differ_are_listed_and_those_alike_are_not() -> None:
     ]
 
 
+def test_the_terminal_and_json_have_the_settings_too(tmp_path):
+    """Two runs that differ in the ZeRO stage alone."""
+    for name, stage in (("a", 1), ("b", 2)):
+        (tmp_path / name).mkdir()
+        write_rank(tmp_path / name, 0)
+        config = {"zero_optimization": {"stage": stage}, "steps_per_print": 10}
+        (tmp_path / name / "ds_config.json").write_text(
+            json.dumps(config | ({"x": 0.5} if stage == 2 else {}))
+        )
+    folders = [str(tmp_path / name) for name in "ab"]
+    compared = json.loads(CliRunner().invoke(_command(), [*folders, "--json"]).stdout)
+    assert compared["settings"] == {"zero_optimization.stage": [1, 2], "x": [None, 0.5]}
+    shown = CliRunner().invoke(_command(), folders, env={"COLUMNS": "200"}).stdout
+    rows = [line.split() for line in shown.partition("settings that differ")[2].splitlines()]
+    assert ["zero_optimization.stage", "1", "2"] in rows and ["x", "–", "0.5"] in rows
+    assert "steps_per_print" not in shown
+    alike = CliRunner().invoke(_command(), [folders[0], folders[0]]).stdout
+    assert "settings that differ" not in alike
+
+
 def _command() -> Any:
     from zerokit.cli.report import command
 

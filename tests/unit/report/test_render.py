@@ -72,6 +72,7 @@ def test_on_cpu_ranks_host_memory_is_compared(tmp_path):
     assert compared["peak_bytes"]["predicted"] == 5 * GIB  # and a half of what the node holds
     text = shown(report)
     header = text.splitlines()[2]
+    assert "Phases after init are not predicted: a process keeps" in " ".join(text.split())
     assert "allocated" not in header and "host memory" in header and "peak from" in header
     assert "predicted for" not in text
     plan["chosen"]["estimate"]["per_rank"][0]["ranks"] = [1, 1]
@@ -128,6 +129,7 @@ def test_a_failure_in_load_shows_its_whole_message_and_no_tables(tmp_path):
     print_report(report_of(tmp_path, 1, plan=None), console, traceback=False)
     text = console.export_text()
     assert "Peak memory" not in text and "By phase" not in text and "No rank got past load" in text
+    assert "no steps to show; the largest process took 3.00 GiB of host memory." in " ".join(text.split())
     body = report_of(tmp_path, 1, plan=None)
     for peak, has_tables in ((1024, False), (5 * MIB, True)):  # the first is the process group's own
         body["ranks"][0]["peak_allocated_bytes"] = peak
@@ -294,3 +296,19 @@ def test_an_outcome_is_said_once() -> None:
         assert outcome_line(run).plain == line and run.outcome.because(why) == told
         page = render_html(run)
         assert f">{outcome.replace('_', ' ')}</span></h1>" in page and "nterrupted: interrupted" not in page
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_how_to_resume_is_wrapped_and_its_path_whole(tmp_path, width):
+    """A word that is wider than the terminal is neither cut nor broken: it is copied."""
+    path = f"/data/{'long-folder-name/' * 3}checkpoint-200"
+    write_rank(tmp_path, 0)
+    report = report_of(tmp_path, 1, plan=None)
+    report["resume"] = (
+        f"Newest checkpoint: {path} (step 200); to go on from it, add --resume_from_checkpoint {path} to "
+        "the script's arguments"
+    )
+    said = shown(report, width=width)
+    lines = said[said.index("Newest checkpoint") :].splitlines()
+    assert " ".join(" ".join(lines).split()) == report["resume"]
+    assert all(len(line) <= width or line.split() == [path] for line in lines)

@@ -371,6 +371,7 @@ def test_a_run_that_was_not_as_planned_says_what_to_do(tmp_path, capsys, monkeyp
     zerokit.plan(params="7b", gpus=2, gpu="h200", seq_len=1024, method="lora", global_batch=16).write(folder)
     text = shown(report, folder=folder)
     assert text.count("batch size per GPU 8 ran, not 2") == 1
+    assert "problem: " not in text and ", with 1 difference from the plan named above" in text
     command = next(line for line in text.splitlines() if line.startswith("  zerokit plan "))
     assert cli.run([*shlex.split(command)[1:], "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)

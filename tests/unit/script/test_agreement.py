@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
+import zerokit
 from tests.support.ranks import write_script
 from tests.support.scripts_read import (
     FIXED_TRAINER,
@@ -16,8 +18,9 @@ from tests.support.scripts_read import (
     joined,
     options,
 )
+from zerokit import cli
 from zerokit.errors import InputError
-from zerokit.script.agreement import agree, refuse_unplannable
+from zerokit.script.agreement import WithScript, agree, refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
@@ -158,12 +161,15 @@ def test_a_pipeline_is_none_for_a_trainer_or_accelerate(text: str, tmp_path: Pat
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(("planned_on_cpu", "advised"), [
-    (False, "(`zerokit plan … -- SCRIPT ARGS` takes it from the script)"),
-    (True, "plan.yaml --micro-batch 4 --gradient-accumulation 4 --global-batch 32 --out "),
+@pytest.mark.parametrize(("with_script", "advised"), [
+    (
+        lambda left_out, words: f"zerokit plan {' '.join(words)} without {' '.join(left_out)} -- t.py",
+        "`zerokit plan --global-batch 32 without micro-batch gradient-accumulation -- t.py`, or run it",
+    ),
+    (None, "plan.yaml --micro-batch 4 --gradient-accumulation 4 --global-batch 32 --out plan`, or run it"),
 ])  # fmt: skip
 def test_planning_again_is_advised_by_what_is_not_refused(
-    tmp_path: Path, planned_on_cpu: bool, advised: str
+    tmp_path: Path, with_script: WithScript | None, advised: str
 ) -> None:
     """No script is rehearsed for CPU ranks."""
     text = """
@@ -176,7 +182,7 @@ def test_planning_again_is_advised_by_what_is_not_refused(
         agree(
             options(tmp_path, text), chosen, {"bf16": {"enabled": True}}, request={"gpus": "2"}, seq_len=128,
             method="full", lora=None, plan_folder=Path("plan"), on_cpu=True, no_arguments=False,
-            accept_mismatch=False, planned_on_cpu=planned_on_cpu,
+            accept_mismatch=False, with_script=with_script,
         )  # fmt: skip
     assert advised in str(refused.value)
 
@@ -197,6 +203,22 @@ def test_a_raw_scripts_own_file_is_held_to_the_plan(tmp_path: Path) -> None:
         assert any(told in note for note in agreed.notes) is contradicts, agreed.notes
 
 
+def test_a_plan_for_a_file_of_the_scripts_own_is_made_by_the_command_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan with the script would refuse the file."""
+    zerokit.plan(params="125m", gpus=2, gpu="t4", micro_batch=4, zero="3", out=tmp_path / "plan")
+    script, file = write_script(tmp_path, TRAINER), tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}')
+    words = ["emit", "sbatch", "--plan", str(tmp_path / "plan"), str(script), "--deepspeed", str(file)]
+    assert cli.run(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "stage 2, but the plan has 3; " in said
+    command = shlex.split(said.partition("plan again for what it does: `")[2].partition("`")[0])
+    assert command[:2] == ["zerokit", "plan"] and cli.run(command[1:]) == 0
+    assert cli.run(words) == 0
+
+
 def test_a_file_in_the_place_of_all_arguments_is_held_to_the_plan(tmp_path: Path) -> None:
     path = tmp_path / "args.json"
     path.write_text('{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "bf16": true}')
@@ -212,3 +234,21 @@ def test_a_file_in_the_place_of_all_arguments_is_held_to_the_plan(tmp_path: Path
 
 def test_an_option_of_the_scripts_own_gets_the_batch(tmp_path: Path) -> None:
     assert joined(options(tmp_path, OWN_PARSER)) == "--batch-size 4 --grad_accum 2"
+
+
+def test_a_batch_that_the_script_sets_late_is_what_runs(tmp_path: Path) -> None:
+    """With the command that plans for all that it sets."""
+    late = "\n    args.per_device_train_batch_size = 2\n    args.bf16 = False\n"
+    chosen = {"micro_batch": 4, "gradient_accumulation": 1, "data_parallel": 2}
+    agreed = agree(
+        options(tmp_path, TRAINER + late), chosen, {"bf16": {"enabled": True}}, request={"gpus": "2"},
+        seq_len=128, method="full", lora=None, plan_folder=Path("plan"), on_cpu=True, no_arguments=False,
+        accept_mismatch=False,
+    )  # fmt: skip
+    first, second = [note for note in agreed.notes if "after the arguments are read" in note]
+    assert "sets args.per_device_train_batch_size to 2" in first and "exit code 9" in first
+    assert "2 is what runs, not the plan's 4" in first
+    command = (
+        "zerokit plan --recipe plan/plan.yaml --micro-batch 2 --precision fp32 --global-batch 8 --out plan"
+    )
+    assert second.endswith(f"; remove those lines, or plan for what it does: `{command}`")

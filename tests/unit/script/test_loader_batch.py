@@ -79,9 +79,9 @@ def test_another_batch_than_the_plans_is_said_before_the_run(tmp_path: Path) -> 
     assert before_the_run(script, planned(2, rehearsed=False)) == []
     (said,) = before_the_run(script, planned(8, rehearsed=False))
     assert "DataLoader(batch_size=2) gives each rank 2 at a time" in said
-    assert "the plan has micro-batch 8" in said and "⟨micro_batch⟩ 2" in said
+    assert "the plan has micro-batch 8" in said and "--micro-batch 2" in said
     (said,) = before_the_run(script, planned(8, rehearsed=True))
-    assert said.endswith("change the script, or plan again with the script, which takes its batch from it")
+    assert said.endswith("; change the script")
     computed = options(tmp_path, accelerate("data, batch_size=2 * SIZE"))
     assert before_the_run(computed, planned(8, rehearsed=True)) == []
     (said,) = before_the_run(computed, planned(8, rehearsed=False))

@@ -56,6 +56,19 @@ def said(script: Path, *arguments: str) -> list[str]:
     return warnings(read_script(script, None), "train.py", arguments, "launch")
 
 
+def test_the_beginning_of_options_may_be_an_option_of_zerokit(tmp_path: Path) -> None:
+    """--out of `emit sbatch` writes the job into a file."""
+    text = SCHEDULED.replace("'--lr_decay'", "'--output_dir'").replace("'--lr_end'", "'--outputs'")
+    facts = read_script(write_script(tmp_path, text), None)
+    (said,) = warnings(facts, "train.py", ["--out", "job.sh"], "emit sbatch")
+    assert said.endswith(
+        "which may be the beginning of --output_dir, --outputs: write it out; options of zerokit stand "
+        "before the script: zerokit emit sbatch --out … train.py …"
+    )
+    (said,) = warnings(facts, "train.py", ["--outp", "job.sh"], "emit sbatch")
+    assert said.endswith(": write it out")
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "meant"),
     [

@@ -59,6 +59,31 @@ def test_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_script(None, "pkg.nothing")
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("pkg.script.train", "pkg.scripts.train"),
+        ("pkg.scripts.trian", "pkg.scripts.train"),
+        ("kpg.scripts.train", "pkg.scripts.train"),
+        ("pkg.scripts.train.main", None),
+        ("pkgg", "pkg"),
+        ("jsonn.tool", "json.tool"),  # installed
+        ("pkg..train", None),
+    ],
+)
+def test_the_module_that_was_meant_is_named(
+    typed: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pkg" / "scripts").mkdir(parents=True)
+    for name in ("__main__.py", "scripts/train.py"):
+        (tmp_path / "pkg" / name).write_text(SOURCES["accelerate"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as refused:
+        read_script(None, typed)
+    hint = f"; did you mean -m {meant}?" if meant else ""
+    assert str(refused.value).endswith(f"or among the installed packages{hint}")
+
+
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"def", b"\0", b"(" * 5000])
 def test_what_is_not_python(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "train.py").write_bytes(data)

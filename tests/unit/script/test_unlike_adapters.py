@@ -66,7 +66,7 @@ ALL = "--lora_target_modules all-linear"
             OWN,
             "--lora_rank 8",
             "lora",
-            ["of rank 16: give the script --lora_rank 16, or plan again with --lora-rank 8"],
+            ["of rank 16: give the script --lora_rank 16, or plan again with ⟨lora_rank⟩ 8"],
         ),
         (
             OWN.replace("int = 16", "int = 64"),
@@ -79,8 +79,12 @@ ALL = "--lora_target_modules all-linear"
             TRLS,
             "",
             "lora",
-            ["without --use_peft the script trains all weights", "--lora_target_modules is not given"],
+            [
+                "without --use_peft the script trains all weights, which takes more memory than predicted: "
+                "give the script --use_peft --lora_target_modules all-linear"
+            ],
         ),
+        (TRLS, f"--lora_r 8 {ALL}", "lora", ["give the script --use_peft --lora_r 16"]),
         (TRLS, f"--use_peft {ALL}", "lora", []),
         (
             TRLS,
@@ -134,13 +138,13 @@ def test_what_the_plan_trains_and_the_script_does_not_is_named(
             '"all-linear"',
             ("q_proj", "v_proj"),
             "is all-linear, but the plan has adapters on q_proj, v_proj: write "
-            'target_modules=["q_proj", "v_proj"] there, or plan again with --lora-targets all-linear',
+            'target_modules=["q_proj", "v_proj"] there, or plan again with ⟨lora_targets⟩ all-linear',
         ),
         (
             '["q_proj"]',
             ("all-linear",),
             "is q_proj, but the plan has adapters on all linear layers (all-linear): write "
-            'target_modules="all-linear" there, or plan again with --lora-targets q_proj',
+            'target_modules="all-linear" there, or plan again with ⟨lora_targets⟩ q_proj',
         ),
         ('["v_proj", "q_proj"]', ("q_proj", "v_proj"), None),
         ('"all-linear"', ("all-linear",), None),

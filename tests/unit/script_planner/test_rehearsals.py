@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from tests.support.ranks import write_script
 from tests.support.scripts_read import TRAINER
 from zerokit.planner import answer
 from zerokit.planner.plan_result import PlanResult
-from zerokit.rehearsal.result import NO_STEP_TIME, Rehearsal
+from zerokit.rehearsal.result import NO_STEP_TIME, Rehearsal, Stop
 from zerokit.script.entry_points import Target
 from zerokit.script_planner import plan_script
+from zerokit.script_planner.rehearsals import RehearsedScript
 from zerokit.units import format_seconds
 
 STEP_SECONDS = 0.25
@@ -30,6 +32,25 @@ def planned(folder: Path) -> PlanResult:
     options = {"gpus": "2", "gpu": "h200", "zero": "1", "tp": "1", "offload_optimizer": "none",
                "micro_batch": "4", "global_batch": "8", "checkpointing": "none"}  # fmt: skip
     return plan_script(target, options, seconds=0)
+
+
+@pytest.mark.parametrize(("seconds", "goes_on"), [(200, True), (2000, False)])
+def test_a_rehearsal_that_may_outlast_the_time_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, goes_on: bool
+) -> None:
+    play(monkeypatch, lambda strategy, _: {"batch_rows": strategy.settings.micro_batch, "batch_columns": 130})
+    target = Target(script=str(write_script(tmp_path, TRAINER, "train.py")), module=None, arguments=())
+    said: list[str] = []
+    plan_script(target, {"gpus": "2", "gpu": "h200"}, seconds=seconds, say=said.append)
+    told = [line for line in said if " left of " in line]
+    assert told and all(("one that began may take 5.0 min" in line) is goes_on for line in told)
+
+
+def test_what_stopped_a_rehearsal_begins_with_its_line() -> None:
+    for location, shown in (("a.py:3", "a.py:3: no such operator"), ("", "no such operator")):
+        stop = Stop(location=location, operator="", reason="no such operator")
+        done: Any = SimpleNamespace(ranks=(), stopped=stop)
+        assert RehearsedScript(strategy=None, done=done, rehearsed=None).why_not == shown  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sequences", [1, 2])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from zerokit.cli import run
 from zerokit.domain.strategy import REHEARSED, Candidate
 from zerokit.planner.request import resolve
 from zerokit.search.explain import runner_up
@@ -37,3 +41,20 @@ def test_a_next_best_that_was_not_rehearsed_is_said_to_be(
 
     said = runner_up(on(plan.alternatives[0], of_other), on(plan.chosen, of_choice), timed=True)
     assert ("not rehearsed, estimated" in said) is is_said, said
+
+
+def test_what_zero_3_would_take_more_is_what_its_estimate_has_more(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    job = ["--model", "llama-3.1-8b", "--method", "lora", "--gpus", "1", "--gpu", "a100-80gb"]
+    assert run(["plan", *job, "--out", str(tmp_path / "plan"), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    chosen = plan["chosen"]
+    batch = ["--micro-batch", str(chosen["micro_batch"]), "--gradient-accumulation",
+             str(chosen["gradient_accumulation"])]  # fmt: skip
+    assert run(["estimate", *job, *batch, "--zero", "3", "--json"]) == 3
+    third = json.loads(capsys.readouterr().out)
+    (said,) = (line for line in plan["advice"] if "ZeRO-3 would take" in line)
+    activations = [body["per_rank"][0]["components"]["activations"] for body in (third, chosen["estimate"])]
+    assert f"+{(activations[0] - activations[1]) / 2**30:.1f} GiB of activations" in said
+    assert "even where the weight is frozen" in said and "parameters" not in said  # one GPU divides none

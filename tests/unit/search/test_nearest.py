@@ -100,7 +100,7 @@ def test_a_narrow_fit_is_told_with_what_plans_more_room(job: dict[str, Any], opt
     available, memory = narrow.cluster.gpu.driver_vram_bytes, narrow.chosen.candidate.memory
     off = worst * memory.worst.peak_allocated_bytes
     assert available - memory.min_vram_bytes < off
-    (told,) = (text for text in narrow.to_dict()["advice"] if text.startswith("a narrow fit: "))
+    (told,) = (text for text in narrow.to_dict()["advice"] if text.startswith("may run out of memory: "))
     named = re.search(
         r"; with ([\d.]+) GiB of headroom, (?:([\d.]+)% slower|as fast): plan with (--.*)$", told
     )

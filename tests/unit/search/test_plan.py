@@ -13,7 +13,8 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.errors import InputError, NothingFits
 from zerokit.search.explain import lack_words
-from zerokit.search.plan import Plan, choose_global_batch, make_plan
+from zerokit.search.global_batch import choose_global_batch
+from zerokit.search.plan import Plan, make_plan
 from zerokit.search.space import Pins
 
 GIB = 1 << 30
@@ -106,7 +107,7 @@ def test_a_batch_that_no_division_meets_is_refused() -> None:
 
 def test_a_batch_smaller_than_the_gpus_is_met_by_tensor_parallel_peers() -> None:
     job = Job(seq_len=2048, global_batch=7)
-    with pytest.raises(InputError, match=r"use 8 or 16, or tp auto or sp auto"):
+    with pytest.raises(InputError, match=r"use global_batch 8 or 16, or tp auto or sp auto"):
         make_plan(request_for(count=8, job=job))
     plan = make_plan(request_for(count=8, job=job, pins=Pins(search_tensor=True)))
     assert plan.chosen.strategy.global_batch == 7
@@ -163,6 +164,22 @@ def test_the_chosen_global_batch_is_a_multiple_of_the_gpus_and_says_why(count: i
     batch, why = choose_global_batch(Job(seq_len=4096), cluster, Pins())
     assert batch % count == 0 and 1 <= batch // count <= 32
     assert f"{batch:,} sequence" in why
+
+
+@pytest.mark.parametrize("batch", [60, 56, 3])
+@pytest.mark.parametrize(
+    "pins", [Pins(micro_batch=8), Pins(micro_batch=8, tensor_parallel=1, sequence_parallel=1)]
+)
+def test_a_global_batch_that_cannot_be_is_refused_with_the_two_next_to_it(batch: int, pins: Pins) -> None:
+    job = Job(seq_len=512, global_batch=batch)
+    request = request_for("gpt2", "h200", 8, job=job, pins=pins)
+    with pytest.raises(InputError) as refused:
+        make_plan(request)
+    named = re.search(r"use ⟨global_batch⟩ (\d+) or (\d+)", refused.value.marked)
+    assert named is not None and named.groups() == ("64", "128")
+    for size in map(int, named.groups()):
+        chosen = make_plan(replace(request, job=replace(job, global_batch=size))).chosen.strategy
+        assert (chosen.global_batch, chosen.settings.micro_batch) == (size, 8)
 
 
 def test_nothing_fits_names_the_nearest_changes() -> None:

@@ -97,12 +97,10 @@ def test_a_script_that_fits_no_card_is_not_tried_at_all() -> None:
 
 def test_a_script_that_cannot_be_rehearsed_is_tried_as_planned() -> None:
     said: list[str] = []
-    tuned = rehearsals(
-        lambda *_: Outcome(rehearsed=None, why_not="it stopped at a.py:3: no such operator"), said
-    )
+    tuned = rehearsals(lambda *_: Outcome(rehearsed=None, why_not="a.py:3: no such operator"), said)
     before = planned(tuned)
     assert tuned.choose(before) == before
-    assert tuned.why_none == "tuned.py could not be rehearsed: it stopped at a.py:3: no such operator"
+    assert tuned.why_none == "tuned.py could not be rehearsed: a.py:3: no such operator"
     assert (tuned.profile(()), tuned.not_tried(before)) == (None, tuned.not_tried(before))
 
     def refuse(*_: object) -> Outcome:

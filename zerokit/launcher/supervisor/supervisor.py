@@ -302,9 +302,10 @@ class Supervisor:
         hung = self.progress.hung(self._living())
         if hung is not None:
             self._on_hung(hung)
-        elif (word := self.progress.word(self._living())) is not None:
-            self.terminal.say(word)
-        self._show_status(now)
+        elif self.launch.options.show_progress:
+            if (word := self.progress.word(self._living())) is not None:
+                self.terminal.say(word)
+            self._show_status(now)
 
     def _warn_once(self, texts: list[str]) -> None:
         for text in texts:

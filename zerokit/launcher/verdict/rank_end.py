@@ -9,6 +9,7 @@ The first failure is the one that explains the others. It is chosen so:
 3. Failures less than 0.3 s apart may have been seen in any order. Among them the one that tells most goes
    first: an out-of-memory; a signal that no peer's failure causes (SIGKILL, SIGSEGV, …); an exception;
    SIGABRT (a failed assertion, but also what native code does when a peer is gone); an exit code alone.
+4. Of ranks that raised one error within 5 s, the one whose process was seen to end first: it was named then.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from zerokit.report.outcome import RankState
 from zerokit.units import counted
 
 SOON_SECONDS = 0.3  # ends closer together than this may have been seen in any order
+_ALIKE_SECONDS = 5.0
 CRASH_SIGNALS = frozenset(
     int(number)
     for number in (signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL, signals.SIGFPE,
@@ -306,13 +308,33 @@ def _oom_of(log: RankLog | None, error: Record, *, killed: bool) -> Record | Non
 # ---- all ranks
 
 
-def settle(ends: Iterable[RankEnd]) -> tuple[list[RankEnd], RankEnd | None]:
-    """Name the first failure; ranks that only lost their peer because of it are ``terminated``."""
+def settle(ends: Iterable[RankEnd], exited: Iterable[int] = ()) -> tuple[list[RankEnd], RankEnd | None]:
+    """Name the first failure; ranks that only lost their peer because of it are ``terminated``.
+
+    Args:
+        exited: the ranks in the order in which their processes were seen to end.
+    """
     ends = _without_leavers(list(ends))
     first = _first_failure([end for end in ends if end.state is RankState.FAILED])
     if first is None:
         return ends, None
+    first = _first_told(first, ends, exited)
     return [_as_peer(end, first) for end in ends], first
+
+
+def failed_alike(end: RankEnd, first: RankEnd) -> bool:
+    """Whether another rank ended with the very error of the first failure: a fault of the script."""
+    is_another = end.rank != first.rank and end.state is RankState.FAILED
+    return is_another and bool(end.traceback) and end.error == first.error
+
+
+def _first_told(first: RankEnd, ends: list[RankEnd], exited: Iterable[int]) -> RankEnd:
+    """By rule 4."""
+    together = {first.rank: first}
+    for end in ends:
+        if failed_alike(end, first) and abs((end.at or 0.0) - (first.at or 0.0)) <= _ALIKE_SECONDS:
+            together[end.rank] = end
+    return next((together[rank] for rank in exited if rank in together), first)
 
 
 def _without_leavers(ends: list[RankEnd]) -> list[RankEnd]:

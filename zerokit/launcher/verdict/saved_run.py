@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import time
 from pathlib import Path
 
 from zerokit.emit.plan_file import read_of_run
 from zerokit.errors import InputError
-from zerokit.launcher.rank_file import find_rank_files
-from zerokit.launcher.run_folder import REPORT_FILE
+from zerokit.launcher.locks import is_launch_alive
+from zerokit.launcher.rank_file import TICK_SECONDS, find_rank_files
+from zerokit.launcher.run_folder import COMMAND_FILE, LOGS_FOLDER, REPORT_FILE
 from zerokit.launcher.verdict.report import report_of_folder
 from zerokit.machine.host import detect_host
 from zerokit.report.alarms import Alarm, alarms
@@ -48,12 +50,34 @@ def load_run(path: Path) -> RunReport:
     if report_path.exists():
         return load_report(report_path)
     if not find_rank_files(path):
+        if (why := _nothing_recorded(path)) is not None:
+            raise InputError(why)
         names = newest_runs(path, "; of the runs in it, the newest")
         raise InputError(
             f"{path} is not a run folder: it has neither report.json nor rank-*.jsonl{names}; {_NOT_LAUNCHED}"
         )
     plan, problems = read_of_run(path)
     return report_of_folder(path, plan, problems)
+
+
+def is_starting(path: Path) -> bool:
+    """Whether a launch has made this run folder, and none of its ranks has recorded anything yet."""
+    if not path.is_dir() or (path / REPORT_FILE).exists() or find_rank_files(path):
+        return False
+    return is_launch_alive(path)
+
+
+def _nothing_recorded(path: Path) -> str | None:
+    """Why a run folder has nothing to show; None where it is no run folder."""
+    if is_starting(path):
+        run = shlex.quote(str(path))
+        return (
+            f"{path}: the run is starting, and nothing was recorded yet; `zerokit watch {run}` waits for it"
+        )
+    if not (path / COMMAND_FILE).exists():
+        return None
+    logs = f"; what was printed is in {path / LOGS_FOLDER}" if (path / LOGS_FOLDER).is_dir() else ""
+    return f"{path}: nothing was recorded: its launch ended before a rank began{logs}"
 
 
 def newest_runs(folder: Path = Path("runs"), introduction: str = "; the newest") -> str:
@@ -94,7 +118,7 @@ class WatchedRun:
         """
         report = load_run(self.path)
         is_here = {rank.host for rank in report.ranks} == {socket.gethostname()}
-        raised = alarms(report, detect_host().ram_bytes if is_here else None)
+        raised = alarms(report, detect_host().ram_bytes if is_here else None, TICK_SECONDS)
         if self._metrics is not None:
             write_page(self._metrics, openmetrics(report, len(raised)))
         return report, raised

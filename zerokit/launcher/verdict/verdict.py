@@ -17,6 +17,7 @@ from zerokit.launcher.verdict.rank_end import (
     RankEnd,
     RankExit,
     RunEnd,
+    failed_alike,
     left_problems,
     rank_end,
     settle,
@@ -102,7 +103,7 @@ def judge(evidence: Evidence) -> Verdict:
 
     Nothing is a success but every rank's process ending with zero *and* its file saying that it finished.
     """
-    ends, first = settle(_rank_ends(evidence))
+    ends, first = settle(_rank_ends(evidence), [exit_.rank for exit_ in evidence.exits])
     if evidence.ended_on_purpose:
         ends = [_ended_with_run(end) for end in ends]
     verdict = _decide(evidence, ends, first)
@@ -220,11 +221,7 @@ def _failure(first: RankEnd, ends: Sequence[RankEnd]) -> Verdict:
 
 def _others_alike(first: RankEnd, ends: Sequence[RankEnd]) -> str:
     """``; rank 0 failed with the same error``: a fault of the script, not of one rank."""
-    alike = [
-        end.rank for end in ends
-        if end.rank != first.rank and end.state is RankState.FAILED and end.traceback
-        and end.error == first.error
-    ]  # fmt: skip
+    alike = [end.rank for end in ends if failed_alike(end, first)]
     if not alike:
         return ""
     if len(alike) == len(ends) - 1 > 1:

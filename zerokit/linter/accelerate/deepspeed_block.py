@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zerokit.linter.accelerate.beside_file import lint_beside_file
 from zerokit.linter.accelerate.keys import (
     LAUNCH,
     PLUGIN,
@@ -17,19 +18,6 @@ from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
 
-REFUSED_BESIDE_CONFIG_FILE = (
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "zero_stage",
-    "offload_optimizer_device",
-    "offload_param_device",
-    "offload_param_nvme_path",
-    "offload_optimizer_nvme_path",
-    "zero3_save_16bit_model",
-)
-"""``DeepSpeedPlugin._deepspeed_config_checks``; ``mixed_precision`` too, at the top level."""
-
-
 _NAMED_OTHERWISE = {
     "stage": "zero_stage",
     "offload_optimizer": "offload_optimizer_device",
@@ -40,8 +28,12 @@ _NAMED_OTHERWISE = {
 """Names of DeepSpeed's own JSON, and shorter ones."""
 
 
-def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
-    """Findings about the block by itself."""
+def lint_deepspeed_block(document: Document, config: Document | None = None) -> Iterator[Finding]:
+    """Findings about the block.
+
+    Args:
+        config: the DeepSpeed JSON that it names, where that was read.
+    """
     block = document.value.get("deepspeed_config")
     if block in (None, {}):
         yield _defaults(document)
@@ -92,34 +84,11 @@ def lint_deepspeed_block(document: Document) -> Iterator[Finding]:
             source=PLUGIN,
         )
     elif named is not None:
-        yield from _beside_config_file(document, block)
+        yield from lint_beside_file(document, block, config)
         yield from _flags(document, block)
     else:
         yield from _plugin_values(document, block)
     yield from _multi_node(document, block)
-
-
-def _beside_config_file(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
-    for key in REFUSED_BESIDE_CONFIG_FILE:
-        if key in block:
-            yield finding_at(
-                document,
-                ("deepspeed_config", key),
-                "accelerate-key-beside-config-file",
-                f"Accelerate refuses {key} beside deepspeed_config_file",
-                "remove it here, and set it in the DeepSpeed JSON",
-                source=PLUGIN,
-            )
-    precision = document.value.get("mixed_precision")
-    if precision is not None:
-        yield finding_at(
-            document,
-            ("mixed_precision",),
-            "accelerate-key-beside-config-file",
-            "Accelerate refuses mixed_precision beside deepspeed_config_file",
-            "remove it here, and enable bf16 or fp16 in the DeepSpeed JSON",
-            source=PLUGIN,
-        )
 
 
 def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:

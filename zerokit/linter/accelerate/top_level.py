@@ -31,8 +31,14 @@ def named_config(document: Document) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def lint_accelerate(document: Document, world_size: int | None = None) -> list[Finding]:
-    """Every finding about an accelerate YAML by itself."""
+def lint_accelerate(
+    document: Document, world_size: int | None = None, config: Document | None = None
+) -> list[Finding]:
+    """Every finding about an accelerate YAML.
+
+    Args:
+        config: the DeepSpeed JSON that it names, where that was read.
+    """
     if not isinstance(document.value, dict):
         return [
             finding_at(
@@ -55,7 +61,7 @@ def lint_accelerate(document: Document, world_size: int | None = None) -> list[F
     findings += lint_processes(document, world_size)
     findings += _precision(document)
     if document.value.get("distributed_type") == "DEEPSPEED":
-        findings += lint_deepspeed_block(document)
+        findings += lint_deepspeed_block(document, config)
         findings += lint_parallelism(document)
     else:
         findings += lint_fsdp(document)

@@ -234,7 +234,7 @@ class Rehearsed:
             )
         if (unwaited := self.machine.unwaited.note()) is not None:
             self.machine.warn(unwaited)
-        if (lacking := without_triton.note()) is not None:
+        if (lacking := without_triton.note(self.machine.idle_packages)) is not None:
             self.machine.warn(lacking)
         reserved = self._peak_reserved_bytes()
         return {

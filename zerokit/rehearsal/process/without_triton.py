@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 _NAMES = re.compile(
@@ -15,15 +16,18 @@ _SPOKEN_OF = frozenset({"torch", "transformers", "accelerate", "deepspeed", "tri
 """``torch.compile`` has a warning of its own; the others ask for it, or for kernels of quantised weights."""
 
 
-def note() -> str | None:
+def note(idle: Collection[str] = ()) -> str | None:
     """What the reader must know, where Triton is missing and loaded code names it; else None.
+
+    Args:
+        idle: packages that were loaded and computed nothing, such as a bitsandbytes that PEFT imports.
 
     TRL 1.16's losses take their Triton kernels by ``is_triton_available`` (``trl/trainer/utils.py``): without
     it their backward allocates more.
     """
     if importlib.util.find_spec("triton") is not None:
         return None
-    packages = {name.partition(".")[0] for name in list(sys.modules) if _names_triton(name)}
+    packages = {name.partition(".")[0] for name in list(sys.modules) if _names_triton(name)} - {*idle}
     if not packages:
         return None
     names = sorted("the script" if name == "__main__" else name for name in packages)

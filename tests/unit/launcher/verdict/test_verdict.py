@@ -228,10 +228,22 @@ def test_a_failure_names_no_step_that_never_was(phase: str, step: int | None, na
 
 def test_ranks_that_fail_with_one_error_are_told_together() -> None:
     both = {0: raised(0, at=T + 0.1), 1: raised(1)}
-    why = judge(evidence(logs=both, exits=[exit_(0, 1), exit_(1, 1)])).why
+    why = judge(evidence(logs=both, exits=[exit_(1, 1), exit_(0, 1)])).why
     assert why == "rank 1 on h exited with code 1; rank 0 failed with the same error"
     other = {0: raised(0, "KeyError: 'a'", at=T + 0.1), 1: raised(1)}
     assert judge(evidence(logs=other, exits=[exit_(1, 1)])).why == "rank 1 on h exited with code 1"
+
+
+@pytest.mark.parametrize(("error", "later", "first"), [("ValueError: no", 1, 0), ("ValueError: no", 60, 1),
+                                                       ("KeyError: 'a'", 0.1, 1)])  # fmt: skip
+def test_of_ranks_that_fail_alike_the_one_that_was_told_first_is_first(
+    error: str, later: float, first: int
+) -> None:
+    """Rank 1 raised its error first, and the process of rank 0 ended first."""
+    both = {0: raised(0, error, at=T + later), 1: raised(1)}
+    verdict = judge(evidence(logs=both, exits=[exit_(0, 1, at=T + later), exit_(1, 1, at=T + later + 0.1)]))
+    assert verdict.first_failure is not None and verdict.first_failure.rank == first
+    assert verdict.why.startswith(f"rank {first} on h exited with code 1")
 
 
 TRACEBACK = """Traceback (most recent call last):

@@ -7,15 +7,25 @@ from types import ModuleType
 from typing import Any
 
 from zerokit.rehearsal.process.context import Context
+from zerokit.rehearsal.process.machine import StoodIn
 
 
 class SilentLibrary:
-    """Every function returns at once."""
+    """Every function returns at once. One that is given arguments is a kernel, and was stood in for; without
+    them it is a question (``has_avx512bf16_cpu``), which an import asks."""
 
     compiled_with_cuda = True
 
+    def __init__(self, kernels: StoodIn) -> None:
+        self._kernels = kernels
+
     def __getattr__(self, name: str) -> Callable[..., int]:
-        return lambda *args, **kwargs: 0
+        def function(*args: Any, **kwargs: Any) -> int:
+            if args or kwargs:
+                self._kernels.called()
+            return 0
+
+        return function
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -23,5 +33,4 @@ class SilentLibrary:
 
 def native_library(context: Context, module: ModuleType) -> None:
     """In place of ``libbitsandbytes_cuda*.so``."""
-    vars(module)["lib"] = SilentLibrary()
-    context.machine.stub("bitsandbytes' kernels")
+    vars(module)["lib"] = SilentLibrary(context.machine.stand_in("bitsandbytes", "bitsandbytes' kernels"))

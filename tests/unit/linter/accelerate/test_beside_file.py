@@ -1,0 +1,49 @@
+"""What to do with a key that Accelerate refuses beside a DeepSpeed JSON depends on what the JSON has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zerokit import check
+
+_KEY = "accelerate-key-beside-config-file"
+_CONFIG = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "config", "fix"),
+    [
+        ("mixed_precision: bf16", _CONFIG, "remove it here; ds.json already has bf16"),
+        ("mixed_precision: fp16", _CONFIG, "ds.json has bf16: enable the one that you mean there"),
+        ("mixed_precision: fp16", {}, "remove it here, and set fp16.enabled to true in ds.json"),
+        ("mixed_precision: 'no'", {}, "ds.json enables neither bf16 nor fp16, which means the same"),
+        ("  zero_stage: 3", _CONFIG, "remove it here; ds.json already has zero_optimization.stage 3"),
+        ("  zero_stage: 2", _CONFIG, "has zero_optimization.stage 3: write the value that you mean there"),
+        ("  gradient_clipping: 1.0", _CONFIG, "here, and set gradient_clipping to 1.0 in ds.json"),
+        ("  gradient_accumulation_steps: 4", _CONFIG, "set gradient_accumulation_steps to 4 in ds.json"),
+        ("  offload_param_device: cpu", _CONFIG, 'already has zero_optimization.offload_param.device "cpu"'),
+        ("  offload_optimizer_device: none", _CONFIG, "offload_optimizer.device, which means the same"),
+        ("  zero3_save_16bit_model: true", _CONFIG, "gather_16bit_weights_on_model_save to true in ds.json"),
+        ("  zero_stage: 2", None, "remove it here, and set it in the DeepSpeed JSON"),
+        ("mixed_precision: bf16", None, "remove it here, and enable bf16 or fp16 in the DeepSpeed JSON"),
+    ],
+)
+def test_the_fix_follows_what_the_json_has(
+    line: str, config: dict[str, object] | None, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    block = "deepspeed_config:\n  deepspeed_config_file: ds.json\n"
+    keys = f"{block}{line}\n" if line.startswith(" ") else f"{line}\n{block}"
+    Path("accelerate.yaml").write_text(f"distributed_type: DEEPSPEED\nnum_processes: 2\n{keys}")
+    if config is not None:
+        Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 0}, **config}))
+    (finding,) = (finding for finding in check("accelerate.yaml").findings if finding.rule == _KEY)
+    assert finding.fix.endswith(fix)
