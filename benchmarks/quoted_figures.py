@@ -187,7 +187,7 @@ def choices() -> Figures:
 
 
 def _last_cases() -> list[Case]:
-    numbers = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+    numbers = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
     lists = [f"public, {number}" for number in numbers]
     return [case for name in lists for case in cases(PEAKS[name]) if not case.is_bound]
 
@@ -201,6 +201,12 @@ def rehearsed_peaks() -> Figures:
         "number": str(len(found)), "exact": str(sum(abs(case.peak_error) < 1e-5 for case in found)),
         "peak": peak[1], "worst": peak[2], "reserved": reserved[1], "reserved_worst": reserved[2],
     }  # fmt: skip
+
+
+def after_softmax() -> Figures:
+    """The list that was measured after the copy of a softmax was counted."""
+    found = [case for case in cases(PEAKS["public, tenth"]) if not case.is_bound]
+    return {"worst": rehearsal_page.spread(case.peak_error for case in found)[2]}
 
 
 def misses() -> Figures:

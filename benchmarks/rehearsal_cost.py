@@ -61,11 +61,13 @@ def rehearsed(name: str, folder: Path) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("models", nargs="*", default=list(BARS_SECONDS), choices=list(BARS_SECONDS))
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(BARS_SECONDS)}; all if none is named")
     parser.add_argument("--jsonl", type=Path, help="append a line for each model")
     options = parser.parse_args()
+    if unknown := set(options.models) - set(BARS_SECONDS):
+        parser.error(f"no bar is known for {', '.join(sorted(unknown))}")
     above = False
-    for name in options.models:
+    for name in options.models or BARS_SECONDS:
         with tempfile.TemporaryDirectory(prefix="zerokit-benchmark-") as folder:
             row = rehearsed(name, Path(folder))
         bar = BARS_SECONDS[name]

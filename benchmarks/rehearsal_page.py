@@ -101,6 +101,22 @@ PEAKS = {
         "measured-public-eighth.jsonl",
         "TRL's scripts on one GPU with other models and options again",
     ),
+    "public, ninth": Peaks(
+        "rehearsed-public-ninth.jsonl",
+        "measured-public-ninth.jsonl",
+        "Axolotl and LLaMA-Factory, never rehearsed or measured before, with their own pins; seven on two "
+        "H200s",
+    ),
+    "public, ninth, corrected": Peaks(
+        "rehearsed-public-ninth-again.jsonl",
+        "measured-public-ninth.jsonl",
+        "LLaMA-Factory's DPO, rehearsed again after the copy that its log_softmax makes was counted",
+    ),
+    "public, tenth": Peaks(
+        "rehearsed-public-tenth.jsonl",
+        "measured-public-tenth.jsonl",
+        "the same two tools with other models, methods and losses, nothing changed after; six on two H200s",
+    ),
 }
 
 

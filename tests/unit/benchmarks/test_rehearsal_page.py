@@ -28,7 +28,7 @@ def test_every_run_with_a_complete_rehearsal_is_compared(one: rehearsal_page.Pea
         if not row.get("error") and predicted.get(name, {}).get("complete", name in predicted)
     }
     found = rehearsal_page.cases(one)
-    assert {case.name for case in found} == both and len(found) == len(both) >= 5
+    assert {case.name for case in found} == both and len(found) == len(both) >= 2
     for case in found:
         said = predicted[case.name]["peak_allocated_bytes"]
         assert isinstance(said, int)
