@@ -77,6 +77,17 @@ class CudaLedger:
         self.resets = False
 
 
+def _writes(context: Context, owner: Any, name: str) -> None:
+    """Writing of files belongs to ``save``, whoever does it (Axolotl calls ``save_pretrained`` itself)."""
+    write = getattr(owner, name)
+
+    def written(*args: Any, **kwargs: Any) -> Any:
+        with context.phases.inside("save"):
+            return write(*args, **kwargs)
+
+    setattr(owner, name, written)
+
+
 def _before_resets(ledger: CudaLedger) -> None:
     """A script that resets the peaks (Axolotl does, whenever it logs) takes nothing from a phase."""
     reset = torch._C._cuda_resetPeakMemoryStats
@@ -113,6 +124,7 @@ def main() -> None:
         {
             "accelerate.accelerator": lambda module: training.accelerator(context, module),
             "deepspeed.runtime.engine": lambda module: deepspeed.engine(context, module),
+            "safetensors.torch": lambda module: _writes(context, module, "save_file"),
             "transformers.generation.utils": lambda module: within(
                 module.GenerationMixin, "generate", partial(phases.inside, "generate")
             ),
@@ -122,6 +134,7 @@ def main() -> None:
     ).install()
     phases.install()
     _before_resets(ledger)
+    _writes(context, torch, "save")
     data_loaders.ending(context, whole_evaluations=True)
     error = None
     try:
