@@ -25,8 +25,8 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     (
         "docs/predictions.md",
         "the error of the traced peak is less than 0.001 % in the median, {high} % at the 95th percentile "
-        "and {worst} % at worst. For {blind} of the runs the model was frozen before they ran; the original "
-        "predictions of these were off by {first_high} % at the 95th percentile and {first_worst} % at worst",
+        "and {worst} % at worst. {blind} of the runs were predicted before they ran; these "
+        "first predictions were off by {first_high} % at the 95th percentile and {first_worst} % at worst",
         figures.all_runs,
     ),
     (

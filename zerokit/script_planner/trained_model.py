@@ -41,7 +41,7 @@ def options_of(
         if config is not None and method == "qlora":  # the method packs the weights: not the model twice
             config = {name: value for name, value in config.items() if name != "quantization_config"}
         result["model"] = _model(config, engine)
-        notes.append(f"model {result['model']}: the script trains it")
+        notes.append(f"model {result['model']}: what the script trains has its sizes")
     if not options.get("method") and method != "full":
         result["method"] = method
         notes.append(f"⟨method⟩ {method}: the script trains adapters")
