@@ -57,7 +57,7 @@ def test_an_estimate_that_names_no_stage_is_said_to_be_of_deepspeed(
     for more, is_said in (([], True), (["--zero", "0"], False), (["--inference"], False)):
         run([*job, *more])
         said = " ".join(capsys.readouterr().out.split())
-        assert ("DeepSpeed at ZeRO stage 0, with fp32 master weights: --zero not given" in said) is is_said
+        assert ("ZeRO stage 0 of DeepSpeed, with fp32 master weights: --zero not given" in said) is is_said
 
 
 def test_offload_at_stage_0_is_refused_in_the_words_of_the_options(

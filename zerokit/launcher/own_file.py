@@ -146,15 +146,7 @@ def _findings(path: str, reader: str, ranks: int) -> Sequence[Finding]:
 
 def of_arguments(options: ScriptOptions, ranks: int) -> tuple[str, ...]:
     """What ``check`` finds in the DeepSpeed file that the script's own arguments name, as warnings: a run or
-    a rehearsal would end with an error of the script's that does not name the line.
-
-    Raises:
-        InputError: the arguments name a file that does not exist.
-    """
-    named = options.given("deepspeed") or options.given("deepspeed_config")
-    file = str(named[0]) if named is not None else ""
-    if named is not None and file.endswith(".json") and not Path(file).exists():
-        raise InputError(f"{named[1]}: there is no such file")
+    a rehearsal would end with an error of the script's that does not name the line."""
     path = own[0] if (own := options.own_deepspeed_file) is not None else None
     if path is None or Path(path).suffix != ".json" or options.style not in _READERS:
         return ()
@@ -169,6 +161,19 @@ def of_arguments(options: ScriptOptions, ranks: int) -> tuple[str, ...]:
         return told
     config = load_json(Path(path)).value
     return (*told, *check_agrees(path, options, config, ranks=ranks, on_cpu=False, accept_mismatch=True))
+
+
+def refuse_missing(options: ScriptOptions) -> None:
+    """Stop where the script's arguments name a DeepSpeed file that does not exist: a script that ignores them
+    would be rehearsed without it. A launched script may make the file itself.
+
+    Raises:
+        InputError: names the argument.
+    """
+    named = options.given("deepspeed") or options.given("deepspeed_config")
+    file = str(named[0]) if named is not None else ""
+    if named is not None and file.endswith(".json") and not Path(file).exists():
+        raise InputError(f"{named[1]}: there is no such file")
 
 
 def _text(found: Finding) -> str:

@@ -178,7 +178,7 @@ def _default_strategy(
     if pins.zero_stage is None and not request.job.inference:
         master = "" if precision == "fp32" else ", with fp32 master weights"
         stage = (
-            f"DeepSpeed at ZeRO stage 0{master}: ⟨zero⟩ not given; for a script without DeepSpeed, "
+            f"ZeRO stage 0 of DeepSpeed{master}: ⟨zero⟩ not given; for a script without DeepSpeed, "
             "`zerokit rehearse SCRIPT` says what is required",
         )
     return strategy, (why, *stage)

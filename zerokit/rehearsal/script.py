@@ -109,6 +109,7 @@ def prepare(
     environment = {name: value for name, value in base.items() if not _OF_A_LAUNCHER.fullmatch(name)}
     if read is None:
         script_options = script_arguments.ScriptOptions.read(facts, facts.style, target.arguments)
+        own_file.refuse_missing(script_options)
         notes += own_file.of_arguments(script_options, ranks)
         notes += accelerate_variables.warnings(environment)
     else:

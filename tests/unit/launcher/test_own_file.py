@@ -11,7 +11,7 @@ import pytest
 from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.errors import InputError
-from zerokit.launcher.own_file import check_agrees, check_own_file, of_arguments
+from zerokit.launcher.own_file import check_agrees, check_own_file, of_arguments, refuse_missing
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
@@ -130,7 +130,7 @@ def test_a_slip_in_the_scripts_own_file_is_told_with_its_line(
     assert of_arguments(ScriptOptions.read(facts, facts.style, ()), 1) == ()
     missing = ScriptOptions.read(facts, facts.style, ("--deepspeed_config", "no/ds.json"))
     with pytest.raises(InputError, match=r"--deepspeed_config no/ds\.json: there is no such file"):
-        of_arguments(missing, 1)
+        refuse_missing(missing)
     assert run(["estimate", "--deepspeed", "ds.json", "--model", "gpt2", "--gpu", "h200", "--json"]) == 0
     assert any(note.startswith(slip) for note in json.loads(capsys.readouterr().out)["assumptions"])
 
