@@ -111,6 +111,11 @@ class Messages:
     ) -> None:
         """Record a tensor with its values, None where they are not known."""
         self.exchanged = True
+        self._record_sent(destination, channel, tensor, value)
+
+    def _record_sent(
+        self, destination: int, channel: Channel, tensor: torch.Tensor, value: torch.Tensor | None
+    ) -> None:
         if self._folder is None:
             return
         size = tensor.numel() * tensor.element_size()
@@ -140,11 +145,9 @@ class Messages:
 
     def publish(self, ranks: tuple[int, ...], tensor: torch.Tensor, value: torch.Tensor | None) -> None:
         """Record what this rank broadcasts to a group, with its values, None where they are not known."""
-        exchanged = self.exchanged
         for rank in ranks:
             if rank != self._rank:
-                self.send(rank, (_BROADCAST, *ranks), tensor, value)
-        self.exchanged = exchanged
+                self._record_sent(rank, (_BROADCAST, *ranks), tensor, value)
 
     # ---------------------------------------------------------------- receiving
 
