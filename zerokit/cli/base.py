@@ -165,8 +165,11 @@ def unknown_option(error: click.NoSuchOption) -> str:
         {name for parameter in context.command.params for name in _names(parameter)} if context else set()
     )
     hint = instead(name, parameter_names)
-    if hint is not None and first_argument(hint) not in {*parameter_names, None}:
-        hint = None
+    takes_script = context is not None and _takes_script(context.command)
+    if hint is not None:
+        named = first_argument(hint)
+        if named not in parameter_names and (named is not None or takes_script):
+            hint = None
     if hint is None and path.endswith("sbatch") and key in _OF_SLURM:
         hint = f"it is Slurm's: submit the job with `sbatch {name} … job.sh`"
     if path.endswith(" rehearse") and key in ("deepspeed", "deepspeed_config", "ds_config"):
@@ -176,6 +179,8 @@ def unknown_option(error: click.NoSuchOption) -> str:
         )
     if hint is None and key in BY_NAME:
         hint = "it is an option of `zerokit plan`"
+    if hint is None and takes_script:
+        hint = f"the script's own options stand after its name: {path} … SCRIPT {name} …"
     return as_options(f"{path}: there is no option {name}; {hint or f'`{path} --help` lists them'}")
 
 
@@ -189,6 +194,11 @@ _OF_SLURM = frozenset((
     "nodelist", "exclude", "dependency", "array", "output", "error", "licenses", "gres", "comment",
 ))  # fmt: skip
 """Options of ``sbatch`` that the command line overrides in a script, or adds to it."""
+
+
+def _takes_script(command: click.Command) -> bool:
+    arguments = (parameter for parameter in command.params if isinstance(parameter, click.Argument))
+    return any((argument.metavar or "").startswith("SCRIPT") for argument in arguments)
 
 
 def _names(parameter: click.Parameter) -> list[str]:
