@@ -22,6 +22,7 @@ from zerokit.launcher.placement import Placement
 from zerokit.launcher.verdict.report import with_prediction
 from zerokit.rehearsal.of_launch import LaunchRehearsals
 from zerokit.rehearsal.result import Stop
+from zerokit.report.bare_loop import wants_rehearsal
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.render import print_report
 from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport
@@ -155,7 +156,7 @@ def test_a_run_with_more_than_its_plan_s_bare_loop_is_predicted_by_a_rehearsal(t
                         peak_allocated_bytes=teacher + (64 << 20) + rank)
              for rank in range(2)]  # fmt: skip
     told = with_prediction(told.model_copy(update={"ranks": ranks}), launched.plan, PredictedAgain())
-    assert told.wants_rehearsal
+    assert wants_rehearsal(told)
     said: list[str] = []
     again = LaunchRehearsals().of_job(launched, told, said.append)
     assert (again.by, again.why_not) == ("rehearsal", None)

@@ -21,6 +21,7 @@ from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.replan import LargerThanMemory, NoNextPlan, PlanAgain, SmallerPlan
 from zerokit.launcher.supervisor.observed import Ended
 from zerokit.report import schema
+from zerokit.report.bare_loop import wants_rehearsal
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import RunReport
 
@@ -300,7 +301,7 @@ class _Session:
         if report.outcome == "oom":  # planning takes a while: the report is there already
             following, report = self._explain_memory(launch, report, interruptions)
             not_written = _write(run_dir, report)
-        elif self.rehearsals is not None and report.wants_rehearsal:
+        elif self.rehearsals is not None and wants_rehearsal(report):
             try:
                 with interruptions.skippable():
                     again = self.rehearsals.of_job(launch, report, self.say)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.report.schema import RunReport
 from zerokit.units import MIB
 
 MOST_FRACTION = 0.05
@@ -29,6 +30,18 @@ def is_far(pair: Mapping[str, Any]) -> bool:
     if error is None:
         return False
     return bool(abs(error) > MOST_FRACTION and abs(pair["predicted"] - pair["measured"]) > MOST_BYTES)
+
+
+def wants_rehearsal(run: RunReport) -> bool:
+    """Whether a run that ended well was another job than its plan's and is not predicted again, or allocated
+    otherwise than a prediction that was made without its script."""
+    predicted = run.predicted_vs_measured
+    good = run.outcome in ("ok", "stopped", "not_as_planned")
+    if predicted is None or not good or (run.on_gpu and not run.gpu_measured):
+        return False
+    if predicted.predicted_for is None or predicted.bare_loop is not None:
+        return True
+    return predicted.predicted_by == "estimate" and is_off(predicted.model_dump())
 
 
 def of_plan(chosen: Mapping[str, Any], compared: Mapping[str, Any]) -> dict[str, Any] | None:

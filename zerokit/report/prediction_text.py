@@ -19,6 +19,7 @@ def difference_lines(predicted: Predicted) -> list[str]:
         return [
             f"predicted again for what ran, which is not the plan's job{by}:",
             *(f"  {text}" for text in texts),
+            *_of_script(predicted),
         ]
     lines = ["not compared with the plan, whose prediction is of another job:", *(f"  {t}" for t in texts)]
     if predicted.not_predicted:
@@ -42,18 +43,19 @@ def _with_another_command(rehearsed_with: str) -> str:
 
 def _bare_loop_lines(predicted: Predicted, loop: BareLoop) -> list[str]:
     if predicted.predicted_by != "rehearsal":
-        lines = [f"{why_bare(loop)}: the script allocates otherwise"]
-        if predicted.not_predicted:
-            lines.append(f"the script was not predicted: {predicted.not_predicted}")
-        if predicted.rehearse_command:
-            lines.append(f"to predict it: {predicted.rehearse_command}")
-        return lines
+        return [f"{why_bare(loop)}: the script allocates otherwise", *_of_script(predicted)]
     if is_off(predicted.model_dump()):
         end = f"the rehearsal is off by more than {MOST_FRACTION:.0%} too"
     else:
         end = "the script allocates otherwise"
     head = f"predicted by a rehearsal of the command: {why_bare(loop)}; {end}. The plan's figures:"
     return [head, *_plan_rows(loop)]
+
+
+def _of_script(predicted: Predicted) -> list[str]:
+    """Why no rehearsal predicts the script, and the command that would; empty where one does."""
+    lines = [f"the script was not predicted: {predicted.not_predicted}"] if predicted.not_predicted else []
+    return [*lines, *([f"to predict it: {predicted.rehearse_command}"] if predicted.rehearse_command else [])]
 
 
 def _plan_rows(loop: BareLoop) -> list[str]:

@@ -301,16 +301,6 @@ class RunReport(_Part):
         return any(rank.peak_allocated_bytes is not None for rank in self.ranks)
 
     @property
-    def wants_rehearsal(self) -> bool:
-        """Whether a run that ended well was another job than its plan's, or allocated otherwise than a plan
-        that was made without its script."""
-        predicted = self.predicted_vs_measured
-        good = self.outcome in ("ok", "stopped", "not_as_planned")
-        if predicted is None or not good or (self.on_gpu and not self.gpu_measured):
-            return False
-        return predicted.predicted_for is None or predicted.bare_loop is not None
-
-    @property
     def expected_bytes(self) -> dict[int, float | None]:
         """The predicted peak of each rank, of the kind of memory that was measured."""
         predicted = self.predicted_vs_measured

@@ -11,12 +11,16 @@ from zerokit.launcher.unlike_arguments import joined, unlike_arguments
     ("rehearsed", "given", "words"),
     [
         ("--a 1 --b", "--b --a=1", ()),
-        ("--max_steps 8", "--max_steps 4", ("--max_steps 8, not 4",)),
-        ("--max_steps 8", "", ("--max_steps 8, which is not given",)),
+        ("--rows 8", "--rows 4", ("--rows 8, not 4",)),
+        ("--rows 8", "", ("--rows 8, which is not given",)),
         ("", "--use_peft", ("without --use_peft",)),
         ("--names a b", "--names a", ("--names a b, not a",)),
         ("one.yaml", "two.yaml --x 1", ("one.yaml, not two.yaml", "without --x 1")),
         ("--output_dir out --logging-dir a", "--output_dir out2", ()),
+        ("", "--max_steps 20 --learning_rate 1e-5 --logging-steps 1 --seed 3", ()),
+        ("--max_steps 5", "--max_steps -1", ()),
+        ("--max_steps 2", "", ("--max_steps 2, which is not given",)),
+        ("--max_length 512", "--max_length 1024 --max_steps 20", ("--max_length 512, not 1024",)),
     ],
 )
 def test_each_option_that_differs_is_named(rehearsed: str, given: str, words: tuple[str, ...]) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import reports
 from tests.support.run_reports import GIB, MIB, gpu_phase, report_of, shown, write_rank
 from zerokit.launcher.verdict.report import with_prediction
+from zerokit.report.bare_loop import wants_rehearsal
 from zerokit.report.html import render_html
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.prediction_text import difference_lines
@@ -31,12 +33,14 @@ def plan_of(phases: dict[str, int], step_seconds: float = 0.0902, **chosen: Any)
     return {"chosen": {"estimate": estimate, **chosen}}
 
 
-def run(folder: Path, plan: dict[str, Any], phases: dict[str, int], **more: Any) -> RunReport:
+def run(
+    folder: Path, plan: dict[str, Any], phases: dict[str, int], predict_again: Any = None, **more: Any
+) -> RunReport:
     """The report of one rank on a GPU that took these peaks."""
     peaks = {name: gpu_phase(size) for name, size in phases.items()}
     peak = max(phases.values())
     write_rank(folder, 0, peak=peak, phases=peaks, median_step_seconds=0.1275, **more)
-    return RunReport.model_validate(report_of(folder, 1, plan))
+    return RunReport.model_validate(reports.report_of(folder, 1, plan=plan, predict_again=predict_again))
 
 
 def rehearsal(phases: dict[str, int]) -> PredictedAgain:
@@ -47,7 +51,7 @@ def rehearsal(phases: dict[str, int]) -> PredictedAgain:
 def test_a_rehearsal_takes_the_place_of_a_plan_that_was_made_without_the_script(tmp_path: Path) -> None:
     plan = plan_of(PLANNED)
     before = run(tmp_path, plan, MEASURED)
-    assert before.wants_rehearsal
+    assert wants_rehearsal(before)
     report = with_prediction(before, plan, rehearsal(MEASURED))
     compared = report.predicted_vs_measured
     assert compared is not None and compared.peak_bytes is not None and compared.step_seconds is not None
@@ -100,7 +104,7 @@ def _with_basis(plan: dict[str, Any], basis: str) -> dict[str, Any]:
 
 def test_a_plan_of_another_command_is_named_as_such(tmp_path: Path) -> None:
     report = run(tmp_path, plan_of(PLANNED, rehearsed_with="dpo.py"), MEASURED)
-    assert report.wants_rehearsal
+    assert wants_rehearsal(report)
     assert "the plan was rehearsed with another command (dpo.py): the script allocates otherwise" in shown(
         report.to_dict()
     )
@@ -129,19 +133,56 @@ def test_another_job_than_the_rehearsed_ones_names_the_command_too() -> None:
     ],
 )
 def test_how_far_off_a_plan_is(tmp_path: Path, planned: dict[str, int], is_off: bool) -> None:
-    assert run(tmp_path, plan_of(planned), MEASURED).wants_rehearsal is is_off
+    assert wants_rehearsal(run(tmp_path, plan_of(planned), MEASURED)) is is_off
 
 
 def test_a_small_model_is_within_256_mib_of_anything(tmp_path: Path) -> None:
     small = {name: size // 100 for name, size in MEASURED.items()}
-    assert not run(tmp_path, plan_of({name: 2 * size for name, size in small.items()}), small).wants_rehearsal
+    report = run(tmp_path, plan_of({name: 2 * size for name, size in small.items()}), small)
+    assert not wants_rehearsal(report)
 
 
 def test_a_plan_of_this_command_a_failed_run_and_cpu_ranks_are_left_alone(tmp_path: Path) -> None:
     rehearsed = plan_of(PLANNED, rehearsed={"script": "sft.py", "command": "0"})
-    assert not run(tmp_path, rehearsed, MEASURED).wants_rehearsal
+    assert not wants_rehearsal(run(tmp_path, rehearsed, MEASURED))
     failed = run(tmp_path, plan_of(PLANNED), MEASURED, state="failed", exit_code=1)
-    assert failed.outcome == "rank_failed" and not failed.wants_rehearsal
+    assert failed.outcome == "rank_failed" and not wants_rehearsal(failed)
     write_rank(tmp_path, 0, on_gpu=False, peak_host_rss_bytes=40 * GIB)
     report = RunReport.model_validate(report_of(tmp_path, 1, plan_of(PLANNED)))
-    assert report.predicted_vs_measured is not None and not report.wants_rehearsal
+    assert report.predicted_vs_measured is not None and not wants_rehearsal(report)
+
+
+def again_with(share: float) -> Any:
+    """A prediction for what ran, of a bare loop: ``share`` of what was measured."""
+    phases = {name: int(size * share) for name, size in MEASURED.items()}
+    return lambda plan, _: PredictedAgain(
+        plan={"chosen": {**plan["chosen"], "estimate": plan_of(phases)["chosen"]["estimate"]}}
+    )
+
+
+OTHER_BATCH = [{"type": "engine", "micro_batch": 8, "batch_rows": 8, "batch_columns": 1024}]
+
+
+def test_no_bare_loop_stands_in_for_what_was_rehearsed(tmp_path: Path) -> None:
+    """TRL's SFT on two H200s, longer rows than were rehearsed: its loss is in chunks, no bare loop's is."""
+    plan = plan_of(PLANNED, micro_batch=2, rehearsed_with="sft.py: without --max_length 2048")
+    report = run(tmp_path, plan, MEASURED, again_with(1), extra=OTHER_BATCH)
+    assert report.predicted_vs_measured is not None
+    assert report.predicted_vs_measured.predicted_for is None and wants_rehearsal(report)
+
+
+@pytest.mark.parametrize(("share", "is_off"), [(1.04, False), (1.45, True), (0.6, True)])
+def test_a_prediction_for_what_ran_that_is_far_off_wants_a_rehearsal(
+    tmp_path: Path, share: float, is_off: bool
+) -> None:
+    plan = plan_of(PLANNED, micro_batch=2)
+    report = run(tmp_path, plan, MEASURED, again_with(share), extra=OTHER_BATCH)
+    assert report.outcome == "ok" and wants_rehearsal(report) is is_off
+    kept = with_prediction(report, plan, WHY_NOT).predicted_vs_measured
+    assert kept is not None and kept.peak_bytes is not None
+    assert (kept.predicted_for, kept.predicted_by) == ("what ran", "estimate")
+    assert kept.peak_bytes.error_fraction == pytest.approx(share - 1)
+    assert difference_lines(kept)[-2:] == [
+        "the script was not predicted: its rehearsal was interrupted",
+        "to predict it: zerokit rehearse -m trl.scripts.sft",
+    ]

@@ -25,6 +25,7 @@ from zerokit.report.outcome import Outcome, RankState
 from zerokit.report.predicted import (
     PredictAgain,
     PredictedAgain,
+    chosen_of,
     compare_with_plan,
     plan_as_ran,
     predicted_of_rank,
@@ -89,7 +90,8 @@ def build_report(
             values["try_next"] = ways_to_need_less(ran)
             values["oom"] = {**values.get("oom", {}), **_predicted_at_peak(ran, first.rank)}
         failure = checked(Failure, values, rank_file_name(first.rank), warnings)
-    compared = compare_with_plan({"ranks": as_dicts}, plan, predict_again)
+    rehearsed_otherwise = chosen_of(plan).get("rehearsed_with")  # the script's figures: no bare loop's go on
+    compared = compare_with_plan({"ranks": as_dicts}, plan, None if rehearsed_otherwise else predict_again)
     return RunReport(
         schema=SCHEMA,
         zerokit=__version__,
@@ -111,7 +113,11 @@ def with_prediction(
     report: RunReport, plan: Mapping[str, Any] | None, prediction: PredictedAgain
 ) -> RunReport:
     """The report of a run that was not its plan's job, or not its plan's bare loop, compared with another
-    prediction."""
+    prediction; one that was predicted again keeps that where there is no other."""
+    before = report.predicted_vs_measured
+    if before is not None and before.predicted_for == "what ran" and prediction.plan is None:
+        told = {"not_predicted": prediction.why_not, "rehearse_command": prediction.command}
+        return report.model_copy(update={"predicted_vs_measured": before.model_copy(update=told)})
     as_dicts = [rank.model_dump(mode="json") for rank in report.ranks]
     compared = compare_with_plan({"ranks": as_dicts}, plan, lambda *_: prediction, prediction)
     if compared is None:
