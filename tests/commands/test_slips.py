@@ -1,4 +1,4 @@
-"""What a slip on the command line of ``plan`` and ``estimate`` is answered with."""
+"""What a slip on the command line of ``plan``, ``estimate`` and the commands of a script is answered with."""
 
 from __future__ import annotations
 
@@ -61,3 +61,19 @@ def test_an_option_that_is_called_otherwise_is_named(
 ) -> None:
     assert run(words) == 2
     assert meant in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("launch --resume_from_checkpoint a x.py", "zerokit launch … SCRIPT --resume_from_checkpoint …"),
+        ("rehearse --learning_rate 1 x.py", "the script's own options stand after its name"),
+        ("emit sbatch --learning_rate 1 x.py", "the script's own options stand after its name"),
+        ("launch --platn z x.py", "did you mean --plan?"),
+    ],
+)
+def test_a_script_s_own_option_before_its_name(
+    capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    assert run(line.split()) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
