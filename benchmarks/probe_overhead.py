@@ -1,7 +1,8 @@
-"""What measuring a rank costs: real DeepSpeed steps with and without the probe, in one process.
+"""What measuring a rank costs: real steps with and without the probe, in one process.
 
-    python benchmarks/probe_overhead.py                     # CPU rank
+    python benchmarks/probe_overhead.py                     # CPU rank, DeepSpeed
     python benchmarks/probe_overhead.py --device cuda       # GPU rank
+    python benchmarks/probe_overhead.py --plain             # a plain PyTorch loop
 
 On a GPU whose steps take some 30 ms, as a row of benchmarks/measure/data/probe-overhead.jsonl:
 
@@ -40,6 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seq-len", type=int, default=128)
     parser.add_argument("--zero", type=int, default=1)
+    parser.add_argument("--plain", action="store_true", help="a plain PyTorch loop, without DeepSpeed")
     parser.add_argument("--limit-seconds", type=float, default=100.0, help="begin no pair after so long")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -51,25 +53,51 @@ def set_environment(device: str) -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
 
 
-def build_engine(args: argparse.Namespace) -> Any:
-    import deepspeed
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+class Loop:
+    """A model that trains: in DeepSpeed's engine, or by itself."""
 
-    config = LlamaConfig(hidden_size=args.hidden, intermediate_size=args.hidden * 3, vocab_size=4096,
-                         num_hidden_layers=args.layers, num_attention_heads=8)  # fmt: skip
-    model = LlamaForCausalLM(config)
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": args.batch,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "torch_adam": True}},
-        "zero_optimization": {"stage": args.zero},
-        "steps_per_print": 10**9,
-    }
-    if args.device == "cuda":
-        settings["bf16"] = {"enabled": True}
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
-    tokens = torch.randint(0, 4096, (args.batch, args.seq_len), device=engine.device)
-    return engine, tokens
+    def __init__(self, args: argparse.Namespace) -> None:
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(hidden_size=args.hidden, intermediate_size=args.hidden * 3, vocab_size=4096,
+                             num_hidden_layers=args.layers, num_attention_heads=8)  # fmt: skip
+        self.model: Any = LlamaForCausalLM(config)
+        self.optimizer: Any = None
+        if args.plain:
+            dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
+            self.model.to(args.device, dtype)
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        else:
+            self.model = self._engine(args)
+        self.tokens = torch.randint(0, 4096, (args.batch, args.seq_len), device=self.model.device)
+
+    def _engine(self, args: argparse.Namespace) -> Any:
+        import deepspeed
+
+        settings: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": args.batch,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "torch_adam": True}},
+            "zero_optimization": {"stage": args.zero},
+            "steps_per_print": 10**9,
+        }
+        if args.device == "cuda":
+            settings["bf16"] = {"enabled": True}
+        engine, *_ = deepspeed.initialize(
+            model=self.model, model_parameters=self.model.parameters(), config=settings
+        )
+        return engine
+
+    def step(self) -> None:
+        """Train on one batch."""
+        loss = self.model(input_ids=self.tokens, labels=self.tokens).loss
+        if self.optimizer is None:
+            self.model.backward(loss)
+            self.model.step()
+        else:
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
 
 
 class Switch:
@@ -77,28 +105,39 @@ class Switch:
 
     METHODS = ("forward", "backward", "_backward_prologue", "step", "_take_model_step")
 
-    def __init__(self, probe: Any) -> None:
-        from deepspeed.runtime.engine import DeepSpeedEngine
+    def __init__(self, probe: Any, calls: Any, *, plain: bool) -> None:
+        self.probe, self.calls, self.plain = probe, calls, plain
+        self.training: Any = None
+        self.hooked: dict[str, Any] = {}
+        if not plain:
+            from deepspeed.runtime.engine import DeepSpeedEngine
 
-        self.probe = probe
-        self.owner = DeepSpeedEngine
-        self.wrapped = {name: DeepSpeedEngine.__dict__[name] for name in self.METHODS}
+            self.owner = DeepSpeedEngine
+            self.hooked = {name: DeepSpeedEngine.__dict__[name] for name in self.METHODS}
         self.ticker: Any = None
 
     def on(self) -> None:
+        import torch
+
+        from zerokit.launcher.rank.plain_training import PlainTraining
         from zerokit.launcher.rank.ticker import Ticker
 
-        for name, method in self.wrapped.items():
+        for name, method in self.hooked.items():
             setattr(self.owner, name, method)
+        if self.plain:
+            self.training = PlainTraining(self.probe)
+            self.training.begin(torch)
         if self.probe.cuda is not None:
             self.probe.cuda.install()
-        self.probe._split_decided = time.monotonic()  # no time for reading is earned while it is off
-        self.ticker = Ticker(self.probe)
+        self.probe._budget._decided = time.monotonic()  # no time for reading is earned while it is off
+        self.ticker = Ticker(self.probe, self.calls)
         self.ticker.start()
 
     def off(self) -> None:
-        for name, method in self.wrapped.items():
-            setattr(self.owner, name, method.__wrapped__)
+        for name, method in self.hooked.items():
+            setattr(self.owner, name, _not_ours(method))
+        if self.training is not None:
+            self.training.end()
         if self.probe.cuda is not None:
             self.probe.cuda.uninstall()
         if self.ticker is not None:
@@ -106,6 +145,13 @@ class Switch:
 
     def ticker_cpu_seconds(self) -> float:
         return time.clock_gettime(time.pthread_getcpuclockid(self.ticker._thread.ident))
+
+
+def _not_ours(method: Any) -> Any:
+    """DeepSpeed's own method, below the wrappers of the probe."""
+    while f"{os.sep}zerokit{os.sep}launcher{os.sep}" in method.__code__.co_filename:
+        method = method.__wrapped__
+    return method
 
 
 class Stopwatch:
@@ -117,23 +163,22 @@ class Stopwatch:
             setattr(probe, name, self._timed(getattr(probe, name)))
 
     def _timed(self, call: Any) -> Any:
-        def timed(*args: Any) -> None:
+        def timed(*args: Any, **kwargs: Any) -> None:
             began = time.perf_counter()
-            call(*args)
+            call(*args, **kwargs)
             self.seconds += time.perf_counter() - began
 
         return timed
 
 
-def run_block(engine: Any, tokens: Any, steps: int) -> float:
+def run_block(loop: Loop, steps: int) -> float:
     """Seconds a step."""
     import torch
 
     began = time.perf_counter()
     for _ in range(steps):
-        engine.backward(engine(input_ids=tokens, labels=tokens).loss)
-        engine.step()
-    if tokens.is_cuda:
+        loop.step()
+    if loop.tokens.is_cuda:
         torch.cuda.synchronize()
     return (time.perf_counter() - began) / steps
 
@@ -149,6 +194,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch
 
     from zerokit.launcher.rank import hooks
+    from zerokit.launcher.rank.calls import Calls
     from zerokit.launcher.rank.phase_record import Identity
     from zerokit.launcher.rank.probe import Probe
     from zerokit.launcher.rank_file import TICK_SECONDS
@@ -156,13 +202,17 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     probe = Probe(
         Identity(rank=0, local_rank=0, world_size=1, host="here", device=args.device, script="-"), folder
     )
-    hooks.install(probe)
-    engine, tokens = build_engine(args)
-    switch, stopwatch = Switch(probe), Stopwatch(probe)
+    calls = Calls(probe)
+    if args.plain:
+        probe.cuda = _cuda_memory(torch) if args.device == "cuda" else None
+    else:
+        hooks.install(probe, calls)
+    loop = Loop(args)
+    switch, stopwatch = Switch(probe, calls, plain=args.plain), Stopwatch(probe)
     switch.on()
-    run_block(engine, tokens, 40)  # past the first steps, which are all split into their phases
+    run_block(loop, 40)  # past the first steps, which are all split into their phases
     switch.off()
-    steps = args.steps or max(1, round(TICK_SECONDS / run_block(engine, tokens, 5)))
+    steps = args.steps or max(1, round(TICK_SECONDS / run_block(loop, 5)))
     stopwatch.seconds = 0.0
     chance = random.Random(1)
     ratios, with_probe, ticker_shares = [], [], []
@@ -173,7 +223,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if measured:
                 switch.on()
                 began = time.perf_counter()
-            seconds[measured] = run_block(engine, tokens, steps)
+            seconds[measured] = run_block(loop, steps)
             if measured:
                 ticker_shares.append(switch.ticker_cpu_seconds() / (time.perf_counter() - began))
                 switch.off()
@@ -183,11 +233,18 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     inside = stopwatch.seconds / (len(ratios) * steps)
     return {
         "device": torch.cuda.get_device_name(0) if args.device == "cuda" else "CPU rank",
-        "torch": torch.__version__, "step_seconds": step, "pairs": len(ratios), "steps_per_block": steps,
+        "torch": torch.__version__, "loop": "plain" if args.plain else "deepspeed",
+        "step_seconds": step, "pairs": len(ratios), "steps_per_block": steps,
         "paired_median": statistics.median(ratios), "paired_95": interval(ratios),
         "training_thread_seconds_per_step": inside, "training_thread_share": inside / step,
         "ticker_cpu_share": statistics.median(ticker_shares),
     }  # fmt: skip
+
+
+def _cuda_memory(torch: Any) -> Any:
+    from zerokit.launcher.rank.cuda_memory import CudaMemory
+
+    return CudaMemory(torch)
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.ranks import BOOTSTRAP, read_rank, write_script
 from tests.support.reports import report_of
+from tests.support.run_reports import PLAN, shown
+from zerokit.report.predicted import compare_with_plan
 from zerokit.report.schema import RunReport
 
 pytest.importorskip("deepspeed")
@@ -106,6 +108,52 @@ def test_phases_and_steps_of_a_raw_deepspeed_script(tmp_path):
         assert rank["peak_host_rss_bytes"] >= max(phases.values())
         assert 0 < rank["baseline_host_rss_bytes"] < phases["forward"]
         assert rank["engine"]["other_parameters"] == 0
+
+
+PLAIN = """
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+
+    class Spike(torch.nn.Module):
+        def forward(self, x):
+            torch.ones(64 << 20)          # 256 MiB of float32, gone after the forward
+            return x
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), Spike(), torch.nn.Linear(64, 64))
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(6):
+        for micro_batch in range(2):
+            model(torch.randn(2, 64)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        model(torch.randn(2, 64))
+    torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def test_phases_and_steps_of_a_script_without_deepspeed(tmp_path):
+    script = write_script(tmp_path, PLAIN)
+    done = launch(
+        tmp_path,
+        ["torchrun", "--nproc_per_node", "2", "--master_port", str(free_port()), str(BOOTSTRAP), "--", "--",
+         str(script)],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = report_of(tmp_path, 2)
+    assert report["outcome"] == "ok" and report["problems"] == []
+    for rank in report["ranks"]:
+        assert (rank["steps"], rank["micro_steps"], rank["most_micro_steps"]) == (6, 12, 2)
+        assert rank["steps_counted_by"] == "optimizer" and rank["engine"] is None
+        assert rank["median_step_seconds"] > 0
+        counts = {name: phase["count"] for name, phase in rank["phase_details"].items()}
+        counts.pop("other")
+        assert counts == {"load": 1, "forward": 12, "backward": 12, "step": 6, "eval": 1, "save": 1}
+        assert rank["phases"]["forward"] - rank["phases"]["step"] > 200 * MIB
+    assert "without DeepSpeed" in shown(report)
+    assert compare_with_plan(report, PLAN) is None
 
 
 ACCELERATED = """

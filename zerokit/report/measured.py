@@ -41,7 +41,9 @@ _BEFORE_USE = ("no_torch", "not_used", "nothing_allocated")
 
 def had_engine(rank: Rank) -> bool:
     """Whether a DeepSpeed engine came up in it, or began to."""
-    return bool(rank.get("engine") or rank.get("steps") or "init" in (rank.get("phase_details") or {}))
+    if rank.get("engine") or rank.get("steps_counted_by") == "optimizer":
+        return bool(rank.get("engine"))
+    return bool(rank.get("steps") or "init" in (rank.get("phase_details") or {}))
 
 
 def on_gpu(device: str | None, peak_allocated_bytes: int | None) -> bool:

@@ -239,6 +239,8 @@ def _phase_table(run: RunReport) -> RenderableType:
 def _why_not_compared(run: RunReport) -> str:
     if any(had_engine(rank.model_dump()) for rank in run.ranks):
         return "no plan to compare with"
+    if any(rank.steps_counted_by == "optimizer" for rank in run.ranks):
+        return "nothing to compare with: the script trains without DeepSpeed"
     ended_well = all(rank.state in ("finished", "stopped") for rank in run.ranks)
     came_up = "came up: all of the run counts as load" if ended_well else "had come up"
     return f"nothing to compare with: no DeepSpeed engine {came_up}"

@@ -241,6 +241,7 @@ class RankReport(_Part):
     predicted_phases: dict[str, Any] = {}
     predicted_components: dict[str, Any] = {}
     steps: Count = 0
+    steps_counted_by: Literal["engine", "optimizer"] = "engine"
     micro_steps: Count = 0
     most_micro_steps: Count = 0
     phase: str | None = None

@@ -22,17 +22,18 @@ from zerokit.launcher.rank.calls import Calls
 from zerokit.launcher.rank.checkpoints import Checkpoints
 from zerokit.launcher.rank.cuda_memory import CudaMemory
 from zerokit.launcher.rank.oom_record import OomWatch
+from zerokit.launcher.rank.plain_training import PlainTraining
 from zerokit.launcher.rank.probe import Probe
 
 
 def install(probe: Probe, calls: Calls) -> PostImport:
     """Put the hooks for this rank."""
-    oom = OomWatch(probe)
+    oom, plain = OomWatch(probe), PlainTraining(probe)
     calls.engines = lambda: [engine for reference in ENGINES if (engine := reference()) is not None]
     saves = Checkpoints(probe)
     hooks: dict[str, Hook] = {
-        "torch": functools.partial(_hook_torch, probe, oom),
-        "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom, saves),
+        "torch": _both(functools.partial(_hook_torch, probe, oom), plain.hook_torch),
+        "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom, saves, plain),
         "deepspeed.runtime.pipe.engine": functools.partial(_hook_pipeline, probe),
         local_store.RENDEZVOUS: local_store.keep_store_local,
         "torch.distributed.distributed_c10d": calls.hook,
@@ -75,7 +76,9 @@ def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
     oom.attach(torch)
 
 
-def _hook_engine(probe: Probe, oom: OomWatch, saves: Checkpoints, module: ModuleType) -> None:
+def _hook_engine(
+    probe: Probe, oom: OomWatch, saves: Checkpoints, plain: PlainTraining, module: ModuleType
+) -> None:
     engine = module.DeepSpeedEngine
     saves.hook_engine(engine)
 
@@ -95,6 +98,7 @@ def _hook_engine(probe: Probe, oom: OomWatch, saves: Checkpoints, module: Module
 
     def after_init(self: Any) -> None:
         oom.know(weakref.ref(self))
+        plain.end()
         ENGINES.append(weakref.ref(self))
 
     _note_baseline(probe, engine)

@@ -6,16 +6,15 @@ does its work at phase boundaries (microseconds) and in the ticker thread.
 Not every step is split into its phases (:mod:`zerokit.launcher.rank.split_budget`). One that is not is
 measured whole: its peak reaches the run's, and is no phase's, because nobody saw in which one it was.
 
-Phases: ``load`` until the first engine is made; ``init`` while one is; ``forward`` from the engine's
-forward to the backward, so with a loss computed outside the model; ``backward`` until the optimizer
-step; ``step``; ``eval`` from a forward without gradients until something else begins, and during an
+Phases: ``load`` until the first engine is made; ``init`` while one is; ``forward`` from the engine's forward
+(without one, the model's) to the backward, so with a loss computed outside the model; ``backward`` until the
+optimizer step; ``step``; ``eval`` from a forward without gradients until something else begins, and during an
 evaluation loop; ``generate`` and ``save`` while that is done; ``other`` for the rest; and those the script
 names with ``zerokit.phase``, which are measured beside these.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from typing import Any
 
 from zerokit.instrument import engine_facts
 from zerokit.launcher.rank.cuda_memory import CudaMemory, Peaks
+from zerokit.launcher.rank.gpu_account import gpu_account
 from zerokit.launcher.rank.growth import LeakWatch
 from zerokit.launcher.rank.host_memory import HostMemory
 from zerokit.launcher.rank.movement import Movement
@@ -55,6 +55,7 @@ class Probe:
         self.parts: list[str] = []  # init, eval, generate, save that are under way, outermost first
         self._left_by: tuple[int, str] | None = None  # the last exception that left one, and which
         self.named: list[str] = []  # phases that the script opened, outermost first
+        self.steps_counted_by = "engine"  # or "optimizer", where the script trains without an engine
         self.position = (0, 0)  # optimizer steps that are done, backward passes that were begun
         self.skipped_steps = 0  # whose gradients were not finite: DeepSpeed leaves the weights as they are
         self.progress = 0
@@ -184,7 +185,8 @@ class Probe:
             return
         with self._lock:
             self.position = (self.steps + 1, self.micro_steps)
-            self.waits.step_done(self.steps, self.phases)
+            if self.steps_counted_by == "engine":  # DDP's reducer waits where nothing of ours sees it
+                self.waits.step_done(self.steps, self.phases)
             self._step_times.done(self.micro_steps)
             self._step_ended = True
 
@@ -297,6 +299,8 @@ class Probe:
                 "phases": {name: record.account(on_gpu) for name, record in self.phases.items()},
             }  # fmt: skip
             leaks = self._growth.leaks()
+        if self.steps_counted_by != "engine":
+            record["steps_counted_by"] = self.steps_counted_by
         if self.skipped_steps:
             record["skipped_steps"] = self.skipped_steps
         if leaks:
@@ -311,28 +315,10 @@ class Probe:
             return {name: record.take_recent() for name, record in self.phases.items()}
 
     def _gpu_account(self) -> Record:
-        if self.cuda is None or not self.cuda.devices:
-            return {"allocated_bytes": None, "reserved_bytes": None, "peak_allocated_bytes": None,
-                    "peak_reserved_bytes": None, "gpu_status": self._why_no_gpu()}  # fmt: skip
-        device, state = max(self.cuda.devices.items(), key=lambda item: item[1].reserved_bytes)
-        return {
-            "cuda_device": device,
-            "allocated_bytes": state.allocated_bytes, "reserved_bytes": state.reserved_bytes,
-            "device_used_bytes": state.device_used_bytes, "device_total_bytes": state.device_total_bytes,
-            "peak_allocated_bytes": self.peak.peak_allocated_bytes,
-            "peak_reserved_bytes": self.peak.peak_reserved_bytes,
-            "peak_device_used_bytes": self.peak_device_used_bytes or None,
-            "alloc_retries": sum(memory.retries for memory in self.cuda.devices.values()),
-            "ooms": sum(memory.ooms for memory in self.cuda.devices.values()),
-        }  # fmt: skip
-
-    def _why_no_gpu(self) -> str | None:
-        """Why there are no figures of a GPU; None on CPU ranks. The words: :mod:`zerokit.report.measured`."""
-        if self.identity.device == "cpu":
-            return None
-        if self.cuda is None:
-            return (self.gpu_status or "hook_failed") if "torch" in sys.modules else "no_torch"
-        return "nothing_allocated" if self.cuda.ready() else "not_used"
+        return gpu_account(
+            self.cuda, self.peak, self.peak_device_used_bytes,
+            device=self.identity.device, status=self.gpu_status,
+        )  # fmt: skip
 
     # -- records beside the ticks ----------------------------------------------------------------
 

@@ -79,6 +79,7 @@ def _engine_facts(log: RankLog) -> dict[str, Any]:
     return {
         "engine": log.last("engine"),
         "steps": record.get("steps") or 0,
+        "steps_counted_by": record.get("steps_counted_by"),
         "micro_steps": record.get("micro_steps") or 0,
         "most_micro_steps": record.get("most_micro_steps") or 0,
         "phase_details": record.get("phases") or {},

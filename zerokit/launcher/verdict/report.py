@@ -263,6 +263,7 @@ def _rank_report(end: RankEnd, log: RankLog | None, plan: Mapping[str, Any] | No
         "phase_details": details,
         **predicted_of_rank(plan, end.rank),
         "steps": last_record.get("steps") or 0,
+        "steps_counted_by": last_record.get("steps_counted_by") or "engine",
         "micro_steps": last_record.get("micro_steps") or 0,
         "most_micro_steps": last_record.get("most_micro_steps") or 0,
         "phase": last_record.get("phase"),
