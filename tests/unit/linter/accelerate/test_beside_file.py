@@ -47,3 +47,21 @@ def test_the_fix_follows_what_the_json_has(
         Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 0}, **config}))
     (finding,) = (finding for finding in check("accelerate.yaml").findings if finding.rule == _KEY)
     assert finding.fix.endswith(fix)
+
+
+@pytest.mark.parametrize(("stage", "name"), [(2, "param"), (0, "param"), (0, "optimizer")])
+def test_the_fix_of_nvme_offload_at_the_wrong_stage_leads_into_no_error(
+    stage: int, name: str, tmp_path: Path
+) -> None:
+    """At the right stage accelerate launch would drop the path."""
+    path, key = tmp_path / "accelerate.yaml", f"offload_{name}_device"
+    path.write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n"
+        f"  zero_stage: {stage}\n  {key}: nvme\n  offload_{name}_nvme_path: /nvme\n"
+    )
+    (finding,) = (one for one in check(str(path)).findings if one.rule == "accelerate-offload-stage")
+    assert finding.fix.startswith(f"set {key} to none, or give NVMe offload in a DeepSpeed JSON")
+    assert finding.fix.endswith("accelerate launch drops the path")
+    path.write_text(path.read_text().replace(": nvme", ": cpu"))
+    (finding,) = (one for one in check(str(path)).findings if one.rule == "accelerate-offload-stage")
+    assert finding.fix.startswith("set zero_stage to ")
