@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.linter.accelerate.beside_file import lint_beside_file
+from zerokit.linter.accelerate.beside_file import fix_beside_file, lint_beside_file
 from zerokit.linter.accelerate.keys import (
     LAUNCH,
     PLUGIN,
@@ -62,7 +62,7 @@ def lint_deepspeed_block(document: Document, config: Document | None = None) -> 
                 ("deepspeed_config", key),
                 "accelerate-ignored-key",
                 f"Accelerate ignores {short(key)} in deepspeed_config",
-                fix,
+                fix_beside_file(document, guess, block[key], config) or fix,
                 suggests=guess or str(key),
                 severity="warning",
                 source=LAUNCH,
