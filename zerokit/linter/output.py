@@ -99,7 +99,7 @@ def _kind(file: CheckedFile) -> str:
     no_deepspeed = isinstance(runs, str) and runs in key_list()["distributed_types"] and runs != "DEEPSPEED"
     if no_deepspeed:
         return f"{file.kind}, {runs}: without DeepSpeed"
-    of_ranks = f", with the batch of {counted(file.batch_ranks, 'rank')}" if file.batch_ranks else ""
+    of_ranks = f", {counted(file.batch_ranks, 'rank')} by its train_batch_size" if file.batch_ranks else ""
     return f"{file.kind}{of_ranks}"
 
 
