@@ -81,6 +81,8 @@ def failure_lines(failure: Failure) -> list[str]:
         lines.append(f"next plan that would fit, needing {size(following.min_vram_bytes)}: {following.why}")
         if following.folder:
             lines.append(f"it is in {following.folder}/ of the run folder, for: zerokit launch --plan")
+        if following.to_give:
+            lines.append(f"give the script, which fixes its own batch: {following.to_give}")
     elif failure.no_next_plan:
         lines.append(f"no next plan: {failure.no_next_plan}")
     return lines
