@@ -66,6 +66,13 @@ def test_every_link_leads_somewhere_and_nothing_comes_from_a_network(site: Path)
             )
 
 
+def test_no_list_or_table_is_read_as_part_of_a_paragraph(site: Path) -> None:
+    """Python-Markdown starts a list only after an empty line, or it prints its hyphens."""
+    for path in site.rglob("*.html"):
+        for paragraph in re.findall(r"<p>(.*?)</p>", path.read_text(), re.DOTALL):
+            assert not re.search(r"^ *([-*+|] |\d+\. |#+ )", paragraph, re.MULTILINE), (path.name, paragraph)
+
+
 def test_every_page_has_a_screenshot(site: Path) -> None:
     kept = set(SCREENSHOTS.rglob("*.webp"))
     assert kept == {*wanted(site), *drawn()}, "run python -m tests.browser.screenshots"

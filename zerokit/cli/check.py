@@ -140,3 +140,6 @@ def _show(result: CheckResult, options: dict[str, Any]) -> None:
         text = output.FORMATS[style](result.files, notes=options["notes"])
     if text:
         click.echo(text)
+    nothing = output.nothing_written(result.files, unsafe=options["unsafe"], notes=options["notes"])
+    if options["fix"] and not result.fixed and nothing:
+        say(nothing)

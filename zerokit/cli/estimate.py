@@ -79,7 +79,7 @@ def _launch_with(file: str, result: Estimate) -> NextCommand:
     """A launch with the file that was estimated, and what it leaves to the script."""
     from zerokit.cli.plan_text import NextCommand
     from zerokit.emit.deepspeed import trainer_arguments
-    from zerokit.script.file_mismatches import added_arguments, of_defaults
+    from zerokit.script.file_mismatches import added_arguments, decided_by, of_defaults
 
     strategy, cluster = result.planned.strategy, result.planned.cluster
     arguments = trainer_arguments(strategy, result.planned.job.loss)
@@ -87,17 +87,29 @@ def _launch_with(file: str, result: Estimate) -> NextCommand:
         at = arguments.index("--max_grad_norm")
         del arguments[at : at + 2]
     must_agree = added_arguments(of_defaults(result.file_config or {}))
-    pairs = _pairs(arguments) | _pairs(must_agree)
+    pairs, decided = _pairs(arguments) | _pairs(must_agree), decided_by(result.file_config or {})
+    left = {name: value for name, value in pairs.items() if name.removeprefix("--") not in decided}
+    in_file = {name: value for name, value in pairs.items() if name not in left}
     ranks = ["--gpus", str(cluster.gpus)] if cluster.nodes == 1 else []
     words = ["zerokit", "launch", "--deepspeed", file, *ranks, "train.py"]
     return NextCommand(
         command=shlex.join(words),
-        does="runs the script with this file and adds nothing to its arguments; this estimate is of a script "
-        "that does what the file leaves to it, a Trainer with "
-        + shlex.join(word for pair in pairs.items() for word in pair),
+        does="runs the script with this file and adds nothing to its arguments; "
+        + _of_which_script(left, in_file),
         comment="train.py: your script",
         without_plan=True,
     )
+
+
+def _of_which_script(left: Mapping[str, str], in_file: Mapping[str, str]) -> str:
+    """What of the estimate is left to the script and what a Trainer must repeat, as its arguments."""
+    of_left, of_file = (
+        shlex.join(word for pair in pairs.items() for word in pair) for pairs in (left, in_file)
+    )
+    if not left:
+        return f"the file decides every setting of this estimate; a Trainer must be given the same: {of_file}"
+    does = f"this estimate is of a script that does what the file leaves to it, a Trainer with {of_left}"
+    return f"{does}, and with the values that the file has: {of_file}" if in_file else does
 
 
 def _pairs(arguments: Sequence[str]) -> dict[str, str]:

@@ -199,7 +199,7 @@ class _Session:
         for number in range(1, self.retries + 1):
             if last.report.outcome != "oom" or last.told_to_end:
                 break
-            if not isinstance(last.next, SmallerPlan) or last.launch.plan is None:
+            if not isinstance(last.next, SmallerPlan) or last.next.to_give or last.launch.plan is None:
                 self.say(f"⟨retry_smaller⟩: no retry: {last.next}")
                 break
             changes = replan.changes(last.launch.plan["chosen"], last.next.plan.chosen)

@@ -2,8 +2,10 @@
 
 What the configuration alone can change is left free (ZeRO stage, offload, buckets, and the micro-batch
 where the script takes it from the engine); what the script decides stays as it was (the degrees of
-parallelism, precision, activation checkpointing). The global batch stays the same, so that the training
-does. The memory that the new plan may need is the old prediction, less what the run showed it lacked.
+parallelism, precision, activation checkpointing). Where nothing fits with a micro-batch that the script
+fixes, it is left free too, and the script must be given the new one. The global batch stays the same, so
+that the training does. The memory that the new plan may need is the old prediction, less what the run
+showed it lacked, and never more than the GPU has.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from zerokit.errors import ZerokitError
 from zerokit.fields import as_options
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.run_folder import NEXT_PLAN_FOLDER
-from zerokit.report.oom_advice import larger_than_memory
+from zerokit.report.oom_advice import BLIND_SHARE, larger_than_memory, share_that_fits
 from zerokit.report.schema import RunReport
-from zerokit.units import format_gib
+from zerokit.units import format_gib, parse_bytes
 
-_LEAST_STEP = 0.97  # a plan that needs all but the same would fail in the same way
-_BLIND_STEP = 0.8  # where the failure did not tell how much was lacking
+_TRAINERS_BATCH = {
+    "--per_device_train_batch_size": "micro_batch", "--gradient_accumulation_steps": "gradient_accumulation",
+}  # fmt: skip
+_BATCH = {"micro-batch": "micro_batch", "gradient-accumulation": "gradient_accumulation"}
 _DEGREES = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "sp": "sequence_parallel"}
 
 
@@ -40,6 +44,10 @@ class NoNextPlan(Exception):
     """Why there is no plan to try next."""
 
 
+class _SamePlan(NoNextPlan):
+    """Planning again chose what ran."""
+
+
 class LargerThanMemory(NoNextPlan):
     """What was asked for at once is more than the whole device or host has."""
 
@@ -50,17 +58,23 @@ class SmallerPlan:
 
     Attributes:
         limit_bytes: what a rank may need, as the planner was told.
+        to_give: the batch, to a script that fixes its own; None: it follows the plan.
     """
 
     folder: Path
     plan: plan_file.PlanFile
     limit_bytes: int
+    to_give: str | None = None
+
+    def __str__(self) -> str:
+        return f"the script fixes its own batch; give it {self.to_give}" if self.to_give else str(self.folder)
 
     def describe(self) -> dict[str, Any]:
         """For ``first_failure.next_plan`` of the report."""
         chosen = self.plan.chosen
         return {
             "folder": self.folder.name,
+            "to_give": self.to_give,
             "limit_bytes": self.limit_bytes,
             "min_vram_bytes": chosen["estimate"]["min_vram_bytes"],
             "why": chosen.get("why"),
@@ -102,25 +116,77 @@ def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> Small
         raise NoNextPlan(f"{whose} no prediction to go below")
     oom = failure.oom.to_dict() if failure is not None and failure.oom is not None else {}
     _refuse_larger_than_memory(oom, on_this_host=failure is not None and failure.host == launch.host)
-    share = scale(oom)
+    told = share_that_fits(oom)
+    share = BLIND_SHARE if told is None else told
     limit = needed - int(peak * (1 - share))  # what is beside the tensors (the context, say) stays
+    limit = min(limit, _device_bytes(oom, report, ran["request"]) or limit)
     on_host = _host_ran_out(launch, oom)
-    request = smaller_request(launch, ran, limit, on_host=on_host)
     folder = launch.run_dir / NEXT_PLAN_FOLDER
+    request = smaller_request(launch, ran, limit, on_host=on_host)
     try:
-        plan = _plan(request, folder, plan_again)
+        plan = _another_plan(request, chosen, limit, folder, plan_again)
+        return SmallerPlan(folder=folder, plan=plan, limit_bytes=limit)
     except NoNextPlan as error:
         if on_host:
             raise
-        attempted = _attempted(limit, int(peak * share), share, request)
-        raise NoNextPlan(f"{attempted}: {error}") from None
-    if plan.chosen["deepspeed_config"] == chosen.get("deepspeed_config"):
+        why_none = error
+    kept = "batch"
+    if not launch.micro_batch_free and chosen["micro_batch"] > 1:
+        free = {name: value for name, value in request.items() if name not in _BATCH}
+        try:
+            plan = _another_plan(free, chosen, limit, folder, plan_again)
+            to_give = _to_give(launch, chosen, plan.chosen)
+            return SmallerPlan(folder=folder, plan=plan, limit_bytes=limit, to_give=to_give)
+        except NoNextPlan as error:
+            why_none, kept = error, "global batch"
+    if isinstance(why_none, _SamePlan):
+        raise why_none
+    attempted = _attempted(limit, int(peak * share), share, request, kept=kept, is_blind=told is None)
+    raise NoNextPlan(f"{attempted}: {why_none}")
+
+
+def _another_plan(
+    request: Mapping[str, Any], ran: Mapping[str, Any], limit_bytes: int, folder: Path, plan_again: PlanAgain
+) -> plan_file.PlanFile:
+    """Plan this request, for another configuration than what ran.
+
+    Raises:
+        NoNextPlan: with the reason.
+    """
+    plan = _plan(request, folder, plan_again)
+    names = ("deepspeed_config", *_BATCH.values())  # the file is the plan's, the batch what ran
+    if all(plan.chosen.get(name) == ran.get(name) for name in names):
         shutil.rmtree(folder, ignore_errors=True)
-        raise NoNextPlan(
-            f"planning again gives the same configuration, predicted to fit {format_gib(limit)}: this script "
-            "takes more; plan with one of the ways to need less"
+        raise _SamePlan(
+            f"planning again gives the same configuration, predicted to fit {format_gib(limit_bytes)}: this "
+            "script takes more; plan with one of the ways to need less"
         )
-    return SmallerPlan(folder=folder, plan=plan, limit_bytes=limit)
+    return plan
+
+
+def _to_give(launch: Launch, ran: Mapping[str, Any], planned: Mapping[str, Any]) -> str | None:
+    """The batch of the next plan, where the script's own is another and it does not follow the plan."""
+    typed = {argument.partition("=")[0] for argument in launch.options.target.arguments}
+    micro_option, accumulation_option = _TRAINERS_BATCH
+    added = launch.added_arguments
+    if micro_option in added and (accumulation_option in added or accumulation_option not in typed):
+        return None  # the next launch adds its own
+    changed = {
+        option: planned[name] for option, name in _TRAINERS_BATCH.items() if planned[name] != ran[name]
+    }
+    if launch.style == "trainer":
+        return " ".join(f"{option} {value}" for option, value in changed.items())
+    micro, accumulation = planned["micro_batch"], planned["gradient_accumulation"]
+    return f"a batch of {micro} per GPU and gradient accumulation {accumulation}"
+
+
+def _device_bytes(oom: Mapping[str, Any], report: RunReport, request: Mapping[str, Any]) -> int | None:
+    """What the GPU has, as the failure or a rank says it, or else the plan; None where nobody does."""
+    said = [oom.get("device_total_bytes"), *(rank.device_total_bytes for rank in report.ranks)]
+    known = next((int(size) for size in said if size), None)
+    if known is None and request.get("vram"):
+        known = parse_bytes(request["vram"])
+    return known
 
 
 def _plan_of_what_ran(launch: Launch, report: RunReport) -> Mapping[str, Any]:
@@ -145,32 +211,17 @@ def _refuse_larger_than_memory(oom: Mapping[str, Any], *, on_this_host: bool) ->
         raise LargerThanMemory(reason)
 
 
-def _attempted(limit_bytes: int, peak_bytes: int, share: float, request: Mapping[str, Any]) -> str:
+def _attempted(
+    limit_bytes: int, peak_bytes: int, share: float, request: Mapping[str, Any], *, kept: str, is_blind: bool
+) -> str:
     """What was planned for in vain, and why for so little."""
     unit = "CPU rank" if request.get("device") == "cpu" else "GPU"
-    blind = ", as the failure does not say how much was lacking" if share == _BLIND_STEP else ""
+    blind = ", as the failure does not say how much was lacking" if is_blind else ""
     return (
         f"planned again for {format_gib(limit_bytes)} per {unit}, {format_gib(peak_bytes)} of it for the "
-        f"peak ({share:.0%} of the predicted one{blind}), with this run's batch, precision, checkpointing "
+        f"peak ({share:.0%} of the predicted one{blind}), with this run's {kept}, precision, checkpointing "
         "and parallel degrees"
     )
-
-
-def scale(oom: Mapping[str, Any]) -> float:
-    """The share of the predicted peak that the next plan may reach.
-
-    At the failure ``reserved + free`` was all that the rank could get of the device (less, where a limit
-    was set for the process: it could not get ``allocated + asked``). It wanted ``allocated + asked``, or at
-    least what was predicted. The next prediction is to be smaller than the last by that ratio: so a
-    prediction that was too low is corrected, and a device that others fill too.
-    """
-    names = ("reserved_bytes", "device_free_bytes", "allocated_bytes", "asked_bytes")
-    values = [oom.get(name) for name in names]
-    if any(value is None for value in values):
-        return _BLIND_STEP
-    reserved, free, allocated, requested = (int(value or 0) for value in values)
-    required = max(allocated + requested, int(oom.get("predicted_peak_allocated_bytes") or 0), 1)
-    return min(_LEAST_STEP, min(reserved + free, allocated + requested) / required)
 
 
 def _needed_bytes(chosen: Mapping[str, Any]) -> int | None:
@@ -207,7 +258,7 @@ def smaller_request(
         "precision": chosen["precision"],
         **{option: str(chosen.get(name, 1)) for option, name in _DEGREES.items()},
     }
-    for option, name in (("micro-batch", "micro_batch"), ("gradient-accumulation", "gradient_accumulation")):
+    for option, name in _BATCH.items():
         request.pop(option, None)
         if not launch.micro_batch_free:
             request[option] = str(chosen[name])
@@ -220,7 +271,7 @@ def smaller_request(
         request["gpu"] = gpu
     if on_host:
         host_bytes = int(chosen["estimate"].get("host_bytes_per_node") or 0)
-        return request | {"host-ram": _size(max(1, int(host_bytes * _BLIND_STEP)))}
+        return request | {"host-ram": _size(max(1, int(host_bytes * BLIND_SHARE)))}
     return request | {"vram": _size(limit_bytes)}
 
 

@@ -45,6 +45,21 @@ def as_text(
     return "\n".join(lines)
 
 
+def nothing_written(files: Sequence[CheckedFile], *, unsafe: bool, notes: bool = False) -> str:
+    """What ``--fix`` says when it wrote nothing and there is something to fix; empty where there is not.
+
+    Args:
+        unsafe: whether what only ``--unsafe`` writes was asked for, too.
+    """
+    listed = _listed(files, notes)
+    if not listed:
+        return ""
+    count = 0 if unsafe else sum(finding.fixable == "unsafe" for finding in listed)
+    return "nothing that --fix can write" + (
+        f"; --fix --unsafe writes {counted(count, 'fix', 'fixes')}" if count else ""
+    )
+
+
 def _source_line(text: Sequence[str], finding: Finding, columns: int) -> list[str]:
     """The line that a finding is about, and a caret below the word."""
     number, column = finding.location
@@ -99,7 +114,7 @@ def _kind(file: CheckedFile) -> str:
     no_deepspeed = isinstance(runs, str) and runs in key_list()["distributed_types"] and runs != "DEEPSPEED"
     if no_deepspeed:
         return f"{file.kind}, {runs}: without DeepSpeed"
-    of_ranks = f", with the batch of {counted(file.batch_ranks, 'rank')}" if file.batch_ranks else ""
+    of_ranks = f", {counted(file.batch_ranks, 'rank')} by its train_batch_size" if file.batch_ranks else ""
     return f"{file.kind}{of_ranks}"
 
 

@@ -24,34 +24,47 @@ class Component(str, Enum):
         return member
 
     # states
-    PARAMETERS = "parameters", "weights as the rank holds them; at stage 3 its shard"
+    PARAMETERS = "parameters", "the weights; at stage 3 the rank's shard of them"
     FROZEN_PARAMETERS = "frozen_parameters", "weights without gradients, below stage 3"
-    MASTER_WEIGHTS = "master_weights", "the optimizer's copy of the weights that it steps"
+    MASTER_WEIGHTS = "master_weights", "the optimizer's own copy of the weights, which its step updates"
     OPTIMIZER_STATES = "optimizer_states", "what the optimizer keeps of each weight, such as Adam's moments"
-    FIRST_OPTIMIZER = "first_optimizer", "states of the engine's own Adagrad, which ZeRO's own replaces"
+    FIRST_OPTIMIZER = (
+        "first_optimizer",
+        "states of a first Adagrad of all weights, which DeepSpeed never frees; its step uses a second one",
+    )
     BUFFERS = "buffers", "the model's buffers: masks, tables of positions"
     CUBLAS_WORKSPACE = (
         "cublas_workspace",
-        "cuBLAS's own memory, one for each thread that multiplies",
+        "cuBLAS's own memory, one for each thread that runs matrix products",
         "cuBLAS workspace",
     )
-    OFFLOAD_BUFFER = "offload_buffer", "through which gradients go to the host"
+    OFFLOAD_BUFFER = "offload_buffer", "a buffer through which gradients go to the host"
     # weights of stage 3 on their way
-    GATHERED_PARAMETERS = "gathered_parameters", "weights gathered from all ranks for the modules at work"
+    GATHERED_PARAMETERS = (
+        "gathered_parameters",
+        "weights gathered from all ranks for the modules that are running",
+    )
     SECOND_COPY = "second_copy", "ZeRO++ hpZ's copy of the weights inside the node"
     GATHER_BUFFERS = "gather_buffers", "flat buffers that all-gathers write to"
-    GATHER_COPY = "gather_copy", "shares copied for, or weights copied out of, an all-gather"
+    GATHER_COPY = "gather_copy", "copies of what goes into an all-gather, or comes out of it"
     # gradients
-    GRADIENTS = "gradients", "gradients as backward makes them"
+    GRADIENTS = "gradients", "gradients as backward made them, one tensor for each weight"
     GRADIENT_PARTITION = "gradient_partition", "the rank's share of the reduced gradients"
     GRADIENT_BUCKET = "gradient_bucket", "buckets in which gradients wait for their reduction"
-    GRADIENT_COPY = "gradient_copy", "a gradient copied on its way into the accumulated ones or to the host"
+    GRADIENT_COPY = (
+        "gradient_copy",
+        "a copy of a gradient that is added to the accumulated ones or sent to the host",
+    )
     REDUCE_COPY = "reduce_copy", "copies that a reduction makes of what it sends"
     OFFLOAD_COPY = "offload_copy", "copies of gradients on their way to the host"
     # the optimizer's step
     GRADIENT_NORM = "gradient_norm", "a gradient in fp64, for the norm"
-    FLAT_GRADIENT = "flat_gradient", "the rank's gradients in one piece"
-    FP32_GRADIENT = "fp32_gradient", "the rank's gradients in the master weights' precision", "fp32 gradient"
+    FLAT_GRADIENT = "flat_gradient", "the rank's gradients joined into one tensor, for the step"
+    FP32_GRADIENT = (
+        "fp32_gradient",
+        "the rank's gradients converted to the master weights' precision, for the step",
+        "fp32 gradient",
+    )
     OPTIMIZER_TEMPORARIES = "optimizer_temporaries", "what the optimizer's step allocates and frees"
     # the model at work
     ACTIVATIONS = "activations", "what the layers keep for backward, and their temporaries"
@@ -61,7 +74,7 @@ class Component(str, Enum):
     # before the first step
     INITIALISATION = (
         "initialisation",
-        "the peak while the engine is set up, which is higher than any of the step",
+        "the peak while the engine is set up, where no later one is higher",
     )
     LOADED_MODEL = (
         "loaded_model",
@@ -90,9 +103,9 @@ class HostComponent(str, Enum):
     PROCESS = "process", "Python, PyTorch, CUDA and DeepSpeed"
     MODEL_BEFORE_IT_MOVES = (
         "model_before_it_moves",
-        "the whole model, which every rank builds below stage 3, if it is not quantised",
+        "the whole model, which every rank builds on the host below stage 3, unless it is quantised",
     )
-    DEFRAGMENTATION = "defragmentation", "stage 3's weights, joined into one piece by way of the host"
+    DEFRAGMENTATION = "defragmentation", "stage 3's weights while they are joined into one piece, on the host"
     PARAMETERS = "parameters", "offloaded weights, pinned"
     PARAMETERS_WHILE_BUILT = (
         "parameters_while_built",
@@ -107,9 +120,9 @@ class HostComponent(str, Enum):
         "accumulated_gradients",
         "whole parameters' gradients of earlier micro-batches, pinned",
     )
-    ACTIVATIONS = "activations", "activations on their way to backward, pinned"
-    STAGING = "staging", "stepped weights on their way back, pinned"
-    OFFLOAD_BUFFER = "offload_buffer", "through which gradients come from the GPU, pinned"
+    ACTIVATIONS = "activations", "offloaded activations until backward needs them, pinned"
+    STAGING = "staging", "updated weights on their way back to the GPU, pinned"
+    OFFLOAD_BUFFER = "offload_buffer", "a buffer through which gradients come from the GPU, pinned"
     SWAP_BUFFERS = "swap_buffers", "between NVMe and the host's optimizer, pinned"
     NVME_PARAMETERS = "nvme_parameters", "weights on disk", True
     NVME_OPTIMIZER = "nvme_optimizer", "master weights, moments and gradients on disk", True

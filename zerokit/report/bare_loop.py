@@ -15,6 +15,17 @@ MOST_BYTES = 256 * MIB
 256 MiB."""
 
 
+NOTE = (
+    "The plan was not rehearsed with the script: predicted is a bare training loop, without what a script "
+    "adds (padding masks, a loss of its own)."
+)
+
+
+def is_bare(chosen: Mapping[str, Any]) -> bool:
+    """Whether a plan's figures are of no script, this one or another."""
+    return not isinstance(chosen.get("rehearsed"), Mapping) and not chosen.get("rehearsed_with")
+
+
 def is_off(compared: Mapping[str, Any]) -> bool:
     """Whether the predicted peak of GPU memory, or a phase's, is beyond both bounds.
 

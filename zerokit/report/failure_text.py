@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.memory.components import label
 from zerokit.report.figure_text import size
 from zerokit.report.oom_advice import TO_NEED_LESS
-from zerokit.report.schema import Failure, RunReport
+from zerokit.report.schema import Failure, LiveBlock, OutOfMemory, RunReport
 from zerokit.units import MIB, counted
+from zerokit.values import frozen_dataclass
 
 _SOMETHING_BYTES = MIB
 """Of GPU memory: less is the process group's own (1 KiB on an H200), not the script's."""
 
 _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 _LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|^<")
+_MOST_ROWS = 6
 _MOST_LINES, _FIRST_LINES, _LAST_LINES = 14, 6, 6
 """Of an exception's message that is shown without its traceback."""
 
@@ -46,12 +49,38 @@ def raised_at(failure: Failure) -> str | None:
     return f"{word} {own[-1]['path']}:{own[-1]['line']}{name}"
 
 
-def failure_lines(failure: Failure) -> list[str]:
+@frozen_dataclass
+class Said:
+    """A line about a failure; with ``rows``, the heading above them."""
+
+    text: str
+    rows: tuple[str, ...] = ()
+
+
+def failure_lines(failure: Failure) -> list[Said]:
     """An out-of-memory in words, and what to try next; of an exit code what the rank said last."""
     oom = failure.oom
     if oom is None:
         said = failure.last_line
-        return [f"the last line of its standard error: {said}"] if said else []
+        return [Said(text=f"the last line of its standard error: {said}")] if said else []
+    lines = [Said(text=text) for text in _sizes(oom)]
+    if oom.predicted_peak_allocated_bytes is not None and oom.memory == "gpu":
+        parts = sorted(oom.predicted_components.items(), key=lambda item: -item[1])[:_MOST_ROWS]
+        lines += _under("predicted at the peak", [f"{label(name)} {size(value)}" for name, value in parts])
+    lines += _under("largest live blocks", [_block(block) for block in oom.biggest_blocks[:_MOST_ROWS]])
+    if oom.killer:
+        killer = "the kernel's out-of-memory killer ended it: the host's memory ran out, not the GPU's"
+        lines.append(Said(text=killer))
+    lines += [Said(text=text) for text in _rehearsed_lines(failure)]
+    lines += _under(TO_NEED_LESS, failure.try_next)
+    return lines + [Said(text=text) for text in _next_plan(failure)]
+
+
+def _under(heading: str, rows: Sequence[str]) -> list[Said]:
+    return [Said(text=f"{heading}:", rows=tuple(rows))] if rows else []
+
+
+def _sizes(oom: OutOfMemory) -> list[str]:
     lines = []
     if oom.asked_bytes is not None:
         free = oom.device_free_bytes
@@ -67,22 +96,23 @@ def failure_lines(failure: Failure) -> list[str]:
             f"predicted peak {size(oom.predicted_peak_allocated_bytes)}, "
             f"measured until then {size(oom.measured_peak_allocated_bytes)}"
         )
-        parts = sorted(oom.predicted_components.items(), key=lambda item: -item[1])[:6]
-        lines += [f"predicted at the peak: {label(name)} {size(value)}" for name, value in parts]
-    for block in oom.biggest_blocks[:6]:
-        about = [block.name, block.dtype, str(block.shape) if block.shape is not None else None]
-        lines.append(" ".join(["live block", size(block.bytes), *(text for text in about if text)]))
-    if oom.killer:
-        lines.append("the kernel's out-of-memory killer ended it: the host's memory ran out, not the GPU's")
-    lines += _rehearsed_lines(failure)
-    lines += [f"{TO_NEED_LESS}: {text}" for text in failure.try_next]
+    return lines
+
+
+def _block(block: LiveBlock) -> str:
+    about = [block.name, block.dtype, str(block.shape) if block.shape is not None else None]
+    return " ".join([size(block.bytes), *(text for text in about if text)])
+
+
+def _next_plan(failure: Failure) -> list[str]:
     following = failure.next_plan
-    if following is not None:
-        lines.append(f"next plan that would fit, needing {size(following.min_vram_bytes)}: {following.why}")
-        if following.folder:
-            lines.append(f"it is in {following.folder}/ of the run folder, for: zerokit launch --plan")
-    elif failure.no_next_plan:
-        lines.append(f"no next plan: {failure.no_next_plan}")
+    if following is None:
+        return [f"no next plan: {failure.no_next_plan}"] if failure.no_next_plan else []
+    lines = [f"next plan that would fit, needing {size(following.min_vram_bytes)}: {following.why}"]
+    if following.folder:
+        lines.append(f"it is in {following.folder}/ of the run folder, for `zerokit launch --plan`")
+    if following.to_give:
+        lines.append(f"give the script, which fixes its own batch: {following.to_give}")
     return lines
 
 

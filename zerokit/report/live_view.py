@@ -12,6 +12,7 @@ from zerokit.report.alarms import Alarm
 from zerokit.report.figure_text import seconds, signal_name, size
 from zerokit.report.render import gpu_size, measured, new_table, outcome_line, parts
 from zerokit.report.schema import RankReport, RunReport
+from zerokit.report.terminal_lines import hanging
 from zerokit.units import counted
 
 _OF_ALARMS = 3  # they take up to a third of the screen
@@ -25,7 +26,8 @@ def live_view(
     Args:
         folder: of the run, for the commands that the report names.
     """
-    whole = Group(*alarm_lines(alarms), *parts(report, traceback=False, width=console.width, folder=folder))
+    lines = [hanging(line, console.width) for line in alarm_lines(alarms)]
+    whole = Group(*lines, *parts(report, traceback=False, width=console.width, folder=folder))
     if _height(whole, console) < console.height:
         return whole
     shown, hidden = _first(alarm_lines(alarms), console, console.height // _OF_ALARMS)

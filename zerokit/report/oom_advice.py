@@ -9,6 +9,7 @@ from zerokit.memory.components import Component
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
 from zerokit.report.predicted import Plan, chosen_of, estimate_of
 from zerokit.units import format_gib
+from zerokit.values import frozen_dataclass
 
 _ACTIVATIONS, _LOSS = Component.ACTIVATIONS.value, Component.LOSS.value
 _CHECKPOINTING_SAVES = 0.8
@@ -22,6 +23,29 @@ _DIVIDED_AT = {
 """ZeRO stage -> components that it divides among the ranks."""
 TO_NEED_LESS = "to need less"
 """Stands before each way in the terminal and on the page."""
+BLIND_SHARE = 0.8
+"""Of the predicted peak, that is tried next where the failure did not tell how much was lacking."""
+_LEAST_STEP = 0.97  # what needs all but the same would fail in the same way
+
+
+def share_that_fits(oom: Mapping[str, Any]) -> float | None:
+    """The share of the predicted peak that the next run may reach; None: the failure does not tell.
+
+    At the failure ``reserved + free`` was all that the rank could get of the device (less, where a limit
+    was set for the process: it could not get ``allocated + asked``). It wanted ``allocated + asked``, or at
+    least what was predicted. The next prediction is to be smaller than the last by that ratio: so a
+    prediction that was too low is corrected, and a device that others fill too.
+
+    Args:
+        oom: the failed allocation, as :class:`zerokit.report.schema.OutOfMemory` has it.
+    """
+    names = ("reserved_bytes", "device_free_bytes", "allocated_bytes", "asked_bytes")
+    values = [oom.get(name) for name in names]
+    if any(value is None for value in values):
+        return None
+    reserved, free, allocated, requested = (int(value or 0) for value in values)
+    required = max(allocated + requested, int(oom.get("predicted_peak_allocated_bytes") or 0), 1)
+    return min(_LEAST_STEP, min(reserved + free, allocated + requested) / required)
 
 
 def larger_than_memory(oom: Mapping[str, Any], host_bytes: int | None) -> str | None:
@@ -42,46 +66,87 @@ def larger_than_memory(oom: Mapping[str, Any], host_bytes: int | None) -> str | 
     )
 
 
-def ways_to_need_less(plan: Plan | None) -> list[str]:
-    """Changes to the plan's choice that shrink its predicted peak, the one that saves most first; those that
-    save next to nothing are left out. Without a prediction all of them, the one that costs least speed first.
+def ways_to_need_less(plan: Plan | None, share: float | None = None) -> list[str]:
+    """Changes to the plan's choice that shrink its predicted peak.
+
+    The largest micro-batch that is predicted to fit comes first, then what saves most; what saves next to
+    nothing is left out. Without a prediction all of them, the one that costs least speed first.
+
+    Args:
+        share: of the predicted peak, that fits (:func:`share_that_fits`); then each way says what peak it
+            leaves, and whether that suffices. None: it is not known.
     """
-    ways = _ways(plan)
     parts = _largest_parts(plan)
     total = sum(parts.values())
+    limit = share * total if share is not None else None
+    ways = _ways(plan, parts, limit)
     if not total:
-        return list(ways)
-    saved = {
-        way: sum(share * parts.get(name, 0) for name, share in saves.items()) for way, saves in ways.items()
-    }
-    worth = [way for way in ways if saved[way] >= _LEAST_SAVED_SHARE * total]
-    return sorted(worth, key=lambda way: -saved[way])
+        return [way.text for way in ways]
+    worth = [way for way in ways if way.saved(parts) >= _LEAST_SAVED_SHARE * total]
+    worth.sort(key=lambda way: -way.saved(parts))
+    if limit is None:
+        return [way.text for way in worth]
+    worth.sort(key=lambda way: not (way.is_batch and total - way.saved(parts) <= limit))
+    return [f"{way.text}: {_left(total - way.saved(parts), limit)}" for way in worth]
 
 
-def _ways(plan: Plan | None) -> dict[str, Mapping[str, float]]:
-    """Each way, and the share that it saves of each component of the peak."""
-    chosen, ways = chosen_of(plan), dict[str, Mapping[str, float]]()
-    micro, accumulation = chosen.get("micro_batch"), chosen.get("gradient_accumulation")
+def _left(peak: float, limit: float) -> str:
+    does = "fits" if peak <= limit else "alone not enough for"
+    return f"predicted peak about {format_gib(peak, 1)}, {does} {format_gib(limit, 1)}"
+
+
+@frozen_dataclass
+class _Way:
+    """A change, and the share that it saves of each component of the peak."""
+
+    text: str
+    saves: Mapping[str, float]
+    is_batch: bool = False
+
+    def saved(self, parts: Mapping[str, float]) -> float:
+        """Bytes that it saves of a peak."""
+        return sum(share * parts.get(name, 0) for name, share in self.saves.items())
+
+
+def _ways(plan: Plan | None, parts: Mapping[str, float], limit: float | None) -> list[_Way]:
+    chosen, ways = chosen_of(plan), list[_Way]()
     if chosen.get("activation_checkpointing") in ("none", "selective"):
-        ways["--checkpointing full"] = {_ACTIVATIONS: _CHECKPOINTING_SAVES}
-    if isinstance(micro, int) and micro > 1:
-        more = f" (gradient accumulation {accumulation * 2})" if isinstance(accumulation, int) else ""
-        ways[f"--micro-batch {micro // 2}{more}"] = {_ACTIVATIONS: 0.5, _LOSS: 0.5}
+        ways.append(_Way(text="--checkpointing full", saves={_ACTIVATIONS: _CHECKPOINTING_SAVES}))
+    smaller = _smaller_batches(chosen)
+    fitting = (
+        way for way in smaller if limit is not None and sum(parts.values()) - way.saved(parts) <= limit
+    )
+    ways += [next(fitting, smaller[0 if limit is None else -1])] if smaller else []
     if _has_standard_loss(plan):
-        ways["--loss liger (the script must fuse head and loss: use_liger_kernel)"] = {
-            _LOSS: FUSED_LOSS_SAVES
-        }
+        liger = "--loss liger (the script must fuse head and loss: use_liger_kernel)"
+        ways.append(_Way(text=liger, saves={_LOSS: FUSED_LOSS_SAVES}))
     stage, replicas = chosen.get("zero_stage"), chosen.get("data_parallel")
     if isinstance(stage, int) and stage < 3 and isinstance(replicas, int) and replicas > 1:
-        ways[f"--zero {stage + 1}"] = dict.fromkeys(_DIVIDED_AT[stage + 1], 1 - 1 / replicas)
+        divided = dict.fromkeys(_DIVIDED_AT[stage + 1], 1 - 1 / replicas)
+        ways.append(_Way(text=f"--zero {stage + 1}", saves=divided))
     request = plan.get("request") if isinstance(plan, Mapping) else None
     cluster = plan.get("cluster") if isinstance(plan, Mapping) else None
     if (cluster or {}).get("gpu") == "cpu" or (request or {}).get("device") == "cpu":
         return ways  # everything is in host memory already
     if chosen.get("offload_optimizer") == "none":
-        ways["--offload-optimizer cpu"] = dict.fromkeys((*_DIVIDED_AT[1], *_DIVIDED_AT[2]), 1.0)
+        moved = dict.fromkeys((*_DIVIDED_AT[1], *_DIVIDED_AT[2]), 1.0)
+        ways.append(_Way(text="--offload-optimizer cpu", saves=moved))
     if stage == 3 and chosen.get("offload_param") == "none":
-        ways["--offload-param cpu"] = dict.fromkeys(_DIVIDED_AT[3], 1.0)
+        ways.append(_Way(text="--offload-param cpu", saves=dict.fromkeys(_DIVIDED_AT[3], 1.0)))
+    return ways
+
+
+def _smaller_batches(chosen: Mapping[str, Any]) -> list[_Way]:
+    """Micro-batches that are halved again and again, the largest first, with the same global batch."""
+    micro, accumulation = chosen.get("micro_batch"), chosen.get("gradient_accumulation")
+    ways: list[_Way] = []
+    size = micro if isinstance(micro, int) else 1
+    while isinstance(micro, int) and size > 1:
+        size = size // 2 if size % 2 == 0 else 1
+        parts = micro // size
+        more = f" (gradient accumulation {accumulation * parts})" if isinstance(accumulation, int) else ""
+        saves = dict.fromkeys((_ACTIVATIONS, _LOSS), 1 - 1 / parts)
+        ways.append(_Way(text=f"--micro-batch {size}{more}", saves=saves, is_batch=True))
     return ways
 
 

@@ -123,6 +123,9 @@ def compare_with_plan(
             if _plan_of(again) is not None:
                 result = _beside(reported, _plan_of(again), usable=True, is_gpu=is_gpu)
             result["bare_loop"] = loop
+    is_rehearsed = _plan_of(again) is not None and again is not None and again.by == "rehearsal"
+    if is_gpu and "bare_loop" not in result and not is_rehearsed and bare_loop.is_bare(chosen_of(plan)):
+        result["note"] = bare_loop.NOTE
     result["plan_options"] = options_to_plan(plan, differing)
     result["rehearsed_with"] = chosen_of(plan).get("rehearsed_with")
     return {**result, **_rests_on(differing, again, result.get("note"))}

@@ -22,6 +22,7 @@ from zerokit.report.host_names import short_hosts
 from zerokit.report.measured import had_engine
 from zerokit.report.prediction_text import difference_lines
 from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
+from zerokit.report.terminal_lines import hanging, whole
 from zerokit.report.worst_rank import worst_rank
 from zerokit.units import MIB, counted, format_seconds, times
 
@@ -73,13 +74,13 @@ def parts(
     tables: list[RenderableType] = [Text(_of_load(run))] if failed_in_load(run) else _tables(run, width)
     tables += [Text(line, style="yellow") for line in warnings(run)]
     tables.append(outcome_line(run))
-    tables += [_whole(line) for line in what_to_do(run, folder, width)]
+    tables += [whole(line) for line in what_to_do(run, folder, width)]
     tables += [Text(line) for line in retry_lines(run)]
-    tables += [_whole(line) for line in wrapped(run.resume or "", width).splitlines()]
+    tables += [whole(line) for line in wrapped(run.resume or "", width).splitlines()]
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
         tables += _its_output(run.first_failure, folder) if traceback else []
-    return tables
+    return [hanging(table, width) for table in tables]
 
 
 def _of_load(run: RunReport) -> str:
@@ -91,16 +92,16 @@ def _of_load(run: RunReport) -> str:
 
 def _tables(run: RunReport, width: int) -> list[RenderableType]:
     """Peaks and steps of the ranks, and predicted beside measured or each phase's peak."""
-    tables: list[RenderableType] = [_rank_table(run)] if width >= _WIDE else _narrow_rank_tables(run)
+    tables = _rank_table(run) if width >= _WIDE else _narrow_rank_tables(run)
     tables += _predicted_alone(run)
     predicted = run.predicted_vs_measured
     if predicted:
-        tables.append(_predicted_table(predicted))
+        tables += _predicted_table(predicted)
         tables += [Text(line, style="yellow") for line in difference_lines(predicted)]
         if predicted.note and predicted.predicted_for is not None:
             tables.append(Text(predicted.note, style="dim"))
     elif any(rank.phases for rank in run.ranks):
-        tables.append(_phase_table(run))
+        tables += _phase_table(run)
     return tables
 
 
@@ -130,11 +131,11 @@ def new_table() -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _titled(title: str, table: Table) -> RenderableType:
-    return Group(Text(title, style="bold"), table)  # a table's own title is folded to its width
+def _titled(title: str, table: Table) -> list[RenderableType]:
+    return [Text(title, style="bold"), table]  # a table's own title is folded to its width
 
 
-def _rank_table(run: RunReport) -> RenderableType:
+def _rank_table(run: RunReport) -> list[RenderableType]:
     ranks, omitted = shown_ranks(run)
     title = "Peak memory by rank" + (f" ({omitted} more finished ranks in report.json)" if omitted else "")
     table = new_table()
@@ -186,10 +187,10 @@ def _narrow_rank_tables(run: RunReport) -> list[RenderableType]:
         steps.add_row(str(rank.rank), *([] if on else [escape(hosts[rank.host])]),
                       escape(rank.peak_phase or "–"), str(rank.steps),
                       seconds(rank.median_step_seconds), *retries)  # fmt: skip
-    tables = [_titled(f"Peak memory by rank, GiB{on}{more}", memory), _titled("Steps", steps)]
+    tables = _titled(f"Peak memory by rank, GiB{on}{more}", memory)
     if any(rank.not_measured for rank in ranks):
-        tables.insert(1, Text(f"{_NOT_MEASURED_SHORT}: not measured", style="dim"))
-    return tables
+        tables.append(Text(f"{_NOT_MEASURED_SHORT}: not measured", style="dim"))
+    return tables + _titled("Steps", steps)
 
 
 def _peak_column(run: RunReport) -> str:
@@ -224,7 +225,7 @@ def _memory_cells(run: RunReport, rank: RankReport, expected: float | None) -> l
             size(rank.peak_device_used_bytes), retries, host]  # fmt: skip
 
 
-def _phase_table(run: RunReport) -> RenderableType:
+def _phase_table(run: RunReport) -> list[RenderableType]:
     worst = worst_rank(run.ranks, measured)
     measure = "GPU memory allocated" if run.on_gpu else "host memory"
     title = f"By phase: {measure}, rank {worst.rank} ({_why_not_compared(run)})"
@@ -246,7 +247,7 @@ def _why_not_compared(run: RunReport) -> str:
     return f"nothing to compare with: no DeepSpeed engine {came_up}"
 
 
-def _predicted_table(predicted: Predicted) -> RenderableType:
+def _predicted_table(predicted: Predicted) -> list[RenderableType]:
     measure = "GPU memory allocated" if predicted.kind == "gpu_memory" else "host memory"
     table = new_table()
     table.add_column("")
@@ -329,9 +330,9 @@ def _failure(failure: Failure, traceback: bool) -> list[RenderableType]:
         Text(f"First failure: {failure_place(failure)}", style="bold red"),
     ]
     location = raised_at(failure)
-    lines += [
-        Text("  " + typed(line)) for line in (*([location] if location else []), *failure_lines(failure))
-    ]
+    lines += [Text(f"  {location}")] if location else []
+    for said in failure_lines(failure):
+        lines += [Text("  " + line) for line in (typed(said.text), *(f"  {row}" for row in said.rows))]
     text = ((failure.traceback if traceback else None) or failure.error or "").rstrip()
     lines.append(Text(text if traceback else shortened(text)))
     return lines
@@ -342,12 +343,7 @@ def _its_output(failure: Failure, folder: Path | None) -> list[RenderableType]:
     path = None if folder is None else folder / LOG_OF_RANK.format(failure.rank)
     if path is None or not path.is_file():
         return []
-    return [_whole(f"its output: {shlex.quote(str(path))}")]
-
-
-def _whole(line: str) -> Text:
-    """A line with a path or a command that is copied: not broken, however narrow the terminal."""
-    return Text(line, no_wrap=True, overflow="ignore")
+    return [whole(f"its output: {shlex.quote(str(path))}")]
 
 
 def retry_lines(run: RunReport) -> list[str]:

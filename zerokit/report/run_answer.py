@@ -94,7 +94,8 @@ def _what_to_do(run: RunReport, rank: RankReport | None) -> list[str]:
     if failure is not None:
         following = failure.next_plan
         if following is not None and following.why:
-            return [f"Next plan that would fit: {following.why}"]
+            give = [f"Give the script {following.to_give}"] if following.to_give else []
+            return [f"Next plan that would fit: {following.why}", *give]
         return [f"{TO_NEED_LESS.capitalize()}: {text}" for text in failure.try_next[:2]]
     if any(rank.alloc_retries for rank in run.ranks):
         return ["The allocator ran full and retried: a little less memory would make the steps faster"]

@@ -146,9 +146,10 @@ class OutOfMemory(_Part):
 
 
 class NextPlan(_Part):
-    """What would fit after an out-of-memory."""
+    """What would fit after an out-of-memory. ``to_give``: the batch, to a script that fixes its own."""
 
     folder: str | None = None
+    to_give: str | None = None
     limit_bytes: int | None = None
     min_vram_bytes: Bytes | None = None
     why: str | None = None

@@ -142,6 +142,16 @@ def of_defaults(config: Mapping[str, Any]) -> list[Mismatch]:
     return [*_of_pairs(arguments, config), *_of_betas(arguments, config), *_of_steps(arguments, config)]
 
 
+def decided_by(config: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the arguments whose values a file has, so that it leaves none of them to the script."""
+    names = {name for key, name in _PAIRS if _held(config, key) is not None}
+    names |= {word.removeprefix("--") for one in of_defaults(config) for word in one.arguments[::2]}
+    if any(_held(config, key) is not None for key in _BATCH):  # DeepSpeed derives the other sizes from it
+        open_sizes = {key for key in ("gradient_accumulation_steps", *_BATCH) if config.get(key) == "auto"}
+        names |= {name for key, name in _PAIRS[:2] if key not in open_sizes}
+    return frozenset(names)
+
+
 def of_trainer(options: ScriptOptions, config: Mapping[str, Any], ranks: int) -> list[Mismatch]:
     """The values of a file on which a Trainer ends its run.
 

@@ -124,14 +124,14 @@ def test_the_ranks_of_complete_batch_sizes_are_named_and_taken(
     sizes = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}
     path = write(tmp_path, "ds.json", {**sizes, "zero_optimization": {"stage": 2}})
     code, out, _ = check(path, capsys=capsys)
-    assert code == 0 and "(deepspeed, with the batch of 4 ranks): no problems" in out
+    assert code == 0 and "(deepspeed, 4 ranks by its train_batch_size): no problems" in out
     code, _, err = check(path, "--model", "llama-3.2-1b", "--gpu", "h200", capsys=capsys)
     assert code == 0 and "fits" in err
-    assert "with the batch of" not in check(path, "--world-size", "4", capsys=capsys)[1]
+    assert "by its train_batch_size" not in check(path, "--world-size", "4", capsys=capsys)[1]
     path = write(
         tmp_path, "ds.json", {**sizes, "train_batch_size": "auto", "zero_optimization": {"stage": 2}}
     )
-    assert "with the batch of" not in check(path, "--for", "accelerate", capsys=capsys)[1]
+    assert "by its train_batch_size" not in check(path, "--for", "accelerate", capsys=capsys)[1]
 
 
 def test_fix_writes_what_is_safe_and_leaves_the_rest(

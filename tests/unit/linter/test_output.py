@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tests.support.check_runs import GOOD as CONFIG
+from tests.support.check_runs import check, write
 from zerokit.linter.files import check_files
 from zerokit.linter.output import as_text
 
@@ -35,3 +39,19 @@ def test_no_line_is_wider_than_the_terminal(tmp_path: Path) -> None:
     at = next(number for number, line in enumerate(marked) if set(line.strip(" |")) == {"^"})
     word = marked[at - 1][marked[at].index("^") : marked[at].rindex("^") + 1]
     assert word in ('"offload_param"', '"reduce_bucket_size"', '"stge"')
+
+
+def test_fix_says_where_it_has_nothing_to_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise the answer is the same as without it."""
+    wrong = write(tmp_path, "wrong.json", {**CONFIG, "train_batch_size": 7, "gradient_accumulation_steps": 2})
+    err = check(wrong, "--fix", "--world-size", "2", capsys=capsys)[2]
+    assert err == "zerokit: nothing that --fix can write\n"
+    zero = {"stage": 2, "offload_param": {"device": "cpu"}}
+    ignored = write(
+        tmp_path, "ignored.json", {**CONFIG, "gradient_accumulation_step": 2, "zero_optimization": zero}
+    )
+    check(ignored, "--fix", capsys=capsys)
+    once_more = check(ignored, "--fix", capsys=capsys)[2]
+    assert once_more.startswith("zerokit: nothing that --fix can write; --fix --unsafe writes ")
+    assert "nothing that" not in check(ignored, capsys=capsys)[2]
+    assert check(write(tmp_path, "good.json", CONFIG), "--fix", capsys=capsys)[2] == ""

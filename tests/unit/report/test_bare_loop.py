@@ -71,6 +71,20 @@ def test_a_rehearsal_takes_the_place_of_a_plan_that_was_made_without_the_script(
         assert "rehearsed: rank 0, 3 optimizer steps" in text
 
 
+@pytest.mark.parametrize(
+    ("chosen", "is_said"),
+    [({}, True), ({"rehearsed": {"command": ["train.py"]}}, False), ({"rehearsed_with": "other.py"}, False)],
+)
+def test_a_plan_without_the_script_says_so_where_it_was_right_too(
+    tmp_path: Path, chosen: dict[str, Any], is_said: bool
+) -> None:
+    report = run(tmp_path, plan_of(MEASURED, **chosen), MEASURED)
+    assert not report.wants_rehearsal
+    said = "predicted is a bare training loop, without what a script adds (padding masks, a loss of its own)"
+    assert (said in " ".join(shown(report.to_dict(), width=80).split())) is is_said
+    assert (said in render_html(report)) is is_said
+
+
 def test_where_no_rehearsal_can_be_made_the_plan_stands_and_the_command_is_named(tmp_path: Path) -> None:
     plan = plan_of(PLANNED)
     report = with_prediction(run(tmp_path, plan, MEASURED), plan, WHY_NOT)

@@ -61,6 +61,40 @@ def test_without_a_prediction_all_ways_are_named() -> None:
     assert ways_to_need_less(None) == []
 
 
+_WRONG_BATCH = {"activations": 600 * GIB, "loss": 250 * GIB, "parameters": 10 * GIB}
+"""Of 128 sequences per GPU, on a card where the rank can have 140 GiB."""
+
+
+def test_the_largest_batch_that_fits_comes_first_and_each_way_says_what_it_leaves() -> None:
+    plan = _plan(_WRONG_BATCH, micro_batch=128, gradient_accumulation=1)
+    total = sum(_WRONG_BATCH.values())
+    first, *others = ways_to_need_less(plan, 140 * GIB / total)
+    fits = "predicted peak about 116.2 GiB, fits 140.0 GiB"  # 10 GiB and an eighth of 850
+    assert first == f"--micro-batch 16 (gradient accumulation 8): {fits}"
+    assert others == [
+        f"{CHECKPOINTING}: predicted peak about 380.0 GiB, alone not enough for 140.0 GiB",
+        f"{LOSS}: predicted peak about 660.0 GiB, alone not enough for 140.0 GiB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "room", "first"),
+    [
+        (
+            128,
+            12 * GIB,
+            "--micro-batch 1 (gradient accumulation 128): predicted peak about 16.6 GiB, alone not",
+        ),
+        (6, 500 * GIB, "--micro-batch 3 (gradient accumulation 2): predicted peak about 435.0 GiB, fits"),
+        (6, 200 * GIB, "--micro-batch 1 (gradient accumulation 6): predicted peak about 151.7 GiB, fits"),
+        (1, 500 * GIB, f"{CHECKPOINTING}: predicted peak about 380.0 GiB, fits"),
+    ],
+)
+def test_a_batch_is_halved_and_the_global_one_stays(micro_batch: int, room: int, first: str) -> None:
+    plan = _plan(_WRONG_BATCH, micro_batch=micro_batch, gradient_accumulation=1)
+    assert ways_to_need_less(plan, room / sum(_WRONG_BATCH.values()))[0].startswith(first)
+
+
 @pytest.mark.parametrize("predicts", [True, False])
 def test_an_out_of_memory_is_explained_by_what_ran(tmp_path: Path, predicts: bool) -> None:
     """Neither the plan's figures nor remedies for its batch."""

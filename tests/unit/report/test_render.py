@@ -112,8 +112,8 @@ def test_an_out_of_memory_is_explained_and_its_peers_are_terminated(tmp_path):
         "asked for 2.00 GiB; 1.00 GiB were free on the device",
         "allocated 70.00 GiB, reserved 76.00 GiB, of that fragmentation 6.00 GiB",
         "predicted peak 31.00 GiB, measured until then 30.00 GiB",
-        "predicted at the peak: gradients 20.00 GiB",
-        "live block 4.00 GiB lm_head.weight bfloat16 [8, 4]",
+        "predicted at the peak:\n    gradients 20.00 GiB\n    parameters 11.00 GiB\n",
+        "largest live blocks:\n    4.00 GiB lm_head.weight bfloat16 [8, 4]\n",
     ):
         assert line in text
     assert text.rstrip().endswith("OutOfMemoryError: CUDA out of memory.")

@@ -20,7 +20,7 @@ from zerokit.launcher.verdict.rank_end import RankEnd, left_problems
 from zerokit.launcher.verdict.training import training_problems
 from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
-from zerokit.report.oom_advice import ways_to_need_less
+from zerokit.report.oom_advice import share_that_fits, ways_to_need_less
 from zerokit.report.outcome import Outcome, RankState
 from zerokit.report.predicted import (
     PredictAgain,
@@ -87,8 +87,9 @@ def build_report(
         values = _first_failure(first, next(rank for rank in ranks if rank.rank == first.rank))
         if verdict.outcome is Outcome.OOM:
             ran = plan_as_ran(as_dicts, plan, predict_again)
-            values["try_next"] = ways_to_need_less(ran)
-            values["oom"] = {**values.get("oom", {}), **_predicted_at_peak(ran, first.rank)}
+            oom = values["oom"] = {**values.get("oom", {}), **_predicted_at_peak(ran, first.rank)}
+            on_gpu = oom.get("memory", "gpu") == "gpu"
+            values["try_next"] = ways_to_need_less(ran, share_that_fits(oom) if on_gpu else None)
         failure = checked(Failure, values, rank_file_name(first.rank), warnings)
     rehearsed_otherwise = chosen_of(plan).get("rehearsed_with")  # the script's figures: no bare loop's go on
     compared = compare_with_plan({"ranks": as_dicts}, plan, None if rehearsed_otherwise else predict_again)

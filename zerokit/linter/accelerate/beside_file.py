@@ -32,20 +32,40 @@ def lint_beside_file(
     document: Document, block: Mapping[str, Any], config: Document | None
 ) -> Iterator[Finding]:
     """A finding for each such key; its fix follows what the JSON has, where ``config`` was read."""
-    file = config.value if config is not None and isinstance(config.value, dict) else None
-    path = config.path if config is not None else "the DeepSpeed JSON"
-    for key, there in REFUSED_BESIDE_CONFIG_FILE.items():
+    for key in REFUSED_BESIDE_CONFIG_FILE:
         if key in block:
-            fix = "remove it here, and set it in the DeepSpeed JSON"
-            if file is not None:
-                fix = _fix(block[key], _value_at(file, there), there, path)
-            yield _refused(document, ("deepspeed_config", key), fix)
+            yield _refused(document, ("deepspeed_config", key), _fix_of(key, block[key], config))
     precision = document.value.get("mixed_precision")
     if precision is not None:
-        fix = _GENERAL_PRECISION_FIX
-        if file is not None:
-            fix = _precision_fix(str(precision).lower(), file, path)
-        yield _refused(document, ("mixed_precision",), fix)
+        yield _refused(document, ("mixed_precision",), _fix_of("mixed_precision", precision, config))
+
+
+def fix_beside_file(
+    document: Document, key: str | None, value: object, config: Document | None
+) -> str | None:
+    """The fix of what was probably meant as ``key``, where that is refused beside the JSON that is named.
+
+    None: Accelerate would take ``key``.
+    """
+    block = document.value.get("deepspeed_config")
+    is_named = isinstance(block, dict) and block.get("deepspeed_config_file") is not None
+    if document.value.get("distributed_type") != "DEEPSPEED" or not is_named:
+        return None
+    if key is None or key not in (*REFUSED_BESIDE_CONFIG_FILE, "mixed_precision"):
+        return None
+    return f"{_fix_of(key, value, config)} (Accelerate refuses {key}, too, beside deepspeed_config_file)"
+
+
+def _fix_of(key: str, value: object, config: Document | None) -> str:
+    """What to do with a key that is refused; it follows what the JSON has, where that was read."""
+    file = config.value if config is not None and isinstance(config.value, dict) else None
+    is_precision = key == "mixed_precision"
+    if file is None or config is None:
+        return _GENERAL_PRECISION_FIX if is_precision else "remove it here, and set it in the DeepSpeed JSON"
+    if is_precision:
+        return _precision_fix(str(value).lower(), file, config.path)
+    path = REFUSED_BESIDE_CONFIG_FILE[key]
+    return _fix(value, _value_at(file, path), path, config.path)
 
 
 def _refused(document: Document, path: Path, fix: str) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.linter.accelerate.beside_file import lint_beside_file
+from zerokit.linter.accelerate.beside_file import fix_beside_file, lint_beside_file
 from zerokit.linter.accelerate.keys import (
     LAUNCH,
     PLUGIN,
@@ -52,14 +52,17 @@ def lint_deepspeed_block(document: Document, config: Document | None = None) -> 
     for key in block:
         if key not in known_keys:
             guess = _NAMED_OTHERWISE.get(str(key)) or nearest(str(key), known_keys)
+            fix = (
+                f"did you mean {guess!r}?"
+                if guess
+                else "remove it; what it should do belongs in a DeepSpeed JSON"
+            )
             yield finding_at(
                 document,
                 ("deepspeed_config", key),
                 "accelerate-ignored-key",
                 f"Accelerate ignores {short(key)} in deepspeed_config",
-                f"did you mean {guess!r}?"
-                if guess
-                else "remove it; what it should do belongs in a DeepSpeed JSON",
+                fix_beside_file(document, guess, block[key], config) or fix,
                 suggests=guess or str(key),
                 severity="warning",
                 source=LAUNCH,
@@ -201,6 +204,9 @@ def _defaults(document: Document) -> Finding:
     )
 
 
+_NVME_IN_FILE = "give NVMe offload in a DeepSpeed JSON, named by deepspeed_config_file"
+
+
 def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, stage: int) -> Iterator[Finding]:
     key = f"offload_{name}_device"
     device = block.get(key)
@@ -218,13 +224,19 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
             source=PLUGIN,
         )
     elif device != "none" and (stage == 0 or (name == "param" and stage != 3)):
+        stages = "3" if name == "param" else "1, 2 or 3"
+        fix = f"set zero_stage to {stages}, or {key} to none"
+        if device == "nvme":
+            fix = (
+                f"set {key} to none, or {_NVME_IN_FILE}, at stage {stages}; accelerate launch drops the path"
+            )
         yield finding_at(
             document,
             path,
             "accelerate-offload-stage",
-            f"{key} works at stage {'3' if name == 'param' else '1, 2 or 3'} only; at stage {stage} it is "
+            f"{key} works at stage {stages} only; at stage {stage} it is "
             f"ignored, and the {'weights' if name == 'param' else 'optimizer states'} stay on the GPU",
-            f"set zero_stage to {'3' if name == 'param' else '1, 2 or 3'}, or {key} to none",
+            fix,
             severity="warning",
             source="DeepSpeed 0.19.8, runtime/engine.py:2749",
         )
@@ -234,7 +246,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
             path,
             "accelerate-nvme-path-dropped",
             "accelerate launch passes on the device and drops the path: DeepSpeed writes to a folder 'none'",
-            "give NVMe offload in a DeepSpeed JSON, named by deepspeed_config_file",
+            _NVME_IN_FILE,
             source=f"Accelerate {ACCELERATE_VERSION}, utils/launch.py, prepare_deepspeed_cmd_env",
         )
 

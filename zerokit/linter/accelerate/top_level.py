@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zerokit.linter.accelerate.beside_file import fix_beside_file
 from zerokit.linter.accelerate.deepspeed_block import lint_deepspeed_block
 from zerokit.linter.accelerate.fsdp import lint_fsdp
 from zerokit.linter.accelerate.keys import (
@@ -57,7 +58,7 @@ def lint_accelerate(
         for problem in document.problems
         if problem.rule != "yaml-number-as-text" or _is_read(document, problem.location)
     ]
-    findings += _top_level(document)
+    findings += _top_level(document, config)
     findings += lint_processes(document, world_size)
     findings += _precision(document)
     if document.value.get("distributed_type") == "DEEPSPEED":
@@ -76,29 +77,34 @@ def _is_read(document: Document, location: Location) -> bool:
     return any(document.values.get(path) == location for path in read)
 
 
-def _top_level(document: Document) -> Iterator[Finding]:
+def _top_level(document: Document, config: Document | None) -> Iterator[Finding]:
     sagemaker = document.value.get("compute_environment") == "AMAZON_SAGEMAKER"
-    yield from _unknown_keys(document, sagemaker)
+    yield from _unknown_keys(document, sagemaker, config)
     yield from _environment(document)
     yield from _flags(document)
     yield from _distributed_type(document, sagemaker)
 
 
-def _unknown_keys(document: Document, sagemaker: bool) -> Iterator[Finding]:
+def _unknown_keys(document: Document, sagemaker: bool, config: Document | None) -> Iterator[Finding]:
     value, lists = document.value, key_list()
     known_keys = {*lists["sagemaker" if sagemaker else "cluster"], *lists["legacy"]}
     for key in value:
         if key in known_keys:
             continue
         guess = nearest(str(key), known_keys) or synonym(str(key), dict.fromkeys(known_keys))
-        if key in lists["deepspeed_config"]:
+        meant = str(key) if key in lists["deepspeed_config"] else guess
+        beside_file = fix_beside_file(document, meant, value[key], config)
+        if beside_file is not None:
+            fix = beside_file
+        elif key in lists["deepspeed_config"]:
             fix = "move it below deepspeed_config"
         elif key in lists["parallelism_config"]:
             fix = "move it below parallelism_config"
         else:
             fix = f"did you mean {guess!r}?" if guess else "remove it"
         edits: tuple[Edit, ...] = ()
-        if guess and guess not in value and fits(guess, value[key]) and not fix.startswith("move"):
+        is_misspelt = fix.startswith("did you mean")
+        if guess and is_misspelt and guess not in value and fits(guess, value[key]):
             safe = leaves_no_doubt(str(key), guess, known_keys)
             edits = (Edit(kind="rename", key=str(key), value=guess, safe=safe),)
         yield finding_at(

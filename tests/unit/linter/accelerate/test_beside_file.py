@@ -47,3 +47,59 @@ def test_the_fix_follows_what_the_json_has(
         Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 0}, **config}))
     (finding,) = (finding for finding in check("accelerate.yaml").findings if finding.rule == _KEY)
     assert finding.fix.endswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        (
+            "mixed_precison: bf16",
+            "remove it here; ds.json already has bf16 (Accelerate refuses mixed_precision",
+        ),
+        (
+            "zero_stage: 3",
+            "remove it here; ds.json already has zero_optimization.stage 3 (Accelerate refuses zero_",
+        ),
+        (
+            "  stage: 3",
+            "remove it here; ds.json already has zero_optimization.stage 3 (Accelerate refuses zero_",
+        ),
+        (
+            "  gradient_cliping: 1.0",
+            "remove it here, and set gradient_clipping to 1.0 in ds.json (Accelerate",
+        ),
+        ("num_machine: 1", "did you mean 'num_machines'?"),
+        ("  zero3_init_flg: true", "did you mean 'zero3_init_flag'?"),
+    ],
+)
+def test_a_wrong_name_is_not_corrected_to_a_key_that_is_refused(
+    line: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text(json.dumps(_CONFIG))
+    block = "deepspeed_config:\n  deepspeed_config_file: ds.json\n"
+    keys = f"{block}{line}\n" if line.startswith(" ") else f"{line}\n{block}"
+    Path("accelerate.yaml").write_text(f"distributed_type: DEEPSPEED\nnum_processes: 2\n{keys}")
+    named = line.strip().split(":")[0]
+    (finding,) = (finding for finding in check("accelerate.yaml").findings if f"'{named}'" in finding.message)
+    assert finding.fix.startswith(fix)
+    written = check("accelerate.yaml", fix=True).fixed
+    assert [one.rule for one in written] == (["accelerate-unknown-key"] if named == "num_machine" else [])
+
+
+@pytest.mark.parametrize(("stage", "name"), [(2, "param"), (0, "param"), (0, "optimizer")])
+def test_the_fix_of_nvme_offload_at_the_wrong_stage_leads_into_no_error(
+    stage: int, name: str, tmp_path: Path
+) -> None:
+    """At the right stage accelerate launch would drop the path."""
+    path, key = tmp_path / "accelerate.yaml", f"offload_{name}_device"
+    path.write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n"
+        f"  zero_stage: {stage}\n  {key}: nvme\n  offload_{name}_nvme_path: /nvme\n"
+    )
+    (finding,) = (one for one in check(str(path)).findings if one.rule == "accelerate-offload-stage")
+    assert finding.fix.startswith(f"set {key} to none, or give NVMe offload in a DeepSpeed JSON")
+    assert finding.fix.endswith("accelerate launch drops the path")
+    path.write_text(path.read_text().replace(": nvme", ": cpu"))
+    (finding,) = (one for one in check(str(path)).findings if one.rule == "accelerate-offload-stage")
+    assert finding.fix.startswith("set zero_stage to ")

@@ -1,0 +1,44 @@
+"""``zerokit estimate`` with a DeepSpeed file: what it says of the script that the file is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import call
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {},
+            "the file decides every setting of this estimate; a Trainer must be given the same: "
+            "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --bf16 True "
+            "--learning_rate 0.001",
+        ),
+        (
+            dict.fromkeys(("train_micro_batch_size_per_gpu", "train_batch_size"), "auto"),
+            "of a script that does what the file leaves to it, a Trainer with "
+            "--per_device_train_batch_size 8, and with the values that the file has: "
+            "--gradient_accumulation_steps 2 --bf16 True",
+        ),
+        ({"gradient_accumulation_steps": None}, "the file decides every setting"),  # derived from the two
+        ({"bf16": {"enabled": "auto"}}, "what the file leaves to it, a Trainer with --bf16 True, and with"),
+    ],
+)
+def test_what_a_file_leaves_to_the_script_is_told_apart_from_what_it_has(
+    changes: dict[str, object], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "train_batch_size": 16}
+    optimizer = {"type": "AdamW", "params": {"lr": 0.001}}
+    whole = sizes | {"bf16": {"enabled": True}, "optimizer": optimizer, "zero_optimization": {"stage": 2}}
+    config = {key: value for key, value in (whole | changes).items() if value is not None}
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config))
+    _, out, _ = call(
+        capsys, "estimate", "--params", "1b", "--gpus", "2", "--gpu", "h200", "--deepspeed", str(path)
+    )
+    assert said in " ".join(out.split())
