@@ -96,7 +96,8 @@ def _tables(run: RunReport, width: int) -> list[RenderableType]:
     predicted = run.predicted_vs_measured
     if predicted:
         tables.append(_predicted_table(predicted))
-        tables += [Text(line, style="yellow") for line in difference_lines(predicted)]
+        differences = "\n".join(difference_lines(predicted))
+        tables += [_whole(line, "yellow") for line in wrapped(differences, width).splitlines()]
         if predicted.note and predicted.predicted_for is not None:
             tables.append(Text(predicted.note, style="dim"))
     elif any(rank.phases for rank in run.ranks):
@@ -343,9 +344,9 @@ def _its_output(failure: Failure, folder: Path | None) -> list[RenderableType]:
     return [_whole(f"its output: {shlex.quote(str(path))}")]
 
 
-def _whole(line: str) -> Text:
+def _whole(line: str, style: str = "") -> Text:
     """A line with a path or a command that is copied: not broken, however narrow the terminal."""
-    return Text(line, no_wrap=True, overflow="ignore")
+    return Text(line, style=style, no_wrap=True, overflow="ignore")
 
 
 def retry_lines(run: RunReport) -> list[str]:
