@@ -219,6 +219,8 @@ def _show_dry_run(dry: DryRun, *, has_plan: bool) -> None:
     )
     if dry.rehearsal == "done":
         say(f"{unseen}; the plan's rehearsal ran this very command")
+    elif dry.rehearsal == "other devices":
+        say(f"{unseen}; the plan's rehearsal ran the script with these arguments, on the plan's GPUs")
     elif dry.rehearsal == "named":
         say(f"{unseen}; the `zerokit plan` command above rehearses the script, and sees them")
     else:

@@ -198,8 +198,14 @@ def test_a_dry_run_says_it_and_quiet_does_not(tmp_path: Path, capsys: pytest.Cap
     assert "`zerokit rehearse` with the same script and arguments" in said and "for some minutes" in said
     target = Target(script=str(script), module=None, arguments=())
     plan = rehearsed_with(tmp_path / "rehearsed", script="train.py", command=target.digest)
-    assert run(["launch", *words[:2], "--plan", str(plan.folder), *words[4:]]) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "is seen; the plan's rehearsal ran this very command" in said and "zerokit rehearse" not in said
+    on_gpus, on_cpu = "ran this very command", "ran the script with these arguments, on the plan's GPUs"
+    for device, ranks, told in (("cuda", "2", on_gpus), ("cuda", "1", on_cpu), ("cpu", "2", on_cpu)):
+        more = ["--plan", str(plan.folder), "--num-ranks", ranks]
+        assert run(["launch", "--device", device, *more, *words[4:]]) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"is seen; the plan's rehearsal {told}" in said and "zerokit rehearse" not in said
+    for more_words in (["--steps", "3"], ["--no-such", "3"]):
+        assert run(["launch", "--device", "cuda", "--plan", str(plan.folder), *words[4:], *more_words]) == 0
+        assert "the plan's rehearsal ran" not in " ".join(capsys.readouterr().err.split())
     assert run(["launch", "--quiet", *words]) == 0
     assert "rehearsed" not in capsys.readouterr().err
