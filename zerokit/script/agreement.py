@@ -182,7 +182,8 @@ def _planning_again(
     decided |= decided_by_file
     if with_script is not None:
         words = planning_again.global_batch_for(batch.chosen, batch.request, decided)
-        return f": `{with_script((*decided, *unlike), words)}`"
+        command = with_script((*decided, *unlike), words)
+        return f"{planning_again.what_is_left(command)}: `{command}`"
     return f": `{batch.command_for(decided)}`" if decided else ""
 
 
