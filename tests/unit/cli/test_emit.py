@@ -269,6 +269,27 @@ def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.
     assert code == 2 and words in err and out == ""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sbatch", "--env", "FOO"),
+        ("sbatch", "--env", "A B=1"),
+        ("sbatch", "--job-name", "a b"),
+        ("sbatch", "--time", "12h"),
+        ("kubernetes", "--image", "r/i:1", "--env", "FOO"),
+        ("kubernetes", "--image", " "),
+        ("kubernetes", "--image", "r/i:1", "--name", "A"),
+    ],
+)
+def test_arguments_are_refused_before_the_script_is_read(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_plan(capsys)
+    Path("train.py").write_text(PARSES)
+    code, out, err = emit(capsys, *arguments, "train.py", "--no_such_option")
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1
+
+
 def test_out_is_written_through_a_link_and_never_replaces_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     make_plan(capsys)
     text = emit(capsys, "accelerate")[1]
