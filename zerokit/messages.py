@@ -13,11 +13,14 @@ COMMANDS = ("plan", "estimate", "check", "size", "emit", "launch", "rehearse", "
 _NARROWEST = 40
 _DEFAULT = 80  # a terminal that does not tell its width
 _ITEM = re.compile(r"(?P<indent>\s*)(?P<mark>(?:- )?)")
-_COMMAND = re.compile(r"`[^`\n]{1,60}`")
+_QUOTED = re.compile(r"`[^`\n]+`")
+_WHOLE = re.compile(r"`[^`\n]+`|\bpip install(?:(?: '[^']*')+|[^`,;)\n]*)")
 _JOINED = "\x00"  # a space that no line ends at
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")  # of a shell
 _PLAIN = re.compile(r"[\w./~-]{1,120}")
-_TO_TYPE = re.compile(rf"(?<![\w./-])zerokit(?= (?:{'|'.join(COMMANDS)}|--[a-z]+)\b)")
+_NAMES = "|".join(COMMANDS)
+_AT_THE_END = re.compile(rf".*: (?=(?:zerokit (?:{_NAMES})|pip install|rm) )")  # greedy: the last one
+_TO_TYPE = re.compile(rf"(?<![\w./-])zerokit(?= (?:{_NAMES}|--[a-z]+)\b)")
 
 
 def program() -> str:
@@ -54,16 +57,15 @@ def width_of(descriptor: int = 2) -> int | None:
 def wrapped(text: str, width: int | None) -> str:
     """``text`` with commands as typed here, in lines of at most ``width`` columns; None leaves them whole.
 
-    Lines go on indented below what they continue. Words are not broken (paths, addresses), nor are short
-    commands in backquotes.
+    Lines go on indented below what they continue. Words are not broken (paths, addresses). A command in
+    backquotes, or after the last colon, can be pasted: it is unbroken, or continued with backslashes.
 
     >>> print(wrapped("there is no plan; make one with `zerokit plan`", 40))
     there is no plan; make one with
       `zerokit plan`
     """
-    text = typed(text)
     if width is None:
-        return text
+        return typed(text)
     return "\n".join(line for paragraph in text.split("\n") for line in _lines(paragraph, width))
 
 
@@ -73,17 +75,45 @@ def message(text: str, width: int | None) -> str:
 
 
 def _lines(paragraph: str, width: int) -> list[str]:
-    if len(paragraph) <= width:
-        return [paragraph]
+    if len(typed(paragraph)) <= width:
+        return [typed(paragraph)]
     start = _ITEM.match(paragraph)
     first = start["indent"] if start is not None else ""
-    later = first + "  "
-    joined = _COMMAND.sub(lambda match: match[0].replace(" ", _JOINED), paragraph[len(first) :])
-    lines = textwrap.wrap(
-        joined, width, initial_indent=first, subsequent_indent=later, break_long_words=False,
+    before, command = _command_at_the_end(paragraph)
+    lines = [] if before == first else _of_prose(before, width, first)
+    return [*lines, *(first + line for line in command_lines(command, width - len(first)))]
+
+
+def _command_at_the_end(paragraph: str) -> tuple[str, str]:
+    """What stands before the command that ends a paragraph, and the command; empty where none does."""
+    found = _AT_THE_END.match(paragraph)
+    command = paragraph[found.end() :] if found is not None else ""
+    words = _WORD.findall(command)
+    is_whole = bool(words) and " ".join(words) == command and not any(word[-1] in ",;.)" for word in words)
+    return (paragraph[: -len(command)].rstrip(), command) if is_whole else (paragraph, "")
+
+
+def _of_prose(paragraph: str, width: int, first: str) -> list[str]:
+    """Lines in which a command in backquotes that is longer than a line is continued with backslashes."""
+    later, lines, end = first + "  ", [first], len(first)
+    for quoted in _QUOTED.finditer(paragraph, end):
+        if len(later + typed(quoted[0])) <= width:
+            continue
+        lines = _continued(lines, paragraph[end : quoted.start()].rstrip(), width, later)
+        command = command_lines(quoted[0], width - len(first))
+        lines += [first + line for line in command]
+        end = quoted.end()
+    return _continued(lines, paragraph[end:], width, later)
+
+
+def _continued(lines: list[str], text: str, width: int, later: str) -> list[str]:
+    """The lines, with more text from the end of the last one on."""
+    joined = _WHOLE.sub(lambda match: match[0].replace(" ", _JOINED), typed(text))
+    more = textwrap.wrap(
+        joined, width, initial_indent=lines[-1], subsequent_indent=later, break_long_words=False,
         break_on_hyphens=False, expand_tabs=False, replace_whitespace=False,
     )  # fmt: skip
-    return [line.replace(_JOINED, " ") for line in lines]
+    return [*lines[:-1], *(line.replace(_JOINED, " ") for line in more)] if more else lines
 
 
 def command_lines(command: str, width: int) -> list[str]:

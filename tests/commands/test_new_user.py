@@ -95,19 +95,7 @@ def test_what_was_meant_is_said(typed: str, answered: str, capsys: pytest.Captur
 
 
 def test_an_option_given_twice_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [
-        "plan",
-        "--model",
-        "gpt2",
-        "--gpus",
-        "1",
-        "--gpu",
-        "a100-80gb",
-        "--gpu",
-        "h200",
-        "--explain",
-        "-v",
-    ]
+    asked = ["plan", "--model", "gpt2", "--gpus", "1", "--gpu", "a100-80gb", "--gpu", "h200", "--explain"]
     assert run(asked) == 0
     out, err = capsys.readouterr()
     assert err == "zerokit: --gpu is given 2 times; the last counts: h200\n" and "1 × h200" in out

@@ -64,6 +64,62 @@ def test_every_removed_feature_has_its_rule() -> None:
     assert {f"zero_optimization.{key}" for key in removed["zero_optimization"]} <= ruled
 
 
+WORDS = {
+    "true": True,
+    "Yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("block", ["zero_optimization", "fp16", "comms_logger", "hybrid_engine"])
+def test_text_that_deepspeeds_classes_read_is_an_error_of_the_frameworks_alone(block: str, word: str) -> None:
+    """By ``deepspeed.initialize`` the text is read as is meant."""
+    config_module = pytest.importorskip("deepspeed.runtime.config")
+    keys = {"zero_optimization": "overlap_comm", "comms_logger": "verbose"}
+    key = keys.get(block, "enabled")
+    config = {"train_micro_batch_size_per_gpu": 1, block: {key: word}}
+    document = parse_json(json.dumps(config), strict=False)
+    for reader, severity in (("raw", "note"), ("trainer", "error"), ("accelerate", "error")):
+        found = lint_deepspeed(document, Context(world_size=1, readers=frozenset({reader})))
+        (text,) = (finding for finding in found if finding.rule == "boolean-as-text")
+        assert text.severity == severity and text.fix == f"write {str(WORDS[word]).lower()} without quotes"
+        assert ("Accelerate" in text.message) is (reader != "raw")
+    read = config_module.DeepSpeedConfig(config)
+    classes = {
+        "zero_optimization": lambda: read.zero_config.overlap_comm,
+        "fp16": lambda: read.float16_config.enabled,
+        "comms_logger": lambda: read.comms_config.comms_logger.verbose,
+        "hybrid_engine": lambda: read.hybrid_engine.enabled,
+    }
+    assert classes[block]() is WORDS[word]
+
+
+@pytest.mark.parametrize(
+    ("config", "severity"),
+    [
+        ({"zero_optimization": {"stage": "2"}}, "note"),
+        ({"zero_optimization": {"reduce_bucket_size": "5000"}}, "note"),
+        ({"zero_optimization": {"reduce_bucket_size": "many"}}, "error"),
+        ({"zero_optimization": {"overlap_comm": "perhaps"}}, "error"),
+        ({"gradient_clipping": "1.0"}, "error"),
+        ({"wall_clock_breakdown": "true"}, "warning"),  # any text is true
+        ({"wall_clock_breakdown": "false"}, "error"),
+        ({"aio": {"single_submit": "true"}}, "error"),  # compiled code takes no text
+    ],
+)
+def test_what_text_does_in_a_script_of_its_own(config: dict[str, Any], severity: str) -> None:
+    document = parse_json(json.dumps({"train_micro_batch_size_per_gpu": 1, **config}), strict=False)
+    found = lint_deepspeed(document, Context(world_size=1, readers=frozenset({"raw"})))
+    of_text = [finding.severity for finding in found if finding.rule.endswith(("-as-text", "wrong-kind"))]
+    assert of_text == [severity]
+
+
 known_names = st.sampled_from(
     sorted({key for block in key_list()["blocks"].values() for key in block["keys"]} | {"lr", "betas", "x"})
 )

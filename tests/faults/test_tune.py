@@ -238,6 +238,25 @@ def test_bad_input_is_refused_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(("model", "is_warned"), [("llama-3.1-8b", True), ("gpt2", False)])
+def test_another_model_than_the_scripts_is_warned_of(
+    model: str, is_warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Its trials would measure the script's model under plans for the other."""
+    from zerokit.cli import run
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import argparse, deepspeed\np = argparse.ArgumentParser()\ndeepspeed.add_config_arguments(p)\n"
+        f"p.add_argument('--model', default='{model}')\np.parse_args()\ndeepspeed.initialize()\n"
+    )
+    assert run(["tune", *JOB, "--dry-run", "train.py"]) == 0
+    said = capsys.readouterr().err
+    told = "train.py's own --model is llama-3.1-8b by default, which is another model than the plan's gpt2"
+    assert (told in said) is is_warned
+    assert ("; tune with --model llama-3.1-8b" in said) is is_warned
+
+
 @pytest.mark.slow  # the examples of docs/guide/tune.md run real DeepSpeed too
 def test_real_deepspeed_survives_an_out_of_memory_and_keeps_the_rest(
     stub_python: Path, tmp_path: Path

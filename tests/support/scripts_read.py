@@ -21,8 +21,9 @@ RAW = """
     deepspeed.initialize()
 """
 TRAINER = """
+    from elsewhere import OtherArguments
     from transformers import HfArgumentParser, Trainer, TrainingArguments
-    (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    other, args = HfArgumentParser((OtherArguments, TrainingArguments)).parse_args_into_dataclasses()
     Trainer(args=args).train()
 """
 FIXED_TRAINER = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import shlex
 import struct
 import subprocess
 import sys
@@ -39,6 +40,42 @@ def test_what_is_not_broken() -> None:
     text = wrapped("there is no plan for these GPUs; make one with `zerokit plan --out x`", 60)
     assert any("`zerokit plan --out x`" in line for line in text.splitlines()[1:])
     assert wrapped(LONG, None) == LONG
+
+
+PLAN_AGAIN = [
+    "zerokit", "plan", "--recipe", "p4090/plan.yaml", "--out", "p4090", "model=", "seq_len=", "--",
+    "examples/train.py", "--run_name", "a b", "--learning_rate", "2e-5",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize(
+    "text",
+    ["with the script, some minutes: {}", "these:\n  - as it is: {}", "again: `{}`, or run it all the same"],
+)
+def test_a_command_is_pasted_as_it_is_shown(text: str, width: int) -> None:
+    said = f"it was not rehearsed; to plan {text}"
+    shown = message(said.format(shlex.join(PLAN_AGAIN)), width)
+    assert max(map(len, shown.splitlines())) <= width
+    before, _, rest = shown.partition("zerokit plan")
+    command, _, after = rest.partition("`")
+    words = ["bash", "-c", f"printf '%s\\n' zerokit plan{command}"]
+    typed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert typed.splitlines() == PLAN_AGAIN
+    mark = "`" if after else ""
+    assert " ".join(f"{before}{{}}{mark}{after}".split()) == " ".join(f"zerokit: {said}".split())
+
+
+def test_what_is_said_after_a_colon_is_no_command_unless_it_ends_the_message() -> None:
+    text = (
+        "an error: zerokit launch starts the ranks itself; leave the script's launcher out, and its options"
+    )
+    assert "\\" not in message(text, 40)
+    assert message(text, 40).split() == f"zerokit: {text}".split()
+    install = message(
+        "not supported (tested: 0.18 and 0.19): pip install 'deepspeed>=0.19,<0.20', or ZeRO-3", 60
+    )
+    assert "pip install 'deepspeed>=0.19,<0.20'," in install
 
 
 def test_the_width(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

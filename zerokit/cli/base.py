@@ -139,7 +139,7 @@ def _section(formatter: click.HelpFormatter, title: str, rows: list[tuple[str, s
 
 
 def quiet_option() -> click.Option:
-    """``-q``: progress and notes are left out; errors and results are not."""
+    """``-q``: progress and notes are left out; warnings, errors and results are not."""
 
     def hush(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
         if value:
@@ -147,7 +147,7 @@ def quiet_option() -> click.Option:
 
     return click.Option(
         list(_QUIET), is_flag=True, expose_value=False, callback=hush,
-        help="No progress and no notes on standard error.",
+        help="No progress and no notes on standard error; warnings stay.",
     )  # fmt: skip
 
 

@@ -67,12 +67,11 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
 )
 @click.option(
     "--num-ranks",
-    "--gpus",
-    "num_ranks",
     metavar="N",
     type=click.IntRange(1, 65536),
     help="Ranks, instead of the plan's number.",
 )
+@click.option("--gpus", metavar="N", type=click.IntRange(1, 65536), help="The same, one rank on each GPU.")
 @click.option(
     "--nodes", metavar="N", type=click.IntRange(1, 65536), help="Use the first N hosts of the hostfile."
 )
@@ -177,12 +176,15 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         **{name: options[name] for name in ("plan", "recipe", "deepspeed", "no_plan")},
         overrides=overrides, arguments=resolved.target.arguments, plan_recipe=plan_recipe_into, say=say,
     )  # fmt: skip
-    shared_options = ("deepspeed", "device", "launcher", "style", "run_dir", "num_ranks", "nodes", "hostfile",
+    if options["num_ranks"] and options["gpus"]:
+        raise InputError("⟨num_ranks⟩ and ⟨gpus⟩ say the same: give one of them")
+    shared_options = ("deepspeed", "device", "launcher", "style", "run_dir", "nodes", "hostfile",
             "master_port", "no_arguments", "accept_mismatch", "no_trackers", "resume_option")  # fmt: skip
     check_resume_option(options["resume_option"])
     launch_options = LaunchOptions(
         target=resolved.target, plan=plan, grace_seconds=options["grace"],
         heartbeat_seconds=options["heartbeat"], show_ranks=options["show"], show_progress=is_loud(),
+        num_ranks=options["num_ranks"] or options["gpus"], asks_for_gpus=options["gpus"] is not None,
         **{name: options[name] for name in shared_options},
     )  # fmt: skip
     if options["dry_run"]:
@@ -219,6 +221,8 @@ def _show_dry_run(dry: DryRun, *, has_plan: bool) -> None:
     )
     if dry.rehearsal == "done":
         say(f"{unseen}; the plan's rehearsal ran this very command")
+    elif dry.rehearsal == "other devices":
+        say(f"{unseen}; the plan's rehearsal ran the script with these arguments, on the plan's GPUs")
     elif dry.rehearsal == "named":
         say(f"{unseen}; the `zerokit plan` command above rehearses the script, and sees them")
     else:

@@ -9,6 +9,7 @@ import click
 from zerokit.fields import as_options
 from zerokit.messages import PREFIX, width_of, wrapped
 
+_WARNING = "warning: "
 _loud = True
 
 
@@ -30,8 +31,11 @@ def is_loud() -> bool:
 
 
 def say(text: str) -> None:
-    """One line on standard error; a reader that went away is no error of ours."""
-    if not _loud:
+    """One line on standard error; a reader that went away is no error of ours.
+
+    Where progress and notes are left out, warnings are not: they begin with the word.
+    """
+    if not _loud and not text.startswith(_WARNING):
         return
     with suppress(OSError):
         tell(text)

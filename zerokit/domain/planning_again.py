@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 Facts = Mapping[str, Any]
 TOLD_BY_SCRIPT = ("method", "lora-rank", "lora-targets", "seq-len")
 """Options that a plan with a script takes from its rehearsal, and refuses where others are given."""
+_EMPTIED = re.compile(r"[a-z_]+=")
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
@@ -79,6 +81,22 @@ def command_words(
     kept = {name: value for name, value in request.items() if name not in replaced | set(without)}
     written = [word for name, value in kept.items() for word in _typed(name, value)]
     return ["zerokit", "plan", *written, *options, *into]
+
+
+def what_is_left(command: str) -> str:
+    """What the words without a value (``model= seq_len=``) of such a command do, in brackets after a space;
+    empty where it has none."""
+    words = shlex.split(command)
+    options = words[: words.index("--")] if "--" in words else words
+    emptied = [word for word in options if _EMPTIED.fullmatch(word)]
+    if not emptied:
+        return ""
+    named = (
+        f"{', '.join(emptied[:-1])} and {emptied[-1]} leave those"
+        if emptied[1:]
+        else f"{emptied[0]} leaves that"
+    )
+    return f" ({named} to the script)"
 
 
 def _emptied(names: Collection[str]) -> list[str]:

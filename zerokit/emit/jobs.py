@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zerokit import resources
@@ -74,6 +74,18 @@ def read_time_limit(text: str) -> str | None:
     )
 
 
+def check_sbatch(job_name: str, time_limit: str | None) -> None:
+    """Refuse what Slurm would read otherwise.
+
+    Raises:
+        InputError: the name or the time limit.
+    """
+    if not _JOB_NAME.fullmatch(job_name):
+        raise InputError(f"⟨job_name⟩ {job_name!r}: use letters, digits, dots, hyphens and underscores")
+    if time_limit is not None:
+        read_time_limit(time_limit)
+
+
 def sbatch_script(
     strategy: Strategy,
     nodes: int,
@@ -93,10 +105,7 @@ def sbatch_script(
     Raises:
         InputError: a name, time limit or variable that Slurm or the shell would read otherwise.
     """
-    if not _JOB_NAME.fullmatch(job_name):
-        raise InputError(f"⟨job_name⟩ {job_name!r}: use letters, digits, dots, hyphens and underscores")
-    if time_limit is not None:
-        read_time_limit(time_limit)
+    check_sbatch(job_name, time_limit)
     return _render(
         "sbatch.sh.j2",
         job_name=job_name,
@@ -107,6 +116,42 @@ def sbatch_script(
         shares_cores=_shares_cores(strategy, environment),
         command=_command(command, style, ds_config_path),
     )
+
+
+def check_kubernetes(name: str, image: str, gpu_resource: str) -> None:
+    """Refuse what Kubernetes would.
+
+    Raises:
+        InputError: the name, the image or the resource.
+    """
+    if not _POD_NAME.fullmatch(name):
+        raise InputError(f"⟨name⟩ {name!r}: use lower-case letters, digits and hyphens, at most 52")
+    if not image.strip() or _LINE_BREAKS.search(image):
+        raise InputError("⟨image⟩: name the container image that holds the training script")
+    if not _RESOURCE.fullmatch(gpu_resource):
+        raise InputError(f"⟨gpu_resource⟩ {gpu_resource!r:.80}: use a name such as nvidia.com/gpu")
+
+
+def read_variables(texts: Iterable[str]) -> dict[str, str]:
+    """Environment variables as they are typed, NAME=VALUE.
+
+    Raises:
+        InputError: one is not, or cannot be written into a script.
+    """
+    variables = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise InputError(f"⟨env⟩ {text}: write NAME=VALUE")
+        variables[name] = value
+    _check_variables(variables)
+    return variables
+
+
+def _check_variables(variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        if not _VARIABLE.fullmatch(name) or _LINE_BREAKS.search(value):
+            raise InputError(f"environment variable {name!r} cannot be written into a script")
 
 
 def kubernetes_manifest(
@@ -126,12 +171,7 @@ def kubernetes_manifest(
     Raises:
         InputError: a name or resource that Kubernetes refuses, or an empty image.
     """
-    if not _POD_NAME.fullmatch(name):
-        raise InputError(f"⟨name⟩ {name!r}: use lower-case letters, digits and hyphens, at most 52")
-    if not image.strip() or _LINE_BREAKS.search(image):
-        raise InputError("⟨image⟩: name the container image that holds the training script")
-    if not _RESOURCE.fullmatch(gpu_resource):
-        raise InputError(f"⟨gpu_resource⟩ {gpu_resource!r:.80}: use a name such as nvidia.com/gpu")
+    check_kubernetes(name, image, gpu_resource)
     return _render(
         "kubernetes.yaml.j2",
         name=name,
@@ -180,9 +220,7 @@ def _environment(style: str, ds_config_path: str, more: Mapping[str, str] | None
         variables["ACCELERATE_USE_DEEPSPEED"] = "true"
         variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = ds_config_path
     variables.update(more or {})
-    for name, value in variables.items():
-        if not _VARIABLE.fullmatch(name) or _LINE_BREAKS.search(value):
-            raise InputError(f"environment variable {name!r} cannot be written into a script")
+    _check_variables(variables)
     return variables
 
 

@@ -80,7 +80,7 @@ class DryRun:
     """What a launch would start: the command and its environment, secrets masked.
 
     Attributes:
-        rehearsal: of this command: ``done`` for its plan, ``named`` in the notes, or ``none``.
+        rehearsal: of this command, as :attr:`Launch.rehearsal` has it.
     """
 
     argv: tuple[str, ...]

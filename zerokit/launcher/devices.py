@@ -77,6 +77,7 @@ def resolve(
     num_ranks: int | None,
     planned_ranks: int | None,
     planned_gpu: str | None = None,
+    asks_for_gpus: bool = False,
     environment: Mapping[str, str] | None = None,
     nodes: int = 1,
     dry_run: bool = False,
@@ -86,6 +87,7 @@ def resolve(
     Args:
         planned_gpu: what the plan's ranks are to run on, ``cpu`` among it; None: there is no plan, or it
             does not say.
+        asks_for_gpus: ``num_ranks`` was said as a number of GPUs.
         dry_run: nothing will be started, so GPUs that are missing here are a warning.
 
     Raises:
@@ -103,10 +105,20 @@ def resolve(
         if device == "cuda" or gpus:
             reason = f"{mask} leaves none of {len(listing.gpus)}" if listing.gpus else listing.reason
             for_cpu = planned_gpu == "cpu"
-            on_gpus = _on_gpus(gpus, reason, num_ranks, planned_ranks, for_cpu=for_cpu, dry_run=dry_run)
+            requester = (
+                f"{'⟨gpus⟩' if asks_for_gpus else '⟨num_ranks⟩'} asks for"
+                if num_ranks
+                else "the plan's ranks ask for"
+                if for_cpu
+                else "the plan is for"
+            )
+            on_gpus = _on_gpus(gpus, reason, num_ranks or planned_ranks, requester, dry_run=dry_run)
             return _warned(on_gpus, _PLANNED_FOR_CPU) if for_cpu else on_gpus
         why = "no GPU is visible" if listing.gpus else "no GPU was found"
-        warning = _instead_of_gpus(planned_gpu, mask if listing.gpus else listing.reason)
+        wanted = None if planned_gpu in (None, "cpu") else f"the plan is for {planned_gpu} GPUs"
+        if asks_for_gpus and num_ranks:
+            wanted = f"⟨gpus⟩ asks for {counted(num_ranks, 'GPU')}"
+        warning = _instead_of_gpus(wanted, mask if listing.gpus else listing.reason) if wanted else None
     else:
         why, warning = "⟨device⟩ cpu", None
     ranks = num_ranks or planned_ranks or DEFAULT_CPU_RANKS
@@ -118,7 +130,8 @@ def resolve(
     planned = "as planned" if planned_gpu in (None, "cpu") else "as many as the plan has GPUs"
     if nodes > 1:
         planned += " there"
-    source = "asked for" if num_ranks else planned if planned_ranks else "the default"
+    asked = "as many as the GPUs asked for" if asks_for_gpus else "asked for"
+    source = asked if num_ranks else planned if planned_ranks else "the default"
     return Devices(
         kind="cpu",
         ranks=ranks,
@@ -133,12 +146,10 @@ def _warned(devices: Devices, warning: str) -> Devices:
     return replace(devices, warning="; ".join(filter(None, (devices.warning, warning))))
 
 
-def _instead_of_gpus(planned_gpu: str | None, reason: str) -> str | None:
-    """What to say of a plan for GPUs that CPU ranks run because there are none."""
-    if planned_gpu in (None, "cpu"):
-        return None
+def _instead_of_gpus(wanted: str, reason: str) -> str:
+    """What to say where CPU ranks run because there are no GPUs, which were wanted."""
     return (
-        f"the plan is for {planned_gpu} GPUs and no GPU can be used here ({reason}), so this is for CPU "
+        f"{wanted} and no GPU can be used here ({reason}), so this is for CPU "
         "ranks: far slower, and no figures of GPU memory; `zerokit doctor` shows what is missing, ⟨device⟩ "
         "cuda stops instead, ⟨device⟩ cpu runs on the CPU without this warning"
     )
@@ -147,25 +158,17 @@ def _instead_of_gpus(planned_gpu: str | None, reason: str) -> str | None:
 def _on_gpus(
     gpus: tuple[FoundGpu, ...],
     reason: str,
-    num_ranks: int | None,
-    planned_ranks: int | None,
+    wanted: int | None,
+    requester: str,
     *,
-    for_cpu: bool,
     dry_run: bool,
 ) -> Devices:
-    """The first GPUs; ``reason`` says why there is none."""
-    ranks = num_ranks or planned_ranks or len(gpus) or 1
+    """The first GPUs; ``reason`` says why there is none, ``requester`` who wants so many."""
+    ranks = wanted or len(gpus) or 1
     missing, fix = None, ""
     if not gpus:
         missing, fix = f"⟨device⟩ cuda: {reason}", "use ⟨device⟩ cpu for CPU ranks"
     elif ranks > len(gpus):
-        requester = (
-            "⟨num_ranks⟩ asks for"
-            if num_ranks
-            else "the plan's ranks ask for"
-            if for_cpu
-            else "the plan is for"
-        )
         missing = f"{requester} {counted(ranks, 'GPU')}, of which {len(gpus)} can be seen here"
         fix = f"plan again with ⟨gpus⟩ {len(gpus)}, or run on CPU ranks with ⟨device⟩ cpu"
     if missing is not None:

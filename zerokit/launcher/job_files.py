@@ -114,6 +114,8 @@ def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say:
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     plan = _for_gpus(job.folder)
+    jobs.check_sbatch(job_name, time_limit)
+    environment = {**plan.environment, **jobs.read_variables(job.variables)}
     minutes = None if time_limit is None else jobs.read_time_limit(time_limit)
     say(f"{job.folder}: {plan.title}")
     if minutes is not None:
@@ -125,7 +127,7 @@ def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say:
         launched.command,
         ds_config_path=str(launched.config),
         style=launched.style,
-        environment=_environment(plan, job.variables),
+        environment=environment,
         job_name=job_name,
         time_limit=time_limit,
     )
@@ -140,6 +142,8 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     plan = _for_gpus(job.folder)
+    jobs.check_kubernetes(name, image, gpu_resource)
+    environment = {**plan.environment, **jobs.read_variables(job.variables)}
     say(f"{job.folder}: {plan.title}")
     launched = configure_script(plan, job, config=Path(jobs.CONFIG_IN_POD), say=say)
     variant = launched.style if launched.style in VARIANTS else "raw"
@@ -150,7 +154,7 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
         image=image,
         ds_config=deepspeed_config(plan.strategy(), Job(), variant=variant),
         style=launched.style,
-        environment=_environment(plan, job.variables),
+        environment=environment,
         name=name,
         gpu_resource=gpu_resource,
     )
@@ -232,13 +236,3 @@ def _config(plan: PlanFile, variant: str) -> Path:
     """The plan's DeepSpeed file for a consumer; where there is none, the raw one."""
     paths = [plan.folder / DEEPSPEED_NAMES[name] for name in (variant, "raw") if name in DEEPSPEED_NAMES]
     return next((path for path in paths if path.is_file()), paths[-1])
-
-
-def _environment(plan: PlanFile, variables: Sequence[str]) -> dict[str, str]:
-    environment = dict(plan.environment)
-    for text in variables:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise InputError(f"⟨env⟩ {text}: write NAME=VALUE")
-        environment[name] = value
-    return environment

@@ -84,7 +84,12 @@ class Launch:
 
     @property
     def rehearsal(self) -> str:
-        """Of this command: ``done`` for its plan, ``named`` in the notes, or ``none``."""
-        if "rehearsed" in (self.held_to or {}).get("chosen", {}):
-            return "done"
-        return "none" if self.not_rehearsed is None else "named"
+        """Of this command: ``done`` for its plan, done on ``other devices``, ``named`` in the notes, or
+        ``none``."""
+        if self.not_rehearsed is not None:
+            return "named"
+        chosen = (self.plan or {}).get("chosen", {})
+        if "rehearsed" not in chosen or self.options.no_arguments:
+            return "none"
+        is_there = self.placement.devices.kind == "cuda" and self.placement.ranks == self.planned_ranks
+        return "done" if is_there else "other devices"

@@ -27,6 +27,7 @@ class LaunchOptions:
         grace_seconds: from SIGTERM to SIGKILL.
         heartbeat_seconds: without progress for so long, the run counts as hung; 0: never; None: what the run
             has shown decides (:mod:`zerokit.launcher.supervisor.heartbeat_default`).
+        asks_for_gpus: its number of ranks is one of GPUs.
         show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
         show_progress: a line on how far the run is goes to the terminal, and notes on a quiet one.
         stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
@@ -48,6 +49,7 @@ class LaunchOptions:
     grace_seconds: float = 10.0
     heartbeat_seconds: float | None = None
     num_ranks: int | None = None
+    asks_for_gpus: bool = False
     nodes: int | None = None
     hostfile: str | None = None
     master_port: int | None = None

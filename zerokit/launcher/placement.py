@@ -95,7 +95,7 @@ def decide_placement(
     node_count = len(hosts) if hosts else len(slurm.nodes) if slurm else 1
     devices = device_module.resolve(
         options.device, num_ranks=options.num_ranks, planned_ranks=planned_ranks, planned_gpu=planned_gpu,
-        nodes=node_count, dry_run=dry_run,
+        asks_for_gpus=options.asks_for_gpus, nodes=node_count, dry_run=dry_run,
     )  # fmt: skip
     port = stack.enter_context(ports.reserve(options.master_port))
     unshared: tuple[str, ...] = ()

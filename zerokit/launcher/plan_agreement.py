@@ -67,6 +67,7 @@ def agree(
     no_arguments: bool,
     accept_mismatch: bool,
     writes_here: bool = True,
+    is_launched: bool = False,
 ) -> agreement.Agreement:
     """What the script is given from the plan, and all that is to be said where it does otherwise.
 
@@ -75,6 +76,7 @@ def agree(
         target: the script with its arguments, by which a rehearsed plan knows it.
         ranks: on all machines together.
         writes_here: the script writes to this machine's disks, whose room is looked at.
+        is_launched: ``launch`` runs it, and judges whether the run was as planned.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
@@ -94,7 +96,7 @@ def agree(
         lora=plan.lora, plan_folder=plan.folder, on_cpu=on_cpu, no_arguments=no_arguments,
         accept_mismatch=accept_mismatch, writes_here=writes_here,
         with_script=with_script if rehearsed_plan.is_rehearsable(plan) else None,
-        by_options=by_options,
+        by_options=by_options, is_launched=is_launched,
     )  # fmt: skip
     unlike_file = own_file.beside_plan(options, agreed.added, ranks=ranks, accept_mismatch=accept_mismatch)
     adapters: list[str] = []

@@ -241,6 +241,7 @@ def _from_plan(
         on_cpu=placement.devices.kind == "cpu",
         no_arguments=options.no_arguments,
         accept_mismatch=options.accept_mismatch,
+        is_launched=True,
     )
     adapted = adapted_for(style)
     reads_it = script_options.own_deepspeed_file is None

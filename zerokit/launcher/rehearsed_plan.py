@@ -53,15 +53,16 @@ def note(
     if plan is None or not is_named(plan, target, style, is_refused=is_refused):
         return None
     other = _rehearsed_otherwise(plan, target)
+    command = command_with_script(plan, target, run_dir, unlike, options)
+    left = planning_again.what_is_left(command)
     if other is not None:
         return (
             f"warning: the plan was rehearsed with another command ({other}), so its prediction is of that "
-            f"run; to plan with this command: {command_with_script(plan, target, run_dir, unlike, options)}"
+            f"run; to plan with this command{left}: {command}"
         )
-    command = command_with_script(plan, target, run_dir, unlike, options)
     return (
         "the plan was not rehearsed with this script: its figures are of a bare training loop; to plan with "
-        f"the script, which rehearses it for some minutes: {command}"
+        f"the script, which rehearses it for some minutes{left}: {command}"
     )
 
 

@@ -317,7 +317,8 @@ def named_in_refusals(typed: Mapping[str, Any], requested: Mapping[str, Any]) ->
         message = error.marked
         for key in fields.named(message):
             if typed.get(key) is None and requested.get(key) is not None:
-                message = message.replace(f"leave ⟨{key}⟩ out", f"take it out of the recipe with {key}=")
+                taken_out = f"take it out of the recipe with {key}="
+                message = re.sub(rf"leave (zerokit's )?⟨{key}⟩ out", taken_out, message)
                 if message.startswith(f"⟨{key}⟩ "):
                     message = f"the recipe's {message}"
         error.reword(message)

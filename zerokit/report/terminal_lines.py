@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from rich.console import RenderableType
 from rich.text import Text
 
-from zerokit.messages import COMMANDS, command_lines, typed, wrapped
-
-_ENDS_IN_A_COMMAND = re.compile(rf"(?P<said>\s*\S.*): (?P<command>zerokit (?:{'|'.join(COMMANDS)}) .*)")
+from zerokit.messages import wrapped
 
 
 def whole(line: str) -> Text:
@@ -24,14 +20,4 @@ def hanging(part: RenderableType, width: int) -> RenderableType:
     """
     if not isinstance(part, Text) or part.no_wrap:
         return part
-    lines = "\n".join(_broken(line, width) for line in part.plain.split("\n"))
-    return Text(lines, style=part.style, no_wrap=True, overflow="ignore")
-
-
-def _broken(line: str, width: int) -> str:
-    found = _ENDS_IN_A_COMMAND.fullmatch(line)
-    if found is None or len(typed(line)) <= width:
-        return wrapped(line, width)
-    indent = line[: len(line) - len(line.lstrip())]
-    command = (f"{indent}{part}" for part in command_lines(found["command"], width - len(indent)))
-    return "\n".join((wrapped(f"{found['said']}:", width), *command))
+    return Text(wrapped(part.plain, width), style=part.style, no_wrap=True, overflow="ignore")

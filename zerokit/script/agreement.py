@@ -78,6 +78,7 @@ def agree(
     writes_here: bool = True,
     with_script: WithScript | None = None,
     by_options: bool = True,
+    is_launched: bool = True,
 ) -> Agreement:
     """Fill in what the user did not give, and hold the rest to the plan.
 
@@ -95,6 +96,7 @@ def agree(
         writes_here: the script writes to this machine's disks, whose room is looked at.
         with_script: the command that plans with the script; None: no plan of this kind is made with one.
         by_options: warnings say which options plan for what the script does, as no command beside them does.
+        is_launched: ``launch`` runs it, and judges whether the run was as planned.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
@@ -134,12 +136,14 @@ def agree(
         again = _planning_again(options, batch, decided_by_file, None if own_file else with_script, unlike)
         raise InputError(
             f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
-            f"does{again}, or run it all the same, with ⟨accept_mismatch⟩ before the script"
+            f"does{again}, or {'run it' if is_launched else 'go on'} all the same, with ⟨accept_mismatch⟩ "
+            "before the script"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
-    notes += _assigned(options.facts, planned, batch, accept_mismatch=accept_mismatch)
+    is_judged = is_launched and not accept_mismatch
+    notes += _assigned(options.facts, planned, batch, is_judged=is_judged)
     notes += planned_loss.warnings(options, loss)
-    notes += before_the_run(options, batch, by_options=by_options)
+    notes += before_the_run(options, batch, by_options=by_options, is_judged=is_judged)
     if not batch.rehearsed:  # its length is that of the script's own data
         notes += length_warnings(options, seq_len, by_options=by_options)
         notes += unlike_job.warnings(options, method, by_options=by_options)
@@ -178,12 +182,13 @@ def _planning_again(
     decided |= decided_by_file
     if with_script is not None:
         words = planning_again.global_batch_for(batch.chosen, batch.request, decided)
-        return f": `{with_script((*decided, *unlike), words)}`"
+        command = with_script((*decided, *unlike), words)
+        return f"{planning_again.what_is_left(command)}: `{command}`"
     return f": `{batch.command_for(decided)}`" if decided else ""
 
 
 def _assigned(
-    facts: ScriptFacts, planned: PlannedValues, batch: PlannedBatch, *, accept_mismatch: bool
+    facts: ScriptFacts, planned: PlannedValues, batch: PlannedBatch, *, is_judged: bool
 ) -> list[str]:
     """Warnings of what its code sets otherwise, once the arguments are read."""
     values = _by_any_name(planned)
@@ -193,9 +198,7 @@ def _assigned(
         if one.name in names and one.value != values.get(one.name):
             option, value_of = _OPTION_OF[names[one.name]]
             ran[option] = value_of(one.value)
-    held = {
-        name for name, key in names.items() if _OPTION_OF[key][0] != "checkpointing" and not accept_mismatch
-    }
+    held = {name for name, key in names.items() if _OPTION_OF[key][0] != "checkpointing" and is_judged}
     return assignments.unlike_plan(facts.assigned, values, held, batch.command_for(ran) if ran else "")
 
 

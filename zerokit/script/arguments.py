@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.script.code_settings import bound_value, own_option
-from zerokit.script.option_values import NO, differs, number, truth
+from zerokit.script.option_values import ACCUMULATION, CHECKPOINTING, MICRO_BATCH, NO, differs, number, truth
 from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.script.tools import Tool, tool_of
@@ -24,11 +24,7 @@ from zerokit.script.typed_options import TypedOptions
 from zerokit.search.space import Pins
 
 PLACEHOLDERS = ("{micro_batch}", "{gradient_accumulation}", "{checkpointing}")
-_MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "micro_batch",
-                "train_batch_size_per_device")  # fmt: skip
-_ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps")
-_CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
-_NUMBERS = (_MICRO_BATCH[0], _ACCUMULATION[0])
+_NUMBERS = (MICRO_BATCH[0], ACCUMULATION[0])
 _CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential", "checkpoint_wrapper",
                         "apply_activation_checkpointing"}  # fmt: skip
 TRAINERS_OWN: dict[str, object] = {
@@ -39,9 +35,9 @@ TRAINERS_OWN: dict[str, object] = {
 """Defaults of transformers/training_args.py, 4.56 to 5.23; TRL's are read from its installed classes."""
 
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
-    "per_device_train_batch_size": _MICRO_BATCH,
-    "gradient_accumulation_steps": _ACCUMULATION,
-    "gradient_checkpointing": _CHECKPOINTING,
+    "per_device_train_batch_size": MICRO_BATCH,
+    "gradient_accumulation_steps": ACCUMULATION,
+    "gradient_checkpointing": CHECKPOINTING,
 }
 _ONLY_TOLD = frozenset({"max_grad_norm"})  # changes neither memory nor time
 
@@ -101,6 +97,7 @@ class ScriptOptions:
         return TypedOptions(
             arguments=self.user_arguments,
             exact=frozenset(known_options) or None,
+            unknown=frozenset(self.facts.option_list.unknown(self.user_arguments)),
             are_assignments=self._is_file_alone,
         )
 
@@ -171,10 +168,10 @@ class ScriptOptions:
             pins = replace(pins, checkpointing=mode)
             effect = "leaves it off" if mode == "none" else "turns it on"
             notes.append(f"checkpointing {mode}: the script {effect}, and has no option for it that is known")
-        micro = self._fixed_number(_MICRO_BATCH[0], "{micro_batch}")
-        steps = self._fixed_number(_ACCUMULATION[0], "{gradient_accumulation}")
-        self._refuse_unlike("⟨micro_batch⟩", pins.micro_batch, micro, _MICRO_BATCH[0])
-        self._refuse_unlike("⟨gradient_accumulation⟩", pins.gradient_accumulation, steps, _ACCUMULATION[0])
+        micro = self._fixed_number(MICRO_BATCH[0], "{micro_batch}")
+        steps = self._fixed_number(ACCUMULATION[0], "{gradient_accumulation}")
+        self._refuse_unlike("⟨micro_batch⟩", pins.micro_batch, micro, MICRO_BATCH[0])
+        self._refuse_unlike("⟨gradient_accumulation⟩", pins.gradient_accumulation, steps, ACCUMULATION[0])
         if pins.micro_batch is None and micro is not None:
             notes.append(f"micro-batch {micro}: the script decides it")
             pins = replace(pins, micro_batch=micro)
@@ -245,10 +242,10 @@ class ScriptOptions:
     def _fixed_checkpointing(self) -> str | None:
         if "{checkpointing}" in " ".join(self.user_arguments):
             return None
-        by_user = self._user_value(_CHECKPOINTING)
+        by_user = self._user_value(CHECKPOINTING)
         if by_user is not None:
             return "none" if truth(by_user[0]) is False else "full"
-        if self._takes_trainer_options or self._declared(_CHECKPOINTING) in self.facts.flags:
+        if self._takes_trainer_options or self._declared(CHECKPOINTING) in self.facts.flags:
             return None
         literal = self.facts.batch_arguments.get("gradient_checkpointing")
         if "selective_checkpointing" in self.facts.mentions:
@@ -310,8 +307,8 @@ class ScriptOptions:
                 added += self._spelt("use_cpu", True)  # or TrainingArguments refuse bf16 without a GPU
             return tuple(added)
         for name, value in (
-            (_MICRO_BATCH[0], planned.micro_batch),
-            (_ACCUMULATION[0], planned.gradient_accumulation),
+            (MICRO_BATCH[0], planned.micro_batch),
+            (ACCUMULATION[0], planned.gradient_accumulation),
         ):
             option = self._declared(self._names(name))
             if option is not None and not self._said(name) and self._user_value(self._names(name)) is None:
@@ -336,10 +333,10 @@ class ScriptOptions:
         return [f"{name}={value}"]
 
     def _checkpointing_flag(self, full: bool) -> list[str]:
-        option = self._declared(_CHECKPOINTING)
+        option = self._declared(CHECKPOINTING)
         if option is None or option not in self.facts.flags or self._said("gradient_checkpointing"):
             return []
-        return [option] if full and self._user_value(_CHECKPOINTING) is None else []
+        return [option] if full and self._user_value(CHECKPOINTING) is None else []
 
     def _said(self, name: str) -> bool:
         """Whether a placeholder in the user's arguments says it already."""

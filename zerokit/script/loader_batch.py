@@ -27,11 +27,12 @@ class LoaderBatch:
     sequences: int
     location: str
 
-    def unlike(self, plan: PlannedBatch, *, by_options: bool) -> str | None:
+    def unlike(self, plan: PlannedBatch, *, by_options: bool, is_judged: bool) -> str | None:
         """What to say under a plan of another batch; None: it is the same.
 
         Args:
             by_options: say what plans for it, as no command is named that plans with the script.
+            is_judged: a run that is not as planned ends so.
         """
         planned = plan.micro_batch
         if self.sequences == planned:
@@ -39,10 +40,10 @@ class LoaderBatch:
         again = ""
         if by_options and not plan.rehearsed:
             again = f", or plan again: {plan.command_for({'micro-batch': str(self.sequences)})}"
+        ends = ", and ends with exit code 9 unless ⟨accept_mismatch⟩" if is_judged else ""
         return (
             f"{self.location} gives each rank {self.sequences} at a time, and the plan has micro-batch "
-            f"{planned}: the run is not the one predicted, and ends with exit code 9 unless "
-            f"⟨accept_mismatch⟩; change the script{again}"
+            f"{planned}: the run is not the one predicted{ends}; change the script{again}"
         )
 
 
@@ -78,12 +79,14 @@ class PlannedBatch:
         )
 
 
-def before_the_run(options: ScriptOptions, plan: PlannedBatch, *, by_options: bool = True) -> list[str]:
+def before_the_run(
+    options: ScriptOptions, plan: PlannedBatch, *, by_options: bool = True, is_judged: bool = True
+) -> list[str]:
     """What to say of the batch that will train under a plan, as :meth:`LoaderBatch.unlike`."""
     planned = plan.micro_batch
     loaded = loader_batch(options)
     if loaded is not None:
-        unlike = loaded.unlike(plan, by_options=by_options)
+        unlike = loaded.unlike(plan, by_options=by_options, is_judged=is_judged)
         return [] if unlike is None else [f"warning: {unlike}"]
     facts = options.facts
     if (
@@ -93,9 +96,10 @@ def before_the_run(options: ScriptOptions, plan: PlannedBatch, *, by_options: bo
         or _PLANS_OPTIONS & facts.options
     ):
         return []
+    another = "only the run tells: another size ends with exit code 9"
     return [
         f"the plan has micro-batch {planned}; what the script's data loader gives each rank is computed, so "
-        "only the run tells: another size ends with exit code 9"
+        f"{another if is_judged else 'see that it gives as many, or the run is not the one predicted'}"
     ]
 
 

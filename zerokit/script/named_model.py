@@ -12,16 +12,22 @@ _OF_A_MODEL = ("config.json", "adapter_config.json")
 
 
 def named_model(options: ScriptOptions) -> tuple[str, str] | None:
-    """Its name or path, and how it stands in the arguments, their file or the script; None: nothing."""
+    """Its name or path, and how it stands in the arguments, their file or the script; None: nothing.
+
+    An option is said to be the script's: zerokit may have one of the same name.
+    """
+    script = options.facts.path.name
     given = next((given for name in MODELS if (given := options.given(name)) is not None), None)
     if given is not None:
-        return (given[0], given[1]) if isinstance(given[0], str) else None
+        model, location = given
+        owner = f"{script}'s " if location.startswith("--") else ""
+        return (model, f"{owner}{location}") if isinstance(model, str) else None
     own = options.own_defaults
     name = next((name for name in MODELS if isinstance(own.get(name), str)), None)
     return (
         None
         if name is None
-        else (str(own[name]), f"{options.spelling(name)} is {own[name]} by default, which")
+        else (str(own[name]), f"{script}'s own {options.spelling(name)} is {own[name]} by default, which")
     )
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
+from zerokit.script.option_values import SAME_OPTIONS
 from zerokit.script.parser_calls import called
-from zerokit.suggest import by_words, misspelt
+from zerokit.suggest import by_words, fold, misspelt
 
 _PARSER = "ArgumentParser"
 _DATACLASS_PARSER = "HfArgumentParser"
@@ -89,7 +90,11 @@ def unknown_option(
     """
     for name in options.unknown(arguments):
         as_fields_first = sorted(options.names, key=lambda known: ("-" in known[2:], known))
-        near = misspelt(name, as_fields_first) or by_words(name, as_fields_first)
+        near = (
+            misspelt(name, as_fields_first)
+            or _called_otherwise(name, as_fields_first)
+            or by_words(name, as_fields_first)
+        )
         meant = (
             f"did you mean {' or '.join(near)}?"
             if near
@@ -104,6 +109,12 @@ def unknown_option(
             f"write it out{may_mean.get(name, '')}"
         )
     return None
+
+
+def _called_otherwise(name: str, known: Iterable[str]) -> list[str]:
+    """The option that other scripts call ``name``."""
+    same = {fold(one) for names in SAME_OPTIONS if fold(name) in map(fold, names) for one in names}
+    return [option for option in known if fold(option) in same][:1]
 
 
 class _Refused(Exception):

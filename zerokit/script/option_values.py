@@ -15,6 +15,13 @@ MODELS = ("model_name_or_path", "pretrained_model_name_or_path", "model_name", "
           "model")  # fmt: skip
 """What scripts call the option that names their model."""
 
+MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "micro_batch",
+               "train_batch_size_per_device")  # fmt: skip
+ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps")
+CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
+SAME_OPTIONS = (LENGTHS, MODELS, MICRO_BATCH, ACCUMULATION, CHECKPOINTING)
+"""What scripts call one option, each."""
+
 
 def truth(value: object) -> bool | None:
     """Of a switch, as text or as a value; None: neither (``auto``)."""

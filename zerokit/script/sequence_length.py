@@ -14,6 +14,8 @@ def length_warnings(options: ScriptOptions, planned: int, *, by_options: bool = 
         planned: tokens of a sequence that the plan counts on.
         by_options: say which option plans for them, as no command is named that plans with the script.
     """
+    if _is_refused(options):
+        return []
     longest = longest_sequence(options)
     if longest is None:
         unset = _left_to_the_model(options)
@@ -35,6 +37,12 @@ def length_warnings(options: ScriptOptions, planned: int, *, by_options: bool = 
         f"{planned:,}: it may take {compared} memory and time than predicted{'; ' if remedies else ''}"
         f"{', or '.join(remedies)}"
     ]
+
+
+def _is_refused(options: ScriptOptions) -> bool:
+    """Whether it is given by an option that the script has not: it gets another name before it counts."""
+    unknown = options.facts.option_list.unknown(options.user_arguments)
+    return any(name[2:].replace("-", "_") in LENGTHS for name in unknown)
 
 
 def longest_sequence(options: ScriptOptions) -> tuple[int, str] | None:

@@ -14,11 +14,13 @@ class TypedOptions:
 
     Attributes:
         exact: all options that the script's parser has; None where that is not argparse.
+        unknown: those among them that the script is known not to have, whatever they may mean elsewhere.
         are_assignments: the script takes ``KEY=VALUE`` (LLaMA-Factory: ``train x.yaml KEY=VALUE``).
     """
 
     arguments: tuple[str, ...]
     exact: frozenset[str] | None
+    unknown: frozenset[str] = frozenset()
     are_assignments: bool = False
 
     def value(self, names: tuple[str, ...]) -> tuple[str, str] | None:
@@ -47,6 +49,8 @@ class TypedOptions:
         spelt, negated = _spelt("--", names), _spelt("--no_", names)
         for index, argument in enumerate(self.arguments):
             option, equals, value = argument.partition("=")
+            if option in self.unknown:
+                continue
             if option in negated:
                 return option, None
             assigned = self.are_assignments and equals and option in names

@@ -52,7 +52,10 @@ def _of_adapters(options: ScriptOptions, method: str, lora: Lora | None, by_opti
     if switch is not None and switch[1] != (method != "full"):
         given = "given" if switch[1] else "not given"
         trains = "all weights" if method == "full" else _words(method)
-        return [f"the plan trains {trains}, and --{switch[0]} is {given}"]
+        fix = "leave it out" if switch[1] else "give it to the script"
+        other = "full" if not switch[1] else "qlora" if "qlora" in switch[0].lower() else "lora"
+        again = f", or plan again with ⟨method⟩ {other}" if by_options else ""
+        return [f"the plan trains {trains}, and --{switch[0]} is {given}: {fix}{again}"]
     if method == "full" and facts.adapters.added_at is not None:
         return [
             f"{facts.adapters.added_at} adds adapters, and the plan trains all weights: the run takes less "
@@ -87,7 +90,10 @@ def _of_four_bits(options: ScriptOptions, method: str, by_options: bool) -> list
     if switch is not None and switch[1] != (method == "qlora"):
         if method == "qlora":
             return [_not_packed(f"--{switch[0]} is not given", f"--{switch[0]}", by_options)]
-        return [f"--{switch[0]} is given, and the plan does not hold the weights in 4 bits"]
+        again = ", or plan again with ⟨method⟩ qlora" if by_options else ""
+        return [
+            f"--{switch[0]} is given, and the plan does not hold the weights in 4 bits: leave it out{again}"
+        ]
     if method == "qlora" and not _names(facts, _SIGNS_OF_FOUR_BITS):
         return [_not_packed("nothing in the script's source loads them so")]
     return []

@@ -40,7 +40,7 @@ from zerokit.script.reader import ScriptFacts, read_script
 from zerokit.script.scripts_optimizer import with_optimizer_of
 from zerokit.script.training_switch import why_no_training
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy
-from zerokit.script_planner.script_decisions import LEAVE_MODEL_OUT, CannotRehearse, Fed, ScriptDecisions
+from zerokit.script_planner.script_decisions import CannotRehearse, Fed, ScriptDecisions
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.request import Request
 from zerokit.search.space import Knobs, knobs
@@ -176,7 +176,7 @@ class ScriptPlanning:
         except InputError as error:
             raise CannotRehearse(error.marked) from None
         if (unlike := self._another_model()) is not None:
-            raise InputError(f"{unlike}; {LEAVE_MODEL_OUT}")
+            raise InputError(f"{unlike}; {self._decisions.leave_model_out}")
         micro = read.request.pins.micro_batch
         batches = (micro,) if micro is not None else _BATCHES
         modes = [read.request.pins.checkpointing] if read.request.pins.checkpointing else ["none", "full"]

@@ -14,10 +14,6 @@ from zerokit.rehearsal.result import Rehearsal
 from zerokit.script_planner.trained_model import contradiction, fed_tokens, options_of, refuse_unlike_method
 from zerokit.units import counted
 
-LEAVE_MODEL_OUT = (
-    "leave ⟨model⟩ and ⟨params⟩ out (model= takes them out of a recipe): the rehearsal determines the "
-    "script's model"
-)
 _SAME_LENGTH = 0.01
 
 Fed = Mapping[int, tuple[int | None, int | None]]
@@ -63,6 +59,12 @@ class ScriptDecisions:
     def names_model(self) -> bool:
         """Whether the user named the model."""
         return bool(self.asked.get("model") or self.asked.get("params"))
+
+    @property
+    def leave_model_out(self) -> str:
+        """What to do where another model was named than the script's."""
+        name = "model" if self.asked.get("model") else "params"
+        return f"leave zerokit's ⟨{name}⟩ out: the rehearsal determines the script's model"
 
     def is_asked(self, name: str) -> bool:
         """Whether the user gave a value of an option."""
@@ -141,7 +143,7 @@ class ScriptDecisions:
         """
         why = contradiction(done, parameters, method) if self.names_model else None
         if why is not None:
-            raise InputError(f"{why}; {LEAVE_MODEL_OUT}")
+            raise InputError(f"{why}; {self.leave_model_out}")
 
     # ---------------------------------------------------------------- the batch
 

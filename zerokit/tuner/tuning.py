@@ -14,12 +14,14 @@ from zerokit.errors import InputError, ZerokitError
 from zerokit.launcher.options import LaunchOptions, check_launcher
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.memory_source import Say
+from zerokit.planner.named_models import another_model
 from zerokit.planner.plan_folder import check_folder, write_plan
 from zerokit.planner.rehearsed_search import LOOKED_THROUGH
 from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.script.agreement import refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
+from zerokit.script.named_model import named_model
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import STYLES, read_script
 from zerokit.script.scripts_optimizer import with_optimizer_of
@@ -130,6 +132,7 @@ class Tuning:
         request = read.request
         if not request.on_cpu and not read.found_here:
             raise InputError("tune runs here, and no GPU was found; ⟨device⟩ cpu tunes on CPU ranks")
+        _warn_of_another_model(script_options, read, say)
         planned = PlannedFor.of(request, script_options)
         request = planned.request
         plan = planned.with_own_reasons(
@@ -363,6 +366,14 @@ def _of_this_machine(options: Mapping[str, Any]) -> Mapping[str, Any]:
     if detected is None or detected.name != requested.name:
         raise InputError(f"⟨gpu⟩ {requested.name}: tune runs on this machine's GPUs ({reason}); leave it out")
     return {**options, "gpu": None}
+
+
+def _warn_of_another_model(script: ScriptOptions, read: ResolvedRequest, say: Say) -> None:
+    """The trials train the script's model, whatever was planned for."""
+    named = named_model(script)
+    unlike = another_model(*named, read.options, None) if named is not None else None
+    if named is not None and unlike is not None:
+        say(f"warning: {unlike}: the trials train it, with plans for another; tune with ⟨model⟩ {named[0]}")
 
 
 def _refuse_unreachable(style: str, why: str) -> None:

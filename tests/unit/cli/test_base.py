@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import call, move_elsewhere
+from zerokit.cli import run
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +47,16 @@ def test_a_log_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     code, _, err = call(capsys, "report", str(log))
     words = "other logs are not read; of a run that zerokit did not launch, `zerokit rehearse SCRIPT ARGS`"
     assert code == 2 and words in err
+
+
+@pytest.mark.parametrize("command", ["launch --dry-run --device cuda", "emit sbatch --out job.sh"])
+def test_quiet_leaves_warnings(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what will end the run: a job that is written in silence dies in its queue."""
+    assert run(["plan", "--model", "gpt2", "--gpus", "1", "--gpu", "t4", "-q"]) == 0
+    assert not capsys.readouterr().err
+    script = str(Path(__file__).parents[3] / "examples" / "train_causal_lm.py")
+    assert run([*command.split(), "-q", script, "--stps", "10"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("zerokit: warning: ") for line in said)
+    refused = "has no option --stps, and ends where it gets one: did you mean --steps?"
+    assert any(line.endswith(refused) for line in said)

@@ -188,6 +188,30 @@ def test_a_job_is_held_to_its_plan_as_a_launch_is(
     assert "no training step will be seen" in emit(capsys, *kind, "train.py")[2]
 
 
+@pytest.mark.parametrize("kind", [("sbatch",), ("kubernetes", "--image", "r/i:1")])
+@pytest.mark.parametrize("size", ["77", "read()"])
+def test_nothing_judges_the_run_of_a_job(
+    kind: tuple[str, ...], size: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 9 is a launch's, and only of one that holds the run to its plan."""
+    make_plan(capsys)
+    Path("train.py").write_text(
+        "from accelerate import Accelerator\nfrom torch.utils.data import DataLoader\n"
+        f"loader = Accelerator().prepare(DataLoader([], batch_size={size}))\n"
+    )
+    told = "the run is not the one predicted"
+    for accepted in ((), ("--accept-mismatch",)):
+        code, _, said = emit(capsys, *kind, *accepted, "train.py")
+        assert code == 0 and told in " ".join(said.split()) and "exit code" not in said
+    needs("deepspeed")
+    needs("accelerate")
+    assert run(["launch", "--dry-run", "--device", "cuda", "train.py"]) == 0
+    assert "exit code 9" in " ".join(capsys.readouterr().err.split())
+    assert run(["launch", "--dry-run", "--device", "cuda", "--accept-mismatch", "train.py"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert told in said and "exit code 9" not in said
+
+
 def test_nothing_is_said_of_a_script_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     make_plan(capsys)
     code, _, said = emit(capsys, "sbatch", "--style", "raw", "absent.py")
@@ -243,6 +267,27 @@ def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.
     Path("folder").mkdir()
     code, out, err = emit(capsys, *arguments)
     assert code == 2 and words in err and out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sbatch", "--env", "FOO"),
+        ("sbatch", "--env", "A B=1"),
+        ("sbatch", "--job-name", "a b"),
+        ("sbatch", "--time", "12h"),
+        ("kubernetes", "--image", "r/i:1", "--env", "FOO"),
+        ("kubernetes", "--image", " "),
+        ("kubernetes", "--image", "r/i:1", "--name", "A"),
+    ],
+)
+def test_arguments_are_refused_before_the_script_is_read(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_plan(capsys)
+    Path("train.py").write_text(PARSES)
+    code, out, err = emit(capsys, *arguments, "train.py", "--no_such_option")
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1
 
 
 def test_out_is_written_through_a_link_and_never_replaces_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from zerokit.cli import run
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.launcher import devices
 
@@ -106,6 +107,29 @@ def test_a_plan_for_cpu_ranks_on_gpus_is_told(four_gpus: None) -> None:
     assert "the plan's ranks ask for 8 GPUs, of which 4" in elsewhere.warning
     planned = devices.resolve("auto", num_ranks=None, planned_ranks=2, planned_gpu="h200")
     assert planned.warning is None
+
+
+def test_gpus_that_were_asked_for_and_are_not_here(
+    four_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the number of ranks alone, CPU ranks may be meant."""
+    for asks, option in ((True, "⟨gpus⟩"), (False, "⟨num_ranks⟩")):
+        shown = devices.resolve("auto", num_ranks=8, planned_ranks=None, asks_for_gpus=asks, dry_run=True)
+        assert (shown.warning or "").startswith(f"{option} asks for 8 GPUs, of which 4 can be seen here")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    for gpu in (None, "cpu", "h200"):
+        chosen = devices.resolve(
+            "auto", num_ranks=4, planned_ranks=None, planned_gpu=gpu, asks_for_gpus=True, environment={}
+        )
+        assert chosen.why.startswith("4 CPU ranks (as many as the GPUs asked for): no GPU was found")
+        assert (chosen.warning or "").startswith("⟨gpus⟩ asks for 4 GPUs and no GPU can be used here (no GPU")
+    ranks = devices.resolve("auto", num_ranks=4, planned_ranks=None, environment={})
+    assert ranks.why.startswith("4 CPU ranks (asked for)") and ranks.warning is None
+
+
+def test_ranks_and_gpus_are_one_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["launch", "--num-ranks", "2", "--gpus", "4", "--dry-run", __file__]) == 2
+    assert "--num-ranks and --gpus say the same: give one of them" in capsys.readouterr().err
 
 
 def test_a_plan_for_gpus_on_the_cpu(four_gpus: None) -> None:

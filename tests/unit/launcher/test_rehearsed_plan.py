@@ -37,7 +37,8 @@ def test_it_names_the_command_that_plans_with_the_script(tmp_path: Path) -> None
     assert said.startswith(
         "the plan was not rehearsed with this script: its figures are of a bare training loop"
     )
-    words = shlex.split(said.partition("rehearses it for some minutes: ")[2])
+    assert "for some minutes (model= leaves that to the script): zerokit plan" in said
+    words = shlex.split(said[said.index("zerokit plan") :])
     assert words[:6] == ["zerokit", "plan", "--recipe", f"{folder}/plan.yaml", "--out", str(folder)]
     assert words[6:] == [
         "model=",
@@ -66,7 +67,9 @@ def test_the_command_leaves_to_the_script_what_it_decides_otherwise(
     """With both, the plan would be refused."""
     zerokit.plan(**asked, gpus=1, gpu="t4", out=tmp_path)
     said = note(plan_file.read(tmp_path), SFT, "trainer", tmp_path, unlike) or ""
-    words = shlex.split(said.partition("rehearses it for some minutes: ")[2])
+    told = f" ({' and '.join(left_out)} leave{'' if left_out[1:] else 's'} th" if left_out else ": zerokit"
+    assert f"for some minutes{told}" in said
+    words = shlex.split(said[said.index("zerokit plan") :])
     assert words[2:4] == ["--recipe", f"{tmp_path}/plan.yaml"]
     assert words[6 : words.index("--")] == left_out
     kept = recipes.merged(words[3], {}, left_out, for_script=True)
@@ -198,8 +201,14 @@ def test_a_dry_run_says_it_and_quiet_does_not(tmp_path: Path, capsys: pytest.Cap
     assert "`zerokit rehearse` with the same script and arguments" in said and "for some minutes" in said
     target = Target(script=str(script), module=None, arguments=())
     plan = rehearsed_with(tmp_path / "rehearsed", script="train.py", command=target.digest)
-    assert run(["launch", *words[:2], "--plan", str(plan.folder), *words[4:]]) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "is seen; the plan's rehearsal ran this very command" in said and "zerokit rehearse" not in said
+    on_gpus, on_cpu = "ran this very command", "ran the script with these arguments, on the plan's GPUs"
+    for device, ranks, told in (("cuda", "2", on_gpus), ("cuda", "1", on_cpu), ("cpu", "2", on_cpu)):
+        more = ["--plan", str(plan.folder), "--num-ranks", ranks]
+        assert run(["launch", "--device", device, *more, *words[4:]]) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"is seen; the plan's rehearsal {told}" in said and "zerokit rehearse" not in said
+    for more_words in (["--steps", "3"], ["--no-such", "3"]):
+        assert run(["launch", "--device", "cuda", "--plan", str(plan.folder), *words[4:], *more_words]) == 0
+        assert "the plan's rehearsal ran" not in " ".join(capsys.readouterr().err.split())
     assert run(["launch", "--quiet", *words]) == 0
     assert "rehearsed" not in capsys.readouterr().err

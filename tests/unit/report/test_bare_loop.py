@@ -79,7 +79,7 @@ def test_a_plan_without_the_script_says_so_where_it_was_right_too(
     tmp_path: Path, chosen: dict[str, Any], is_said: bool
 ) -> None:
     report = run(tmp_path, plan_of(MEASURED, **chosen), MEASURED)
-    assert not report.wants_rehearsal
+    assert not wants_rehearsal(report)
     said = "predicted is a bare training loop, without what a script adds (padding masks, a loss of its own)"
     assert (said in " ".join(shown(report.to_dict(), width=80).split())) is is_said
     assert (said in render_html(report)) is is_said

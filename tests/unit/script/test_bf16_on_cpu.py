@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from zerokit.script.arguments import ScriptOptions
+from tests.support.scripts_read import TRAINER, options
 from zerokit.script.bf16_on_cpu import of_arguments
-from zerokit.script.reader import read_script
-
-PARSES = """from transformers import HfArgumentParser, Trainer, TrainingArguments
-(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
-Trainer(args=args).train()
-"""
 
 
 @pytest.mark.parametrize(
@@ -41,10 +36,5 @@ def test_a_class_that_turns_bf16_on_is_told_so(tmp_path: Path) -> None:
 
 
 def _said(arguments: str, defaults: dict[str, object], folder: Path) -> str | None:
-    script = folder / "train.py"
-    script.write_text(PARSES)
-    facts = read_script(script, None)
-    options = ScriptOptions(
-        facts=facts, style="trainer", user_arguments=tuple(arguments.split()), defaults=defaults
-    )
-    return of_arguments(options)
+    read = options(folder, TRAINER, *arguments.split())
+    return of_arguments(replace(read, defaults=defaults))

@@ -17,11 +17,15 @@ OWN = "    parser.add_argument('--model', default={})\n"
 @pytest.mark.parametrize(
     ("text", "arguments", "named"),
     [
-        (TRAINER, "--model_name_or_path gpt2 --output_dir out", ("gpt2", "--model_name_or_path gpt2")),
-        (RAW, "--model-name=gpt2", ("gpt2", "--model-name gpt2")),
+        (
+            TRAINER,
+            "--model_name_or_path gpt2 --output_dir out",
+            ("gpt2", "train.py's --model_name_or_path gpt2"),
+        ),
+        (RAW, "--model-name=gpt2", ("gpt2", "train.py's --model-name gpt2")),
         (RAW, "--steps 3", None),
-        (RAW + OWN.format("'gpt2'"), "", ("gpt2", "--model is gpt2 by default, which")),
-        (RAW + OWN.format("'gpt2'"), "--model=qwen", ("qwen", "--model qwen")),
+        (RAW + OWN.format("'gpt2'"), "", ("gpt2", "train.py's own --model is gpt2 by default, which")),
+        (RAW + OWN.format("'gpt2'"), "--model=qwen", ("qwen", "train.py's --model qwen")),
         (RAW + OWN.format("read()"), "", None),
     ],
 )
@@ -81,7 +85,7 @@ def test_a_dry_run_warns_of_a_misspelt_model_folder(
         assert run([*words, name]) == 0
         said.append(" ".join(capsys.readouterr().err.split()))
     assert (
-        "warning: --model my-modle: no such folder is here, but my-model is; the script would look for "
-        "my-modle on the Hugging Face Hub" in said[0]
+        "warning: train.py's --model my-modle: no such folder is here, but my-model is; the script would "
+        "look for my-modle on the Hugging Face Hub" in said[0]
     )
     assert "no such folder" not in said[1] + said[2]

@@ -9,6 +9,7 @@ import pytest
 import zerokit
 from tests.support.scripts_read import RAW, TRAINER, options
 from zerokit.emit import plan_file
+from zerokit.script.option_list import unknown_option
 from zerokit.script.sequence_length import length_warnings
 
 CLASS = """
@@ -49,6 +50,30 @@ def test_an_option_of_argparse_has_a_default_too(tmp_path: Path) -> None:
     assert "cuts sequences at 128 tokens (--seq-len by default), but the plan has 2,048" in found
     assert length_warnings(options(tmp_path, text.format(128), "--seq-len", "2048"), 2048) == []
     assert length_warnings(options(tmp_path, text.format("None")), 2048) == []
+
+
+FIELDS = """
+    from dataclasses import dataclass
+    from transformers import HfArgumentParser, Trainer, TrainingArguments
+    @dataclass
+    class Data:
+        seq_len: int = {}
+    data, arguments = HfArgumentParser((Data, TrainingArguments)).parse_args_into_dataclasses()
+    Trainer(args=arguments).train()
+"""
+
+
+@pytest.mark.parametrize("name", ["sequence_len", "max_seq_length", "max-length"])
+def test_a_length_by_an_option_that_the_script_has_not_is_told_by_its_warning_alone(
+    tmp_path: Path, name: str
+) -> None:
+    """The script ends there, and no other value of the option is any better."""
+    read = options(tmp_path, FIELDS.format(512), f"--{name}", "4096")
+    assert length_warnings(read, 2048) == []
+    refused = unknown_option("train.py", read.facts.option_list, read.user_arguments, {})
+    assert refused is not None and refused.endswith("did you mean --seq_len?")
+    (said,) = length_warnings(options(tmp_path, FIELDS.format(512), "--seq_len", "4096"), 2048)
+    assert "at 4,096 tokens (--seq_len 4096)" in said
 
 
 def test_a_models_block_size_is_no_option(tmp_path: Path) -> None:

@@ -176,7 +176,12 @@ def test_another_model_than_the_scripts_is_refused_before_it_is_rehearsed(
     with pytest.raises(InputError) as error:
         planned(tmp_path, asked={"model": "llama-3.1-8b"}, say=said.append)
     assert not rehearsed and not any("llama-3.1-8b" in line for line in said)
-    assert "--model is tiny by default, which is another model than the plan's llama-3.1-8b" in str(
-        error.value
-    )
-    assert "leave model and params out" in str(error.value) and "plan again" not in str(error.value)
+    refusal = str(error.value)
+    unlike = "train.py's own --model is tiny by default, which is another model than the plan's llama-3.1-8b"
+    assert refusal.startswith(unlike) and "plan again" not in refusal
+    assert refusal.endswith("; leave zerokit's model out: the rehearsal determines the script's model")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("title: t\nmodel: llama-3.1-8b\n")
+    with pytest.raises(InputError) as error:
+        planned(tmp_path, recipe=str(recipe))
+    assert "; take it out of the recipe with model=: the rehearsal" in str(error.value)

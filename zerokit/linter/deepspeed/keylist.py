@@ -31,7 +31,7 @@ def lint_keys(document: Document, readers: frozenset[str] = EVERY_READER) -> Ite
         problem = f"the configuration stands below {outer!r}: DeepSpeed reads none of it"
         yield finding(document, (outer,), "misplaced-key", problem, "move what is in it to the top level")
         return
-    yield from _block(document, "", document.value)
+    yield from _block(document, "", document.value, readers)
     for name in ("optimizer", "scheduler"):
         yield from lint_parameters(document, name, key_list()["parameters"][name], readers)
 
@@ -47,7 +47,9 @@ def wrapper(value: Mapping[str, Any]) -> str | None:
     return key if _TELLING & set(inner) else None
 
 
-def _block(document: Document, name: str, value: Mapping[str, Any]) -> Iterator[Finding]:
+def _block(
+    document: Document, name: str, value: Mapping[str, Any], readers: frozenset[str]
+) -> Iterator[Finding]:
     block = key_list()["blocks"][name]
     prefix = tuple(name.split(".")) if name else ()
     for key, item in value.items():
@@ -67,9 +69,10 @@ def _block(document: Document, name: str, value: Mapping[str, Any]) -> Iterator[
         if item == "auto" and entry["kind"] != "text":
             continue  # the rule auto-not-filled knows who fills what
         if entry["kind"] == "block" or dotted in key_list()["blocks"]:
-            yield from _nested(document, path, item)
+            yield from _nested(document, path, item, readers)
         else:
-            yield from lint_value(document, path, entry, item, refused=block["unknown"] == "refused")
+            refused = block["unknown"] == "refused"
+            yield from lint_value(document, path, entry, item, refused=refused, readers=readers)
 
 
 def _is_removed(block: str, key: str) -> bool:
@@ -80,11 +83,11 @@ def _is_removed(block: str, key: str) -> bool:
     )
 
 
-def _nested(document: Document, path: Path, value: object) -> Iterator[Finding]:
+def _nested(document: Document, path: Path, value: object, readers: frozenset[str]) -> Iterator[Finding]:
     dotted = ".".join(str(part) for part in path)
     if isinstance(value, dict):
         if dotted in key_list()["blocks"]:
-            yield from _block(document, dotted, value)
+            yield from _block(document, dotted, value, readers)
         return
     if dotted == "zero_optimization" and isinstance(value, bool):
         return  # the rule zero-as-boolean speaks of it

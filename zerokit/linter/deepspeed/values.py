@@ -11,12 +11,16 @@ from typing import Any
 
 from zerokit.linter.deepspeed.tables import version
 from zerokit.linter.finding import Finding, finding_at
-from zerokit.rules.types import Edit, Severity
+from zerokit.rules.types import EVERY_READER, FRAMEWORKS, Edit, Severity
 from zerokit.strictload import Document, Path
 
 _PLAIN_INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.0*)?")
 LARGEST_INTEGER = 2**63 - 1
 """Beyond it no tensor can be sized, nor element counted."""
+
+_ASKED_WHETHER_TRUE = frozenset({"activation_checkpointing", "checkpoint", "flops_profiler"})
+"""Blocks whose booleans, as those at the top level, are only asked ``if``; others reach compiled code, which
+refuses text (DeepSpeed 0.19.8, csrc/aio/py_lib, and torch.autocast)."""
 
 
 def finding(
@@ -69,9 +73,20 @@ _LIMITS = (
 
 
 def lint_value(
-    document: Document, path: Path, entry: Mapping[str, Any], value: object, *, refused: bool
+    document: Document,
+    path: Path,
+    entry: Mapping[str, Any],
+    value: object,
+    *,
+    refused: bool,
+    readers: frozenset[str] = EVERY_READER,
 ) -> Iterator[Finding]:
-    """Findings about one value; ``refused``: DeepSpeed's own class looks at its kind, too."""
+    """Findings about one value.
+
+    Args:
+        refused: DeepSpeed's own class looks at its kind, too, and reads numbers and booleans out of text.
+        readers: who may read the file.
+    """
     kind = entry["kind"]
     if value is None:
         if not entry.get("null", not refused):
@@ -81,15 +96,15 @@ def lint_value(
         entry = {**entry, "choices": [choice.lower() for choice in entry["choices"]]}
         value = value.lower()
     if kind == "integer":
-        yield from _number(document, path, entry, value, integer=True, refused=refused)
+        yield from _number(document, path, entry, value, integer=True, refused=refused, readers=readers)
     elif kind == "number":
-        yield from _number(document, path, entry, value, integer=False, refused=refused)
+        yield from _number(document, path, entry, value, integer=False, refused=refused, readers=readers)
     elif kind == "boolean":
-        yield from _boolean(document, path, entry, value, refused=refused)
+        yield from _boolean(document, path, entry, value, refused=refused, readers=readers)
     elif (kind == "text" and not isinstance(value, str)) or (
         kind == "choice" and value not in entry["choices"]
     ):
-        yield from _choice(document, path, entry, value)
+        yield from _choice(document, path, entry, value, readers)
     elif kind == "choice" and isinstance(value, bool):
         number = int(value)  # equal to one of the choices
         yield finding(
@@ -103,13 +118,14 @@ def lint_value(
 
 
 def _number(
-    document: Document, path: Path, entry: Mapping[str, Any], value: object, *, integer: bool, refused: bool
-) -> Iterator[Finding]:
+    document: Document, path: Path, entry: Mapping[str, Any], value: object, *, integer: bool, refused: bool,
+    readers: frozenset[str],
+) -> Iterator[Finding]:  # fmt: skip
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         yield wrong(document, path, entry, value)
         return
     if isinstance(value, str):
-        yield from number_as_text(document, path, entry, value, refused=refused)
+        yield from number_as_text(document, path, entry, value, refused=refused, readers=readers)
         return
     if integer and value != int(value):
         yield wrong(document, path, entry, value)
@@ -134,8 +150,9 @@ def _number(
 
 
 def number_as_text(
-    document: Document, path: Path, entry: Mapping[str, Any], text: str, *, refused: bool, safe: bool = True
-) -> Iterator[Finding]:
+    document: Document, path: Path, entry: Mapping[str, Any], text: str, *, refused: bool, safe: bool = True,
+    readers: frozenset[str] = EVERY_READER,
+) -> Iterator[Finding]:  # fmt: skip
     """A number in quotes: ``"4"``, ``"5e8"``; ``safe``: the same is built without them, or nothing was."""
     try:
         number = float(text.replace("_", ""))
@@ -146,25 +163,35 @@ def number_as_text(
         return
     value: object = int(number) if number == int(number) else number
     dotted = ".".join(str(part) for part in path)
+    severity: Severity = "error"
     if not refused:
         effect = "DeepSpeed takes it as text and fails in arithmetic"
     elif entry["kind"] == "integer" and not _PLAIN_INTEGER.fullmatch(text):
         effect = "DeepSpeed refuses the file"  # pydantic reads "2_000", and neither "5e8" nor "2.5"
     else:
-        effect = "DeepSpeed reads it as a number; Accelerate and the Trainer see text"
+        severity, others = _of_text(readers, "see text")
+        effect = f"DeepSpeed reads it as a number{others}"
     yield finding(
         document,
         path,
         "number-as-text",
         f'{path[-1]} is the text "{text}": {effect}',
         f"write {value} without quotes",
+        severity=severity,
         edits=(Edit(kind="set", key=dotted, value=value, safe=safe),),
     )
 
 
+def _of_text(readers: frozenset[str], they_do: str) -> tuple[Severity, str]:
+    """Of text that DeepSpeed's class reads as is meant (pydantic, 0.19.8 runtime/config_utils.py): nobody but
+    the frameworks minds."""
+    return ("error", f"; Accelerate and the Trainer {they_do}") if readers & FRAMEWORKS else ("note", "")
+
+
 def _boolean(
-    document: Document, path: Path, entry: Mapping[str, Any], value: object, *, refused: bool
-) -> Iterator[Finding]:
+    document: Document, path: Path, entry: Mapping[str, Any], value: object, *, refused: bool,
+    readers: frozenset[str],
+) -> Iterator[Finding]:  # fmt: skip
     if isinstance(value, bool):
         return
     words = {
@@ -182,11 +209,14 @@ def _boolean(
         yield wrong(document, path, entry, value)
         return
     dotted = ".".join(str(part) for part in path)
+    severity: Severity = "error"
     if refused:
-        meaning = str(replacement).lower()
-        effect = f"DeepSpeed reads {meaning}; Accelerate and the Trainer compare it with a boolean"
+        severity, others = _of_text(readers, "compare it with a boolean")
+        effect = f"DeepSpeed reads {str(replacement).lower()}{others}"
     elif isinstance(value, str):
         effect = "DeepSpeed takes any text as true"
+        if replacement and (len(path) == 1 or path[0] in _ASKED_WHETHER_TRUE):
+            severity = "warning"
     else:
         return  # 0 and 1 do what they say
     if isinstance(value, str):
@@ -196,15 +226,18 @@ def _boolean(
             "boolean-as-text",
             f'{path[-1]} is the text "{value}": {effect}',
             f"write {str(replacement).lower()} without quotes",
+            severity=severity,
             # where any text counts as true, writing false would turn something off
             edits=(Edit(kind="set", key=dotted, value=replacement, safe=refused or replacement),),
         )
 
 
-def _choice(document: Document, path: Path, entry: Mapping[str, Any], value: object) -> Iterator[Finding]:
+def _choice(
+    document: Document, path: Path, entry: Mapping[str, Any], value: object, readers: frozenset[str]
+) -> Iterator[Finding]:
     choices = entry.get("choices", [])
     if isinstance(value, str) and value.isdecimal() and int(value) in choices:
-        yield from number_as_text(document, path, entry, value, refused=True)
+        yield from number_as_text(document, path, entry, value, refused=True, readers=readers)
         return
     lower = value.lower() if isinstance(value, str) else None
     edits: tuple[Edit, ...] = ()
