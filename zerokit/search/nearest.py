@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 
 from zerokit.domain.job import Lora
 from zerokit.domain.strategy import Candidate
 from zerokit.search.explain import BY_SCRIPT, barely_words, host_lack_words, strategy_words
+from zerokit.search.gap import halved
 from zerokit.search.request import Request
 from zerokit.search.space import Pins, unmodelled_with_loss
 from zerokit.units import GIB, counted, format_gib
@@ -87,15 +90,13 @@ def shorter_sequence(request: Request, works: Works) -> str | None:
 
     if not lengths or not at(lengths[0]):
         return None  # weights and states alone are too much: nothing between is asked
-    fitting = next((length, candidate) for length in reversed(lengths) if (candidate := at(length)))
-    step = fitting[0] // _EIGHTHS
-    low, high = _EIGHTHS, min(2 * _EIGHTHS, -(-asked // step))
-    while high - low > 1:
-        middle = (low + high) // 2
-        candidate = at(middle * step)
-        low, high = (middle, high) if candidate else (low, middle)
-        fitting = (middle * step, candidate) if candidate else fitting
-    return f"⟨seq_len⟩ {fitting[0]}: {_words(fitting[1], request)}"
+    longest, candidate = next(
+        (length, candidate) for length in reversed(lengths) if (candidate := at(length))
+    )
+    step = longest // _EIGHTHS
+    most_steps = min(2 * _EIGHTHS, -(-asked // step))
+    steps, fitting = halved(most_steps, _EIGHTHS, candidate, lambda steps: at(steps * step))
+    return f"⟨seq_len⟩ {steps * step}: {_words(fitting, request)}"
 
 
 def fused_loss(request: Request, works: Works) -> str | None:
@@ -184,7 +185,7 @@ def closest(request: Request, nearest: Candidate | None, works: Works) -> Candid
 
 
 def more_gpus(request: Request, works: Works) -> str | None:
-    """The next number of GPUs, doubling, on which something fits.
+    """The fewest GPUs on which something fits: in a node their number is doubled, beyond it nodes are whole.
 
     Sequences are divided only where nothing fits otherwise: looking for that too on every number of GPUs
     takes seconds.
@@ -203,16 +204,37 @@ def _more_gpus(request: Request, works: Works) -> str | None:
     larger = [one for one in larger if one.cluster.gpus <= _MOST_GPUS]
     if not larger or not works(larger[-1]):
         return None  # what one GPU must hold is too much already: nothing between is asked
-    for one in larger:
+    for below, one in itertools.pairwise([request, *larger]):
         candidate = works(one)
         if candidate:
-            gpus, nodes = one.cluster.gpus, one.cluster.nodes
-            on = f" on {nodes} nodes" if nodes > 1 else ""
-            drops_batch = request.job.global_batch is not None and one.job.global_batch is None
-            batch = f" and ⟨global_batch⟩ {candidate.strategy.global_batch}" if drops_batch else ""
-            more = gpus - cluster.gpus
-            return f"{counted(more, 'more GPU')} (⟨gpus⟩ {gpus}{batch}{on}): {_words(candidate, request)}"
+            numbers = [below.cluster.gpus, *_between(below, one), one.cluster.gpus]
+
+            def on(at: int, numbers: list[int] = numbers) -> Candidate | None:
+                return works(_with_gpus(request, numbers[at]))
+
+            at, fitting = halved(0, len(numbers) - 1, candidate, on)
+            return _gpus_words(request, _with_gpus(request, numbers[at]), fitting)
     return None
+
+
+def _between(below: Request, above: Request) -> list[int]:
+    """The numbers of GPUs between two that are whole nodes, and that the fixed degrees and the global batch
+    divide among themselves as they do on the larger number."""
+    cluster, pins, batch = above.cluster, above.pins, above.job.global_batch
+    degrees = (pins.tensor_parallel or 1) * (pins.pipeline_parallel or 1) * (pins.sequence_parallel or 1)
+    step = math.lcm(cluster.gpu.max_gpus_per_node, degrees)
+    least = max(below.cluster.gpus + 1, cluster.gpu.max_gpus_per_node * below.cluster.nodes)
+    numbers = range(-(-least // step) * step, cluster.gpus, step)
+    return [number for number in numbers if batch is None or batch % number == 0]
+
+
+def _gpus_words(request: Request, larger: Request, candidate: Candidate) -> str:
+    gpus, nodes = larger.cluster.gpus, larger.cluster.nodes
+    on = f" on {nodes} nodes" if nodes > 1 else ""
+    drops_batch = request.job.global_batch is not None and larger.job.global_batch is None
+    batch = f" and ⟨global_batch⟩ {candidate.strategy.global_batch}" if drops_batch else ""
+    more = gpus - request.cluster.gpus
+    return f"{counted(more, 'more GPU')} (⟨gpus⟩ {gpus}{batch}{on}): {_words(candidate, request)}"
 
 
 def _with_gpus(request: Request, gpus: int) -> Request:

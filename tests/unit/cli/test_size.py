@@ -345,6 +345,11 @@ def test_every_number_up_to_the_most_is_tried(capsys: pytest.CaptureFixture[str]
              "--offload-optimizer", "none", "--offload-param", "none", "--gpus")  # fmt: skip
     assert call(capsys, *words, "2")[0] == 3
     assert as_json(capsys, *words, "3")["sizes"][0]["gpus"] == 3
+    nodes = ("size", "--model", "llama-3.1-70b", "--method", "full", "--gpu", "rtx-4090", "--gpus")
+    code, _, err = call(capsys, *nodes, "39")
+    assert code == 3 and "32 more GPUs (--gpus 40 on 5 nodes)" in err  # than the 8 of a node
+    for most in ("40", "47", "64"):
+        assert {row["gpus"] for row in as_json(capsys, *nodes, most)["sizes"] if row["gpus"]} == {40}
 
 
 def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
