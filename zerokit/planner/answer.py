@@ -30,6 +30,8 @@ _MOST_PARTS = 4
 
 
 _WHY_REJECTED = {
+    "slower than the plans shown": "slower than the plans shown; whether they fit was not asked",
+    "other settings of the plans shown": "the plans shown, with bucket sizes that are no faster",
     "memory not known": "could not be estimated: neither traced nor known in closed form",
     "GPU memory": "require more GPU memory than is available",
     "GPU memory: model states alone": "model states alone require more GPU memory than is available",

@@ -44,6 +44,7 @@ HOST_REASON = "host memory"
 STATES_REASON = "GPU memory: model states alone"
 _UNKNOWN = "memory not known"
 _SLOWER = "slower than the plans shown"
+_SAME_FAMILY = "other settings of the plans shown"
 _ADAM_BYTES = 12
 """A weight's fp32 copy and Adam's two moments (ZeRO, arXiv 1910.02054, K = 12)."""
 
@@ -58,7 +59,7 @@ class SearchResult:
             or nothing was legal.
         unknown: the fastest strategy of those left out because nobody knows what they require, and why;
             ``None``: there is none among those that were asked.
-        rejected: reason -> how many candidates.
+        rejected: reason -> how many candidates; what is slower than the ranked was not asked whether it fits.
     """
 
     ranked: tuple[Candidate, ...]
@@ -139,7 +140,7 @@ class Search:
         while queue and len(ranked) < self.top:
             now, order, _, family, chosen = heapq.heappop(queue)
             if order in reported:
-                self.rejected[_SLOWER] += 1
+                self.rejected[_SAME_FAMILY] += 1
             elif isinstance(chosen, Candidate):
                 ranked.append(chosen)
                 reported.add(order)
@@ -152,8 +153,9 @@ class Search:
                         self.rejected[_SLOWER] += 1
                     else:
                         heapq.heappush(queue, (seconds, order, next(ticket), family, entry))
-        for *_, family, chosen in queue:
-            self.rejected[_SLOWER] += 1 if chosen else len(family.variants)
+        for _, order, _, family, chosen in queue:
+            reason = _SAME_FAMILY if order in reported else _SLOWER
+            self.rejected[reason] += 1 if chosen else len(family.variants)
         return SearchResult(
             ranked=tuple(ranked),
             nearest=self._nearest() if self.wants_nearest and not ranked else None,
