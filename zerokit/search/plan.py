@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -27,6 +27,7 @@ from zerokit.search.global_batch import (
     refuse_micro_batch,
 )
 from zerokit.search.host_memory import assumed_host, note_on_choice, note_on_cores
+from zerokit.search.loss_advice import on_loss
 from zerokit.search.nearest import closest, larger_gpus, nearest_changes
 from zerokit.search.request import Request
 from zerokit.search.search import HOST_REASON, STATES_REASON, SearchResult, fits, search
@@ -148,16 +149,21 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         left_idle=idle,
         assumptions=assumptions,
         faster_with=(*faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
-        advice=(
-            *surer,
-            *advice.advise(chosen, space.shape, space.job, request.cluster, request.for_remarks().memory),
-            *(
-                close_call(chosen, others, space.timing)
-                if request.timed and not request.job.inference
-                else ()
-            ),
-        ),
+        advice=(*surer, *_advice(request, space, chosen, others)),
     )
+
+
+def _advice(
+    request: Request, space: Space, chosen: Candidate, others: Sequence[Candidate]
+) -> tuple[str, ...]:
+    """Remarks that the figures of the choice support."""
+    told = advice.advise(
+        chosen, space.shape, space.job, request.cluster, request.for_remarks().memory,
+        on_loss(request, space, chosen),
+    )  # fmt: skip
+    if not request.timed or request.job.inference:
+        return told
+    return (*told, *close_call(chosen, others, space.timing))
 
 
 def make_space(request: Request) -> tuple[Space, tuple[str, ...]]:
