@@ -76,6 +76,7 @@ def _misfit(
     """That nothing fits; and of each method why not on the most GPUs of the kind with the most memory, at
     most one node of them, and what would."""
     from zerokit.search.explain import gpu_words
+    from zerokit.search.plan import WHAT_WOULD_FIT
     from zerokit.suggest import alternatives
 
     gpu = max(kinds, key=lambda kind: kind.driver_vram_bytes)
@@ -84,7 +85,11 @@ def _misfit(
     answers = {method: _why_not(replace(request, cluster=cluster), method) for method in methods}
     first = f"{model_name} does not fit on up to {counted(most, 'GPU')} ({names})"
     if len(methods) > 1:
-        return "\n".join((first, *(f"{method}: {why}" for method, why in answers.items() if why)))
+        named = {
+            method: why.replace(WHAT_WOULD_FIT, WHAT_WOULD_FIT.replace(" it ", f" {method} "))
+            for method, why in answers.items()
+        }
+        return "\n".join((first, *(f"{method}: {why}" for method, why in named.items() if why)))
     why = answers[methods[0]]
     if not why:
         return first

@@ -44,8 +44,19 @@ def _words(candidate: Candidate, request: Request) -> str:
     )
 
 
-def unpinned(request: Request, works: Works) -> str | None:
-    """Without the options that fix the strategy."""
+def fixed_options(request: Request) -> list[str]:
+    """The options that fix the strategy, with their values."""
+    return [
+        f"⟨{option}⟩ {value}"
+        for option, name in _FIXED.items()
+        if (value := getattr(request.pins, name)) is not None
+        if not (name.endswith("_parallel") and value == 1)
+        if not (request.on_cpu and name.startswith("offload"))  # nobody gave it: all is in host memory
+    ]
+
+
+def _freed(request: Request) -> tuple[Request, str] | None:
+    """The request without the options that fix the strategy, and these in words; None: there are none."""
     pins = request.pins
     free = Pins(
         pipeline_module=pins.pipeline_module,
@@ -53,18 +64,25 @@ def unpinned(request: Request, works: Works) -> str | None:
         search_sequence=pins.search_sequence,
         micro_batch=pins.micro_batch,
     )
-    fixed = [
-        f"⟨{option}⟩ {value}"
-        for option, name in _FIXED.items()
-        if (value := getattr(pins, name)) is not None and not (name.endswith("_parallel") and value == 1)
-        if not (request.on_cpu and name.startswith("offload"))  # nobody gave it: all is in host memory
-    ]
+    fixed = fixed_options(request)
     if pins == free or not (fixed or pins.sizes() or pins.overlap_comm is not None):
         return None
-    candidate = works(replace(request, pins=free))
-    if not candidate:
+    return replace(request, pins=free), " ".join(fixed) or "fixed bucket sizes"
+
+
+def unpinned(request: Request, works: Works) -> str | None:
+    """Without the options that fix the strategy; where that alone is too little, on more GPUs, if those are
+    too little with the options."""
+    freed = _freed(request)
+    if freed is None:
         return None
-    return f"without {' '.join(fixed) or 'fixed bucket sizes'}: {_words(candidate, request)}"
+    free, fixed = freed
+    candidate = works(free)
+    if candidate:
+        return f"without {fixed}: {_words(candidate, request)}"
+    if more_gpus(request, works) is None and (more := more_gpus(free, works)):
+        return f"without {fixed}, and with {more}"
+    return None
 
 
 def smaller_batch(request: Request, works: Works) -> str | None:

@@ -59,12 +59,15 @@ class SearchResult:
             or nothing was legal.
         unknown: the fastest strategy of those left out because nobody knows what they require, and why;
             ``None``: there is none among those that were asked.
+        least_states_bytes: at least what the model states alone require of a GPU, of the strategies that were
+            ruled out by it; ``None``: none was.
         rejected: reason -> how many candidates; what is slower than the ranked was not asked whether it fits.
     """
 
     ranked: tuple[Candidate, ...]
     nearest: Candidate | None
     unknown: tuple[Strategy, MemoryUnknown] | None
+    least_states_bytes: int | None
     rejected: Mapping[str, int]
     candidates: int
     seconds: float
@@ -118,6 +121,7 @@ class Search:
     nearest: tuple[float, Strategy, MemoryEstimate] | None = None
     hopeless: tuple[float, Strategy] | None = None
     unknown: tuple[Strategy, MemoryUnknown] | None = None
+    least_states_bytes: int | None = None
     # (lack at least, order in which they were found, strategy) of those that lack host memory
     short_of_host: list[tuple[float, int, Strategy]] = field(default_factory=list)
     # family -> seconds that the allocator's retries take whatever the knobs; those that know it exactly
@@ -160,6 +164,7 @@ class Search:
             ranked=tuple(ranked),
             nearest=self._nearest() if self.wants_nearest and not ranked else None,
             unknown=self.unknown,
+            least_states_bytes=self.least_states_bytes,
             rejected=dict(self.rejected.most_common()),
             candidates=self.candidates,
             seconds=time.perf_counter() - started,
@@ -228,7 +233,10 @@ class Search:
             size += element_bytes * weights / (ranks if placement.stage == 3 else 1)
         if placement.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
             size += _ADAM_BYTES * weights / (ranks if placement.stage >= 1 else 1)
-        return STATES_REASON if size > space.cluster.gpu.driver_vram_bytes else None
+        if size <= space.cluster.gpu.driver_vram_bytes:
+            return None
+        self.least_states_bytes = min(int(size), self.least_states_bytes or int(size))
+        return STATES_REASON
 
     # ---------------------------------------------------------------- time and memory
 
