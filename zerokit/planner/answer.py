@@ -107,8 +107,11 @@ def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
     untimed = _untimed(planned)
     notes = (f"The rehearsal has no step time: {untimed}",) if untimed else ()
     parts = planned.estimate.measured_on_no_machine
+    gpu = planned.cluster.gpu
+    name = f"{gpu.name} (its speeds are assumed)" if gpu.stands_in else gpu.name
     if parts == ("several nodes",):  # of other GPUs they were
-        parts = (f"several nodes with {planned.cluster.gpu.name}",)
+        parts = (f"several nodes with {name}",)
+    parts = tuple(name if part == gpu.name else part for part in parts)
     return (*notes, never_measured(parts)) if parts else notes
 
 
