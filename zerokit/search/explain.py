@@ -8,6 +8,8 @@ from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import REHEARSED, Candidate, MemoryEstimate, Strategy
+from zerokit.domain.time_parts import BOUNDS
+from zerokit.domain.time_parts import label as label_of_time
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component, label
 from zerokit.search.request import MemoryModel, Request
@@ -22,19 +24,6 @@ _WORTH_NAMING_SHARE = 0.1
 """Of a difference in memory, from which a part of it is named: a choice."""
 _WORTH_SAYING_SHARE = 0.01
 """Of a step, from which the time that the allocator's retries take is worth a remark: a choice."""
-
-BOUND_WORDS = {
-    "compute": "the GPUs' compute",
-    "launch": "the host, which launches kernels more slowly than the GPU runs them",
-    "link": "the link between the GPUs of a node",
-    "network": "the network between nodes",
-    "pcie": "PCIe, over which offloaded data travels",
-    "host": "the optimizer step on the CPU",
-    "nvme": "the NVMe disk",
-    "bubble": "the pipeline's filling and draining",
-    "optimizer": "the optimizer step",
-    "retries": "the allocator, which gives memory back and maps it again",
-}
 
 
 @frozen_dataclass
@@ -135,7 +124,7 @@ def bound_words(candidate: Candidate) -> str:
     """What takes most of the step: ``the GPUs' compute (82 % of the step)``."""
     time = candidate.time
     share = time.parts.get(time.bound_by, 0.0) / time.step_seconds if time.step_seconds else 0.0
-    return f"{BOUND_WORDS[time.bound_by]} ({share:.0%} of the step)"
+    return f"{BOUNDS[time.bound_by]} ({share:.0%} of the step)"
 
 
 def gain_words(best: Candidate, other: Candidate) -> str:
@@ -265,7 +254,8 @@ def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluste
         return []
     part = time.parts.get(time.bound_by, 0.0) / time.step_seconds
     return [
-        f"the GPUs reach {share:.1%} of their peak: {time.bound_by} takes {part:.0%} of the step"
+        f"the GPUs reach {share:.1%} of their peak: {part:.0%} of the step goes to "
+        + label_of_time(time.bound_by)
         + _remedy(time.bound_by, cluster)
     ]
 
