@@ -19,7 +19,7 @@ from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.planner.trace_command import TRACES_ARE_OF
-from zerokit.search.explain import host_lack_words
+from zerokit.search.explain import barely_words, host_lack_words
 from zerokit.search.sure_fit import unsure_bytes
 from zerokit.timing.evidence import NO_GPUS
 from zerokit.timing.ranges import NVME_RATES, SURE
@@ -62,7 +62,8 @@ def run_command(cluster: Cluster, folder: str, script: Iterable[str]) -> str:
 
 
 def fits(planned: PlannedStrategy) -> str:
-    """``Fits: 22.3 GiB required of 24.0 GiB per GPU, 1.7 GiB headroom``; what the host lacks, too."""
+    """``Fits: 22.3 GiB required of 24.0 GiB per GPU, 1.7 GiB headroom``; that it barely does, what the host
+    lacks, too."""
     memory, cluster = planned.candidate.memory, planned.cluster
     required, available = memory.min_vram_bytes, cluster.gpu.driver_vram_bytes
     device = "CPU rank" if planned.on_cpu else "GPU"
@@ -84,7 +85,7 @@ def fits(planned: PlannedStrategy) -> str:
     if room < unsure:
         headroom = f"{format_gib(room, 1).removesuffix(' GiB')} ± {format_gib(unsure, 1)} headroom"
         return f"May fit{amounts}, {headroom}{host}"
-    return f"Fits{amounts}, {format_gib(room, 1)} headroom{host}"
+    return f"Fits{amounts}, {barely_words(room) or f'{format_gib(room, 1)} headroom'}{host}"
 
 
 def pace(planned: PlannedStrategy) -> str:

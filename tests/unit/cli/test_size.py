@@ -138,6 +138,8 @@ def test_a_card_that_is_barely_enough_is_named_after_one_with_room(
     )
     assert both["next"].endswith("--method lora --gpus 1 --gpu l40s")
     assert "per GPU, barely: 0.2 GiB headroom)" in as_json(capsys, *words, "a100-40gb")["answer"][0]
+    code, out, _ = call(capsys, *both["next"].replace("l40s", "a100-40gb").split()[1:])
+    assert code == 0 and "per GPU, barely: 0.2 GiB headroom\n" in out  # a plan by the same rule
 
 
 @pytest.mark.parametrize(
