@@ -58,7 +58,7 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
             *(note for note in request.assumptions if "GPU" not in note),
             *_batch_notes(request, results),
             *_speed_notes(options),
-            *_host_notes(options),
+            *_host_notes(options, kinds),
             *_unread(options, results),
             *_closed_form_notes(results),
         ),
@@ -138,11 +138,13 @@ def _batch_notes(request: Request, sizes: Sequence[Size]) -> tuple[str, ...]:
     return (f"global batch {some if least < most else counted(most, 'sequence')}: ⟨global_batch⟩ not given",)
 
 
-def _host_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
+def _host_notes(options: Mapping[str, Any], kinds: Sequence[Gpu]) -> tuple[str, ...]:
     if options.get("host_ram"):
         return ()
+    name = kinds[0].name if len(kinds) == 1 else "NAME"
     return (
-        "host memory is no more than nodes with these GPUs have (`zerokit gpus NAME`): ⟨host_ram⟩ not given",
+        f"host memory is no more than nodes with these GPUs have (`zerokit gpus {name}`): ⟨host_ram⟩ not "
+        "given",
     )
 
 

@@ -370,6 +370,18 @@ def test_every_number_up_to_the_most_is_tried(capsys: pytest.CaptureFixture[str]
         assert {row["gpus"] for row in as_json(capsys, *nodes, most)["sizes"] if row["gpus"]} == {40}
 
 
+def test_the_card_whose_hosts_are_meant_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("size", "--model", "llama-3.2-1b", "--method", "lora")
+    for named, card in (
+        (("--vram", "24GiB"), "rtx-4090"),
+        (("--gpu", "l40s"), "l40s"),
+        (("--gpu", "l4,t4"), "NAME"),
+    ):
+        assert any(
+            f"(`zerokit gpus {card}`)" in note for note in as_json(capsys, *words, *named)["assumptions"]
+        )
+
+
 def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(
         capsys, "size", "--model", "llama-3.1-8b", "--gpu", "rtx-4090,h200", "--method", "full"
