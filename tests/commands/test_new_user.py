@@ -65,7 +65,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("-q", "it goes after a command, as in `zerokit plan -q`"),
         ("plam", "did you mean `zerokit plan`?"),
         ("run train.py", "use `zerokit launch SCRIPT`"),
-        ("help plam", "did you mean `zerokit plan`?"),
+        ("help plam", "did you mean `zerokit help plan`?"),
         ("plan --model gpt2 --seq-len 8k", "--seq-len: '8k' may mean 8192 or 8000; write one of them"),
         ("plan --model gpt2 --seq-len 1025", "gpt2 has positions for 1024 tokens and fails beyond them"),
         ("plan --model roberta-base --seq-len 513", "use --seq-len 512 or less"),
