@@ -175,6 +175,7 @@ def test_a_global_batch_that_cannot_be_is_refused_with_the_two_next_to_it(batch:
     request = request_for("gpt2", "h200", 8, job=job, pins=pins)
     with pytest.raises(InputError) as refused:
         make_plan(request)
+    assert "data-parallel ranks" in refused.value.marked  # of which each takes so many
     named = re.search(r"use ⟨global_batch⟩ (\d+) or (\d+)", refused.value.marked)
     assert named is not None and named.groups() == ("64", "128")
     for size in map(int, named.groups()):
