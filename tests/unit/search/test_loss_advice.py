@@ -9,6 +9,7 @@ import pytest
 
 import zerokit
 from zerokit.errors import InputError
+from zerokit.planner.request import resolve
 from zerokit.search.loss_advice import FASTER_WITH_LOSS
 
 ON_4090S = {"model": "llama-3.1-8b", "gpus": 8, "gpu": "rtx-4090", "seq_len": 4096}
@@ -45,3 +46,17 @@ def test_no_option_is_named_that_the_next_plan_would_refuse() -> None:
     with pytest.raises(InputError, match="not modelled with"):
         zerokit.plan(**ON_4090S, tp="auto", loss="chunked")
     assert not _on_loss(**ON_4090S, loss="chunked")
+
+
+@pytest.mark.parametrize("loss", ["chunked", "liger", "cut"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_bound_that_a_search_drops_strategies_by_holds_with_each_loss(loss: str, method: str) -> None:
+    """Without the loss it is low, and must not be without the layers' own memory too."""
+    job = {"model": "llama-3.1-8b", "gpus": 8, "gpu": "h200", "seq_len": 4096, "method": method, "loss": loss}
+    for zero, checkpointing in ((1, "none"), (3, "full")):
+        result = zerokit.plan(**job, zero=zero, checkpointing=checkpointing, micro_batch=4)
+        request = resolve({name: str(value) for name, value in job.items()}).request
+        chosen = result.chosen.candidate
+        assert request.least_vram is not None
+        least = request.least_vram(result.chosen.job, chosen.strategy, result.cluster)
+        assert 0.3 * chosen.memory.min_vram_bytes < least <= chosen.memory.min_vram_bytes
