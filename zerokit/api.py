@@ -140,8 +140,7 @@ def size(
     Args:
         price: of a GPU-hour, in any currency; ``"h200=3.5,l40s=1.1"`` for several kinds.
         say: is told, line by line, what takes long.
-        **options: see :data:`zerokit.planner.options.OPTIONS`; ``gpu`` may name several kinds with commas
-            (eight typical ones where it names none), ``gpus`` is the most to try.
+        **options: see :data:`zerokit.planner.options.OPTIONS`.
 
     Returns:
         A row for each kind of GPU, method and offload; ``nothing_fits`` says so where no row has GPUs.

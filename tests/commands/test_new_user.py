@@ -61,7 +61,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("-q", "it goes after a command, as in `zerokit plan -q`"),
         ("plam", "did you mean `zerokit plan`?"),
         ("run train.py", "use `zerokit launch SCRIPT`"),
-        ("help plam", "did you mean `zerokit plan`?"),
+        ("help plam", "did you mean `zerokit help plan`?"),
         ("plan --model gpt2 --seq-len 8k", "--seq-len: '8k' may mean 8192 or 8000; write one of them"),
         ("plan --model gpt2 --seq-len 1025", "gpt2 has positions for 1024 tokens and fails beyond them"),
         ("plan --model roberta-base --seq-len 513", "use --seq-len 512 or less"),
@@ -205,7 +205,7 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
         ("--model llama-3.1-405b --gpus 64 --nodes 8 --gpu h100-sxm-80gb --global-batch 512",
          ("defaults: --network 400 GB/s per node, --seq-len 2048, --host-ram ", "6 more")),
         ("--model mixtral-8x7b --gpus 2 --gpu h200 --zero 3 --method qlora --host-ram 64GiB",
-         ("- save checkpoints (save_strategy): save_model writes no adapters that load",
+         ("- save checkpoints (save_strategy): before Transformers 5.0, save_model writes",
           "save_pretrained(OUT)")),
         # so much to do and to say that memory's parts are left to --explain, and the empty lines between
         ("--model mixtral-8x7b --gpus 1 --gpu l40s --method qlora",

@@ -7,6 +7,7 @@ import doctest
 import importlib
 import inspect
 import json
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.support.api_calls import DEEPSPEED, JOB, as_json
 from zerokit import api, fields
 from zerokit.cli import run
 from zerokit.errors import InputError, NothingFits
-from zerokit.planner.options import BY_NAME, OPTIONS, PlanOptions, normalized
+from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS, PlanOptions, normalized
 
 
 def words_of(options: dict[str, Any]) -> list[str]:
@@ -146,6 +147,21 @@ def test_one_table_of_options() -> None:
     assert normalized({"lora_targets": ["q_proj", "v_proj"], "overlap_comm": False, "inference": False}) == {
         "lora_targets": "q_proj,v_proj", "overlap_comm": "off",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["plan", "estimate", "size", "tune"])
+def test_help_explains_every_option_that_a_function_takes(name: str) -> None:
+    shown = pydoc.render_doc(getattr(zerokit, name), renderer=pydoc.plaintext)
+    assert "ForwardRef" not in shown and "**options" not in shown
+    told = {
+        line.partition(":")[0].strip(): line for line in inspect.getdoc(getattr(zerokit, name)).splitlines()
+    }
+    elsewhere = ELSEWHERE.get(name, {})
+    for option in OPTIONS:
+        text = elsewhere.get(option.name, option.help)
+        assert (option.name in told) == (text is not None), option.name
+        assert text is None or fields.plain(text).split(" [")[0][:40] in told[option.name]
+    assert "Raises:" in shown and "⟨" not in shown
 
 
 def test_selective_checkpointing_changes_nothing_where_no_scores_are_kept() -> None:

@@ -20,6 +20,6 @@ def command(context: click.Context, name: str | None) -> None:
         return
     subcommand = above.command.get_command(above, name)
     if subcommand is None:
-        raise unknown_command(name, above.command.list_commands(above))
+        raise unknown_command(name, above.command.list_commands(above), "zerokit help")
     with click.Context(subcommand, info_name=name, parent=above) as inner:
         click.echo(subcommand.get_help(inner))

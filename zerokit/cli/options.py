@@ -8,15 +8,23 @@ from typing import Any, TypeVar
 import click
 
 from zerokit.fields import as_options
-from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS, folded
+from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS, Option, folded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_DEGREES = ("tp", "sp")
+_SEARCHED = ("tp", "sp", "checkpointing", "offload_optimizer", "offload_param")
+"""Options whose value a plan may look for: elsewhere their help names no ``auto``."""
 
 
 def _fold(ctx: click.Context, param: click.Parameter, value: object) -> object:
     return folded(BY_NAME[param.name or ""], value) if isinstance(value, str) else value
+
+
+def _metavar(option: Option, *, searches: bool = False) -> str | None:
+    """What stands for the option's value; ``searches``: the command looks for those that nobody gave."""
+    if option.is_flag or searches or option.name not in _SEARCHED:
+        return option.metavar or None
+    return "|".join(word for word in option.metavar.split("|") if word != "auto")
 
 
 def shared(name: str) -> Callable[[F], F]:
@@ -29,11 +37,11 @@ def shared(name: str) -> Callable[[F], F]:
     def add(command: F) -> F:
         for option in reversed(OPTIONS):
             text = elsewhere.get(option.name, option.help)
-            one = name == "estimate" and option.name in _DEGREES
+            metavar = _metavar(option, searches=name != "estimate")
             command = click.option(
                 option.option,
                 is_flag=option.is_flag,
-                metavar=None if option.is_flag else "N" if one else option.metavar,
+                metavar=metavar,
                 callback=_fold,
                 default="auto" if option.name == "device" else None,
                 help=as_options(text or option.help),
@@ -49,7 +57,7 @@ def of_check(command: F) -> F:
     for option in reversed(OPTIONS):
         if option.in_check is not None:
             command = click.option(
-                option.option, metavar=option.metavar, help=option.in_check, callback=_fold
+                option.option, metavar=_metavar(option), help=option.in_check, callback=_fold
             )(command)
     return command
 

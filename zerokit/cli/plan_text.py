@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zerokit.cli import first_screen
 from zerokit.cli.first_screen import listed
 from zerokit.cli.prose import bullets, command_lines, heading, paragraph, width, wrap
+from zerokit.domain import time_parts
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.fields import as_options
@@ -23,6 +24,7 @@ from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.trace_command import command_in
 from zerokit.search.explain import cluster_words, strategy_words
+from zerokit.search.loss_advice import FASTER_WITH_LOSS
 from zerokit.search.sure_fit import NARROW, SURELY_FITS
 from zerokit.units import counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
@@ -96,7 +98,9 @@ def speed(estimate: Estimate) -> list[str]:
     for note in answer.pace_notes(estimate.planned):
         lines += paragraph(note)
     parts = sorted(estimate.time_parts.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{name} {size / total:.0%}" for name, size in parts if size / total >= 0.005)
+    shares = ", ".join(
+        f"{time_parts.label(name)} {size / total:.0%}" for name, size in parts if size / total >= 0.005
+    )
     return [*lines, *paragraph(f"where it goes: {shares}")]
 
 
@@ -153,13 +157,18 @@ def _strategy(planned: PlannedStrategy, brief: bool) -> list[str]:
 
 
 def _answer(
-    planned: PlannedStrategy, title: str, remarks: Sequence[str] = (), brief: bool = False
+    planned: PlannedStrategy,
+    title: str,
+    remarks: Sequence[str] = (),
+    faster: Sequence[str] = (),
+    brief: bool = False,
 ) -> list[str]:
-    """``remarks``: what belongs to the answer beside what fits and how fast."""
+    """``remarks``: what belongs to the answer beside what fits; ``faster``: beside how fast."""
     lines = wrap(title, later="  ")
     said = (
         *(note[0].upper() + note[1:] for note in remarks),
         answer.pace(planned),
+        *faster,
         *answer.pace_notes(planned),
     )
     for text in (as_options(answer.fits(planned)), *said):
@@ -201,7 +210,8 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     """
     planned, body = result.chosen, result.to_dict(detailed=False)
     surer = [note for note in body["advice"] if note.startswith((SURELY_FITS, NARROW))]
-    body["advice"] = [note for note in body["advice"] if note not in surer]
+    faster = [note for note in body["advice"] if note.startswith(as_options(FASTER_WITH_LOSS))]
+    body["advice"] = [note for note in body["advice"] if note not in (*surer, *faster)]
     idle = [as_options(result.plan.left_idle)] if result.plan.left_idle else []
     title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
     rough = [ASSUMPTION] if ASSUMPTION in body["assumptions"] else []
@@ -209,7 +219,7 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     closed = [f"{note}; see Next" if tracing else note for note in rough]
     remarks = [*closed, *idle, *surer]
     below = [*_todo(planned, body["assumptions"]), *_rehearsed(result)]
-    lines = [*_answer(planned, title, remarks), *below]
+    lines = [*_answer(planned, title, remarks, faster), *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing is not None:
         following += command_lines(tracing[1], "traces the model; then plan again")

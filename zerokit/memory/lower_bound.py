@@ -15,7 +15,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import Strategy
 from zerokit.memory import card
-from zerokit.memory.estimate import timeline_of, usable_trace
+from zerokit.memory.estimate import usable_trace
 from zerokit.memory.inference import estimate_serving
 from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
 from zerokit.memory.replay.optimizers import least_state_bytes
@@ -37,19 +37,21 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
     ranks = strategy.zero_ranks
     states, gradients = _states(model, strategy.settings, ranks)
-    if job.loss == "standard":
-        activations = _activation_peak(trace, strategy.settings.micro_batch, tokens)
-    else:
-        activations = int(timeline_of(model, job, strategy, cluster.gpu).forward_peak)
+    activations = _activation_peak(
+        trace, strategy.settings.micro_batch, tokens, with_head=job.loss == "standard"
+    )
     return card.min_vram_bytes(cluster.gpu, strategy, states + max(activations, gradients))
 
 
 @lru_cache(maxsize=512)
-def _activation_peak(trace: ActivationTrace, micro_batch: int, tokens: int) -> int:
-    """Peak of the forward pass. Runs of like layers rise or fall evenly: their ends tell."""
+def _activation_peak(trace: ActivationTrace, micro_batch: int, tokens: int, *, with_head: bool) -> int:
+    """Peak of the forward pass. Runs of like layers rise or fall evenly: their ends tell.
+
+    ``with_head``: else without what comes after the layers, which another loss does otherwise.
+    """
     level = peak = 0.0
     by_key: dict[int, tuple[float, float]] = {}
-    for run in trace.forward:
+    for run in trace.forward if with_head or trace.forward[-1].stack else trace.forward[:-1]:
         if run.segment not in by_key:
             marks = trace.segments[run.segment]
             highest = max(evaluate(p, micro_batch, tokens) for p in {p for mark in marks for p in mark.peaks})

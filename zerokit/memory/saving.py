@@ -124,7 +124,7 @@ def notes(
     loads = f"{NONE_LOAD} weights that load; to convert a checkpoint: {CONVERTS_A_CHECKPOINT}"
     if job.lora is not None:
         loads = (
-            f"{NONE_LOAD} adapters that load before Transformers 5.0; to convert one "
+            f"before Transformers 5.0, {NONE_LOAD} adapters that load; convert a checkpoint "
             f"(deepspeed.utils.zero_to_fp32): {CONVERTS_ADAPTERS}"
         )
     return (

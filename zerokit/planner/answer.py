@@ -19,7 +19,7 @@ from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.planner.trace_command import TRACES_ARE_OF
-from zerokit.search.explain import host_lack_words
+from zerokit.search.explain import barely_words, host_lack_words
 from zerokit.search.sure_fit import unsure_bytes
 from zerokit.timing.evidence import NO_GPUS
 from zerokit.timing.ranges import NVME_RATES, SURE
@@ -30,6 +30,8 @@ _MOST_PARTS = 4
 
 
 _WHY_REJECTED = {
+    "slower than the plans shown": "slower than the plans shown; whether they fit was not asked",
+    "other settings of the plans shown": "the plans shown, with bucket sizes that are no faster",
     "memory not known": "could not be estimated: neither traced nor known in closed form",
     "GPU memory": "require more GPU memory than is available",
     "GPU memory: model states alone": "model states alone require more GPU memory than is available",
@@ -60,7 +62,8 @@ def run_command(cluster: Cluster, folder: str, script: Iterable[str]) -> str:
 
 
 def fits(planned: PlannedStrategy) -> str:
-    """``Fits: 22.3 GiB required of 24.0 GiB per GPU, 1.7 GiB headroom``; what the host lacks, too."""
+    """``Fits: 22.3 GiB required of 24.0 GiB per GPU, 1.7 GiB headroom``; that it barely does, what the host
+    lacks, too."""
     memory, cluster = planned.candidate.memory, planned.cluster
     required, available = memory.min_vram_bytes, cluster.gpu.driver_vram_bytes
     device = "CPU rank" if planned.on_cpu else "GPU"
@@ -82,7 +85,7 @@ def fits(planned: PlannedStrategy) -> str:
     if room < unsure:
         headroom = f"{format_gib(room, 1).removesuffix(' GiB')} ± {format_gib(unsure, 1)} headroom"
         return f"May fit{amounts}, {headroom}{host}"
-    return f"Fits{amounts}, {format_gib(room, 1)} headroom{host}"
+    return f"Fits{amounts}, {barely_words(room) or f'{format_gib(room, 1)} headroom'}{host}"
 
 
 def pace(planned: PlannedStrategy) -> str:
@@ -105,8 +108,11 @@ def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
     untimed = _untimed(planned)
     notes = (f"The rehearsal has no step time: {untimed}",) if untimed else ()
     parts = planned.estimate.measured_on_no_machine
+    gpu = planned.cluster.gpu
+    name = f"{gpu.name} (its speeds are assumed)" if gpu.stands_in else gpu.name
     if parts == ("several nodes",):  # of other GPUs they were
-        parts = (f"several nodes with {planned.cluster.gpu.name}",)
+        parts = (f"several nodes with {name}",)
+    parts = tuple(name if part == gpu.name else part for part in parts)
     return (*notes, never_measured(parts)) if parts else notes
 
 

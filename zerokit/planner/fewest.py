@@ -58,7 +58,7 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
             *(note for note in request.assumptions if "GPU" not in note),
             *_batch_notes(request, results),
             *_speed_notes(options),
-            *_host_notes(options),
+            *_host_notes(options, kinds),
             *_unread(options, results),
             *_closed_form_notes(results),
         ),
@@ -76,6 +76,7 @@ def _misfit(
     """That nothing fits; and of each method why not on the most GPUs of the kind with the most memory, at
     most one node of them, and what would."""
     from zerokit.search.explain import gpu_words
+    from zerokit.search.plan import WHAT_WOULD_FIT
     from zerokit.suggest import alternatives
 
     gpu = max(kinds, key=lambda kind: kind.driver_vram_bytes)
@@ -84,7 +85,11 @@ def _misfit(
     answers = {method: _why_not(replace(request, cluster=cluster), method) for method in methods}
     first = f"{model_name} does not fit on up to {counted(most, 'GPU')} ({names})"
     if len(methods) > 1:
-        return "\n".join((first, *(f"{method}: {why}" for method, why in answers.items() if why)))
+        named = {
+            method: why.replace(WHAT_WOULD_FIT, WHAT_WOULD_FIT.replace(" it ", f" {method} "))
+            for method, why in answers.items()
+        }
+        return "\n".join((first, *(f"{method}: {why}" for method, why in named.items() if why)))
     why = answers[methods[0]]
     if not why:
         return first
@@ -133,11 +138,13 @@ def _batch_notes(request: Request, sizes: Sequence[Size]) -> tuple[str, ...]:
     return (f"global batch {some if least < most else counted(most, 'sequence')}: ⟨global_batch⟩ not given",)
 
 
-def _host_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
+def _host_notes(options: Mapping[str, Any], kinds: Sequence[Gpu]) -> tuple[str, ...]:
     if options.get("host_ram"):
         return ()
+    name = kinds[0].name if len(kinds) == 1 else "NAME"
     return (
-        "host memory is no more than nodes with these GPUs have (`zerokit gpus NAME`): ⟨host_ram⟩ not given",
+        f"host memory is no more than nodes with these GPUs have (`zerokit gpus {name}`): ⟨host_ram⟩ not "
+        "given",
     )
 
 

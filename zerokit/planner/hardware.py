@@ -14,8 +14,8 @@ from zerokit.values import frozen_dataclass, replace
 
 DEFAULT_GPU = "h100-sxm-80gb"
 _CPU_NOTES = (
-    "required of a CPU rank: the peak of its tensors, 1 GiB for the Python process and its libraries, and "
-    "room for an allocator as on a GPU; a run's report predicts the tensors and the process as measured",
+    "required beside the tensors: 1 GiB of process and room for an allocator; a run's report predicts the "
+    "tensors and the process as measured",
     "no speed is predicted for CPU ranks",
 )
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zerokit import __version__
+from zerokit.domain import time_parts
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options
@@ -119,7 +120,9 @@ def _times(result: PlanResult) -> Markup | None:
     parts = sorted(result.chosen.estimate.time_parts.items(), key=lambda item: -item[1])
     if not parts:
         return None
-    coloured = [(name, seconds, f"c{number % 7}") for number, (name, seconds) in enumerate(parts)]
+    coloured = [
+        (time_parts.label(name), seconds, f"c{number % 7}") for number, (name, seconds) in enumerate(parts)
+    ]
     return charts.bars(
         "Predicted time of an optimizer step", [charts.Bar(label="step", parts=coloured)],
         shown_as=format_seconds,

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from zerokit.domain import time_parts
 from zerokit.report import charts, component_parts, figure_text, render, run_events
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
@@ -231,7 +232,9 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
             (name, float(s)) for name, s in predicted_parts.items() if isinstance(s, int | float) and s > 0
         ]
         shares.sort(key=lambda part: -part[1])
-        parts = [(f"predicted: {name}", s, f"c{at % 7}") for at, (name, s) in enumerate(shares)]
+        parts = [
+            (f"predicted: {time_parts.label(name)}", s, f"c{at % 7}") for at, (name, s) in enumerate(shares)
+        ]
         if parts:
             rows.append(charts.Bar(label="predicted", parts=parts))
     rows.append(

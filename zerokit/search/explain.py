@@ -8,9 +8,10 @@ from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import REHEARSED, Candidate, MemoryEstimate, Strategy
+from zerokit.domain.time_parts import BOUNDS
+from zerokit.domain.time_parts import label as label_of_time
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component, label
-from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
 from zerokit.search.request import MemoryModel, Request
 from zerokit.search.space import Pins, unmodelled_with_loss
 from zerokit.units import GIB, counted, format_gib, format_seconds, told_apart
@@ -21,23 +22,8 @@ _AS_FAST = 0.0005  # of a step: paces are shown to a tenth of a per cent
 _MOSTLY = 0.5  # of the time that a strategy takes longer, from which one part of it is the reason
 _WORTH_NAMING_SHARE = 0.1
 """Of a difference in memory, from which a part of it is named: a choice."""
-_LARGE_LOSS_SHARE = 0.15
-"""Of the peak, from which the loss is worth a remark: a choice."""
 _WORTH_SAYING_SHARE = 0.01
 """Of a step, from which the time that the allocator's retries take is worth a remark: a choice."""
-
-BOUND_WORDS = {
-    "compute": "the GPUs' compute",
-    "launch": "the host, which launches kernels more slowly than the GPU runs them",
-    "link": "the link between the GPUs of a node",
-    "network": "the network between nodes",
-    "pcie": "PCIe, over which offloaded data travels",
-    "host": "the optimizer step on the CPU",
-    "nvme": "the NVMe disk",
-    "bubble": "the pipeline's filling and draining",
-    "optimizer": "the optimizer step",
-    "retries": "the allocator, which gives memory back and maps it again",
-}
 
 
 @frozen_dataclass
@@ -138,7 +124,7 @@ def bound_words(candidate: Candidate) -> str:
     """What takes most of the step: ``the GPUs' compute (82 % of the step)``."""
     time = candidate.time
     share = time.parts.get(time.bound_by, 0.0) / time.step_seconds if time.step_seconds else 0.0
-    return f"{BOUND_WORDS[time.bound_by]} ({share:.0%} of the step)"
+    return f"{BOUNDS[time.bound_by]} ({share:.0%} of the step)"
 
 
 def gain_words(best: Candidate, other: Candidate) -> str:
@@ -233,17 +219,15 @@ def _unit(cluster: Cluster) -> str:
 
 
 def advise(
-    chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluster, memory: MemoryModel
+    chosen: Candidate,
+    shape: ModelShape,
+    job: Job,
+    cluster: Cluster,
+    memory: MemoryModel,
+    on_loss: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Remarks that the figures of this plan support."""
-    advice = []
-    worst = chosen.memory.worst
-    loss = worst.components.get(Component.LOSS, 0)
-    if loss > _LARGE_LOSS_SHARE * worst.peak_allocated_bytes and not job.inference:
-        advice.append(
-            f"a fused (chunked) cross-entropy would save up to {format_gib(loss * FUSED_LOSS_SAVES, 1)}: "
-            f"the loss over a vocabulary of {shape.vocab:,} takes {format_gib(loss, 1)} of the peak"
-        )
+    """Remarks that the figures of this plan support, those on its loss among them."""
+    advice = [*on_loss]
     tight = _tight_advice(chosen, cluster)  # after the loss, which is a way out of it
     advice = [*advice, *tight] if tight else [*unsure_near_limit(chosen, shape, job, cluster), *advice]
     if chosen.time.bound_by == "launch" and cluster.gpu.name != "cpu":
@@ -270,7 +254,8 @@ def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluste
         return []
     part = time.parts.get(time.bound_by, 0.0) / time.step_seconds
     return [
-        f"the GPUs reach {share:.1%} of their peak: {time.bound_by} takes {part:.0%} of the step"
+        f"the GPUs reach {share:.1%} of their peak: {part:.0%} of the step goes to "
+        + label_of_time(time.bound_by)
         + _remedy(time.bound_by, cluster)
     ]
 

@@ -69,8 +69,9 @@ def refuse_micro_batch(batch: int, pins: Pins, ranks: int = 1) -> None:
         InputError: with global batches that it divides.
     """
     if pins.micro_batch and batch % pins.micro_batch:
+        each = f" on each of {ranks} data-parallel ranks" if ranks > 1 else ""
         raise InputError(
-            f"⟨micro_batch⟩ {pins.micro_batch} does not divide ⟨global_batch⟩ {batch}; "
+            f"⟨micro_batch⟩ {pins.micro_batch}{each} does not divide ⟨global_batch⟩ {batch}; "
             f"{nearest_batches(batch, ranks, pins)}"
         )
 

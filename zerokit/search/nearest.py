@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 
 from zerokit.domain.job import Lora
 from zerokit.domain.strategy import Candidate
 from zerokit.search.explain import BY_SCRIPT, barely_words, host_lack_words, strategy_words
+from zerokit.search.gap import halved
 from zerokit.search.request import Request
 from zerokit.search.space import Pins, unmodelled_with_loss
 from zerokit.units import GIB, counted, format_gib
@@ -41,8 +44,19 @@ def _words(candidate: Candidate, request: Request) -> str:
     )
 
 
-def unpinned(request: Request, works: Works) -> str | None:
-    """Without the options that fix the strategy."""
+def fixed_options(request: Request) -> list[str]:
+    """The options that fix the strategy, with their values."""
+    return [
+        f"⟨{option}⟩ {value}"
+        for option, name in _FIXED.items()
+        if (value := getattr(request.pins, name)) is not None
+        if not (name.endswith("_parallel") and value == 1)
+        if not (request.on_cpu and name.startswith("offload"))  # nobody gave it: all is in host memory
+    ]
+
+
+def _freed(request: Request) -> tuple[Request, str] | None:
+    """The request without the options that fix the strategy, and these in words; None: there are none."""
     pins = request.pins
     free = Pins(
         pipeline_module=pins.pipeline_module,
@@ -50,18 +64,25 @@ def unpinned(request: Request, works: Works) -> str | None:
         search_sequence=pins.search_sequence,
         micro_batch=pins.micro_batch,
     )
-    fixed = [
-        f"⟨{option}⟩ {value}"
-        for option, name in _FIXED.items()
-        if (value := getattr(pins, name)) is not None and not (name.endswith("_parallel") and value == 1)
-        if not (request.on_cpu and name.startswith("offload"))  # nobody gave it: all is in host memory
-    ]
+    fixed = fixed_options(request)
     if pins == free or not (fixed or pins.sizes() or pins.overlap_comm is not None):
         return None
-    candidate = works(replace(request, pins=free))
-    if not candidate:
+    return replace(request, pins=free), " ".join(fixed) or "fixed bucket sizes"
+
+
+def unpinned(request: Request, works: Works) -> str | None:
+    """Without the options that fix the strategy; where that alone is too little, on more GPUs, if those are
+    too little with the options."""
+    freed = _freed(request)
+    if freed is None:
         return None
-    return f"without {' '.join(fixed) or 'fixed bucket sizes'}: {_words(candidate, request)}"
+    free, fixed = freed
+    candidate = works(free)
+    if candidate:
+        return f"without {fixed}: {_words(candidate, request)}"
+    if more_gpus(request, works) is None and (more := more_gpus(free, works)):
+        return f"without {fixed}, and with {more}"
+    return None
 
 
 def smaller_batch(request: Request, works: Works) -> str | None:
@@ -87,15 +108,13 @@ def shorter_sequence(request: Request, works: Works) -> str | None:
 
     if not lengths or not at(lengths[0]):
         return None  # weights and states alone are too much: nothing between is asked
-    fitting = next((length, candidate) for length in reversed(lengths) if (candidate := at(length)))
-    step = fitting[0] // _EIGHTHS
-    low, high = _EIGHTHS, min(2 * _EIGHTHS, -(-asked // step))
-    while high - low > 1:
-        middle = (low + high) // 2
-        candidate = at(middle * step)
-        low, high = (middle, high) if candidate else (low, middle)
-        fitting = (middle * step, candidate) if candidate else fitting
-    return f"⟨seq_len⟩ {fitting[0]}: {_words(fitting[1], request)}"
+    longest, candidate = next(
+        (length, candidate) for length in reversed(lengths) if (candidate := at(length))
+    )
+    step = longest // _EIGHTHS
+    most_steps = min(2 * _EIGHTHS, -(-asked // step))
+    steps, fitting = halved(most_steps, _EIGHTHS, candidate, lambda steps: at(steps * step))
+    return f"⟨seq_len⟩ {steps * step}: {_words(fitting, request)}"
 
 
 def fused_loss(request: Request, works: Works) -> str | None:
@@ -184,7 +203,7 @@ def closest(request: Request, nearest: Candidate | None, works: Works) -> Candid
 
 
 def more_gpus(request: Request, works: Works) -> str | None:
-    """The next number of GPUs, doubling, on which something fits.
+    """The fewest GPUs on which something fits: in a node their number is doubled, beyond it nodes are whole.
 
     Sequences are divided only where nothing fits otherwise: looking for that too on every number of GPUs
     takes seconds.
@@ -203,16 +222,37 @@ def _more_gpus(request: Request, works: Works) -> str | None:
     larger = [one for one in larger if one.cluster.gpus <= _MOST_GPUS]
     if not larger or not works(larger[-1]):
         return None  # what one GPU must hold is too much already: nothing between is asked
-    for one in larger:
+    for below, one in itertools.pairwise([request, *larger]):
         candidate = works(one)
         if candidate:
-            gpus, nodes = one.cluster.gpus, one.cluster.nodes
-            on = f" on {nodes} nodes" if nodes > 1 else ""
-            drops_batch = request.job.global_batch is not None and one.job.global_batch is None
-            batch = f" and ⟨global_batch⟩ {candidate.strategy.global_batch}" if drops_batch else ""
-            more = gpus - cluster.gpus
-            return f"{counted(more, 'more GPU')} (⟨gpus⟩ {gpus}{batch}{on}): {_words(candidate, request)}"
+            numbers = [below.cluster.gpus, *_between(below, one), one.cluster.gpus]
+
+            def on(at: int, numbers: list[int] = numbers) -> Candidate | None:
+                return works(_with_gpus(request, numbers[at]))
+
+            at, fitting = halved(0, len(numbers) - 1, candidate, on)
+            return _gpus_words(request, _with_gpus(request, numbers[at]), fitting)
     return None
+
+
+def _between(below: Request, above: Request) -> list[int]:
+    """The numbers of GPUs between two that are whole nodes, and that the fixed degrees and the global batch
+    divide among themselves as they do on the larger number."""
+    cluster, pins, batch = above.cluster, above.pins, above.job.global_batch
+    degrees = (pins.tensor_parallel or 1) * (pins.pipeline_parallel or 1) * (pins.sequence_parallel or 1)
+    step = math.lcm(cluster.gpu.max_gpus_per_node, degrees)
+    least = max(below.cluster.gpus + 1, cluster.gpu.max_gpus_per_node * below.cluster.nodes)
+    numbers = range(-(-least // step) * step, cluster.gpus, step)
+    return [number for number in numbers if batch is None or batch % number == 0]
+
+
+def _gpus_words(request: Request, larger: Request, candidate: Candidate) -> str:
+    gpus, nodes = larger.cluster.gpus, larger.cluster.nodes
+    on = f" on {nodes} nodes" if nodes > 1 else ""
+    drops_batch = request.job.global_batch is not None and larger.job.global_batch is None
+    batch = f" and ⟨global_batch⟩ {candidate.strategy.global_batch}" if drops_batch else ""
+    more = gpus - request.cluster.gpus
+    return f"{counted(more, 'more GPU')} (⟨gpus⟩ {gpus}{batch}{on}): {_words(candidate, request)}"
 
 
 def _with_gpus(request: Request, gpus: int) -> Request:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -27,9 +27,10 @@ from zerokit.search.global_batch import (
     refuse_micro_batch,
 )
 from zerokit.search.host_memory import assumed_host, note_on_choice, note_on_cores
-from zerokit.search.nearest import closest, larger_gpus, nearest_changes
+from zerokit.search.loss_advice import on_loss
+from zerokit.search.nearest import closest, fixed_options, larger_gpus, nearest_changes
 from zerokit.search.request import Request
-from zerokit.search.search import HOST_REASON, STATES_REASON, SearchResult, fits, search
+from zerokit.search.search import HOST_REASON, SearchResult, fits, search
 from zerokit.search.space import (
     Layout,
     OffloadChoice,
@@ -40,8 +41,11 @@ from zerokit.search.space import (
 )
 from zerokit.search.strategies import Space, build_strategy
 from zerokit.timing.step_time import TimeModel
-from zerokit.units import counted
+from zerokit.units import counted, format_gib
 from zerokit.values import frozen_dataclass, replace
+
+WHAT_WOULD_FIT = "What would make it fit:"
+"""Heads the changes after which something fits, in the message of what does not."""
 
 
 @frozen_dataclass
@@ -148,16 +152,21 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         left_idle=idle,
         assumptions=assumptions,
         faster_with=(*faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
-        advice=(
-            *surer,
-            *advice.advise(chosen, space.shape, space.job, request.cluster, request.for_remarks().memory),
-            *(
-                close_call(chosen, others, space.timing)
-                if request.timed and not request.job.inference
-                else ()
-            ),
-        ),
+        advice=(*surer, *_advice(request, space, chosen, others)),
     )
+
+
+def _advice(
+    request: Request, space: Space, chosen: Candidate, others: Sequence[Candidate]
+) -> tuple[str, ...]:
+    """Remarks that the figures of the choice support."""
+    told = advice.advise(
+        chosen, space.shape, space.job, request.cluster, request.for_remarks().memory,
+        on_loss(request, space, chosen),
+    )  # fmt: skip
+    if not request.timed or request.job.inference:
+        return told
+    return (*told, *close_call(chosen, others, space.timing))
 
 
 def make_space(request: Request) -> tuple[Space, tuple[str, ...]]:
@@ -293,8 +302,10 @@ def _explain(request: Request, result: SearchResult) -> str:
     nearest = closest(request, result.nearest, best_plan)
     if nearest is not None:
         lines[0] += ": " + advice.lack_words(nearest, request.cluster)
-    elif STATES_REASON in result.rejected:  # before what DeepSpeed refuses, which nobody need have asked for
-        lines[0] += ": the model states alone require more"
+    elif result.least_states_bytes:  # before what DeepSpeed refuses, which nobody need have asked for
+        fixed = " ".join(fixed_options(request))
+        lines[0] += f": {f'with {fixed} ' if fixed else ''}the model states alone require at least "
+        lines[0] += f"{format_gib(result.least_states_bytes, 1)} per GPU"
     elif result.rejected:
         lines[0] += f": {next(iter(result.rejected))}"
     if nearest is not None:
@@ -309,7 +320,7 @@ def _explain(request: Request, result: SearchResult) -> str:
         lines.append(assumed_host(request.cluster))
     lines += _left_out(result)
     if changes:
-        lines.append("What would make it fit:")
+        lines.append(WHAT_WOULD_FIT)
         lines += [f"  - {change}" for change in changes]
     return "\n".join(lines)
 

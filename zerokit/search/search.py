@@ -44,6 +44,7 @@ HOST_REASON = "host memory"
 STATES_REASON = "GPU memory: model states alone"
 _UNKNOWN = "memory not known"
 _SLOWER = "slower than the plans shown"
+_SAME_FAMILY = "other settings of the plans shown"
 _ADAM_BYTES = 12
 """A weight's fp32 copy and Adam's two moments (ZeRO, arXiv 1910.02054, K = 12)."""
 
@@ -58,12 +59,15 @@ class SearchResult:
             or nothing was legal.
         unknown: the fastest strategy of those left out because nobody knows what they require, and why;
             ``None``: there is none among those that were asked.
-        rejected: reason -> how many candidates.
+        least_states_bytes: at least what the model states alone require of a GPU, of the strategies that were
+            ruled out by it; ``None``: none was.
+        rejected: reason -> how many candidates; what is slower than the ranked was not asked whether it fits.
     """
 
     ranked: tuple[Candidate, ...]
     nearest: Candidate | None
     unknown: tuple[Strategy, MemoryUnknown] | None
+    least_states_bytes: int | None
     rejected: Mapping[str, int]
     candidates: int
     seconds: float
@@ -117,6 +121,7 @@ class Search:
     nearest: tuple[float, Strategy, MemoryEstimate] | None = None
     hopeless: tuple[float, Strategy] | None = None
     unknown: tuple[Strategy, MemoryUnknown] | None = None
+    least_states_bytes: int | None = None
     # (lack at least, order in which they were found, strategy) of those that lack host memory
     short_of_host: list[tuple[float, int, Strategy]] = field(default_factory=list)
     # family -> seconds that the allocator's retries take whatever the knobs; those that know it exactly
@@ -139,7 +144,7 @@ class Search:
         while queue and len(ranked) < self.top:
             now, order, _, family, chosen = heapq.heappop(queue)
             if order in reported:
-                self.rejected[_SLOWER] += 1
+                self.rejected[_SAME_FAMILY] += 1
             elif isinstance(chosen, Candidate):
                 ranked.append(chosen)
                 reported.add(order)
@@ -152,12 +157,14 @@ class Search:
                         self.rejected[_SLOWER] += 1
                     else:
                         heapq.heappush(queue, (seconds, order, next(ticket), family, entry))
-        for *_, family, chosen in queue:
-            self.rejected[_SLOWER] += 1 if chosen else len(family.variants)
+        for _, order, _, family, chosen in queue:
+            reason = _SAME_FAMILY if order in reported else _SLOWER
+            self.rejected[reason] += 1 if chosen else len(family.variants)
         return SearchResult(
             ranked=tuple(ranked),
             nearest=self._nearest() if self.wants_nearest and not ranked else None,
             unknown=self.unknown,
+            least_states_bytes=self.least_states_bytes,
             rejected=dict(self.rejected.most_common()),
             candidates=self.candidates,
             seconds=time.perf_counter() - started,
@@ -226,7 +233,10 @@ class Search:
             size += element_bytes * weights / (ranks if placement.stage == 3 else 1)
         if placement.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
             size += _ADAM_BYTES * weights / (ranks if placement.stage >= 1 else 1)
-        return STATES_REASON if size > space.cluster.gpu.driver_vram_bytes else None
+        if size <= space.cluster.gpu.driver_vram_bytes:
+            return None
+        self.least_states_bytes = min(int(size), self.least_states_bytes or int(size))
+        return STATES_REASON
 
     # ---------------------------------------------------------------- time and memory
 

@@ -9,6 +9,7 @@ from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
+from zerokit.search.gap import halved
 from zerokit.search.global_batch import refuse_micro_batch
 from zerokit.search.nearest import first_change
 from zerokit.search.plan import best_plan, check_pins, make_space
@@ -101,12 +102,10 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
         fitting = attempt(count)
         if fitting is not None:
             return _size(gpu, method, offload, count, fitting)
-    low, high, best = 1, 2, None
-    while high * per_node <= most:
+    low, high, most_nodes, best = 1, 1, most // per_node, None
+    while best is None and high < most_nodes:
+        low, high = high, min(2 * high, most_nodes)
         best = attempt(high * per_node)
-        if best is not None:
-            break
-        low, high = high, high * 2
     if best is None:
         refused = all(refusals)
         last = refusals[-1]
@@ -117,11 +116,8 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
         )
         return Size(gpu=gpu, method=method, offload=offload, gpus=0, nodes=0, candidate=None,
                     why=why, refused=refused)  # fmt: skip
-    while high - low > 1:
-        middle = (low + high) // 2
-        fitting = attempt(middle * per_node)
-        low, high, best = (low, middle, fitting) if fitting is not None else (middle, high, best)
-    return _size(gpu, method, offload, high * per_node, best)
+    nodes, found = halved(low, high, best, lambda nodes: attempt(nodes * per_node))
+    return _size(gpu, method, offload, nodes * per_node, found)
 
 
 def _with_remedy(size: Size, request: Request, most: int) -> Size:

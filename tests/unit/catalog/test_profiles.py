@@ -113,7 +113,7 @@ def test_the_note_on_another_release_gives_way_to_advice(
     monkeypatch.chdir(tmp_path)  # a longer folder takes a line from the notes
     assert run([*asked, "--out", "plan"]) == 0
     shown = capsys.readouterr().out
-    assert "a fused (chunked) cross-entropy would save" in shown
+    assert "--loss chunked (TRL) or liger (Trainer) would " in shown
     assert "Transformers 9.1.0 is installed" not in shown
 
 

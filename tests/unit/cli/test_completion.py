@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -98,3 +99,18 @@ def test_a_shell_gets_them_without_torch(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.stdout.split() == [f"plain,llama-3.1-{size}" for size in ("405b", "70b", "8b")]
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("option", ["--checkpointing", "--offload-optimizer", "--offload-param"])
+def test_auto_is_offered_where_a_value_is_looked_for(option: str) -> None:
+    """A plan takes ``auto`` for what it chooses itself; an estimate is of one strategy."""
+    listed = {
+        command: next(
+            parameter.metavar or ""
+            for parameter in importlib.import_module(f"zerokit.cli.{command}").command.params
+            if option in parameter.opts
+        ).split("|")
+        for command in ("plan", "size", "tune", "estimate")
+    }
+    assert [command for command, words in listed.items() if "auto" in words] == ["plan", "size", "tune"]
+    assert all("none" in words for words in listed.values())

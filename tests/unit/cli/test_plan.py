@@ -304,7 +304,7 @@ def test_a_plan_near_the_cards_limit_says_what_that_may_cost(capsys: pytest.Capt
     assert tight["chosen"]["estimate"]["fits"]
     loss, told = (
         next(at for at, line in enumerate(tight["advice"]) if word in line)
-        for word in ("fused (chunked) cross-entropy", "allocator retries")
+        for word in ("--loss chunked", "allocator retries")
     )
     assert loss < told, "the remedy first: the first screen has one remark"
     slower = tight["chosen"]["estimate"]["step_seconds"] - roomy["chosen"]["estimate"]["step_seconds"]

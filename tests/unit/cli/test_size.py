@@ -138,6 +138,8 @@ def test_a_card_that_is_barely_enough_is_named_after_one_with_room(
     )
     assert both["next"].endswith("--method lora --gpus 1 --gpu l40s")
     assert "per GPU, barely: 0.2 GiB headroom)" in as_json(capsys, *words, "a100-40gb")["answer"][0]
+    code, out, _ = call(capsys, *both["next"].replace("l40s", "a100-40gb").split()[1:])
+    assert code == 0 and "per GPU, barely: 0.2 GiB headroom\n" in out  # a plan by the same rule
 
 
 @pytest.mark.parametrize(
@@ -289,11 +291,27 @@ def test_where_no_method_fits_each_says_what_would_make_it_fit(capsys: pytest.Ca
     assert (code, out) == (3, "") and "does not fit on up to 2 GPUs (l4)\nfull: nothing fits 2 × l4" in err
     for method in ("full", "lora", "qlora"):
         alone = call(capsys, *words, "--method", method)[2].removeprefix("zerokit: ")
-        assert f"{method}: {alone.rstrip()}" in err
+        named = alone.rstrip().replace("What would make it fit:", f"What would make {method} fit:")
+        assert f"{method}: {named}" in err
         assert "What would make it fit:\n  - " in alone
     assert "more GPUs (--gpus 16 " in err  # LoRA
     required, least = re.findall(r"requires? (39\.\d) GiB|at least (39\.\d) GiB each", err)
     assert required[0] == least[1]  # QLoRA, which no number of these helps
+
+
+@pytest.mark.parametrize(("method", "gpus"), [("full", 40), ("lora", 16)])
+def test_a_stage_that_no_number_of_gpus_helps_is_named_with_what_would(
+    method: str, gpus: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--model", "llama-3.1-70b", "--gpu", "l4", "--method", method)
+    code, _, err = call(capsys, "size", *words, "--zero", "0")
+    assert code == 3 and f"  - without --zero 0, and with {gpus - 8} more GPUs (--gpus {gpus} on " in err
+    assert call(capsys, "plan", *words, "--gpus", str(gpus))[0] == 0
+    if method == "full":
+        (named,) = re.findall(r"with --zero 0 the model states alone require at least ([\d.]+) GiB", err)
+        # a 16-bit weight, its fp32 copy and Adam's moments of each of 80 layers' weights
+        layers = 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672 + 2 * 8192)
+        assert float(named) == pytest.approx(14 * layers / 2**30, rel=0.001)
 
 
 def test_a_kind_that_does_not_fit_says_what_would_also_where_another_fits(
@@ -345,6 +363,23 @@ def test_every_number_up_to_the_most_is_tried(capsys: pytest.CaptureFixture[str]
              "--offload-optimizer", "none", "--offload-param", "none", "--gpus")  # fmt: skip
     assert call(capsys, *words, "2")[0] == 3
     assert as_json(capsys, *words, "3")["sizes"][0]["gpus"] == 3
+    nodes = ("size", "--model", "llama-3.1-70b", "--method", "full", "--gpu", "rtx-4090", "--gpus")
+    code, _, err = call(capsys, *nodes, "39")
+    assert code == 3 and "32 more GPUs (--gpus 40 on 5 nodes)" in err  # than the 8 of a node
+    for most in ("40", "47", "64"):
+        assert {row["gpus"] for row in as_json(capsys, *nodes, most)["sizes"] if row["gpus"]} == {40}
+
+
+def test_the_card_whose_hosts_are_meant_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("size", "--model", "llama-3.2-1b", "--method", "lora")
+    for named, card in (
+        (("--vram", "24GiB"), "rtx-4090"),
+        (("--gpu", "l40s"), "l40s"),
+        (("--gpu", "l4,t4"), "NAME"),
+    ):
+        assert any(
+            f"(`zerokit gpus {card}`)" in note for note in as_json(capsys, *words, *named)["assumptions"]
+        )
 
 
 def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,15 @@ import pytest
 
 import zerokit
 from tests.support.requests import request_for
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError, NothingFits
 from zerokit.search.explain import strategy_words
 from zerokit.search.nearest import more_gpus
+from zerokit.search.plan import best_plan
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
+from zerokit.values import replace
 
 
 def test_more_gpus_are_looked_for_with_whole_sequences_first() -> None:
@@ -28,6 +32,44 @@ def test_more_gpus_are_looked_for_with_whole_sequences_first() -> None:
     asked.clear()
     assert more_gpus(request_for(), works) is None
     assert asked == [False]
+
+
+@pytest.mark.parametrize(
+    ("asked", "fewest", "named"),
+    [
+        ({}, 40, 40),
+        ({}, 96, 96),
+        ({}, 4, 4),  # a node holds powers of two
+        ({"tensor_parallel": 16}, 40, 48),  # whole nodes that hold whole groups
+    ],
+)
+def test_more_gpus_are_as_few_as_fit(asked: dict[str, int], fewest: int, named: int) -> None:
+    def works(request: Request) -> Candidate | None:
+        numbers.append(request.cluster.gpus)
+        return fitting if request.cluster.gpus >= fewest else None
+
+    numbers: list[int] = []
+    request = request_for(gpu="rtx-4090", count=1)
+    fitting = best_plan(request_for("llama-3.2-1b"))
+    offered = more_gpus(replace(request, pins=Pins(**asked)), works)
+    assert offered and f"⟨gpus⟩ {named}" in offered.replace(" on", ")"), offered
+    assert len(numbers) < 14
+
+
+def test_more_gpus_keep_the_global_batch_where_they_can() -> None:
+    def works(request: Request) -> Candidate | None:
+        return fitting if request.cluster.gpus >= 34 else None
+
+    fitting = best_plan(request_for("llama-3.2-1b"))
+    offers = {
+        batch: more_gpus(
+            request_for(gpu="rtx-4090", count=1, job=Job(seq_len=2048, global_batch=batch)), works
+        )
+        for batch in (64, 80, 100)
+    }
+    assert "(⟨gpus⟩ 64 on 8 nodes)" in (offers[64] or "")  # 40 would need another batch
+    assert "(⟨gpus⟩ 40 on 5 nodes)" in (offers[80] or "")
+    assert "(⟨gpus⟩ 40 and ⟨global_batch⟩" in (offers[100] or "")  # no number of whole nodes divides 100
 
 
 def _refusal(**options: Any) -> str:

@@ -175,6 +175,7 @@ def test_a_global_batch_that_cannot_be_is_refused_with_the_two_next_to_it(batch:
     request = request_for("gpt2", "h200", 8, job=job, pins=pins)
     with pytest.raises(InputError) as refused:
         make_plan(request)
+    assert "data-parallel ranks" in refused.value.marked  # of which each takes so many
     named = re.search(r"use ⟨global_batch⟩ (\d+) or (\d+)", refused.value.marked)
     assert named is not None and named.groups() == ("64", "128")
     for size in map(int, named.groups()):
@@ -194,7 +195,10 @@ def test_nothing_fits_names_the_nearest_changes() -> None:
 def test_a_lack_of_memory_is_the_reason_before_placements_that_nobody_asked_for() -> None:
     with pytest.raises(NothingFits) as failed:
         make_plan(request_for("llama-3.1-8b", "h100-sxm-80gb", 8, pins=Pins(zero_stage=0)))
-    assert failed.value.marked.splitlines()[0].endswith(": the model states alone require more")
+    first = failed.value.marked.splitlines()[0]
+    assert ": with ⟨zero⟩ 0 the model states alone require at least 9" in first and first.endswith(
+        "GiB per GPU"
+    )
 
 
 def test_what_was_fixed_is_named_and_nothing_else() -> None:

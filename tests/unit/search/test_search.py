@@ -186,6 +186,19 @@ def test_every_candidate_is_accounted_for() -> None:
     assert all(count > 0 for count in found.rejected.values())
 
 
+def test_settings_of_a_plan_shown_are_not_counted_as_slower_plans() -> None:
+    """Where fewer strategies fit than may be shown, nothing that fits is kept back."""
+    space, _ = make_space(request_for("llama-3.1-8b", "rtx-4090", 8, job=Job(seq_len=4096)))
+    few, more, all_of_them = (search(space, top=top) for top in (2, 50, 60))
+    assert len(few.ranked) == 2 < len(more.ranked) == len(all_of_them.ranked) < 50
+    assert "slower than the plans shown" in few.rejected
+    assert "slower than the plans shown" not in more.rejected
+    assert (
+        more.rejected["other settings of the plans shown"] > few.rejected["other settings of the plans shown"]
+    )
+    assert more.rejected == all_of_them.rejected
+
+
 def random_requests(number: int) -> list[Request]:
     chance = random.Random(20260)
     found = []

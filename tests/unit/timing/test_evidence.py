@@ -69,3 +69,12 @@ def test_gpus_with_measured_times_are_those_of_the_benchmarks() -> None:
     assert all(json.loads(row) for row in rows)
     for gpu in (*FSDP_FILES, "h200"):
         assert zerokit.estimate(**JOB, gpu=gpu, gpus=1).to_dict()["measured_on_no_machine"] == []
+
+
+def test_a_card_that_nobody_named_is_said_to_be_assumed(tmp_path: Path) -> None:
+    asked = ["plan", "--model", "llama-3.2-1b", "--gpus", "2", "--out", str(tmp_path), "--vram"]
+    told = "\nNo step time was ever measured on: rtx-4090"
+    shown = CliRunner().invoke(cli, [*asked, "24GiB"])
+    assert f"{told} (its speeds are assumed)\n" in shown.stdout
+    shown = CliRunner().invoke(cli, [*asked, "24GiB", "--gpu", "rtx-4090"])
+    assert f"{told}\n" in shown.stdout
