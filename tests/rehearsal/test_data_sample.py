@@ -237,7 +237,8 @@ def test_what_follows_an_evaluation_counts_a_prediction_for_each_row(monkeypatch
 LENGTHS = """
 import sys, torch, transformers
 model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-    vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4)).cuda()
+    vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4))
+model.to("cuda", getattr(torch, sys.argv[2]))
 optimizer = torch.optim.SGD(model.parameters())
 for step in range(4):
     ids = torch.ones(2, 64 + int(sys.argv[1]) * step, dtype=torch.int64, device="cuda")
@@ -246,12 +247,28 @@ for step in range(4):
 """
 
 
+FED = "batches of 64 to 112 tokens a row were fed"
+PLANNED = "cuDNN's attention makes a plan for each length that a run has not met"
+
+
 @pytest.mark.parametrize(
-    ("longer", "said"), [("0", []), ("16", ["batches of 64 to 112 tokens a row were fed"])]
+    ("gpu", "longer", "dtype", "variables", "said"),
+    [
+        ("h200", "0", "bfloat16", {}, []),
+        ("h200", "16", "bfloat16", {}, [FED, PLANNED]),
+        ("h200", "16", "float32", {}, [FED]),  # the memory-efficient kernel
+        ("a100-80gb", "16", "bfloat16", {}, [FED]),  # FlashAttention
+        ("h200", "16", "bfloat16", {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}, [FED]),
+    ],
 )
-def test_batches_of_several_lengths_are_told(tmp_path: Path, longer: str, said: list[str]) -> None:
+def test_batches_of_several_lengths_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, longer: str, dtype: str,
+    variables: dict[str, str], said: list[str],
+) -> None:  # fmt: skip
     pytest.importorskip("transformers")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     (tmp_path / "train.py").write_text(LENGTHS)
-    code, found, errors = rehearse(tmp_path, "--gpu", "h200", "--steps", "4", "train.py", longer)
+    code, found, errors = rehearse(tmp_path, "--gpu", gpu, "--steps", "4", "train.py", longer, dtype)
     assert code == 0, errors
-    assert [text.partition(":")[0] for text in found["warnings"] if "tokens a row" in text] == said
+    assert [start for text in found["warnings"] for start in (FED, PLANNED) if text.startswith(start)] == said

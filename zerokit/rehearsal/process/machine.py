@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
+from zerokit.rehearsal.process.attention_plans import AttentionPlans
 from zerokit.rehearsal.process.guesses import Guesses
 from zerokit.rehearsal.process.kernels import Workspaces
 from zerokit.rehearsal.process.ledger import GpuMemory
@@ -125,6 +126,7 @@ class Machine:
         unseen: above 0 while the rehearsal itself uses operators that no GPU would run.
         kept_evaluation_batches: after so many an evaluation moves its outputs to the host; None: never.
         unwaited: tensors of collectives that nobody waits for.
+        attention_plans: the shapes that cuDNN's attention was given.
         under_way: of the collective that goes on now.
         messages: from and to other ranks.
         collectives: issued while somebody observed; the last one's number.
@@ -150,6 +152,7 @@ class Machine:
         self.observers: list[Observer] = []
         self.unseen = 0
         self.unwaited = Unwaited(self.ledger)
+        self.attention_plans = AttentionPlans()
         self.under_way = UnderWay()
         self.messages = messages
         self.collectives = 0

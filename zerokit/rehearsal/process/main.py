@@ -232,6 +232,8 @@ class Rehearsed:
                 f"batches of {fewest:,} to {most:,} tokens a row were fed: the figures are those of the "
                 "batches that a run feeds first, and a longer one later takes more"
             )
+        if (new_lengths := self.machine.attention_plans.note(self.phases.lengths)) is not None:
+            self.machine.warn(new_lengths)
         if (unwaited := self.machine.unwaited.note()) is not None:
             self.machine.warn(unwaited)
         if (lacking := without_triton.note(self.machine.idle_packages)) is not None:

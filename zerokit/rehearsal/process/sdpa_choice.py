@@ -226,6 +226,8 @@ class Attention:
             scale,
             enable_gqa,
         )
+        if kernel is Kernel.CUDNN and torch.is_grad_enabled():
+            self._machine.attention_plans.see(query, key)
         if kernel is Kernel.MATH:
             with in_place_adds.math_attention():
                 return _torch_attention(
