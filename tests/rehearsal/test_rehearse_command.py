@@ -36,7 +36,7 @@ def test_a_plain_loop_is_rehearsed_and_leaves_no_trace(tmp_path: Path) -> None:
     assert rank["peak_phase"] == "step"
     assert 5 * weights <= rank["phases"]["step"] - WORKSPACES <= 5 * weights + 1024
     assert rank["peak_allocated_bytes"] == max(rank["phases"].values())
-    assert set(rank["phases"]) <= set(PHASES)
+    assert set(rank["phases"]) <= set(PHASES) and said["bf16"] is False
     assert "save" in rank["phases"]
     assert rank["written_bytes"] == weights
     assert "offload_optimizer" in said["changes"][0]["what"]  # two moments and the temporary of their step
@@ -185,6 +185,7 @@ def test_barriers_keep_a_block_and_bf16_gradients_have_no_scaler(tmp_path: Path)
     assert said["stopped"]["location"].endswith("bf16_scaler.py:36")
     assert "not implemented for 'BFloat16'" in said["stopped"]["reason"]
     assert "nobody waits" in " ".join(said["warnings"])  # for the hook's all-reduce
+    assert said["bf16"] is True
 
 
 def test_what_cudnn_chooses_is_said_not_to_be_modelled(tmp_path: Path) -> None:

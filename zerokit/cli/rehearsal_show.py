@@ -47,20 +47,31 @@ def show(done: Rehearsal, to_plan: str | None = None) -> None:
     _echo(done.verdict, indent="")
     if done.fits is None and done.complete and done.min_vram_bytes is not None:
         click.echo("\nNext")
-        _echo(_names_a_card(done.min_vram_bytes))
+        _echo(_names_a_card(done.min_vram_bytes, bf16=done.bf16))
     if done.fits is False and to_plan is not None:
         click.echo("\nNext: what fits of this script's batch sizes, checkpointing, ZeRO and offload")
         click.echo("\n".join(prose.command_lines(to_plan)))
 
 
-def _names_a_card(required_bytes: int) -> str:
-    """What to add so that the answer is whether it fits, with the smallest cards that would hold it."""
+def _names_a_card(required_bytes: int, *, bf16: bool) -> str:
+    """What to add so that the answer is whether it fits, with the smallest cards that would hold it.
+
+    Args:
+        bf16: whether the script computes in bf16: Transformers and DeepSpeed refuse to on a GPU without it.
+    """
     from zerokit.catalog import gpus
 
-    large = [gpu for gpu in gpus.catalog() if gpu.chip and gpu.driver_vram_bytes >= required_bytes]
+    large = [
+        gpu
+        for gpu in gpus.catalog()
+        if gpu.chip and gpu.driver_vram_bytes >= required_bytes and (gpu.supports("bf16") or not bf16)
+    ]
     smallest = sorted(large, key=lambda gpu: gpu.driver_vram_bytes)[:_MOST_CARDS]
     named = ", ".join(f"{gpu.name} ({format_gib(gpu.driver_vram_bytes, 1)})" for gpu in smallest)
-    holds = f"the smallest that hold this: {named}" if named else "no card of `zerokit gpus` holds this"
+    which = " with bf16" if bf16 else ""
+    holds = (
+        f"the smallest{which} that hold this: {named}" if named else "no card of `zerokit gpus` holds this"
+    )
     return f"add --gpu NAME or --vram SIZE, and it is said whether it fits; {holds}"
 
 

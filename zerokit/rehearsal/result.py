@@ -119,6 +119,7 @@ class Rehearsal:
             none. ``model``: which model it trains, and how (``config``, ``method``, adapters).
         untrained: why a script that trains where an option says so neither trained, evaluated nor generated;
             None: it did.
+        bf16: whether tensors on the GPU were in bf16, which older GPUs do not compute in.
         config_files: DeepSpeed configurations that were read. ``data_parallel``: whether PyTorch's DDP wraps
             a model; ``fully_sharded``: whether its FSDP shards the one that is trained.
     """
@@ -146,6 +147,7 @@ class Rehearsal:
     engine: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
     untrained: str | None = None
+    bf16: bool = False
     config_files: tuple[str, ...] = ()
     data_parallel: bool = False
     fully_sharded: bool = False

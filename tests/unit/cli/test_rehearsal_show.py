@@ -69,6 +69,16 @@ def test_where_no_card_was_named_those_that_hold_it_are(
     assert "add --gpu" not in _shown(replace(DONE, fits=True), monkeypatch, capsys)
 
 
+def test_a_script_in_bf16_is_offered_cards_that_have_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unnamed = replace(DONE, fits=None, vram_bytes=None, min_vram_bytes=9 * GIB)
+    said = " ".join(_shown(unnamed, monkeypatch, capsys).split())
+    assert "the smallest that hold this: t4 (15.0 GiB), v100-16gb" in said
+    said = " ".join(_shown(replace(unnamed, bf16=True), monkeypatch, capsys).split())
+    assert "the smallest with bf16 that hold this: a10" in said and "t4" not in said and "v100" not in said
+
+
 @pytest.mark.parametrize("done", [DONE, STOPPED], ids=["whole", "stopped"])
 def test_a_terminal_and_a_pipe_get_the_same_words(
     done: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -109,6 +109,7 @@ class GpuMemory:
         self.threads = threading.local()  # .stream: the current stream of each thread
         self.origin: Callable[[str, int], Origin] | None = None
         """Says where an allocation of so many bytes by an operator comes from."""
+        self.dtypes: set[Any] = set()  # of all tensors that were counted
         self.contents: dict[int, str] = {}  # what a block holds, by its number, where that is known
         self._origin_numbers: dict[Origin, int] = {NOWHERE: 0}
         self._holdings: dict[int, Holding] = {}
@@ -201,6 +202,7 @@ class GpuMemory:
         key = storage._cdata
         if key in self._holdings:
             return
+        self.dtypes.add(tensor.dtype)
         size = storage.nbytes()
         number, block = self._take(size, why) if size else (-1, None)
         holding = self._holdings[key] = Holding(number, block)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from zerokit.rehearsal.process import smallest_card
 from zerokit.rehearsal.process.guesses import Guess
 from zerokit.rehearsal.process.ledger import GpuMemory
@@ -52,6 +54,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         ),
         "expandable_segments": ledger.allocator.settings.expandable_segments,
         "at_peak": at_peak(ledger),
+        "bf16": torch.bfloat16 in ledger.dtypes,
         "host_bytes": machine.peak_host_bytes,
         "written_bytes": machine.written_bytes,
         "guesses": [*_guesses(machine.guesses.shapes, True), *_guesses(machine.guesses.values, False)],
