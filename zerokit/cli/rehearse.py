@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 @click.option(
     "--gpus", metavar="N", type=click.IntRange(1, 65536), help="Ranks in all. [default: the plan's, or 1]"
 )
-@click.option("--gpu", metavar="NAME", help="A GPU of `zerokit gpus`.")
+@click.option(
+    "--gpu", metavar="NAME", help="A GPU of `zerokit gpus`. [default: the plan's, or this machine's]"
+)
 @click.option("--vram", metavar="SIZE", help="Memory per GPU, such as 24GiB.")
 @click.option(
     "--rank", metavar="N", default=0, show_default=True, type=click.IntRange(0), help="Which rank to run."
