@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.script_profile import ScriptProfile
-from zerokit.domain.strategy import REHEARSED, Candidate, Strategy
+from zerokit.domain.strategy import REHEARSED, Strategy
 from zerokit.errors import InputError
 from zerokit.launcher.secrets import Secrets
 from zerokit.planner.effects import unread
@@ -59,7 +59,7 @@ class ScriptPlanning:
     """One plan for one script.
 
     Attributes:
-        seconds: after so long only the best plan is still rehearsed.
+        seconds: after so long the script is rehearsed only until one plan is that fits.
         search: the rehearsals so far, and what is found with them.
     """
 
@@ -282,16 +282,15 @@ class ScriptPlanning:
     # ---------------------------------------------------------------- the search
 
     def _searched(self, request: Request, top: int) -> Plan:
-        plan, usable = self.search.search(request, top)
-        return self._chosen(plan, usable, request, top)
-
-    def _chosen(self, plan: Plan, usable: list[Candidate], request: Request, top: int) -> Plan:
-        chosen = usable[0]
+        plan = self.search.search(request, top)
+        chosen = plan.chosen
         if chosen.memory.basis != REHEARSED:
             self._decisions.notes.append(
                 "this plan itself was not rehearsed: after "
                 f"{counted(len(self.search.records), 'rehearsal')} others came first"
             )
+        if self.search.passed_over:
+            self._decisions.notes.append(self.search.passed_over)
         rehearsed = self.search.profile.of(chosen.strategy)
         if rehearsed is not None and rehearsed.step_seconds_range is not None:
             probed = request.calibration is not None and request.calibration.host_factor is not None
@@ -300,8 +299,7 @@ class ScriptPlanning:
             self.say(f"warning: {warning}")
             self._decisions.notes.append(warning)
         assumptions = (*plan.assumptions, *self._decisions.notes)
-        alternatives = tuple(candidate for candidate in usable if candidate is not chosen)[: max(0, top - 1)]
-        return replace(plan, chosen=chosen, alternatives=alternatives, assumptions=assumptions)
+        return replace(plan, alternatives=plan.alternatives[: max(0, top - 1)], assumptions=assumptions)
 
     def _warnings(self, chosen: Strategy) -> tuple[str, ...]:
         """Those of the plan's own rehearsal, or of the last one."""

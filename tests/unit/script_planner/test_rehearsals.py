@@ -11,6 +11,7 @@ import pytest
 from tests.support.played_rehearsals import play
 from tests.support.ranks import write_script
 from tests.support.scripts_read import TRAINER
+from zerokit.domain.script_profile import same_memory
 from zerokit.planner import answer
 from zerokit.planner.plan_result import PlanResult
 from zerokit.rehearsal.result import NO_STEP_TIME, Rehearsal, Stop
@@ -44,6 +45,28 @@ def test_a_rehearsal_that_may_outlast_the_time_says_so(
     plan_script(target, {"gpus": "2", "gpu": "h200"}, seconds=seconds, say=said.append)
     told = [line for line in said if " left of " in line]
     assert told and all(("one that began may take 5.0 min" in line) is goes_on for line in told)
+
+
+def test_after_the_time_one_plan_that_fits_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it turns out slower than others were estimated to be: these are not rehearsed any more."""
+    times = iter(range(1, 100))
+    rehearsed = play(
+        monkeypatch,
+        lambda strategy, _: {"batch_rows": strategy.settings.micro_batch, "batch_columns": 130},
+        step_seconds=lambda _: 1.5 ** next(times),
+    )
+    target = Target(script=str(write_script(tmp_path, TRAINER, "train.py")), module=None, arguments=())
+    found = plan_script(target, {"gpus": "2", "gpu": "h200"}, seconds=0)
+    of_plans = [record for record in found.rehearsals if not record.probe]
+    assert len(of_plans) == 1 and of_plans[0].strategy == rehearsed[-1]
+    assert same_memory(found.chosen.strategy) == same_memory(rehearsed[-1])
+    assert found.chosen.estimate.basis == "rehearsed"
+    (note,) = (
+        note for note in found.assumptions if note.startswith("may be faster, but not rehearsed: ZeRO")
+    )
+    assert note.endswith("; the time of rehearsal_seconds was over")
+    pace = found.chosen.estimate.step_seconds
+    assert all(other.estimate.step_seconds >= pace for other in found.alternatives)
 
 
 def test_what_stopped_a_rehearsal_begins_with_its_line() -> None:
