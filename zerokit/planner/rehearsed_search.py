@@ -28,7 +28,7 @@ from zerokit.values import replace
 MOST_REHEARSALS = 12
 LOOKED_THROUGH = 4
 """So many ranked strategies for each that is wanted."""
-FOR_A_BATCH = "to learn what the script takes, before bucket sizes are chosen"
+FOR_A_BATCH = "to learn what the script takes"
 FOR_EACH_SEQUENCE = "to learn what another sequence takes"
 FOR_CHECKPOINTING = "to learn what checkpointing changes"
 _OF_PROBES = (FOR_A_BATCH, FOR_EACH_SEQUENCE, FOR_CHECKPOINTING)
@@ -39,11 +39,12 @@ _LEAST_LIMIT_SECONDS = 300.0
 
 
 def _time_left(seconds: float) -> str:
+    """How long rehearsals may still begin, and how long this one may take where that is more."""
     if seconds < 1:
-        return "⟨rehearsal_seconds⟩ are over; only what the plan needs is still rehearsed"
-    left = f"{format_seconds(seconds)} left of ⟨rehearsal_seconds⟩"
+        return "⟨rehearsal_seconds⟩ are over, and a plan needs it"
+    left = f"{format_seconds(seconds)} left to begin others"
     if seconds < _LEAST_LIMIT_SECONDS:
-        left += f", and one that began may take {format_seconds(_LEAST_LIMIT_SECONDS)}"
+        left += f"; this one may take {format_seconds(_LEAST_LIMIT_SECONDS)}"
     return left
 
 
@@ -114,10 +115,8 @@ class RehearsedSearch(Generic[Outcome]):
         """Rehearse one strategy, and keep what it shows; ``purpose``: what for."""
         began = time.monotonic()
         seconds_left = max(0.0, self.seconds - (began - self._began))
-        self.say(
-            f"rehearsal {len(self.records) + 1} of at most {MOST_REHEARSALS} "
-            f"({_time_left(seconds_left)}){', ' + purpose if purpose else ''}: {strategy_words(strategy)}"
-        )
+        title = ", ".join(filter(None, (f"rehearsal {len(self.records) + 1}", purpose)))
+        self.say(f"{title}: {strategy_words(strategy)} ({_time_left(seconds_left)})")
         done = self.run(request, strategy, max(seconds_left, _LEAST_LIMIT_SECONDS))
         took, rehearsed = time.monotonic() - began, done.rehearsed
         if rehearsed is None:

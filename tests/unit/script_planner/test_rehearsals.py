@@ -43,8 +43,12 @@ def test_a_rehearsal_that_may_outlast_the_time_says_so(
     target = Target(script=str(write_script(tmp_path, TRAINER, "train.py")), module=None, arguments=())
     said: list[str] = []
     plan_script(target, {"gpus": "2", "gpu": "h200"}, seconds=seconds, say=said.append)
-    told = [line for line in said if " left of " in line]
-    assert told and all(("one that began may take 5.0 min" in line) is goes_on for line in told)
+    told = [line for line in said if line.startswith("rehearsal ")]
+    assert told[0].startswith(
+        "rehearsal 1, to learn what the script takes: ZeRO-2, data parallel 2, micro-batch 1, "
+    )
+    assert all(" left to begin others" in line for line in told)
+    assert all(line.endswith("; this one may take 5.0 min)") is goes_on for line in told)
 
 
 def test_after_the_time_one_plan_that_fits_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
