@@ -108,6 +108,21 @@ def test_what_stands_behind_long_loops_is_reached(tmp_path: Path) -> None:
     assert rank["phases"]["other"] > 3 * weights + 8 * (64 << 20)
 
 
+def test_gradients_of_activations_are_not_what_zero_divides(tmp_path: Path) -> None:
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", "--gpus", "2", str(SCRIPTS / "wide_batch.py"))
+    (rank,) = said["ranks"]
+    assert (code, rank["peak_phase"]) == (0, "backward")
+    held: Counter[str] = Counter()
+    for row in rank["at_peak"]:
+        held[row["what"]] += row["bytes"]
+    weights, batch = 4 * 4 * 512 * 512, 4 * 65536 * 512
+    assert held["gradients"] <= weights and held["backward temporaries"] >= batch
+    saved = {change["what"]: change["saves_bytes"] for change in said["changes"]}
+    assert not any(what.startswith("ZeRO-2") for what in saved)  # a share of the peak too small to name
+    (checkpointing,) = (size for what, size in saved.items() if what.startswith("activation checkpointing"))
+    assert checkpointing >= 4 * batch
+
+
 def test_rounds_with_another_optimizer_are_seen_and_means_after_a_warm_up_work(
     tmp_path: Path,
 ) -> None:

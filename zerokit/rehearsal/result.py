@@ -14,6 +14,9 @@ SCHEMA = "zerokit.rehearsal/1"
 WEIGHTS, FROZEN, QUANTISED = "model", "frozen parameters", "quantised parameters"
 """What weights are called among what is live: those that are loaded or trained, those that are not, and those
 in 4 or 8 bits."""
+GRADIENTS, BACKWARD = "gradients", "backward temporaries"
+"""What backward allocates: gradients that stay for the optimizer's step, as those of parameters do, and what
+is freed before backward ends, above all gradients of activations."""
 LOSS = "loss"
 """What a cross-entropy's own kernels hold."""
 NO_STEP_TIME = "no step time: "
