@@ -41,6 +41,7 @@ from zerokit.script.scripts_optimizer import with_optimizer_of
 from zerokit.script.training_switch import why_no_training
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy
 from zerokit.script_planner.script_decisions import LEAVE_MODEL_OUT, CannotRehearse, Fed, ScriptDecisions
+from zerokit.script_planner.trained_model import is_named
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.request import Request
 from zerokit.search.space import Knobs, knobs
@@ -335,11 +336,14 @@ class ScriptPlanning:
         )
 
     def _model_name(self, read: ResolvedRequest) -> str:
-        """The model's; of one that only the script names, the script's with the model's size."""
-        if "model" not in self._decisions.kept or "/" not in read.model_name:
+        """The catalogue's where the user or the script names that model; else as the script has it, or the
+        script's own, with the model's size."""
+        name = self._decisions.model_name
+        if "model" not in self._decisions.kept or is_named(read.model_name, name):
             return read.model_name
         shape = read.request.shape
-        return f"{self.search.profile.name} ({shape.family}, {format_count(shape.parameters)} parameters)"
+        size = f"({shape.family}, {format_count(shape.parameters)} parameters)"
+        return f"{name or self.search.profile.name} {size}"
 
     def _plan_unrehearsed(self, why: CannotRehearse, top: int) -> PlanResult:
         """Plan as if there were no script, and say so.
