@@ -20,6 +20,10 @@ from zerokit.rehearsal.result import (
     RankMemory,
 )
 
+CHECKPOINTING = (
+    "activation checkpointing (a Trainer's --gradient_checkpointing True): of each layer only its input is "
+    "kept"
+)
 _LEAST_SHARE = 0.03
 """Of the peak, below which a change is not worth a line."""
 _TRAINING = ("forward", "backward", "step")
@@ -94,11 +98,7 @@ def _of_activations(rank: RankMemory, engine: Mapping[str, Any]) -> Iterator[Cha
     activations = live["activations"]
     of_the_batch = activations + live[LOSS] + live[BACKWARD]
     if engine.get("gradient_checkpointing") is not True:
-        yield Change(
-            what="activation checkpointing (a Trainer's --gradient_checkpointing True): of each layer only "
-            "its input is kept",
-            saves_bytes=activations,
-        )
+        yield Change(what=CHECKPOINTING, saves_bytes=activations)
     rows = engine.get("micro_batch")
     if rows is None or rows > 1:
         of = f" ({rows // 2} in place of {rows})" if rows else ""

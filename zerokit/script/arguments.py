@@ -341,6 +341,14 @@ class ScriptOptions:
             return []
         return [option] if full and self._user_value(_CHECKPOINTING) is None else []
 
+    def words_for_checkpointing(self) -> tuple[str, ...]:
+        """What turns it on if added to the arguments; empty: no option is known, or they say it already."""
+        if self._user_value(_CHECKPOINTING) is not None or self._said("gradient_checkpointing"):
+            return ()
+        if self._takes_trainer_options:
+            return tuple(self._spelt("gradient_checkpointing", True))
+        return tuple(self._checkpointing_flag(True))
+
     def _said(self, name: str) -> bool:
         """Whether a placeholder in the user's arguments says it already."""
         stands_for = {

@@ -101,13 +101,13 @@ def test_a_terminal_and_a_pipe_get_the_same_words(
     assert narrow.replace(joined, "").split() == whole.replace(joined, "").split()
     lines = whole.splitlines()
     if done is DONE:
-        assert "Next: " not in _shown(replace(DONE, fully_sharded=True), monkeypatch, capsys)
+        assert "\nNext" not in _shown(replace(DONE, fully_sharded=True), monkeypatch, capsys)
         (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(2, 2)")  # no plan reaches it
-        assert "Next: " not in _shown(DONE, monkeypatch, capsys)
+        assert "\nNext" not in _shown(DONE, monkeypatch, capsys)
         assert any(MODULE in line and FILE in line and "50.00 GiB" in line for line in lines)
         required = "does not fit: at least 140.00 GiB required of the 80.00 GiB of h100-sxm-80gb"
         assert f"{required}, 60.00 GiB too much" in lines
-        command = " ".join(whole.replace(joined, "").partition("\nNext: ")[2].split()[-6:])
+        command = " ".join(whole.replace(joined, "").partition("\nNext\n")[2].split()[-6:])
         assert command == "zerokit plan --gpus 1 -- train.py"
         assert (
             "  waiting for other ranks: rank 0 300 ms (25%), rank 4 60 ms (5%); rank 4, which waits least:"
