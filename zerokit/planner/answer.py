@@ -27,6 +27,8 @@ from zerokit.units import counted, format_gib, format_seconds, format_seconds_ra
 
 _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}
 _MOST_PARTS = 4
+UNDER_DEEPSPEED = "planned under DeepSpeed (fp32 master weights): alone the script may take less"
+"""Of a plan for a script that trains without DeepSpeed where nobody launches it with a plan."""
 
 
 _WHY_REJECTED = {

@@ -263,6 +263,11 @@ class ScriptOptions:
         return (value, where) if isinstance(value, str) and value.lower() not in (*NO, "true") else None
 
     @property
+    def runs_without_deepspeed(self) -> bool:
+        """Whether it trains by itself where nobody gives it a DeepSpeed configuration."""
+        return self.style in ("trainer", "accelerate") and "DeepSpeedPlugin" not in self.facts.mentions
+
+    @property
     def never_checkpoints(self) -> bool:
         """Whether nothing in the script or its arguments looks like activation checkpointing."""
         of_pipeline = "activation_checkpoint_interval" in self.facts.keywords

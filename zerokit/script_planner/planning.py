@@ -12,6 +12,7 @@ from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import REHEARSED, Strategy
 from zerokit.errors import InputError
 from zerokit.launcher.secrets import Secrets
+from zerokit.planner import answer
 from zerokit.planner.effects import unread
 from zerokit.planner.losses import loss_of
 from zerokit.planner.memory_source import Say
@@ -296,6 +297,9 @@ class ScriptPlanning:
         if rehearsed is not None and rehearsed.step_seconds_range is not None:
             probed = request.calibration is not None and request.calibration.host_factor is not None
             self._decisions.notes.append(_time_note(rehearsed.step_seconds_range, probed=probed))
+        own_half = request.precision in ("bf16", "fp16") and not self._decisions.is_asked("precision")
+        if own_half and self._script.runs_without_deepspeed:
+            self._decisions.notes.append(answer.UNDER_DEEPSPEED)
         for warning in self._warnings(chosen.strategy):
             self.say(f"warning: {warning}")
             self._decisions.notes.append(warning)

@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.played_rehearsals import play
 from tests.support.ranks import write_script
-from tests.support.scripts_read import TRAINER
+from tests.support.scripts_read import RAW, TRAINER
+from zerokit.cli import plan_text
 from zerokit.domain.script_profile import same_memory
 from zerokit.planner import answer
 from zerokit.planner.plan_result import PlanResult
@@ -28,8 +29,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def planned(folder: Path) -> PlanResult:
-    target = Target(script=str(write_script(folder, TRAINER, "train.py")), module=None, arguments=())
+def planned(folder: Path, source: str = TRAINER, arguments: tuple[str, ...] = ()) -> PlanResult:
+    target = Target(script=str(write_script(folder, source, "train.py")), module=None, arguments=arguments)
     options = {"gpus": "2", "gpu": "h200", "zero": "1", "tp": "1", "offload_optimizer": "none",
                "micro_batch": "4", "global_batch": "8", "checkpointing": "none"}  # fmt: skip
     return plan_script(target, options, seconds=0)
@@ -100,6 +101,25 @@ def test_tokens_per_second_count_what_the_batch_counts(
     per_billion = format_seconds(1e9 / (2 * rate))
     assert f"{rate:,.0f} tokens/s per GPU, {per_billion} per 1e9 tokens" in answer.pace(found.chosen)
     assert not any("tokens per second" in note for note in found.assumptions)
+
+
+def first_screen(result: PlanResult) -> list[str]:
+    return plan_text.plan(result, "zerokit-plan", explain=False, script=("train.py",)).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("source", "precision", "says_so"),
+    [(TRAINER, "bf16", True), (TRAINER, "", False), (RAW, "bf16", False)],
+)
+def test_a_plan_for_a_script_without_deepspeed_says_that_it_is_under_deepspeed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, precision: str, says_so: bool
+) -> None:
+    """Its master weights are not in the script's own figures."""
+    play(monkeypatch, lambda strategy, _: {"batch_columns": 130})
+    arguments = ("--bf16", "True") if (source, precision) == (TRAINER, "bf16") else ()
+    said = first_screen(planned(tmp_path, source, arguments))
+    line = "Planned under DeepSpeed (fp32 master weights): alone the script may take less"
+    assert (line in said) is says_so and len(said) <= 24
 
 
 def test_a_step_that_no_rehearsal_timed_is_called_an_estimate(
