@@ -102,10 +102,17 @@ def pace(planned: PlannedStrategy) -> str:
 
 
 def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
-    """What qualifies the step time, in sentences: that no rehearsal timed it, that it was never measured on
-    such hardware."""
+    """What qualifies the step time, in sentences: that no rehearsal timed it, or at which host's speed, that
+    it was never measured on such hardware."""
     untimed = _untimed(planned)
-    notes = (f"The rehearsal has no step time: {untimed}",) if untimed else ()
+    rehearsed = planned.script.of(planned.strategy) if planned.script is not None else None
+    notes: tuple[str, ...] = ()
+    if untimed:
+        notes = (f"The rehearsal has no step time: {untimed}",)
+    elif rehearsed is not None and rehearsed.host_factor is not None:
+        notes = (
+            f"The step is rehearsed at the host speed kept on this machine, {rehearsed.host_factor:.2f}",
+        )
     parts = planned.estimate.measured_on_no_machine
     if parts == ("several nodes",):  # of other GPUs they were
         parts = (f"several nodes with {planned.cluster.gpu.name}",)

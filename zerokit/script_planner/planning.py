@@ -295,8 +295,7 @@ class ScriptPlanning:
             self._decisions.notes.append(self.search.passed_over)
         rehearsed = self.search.profile.of(chosen.strategy)
         if rehearsed is not None and rehearsed.step_seconds_range is not None:
-            probed = request.calibration is not None and request.calibration.host_factor is not None
-            self._decisions.notes.append(_time_note(rehearsed.step_seconds_range, probed=probed))
+            self._decisions.notes.append(_time_note(rehearsed.step_seconds_range, rehearsed.host_factor))
         own_half = request.precision in ("bf16", "fp16") and not self._decisions.is_asked("precision")
         if own_half and self._script.runs_without_deepspeed:
             self._decisions.notes.append(answer.UNDER_DEEPSPEED)
@@ -379,15 +378,16 @@ class ScriptPlanning:
         )
 
 
-def _time_note(between: tuple[float, float], *, probed: bool) -> str:
+def _time_note(between: tuple[float, float], host_factor: float | None) -> str:
     """How sure the chosen plan's step time is."""
     low, high = between
+    at = "" if host_factor is None else f" at the host speed kept on this machine, {host_factor:.2f}"
+    rehearsed = f"step times are rehearsed{at}"
     if high <= low:
-        return "step times are rehearsed, at this host's speed"
-    takes = f"step times are rehearsed; this one takes {format_seconds_range(low, high)}"
+        return rehearsed
+    takes = f"{rehearsed}; this one takes {format_seconds_range(low, high)}"
     if format_seconds(low) == format_seconds(high):
         return takes
-    words = f"{takes}, as fast"
-    if probed:
-        return f"{words} as this host was in its probe's rounds"
-    return f"{words} as the host is: `zerokit doctor --measure` on the GPU machine tells"
+    if host_factor is not None:
+        return f"{takes}, as fast as this host was in its probe's rounds"
+    return f"{takes}, as fast as the host is: `zerokit doctor --measure` on the GPU machine tells"

@@ -122,6 +122,16 @@ def test_a_plan_for_a_script_without_deepspeed_says_that_it_is_under_deepspeed(
     assert (line in said) is says_so and len(said) <= 24
 
 
+def test_the_host_speed_that_a_step_is_rehearsed_at_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, lambda *_: {"batch_columns": 130}, host_factor=0.53)
+    result = planned(tmp_path)
+    assert "The step is rehearsed at the host speed kept on this machine, 0.53" in first_screen(result)
+    play(monkeypatch, lambda *_: {"batch_columns": 130})
+    assert not any("host speed" in line for line in first_screen(planned(tmp_path)))
+
+
 def test_a_step_that_no_rehearsal_timed_is_called_an_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
