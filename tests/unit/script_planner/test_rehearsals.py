@@ -11,7 +11,7 @@ import pytest
 from tests.support.played_rehearsals import play
 from tests.support.ranks import write_script
 from tests.support.scripts_read import RAW, TRAINER
-from zerokit.cli import plan_text
+from zerokit.cli import run
 from zerokit.domain.script_profile import same_memory
 from zerokit.planner import answer
 from zerokit.planner.plan_result import PlanResult
@@ -29,8 +29,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def planned(folder: Path, source: str = TRAINER, arguments: tuple[str, ...] = ()) -> PlanResult:
-    target = Target(script=str(write_script(folder, source, "train.py")), module=None, arguments=arguments)
+def planned(folder: Path) -> PlanResult:
+    target = Target(script=str(write_script(folder, TRAINER, "train.py")), module=None, arguments=())
     options = {"gpus": "2", "gpu": "h200", "zero": "1", "tp": "1", "offload_optimizer": "none",
                "micro_batch": "4", "global_batch": "8", "checkpointing": "none"}  # fmt: skip
     return plan_script(target, options, seconds=0)
@@ -103,8 +103,14 @@ def test_tokens_per_second_count_what_the_batch_counts(
     assert not any("tokens per second" in note for note in found.assumptions)
 
 
-def first_screen(result: PlanResult) -> list[str]:
-    return plan_text.plan(result, "zerokit-plan", explain=False, script=("train.py",)).splitlines()
+def first_screen(
+    folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str, source: str = TRAINER
+) -> list[str]:
+    script = str(write_script(folder, source, "train.py"))
+    hardware = ("--gpus", "2", "--gpu", "h200", "--zero", "1", "--tp", "1", "--micro-batch", "4")
+    chosen = ("--global-batch", "8", "--checkpointing", "none", "--out", str(folder / "plan"))
+    assert run(["plan", *hardware, *chosen, "--", script, *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -112,24 +118,29 @@ def first_screen(result: PlanResult) -> list[str]:
     [(TRAINER, "bf16", True), (TRAINER, "", False), (RAW, "bf16", False)],
 )
 def test_a_plan_for_a_script_without_deepspeed_says_that_it_is_under_deepspeed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, precision: str, says_so: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+    precision: str,
+    says_so: bool,
 ) -> None:
     """Its master weights are not in the script's own figures."""
     play(monkeypatch, lambda strategy, _: {"batch_columns": 130})
     arguments = ("--bf16", "True") if (source, precision) == (TRAINER, "bf16") else ()
-    said = first_screen(planned(tmp_path, source, arguments))
+    said = first_screen(tmp_path, capsys, *arguments, source=source)
     line = "Planned under DeepSpeed (fp32 master weights): alone the script may take less"
     assert (line in said) is says_so and len(said) <= 24
 
 
 def test_the_host_speed_that_a_step_is_rehearsed_at_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(monkeypatch, lambda *_: {"batch_columns": 130}, host_factor=0.53)
-    result = planned(tmp_path)
-    assert "The step is rehearsed at the host speed kept on this machine, 0.53" in first_screen(result)
+    said = first_screen(tmp_path, capsys)
+    assert "The step is rehearsed at the host speed kept on this machine, 0.53" in said
     play(monkeypatch, lambda *_: {"batch_columns": 130})
-    assert not any("host speed" in line for line in first_screen(planned(tmp_path)))
+    assert not any("host speed" in line for line in first_screen(tmp_path, capsys))
 
 
 def test_a_step_that_no_rehearsal_timed_is_called_an_estimate(
