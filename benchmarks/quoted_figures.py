@@ -18,6 +18,7 @@ from benchmarks.measure import limits, quality
 from benchmarks.rehearsal_page import DATA, PEAKS, PREDICTED, ROOT, TIMES, Case, Step, cases, steps
 from zerokit.catalog import gpus
 from zerokit.memory.closed_form import ACTIVATIONS_WITHIN
+from zerokit.rehearsal.process.attention_plans import PLAN_SECONDS
 from zerokit.report.bare_loop import MOST_BYTES, MOST_FRACTION
 from zerokit.timing import host_speed
 from zerokit.units import GIB, MIB
@@ -347,6 +348,16 @@ def _line_of(page: str, name: str) -> list[float]:
 def closed_form() -> Figures:
     """How far the closed form may be off."""
     return {"within": size(ACTIVATIONS_WITHIN)}
+
+
+def attention_plans() -> Figures:
+    """What cuDNN's attention takes for a length that it has not met, forward and backward together."""
+    measured = rows(DATA / "attention-plans.jsonl")
+    parts = [row[name] for row in measured for name in ("chosen", "cudnn_attention")]
+    both = [sum(part[name][0] - part[name][1] for name in ("forward", "backward")) / 1e3 for part in parts]
+    low, high = PLAN_SECONDS
+    assert low <= min(both) and max(both) <= high
+    return {"low": f"{low:g}", "high": f"{high:g}"}
 
 
 def bare_loop() -> Figures:

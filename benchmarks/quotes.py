@@ -40,6 +40,11 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
         figures.hosts,
     ),
     (
+        "docs/rehearsal.md",
+        "each length that the run has not met costs its step {low} to {high} s more",
+        figures.attention_plans,
+    ),
+    (
         "docs/predictions.md",
         "{number} published FSDP runs that left as little took {low} to {high} % longer than predicted, "
         "the other {others} with full checkpointing at most {most} %",

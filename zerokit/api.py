@@ -62,7 +62,8 @@ def plan(
     Args:
         script: its path, or ``module``: its name, as ``python -m`` takes it; its model need not be named.
         arguments: the script's own.
-        rehearsal_seconds: with a script, after so long only the best plan is still rehearsed; None: 600.
+        rehearsal_seconds: with a script, after so long it is rehearsed only until one plan is that fits;
+            None: 600.
         recipe: a recipe's name or file, or a ``plan.yaml``, whose options hold where none is given here.
         out: a folder for ``ds_config.json``, ``accelerate.yaml`` and ``plan.yaml``; None: nothing is written
             (``PlanResult.write`` does it later).

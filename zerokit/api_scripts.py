@@ -159,8 +159,8 @@ def rehearse(
         script: its path, or ``module``: its name, as ``python -m`` takes it.
         arguments: the script's own, passed on as they are.
         plan: a folder (or ``plan.yaml``) of a plan, which the script gets as :func:`launch` would give it.
-        gpus: ranks in all; None: the plan's, or 1. gpu: a name of the catalogue. vram: memory per GPU, bytes
-            or such as ``"24GiB"``.
+        gpus: ranks in all; None: the plan's, or 1. gpu: a name of the catalogue; None: the plan's, or this
+            machine's. vram: memory per GPU, bytes or such as ``"24GiB"``.
         rank: which rank to run; ``ranks``: several, one after another, such as ``(0, 7)`` or ``"0,last"``.
         steps: optimizer steps at most; fewer where the peaks of all phases repeat.
         launcher: whose environment the script gets: ``auto``, ``none``, ``deepspeed``, ``torchrun`` or

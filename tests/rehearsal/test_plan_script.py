@@ -53,7 +53,7 @@ def test_a_plan_for_a_script_holds_what_the_script_holds(tmp_path: Path, monkeyp
     assert body["request"]["loss"] == "standard" and "--loss liger left out" in " ".join(said.split())
     assert all(rehearsal["stopped"] is None for rehearsal in body["rehearsals"])
     assert {rehearsal["probe"] for rehearsal in body["rehearsals"]} == {True, False}
-    purposes = ("to learn what the script takes, before bucket sizes are chosen",
+    purposes = ("to learn what the script takes",
                 "to learn what another sequence takes", "one of the fastest that should fit")  # fmt: skip
     assert all(purpose in " ".join(said.split()) for purpose in purposes)
     # the teacher's weights are in every phase but the first two
@@ -200,7 +200,7 @@ def test_what_stops_a_script_before_its_engine_is_not_tried_at_every_batch(
             Target(script=str(script), module=None, arguments=()), {"gpus": 2, "gpu": "h200"}, say=said.append
         )
     told = [line for line in said if line.startswith("rehearsal ")]
-    assert len(told) == rehearsals and all("to learn what the script takes, before" in line for line in told)
+    assert len(told) == rehearsals and all("to learn what the script takes: " in line for line in told)
 
 
 def test_a_plan_without_a_rehearsal_keeps_the_loss_that_was_asked_for(

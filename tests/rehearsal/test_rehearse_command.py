@@ -36,7 +36,7 @@ def test_a_plain_loop_is_rehearsed_and_leaves_no_trace(tmp_path: Path) -> None:
     assert rank["peak_phase"] == "step"
     assert 5 * weights <= rank["phases"]["step"] - WORKSPACES <= 5 * weights + 1024
     assert rank["peak_allocated_bytes"] == max(rank["phases"].values())
-    assert set(rank["phases"]) <= set(PHASES)
+    assert set(rank["phases"]) <= set(PHASES) and said["bf16"] is False
     assert "save" in rank["phases"]
     assert rank["written_bytes"] == weights
     assert "offload_optimizer" in said["changes"][0]["what"]  # two moments and the temporary of their step
@@ -106,6 +106,21 @@ def test_what_stands_behind_long_loops_is_reached(tmp_path: Path) -> None:
     assert rank["written_bytes"] == 2 * weights  # the first loop saves after two thousand rounds
     assert rank["peak_phase"] == "other"  # eight blocks of 64 MiB behind the last loop
     assert rank["phases"]["other"] > 3 * weights + 8 * (64 << 20)
+
+
+def test_gradients_of_activations_are_not_what_zero_divides(tmp_path: Path) -> None:
+    code, said, _ = rehearse(tmp_path, "--gpu", "h200", "--gpus", "2", str(SCRIPTS / "wide_batch.py"))
+    (rank,) = said["ranks"]
+    assert (code, rank["peak_phase"]) == (0, "backward")
+    held: Counter[str] = Counter()
+    for row in rank["at_peak"]:
+        held[row["what"]] += row["bytes"]
+    weights, batch = 4 * 4 * 512 * 512, 4 * 65536 * 512
+    assert held["gradients"] <= weights and held["backward temporaries"] >= batch
+    saved = {change["what"]: change["saves_bytes"] for change in said["changes"]}
+    assert not any(what.startswith("ZeRO-2") for what in saved)  # a share of the peak too small to name
+    (checkpointing,) = (size for what, size in saved.items() if what.startswith("activation checkpointing"))
+    assert checkpointing >= 4 * batch
 
 
 def test_rounds_with_another_optimizer_are_seen_and_means_after_a_warm_up_work(
@@ -185,6 +200,7 @@ def test_barriers_keep_a_block_and_bf16_gradients_have_no_scaler(tmp_path: Path)
     assert said["stopped"]["location"].endswith("bf16_scaler.py:36")
     assert "not implemented for 'BFloat16'" in said["stopped"]["reason"]
     assert "nobody waits" in " ".join(said["warnings"])  # for the hook's all-reduce
+    assert said["bf16"] is True
 
 
 def test_what_cudnn_chooses_is_said_not_to_be_modelled(tmp_path: Path) -> None:

@@ -29,14 +29,16 @@ def play(
     shown: Shown,
     *,
     model: dict[str, Any] | None = None,
-    step_seconds: float | None = 0.25,
+    step_seconds: float | Callable[[Strategy], float] | None = 0.25,
     untimed: str = "",
+    host_factor: float | None = None,
 ) -> list[Strategy]:
     """Have each rehearsal show these facts; returns the strategies, as they are rehearsed.
 
     Args:
         model: what is known of it beside its configuration.
-        step_seconds: None: no step is timed, and ``untimed`` says why.
+        step_seconds: of every strategy, or of each; None: no step is timed, and ``untimed`` says why.
+        host_factor: of the host that the steps are timed for, where it was measured here.
     """
     rehearsed: list[Strategy] = []
 
@@ -58,7 +60,8 @@ def play(
         peak = 2 << 30
         result = RehearsedStrategy(
             strategy=strategy, phases={"forward": peak}, min_vram_bytes=peak + (1 << 30),
-            components={"activations": peak}, step_seconds=step_seconds, untimed=untimed,
+            components={"activations": peak}, untimed=untimed, host_factor=host_factor,
+            step_seconds=step_seconds(strategy) if callable(step_seconds) else step_seconds,
         )  # fmt: skip
         return RehearsedScript(strategy=strategy, done=done, rehearsed=result)
 

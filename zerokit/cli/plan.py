@@ -72,7 +72,7 @@ class PlanCommand(Command):
     "--rehearsal-seconds",
     type=click.FloatRange(1, 1e6),
     metavar="SECONDS",
-    help="With a script: after this time only the best plan is still rehearsed. [default: 600]",
+    help="With a script: after this time it is rehearsed only until one plan is that fits. [default: 600]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")

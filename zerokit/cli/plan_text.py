@@ -217,14 +217,15 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     rough = [ASSUMPTION] if ASSUMPTION in body["assumptions"] else []
     tracing = command_in(body["assumptions"])
     closed = [f"{note}; see Next" if tracing else note for note in rough]
-    remarks = [*closed, *idle, *surer]
+    under = [answer.UNDER_DEEPSPEED] if answer.UNDER_DEEPSPEED in body["assumptions"] else []
+    remarks = [*closed, *idle, *surer, *under]
     below = [*_todo(planned, body["assumptions"]), *_rehearsed(result)]
     lines = [*_answer(planned, title, remarks, faster), *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing is not None:
         following += command_lines(tracing[1], "traces the model; then plan again")
         rough.append(tracing[0])
-    body["assumptions"] = [note for note in _others(body["assumptions"]) if note not in rough]
+    body["assumptions"] = [note for note in _others(body["assumptions"]) if note not in (*rough, *under)]
     if not explain:
         assumed = [note for note in body["assumptions"] if not idle or not note.startswith(idle[0])]
         shorter = [*_answer(planned, title, remarks, brief=True), *below]

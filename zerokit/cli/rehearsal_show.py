@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 import click
 
 from zerokit.cli import prose
 from zerokit.cli.aligned_text import terminal_width, wrapped
+from zerokit.rehearsal.next_steps import NextStep
 from zerokit.rehearsal.result import GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting
 from zerokit.timing.recorded_step import StepTime
 from zerokit.units import counted, format_gib, format_seconds, times
@@ -18,11 +22,11 @@ _NOT_ONLY_EVALUATION = "forwards without gradients: evaluation, or a reference m
 _PACED = {"host": "host", "gpu": "GPU", "links": "links", "cpu_adam": "host's optimizer"}
 
 
-def show(done: Rehearsal, to_plan: str | None = None) -> None:
+def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
     """Peaks, what is live at the largest, guesses, and the verdict; no wider than the terminal.
 
     Args:
-        to_plan: the command that searches what fits, named where the script as it is does not.
+        following: what to type where the script as it is does not fit.
     """
     for note in done.notes:
         _echo(note)
@@ -47,20 +51,33 @@ def show(done: Rehearsal, to_plan: str | None = None) -> None:
     _echo(done.verdict, indent="")
     if done.fits is None and done.complete and done.min_vram_bytes is not None:
         click.echo("\nNext")
-        _echo(_names_a_card(done.min_vram_bytes))
-    if done.fits is False and to_plan is not None:
-        click.echo("\nNext: what fits of this script's batch sizes, checkpointing, ZeRO and offload")
-        click.echo("\n".join(prose.command_lines(to_plan)))
+        _echo(_names_a_card(done.min_vram_bytes, bf16=done.bf16))
+    if following:
+        click.echo("\nNext")
+    for step in following:
+        _echo(f"{step.purpose}:")
+        click.echo("\n".join(prose.command_lines(shlex.join(step.words))))
 
 
-def _names_a_card(required_bytes: int) -> str:
-    """What to add so that the answer is whether it fits, with the smallest cards that would hold it."""
+def _names_a_card(required_bytes: int, *, bf16: bool) -> str:
+    """What to add so that the answer is whether it fits, with the smallest cards that would hold it.
+
+    Args:
+        bf16: whether the script computes in bf16: Transformers and DeepSpeed refuse to on a GPU without it.
+    """
     from zerokit.catalog import gpus
 
-    large = [gpu for gpu in gpus.catalog() if gpu.chip and gpu.driver_vram_bytes >= required_bytes]
+    large = [
+        gpu
+        for gpu in gpus.catalog()
+        if gpu.chip and gpu.driver_vram_bytes >= required_bytes and (gpu.supports("bf16") or not bf16)
+    ]
     smallest = sorted(large, key=lambda gpu: gpu.driver_vram_bytes)[:_MOST_CARDS]
     named = ", ".join(f"{gpu.name} ({format_gib(gpu.driver_vram_bytes, 1)})" for gpu in smallest)
-    holds = f"the smallest that hold this: {named}" if named else "no card of `zerokit gpus` holds this"
+    which = " with bf16" if bf16 else ""
+    holds = (
+        f"the smallest{which} that hold this: {named}" if named else "no card of `zerokit gpus` holds this"
+    )
     return f"add --gpu NAME or --vram SIZE, and it is said whether it fits; {holds}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,9 @@ from zerokit.errors import InputError
 from zerokit.files import write_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerokit.rehearsal.next_steps import NextStep
     from zerokit.rehearsal.result import Rehearsal
     from zerokit.script.entry_points import Target
 
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 @click.option(
     "--gpus", metavar="N", type=click.IntRange(1, 65536), help="Ranks in all. [default: the plan's, or 1]"
 )
-@click.option("--gpu", metavar="NAME", help="A GPU of `zerokit gpus`.")
+@click.option(
+    "--gpu", metavar="NAME", help="A GPU of `zerokit gpus`. [default: the plan's, or this machine's]"
+)
 @click.option("--vram", metavar="SIZE", help="Memory per GPU, such as 24GiB.")
 @click.option(
     "--rank", metavar="N", default=0, show_default=True, type=click.IntRange(0), help="Which rank to run."
@@ -99,24 +103,19 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     else:
         from zerokit.cli.rehearsal_show import show
 
-        show(done, None if options["plan"] else _command_to_plan(done, resolved.target, options))
+        show(done, _following(done, resolved.target, options))
     return done.exit_code
 
 
-def _command_to_plan(done: Rehearsal, target: Target, options: dict[str, Any]) -> str | None:
-    """Which command searches what fits, for the same script on the same GPUs. None where no plan reaches the
-    script: a plain loop, what FSDP shards, one with a DeepSpeed file of its own."""
-    from zerokit.script.reader import read_script
+def _following(done: Rehearsal, target: Target, options: dict[str, Any]) -> Sequence[NextStep]:
+    """What to type next, for the same script on the same GPUs."""
+    from zerokit.rehearsal.next_steps import next_steps
 
-    if done.fits is not False or done.fully_sharded or done.config_files:
-        return None
-    script = Path(target.script) if target.script is not None else None
-    if read_script(script, target.module, target.source).style == "none":
-        return None
-    given = [("--gpus", options["gpus"] or 1), ("--gpu", options["gpu"]), ("--vram", options["vram"])]
-    words = [word for name, value in given if value is not None for word in (name, str(value))]
-    named = ["-m", target.module] if target.module is not None else [str(target.script)]
-    return shlex.join(["zerokit", "plan", *words, "--", *named, *target.arguments])
+    if options["plan"]:
+        return ()
+    given = (("--gpus", options["gpus"] or 1), ("--gpu", options["gpu"]), ("--vram", options["vram"]))
+    hardware = [word for name, value in given if value is not None for word in (name, str(value))]
+    return next_steps(done, target, hardware, click.get_current_context().meta[WORDS])
 
 
 def _write_page(path: Path, done: Rehearsal, script: str, plan: str | None) -> None:

@@ -24,6 +24,7 @@ class RehearsedStrategy:
         step_seconds_range: on the fastest and the slowest host measured.
         step_seconds_by_host_factor: on hosts of these factors (``zerokit.timing.host_speed``), rising; empty:
             not known.
+        host_factor: of the host that the step is timed for, as measured on this machine; None: not known.
         untimed: why there is no step time; empty: there is one.
         warnings: what the rehearsal warned of.
     """
@@ -36,6 +37,7 @@ class RehearsedStrategy:
     step_seconds: float | None = None
     step_seconds_range: tuple[float, float] | None = None
     step_seconds_by_host_factor: tuple[tuple[float, float], ...] = ()
+    host_factor: float | None = None
     untimed: str = ""
     warnings: tuple[str, ...] = ()
 

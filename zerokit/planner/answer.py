@@ -27,6 +27,8 @@ from zerokit.units import counted, format_gib, format_seconds, format_seconds_ra
 
 _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}
 _MOST_PARTS = 4
+UNDER_DEEPSPEED = "planned under DeepSpeed (fp32 master weights): alone the script may take less"
+"""Of a plan for a script that trains without DeepSpeed where nobody launches it with a plan."""
 
 
 _WHY_REJECTED = {
@@ -103,10 +105,17 @@ def pace(planned: PlannedStrategy) -> str:
 
 
 def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
-    """What qualifies the step time, in sentences: that no rehearsal timed it, that it was never measured on
-    such hardware."""
+    """What qualifies the step time, in sentences: that no rehearsal timed it, or at which host's speed, that
+    it was never measured on such hardware."""
     untimed = _untimed(planned)
-    notes = (f"The rehearsal has no step time: {untimed}",) if untimed else ()
+    rehearsed = planned.script.of(planned.strategy) if planned.script is not None else None
+    notes: tuple[str, ...] = ()
+    if untimed:
+        notes = (f"The rehearsal has no step time: {untimed}",)
+    elif rehearsed is not None and rehearsed.host_factor is not None:
+        notes = (
+            f"The step is rehearsed at the host speed kept on this machine, {rehearsed.host_factor:.2f}",
+        )
     parts = planned.estimate.measured_on_no_machine
     gpu = planned.cluster.gpu
     name = f"{gpu.name} (its speeds are assumed)" if gpu.stands_in else gpu.name

@@ -197,15 +197,23 @@ def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, 
         size = parse_bytes(vram, "⟨vram⟩")
         gpu, reason = gpus.for_vram(size)
         return replace(gpu.with_total_memory(size), stands_in=True), (reason,), 0, True
+    entry, reason, detected = gpu_of_this_machine()
+    return entry, (reason,), detected, entry is not None
+
+
+def gpu_of_this_machine() -> tuple[Gpu | None, str, int]:
+    """The GPU of this machine with its own memory, the reason in words, and how many there are; None: none.
+
+    Raises:
+        InputError: there are GPUs, and the catalogue or the driver does not say enough of them.
+    """
     from zerokit.machine.detect import detect
 
     machine = detect()
     entry, reason = machine.catalog_gpu()
     if entry is None and machine.gpus:
-        raise InputError(f"this machine's GPUs cannot be planned for: {reason}")
-    if entry is None:
-        return None, (reason,), 0, False
-    return entry, (f"this machine: {reason}",), len(machine.gpus), True
+        raise InputError(f"this machine's GPUs cannot be used for a prediction: {reason}")
+    return entry, reason if entry is None else f"this machine: {reason}", len(machine.gpus)
 
 
 def _fewest_nodes(gpus: int, most: int) -> int:

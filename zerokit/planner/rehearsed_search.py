@@ -6,8 +6,9 @@ How a strategy is rehearsed is an argument: the planner stands below the rehears
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile, same_memory
@@ -27,7 +28,7 @@ from zerokit.values import replace
 MOST_REHEARSALS = 12
 LOOKED_THROUGH = 4
 """So many ranked strategies for each that is wanted."""
-FOR_A_BATCH = "to learn what the script takes, before bucket sizes are chosen"
+FOR_A_BATCH = "to learn what the script takes"
 FOR_EACH_SEQUENCE = "to learn what another sequence takes"
 FOR_CHECKPOINTING = "to learn what checkpointing changes"
 _OF_PROBES = (FOR_A_BATCH, FOR_EACH_SEQUENCE, FOR_CHECKPOINTING)
@@ -38,11 +39,12 @@ _LEAST_LIMIT_SECONDS = 300.0
 
 
 def _time_left(seconds: float) -> str:
+    """How long rehearsals may still begin, and how long this one may take where that is more."""
     if seconds < 1:
-        return "⟨rehearsal_seconds⟩ are over; only what the plan needs is still rehearsed"
-    left = f"{format_seconds(seconds)} left of ⟨rehearsal_seconds⟩"
+        return "⟨rehearsal_seconds⟩ are over, and a plan needs it"
+    left = f"{format_seconds(seconds)} left to begin others"
     if seconds < _LEAST_LIMIT_SECONDS:
-        left += f", and one that began may take {format_seconds(_LEAST_LIMIT_SECONDS)}"
+        left += f"; this one may take {format_seconds(_LEAST_LIMIT_SECONDS)}"
     return left
 
 
@@ -79,9 +81,13 @@ class RehearsedSearch(Generic[Outcome]):
     Attributes:
         run: rehearses a strategy of a request, within so many seconds.
         best: so many of the best are to be rehearsed.
-        seconds: after so long only the best plan is still rehearsed.
+        seconds: after so long the script is rehearsed only until one plan is that fits.
+        takes_unrehearsed: whether strategies that may be faster than the rehearsed ones are kept when the
+            time is over: each will be run.
         profile: the rehearsals that went to the end. ``failed``: strategies whose rehearsal did not.
         records: all rehearsals, in their order.
+        passed_over: which strategies may be faster than the choice and were not rehearsed any more, in a
+            sentence; empty: none.
     """
 
     run: Callable[[Request, Strategy, float], Outcome]
@@ -89,13 +95,15 @@ class RehearsedSearch(Generic[Outcome]):
     seconds: float
     say: Say
     profile: ScriptProfile
+    takes_unrehearsed: bool = False
     records: list[RehearsalRecord] = field(default_factory=list)
     failed: list[Strategy] = field(default_factory=list)
+    passed_over: str = ""
     _began: float = field(default_factory=time.monotonic)
 
     @property
     def time_is_left(self) -> bool:
-        """Whether more than the best plan may be rehearsed."""
+        """Whether more than one plan that fits may be rehearsed."""
         spent = time.monotonic() - self._began
         return spent < self.seconds and len(self.records) < MOST_REHEARSALS
 
@@ -107,10 +115,8 @@ class RehearsedSearch(Generic[Outcome]):
         """Rehearse one strategy, and keep what it shows; ``purpose``: what for."""
         began = time.monotonic()
         seconds_left = max(0.0, self.seconds - (began - self._began))
-        self.say(
-            f"rehearsal {len(self.records) + 1} of at most {MOST_REHEARSALS} "
-            f"({_time_left(seconds_left)}){', ' + purpose if purpose else ''}: {strategy_words(strategy)}"
-        )
+        title = ", ".join(filter(None, (f"rehearsal {len(self.records) + 1}", purpose)))
+        self.say(f"{title}: {strategy_words(strategy)} ({_time_left(seconds_left)})")
         done = self.run(request, strategy, max(seconds_left, _LEAST_LIMIT_SECONDS))
         took, rehearsed = time.monotonic() - began, done.rehearsed
         if rehearsed is None:
@@ -146,39 +152,60 @@ class RehearsedSearch(Generic[Outcome]):
         self.profile = replace(self.profile, rehearsed=tuple(filter(is_kept, self.profile.rehearsed)))
         self.records = [one if is_kept(one) else _of_another(one, why) for one in self.records]
 
-    def search(self, request: Request, top: int) -> tuple[Plan, list[Candidate]]:
-        """Search and rehearse, until the best are; once the time is up only the best one.
+    def search(self, request: Request, top: int) -> Plan:
+        """Search and rehearse, until the best are; once the time is over, until one that fits is.
 
         Returns:
-            The last search, and of its strategies, fastest first, those whose rehearsal did not fail.
+            The last search, without strategies whose rehearsal failed.
 
         Raises:
             NothingFits: with what the rehearsals showed, nothing does.
             InputError: the script failed with every plan that would fit.
         """
         while True:
+            in_time = self.time_is_left
+            wanted = LOOKED_THROUGH * (self.best if in_time else MOST_REHEARSALS)
+            keep = partial(self._kept, in_time=in_time)
             try:
-                plan = make_plan(self.informed(request), top=max(top, self.best * LOOKED_THROUGH))
+                plan = make_plan(self.informed(request), top=max(top, wanted), keep=keep)
             except NothingFits as error:
                 raise NothingFits(
                     f"{error.marked}\n{self._so_far} of {self.profile.name} led to this"
                 ) from None
-            failed = {same_memory(candidate) for candidate in self.failed}
-            usable = [
-                candidate
-                for candidate in (plan.chosen, *plan.alternatives)
-                if same_memory(candidate.strategy) not in failed
-            ]
-            if not usable:
-                raise InputError(
-                    f"{self.profile.name} failed with every plan that would fit: "
-                    f"{next((candidate.stopped for candidate in self.records if candidate.stopped), '')}"
-                )
-            best = distinct(usable, self.best) if self.time_is_left else usable[:1]
+            usable = [plan.chosen, *plan.alternatives]
+            best = distinct(usable, self.best) if in_time else usable[:1]
             waiting = list(self._not_rehearsed(best))
             if not waiting or len(self.records) >= MOST_REHEARSALS:
-                return plan, usable
-            self.rehearse(request, waiting[0].strategy, _FRONT_RUNNER if self.time_is_left else "")
+                return plan
+            self.rehearse(request, waiting[0].strategy, _FRONT_RUNNER if in_time else "")
+
+    def _kept(self, ranked: Sequence[Candidate], *, in_time: bool) -> Sequence[Candidate]:
+        """Those whose rehearsal did not fail; once the time is over and a rehearsed plan fits, from the
+        fastest rehearsed one on.
+
+        Raises:
+            InputError: all failed.
+        """
+        failed = {same_memory(strategy) for strategy in self.failed}
+        usable = [candidate for candidate in ranked if same_memory(candidate.strategy) not in failed]
+        if not usable:
+            raise InputError(
+                f"{self.profile.name} failed with every plan that would fit: "
+                f"{next((record.stopped for record in self.records if record.stopped), '')}"
+            )
+        plans = {same_memory(record.strategy) for record in self.records if not record.probe}
+        is_settled = any(same_memory(one.strategy) in plans for one in usable)
+        if in_time or self.takes_unrehearsed or not is_settled:
+            return usable
+        first = next(at for at, one in enumerate(usable) if self.profile.of(one.strategy) is not None)
+        self.passed_over = self._passed_over(usable[:first]) if first else ""
+        return usable[first:]
+
+    def _passed_over(self, faster: Sequence[Candidate]) -> str:
+        others = f" and {counted(len(faster) - 1, 'other')}" if len(faster) > 1 else ""
+        is_time = len(self.records) < MOST_REHEARSALS
+        why = "the time of ⟨rehearsal_seconds⟩ was over" if is_time else f"{self._so_far} are the most"
+        return f"may be faster, but not rehearsed: {strategy_words(faster[0].strategy)}{others}; {why}"
 
     def _not_rehearsed(self, best: list[Candidate]) -> Iterator[Candidate]:
         for candidate in best:

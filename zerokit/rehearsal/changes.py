@@ -6,11 +6,24 @@ The bytes are those that the change would free of the peak as it is; another pea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zerokit.rehearsal.result import FROZEN, LOSS, QUANTISED, WEIGHTS, Change, RankMemory
+from zerokit.rehearsal.result import (
+    BACKWARD,
+    FROZEN,
+    GRADIENTS,
+    LOSS,
+    QUANTISED,
+    WEIGHTS,
+    Change,
+    RankMemory,
+)
 
+CHECKPOINTING = (
+    "activation checkpointing (a Trainer's --gradient_checkpointing True): of each layer only its input is "
+    "kept"
+)
 _LEAST_SHARE = 0.03
 """Of the peak, below which a change is not worth a line."""
 _TRAINING = ("forward", "backward", "step")
@@ -83,13 +96,9 @@ def _of_phase(rank: RankMemory) -> Iterator[Change]:
 def _of_activations(rank: RankMemory, engine: Mapping[str, Any]) -> Iterator[Change]:
     live = _live(rank)
     activations = live["activations"]
-    of_the_batch = activations + live[LOSS]
+    of_the_batch = activations + live[LOSS] + live[BACKWARD]
     if engine.get("gradient_checkpointing") is not True:
-        yield Change(
-            what="activation checkpointing (a Trainer's --gradient_checkpointing True): of each layer only "
-            "its input is kept",
-            saves_bytes=activations,
-        )
+        yield Change(what=CHECKPOINTING, saves_bytes=activations)
     rows = engine.get("micro_batch")
     if rows is None or rows > 1:
         of = f" ({rows // 2} in place of {rows})" if rows else ""
@@ -105,22 +114,26 @@ def _of_states(rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None) ->
     stage = (engine or {}).get("zero_stage") or 0
     weights = live[WEIGHTS] + live[FROZEN] + live[QUANTISED]
     states = live["optimizer states"] + (live["engine and its buffers"] if engine else 0)
-    words = "optimizer states and fp32 weights" if engine else "optimizer states"
-    if gpus > 1:
-        divided = (
-            (1, words, states), (2, "gradients as well", states + live["gradients"]),
-            (3, "gradients and weights as well", states + live["gradients"] + weights),
-        )  # fmt: skip
-        for number, advice, size in divided:
-            if stage < number:
-                new = size if stage == 0 else live["gradients"] if number == 2 else weights
-                yield Change(
-                    what=f"ZeRO-{number}: {advice} divided over {gpus} GPUs",
-                    saves_bytes=new * (gpus - 1) // gpus,
-                )
+    words = ["optimizer states", *(["fp32 weights"] if engine else [])]
+    divided = ((1, words, states), (2, [GRADIENTS], live[GRADIENTS]), (3, ["weights"], weights))
+    names, size = list[str](), 0
+    for number, parts, of_parts in divided if gpus > 1 else ():
+        if stage < number:
+            names += parts
+            size += of_parts
+            yield Change(
+                what=f"ZeRO-{number}: {_listed(names)} divided over {gpus} GPUs",
+                saves_bytes=size * (gpus - 1) // gpus,
+            )
     if (engine or {}).get("offload_optimizer") in (None, "none"):
         of = "" if engine else "DeepSpeed's "
-        yield Change(what=f"{words} in host memory ({of}`offload_optimizer`)", saves_bytes=states)
+        yield Change(what=f"{_listed(words)} in host memory ({of}`offload_optimizer`)", saves_bytes=states)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _of_frozen(rank: RankMemory) -> Iterator[Change]:

@@ -348,6 +348,7 @@ def _result(
         sandboxed=report.get("sandboxed", True),
         engine=report.get("engine"),
         model=report.get("model"),
+        bf16=report.get("bf16", False),
         config_files=tuple(script.config_title(path) for path in report.get("config_files", ())),
         data_parallel=report.get("data_parallel", False),
         fully_sharded=report.get("fully_sharded", False),

@@ -50,7 +50,9 @@ class FakeGpu:
             from zerokit.catalog import gpus
 
             rehearsed = ", ".join(entry.name for entry in gpus.catalog() if entry.chip)
-            raise InputError(f"--gpu {gpu.name}: rehearsals support NVIDIA GPUs only, of these {rehearsed}")
+            raise InputError(
+                f"{gpu.name}: rehearsals support NVIDIA GPUs only; ⟨gpu⟩ takes one of {rehearsed}"
+            )
         return cls(
             title=gpu.title,
             capability=chip.compute_capability,

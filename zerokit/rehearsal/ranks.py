@@ -101,6 +101,7 @@ def _both(first: Rehearsal, second: Rehearsal) -> Rehearsal:
             default=None,
         ),
         ranks=(*first.ranks, *second.ranks),
+        bf16=first.bf16 or second.bf16,
         untrained=first.untrained or second.untrained,
         guesses=_guesses((*first.guesses, *second.guesses)),
         stubbed=_once((*first.stubbed, *second.stubbed)),

@@ -92,9 +92,9 @@ def request_of(
 
 
 def _gpu(name: str | None, vram: str | int | None, plan: str | None, say: Say) -> tuple[Gpu, bool]:
-    """The GPU, and whether its memory was named."""
+    """The GPU that was named, else the plan's, else this machine's; and whether its memory is known."""
     from zerokit.catalog import gpus
-    from zerokit.planner.hardware import DEFAULT_GPU
+    from zerokit.planner.hardware import DEFAULT_GPU, gpu_of_this_machine
     from zerokit.units import parse_bytes
 
     size = parse_bytes(vram, "⟨vram⟩") if vram else None
@@ -108,8 +108,12 @@ def _gpu(name: str | None, vram: str | int | None, plan: str | None, say: Say) -
     planned = _gpu_of_plan(plan) if plan else None
     if planned is not None:
         return planned, True
+    here, reason, _ = gpu_of_this_machine()
+    if here is not None:
+        say(reason)
+        return here, True
     gpu = gpus.load(DEFAULT_GPU)
-    say(f"assumed {gpu.title}: neither ⟨gpu⟩ nor ⟨vram⟩ was given")
+    say(f"assumed {gpu.title}: none was named, none was found here ({reason})")
     return gpu, False
 
 

@@ -14,6 +14,9 @@ SCHEMA = "zerokit.rehearsal/1"
 WEIGHTS, FROZEN, QUANTISED = "model", "frozen parameters", "quantised parameters"
 """What weights are called among what is live: those that are loaded or trained, those that are not, and those
 in 4 or 8 bits."""
+GRADIENTS, BACKWARD = "gradients", "backward temporaries"
+"""What backward allocates: gradients that stay for the optimizer's step, as those of parameters do, and what
+is freed before backward ends, above all gradients of activations."""
 LOSS = "loss"
 """What a cross-entropy's own kernels hold."""
 NO_STEP_TIME = "no step time: "
@@ -119,6 +122,7 @@ class Rehearsal:
             none. ``model``: which model it trains, and how (``config``, ``method``, adapters).
         untrained: why a script that trains where an option says so neither trained, evaluated nor generated;
             None: it did.
+        bf16: whether tensors on the GPU were in bf16, which older GPUs do not compute in.
         config_files: DeepSpeed configurations that were read. ``data_parallel``: whether PyTorch's DDP wraps
             a model; ``fully_sharded``: whether its FSDP shards the one that is trained.
     """
@@ -146,6 +150,7 @@ class Rehearsal:
     engine: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
     untrained: str | None = None
+    bf16: bool = False
     config_files: tuple[str, ...] = ()
     data_parallel: bool = False
     fully_sharded: bool = False

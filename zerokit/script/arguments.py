@@ -260,6 +260,11 @@ class ScriptOptions:
         return (value, where) if isinstance(value, str) and value.lower() not in (*NO, "true") else None
 
     @property
+    def runs_without_deepspeed(self) -> bool:
+        """Whether it trains by itself where nobody gives it a DeepSpeed configuration."""
+        return self.style in ("trainer", "accelerate") and "DeepSpeedPlugin" not in self.facts.mentions
+
+    @property
     def never_checkpoints(self) -> bool:
         """Whether nothing in the script or its arguments looks like activation checkpointing."""
         of_pipeline = "activation_checkpoint_interval" in self.facts.keywords
@@ -337,6 +342,14 @@ class ScriptOptions:
         if option is None or option not in self.facts.flags or self._said("gradient_checkpointing"):
             return []
         return [option] if full and self._user_value(CHECKPOINTING) is None else []
+
+    def words_for_checkpointing(self) -> tuple[str, ...]:
+        """What turns it on if added to the arguments; empty: no option is known, or they say it already."""
+        if self._user_value(CHECKPOINTING) is not None or self._said("gradient_checkpointing"):
+            return ()
+        if self._takes_trainer_options:
+            return tuple(self._spelt("gradient_checkpointing", True))
+        return tuple(self._checkpointing_flag(True))
 
     def _said(self, name: str) -> bool:
         """Whether a placeholder in the user's arguments says it already."""

@@ -31,7 +31,7 @@ def plan_script(
 
     Args:
         options: of a plan; where they name no model, the script's is taken from its first rehearsal.
-        seconds: after so long only the best plan is still rehearsed.
+        seconds: after so long it is rehearsed only until one plan is that fits.
         say: hears of each rehearsal.
 
     Raises:

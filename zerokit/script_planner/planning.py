@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.script_profile import ScriptProfile
-from zerokit.domain.strategy import REHEARSED, Candidate, Strategy
+from zerokit.domain.strategy import REHEARSED, Strategy
 from zerokit.errors import InputError
 from zerokit.launcher.secrets import Secrets
+from zerokit.planner import answer
 from zerokit.planner.effects import unread
 from zerokit.planner.losses import loss_of
 from zerokit.planner.memory_source import Say
@@ -41,6 +42,7 @@ from zerokit.script.scripts_optimizer import with_optimizer_of
 from zerokit.script.training_switch import why_no_training
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy
 from zerokit.script_planner.script_decisions import CannotRehearse, Fed, ScriptDecisions
+from zerokit.script_planner.trained_model import is_named
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.request import Request
 from zerokit.search.space import Knobs, knobs
@@ -59,7 +61,7 @@ class ScriptPlanning:
     """One plan for one script.
 
     Attributes:
-        seconds: after so long only the best plan is still rehearsed.
+        seconds: after so long the script is rehearsed only until one plan is that fits.
         search: the rehearsals so far, and what is found with them.
     """
 
@@ -282,26 +284,26 @@ class ScriptPlanning:
     # ---------------------------------------------------------------- the search
 
     def _searched(self, request: Request, top: int) -> Plan:
-        plan, usable = self.search.search(request, top)
-        return self._chosen(plan, usable, request, top)
-
-    def _chosen(self, plan: Plan, usable: list[Candidate], request: Request, top: int) -> Plan:
-        chosen = usable[0]
+        plan = self.search.search(request, top)
+        chosen = plan.chosen
         if chosen.memory.basis != REHEARSED:
             self._decisions.notes.append(
                 "this plan itself was not rehearsed: after "
                 f"{counted(len(self.search.records), 'rehearsal')} others came first"
             )
+        if self.search.passed_over:
+            self._decisions.notes.append(self.search.passed_over)
         rehearsed = self.search.profile.of(chosen.strategy)
         if rehearsed is not None and rehearsed.step_seconds_range is not None:
-            probed = request.calibration is not None and request.calibration.host_factor is not None
-            self._decisions.notes.append(_time_note(rehearsed.step_seconds_range, probed=probed))
+            self._decisions.notes.append(_time_note(rehearsed.step_seconds_range, rehearsed.host_factor))
+        own_half = request.precision in ("bf16", "fp16") and not self._decisions.is_asked("precision")
+        if own_half and self._script.runs_without_deepspeed:
+            self._decisions.notes.append(answer.UNDER_DEEPSPEED)
         for warning in self._warnings(chosen.strategy):
             self.say(f"warning: {warning}")
             self._decisions.notes.append(warning)
         assumptions = (*plan.assumptions, *self._decisions.notes)
-        alternatives = tuple(candidate for candidate in usable if candidate is not chosen)[: max(0, top - 1)]
-        return replace(plan, chosen=chosen, alternatives=alternatives, assumptions=assumptions)
+        return replace(plan, alternatives=plan.alternatives[: max(0, top - 1)], assumptions=assumptions)
 
     def _warnings(self, chosen: Strategy) -> tuple[str, ...]:
         """Those of the plan's own rehearsal, or of the last one."""
@@ -337,11 +339,14 @@ class ScriptPlanning:
         )
 
     def _model_name(self, read: ResolvedRequest) -> str:
-        """The model's; of one that only the script names, the script's with the model's size."""
-        if "model" not in self._decisions.kept or "/" not in read.model_name:
+        """The catalogue's where the user or the script names that model; else as the script has it, or the
+        script's own, with the model's size."""
+        name = self._decisions.model_name
+        if "model" not in self._decisions.kept or is_named(read.model_name, name):
             return read.model_name
         shape = read.request.shape
-        return f"{self.search.profile.name} ({shape.family}, {format_count(shape.parameters)} parameters)"
+        size = f"({shape.family}, {format_count(shape.parameters)} parameters)"
+        return f"{name or self.search.profile.name} {size}"
 
     def _plan_unrehearsed(self, why: CannotRehearse, top: int) -> PlanResult:
         """Plan as if there were no script, and say so.
@@ -373,15 +378,16 @@ class ScriptPlanning:
         )
 
 
-def _time_note(between: tuple[float, float], *, probed: bool) -> str:
+def _time_note(between: tuple[float, float], host_factor: float | None) -> str:
     """How sure the chosen plan's step time is."""
     low, high = between
+    at = "" if host_factor is None else f" at the host speed kept on this machine, {host_factor:.2f}"
+    rehearsed = f"step times are rehearsed{at}"
     if high <= low:
-        return "step times are rehearsed, at this host's speed"
-    takes = f"step times are rehearsed; this one takes {format_seconds_range(low, high)}"
+        return rehearsed
+    takes = f"{rehearsed}; this one takes {format_seconds_range(low, high)}"
     if format_seconds(low) == format_seconds(high):
         return takes
-    words = f"{takes}, as fast"
-    if probed:
-        return f"{words} as this host was in its probe's rounds"
-    return f"{words} as the host is: `zerokit doctor --measure` on the GPU machine tells"
+    if host_factor is not None:
+        return f"{takes}, as fast as this host was in its probe's rounds"
+    return f"{takes}, as fast as the host is: `zerokit doctor --measure` on the GPU machine tells"

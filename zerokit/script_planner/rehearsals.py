@@ -102,6 +102,7 @@ def rehearse_strategy(
         step_seconds=step.seconds if step is not None else None,
         step_seconds_range=(step.low, step.high) if step is not None else None,
         step_seconds_by_host_factor=step.by_host_factor if step is not None else (),
+        host_factor=step.host_factor if step is not None else None,
         untimed=done.why_untimed,
         warnings=done.warnings,
     )

@@ -11,7 +11,13 @@ from zerokit.errors import InputError
 from zerokit.planner.memory_source import Say
 from zerokit.planner.values import integer
 from zerokit.rehearsal.result import Rehearsal
-from zerokit.script_planner.trained_model import contradiction, fed_tokens, options_of, refuse_unlike_method
+from zerokit.script_planner.trained_model import (
+    contradiction,
+    fed_tokens,
+    name_of,
+    options_of,
+    refuse_unlike_method,
+)
 from zerokit.units import counted
 
 _SAME_LENGTH = 0.01
@@ -41,6 +47,7 @@ class ScriptDecisions:
         asked: the options that its user gave.
         kept: those that it decides, which go before ``asked``.
         notes: for people, in sentences.
+        model_name: as the script has it; empty: not known.
     """
 
     script: str
@@ -49,6 +56,7 @@ class ScriptDecisions:
     say: Say
     kept: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    model_name: str = ""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -118,6 +126,7 @@ class ScriptDecisions:
         found, notes = options_of(done, self.asked, planned)
         self.kept |= found
         self.notes += notes
+        self.model_name = name_of(done)
         return bool(found)
 
     def _refuse_unlike_length(self, done: Rehearsal, planned: Strategy) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from zerokit.domain.strategy import Strategy
@@ -18,7 +19,6 @@ _TRAINED = {
     "full": "all weights", "lora": "LoRA adapters on weights that are not in 4 bits",
     "qlora": "LoRA adapters on weights in 4 bits (QLoRA)",
 }  # fmt: skip
-_SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def options_of(
@@ -41,7 +41,7 @@ def options_of(
         if config is not None and method == "qlora":  # the method packs the weights: not the model twice
             config = {name: value for name, value in config.items() if name != "quantization_config"}
         result["model"] = _model(config, engine)
-        notes.append(f"model {result['model']}: what the script trains has its sizes")
+        notes.append(f"model {result['model']}: the configuration of what the script trains")
     if not options.get("method") and method != "full":
         result["method"] = method
         notes.append(f"⟨method⟩ {method}: the script trains adapters")
@@ -55,6 +55,24 @@ def options_of(
         result["seq_len"] = str(length)
         notes.append(f"sequences of {length} tokens: the longest that the script fed its model")
     return result, tuple(notes)
+
+
+def name_of(done: Rehearsal) -> str:
+    """The model's name or path as the script has it; empty: it has none, or it is not known."""
+    config = (done.model or {}).get("config") or {}
+    return str(config.get("_name_or_path") or "")
+
+
+def is_named(model: str, name: str) -> bool:
+    """Whether a script's name or path of a model names this one of the catalogue."""
+    from zerokit.catalog import models
+
+    if not name or Path(name).exists():
+        return False
+    try:
+        return models.resolve(name)[0].name == model
+    except InputError:
+        return False
 
 
 def fed_tokens(engine: Mapping[str, Any], planned: Strategy) -> int | None:
@@ -137,15 +155,30 @@ def _model(config: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> str:
 
 
 def _catalogued(config: Mapping[str, Any], engine: Mapping[str, Any]) -> str | None:
-    """The model of the catalogue with these very shapes."""
+    """The model of the catalogue with this very configuration, whose traces are stored."""
     from zerokit.catalog import models
 
     count = engine.get("parameters") or 0
     if engine.get("trainable_parameters", count) < count:
         count -= engine["trainable_parameters"]
     for entry in models.index():
-        if entry.model_type == config.get("model_type") and abs(entry.parameters - count) <= count // 1000:
-            shape = models.load(entry.name).hf_config
-            if all(shape.get(key, config.get(key)) == config.get(key) for key in _SHAPE):
-                return entry.name
+        is_alike = (
+            entry.model_type == config.get("model_type") and abs(entry.parameters - count) <= count // 1000
+        )
+        if is_alike and _says_the_same(config, models.load(entry.name).hf_config):
+            return entry.name
     return None
+
+
+def _says_the_same(value: Any, catalogued: Any) -> bool:
+    """Whether a configuration holds what the catalogue's does, or nothing in its place; of lists, whose words
+    for layers changed between releases of Transformers, as many."""
+    if value is None:
+        return True
+    if isinstance(catalogued, Mapping):
+        return isinstance(value, Mapping) and all(
+            _says_the_same(value.get(key), part) for key, part in catalogued.items()
+        )
+    if isinstance(catalogued, list):
+        return isinstance(value, list) and len(value) == len(catalogued)
+    return bool(value == catalogued)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -98,7 +98,11 @@ def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> 
     return requested, f"precision {requested}: given"
 
 
-def make_plan(request: Request, top: int = 5) -> Plan:
+Keep = Callable[[Sequence[Candidate]], Sequence[Candidate]]
+"""Which of the strategies that fit, fastest first, may be chosen."""
+
+
+def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
     """The fastest strategy that fits, with alternatives and reasons.
 
     Raises:
@@ -122,7 +126,7 @@ def make_plan(request: Request, top: int = 5) -> Plan:
         idle = fewer_gpus.left_idle(fastest.ranked[0], result.ranked[0], request.cluster)
         notes = (f"{idle}; {fewer_gpus.why_idle(result.ranked[0])}", *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
-    chosen, *others = result.ranked
+    chosen, *others = keep(result.ranked)
     surer = sure_fit.advise(space, chosen, request)
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)

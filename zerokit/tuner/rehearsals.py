@@ -73,7 +73,7 @@ class TrialRehearsals:
             return planned
         name = Path(self.target.name).name if self.target.script else self.target.name
         self._search = search = RehearsedSearch(
-            run=self._run, best=self.count, seconds=self.seconds, say=self.say,
+            run=self._run, best=self.count, seconds=self.seconds, say=self.say, takes_unrehearsed=True,
             profile=ScriptProfile(name=name, command=self.target.digest),
         )  # fmt: skip
         first = search.rehearse(self.request, planned[0].strategy)
@@ -82,7 +82,8 @@ class TrialRehearsals:
             return planned
         if fits(self._memory(first.rehearsed.strategy), self.request.cluster) is not None:
             self._rehearse_one_sequence(search, first.rehearsed.strategy)
-        _, usable = search.search(self.request, self.count)
+        plan = search.search(self.request, self.count)
+        usable = [plan.chosen, *plan.alternatives]
         chosen = [self._estimated(candidate) for candidate in distinct(usable, self.count)]
         for text in self.not_tried(chosen):
             self.say(f"not tried: {text}")

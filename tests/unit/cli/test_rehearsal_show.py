@@ -69,6 +69,16 @@ def test_where_no_card_was_named_those_that_hold_it_are(
     assert "add --gpu" not in _shown(replace(DONE, fits=True), monkeypatch, capsys)
 
 
+def test_a_script_in_bf16_is_offered_cards_that_have_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unnamed = replace(DONE, fits=None, vram_bytes=None, min_vram_bytes=9 * GIB)
+    said = " ".join(_shown(unnamed, monkeypatch, capsys).split())
+    assert "the smallest that hold this: t4 (15.0 GiB), v100-16gb" in said
+    said = " ".join(_shown(replace(unnamed, bf16=True), monkeypatch, capsys).split())
+    assert "the smallest with bf16 that hold this: a10" in said and "t4" not in said and "v100" not in said
+
+
 @pytest.mark.parametrize("done", [DONE, STOPPED], ids=["whole", "stopped"])
 def test_a_terminal_and_a_pipe_get_the_same_words(
     done: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -91,13 +101,13 @@ def test_a_terminal_and_a_pipe_get_the_same_words(
     assert narrow.replace(joined, "").split() == whole.replace(joined, "").split()
     lines = whole.splitlines()
     if done is DONE:
-        assert "Next: " not in _shown(replace(DONE, fully_sharded=True), monkeypatch, capsys)
+        assert "\nNext" not in _shown(replace(DONE, fully_sharded=True), monkeypatch, capsys)
         (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(2, 2)")  # no plan reaches it
-        assert "Next: " not in _shown(DONE, monkeypatch, capsys)
+        assert "\nNext" not in _shown(DONE, monkeypatch, capsys)
         assert any(MODULE in line and FILE in line and "50.00 GiB" in line for line in lines)
         required = "does not fit: at least 140.00 GiB required of the 80.00 GiB of h100-sxm-80gb"
         assert f"{required}, 60.00 GiB too much" in lines
-        command = " ".join(whole.replace(joined, "").partition("\nNext: ")[2].split()[-6:])
+        command = " ".join(whole.replace(joined, "").partition("\nNext\n")[2].split()[-6:])
         assert command == "zerokit plan --gpus 1 -- train.py"
         assert (
             "  waiting for other ranks: rank 0 300 ms (25%), rank 4 60 ms (5%); rank 4, which waits least:"

@@ -48,6 +48,10 @@ def test_activations_shrink_with_the_batch_or_are_recomputed() -> None:
     assert told(held, batch_rows=1)[shorter] == 10
     assert told(held, batch_rows=1, checkpointing=True) == {shorter: 10}  # without an engine
     # checkpointing recomputes layers, not the loss behind them
+    # what backward holds of the batch shrinks with it, and ZeRO divides none of it
+    passing = told(rank(gradients=4, backward_temporaries=20), 2, {"zero_stage": 1, "micro_batch": 2})
+    assert passing["half the batch size per GPU (1 in place of 2)"] == 10
+    assert passing["ZeRO-2: gradients divided over 2 GPUs"] == 2
     with_loss = told(rank(activations=20, loss=4), engine=engine)
     assert list(with_loss.values()) == [20, 12]
     assert told(held, batch_rows=3)["half the batch size per GPU (1 in place of 3)"] == 10
@@ -56,13 +60,15 @@ def test_activations_shrink_with_the_batch_or_are_recomputed() -> None:
 def test_zero_divides_what_its_stage_leaves_whole() -> None:
     held = rank(optimizer_states=8, engine_and_its_buffers=4, gradients=2, model=2)
     assert told(held, 4, {"zero_stage": 0}) == {
-        "ZeRO-3: gradients and weights as well divided over 4 GPUs": 12,
+        "ZeRO-3: optimizer states, fp32 weights, gradients and weights divided over 4 GPUs": 12,
         "optimizer states and fp32 weights in host memory (`offload_optimizer`)": 12,
-        "ZeRO-2: gradients as well divided over 4 GPUs": 10.5,
+        "ZeRO-2: optimizer states, fp32 weights and gradients divided over 4 GPUs": 10.5,
         "ZeRO-1: optimizer states and fp32 weights divided over 4 GPUs": 9,
     }
     offloaded = {"zero_stage": 2, "offload_optimizer": "cpu"}
-    assert told(held, 4, offloaded) == {"ZeRO-3: gradients and weights as well divided over 4 GPUs": 1.5}
+    assert told(held, 4, offloaded) == {"ZeRO-3: weights divided over 4 GPUs": 1.5}
+    above_1 = told(held, 4, offloaded | {"zero_stage": 1})
+    assert above_1["ZeRO-3: gradients and weights divided over 4 GPUs"] == 3
     assert told(held, 1, {"zero_stage": 2, "offload_optimizer": "cpu"}) == {}
     # without an engine what init allocates is DDP's, and stays
     assert told(held, 1)["optimizer states in host memory (DeepSpeed's `offload_optimizer`)"] == 8
@@ -78,7 +84,7 @@ def test_frozen_weights_are_worth_4_bits_and_stay_when_optimizer_states_move() -
         "half the sequence length (the batch size per GPU is 1 already)": 2,
         "optimizer states and fp32 weights in host memory (`offload_optimizer`)": 1,
     }
-    assert told(lora, 2, {"zero_stage": 2})["ZeRO-3: gradients and weights as well divided over 2 GPUs"] == 8
+    assert told(lora, 2, {"zero_stage": 2})["ZeRO-3: weights divided over 2 GPUs"] == 8
     # what bitsandbytes leaves in 16 bits, embeddings and the head, has no 4 bits
     assert told(rank(quantised_parameters=5, frozen_parameters=2), engine={"zero_stage": 0}) == {}
 

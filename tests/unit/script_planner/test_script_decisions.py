@@ -11,6 +11,7 @@ import yaml
 
 from tests.support.played_rehearsals import CONFIG, PARAMETERS, play
 from tests.support.ranks import write_script
+from zerokit.catalog import models
 from zerokit.domain.strategy import Strategy
 from zerokit.emit import plan_file
 from zerokit.errors import InputError
@@ -81,6 +82,27 @@ def test_a_plan_for_a_script_goes_by_its_name(tmp_path: Path, monkeypatch: pytes
     assert planned(tmp_path, recipe=str(tmp_path / "plan" / "plan.yaml")).model_name == named
     title = plan_file.read(tmp_path / "plan").title
     assert f"for {named} on 4 × l40s" in title and "script-models" not in title
+
+
+def test_a_model_like_one_of_the_catalogue_keeps_its_name_and_positions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = models.load("smollm2-135m")
+    count = {"parameters": entry.parameters, "trainable_parameters": entry.parameters}
+
+    def title(**config: Any) -> tuple[str, str]:
+        model = {"config": {**entry.hf_config, **config}}
+        played = play(monkeypatch, lambda *asked: {**of_arguments(*asked), **count}, model=model)
+        result = planned(tmp_path)
+        assert played
+        return result.model_name, str(result.request["model"])
+
+    size = "(llama, 135M parameters)"
+    assert title(_name_or_path="./tiny") == (f"./tiny {size}", "smollm2-135m")
+    assert title() == (f"train.py {size}", "smollm2-135m")
+    assert title(_name_or_path="HuggingFaceTB/SmolLM2-135M") == ("smollm2-135m", "smollm2-135m")
+    name, model = title(_name_or_path="./tiny", max_position_embeddings=256)
+    assert name == f"./tiny {size}" and json.loads(Path(model).read_text())["max_position_embeddings"] == 256
 
 
 def test_all_weights_of_a_script_that_trained_adapters_before(

@@ -6,12 +6,14 @@ have one that was not.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 PLAN_SECONDS = (0.1, 0.15)
-"""Forward and backward of one shape, on an H100 with PyTorch 2.11 and cuDNN 9.19: 92 and 96 ms in one
-process, 130 and 146 ms in another (benchmarks/measure/data/attention-plans.jsonl). FlashAttention and the
-memory-efficient kernels take no more than the second time."""
+"""Forward and backward of one shape: 129 and 145 ms, in two series on an H100, PyTorch 2.11 and cuDNN 9.19
+(benchmarks/measure/data/attention-plans.jsonl). The other kernels make no plan."""
 
 
 class AttentionPlans:

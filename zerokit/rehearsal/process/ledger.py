@@ -109,6 +109,8 @@ class GpuMemory:
         self.threads = threading.local()  # .stream: the current stream of each thread
         self.origin: Callable[[str, int], Origin] | None = None
         """Says where an allocation of so many bytes by an operator comes from."""
+        self.ends_of_backward: list[int] = []  # on the clock
+        self.dtypes: set[Any] = set()  # of all tensors that were counted
         self.contents: dict[int, str] = {}  # what a block holds, by its number, where that is known
         self._origin_numbers: dict[Origin, int] = {NOWHERE: 0}
         self._holdings: dict[int, Holding] = {}
@@ -201,6 +203,7 @@ class GpuMemory:
         key = storage._cdata
         if key in self._holdings:
             return
+        self.dtypes.add(tensor.dtype)
         size = storage.nbytes()
         number, block = self._take(size, why) if size else (-1, None)
         holding = self._holdings[key] = Holding(number, block)
@@ -246,6 +249,8 @@ class GpuMemory:
 
     def enter(self, phase: str) -> None:
         """A phase begins; what is in use now belongs to it too."""
+        if self.phase == "backward" != phase:
+            self.ends_of_backward.append(self.clock)
         self.phase = phase
         self._raise_peaks()
 

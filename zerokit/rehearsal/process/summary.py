@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import Any
+
+import torch
 
 from zerokit.rehearsal.process import smallest_card
 from zerokit.rehearsal.process.guesses import Guess
-from zerokit.rehearsal.process.ledger import GpuMemory
+from zerokit.rehearsal.process.ledger import STILL_LIVE, GpuMemory
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.phases import Phases
-from zerokit.rehearsal.result import LOSS, WEIGHTS
+from zerokit.rehearsal.result import BACKWARD, GRADIENTS, LOSS, WEIGHTS
 
 MOST_HOLDINGS = 40
 
@@ -17,7 +20,7 @@ _WHAT = {
     "load": WEIGHTS,
     "init": "engine and its buffers",
     "forward": "activations",
-    "backward": "gradients",
+    "backward": GRADIENTS,
     "step": "optimizer states",
     "eval": "no-gradient forward",
     "generate": "generation",
@@ -25,7 +28,8 @@ _WHAT = {
     "other": "other",
 }
 """What is live at a peak is told by the phase that allocated it, but for the weights of what is trained: an
-engine moves them to the GPU as it begins. What a cross-entropy's kernels write (as large as the logits, and
+engine moves them to the GPU as it begins. Of backward only what stays until its end is taken for gradients of
+parameters, which ZeRO divides. What a cross-entropy's kernels write (as large as the logits, and
 their gradients in backward) is the loss's."""
 _OF_THE_LOSS = ("_log_softmax", "nll_loss")
 
@@ -52,6 +56,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         ),
         "expandable_segments": ledger.allocator.settings.expandable_segments,
         "at_peak": at_peak(ledger),
+        "bf16": torch.bfloat16 in ledger.dtypes,
         "host_bytes": machine.peak_host_bytes,
         "written_bytes": machine.written_bytes,
         "guesses": [*_guesses(machine.guesses.shapes, True), *_guesses(machine.guesses.values, False)],
@@ -74,6 +79,8 @@ def at_peak(ledger: GpuMemory) -> list[dict[str, Any]]:
     for number in history.live_at(ledger.peak.clock):
         phase, operator, module, location = ledger.origins[history.origin[number]]
         component = ledger.contents.get(number) or _what(phase, operator)
+        if component == GRADIENTS and _ends_with_backward(ledger, number):
+            component = BACKWARD
         key = component, module, location
         totals[key] = totals.get(key, 0) + history.block_bytes[number]
     ordered = sorted(totals.items(), key=lambda item: -item[1])
@@ -93,6 +100,13 @@ def _what(phase: str, operator: str) -> str:
     if phase in ("forward", "backward") and operator.startswith(_OF_THE_LOSS):
         return LOSS
     return _WHAT.get(phase, phase)
+
+
+def _ends_with_backward(ledger: GpuMemory, number: int) -> bool:
+    """Whether a block of a backward was freed before the end of it."""
+    born, died = ledger.history.born[number], ledger.history.died[number]
+    at = bisect.bisect_left(ledger.ends_of_backward, born)
+    return died != STILL_LIVE and (at == len(ledger.ends_of_backward) or died <= ledger.ends_of_backward[at])
 
 
 def _guesses(book: dict[tuple[str, str], Guess], decides_sizes: bool) -> list[dict[str, Any]]:
