@@ -216,6 +216,24 @@ def gpu_of_this_machine() -> tuple[Gpu | None, str, int]:
     return entry, reason if entry is None else f"this machine: {reason}", len(machine.gpus)
 
 
+def gpu_of_plan(cluster: Mapping[str, Any], request: Mapping[str, Any]) -> Gpu | None:
+    """The GPU that a plan was made for, with the memory that was asked for; None: CPU ranks, or not known.
+
+    Args:
+        cluster: the plan's. request: its own.
+
+    Raises:
+        InputError: the catalogue does not have it, or the size is none.
+    """
+    from zerokit.catalog import gpus
+
+    name, size = cluster.get("gpu"), request.get("vram")
+    if not isinstance(name, str) or name == "cpu":
+        return None
+    gpu = gpus.lookup(name)
+    return gpu.with_total_memory(parse_bytes(size, "⟨vram⟩")) if size else gpu
+
+
 def _fewest_nodes(gpus: int, most: int) -> int:
     """As few nodes, all alike, as hold the GPUs."""
     return gpus // max(per_node for per_node in range(1, most + 1) if gpus % per_node == 0)

@@ -211,13 +211,14 @@ def _gpu(launch: Launch) -> tuple[Gpu | None, str]:
     """This machine's, else the plan's; for CPU ranks the one that a plan assumes where none is named."""
     from zerokit.catalog import gpus
     from zerokit.machine.detect import detect
-    from zerokit.planner.hardware import DEFAULT_GPU
+    from zerokit.planner.hardware import DEFAULT_GPU, gpu_of_plan
 
     gpu, why = detect().catalog_gpu()
-    named = ((launch.plan or {}).get("cluster") or {}).get("gpu")
-    if gpu is None and isinstance(named, str):
+    plan = launch.plan or {}
+    cluster = plan.get("cluster") or {}
+    if gpu is None and isinstance(cluster.get("gpu"), str):
         try:
-            return (gpus.load(DEFAULT_GPU) if named == "cpu" else gpus.lookup(named)), ""
+            return gpu_of_plan(cluster, plan.get("request") or {}) or gpus.load(DEFAULT_GPU), ""
         except InputError as error:
             return None, as_options(str(error))
     return gpu, why

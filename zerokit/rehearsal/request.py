@@ -118,9 +118,8 @@ def _gpu(name: str | None, vram: str | int | None, plan: str | None, say: Say) -
 
 
 def _gpu_of_plan(path: str) -> Gpu | None:
-    from zerokit.catalog import gpus
     from zerokit.launcher.prepare import read_plan
+    from zerokit.planner.hardware import gpu_of_plan
 
     plan, _ = read_plan(path)
-    name = plan.cluster.get("gpu") if isinstance(plan.cluster, dict) else None
-    return gpus.lookup(name) if isinstance(name, str) and name != "cpu" else None
+    return gpu_of_plan(plan.cluster, plan.request) if isinstance(plan.cluster, dict) else None

@@ -55,6 +55,8 @@ def test_what_was_named_goes_before_this_machine(has_gpus: Path, tmp_path: Path)
     assert run(["plan", "--params", "350m", "--gpus", "1", "--gpu", "a10", "--out", str(plan)]) == 0
     assert request_of(SCRIPT, say=said.append, plan=str(plan)).gpu.name == "a10"
     assert not any("this machine" in line for line in said)
+    assert run(["plan", "--params", "350m", "--gpus", "1", "--vram", "20GiB", "--out", str(plan)]) == 0
+    assert request_of(SCRIPT, say=said.append, plan=str(plan)).gpu.driver_vram_bytes == 20 << 30
 
 
 def test_without_gpus_one_is_assumed_whose_memory_is_no_limit(
