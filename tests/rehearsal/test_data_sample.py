@@ -271,4 +271,5 @@ def test_batches_of_several_lengths_are_told(
     (tmp_path / "train.py").write_text(LENGTHS)
     code, found, errors = rehearse(tmp_path, "--gpu", gpu, "--steps", "4", "train.py", longer, dtype)
     assert code == 0, errors
+    assert bool(found["step"]["by_host_factor"]) is (PLANNED not in said)  # else a run would tell of its host
     assert [start for text in found["warnings"] for start in (FED, PLANNED) if text.startswith(start)] == said

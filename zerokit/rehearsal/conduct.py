@@ -170,13 +170,17 @@ def _once(
             return NeedsRanks(ranks=tuple(report["needs"]), so_far=so_far), False
         result = _result(request, script, report, tail)
         said = report or {}
-        timed = _timed(request, result, exchange, too_long=bool(said.get("step_too_long")))
+        timed = _timed(
+            request, result, exchange,
+            too_long=bool(said.get("step_too_long")), plans=bool(said.get("plans_attention")),
+        )  # fmt: skip
         return timed, bool(said.get("lacks_rounds"))
 
 
 def _timed(
-    request: RehearsalRequest, result: results.Rehearsal, exchange: Exchange, *, too_long: bool
+    request: RehearsalRequest, result: results.Rehearsal, exchange: Exchange, *, too_long: bool, plans: bool
 ) -> results.Rehearsal:
+    """The result with its step time; ``plans``: cuDNN's attention makes plans, which that leaves out."""
     if not request.step_time:
         return result
     step, why = step_time.of_rank(
@@ -187,6 +191,8 @@ def _timed(
         if result.stopped is not None and not result.steps:
             return result  # why it stopped says more
         return replace(result, notes=(*result.notes, why))
+    if plans:  # a run's steps then tell nothing of its host
+        step = replace(step, by_host_factor=())
     return replace(result, step_seconds=step.seconds, step_seconds_range=(step.low, step.high), step=step)
 
 

@@ -62,7 +62,8 @@ class StepTime:
         host_factor: the host's seconds over the reference host's; None: not known.
         note: what a reader must know of it.
         by_host_factor: seconds on the fastest and the slowest host measured, and on this one, with their
-            factors, rising; empty where something else of the host is guessed too.
+            factors, rising; empty where something else of the host is guessed too, or a run's steps take
+            what these leave out.
         together: the ranks that were played together, since they exchange messages: the step is that of all
             of them; ``paced_by`` and ``parts`` are of the one that waits least. Empty: the rank alone.
         missing: ranks that it exchanges messages with and that were not played: the step counts no waiting

@@ -232,7 +232,8 @@ class Rehearsed:
                 f"batches of {fewest:,} to {most:,} tokens a row were fed: the figures are those of the "
                 "batches that a run feeds first, and a longer one later takes more"
             )
-        if (new_lengths := self.machine.attention_plans.note(self.phases.lengths)) is not None:
+        new_lengths = self.machine.attention_plans.note(self.phases.lengths)
+        if new_lengths is not None:
             self.machine.warn(new_lengths)
         if (unwaited := self.machine.unwaited.note()) is not None:
             self.machine.warn(unwaited)
@@ -242,6 +243,7 @@ class Rehearsed:
         return {
             **summary.describe(self.machine, self.phases, stopped),
             "peak_reserved_bytes": reserved,
+            "plans_attention": new_lengths is not None,
             "lacks_rounds": self._lacks_rounds,
         }
 
