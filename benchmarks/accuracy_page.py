@@ -192,17 +192,23 @@ def serving() -> list[str]:
     return lines if rows else []
 
 
+_LOOPS = {"deepspeed": "DeepSpeed", "plain": "plain"}
+
+
 def overhead() -> list[str]:
     """What the probe cost, a row for each measurement of ``benchmarks/probe_overhead.py``."""
     rows = _rows("probe-overhead.jsonl")
     if not rows:
         return []
-    lines = _head("device", "step", "paired difference", "95 % interval", "training thread", "ticker thread")
+    lines = _head(
+        "device", "loop", "step", "paired difference", "95 % interval", "training thread", "ticker thread"
+    )
     for row in rows:
         low, high = row["paired_95"]
         lines.append(
             _row(
-                row["device"], f"{row['step_seconds'] * 1e3:.0f} ms", f"{row['paired_median']:+.2%}",
+                row["device"], _LOOPS[row.get("loop", "deepspeed")],
+                f"{row['step_seconds'] * 1e3:.0f} ms", f"{row['paired_median']:+.2%}",
                 f"{low:+.2%} to {high:+.2%}", f"{row['training_thread_share']:.2%}",
                 f"{row['ticker_cpu_share']:.2%}",
             )
