@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     "--gpus", metavar="N", type=click.IntRange(1, 65536), help="Ranks in all. [default: the plan's, or 1]"
 )
 @click.option(
-    "--gpu", metavar="NAME", help="A GPU of `zerokit gpus`. [default: the plan's, or this machine's]"
+    "--gpu",
+    metavar="NAME",
+    help="A GPU of `zerokit gpus`. [default: the plan's, else this machine's, else h100-sxm-80gb]",
 )
 @click.option("--vram", metavar="SIZE", help="Memory per GPU, such as 24GiB.")
 @click.option(

@@ -204,7 +204,7 @@ class Rehearsal:
         if self.lower_bound:
             required = f"at least {required}"
         if self.fits is None:
-            return f"a GPU of {required} is required"
+            return f"a GPU of {required} is required, as counted on {self.gpu}, which was assumed"
         return f"{'fits' if self.fits else 'does not fit'}: {required} required{self._of_card}"
 
     @property

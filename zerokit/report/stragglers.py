@@ -41,7 +41,8 @@ class Straggler:
         own = f"; its own work takes {self.factor:.1f} times theirs" if self.factor else ""
         return (
             f"the others wait for rank {self.rank}: {format_seconds(self.seconds)} a step "
-            f"({self.share:.0%} of their time), which it spends {location}{own}"
+            f"({self.share:.0%} of their time), which it spends {location}{own}; look at what it alone does, "
+            "at its batches, and at other processes on its cores or GPU"
         )
 
 
