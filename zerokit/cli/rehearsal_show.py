@@ -19,6 +19,7 @@ _MOST_GUESSES = 10
 _MOST_CHANGES = 5
 _MOST_CARDS = 3
 _NOT_ONLY_EVALUATION = "forwards without gradients: evaluation, or a reference model"
+_LOADED = "weights of from_pretrained"
 _PACED = {"host": "host", "gpu": "GPU", "links": "links", "cpu_adam": "host's optimizer"}
 
 
@@ -102,7 +103,10 @@ def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
         _show_phase(phase, size, "  ".join(filter(None, (mark, meaning, least))))
     _show_reserved(rank)
     if rank.host_bytes:
-        _show_phase("host", rank.host_bytes, "tensors in host memory")
+        loaded = "; loaded weights are pages of their file, taken back when memory is short"
+        _show_phase(
+            "host", rank.host_bytes, f"tensors in host memory{loaded if _LOADED in done.stubbed else ''}"
+        )
     if rank.written_bytes:
         _show_phase("written", rank.written_bytes, "tensors on disk")
     if rank.at_peak:

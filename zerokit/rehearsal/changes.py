@@ -152,6 +152,7 @@ def _of_frozen(rank: RankMemory) -> Iterator[Change]:
 def _of_allocator(rank: RankMemory, expandable_segments: bool) -> Iterator[Change]:
     if not expandable_segments:
         yield Change(
-            what="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less is reserved and not used",
+            what="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which `zerokit launch` sets: less is "
+            "reserved and not used",
             saves_bytes=rank.smallest_reserved_bytes - rank.peak_allocated_bytes,
         )

@@ -112,7 +112,10 @@ def test_a_peak_outside_of_training_comes_first_where_it_is_what_counts() -> Non
 
 def test_fragmentation_is_a_matter_of_the_allocators_setting() -> None:
     held = rank(model=10)
-    setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less is reserved and not used"
+    setting = (
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which `zerokit launch` sets: less is reserved and "
+        "not used"
+    )
     assert told(held, expandable_segments=False) == {setting: 2}
     assert told(held) == {}
     assert held.fragmented_bytes == 2 * GIB
