@@ -97,7 +97,8 @@ class _TrainingArguments:
             default = self.facts.field_defaults.get(name)
             return None if default is None else self._default(name, default)
         other = any(not one.startswith("transformers.") for one in self.facts.argument_classes)
-        return None if other else self._default(name, _DEFAULTS[name])
+        is_read = bool(self.options.defaults)  # then this argument is none of its release's
+        return None if other and not is_read else self._default(name, _DEFAULTS[name])
 
     def _made(self, name: str) -> _Value | None:
         one = next((one for one in self.calls if one.name == name), None)
