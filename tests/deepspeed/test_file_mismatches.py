@@ -118,6 +118,27 @@ def test_trls_own_defaults_are_compared(name: str, tmp_path: Path) -> None:
     assert not refused(config, *added, kind=f"trl.{name}")
 
 
+def test_trls_defaults_of_arguments_that_the_script_makes_itself(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    makes = (
+        "from trl import SFTConfig, SFTTrainer\nargs = SFTConfig('out', per_device_train_batch_size=2{})\n"
+        "SFTTrainer(args=args).train()\n"
+    )
+    config = FILE | {"bf16": {"enabled": False}}
+
+    def keys(more: str) -> set[str]:
+        found = of_trainer(options(tmp_path, makes.format(more)), config, 1)
+        assert not any(one.arguments for one in found)
+        return {one.key for one in found}
+
+    words = ("--per_device_train_batch_size", "2")
+    steps = {"scheduler.params.total_num_steps"}  # unknown where the epochs decide
+    assert keys("") - steps == refused(config, *words, kind="trl.SFTConfig") - steps
+    assert "optimizer.params.lr" not in keys(", learning_rate=3e-5")
+    assert "bf16.enabled" in keys("") and "bf16.enabled" not in keys(", fp16=is_old()")
+    assert keys(", **more") == set()
+
+
 def test_what_a_script_must_be_given_is_known_without_a_script() -> None:
     needed = added_arguments(of_defaults(FILE))
     assert not refused(FILE, *needed)
