@@ -7,9 +7,11 @@ message decides: :func:`plain` for Python and files, :func:`as_options` for the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _MARKED = re.compile(r"⟨([a-z_]+)⟩")
+_BEFORE_VALUE = re.compile(_MARKED.pattern + r"( (?!or ⟨)(?=[^\s⟨]))?")
+"""An argument, and the space before its value; there is none in a choice of names, ``⟨gpu⟩ or ⟨gpus⟩``."""
 
 
 def plain(text: str) -> str:
@@ -28,6 +30,30 @@ def as_options(text: str) -> str:
     "--seq-len 8192 is beyond the model's 4096 positions"
     """
     return _MARKED.sub(lambda name: "--" + name[1].replace("_", "-"), text)
+
+
+def as_keys(text: str, switches: Mapping[str, bool], sign: str) -> str:
+    """The message with keys and values as a recipe or an override has them; what is no key stays an option.
+
+    >>> as_keys("use ⟨seq_len⟩ TOKENS, or ⟨out⟩ DIR", {"seq_len": False}, ": ")
+    'use seq_len: TOKENS, or --out DIR'
+    >>> as_keys("did you mean ⟨seq_len⟩?", {"seq_len": False}, "=")
+    "did you mean 'seq_len'?"
+
+    Args:
+        switches: of each key, whether it is a switch.
+        sign: between a key and its value.
+    """
+
+    def written(found: re.Match[str]) -> str:
+        name, space = found[1], found[2] or ""
+        if name not in switches:
+            return as_options(f"⟨{name}⟩") + space
+        if switches[name]:
+            return f"{name}{sign}true{space}"
+        return f"{name}{sign}" if space else repr(name)
+
+    return _BEFORE_VALUE.sub(written, text)
 
 
 def all_as_options(texts: Iterable[str]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("typed", "answered"),
     [
         ("plan --dtype bf16", "use --precision bf16|fp16|fp32"),
-        ("plan --4bit", "use --method qlora to train, or --inference --quant int4 to serve"),
+        ("plan --4bit", "use --method qlora to train, or --inference with --quant int4 to serve"),
         ("plan --quantize 8", "8 bits: use --quant int8"),
         ("plan --max_lenght 512", "use --seq-len TOKENS"),
         ("plan --bs 4", "use --micro-batch N (sequences per GPU) or --global-batch N"),

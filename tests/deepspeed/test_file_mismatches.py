@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import re
 from pathlib import Path
@@ -46,13 +47,17 @@ def options(folder: Path, text: str, *arguments: str) -> ScriptOptions:
     return ScriptOptions.read(facts, facts.style, arguments)
 
 
-def refused(config: dict[str, Any], *arguments: str) -> set[str]:
+def refused(
+    config: dict[str, Any], *arguments: str, kind: str = "transformers.TrainingArguments"
+) -> set[str]:
     """Keys on which Transformers ends a run with these arguments, of 1,000 steps and one rank."""
-    from transformers import HfArgumentParser, TrainingArguments
+    from transformers import HfArgumentParser
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
+    package, _, name = kind.rpartition(".")
     words = ["--output_dir", "out", "--max_steps", "1000", "--use_cpu", "True", *arguments]
-    (parsed,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(words)
+    argument_class = getattr(importlib.import_module(package), name)
+    (parsed,) = HfArgumentParser(argument_class).parse_args_into_dataclasses(words)
     file = HfTrainerDeepSpeedConfig(copy.deepcopy(config))
     try:
         file.trainer_config_process(parsed, auto_find_batch_size=parsed.auto_find_batch_size)
@@ -92,6 +97,46 @@ def test_what_is_named_to_add_makes_them_agree(tmp_path: Path) -> None:
     added = added_arguments(of_trainer(script, FILE, 1))
     assert refused(FILE) and not refused(FILE, *added)
     assert not of_trainer(options(tmp_path, PARSES, "--output_dir", "out", *added), FILE, 1)
+
+
+@pytest.mark.parametrize("name", ["SFTConfig", "DPOConfig"])
+def test_trls_own_defaults_are_compared(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    parses = (
+        f"from trl import {name}, TrlParser\nfrom transformers import Trainer\n"
+        f"args, = TrlParser({name}).parse_args_and_config()\nTrainer(args=args).train()\n"
+    )
+    config = FILE | {"bf16": {"enabled": False}}
+    typed = ("--output_dir", "out", "--max_steps", "1000", "--per_device_train_batch_size", "8")
+    for arguments in (typed[:4], typed):
+        found = of_trainer(options(tmp_path, parses, *arguments), config, 1)
+        assert {one.key for one in found} == refused(config, *arguments, kind=f"trl.{name}")
+        assert {"train_micro_batch_size_per_gpu", "optimizer.params.lr", "bf16.enabled"} <= {
+            one.key for one in found
+        }
+    added = added_arguments(of_trainer(options(tmp_path, parses, *typed[:4]), config, 1))
+    assert not refused(config, *added, kind=f"trl.{name}")
+
+
+def test_trls_defaults_of_arguments_that_the_script_makes_itself(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    makes = (
+        "from trl import SFTConfig, SFTTrainer\nargs = SFTConfig('out', per_device_train_batch_size=2{})\n"
+        "SFTTrainer(args=args).train()\n"
+    )
+    config = FILE | {"bf16": {"enabled": False}}
+
+    def keys(more: str) -> set[str]:
+        found = of_trainer(options(tmp_path, makes.format(more)), config, 1)
+        assert not any(one.arguments for one in found)
+        return {one.key for one in found}
+
+    words = ("--per_device_train_batch_size", "2")
+    steps = {"scheduler.params.total_num_steps"}  # unknown where the epochs decide
+    assert keys("") - steps == refused(config, *words, kind="trl.SFTConfig") - steps
+    assert "optimizer.params.lr" not in keys(", learning_rate=3e-5")
+    assert "bf16.enabled" in keys("") and "bf16.enabled" not in keys(", fp16=is_old()")
+    assert keys(", **more") == set()
 
 
 def test_what_a_script_must_be_given_is_known_without_a_script() -> None:

@@ -194,7 +194,7 @@ def test_what_stops_a_script_before_its_engine_is_not_tried_at_every_batch(
     said: list[str] = []
     with pytest.raises(
         InputError,
-        match=r"no such data set.*; fix what stops it, or name the model.*A rehearsal has no network",
+        match=r"no such data set.*; fix what stops it, or name the model",
     ):
         plan_script(
             Target(script=str(script), module=None, arguments=()), {"gpus": 2, "gpu": "h200"}, say=said.append

@@ -34,26 +34,24 @@ def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[st
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     unread = why_not_resumed(facts, target.arguments)
     notes += [f"warning: {unread}"] if unread else []
-    missing = _missing_model(facts, target)
-    notes += [f"warning: {missing}"] if missing else []
-    return untrained, notes
+    return untrained, [*notes, *of_missing_model(facts, target)]
 
 
-def _missing_model(facts: ScriptFacts, target: Target) -> str | None:
-    """That the arguments name a folder that is not here, and another is nearly spelt so."""
+def of_missing_model(facts: ScriptFacts, target: Target) -> list[str]:
+    """A warning where the arguments name a folder that is not here, and another is nearly spelt so."""
     try:
         file = argument_file(target.arguments, facts)
     except InputError:
-        return None  # the script says so itself
+        return []  # the script says so itself
     options = ScriptOptions(facts=facts, style=facts.style, user_arguments=target.arguments, file=file)
     named = named_model(options)
     meant = folder_meant(named[0]) if named is not None else None
     if named is None or meant is None or config_of(named[0]) is not None:
-        return None
-    return (
-        f"{named[1].removesuffix(', which')}: no such folder is here, but {meant} is; the script would look "
-        f"for {named[0]} on the Hugging Face Hub"
-    )
+        return []
+    return [
+        f"warning: {named[1].removesuffix(', which')}: no such folder is here, but {meant} is; the script "
+        f"would look for {named[0]} on the Hugging Face Hub"
+    ]
 
 
 def agree(

@@ -350,11 +350,7 @@ def normalized(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def suggestion(name: str, *more: str) -> str:
-    """The key that was meant, or all there are."""
-    from zerokit.planner.other_names import OTHER_NAMES
-    from zerokit.suggest import misspelt
+    """The argument that was meant (marked, :mod:`zerokit.fields`), or all there are."""
+    from zerokit.planner.other_names import instead
 
-    if name in OTHER_NAMES:
-        return OTHER_NAMES[name]
-    close = misspelt(name, [*BY_NAME, *more])
-    return f"did you mean {close[0]!r}?" if close else f"use {', '.join(BY_NAME)}"
+    return instead(name, (*BY_NAME, *more)) or f"use {', '.join(BY_NAME)}"

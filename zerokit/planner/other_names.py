@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 _PER_GPU_OR_GLOBAL = "⟨micro_batch⟩ N (sequences per GPU) or ⟨global_batch⟩ N (per optimizer step, all GPUs)"
-_FOUR_BITS = "use ⟨method⟩ qlora to train, or ⟨inference⟩ ⟨quant⟩ int4 to serve"
+_FOUR_BITS = "use ⟨method⟩ qlora to train, or ⟨inference⟩ with ⟨quant⟩ int4 to serve"
 _EIGHT_BITS = "use ⟨quant⟩ int8, with ⟨inference⟩ or ⟨method⟩ lora"
 _IN_THE_SCRIPT = "set it in the training script: neither memory nor step time depends on it"
 _PACKED = (
     "plan the rows that packing makes: those of TRL's strategy wrapped have max_length tokens, ⟨seq_len⟩ "
     "MAX_LENGTH; bfd, padding-free batches and Axolotl's sample_packing lay the rows of a batch end to end, "
-    "⟨micro_batch⟩ 1 ⟨seq_len⟩ ROWS×MAX_LENGTH ⟨attention⟩ flash_attention_2 (the step time then counts "
+    "⟨micro_batch⟩ 1, ⟨seq_len⟩ ROWS×MAX_LENGTH and ⟨attention⟩ flash_attention_2 (the step time then counts "
     "attention across documents). Their mask under sdpa, every token by every token, is not modelled: "
     "`zerokit rehearse` runs the script with it"
 )

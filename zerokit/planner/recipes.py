@@ -198,7 +198,7 @@ def _check_request(
 ) -> None:
     for key, value in request.items():
         if key not in BY_NAME:
-            hint = suggestion(str(key).replace("-", "_"), *_ABOUT)
+            hint = _hint(str(key), ": ", *_ABOUT)
             raise document.error((*prefix, key), f"unknown key {key!r}; {hint}")
         try:
             BY_NAME[key].valid(value, key)
@@ -213,6 +213,12 @@ def _check_request(
         raise document.error(
             (*prefix, "nodes"), f"{counted(gpus, 'GPU')} cannot be divided over {nodes} nodes"
         )
+
+
+def _hint(key: str, sign: str, *more: str) -> str:
+    """What to write in place of a key that there is not."""
+    switches = {name: option.is_flag for name, option in BY_NAME.items()} | dict.fromkeys(more, False)
+    return fields.as_keys(suggestion(key, *more), switches, sign)
 
 
 def _check_expect(document: Document, expect: object) -> None:
@@ -252,7 +258,7 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str], *, for_script: bool
         if not separator:
             raise InputError(f"override {text!r}: write KEY=VALUE, or KEY= to remove it")
         if key not in BY_NAME:
-            raise InputError(f"override {text!r}: unknown key {key!r}; {suggestion(key)}")
+            raise InputError(f"override {text!r}: unknown key {key!r}; {_hint(key, '=')}")
         decided.discard(key)
         for partner in ({"model", "params"}, {"gpu", "vram"}):
             if key in partner:

@@ -33,13 +33,16 @@ def rehearse(
     Raises:
         InputError: as :func:`request_of`; a script or ranks that are not there; versions that cannot be read.
     """
+    from zerokit.launcher.plan_agreement import of_missing_model
     from zerokit.rehearsal import ranks as several
     from zerokit.rehearsal import senders
     from zerokit.rehearsal import versions as compared
     from zerokit.script.reader import read_script
 
     script = Path(target.script) if target.script is not None else None
-    read_script(script, target.module, target.source)  # before anything is said of a run
+    facts = read_script(script, target.module, target.source)  # before anything is said of a run
+    for warning in of_missing_model(facts, target):
+        say(warning)
     remote_versions = compared.read(Path(versions)) if versions is not None else {}
     chosen = several.parse(ranks) if isinstance(ranks, str) else tuple(ranks or ())
     request = request_of(target, say=say, **options)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions
 from zerokit.script.loader_batch import loader_batch
 from zerokit.script.option_values import number, truth
+from zerokit.script.trainer_arguments import values_of_class
 
 _DEFAULTS: Mapping[str, object] = TRAINERS_OWN | {
     "learning_rate": 5e-5, "weight_decay": 0.0, "adam_epsilon": 1e-8, "adam_beta1": 0.9, "adam_beta2": 0.999,
@@ -97,18 +99,36 @@ class _TrainingArguments:
             default = self.facts.field_defaults.get(name)
             return None if default is None else self._default(name, default)
         other = any(not one.startswith("transformers.") for one in self.facts.argument_classes)
-        return None if other else self._default(name, _DEFAULTS[name])
+        is_read = bool(self.options.defaults)  # then this argument is none of its release's
+        return None if other and not is_read else self._default(name, _DEFAULTS[name])
 
     def _made(self, name: str) -> _Value | None:
         one = next((one for one in self.calls if one.name == name), None)
         if one is None:
-            hidden = self.facts.hides_arguments or not self.facts.argument_classes
-            other = any(not one.startswith("transformers.") for one in self.facts.argument_classes)
-            return None if hidden or other else self._default(name, _DEFAULTS[name])
+            return self._left_out(name)
         given = self.options.given(one.option.removeprefix("--")) if one.option else None
         if given is not None:
             return _Value(value=given[0], where=given[1])
         return None if one.value is None else _Value(value=one.value, where=one.text)
+
+    def _left_out(self, name: str) -> _Value | None:
+        """What code that makes the arguments leaves to their class."""
+        if self.facts.hides_arguments or not self.facts.argument_classes:
+            return None
+        if all(one.startswith("transformers.") for one in self.facts.argument_classes):
+            return self._default(name, _DEFAULTS[name])
+        other_half = {"bf16": "fp16"}.get(name)  # TRL's classes ask for bf16 unless for fp16
+        if other_half is not None and any(one.name == other_half for one in self.calls):
+            return None
+        values = self._of_trls_class
+        return self._default(name, values.get(name, _DEFAULTS[name])) if values else None
+
+    @cached_property
+    def _of_trls_class(self) -> dict[str, object]:
+        """Defaults of the installed class of TRL's whose call makes the arguments; empty: it is none."""
+        called = {f"trl.{one.call}" for one in self.calls}
+        classes = [name for name in self.facts.argument_classes if name in called]
+        return values_of_class(classes, self.facts, ()) if classes else {}
 
     @staticmethod
     def _default(name: str, value: object) -> _Value:

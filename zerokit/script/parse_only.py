@@ -1,7 +1,8 @@
 """Run as a program: what a Trainer's own arguments class makes of a command line. Nothing is trained.
 
 Reads ``{"classes": ["trl.SFTConfig"], "trl": true, "arguments": [...]}`` from standard input, parses the
-arguments with the installed parser and class, and prints ``{"class": …, "values": {…}}`` as its last line.
+arguments with the installed parser and class, and prints ``{"class": …, "values": {…}}`` as its last line:
+of each field that holds a number, a text, a switch or nothing.
 Options of the script's other classes are unknown here, and left alone.
 """
 
@@ -11,20 +12,8 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import fields
 from typing import Any
-
-FIELDS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "gradient_checkpointing",
-    "bf16",
-    "fp16",
-    "max_grad_norm",
-    "optim",
-    "max_length",
-    "deepspeed",
-    "use_cpu",
-)
 
 
 def _class(name: str) -> Any:
@@ -78,7 +67,7 @@ def parse(order: dict[str, Any]) -> dict[str, Any]:
         values = vars(derived[0](**values))
     except Exception as error:  # what the options themselves say is still known
         print(f"{derived[0].__name__}: {error}", file=sys.stderr)
-    parsed = {name: values[name] for name in FIELDS if name in values}
+    parsed = {one.name: values[one.name] for one in fields(derived[0]) if one.name in values}
     return {
         "class": derived[0].__name__,
         "values": {n: v for n, v in parsed.items() if isinstance(v, bool | int | float | str | None)},

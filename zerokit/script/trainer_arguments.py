@@ -89,14 +89,24 @@ def _read(name: str) -> dict[str, object]:
 
 
 def installed_values(facts: ScriptFacts, arguments: Sequence[str]) -> dict[str, object]:
-    """What TRL's arguments class that the script parses makes of these arguments; empty where not known.
-
-    Runs the installed parser in a process of its own, for some seconds; no code of the script's runs.
-    """
+    """What TRL's arguments class that the script parses makes of these arguments; empty where not known."""
     classes = [name for name in facts.argument_classes if name.startswith("trl.")]
     if not facts.parses_training_arguments or not classes:
         return {}
-    order = {"classes": classes, "trl": "TrlParser" in facts.mentions, "arguments": list(arguments)}
+    return values_of_class(classes, facts, arguments)
+
+
+def values_of_class(
+    classes: Sequence[str], facts: ScriptFacts, arguments: Sequence[str]
+) -> dict[str, object]:
+    """What the one class of training arguments among these makes of arguments; empty where not known.
+
+    Runs the installed parser in a process of its own, for some seconds; no code of the script's runs.
+
+    Args:
+        classes: such as ``trl.SFTConfig``.
+    """
+    order = {"classes": list(classes), "trl": "TrlParser" in facts.mentions, "arguments": list(arguments)}
     environment = {name: value for name, value in os.environ.items() if name not in _SHOULD_NOT_SEE}
     environment = {n: v for n, v in environment.items() if not n.startswith("ACCELERATE_")}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -11,6 +11,7 @@ from typing import Any
 from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import REHEARSED, Strategy
 from zerokit.errors import InputError
+from zerokit.launcher.plan_agreement import of_missing_model
 from zerokit.launcher.secrets import Secrets
 from zerokit.planner import answer
 from zerokit.planner.effects import unread
@@ -101,7 +102,8 @@ class ScriptPlanning:
         facts = read_script(
             Path(self.target.script) if self.target.script else None, self.target.module, self.target.source
         )
-        for warning in misplaced_options.warnings(facts, self.target.name, self.target.arguments, "plan"):
+        misplaced = misplaced_options.warnings(facts, self.target.name, self.target.arguments, "plan")
+        for warning in (*misplaced, *of_missing_model(facts, self.target)):
             self.say(warning)
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
         refuse_unplannable(self._script)
@@ -357,12 +359,9 @@ class ScriptPlanning:
         failure = f"{self.search.profile.name} could not be rehearsed: {why}"
         if not self._decisions.names_model:
             fix = "fix what stops it, or " if why.is_of_script else ""
-            download = ""
-            if "ConnectionError" in str(why) or "OfflineMode" in str(why):
-                download = ". A rehearsal has no network: download first what the script loads from the Hub"
             raise InputError(
                 f"{failure}; {fix}name the model with ⟨model⟩ (or a config.json) or ⟨params⟩ to plan without "
-                f"a rehearsal{download}"
+                "a rehearsal"
             )
         self.say(failure)
         named = named_model(self._script)

@@ -83,6 +83,19 @@ def test_links_and_pipes_in_the_folder_are_refused(tmp_path: Path, monkeypatch: 
     [
         ("title: t\nmodel: m\ngpuss: 8\n", "x.yaml:3:1: unknown key 'gpuss'; did you mean 'gpus'?"),
         ("title: t\nmodel: m\nseq-len: 8\n", "x.yaml:3:1: unknown key 'seq-len'; did you mean 'seq_len'?"),
+        ("title: t\nmodel: m\nseq_lenght: 8\n", "unknown key 'seq_lenght'; use seq_len: TOKENS"),
+        ("titel: t\nmodel: m\n", "unknown key 'titel'; did you mean 'title'?"),
+        ("title: t\nmodel: m\nseqlen: 8\n", "unknown key 'seqlen'; use seq_len: TOKENS"),
+        ("title: t\nmodel: m\nkv_cache: true\n", "unknown key 'kv_cache'; use inference: true"),
+        ("title: t\nmodel: m\noutput: d\n", "unknown key 'output'; use --out DIR"),
+        (
+            "title: t\nmodel: m\nbatch_size: 8\n",
+            "use micro_batch: N (sequences per GPU) or global_batch: N (per optimizer step, all GPUs)",
+        ),
+        (
+            "title: t\nmodel: m\nint4: true\n",
+            "method: qlora to train, or inference: true with quant: int4",
+        ),
         ("title: t\nmodel: m\nzero: 4\n", "x.yaml:3:1: zero: 4; use 0, 1, 2 or 3"),
         ("title: t\nmodel: m\nmethod: dora\n", "x.yaml:3:1: method: 'dora'; use one of full, lora, qlora"),
         ("title: t\nmodel: m\nvram: 80\n", "x.yaml:3:1: vram: a unit is missing"),
@@ -104,6 +117,17 @@ def test_wrong_recipes_name_the_location_and_the_fix(text: str, message: str) ->
     with pytest.raises(FileInputError) as caught:
         recipes.parse_recipe(parse_yaml(text, "x.yaml"))
     assert message in str(caught.value)
+
+
+def test_check_and_plan_name_a_key_as_a_recipe_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text("title: t\nmodel: gpt2\ngpu: h200\nnum_gpus: 8\n")
+    for command in (["check", "job.yaml"], ["plan", "--recipe", "job.yaml"]):
+        assert run(command) == 2
+        said = " ".join("".join(capsys.readouterr()).split())
+        assert "unknown key 'num_gpus'; use gpus: N" in said and "⟨" not in said
 
 
 def test_arguments_are_those_of_plan() -> None:
@@ -234,6 +258,8 @@ def test_list_show_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "there is no recipe 'absent.yaml'" in capsys.readouterr().err
     assert run(["recipes", "show", "cpu-demo", "seq_lenn=4"]) == 2
     assert "unknown key 'seq_lenn'; did you mean 'seq_len'?" in capsys.readouterr().err
+    assert run(["recipes", "show", "cpu-demo", "seqlen=4"]) == 2
+    assert "unknown key 'seqlen'; use seq_len=TOKENS" in capsys.readouterr().err
     assert run(["recipes", "copy", "cpu-demo", str(tmp_path)]) == 0
     copied = tmp_path / "cpu-demo.yaml"
     assert copied.read_text() == recipes.load("cpu-demo").path.read_text()

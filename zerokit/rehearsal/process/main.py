@@ -185,7 +185,7 @@ class Rehearsed:
     def _run_script(self) -> dict[str, str] | None:
         """Why it stopped early; None where it did not."""
         from zerokit.launcher.rank.process import Program, run_target
-        from zerokit.rehearsal.process import loops
+        from zerokit.rehearsal.process import loops, offline
         from zerokit.rehearsal.process.endings import NeedsSenders, NotRehearsed, StopRehearsal
         from zerokit.rehearsal.process.stand_ins import explain
 
@@ -206,8 +206,8 @@ class Rehearsed:
         except BaseException as error:
             traceback.print_exc()
             self._lacks_rounds = loops.STUB in self.machine.stubbed and isinstance(error, _OF_FEW_ROUNDS)
-            reason = f"{type(error).__name__}: {error}{explain(error)}"
-            return {**_stopped(error, reason), "operator": _operator_of(error)}
+            reason = offline.unreached(error) or f"{error}{explain(error)}"
+            return {**_stopped(error, f"{type(error).__name__}: {reason}"), "operator": _operator_of(error)}
         return None
 
     def _why_ended(self, code: Any) -> str:
