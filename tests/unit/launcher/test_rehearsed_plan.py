@@ -115,8 +115,33 @@ def test_one_command_plans_for_all_that_a_script_does_otherwise(
         assert told in said
     assert "plan again" not in said and said.count("zerokit plan ") == 1
     assert (
-        f"plan.yaml --global-batch 8 --out {tmp_path}/plan lora_rank= method= model= seq_len= -- {script} "
+        f"plan.yaml --global-batch 8 --out {tmp_path}/plan lora_rank= method= micro_batch= model= seq_len= "
+        f"-- {script} "
     ) in said
+
+
+def test_the_command_is_the_same_whether_a_mismatch_is_accepted_or_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan's global batch of 32 on 4 ranks cannot be met with 8 at a time, accumulated twice."""
+    plan = tmp_path / "plan"
+    zerokit.plan(model="gpt2", gpus=4, gpu="t4", global_batch=32, micro_batch=8, out=plan)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse\n"
+        "from accelerate import Accelerator\n"
+        "from torch.utils.data import DataLoader\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--batch', type=int, default=4)\n"
+        "args = parser.parse_args()\n"
+        "accelerator = Accelerator(gradient_accumulation_steps=2)\n"
+        "loader = accelerator.prepare(DataLoader([], batch_size=args.batch))\n"
+    )
+    launch = ["launch", "--device", "cpu", "--dry-run", "--plan", str(plan)]
+    for words in ([], ["--accept-mismatch"]):
+        assert run([*launch, *words, str(script), "--batch", "8"]) == (0 if words else 2)
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{plan}/plan.yaml --global-batch 64 --out {plan} micro_batch= -- {script} --batch 8" in said
 
 
 @pytest.mark.parametrize(("option", "told"), [("--steps", True), ("--stpes", False)])
