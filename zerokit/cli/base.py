@@ -153,7 +153,7 @@ def quiet_option() -> click.Option:
 
 def unknown_option(error: click.NoSuchOption) -> str:
     """What to say of an option that a command does not have: what is written instead, or where it belongs."""
-    from zerokit.planner.other_names import instead
+    from zerokit.planner.other_names import in_place_of_accelerate_yaml, instead
 
     context, name = error.ctx, error.option_name
     path = context.command_path if context is not None else program()
@@ -177,6 +177,9 @@ def unknown_option(error: click.NoSuchOption) -> str:
             "give it to the script, after its name (train.py --deepspeed FILE); for an Accelerate script, "
             "set ACCELERATE_USE_DEEPSPEED=true and ACCELERATE_DEEPSPEED_CONFIG_FILE=FILE"
         )
+    if takes_script:
+        command = path.removeprefix(program()).strip()
+        hint = in_place_of_accelerate_yaml(name, command, parameter_names) or hint
     if hint is None and key in BY_NAME:
         hint = "it is an option of `zerokit plan`"
     if hint is None and takes_script:
