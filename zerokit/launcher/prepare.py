@@ -92,9 +92,10 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     configured = _configured(options, plan, config, facts, style, placement)
     if placement.devices.kind == "cpu":
         notes += _checked_for_cpu(configured, facts, placement.ranks)
+    is_refused = facts.option_list.refuses(target.arguments)
     not_rehearsed = rehearsed_plan.note(
         plan, target, style, None if dry_run else run_dir, configured.unlike, configured.words,
-        is_refused=facts.option_list.refuses(target.arguments),
+        is_refused=is_refused,
     )  # fmt: skip
     threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
     notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
@@ -131,6 +132,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         reads_checkpoint=reads_checkpoint(facts),
         notes=(*notes, *_changed_variables(command)),
         not_rehearsed=not_rehearsed,
+        names_plan=plan is not None and rehearsed_plan.is_named(plan, target, style, is_refused=is_refused),
         why_no_training=untrained,
     )
 

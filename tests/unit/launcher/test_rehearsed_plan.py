@@ -196,6 +196,20 @@ def test_the_arguments_that_differ_are_named(tmp_path: Path) -> None:
     assert content(plan, SFT)["chosen"]["rehearsed_with"] == "trl.scripts.sft: --max_length 512, not 1024"
 
 
+def test_a_run_of_fewer_steps_names_no_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan made with it would take the place of one that has a rehearsed step time."""
+    script = tmp_path / "train.py"
+    script.write_text("import deepspeed\nparser.add_argument('--deepspeed_config')\ndeepspeed.initialize()\n")
+    plan = rehearsed_with(tmp_path / "plan", (), script="train.py", command="0")
+    words = ["launch", "--device", "cpu", "--plan", str(plan.folder), "--dry-run", str(script)]
+    assert run([*words, "--max_steps", "2"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "differs from the plan's rehearsal only in taking fewer optimizer steps (--max_steps 2)" in said
+    assert "another command" not in said and "zerokit plan" not in said
+    assert run([*words, "--max_steps", "2", "--rows", "3"]) == 0
+    assert "another command (train.py: without --max_steps 2" in " ".join(capsys.readouterr().err.split())
+
+
 def test_another_place_to_write_to_or_another_secret_is_the_same_run(tmp_path: Path) -> None:
     arguments = ("--output_dir", "out", "--hub_token", "<redacted>", "--max_length=1024")
     plan = rehearsed_with(tmp_path, arguments, script="trl.scripts.sft", command="0")
