@@ -36,7 +36,6 @@ def note(
     run_dir: Path | None,
     unlike: Sequence[str] = (),
     options: Sequence[str] = (),
-    *,
     is_refused: bool = False,
 ) -> str | None:
     """What its user should know before a launch; None where there is no plan, or it was
@@ -48,13 +47,13 @@ def note(
         unlike: options of the plan that the script decides otherwise: a plan with the script leaves them to
             it.
         options: words of others to plan with.
-        is_refused: the script ends at one of its arguments, in a plan's rehearsal too.
+        is_refused: no plan is made with the script and these arguments.
     """
     if plan is None or is_refused:
         return None
     if (steps := _fewer_steps(plan, target)) is not None:
         return f"the run differs from the plan's rehearsal only in taking fewer optimizer steps ({steps})"
-    if not is_named(plan, target, style, is_refused=is_refused):
+    if not is_named(plan, target, style, is_refused):
         return None
     other = _rehearsed_otherwise(plan, target)
     command = command_with_script(plan, target, run_dir, unlike, options)
@@ -70,7 +69,7 @@ def note(
     )
 
 
-def is_named(plan: PlanFile, target: Target, style: str, *, is_refused: bool) -> bool:
+def is_named(plan: PlanFile, target: Target, style: str, is_refused: bool) -> bool:
     """Whether :func:`note` names the command that plans with the script, with the same arguments."""
     if is_refused or _fewer_steps(plan, target) is not None:
         return False

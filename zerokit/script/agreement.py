@@ -44,12 +44,15 @@ class Agreement:
     Attributes:
         unlike: options of the plan that the script decides otherwise, without dashes in front.
         words: of options that a plan with the script takes beside the plan's own.
+        is_refused: no plan is made with the script and these arguments: it ends at one of them, or they name
+            a DeepSpeed file, with which it would train whatever the plan.
     """
 
     added: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    is_refused: bool = False
 
 
 _OPTION_OF: Mapping[str, tuple[str, Callable[[object], str]]] = {
@@ -232,6 +235,12 @@ def _own_file(
             conflicts.append(f"{where}: {label} {own_value}, but the plan has {planned[label]}")
             decided["zero" if label == "stage" else label.replace("_", "-")] = str(own_value)
     return conflicts, decided
+
+
+def is_refused(options: ScriptOptions) -> bool:
+    """Whether no plan is made with the script and these arguments (:attr:`Agreement.is_refused`)."""
+    ends = options.facts.option_list.refuses(options.user_arguments)
+    return ends or options.own_deepspeed_file is not None
 
 
 def refuse_unplannable(options: ScriptOptions) -> None:

@@ -144,6 +144,26 @@ def test_the_command_is_the_same_whether_a_mismatch_is_accepted_or_not(
         assert f"{plan}/plan.yaml --global-batch 64 --out {plan} micro_batch= -- {script} --batch 8" in said
 
 
+def test_no_command_plans_with_a_script_that_names_its_own_deepspeed_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``plan`` refuses it: the script would train with the file, whatever the plan."""
+    plan, script, own = tmp_path / "plan", tmp_path / "train.py", tmp_path / "own.json"
+    zerokit.plan(model="gpt2", gpus=1, gpu="t4", zero=1, out=plan)
+    script.write_text(
+        "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+        "(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+        "Trainer(args=args).train()\n"
+    )
+    own.write_text('{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}')
+    words = ["--device", "cpu", "--dry-run", "--accept-mismatch", "--plan", str(plan), str(script)]
+    assert run(["launch", *words, "--deepspeed", str(own)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "contradicts the plan" in said and "zerokit plan" not in said
+    assert run(["launch", *words]) == 0
+    assert f"-- {script}" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(("option", "told"), [("--steps", True), ("--stpes", False)])
 def test_a_command_that_the_script_refuses_is_not_printed(
     option: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
