@@ -77,3 +77,33 @@ def test_a_script_s_own_option_before_its_name(
 ) -> None:
     assert run(line.split()) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "way_on"),
+    [
+        (
+            "launch --config a.yaml",
+            "or give a DeepSpeed JSON with --deepspeed FILE; a --config of the script's",
+        ),
+        ("launch --config_file a.yaml", "or give a DeepSpeed JSON with --deepspeed FILE\n"),
+        ("rehearse --accelerate-config a.yaml", "then `zerokit rehearse --plan DIR SCRIPT`)\n"),
+        ("emit sbatch --config-file a.yaml", "then `zerokit emit sbatch --plan DIR SCRIPT`)\n"),
+    ],
+)
+def test_an_accelerate_yaml_before_a_script_is_answered_with_a_plan(
+    capsys: pytest.CaptureFixture[str], line: str, way_on: str
+) -> None:
+    """After the script's name it would be the script's, and the files of ``estimate`` are others."""
+    assert run([*line.split(), "x.py"]) == 2
+    said = " ".join(capsys.readouterr().err.split()) + "\n"
+    command = line.partition(" --")[0]
+    assert (
+        f"{command} takes no accelerate YAML: plan in its place (`zerokit plan --gpus N --gpu GPU -- " in said
+    )
+    assert way_on in said and "zerokit estimate" not in said
+
+
+def test_an_accelerate_yaml_of_estimate_is_answered_with_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "--config_file", "a.yaml"]) == 2
+    assert "for it or an accelerate YAML `zerokit check FILE`" in " ".join(capsys.readouterr().err.split())

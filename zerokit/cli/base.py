@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -24,16 +24,24 @@ WORDS = "zerokit.words"
 
 
 class Command(click.Command):
-    """A command whose help shows the arguments of a plan by group, and its own as Output (or Options).
+    """A command whose help shows its options in groups.
 
+    The arguments of a plan stand in their own groups, unless ``groups`` has them: titles with names of
+    parameters, in the order of the help. What is in none is Output (Options where there is no group).
     ``examples`` are shown last: a line of what for, then the command.
     """
 
     context_class = Context
-    examples: tuple[tuple[str, str], ...] = ()
 
-    def __init__(self, *args: object, examples: tuple[tuple[str, str], ...] = (), **named: object) -> None:
+    def __init__(
+        self,
+        *args: object,
+        groups: Mapping[str, Sequence[str]] | None = None,
+        examples: tuple[tuple[str, str], ...] = (),
+        **named: object,
+    ) -> None:
         super().__init__(*args, **named)  # type: ignore[arg-type]
+        self.groups = groups or {}
         self.examples = examples
         self.params.append(quiet_option())
 
@@ -61,19 +69,21 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
-        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
-        own_options: list[tuple[str, str]] = []
+        records: dict[str, tuple[str, str]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            option = BY_NAME.get(parameter.name or "")
             if record is not None:
-                record = (record[0], _without_ranges(record[1]))
-                (own_options if option is None else groups[option.group]).append(record)
-        for title, rows in groups.items():
+                records[parameter.name or ""] = (record[0], _without_ranges(record[1]))
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in GROUPS}
+        for title, names in self.groups.items():
+            sections[title] = [records.pop(name) for name in names]
+        for name in [name for name in records if name in BY_NAME]:
+            sections[BY_NAME[name].group].append(records.pop(name))
+        rest = "Output" if any(sections.values()) else "Options"
+        sections.setdefault(rest, []).extend(records.values())
+        for title, rows in sections.items():
             if rows:
                 _section(formatter, title, rows)
-        if own_options:
-            _section(formatter, "Output" if any(groups.values()) else "Options", own_options)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
@@ -153,7 +163,7 @@ def quiet_option() -> click.Option:
 
 def unknown_option(error: click.NoSuchOption) -> str:
     """What to say of an option that a command does not have: what is written instead, or where it belongs."""
-    from zerokit.planner.other_names import instead
+    from zerokit.planner.other_names import in_place_of_accelerate_yaml, instead
 
     context, name = error.ctx, error.option_name
     path = context.command_path if context is not None else program()
@@ -177,6 +187,9 @@ def unknown_option(error: click.NoSuchOption) -> str:
             "give it to the script, after its name (train.py --deepspeed FILE); for an Accelerate script, "
             "set ACCELERATE_USE_DEEPSPEED=true and ACCELERATE_DEEPSPEED_CONFIG_FILE=FILE"
         )
+    if takes_script:
+        command = path.removeprefix(program()).strip()
+        hint = in_place_of_accelerate_yaml(name, command, parameter_names) or hint
     if hint is None and key in BY_NAME:
         hint = "it is an option of `zerokit plan`"
     if hint is None and takes_script:

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from zerokit.planner.check_result import CheckResult
 
 
-@click.command("check", cls=Command)
+@click.command(
+    "check",
+    cls=Command,
+    groups={
+        "Files": ("kind", "reader", "world_size", "deepspeed_version", "accelerate_version"),
+        "Findings": ("deepspeed_classes", "deep", "ignore", "notes", "strict", "fix", "unsafe"),
+    },
+)
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER|-]…")
 @click.option(
     "--deepspeed-version", metavar="V", help="DeepSpeed to check for; the installed one unless given."

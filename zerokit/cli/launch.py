@@ -35,6 +35,13 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     cls=ScriptCommand,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="Options after the script are the script's own, and reach it verbatim.",
+    groups={
+        "Plan": ("plan", "no_plan", "deepspeed", "recipe", "accept_mismatch"),
+        "Script": ("module", "style", "no_arguments", "no_trackers"),
+        "Ranks": ("gpus", "num_ranks", "device", "nodes", "hostfile", "master_port", "launcher"),
+        "Failures": ("heartbeat", "grace", "max_restarts", "resume_option", "retry_smaller"),
+        "Prediction": ("rehearsal_seconds", "no_host_probe"),
+    },
 )
 @click.option(
     "--plan",
@@ -53,13 +60,24 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     help="Plan from a recipe first, and run that; KEY=VALUE before SCRIPT changes it.",
 )
 @click.option(
-    "--device", default="auto", metavar="auto|cuda|cpu", help="auto: CUDA where there is a GPU, else CPU."
+    "--device",
+    default="auto",
+    metavar="auto|cuda|cpu",
+    show_default=True,
+    help="Where the ranks run; auto: CUDA where there is a GPU, else CPU.",
 )
-@click.option("--launcher", default="deepspeed", metavar="deepspeed|accelerate|torchrun", show_default=True)
+@click.option(
+    "--launcher",
+    default="deepspeed",
+    metavar="deepspeed|accelerate|torchrun",
+    show_default=True,
+    help="What starts the ranks.",
+)
 @click.option(
     "--style",
     default="auto",
     metavar="auto|raw|accelerate|trainer|none",
+    show_default=True,
     help="How the script takes its DeepSpeed configuration; auto reads its source.",
 )
 @click.option(
@@ -69,9 +87,14 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     "--num-ranks",
     metavar="N",
     type=click.IntRange(1, 65536),
-    help="Ranks, instead of the plan's number.",
+    help="Ranks in all, on GPUs or CPUs. [default: the plan's number]",
 )
-@click.option("--gpus", metavar="N", type=click.IntRange(1, 65536), help="The same, one rank on each GPU.")
+@click.option(
+    "--gpus",
+    metavar="N",
+    type=click.IntRange(1, 65536),
+    help="Ranks in all, one on each GPU. [default: the plan's number]",
+)
 @click.option(
     "--nodes", metavar="N", type=click.IntRange(1, 65536), help="Use the first N hosts of the hostfile."
 )
@@ -83,7 +106,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     default=10.0,
     show_default=True,
     callback=_seconds,
-    help="Time from SIGTERM to SIGKILL.",
+    help="When ranks are stopped: time from SIGTERM to SIGKILL.",
 )
 @click.option(
     "--heartbeat",
@@ -93,7 +116,13 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     help="Time without progress after which the run counts as hung; 0: never. [default: adapts to the run, "
     "from 60 s (300 s for what it does for the first time) to 600 s]",
 )
-@click.option("--show", default="first", metavar="first|all|none", help="Which ranks' output to pass on.")
+@click.option(
+    "--show",
+    default="first",
+    metavar="first|all|none",
+    show_default=True,
+    help="Which ranks' output to pass on to the terminal.",
+)
 @click.option(
     "-m", "--module", metavar="PKG.MOD", help="Run a module, as python -m does, instead of a script."
 )
@@ -117,7 +146,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     help="How the script takes a checkpoint: an option of its own, with {folder} and {tag} filled in where "
     "they stand in it. A Trainer needs none; empty: it finds its checkpoint by itself.",
 )
-@click.option("--no-arguments", is_flag=True, help="Add nothing to the script's own arguments.")
+@click.option("--no-arguments", is_flag=True, help="Add nothing from the plan to the script's arguments.")
 @click.option(
     "--accept-mismatch",
     is_flag=True,

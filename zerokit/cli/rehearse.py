@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     cls=ScriptCommand,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="Example: zerokit rehearse --gpus 8 --gpu h100-sxm-80gb train.py --deepspeed ds_config.json",
+    groups={
+        "Plan": ("plan", "no_arguments", "accept_mismatch"),
+        "Hardware": ("gpus", "gpu", "vram", "host_speed"),
+        "Rehearsal": ("module", "rank", "ranks", "steps", "launcher", "versions"),
+    },
 )
 @click.option("--plan", metavar="DIR", help="A folder (or plan.yaml) that `zerokit plan` wrote.")
 @click.option(

@@ -23,6 +23,19 @@ from zerokit.units import parse_positive_int
     epilog="Options after the script are the script's own. {micro_batch}, {gradient_accumulation} and "
     "{checkpointing} (true or false) in them are filled in from each plan. "
     "Example: zerokit tune --model llama-3.1-8b train.py --batch {micro_batch}",
+    groups={
+        "Runs": (
+            "top",
+            "steps",
+            "timeout",
+            "heartbeat",
+            "grace",
+            "rehearsal_seconds",
+            "launcher",
+            "style",
+            "module",
+        ),
+    },
 )
 @shared_options.shared("tune")
 @click.option("--recipe", metavar="NAME|FILE", help="Options from a recipe or a plan.yaml; others given win.")
@@ -42,7 +55,13 @@ from zerokit.units import parse_positive_int
 )
 @click.option("--out", metavar="DIR", help=f"Where the fastest plan's files go. [default: {DEFAULT_FOLDER}]")
 @click.option("--run-dir", metavar="DIR", help="Run folder. [default: runs/<timestamp>-tune-<script>]")
-@click.option("--launcher", default="deepspeed", metavar="deepspeed|accelerate|torchrun", show_default=True)
+@click.option(
+    "--launcher",
+    default="deepspeed",
+    metavar="deepspeed|accelerate|torchrun",
+    show_default=True,
+    help="What starts the ranks.",
+)
 @click.option(
     "--style", default="auto", metavar="auto|raw|accelerate|trainer", help="As for `zerokit launch`."
 )

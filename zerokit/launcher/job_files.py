@@ -193,9 +193,8 @@ def configure_script(
         not_rehearsed = None
         if not facts.unreadable:
             not_rehearsed = rehearsed_plan.note(
-                plan, target, resolved_style, None, agreed.unlike, agreed.words,
-                is_refused=facts.option_list.refuses(target.arguments),
-            )  # fmt: skip
+                plan, target, resolved_style, None, agreed.unlike, agreed.words, agreed.is_refused
+            )
         for note in (*agreed.notes, *filter(None, [not_rehearsed])):
             say(note)
     if resolved_style == "trainer" and not facts.parses_training_arguments:

@@ -35,6 +35,7 @@ class Launch:
         why_no_training: what the script's arguments lack to train; None: nothing that is known.
         notes: what is worth saying about it, one line each.
         not_rehearsed: the note that its plan was not rehearsed with this command; None: there is none.
+        names_plan: that note has a command that plans with the script, and rehearses it.
     """
 
     options: LaunchOptions
@@ -58,6 +59,7 @@ class Launch:
     why_no_training: str | None = None
     notes: tuple[str, ...] = ()
     not_rehearsed: str | None = None
+    names_plan: bool = False
 
     @property
     def problems(self) -> list[str]:
@@ -86,7 +88,7 @@ class Launch:
     def rehearsal(self) -> str:
         """Of this command: ``done`` for its plan, done on ``other devices``, ``named`` in the notes, or
         ``none``."""
-        if self.not_rehearsed is not None:
+        if self.names_plan:
             return "named"
         chosen = (self.plan or {}).get("chosen", {})
         if "rehearsed" not in chosen or self.options.no_arguments:

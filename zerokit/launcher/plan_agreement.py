@@ -79,8 +79,8 @@ def agree(
     Raises:
         InputError: the script contradicts the plan; the message has both values.
     """
-    is_refused = options.facts.option_list.refuses(target.arguments)
-    by_options = not rehearsed_plan.is_named(plan, target, options.style, is_refused=is_refused)
+    is_refused = agreement.is_refused(options)
+    by_options = not rehearsed_plan.is_named(plan, target, options.style, is_refused)
     another = _another_model(options, plan, by_options=by_options)
     unlike_model = ("model",) if another else ()
 
@@ -101,7 +101,8 @@ def agree(
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
         adapters = unlike_adapters.warnings(options, plan.method, plan.lora, by_options=by_options)
     unlike = (*unlike_model, *agreed.unlike)
-    return replace(agreed, notes=(*agreed.notes, *unlike_file, *adapters, *another), unlike=unlike)
+    notes = (*agreed.notes, *unlike_file, *adapters, *another)
+    return replace(agreed, notes=notes, unlike=unlike, is_refused=is_refused)
 
 
 def _another_model(options: ScriptOptions, plan: PlanFile, *, by_options: bool) -> list[str]:

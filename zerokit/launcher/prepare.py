@@ -92,10 +92,10 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     configured = _configured(options, plan, config, facts, style, placement)
     if placement.devices.kind == "cpu":
         notes += _checked_for_cpu(configured, facts, placement.ranks)
+    is_refused = configured.is_refused
     not_rehearsed = rehearsed_plan.note(
-        plan, target, style, None if dry_run else run_dir, configured.unlike, configured.words,
-        is_refused=facts.option_list.refuses(target.arguments),
-    )  # fmt: skip
+        plan, target, style, None if dry_run else run_dir, configured.unlike, configured.words, is_refused
+    )
     threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
     notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
@@ -131,6 +131,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         reads_checkpoint=reads_checkpoint(facts),
         notes=(*notes, *_changed_variables(command)),
         not_rehearsed=not_rehearsed,
+        names_plan=plan is not None and rehearsed_plan.is_named(plan, target, style, is_refused),
         why_no_training=untrained,
     )
 
@@ -153,6 +154,7 @@ class _Configured:
 
     Attributes:
         unlike: options of the plan that the script decides otherwise. words: of others, to plan with it.
+        is_refused: no plan is made with the script and these arguments.
     """
 
     config: dict[str, Any] | None
@@ -161,6 +163,7 @@ class _Configured:
     notes: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    is_refused: bool = False
 
 
 def _configured(
@@ -255,6 +258,7 @@ def _from_plan(
         notes=(*agreed.notes, *(_adapted_notes(f"the run's {CONFIG_FILE}", adapted) if reads_it else ())),
         unlike=agreed.unlike,
         words=agreed.words,
+        is_refused=agreed.is_refused,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from zerokit.domain import planning_again
 from zerokit.emit.plan_file import FILE_NAME, PlanFile
 from zerokit.launcher.secrets import Secrets
-from zerokit.launcher.unlike_arguments import joined, unlike_arguments
+from zerokit.launcher.unlike_arguments import fewer_steps, joined, unlike_arguments
 from zerokit.script.entry_points import Target
 from zerokit.temporary import is_temporary
 
@@ -36,7 +36,6 @@ def note(
     run_dir: Path | None,
     unlike: Sequence[str] = (),
     options: Sequence[str] = (),
-    *,
     is_refused: bool = False,
 ) -> str | None:
     """What its user should know before a launch; None where there is no plan, or it was
@@ -48,9 +47,13 @@ def note(
         unlike: options of the plan that the script decides otherwise: a plan with the script leaves them to
             it.
         options: words of others to plan with.
-        is_refused: the script ends at one of its arguments, in a plan's rehearsal too.
+        is_refused: no plan is made with the script and these arguments.
     """
-    if plan is None or not is_named(plan, target, style, is_refused=is_refused):
+    if plan is None or is_refused:
+        return None
+    if (steps := _fewer_steps(plan, target)) is not None:
+        return f"the run differs from the plan's rehearsal only in taking fewer optimizer steps ({steps})"
+    if not is_named(plan, target, style, is_refused):
         return None
     other = _rehearsed_otherwise(plan, target)
     command = command_with_script(plan, target, run_dir, unlike, options)
@@ -66,9 +69,9 @@ def note(
     )
 
 
-def is_named(plan: PlanFile, target: Target, style: str, *, is_refused: bool) -> bool:
+def is_named(plan: PlanFile, target: Target, style: str, is_refused: bool) -> bool:
     """Whether :func:`note` names the command that plans with the script, with the same arguments."""
-    if is_refused:
+    if is_refused or _fewer_steps(plan, target) is not None:
         return False
     if "rehearsed" in plan.chosen:
         return _rehearsed_otherwise(plan, target) is not None
@@ -81,12 +84,31 @@ def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
     rehearsed = plan.chosen.get("rehearsed")
     if not isinstance(rehearsed, dict) or rehearsed.get("command") == target.digest:
         return None
-    name, arguments = str(rehearsed.get("script")), plan.rehearsed_arguments
-    own_name = Path(target.name).name if target.script is not None else target.name
-    if arguments is None or name != own_name:
+    arguments = _rehearsed_arguments(plan, target)
+    name = str(rehearsed.get("script"))
+    if arguments is None:
         return name
-    unlike = unlike_arguments(arguments, Secrets(os.environ, target.arguments).argv(target.arguments))
+    unlike = unlike_arguments(arguments, _masked_arguments(target))
     return f"{name}: {joined(unlike)}" if unlike else None
+
+
+def _fewer_steps(plan: PlanFile, target: Target) -> str | None:
+    """The option by which this command takes fewer steps than the plan's rehearsal did, and is the same
+    otherwise; None: it is not so. A plan with it would have no step time."""
+    arguments = _rehearsed_arguments(plan, target)
+    return None if arguments is None else fewer_steps(arguments, _masked_arguments(target))
+
+
+def _rehearsed_arguments(plan: PlanFile, target: Target) -> tuple[str, ...] | None:
+    """Those that this script was rehearsed with; None: another was, or none, or they are not known."""
+    rehearsed = plan.chosen.get("rehearsed")
+    name = Path(target.name).name if target.script is not None else target.name
+    is_same = isinstance(rehearsed, dict) and str(rehearsed.get("script")) == name
+    return plan.rehearsed_arguments if is_same else None
+
+
+def _masked_arguments(target: Target) -> list[str]:
+    return Secrets(os.environ, target.arguments).argv(target.arguments)
 
 
 def command_with_script(

@@ -31,25 +31,50 @@ def unlike_arguments(rehearsed: Sequence[str], given: Sequence[str]) -> tuple[st
     Args:
         rehearsed: the arguments of the command that a plan was rehearsed with. given: those of now.
     """
+    return tuple(_words(option, before, now) for option, before, now in _differing(rehearsed, given))
+
+
+def fewer_steps(rehearsed: Sequence[str], given: Sequence[str]) -> str | None:
+    """The option by which the command of now takes fewer optimizer steps than were rehearsed; None: it does
+    not, or differs in something else too."""
+    differing = list(_differing(rehearsed, given))
+    if len(differing) != 1 or _name(differing[0][0]) not in _STEPS:
+        return None
+    option, before, now = differing[0]
+    rehearsed_steps, steps = _steps(before), _steps(now)
+    is_fewer = rehearsed_steps is not None and steps is not None and steps < rehearsed_steps
+    return _shown(option, now) if is_fewer else None
+
+
+_Values = tuple[str, ...] | None
+
+
+def _differing(rehearsed: Sequence[str], given: Sequence[str]) -> Iterator[tuple[str, _Values, _Values]]:
+    """Each option that differs and may matter, with its values before and now."""
     before, now = dict(_by_option(rehearsed)), dict(_by_option(given))
-    return tuple(
-        _words(option, before.get(option), now.get(option))
-        for option in dict.fromkeys((*before, *now))
-        if before.get(option) != now.get(option) and _may_matter(option, before.get(option), now.get(option))
-    )
+    for option in dict.fromkeys((*before, *now)):
+        values = before.get(option), now.get(option)
+        if values[0] != values[1] and _may_matter(option, *values):
+            yield option, *values
 
 
-def _may_matter(option: str, *values: tuple[str, ...] | None) -> bool:
-    name = option.lstrip("-").replace("-", "_")
+def _may_matter(option: str, *values: _Values) -> bool:
+    name = _name(option)
     if name in _STEPS:
-        return not all(value is None or _are_enough_steps(value) for value in values)
+        return any(_steps(value) != _ENOUGH_STEPS for value in values)
     return name not in _OUTPUTS | _VALUES_ALONE
 
 
-def _are_enough_steps(words: tuple[str, ...]) -> bool:
-    """Whether it is as many as a rehearsal runs, or no limit (-1)."""
-    (steps,) = words if len(words) == 1 else ("",)
-    return steps == "-1" or (steps.isdecimal() and int(steps) >= _ENOUGH_STEPS)
+def _name(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def _steps(words: _Values) -> int | None:
+    """How many a rehearsal runs of these, which is all of no limit (-1, or not given); None: no number."""
+    (steps,) = ("-1",) if words is None else words if len(words) == 1 else ("",)
+    if steps == "-1":
+        return _ENOUGH_STEPS
+    return min(int(steps), _ENOUGH_STEPS) if steps.isdecimal() else None
 
 
 def joined(unlike: Sequence[str]) -> str:

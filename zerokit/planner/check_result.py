@@ -21,7 +21,7 @@ class Fit:
     """Whether a file fits.
 
     Attributes:
-        fits: None: no memory was named, or it does not use DeepSpeed.
+        fits: None: no memory was named, it does not use DeepSpeed, or errors keep it from being judged.
         severity: of what is lacking; None: nothing is, as far as is told.
         message: a sentence with the figures.
     """

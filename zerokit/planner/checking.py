@@ -12,6 +12,7 @@ from typing import Any
 from zerokit.domain.unmodelled import unmodelled_keys
 from zerokit.errors import FileInputError, InputError
 from zerokit.fields import as_options
+from zerokit.linter.accelerate.top_level import named_config
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.discover import files_of
 from zerokit.linter.files import CheckedFile, check_files
@@ -324,6 +325,19 @@ def _not_modelled(file: CheckedFile) -> list[Finding]:
     ]
 
 
+def _why_not_judged(file: CheckedFile) -> str | None:
+    """Why nothing tells whether a configuration fits; None: something does, or a file that it names will."""
+    if file.kind not in ("deepspeed", "accelerate"):
+        return None
+    if any(finding.rule == "accelerate-config-file-missing" for finding in file.findings):
+        return "the DeepSpeed JSON that it names is not here"
+    names_another = file.document is not None and named_config(file.document) is not None
+    if not file.failed or (file.kind == "accelerate" and names_another):
+        return None
+    errors = sum(finding.severity == "error" for finding in file.findings)
+    return f"{counted(errors, 'error')}; fix {'it' if errors == 1 else 'them'} first"
+
+
 def _ask_whether_it_fits(
     checked: Sequence[CheckedFile], options: Mapping[str, Any], world_size: int | str | None, say: Say
 ) -> dict[str, Fit]:
@@ -332,7 +346,11 @@ def _ask_whether_it_fits(
 
     told: dict[str, Fit] = {}
     for file in checked:
-        if file.document is None or file.failed:
+        why_not = _why_not_judged(file)
+        if why_not is not None:
+            told[file.path] = Fit(fits=None, severity=None, message=f"fit not judged: {why_not}")
+            say(f"{file.path}: {told[file.path].message}")
+        if file.document is None or file.failed or why_not is not None:
             continue
         if file.kind == "deepspeed":
             ranks = world_size or file.batch_ranks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 _PER_GPU_OR_GLOBAL = "⟨micro_batch⟩ N (sequences per GPU) or ⟨global_batch⟩ N (per optimizer step, all GPUs)"
 _FOUR_BITS = "use ⟨method⟩ qlora to train, or ⟨inference⟩ with ⟨quant⟩ int4 to serve"
@@ -18,6 +18,8 @@ _PACKED = (
 
 _SHORT = 7  # a slip in a shorter name may have meant another one
 
+ACCELERATE_YAML = ("config", "config_file", "accelerate_config", "accelerate_config_file")
+"""What the YAML of ``accelerate config`` is given with elsewhere; a script may have a ``config`` too."""
 OTHER_NAMES: Mapping[str, str] = {
     "dtype": "use ⟨precision⟩ bf16|fp16|fp32",
     "torch_dtype": "use ⟨precision⟩ bf16|fp16|fp32",
@@ -115,9 +117,35 @@ OTHER_NAMES: Mapping[str, str] = {
     "verbose": "use ⟨explain⟩",
     "format": "use ⟨json⟩",
     **dict.fromkeys(("ds_config", "deepspeed_config"), "use ⟨deepspeed⟩ FILE"),
-    "config": "for an existing file use `zerokit estimate ⟨deepspeed⟩ FILE` or `zerokit check FILE`",
+    **dict.fromkeys(
+        ACCELERATE_YAML,
+        "for a DeepSpeed JSON use `zerokit estimate ⟨deepspeed⟩ FILE`, for it or an accelerate YAML "
+        "`zerokit check FILE`",
+    ),
 }
 """Name elsewhere, with underscores → what to write, arguments marked (:mod:`zerokit.fields`)."""
+
+
+def in_place_of_accelerate_yaml(name: str, command: str, arguments: Collection[str]) -> str | None:
+    """What to give a command that runs a script, where an accelerate YAML was given; None: another option is
+    meant, or the command takes no plan.
+
+    Args:
+        name: with or without dashes. command: without the program: ``emit sbatch``.
+        arguments: the command's own, with underscores.
+    """
+    if _key(name) not in ACCELERATE_YAML or "plan" not in arguments:
+        return None
+    or_file = ", or give a DeepSpeed JSON with ⟨deepspeed⟩ FILE" if "deepspeed" in arguments else ""
+    of_script = f"; a {name} of the script's own stands after its name" if _key(name) == "config" else ""
+    return (
+        f"{command} takes no accelerate YAML: plan in its place (`zerokit plan ⟨gpus⟩ N ⟨gpu⟩ GPU -- SCRIPT`"
+        f", then `zerokit {command} ⟨plan⟩ DIR SCRIPT`){or_file}{of_script}"
+    )
+
+
+def _key(name: str) -> str:
+    return name.strip("-").replace("-", "_").lower()
 
 
 def instead(name: str, candidates: Iterable[str]) -> str | None:
@@ -129,7 +157,7 @@ def instead(name: str, candidates: Iterable[str]) -> str | None:
     """
     from zerokit.suggest import by_words, misspelt
 
-    key = name.strip("-").replace("-", "_").lower()
+    key = _key(name)
     if key in OTHER_NAMES:
         return OTHER_NAMES[key]
     names = list(candidates)

@@ -26,7 +26,7 @@ from zerokit.script import (
     unsaved_weights,
 )
 from zerokit.script.arguments import SPELLINGS, ScriptOptions
-from zerokit.script.loader_batch import PlannedBatch, before_the_run, loader_batch
+from zerokit.script.loader_batch import PlannedBatch, before_the_run
 from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import STYLE_WORDS, ScriptFacts
 from zerokit.script.sequence_length import length_warnings, longest_sequence
@@ -44,12 +44,15 @@ class Agreement:
     Attributes:
         unlike: options of the plan that the script decides otherwise, without dashes in front.
         words: of options that a plan with the script takes beside the plan's own.
+        is_refused: no plan is made with the script and these arguments: it ends at one of them, or they name
+            a DeepSpeed file, with which it would train whatever the plan.
     """
 
     added: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    is_refused: bool = False
 
 
 _OPTION_OF: Mapping[str, tuple[str, Callable[[object], str]]] = {
@@ -132,8 +135,12 @@ def agree(
     longest = None if batch.rehearsed else longest_sequence(options)
     unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest[0] != seq_len else ()
     unlike += ("pp",) if _lacks_pipeline(options.facts, chosen) else ()
+    decided = code_values.decided_options(options, chosen, on_cpu=with_script is None) | decided_by_file
+    unlike += tuple(decided)
+    words = planning_again.global_batch_for(chosen, request, decided)
     if conflicts and not accept_mismatch:
-        again = _planning_again(options, batch, decided_by_file, None if own_file else with_script, unlike)
+        command = with_script(unlike, words) if with_script is not None and not own_file else None
+        again = _planning_again(batch, decided, command)
         raise InputError(
             f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
             f"does{again}, or {'run it' if is_launched else 'go on'} all the same, with ⟨accept_mismatch⟩ "
@@ -152,38 +159,19 @@ def agree(
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     notes += _parts_of_the_script(options, chosen, writes_here)
-    return Agreement(added=added, notes=tuple(notes), unlike=unlike, words=_global_batch(options, batch))
+    return Agreement(added=added, notes=tuple(notes), unlike=unlike, words=words)
 
 
-def _global_batch(options: ScriptOptions, batch: PlannedBatch) -> tuple[str, ...]:
-    """The global batch to plan with, where the script's loader cannot meet the plan's."""
-    loaded = loader_batch(options)
-    if loaded is None or loaded.sequences == batch.micro_batch:
-        return ()
-    ran = {"micro-batch": str(loaded.sequences)}
-    return planning_again.global_batch_for(batch.chosen, batch.request, ran)
-
-
-def _planning_again(
-    options: ScriptOptions,
-    batch: PlannedBatch,
-    decided_by_file: Mapping[str, str],
-    with_script: WithScript | None,
-    unlike: Sequence[str],
-) -> str:
+def _planning_again(batch: PlannedBatch, decided: Mapping[str, str], with_script: str | None) -> str:
     """The command that plans for what the script does, in brackets: with the script, or by options where no
     plan is made with it; empty where no option says it.
 
     Args:
-        decided_by_file: what a DeepSpeed file of the script's own decides otherwise, as options of ``plan``.
-        unlike: options of the plan that the script decides otherwise, whatever contradicts.
+        decided: what the script decides otherwise, as options of ``plan``.
+        with_script: the command that plans with the script; None: none does.
     """
-    decided = code_values.decided_options(options, batch.chosen, on_cpu=with_script is None)
-    decided |= decided_by_file
     if with_script is not None:
-        words = planning_again.global_batch_for(batch.chosen, batch.request, decided)
-        command = with_script((*decided, *unlike), words)
-        return f"{planning_again.what_is_left(command)}: `{command}`"
+        return f"{planning_again.what_is_left(with_script)}: `{with_script}`"
     return f": `{batch.command_for(decided)}`" if decided else ""
 
 
@@ -247,6 +235,12 @@ def _own_file(
             conflicts.append(f"{where}: {label} {own_value}, but the plan has {planned[label]}")
             decided["zero" if label == "stage" else label.replace("_", "-")] = str(own_value)
     return conflicts, decided
+
+
+def is_refused(options: ScriptOptions) -> bool:
+    """Whether no plan is made with the script and these arguments (:attr:`Agreement.is_refused`)."""
+    ends = options.facts.option_list.refuses(options.user_arguments)
+    return ends or options.own_deepspeed_file is not None
 
 
 def refuse_unplannable(options: ScriptOptions) -> None:

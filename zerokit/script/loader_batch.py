@@ -22,10 +22,11 @@ _PLANS_OPTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderBatch:
-    """Sequences that a rank gets at a time, and where that stands."""
+    """Sequences that a rank gets at a time, where that stands, and the script's option for it, if any."""
 
     sequences: int
     location: str
+    option: str | None = None
 
     def unlike(self, plan: PlannedBatch, *, by_options: bool, is_judged: bool) -> str | None:
         """What to say under a plan of another batch; None: it is the same.
@@ -40,10 +41,11 @@ class LoaderBatch:
         again = ""
         if by_options and not plan.rehearsed:
             again = f", or plan again: {plan.command_for({'micro-batch': str(self.sequences)})}"
+        fix = f"give {self.option} {planned}" if self.option else "change the script"
         ends = ", and ends with exit code 9 unless ⟨accept_mismatch⟩" if is_judged else ""
         return (
             f"{self.location} gives each rank {self.sequences} at a time, and the plan has micro-batch "
-            f"{planned}: the run is not the one predicted{ends}; change the script{again}"
+            f"{planned}: the run is not the one predicted{ends}; {fix}{again}"
         )
 
 
@@ -131,6 +133,6 @@ def _batch(setting: CodeSetting, options: ScriptOptions) -> LoaderBatch | None:
         return None
     call = f"{setting.path}:{setting.line}: {setting.call}(batch_size={sequences})"
     if given is not None:
-        return LoaderBatch(sequences=sequences, location=f"{given[1]} ({call})")
+        return LoaderBatch(sequences=sequences, location=f"{given[1]} ({call})", option=setting.option)
     default = f", the default of {setting.option}" if setting.option else ""
-    return LoaderBatch(sequences=sequences, location=f"{call}{default}")
+    return LoaderBatch(sequences=sequences, location=f"{call}{default}", option=setting.option)

@@ -60,3 +60,40 @@ def test_quiet_leaves_warnings(command: str, capsys: pytest.CaptureFixture[str])
     assert all(line.startswith("zerokit: warning: ") for line in said)
     refused = "has no option --stps, and ends where it gets one: did you mean --steps?"
     assert any(line.endswith(refused) for line in said)
+
+
+@pytest.mark.parametrize(
+    ("command", "groups"),
+    [
+        ("launch", {
+            "Plan": "--plan --no-plan --deepspeed --recipe --accept-mismatch",
+            "Script": "--module --style --no-arguments --no-trackers",
+            "Ranks": "--gpus --num-ranks --device --nodes --hostfile --master-port --launcher",
+            "Failures": "--heartbeat --grace --max-restarts --resume-option --retry-smaller",
+            "Prediction": "--rehearsal-seconds --no-host-probe",
+            "Output": "--run-dir --show --dry-run --quiet --help",
+        }),
+        ("rehearse", {
+            "Hardware": "--gpus --gpu --vram --host-speed",
+            "Plan": "--plan --no-arguments --accept-mismatch",
+            "Rehearsal": "--module --rank --ranks --steps --launcher --versions",
+            "Output": "--out --html --json --quiet --help",
+        }),
+        ("report", {"Options": "--json --html --quiet --help"}),
+    ],
+)  # fmt: skip
+def test_help_has_each_option_once_in_its_group(
+    command: str, groups: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = call(capsys, command, "--help")
+    assert code == 0
+    found: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        if line.endswith(":") and line[0] != " ":
+            title = line.removesuffix(":")
+        elif line.startswith("  -"):
+            names = line.strip().partition("  ")[0].split(",")
+            found.setdefault(title, []).append(
+                next(word for word in " ".join(names).split() if word[:2] == "--")
+            )
+    assert {title: " ".join(names) for title, names in found.items()} == groups

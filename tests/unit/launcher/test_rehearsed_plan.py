@@ -115,8 +115,53 @@ def test_one_command_plans_for_all_that_a_script_does_otherwise(
         assert told in said
     assert "plan again" not in said and said.count("zerokit plan ") == 1
     assert (
-        f"plan.yaml --global-batch 8 --out {tmp_path}/plan lora_rank= method= model= seq_len= -- {script} "
+        f"plan.yaml --global-batch 8 --out {tmp_path}/plan lora_rank= method= micro_batch= model= seq_len= "
+        f"-- {script} "
     ) in said
+
+
+def test_the_command_is_the_same_whether_a_mismatch_is_accepted_or_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan's global batch of 32 on 4 ranks cannot be met with 8 at a time, accumulated twice."""
+    plan = tmp_path / "plan"
+    zerokit.plan(model="gpt2", gpus=4, gpu="t4", global_batch=32, micro_batch=8, out=plan)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse\n"
+        "from accelerate import Accelerator\n"
+        "from torch.utils.data import DataLoader\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--batch', type=int, default=4)\n"
+        "args = parser.parse_args()\n"
+        "accelerator = Accelerator(gradient_accumulation_steps=2)\n"
+        "loader = accelerator.prepare(DataLoader([], batch_size=args.batch))\n"
+    )
+    launch = ["launch", "--device", "cpu", "--dry-run", "--plan", str(plan)]
+    for words in ([], ["--accept-mismatch"]):
+        assert run([*launch, *words, str(script), "--batch", "8"]) == (0 if words else 2)
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{plan}/plan.yaml --global-batch 64 --out {plan} micro_batch= -- {script} --batch 8" in said
+
+
+def test_no_command_plans_with_a_script_that_names_its_own_deepspeed_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``plan`` refuses it: the script would train with the file, whatever the plan."""
+    plan, script, own = tmp_path / "plan", tmp_path / "train.py", tmp_path / "own.json"
+    zerokit.plan(model="gpt2", gpus=1, gpu="t4", zero=1, out=plan)
+    script.write_text(
+        "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+        "(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+        "Trainer(args=args).train()\n"
+    )
+    own.write_text('{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}')
+    words = ["--device", "cpu", "--dry-run", "--accept-mismatch", "--plan", str(plan), str(script)]
+    assert run(["launch", *words, "--deepspeed", str(own)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "contradicts the plan" in said and "zerokit plan" not in said
+    assert run(["launch", *words]) == 0
+    assert f"-- {script}" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(("option", "told"), [("--steps", True), ("--stpes", False)])
@@ -169,6 +214,20 @@ def test_the_arguments_that_differ_are_named(tmp_path: Path) -> None:
     assert "another command (trl.scripts.sft: --max_length 512, not 1024), so" in said
     assert "hf_0123456789" not in said
     assert content(plan, SFT)["chosen"]["rehearsed_with"] == "trl.scripts.sft: --max_length 512, not 1024"
+
+
+def test_a_run_of_fewer_steps_names_no_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan made with it would take the place of one that has a rehearsed step time."""
+    script = tmp_path / "train.py"
+    script.write_text("import deepspeed\nparser.add_argument('--deepspeed_config')\ndeepspeed.initialize()\n")
+    plan = rehearsed_with(tmp_path / "plan", (), script="train.py", command="0")
+    words = ["launch", "--device", "cpu", "--plan", str(plan.folder), "--dry-run", str(script)]
+    assert run([*words, "--max_steps", "2"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "differs from the plan's rehearsal only in taking fewer optimizer steps (--max_steps 2)" in said
+    assert "another command" not in said and "zerokit plan" not in said
+    assert run([*words, "--max_steps", "2", "--rows", "3"]) == 0
+    assert "another command (train.py: without --max_steps 2" in " ".join(capsys.readouterr().err.split())
 
 
 def test_another_place_to_write_to_or_another_secret_is_the_same_run(tmp_path: Path) -> None:

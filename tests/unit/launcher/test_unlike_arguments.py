@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerokit.launcher.unlike_arguments import joined, unlike_arguments
+from zerokit.launcher.unlike_arguments import fewer_steps, joined, unlike_arguments
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,22 @@ def test_each_option_that_differs_is_named(rehearsed: str, given: str, words: tu
 def test_of_many_the_first_are_named() -> None:
     unlike = unlike_arguments([], ["--a", "1", "--b", "2", "--c", "3", "--d", "4", "--e", "5", "--f", "6"])
     assert joined(unlike).endswith("without --d 4; and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("rehearsed", "given", "option"),
+    [
+        ("--a 1", "--a 1 --max_steps 2", "--max_steps 2"),
+        ("--max_steps 100", "--max-train-steps 3 --max_steps 100", "--max-train-steps 3"),
+        ("--max_steps 4", "--max_steps=1 --seed 7", "--max_steps 1"),
+        ("--max_steps 2", "--max_steps 4", None),
+        ("--max_steps 2", "", None),
+        ("--a 1", "--a 2 --max_steps 2", None),
+        ("--a 1", "--a 1 --max_steps many", None),
+        ("--a 1", "--a 1 --max_steps 20", None),
+    ],
+)
+def test_fewer_steps_alone_are_told_from_other_differences(
+    rehearsed: str, given: str, option: str | None
+) -> None:
+    assert fewer_steps(rehearsed.split(), given.split()) == option

@@ -91,3 +91,40 @@ def test_what_is_not_told_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         "it does not use DeepSpeed: `zerokit rehearse --launcher accelerate --gpus 8 --gpu GPU SCRIPT`"
         in said
     )
+
+
+def test_a_file_with_errors_says_that_its_fit_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    config = ACCELERATE.format(kind="DEEPSPEED", stage=3, offload="nvme")
+    Path("one.yaml").write_text(config)
+    Path("two.yaml").write_text(config.replace("param_device: none", "param_device: nvme"))
+    Path("broken.json").write_text('{"zero_optimization": {"stage": 3},')
+    for name, why in (
+        ("one.yaml", "1 error; fix it first"),
+        ("two.yaml", "2 errors; fix them first"),
+        ("broken.json", "1 error; fix it first"),
+    ):
+        assert run(["check", name, *JOB, "--kind", "accelerate" if "yaml" in name else "deepspeed"]) == 2
+        assert f"{name}: fit not judged: {why}\n" in capsys.readouterr().err
+        assert run(["check", name]) == 2
+        assert "fit" not in capsys.readouterr().err  # nobody asked
+    assert run(["check", "two.yaml", *JOB, "--json"]) == 2
+    (file,) = json.loads(capsys.readouterr().out)["files"]
+    assert file["fit"] == {"fits": None, "message": "fit not judged: 2 errors; fix them first"}
+
+
+def test_a_yaml_with_an_error_is_judged_by_the_json_that_it_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("config.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 8\n"
+        "deepspeed_config: {deepspeed_config_file: ds.json, zero_stage: 3}\n"
+    )
+    assert run(["check", "config.yaml", *JOB]) == 2
+    not_here = "config.yaml: fit not judged: the DeepSpeed JSON that it names is not here\n"
+    assert not_here in capsys.readouterr().err
+    Path("ds.json").write_text(
+        '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}'
+    )
+    assert run(["check", "config.yaml", *JOB, "--gpus", "8", "--checkpointing", "full"]) == 2
+    said = capsys.readouterr().err
+    assert "ds.json: fits: " in said and "not judged" not in said

@@ -82,6 +82,10 @@ def test_another_batch_than_the_plans_is_said_before_the_run(tmp_path: Path) -> 
     assert "the plan has micro-batch 8" in said and "--micro-batch 2" in said
     (said,) = before_the_run(script, planned(8, rehearsed=True))
     assert said.endswith("; change the script")
+    for words in ((), ("--batch-size", "9")):  # its option sets it, typed or not
+        by_option = options(tmp_path, accelerate("data, batch_size=args.batch_size"), *words)
+        (said,) = before_the_run(by_option, planned(8, rehearsed=True))
+        assert said.endswith("; give --batch-size 8")
     computed = options(tmp_path, accelerate("data, batch_size=2 * SIZE"))
     assert before_the_run(computed, planned(8, rehearsed=True)) == []
     (said,) = before_the_run(computed, planned(8, rehearsed=False))
