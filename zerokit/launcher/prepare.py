@@ -320,7 +320,7 @@ def _style(options: LaunchOptions, facts: reader.ScriptFacts, notes: list[str], 
         notes.append(
             "warning: the DeepSpeed configuration does not reach this script, which ends with exit code 9 if "
             "it makes no DeepSpeed engine; if it takes a configuration, say how with ⟨style⟩ raw, accelerate "
-            "or trainer; to measure it as it is, launch it with ⟨no_plan⟩"
+            "or trainer; to measure it as it is, launch it with ⟨no_plan=True⟩"
         )
     return facts.style
 

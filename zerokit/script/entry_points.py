@@ -90,7 +90,9 @@ def resolve(word: str, arguments: tuple[str, ...], command: str = "launch") -> R
     """
     path = Path(word)
     if (path / "plan.yaml").is_file() and not (path / "__main__.py").is_file():
-        raise InputError(f"{word} is the folder of a plan, not a script: ⟨plan⟩ {word} before the script")
+        raise InputError(
+            f"{word} is the folder of a plan, not a script: name it with ⟨plan⟩⟪ before the script⟫"
+        )
     exists = (path / "__main__.py").is_file() if path.is_dir() else path.exists()
     if exists or word in (".", "..") or "/" in word or word.endswith((".py", ".zip", ".pyz")):
         return Resolved(target=Target(script=word, module=None, arguments=arguments))
