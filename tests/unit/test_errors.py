@@ -40,6 +40,4 @@ def test_a_switch_and_its_position_are_said_as_where_they_are_given() -> None:
     error = errors.InputError("go on, with ⟨accept_mismatch=True⟩⟪ before the script⟫; or ⟨plan⟩")
     assert error.field == "accept_mismatch" and fields.named(error.marked) == ("accept_mismatch", "plan")
     assert str(error) == "go on, with accept_mismatch=True; or plan"
-    assert (
-        fields.as_options(error.marked) == "go on, with --accept-mismatch before the script; or --plan"
-    )
+    assert fields.as_options(error.marked) == "go on, with --accept-mismatch before the script; or --plan"

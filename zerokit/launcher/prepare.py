@@ -11,7 +11,7 @@ from typing import Any
 
 from zerokit.emit import plan_file
 from zerokit.emit.plan_file import PlanFile
-from zerokit.errors import InputError
+from zerokit.errors import InputError, about
 from zerokit.fields import as_options
 from zerokit.files import home_folder
 from zerokit.launcher import (
@@ -45,11 +45,12 @@ def read_plan(folder: str) -> tuple[PlanFile, dict[str, Any]]:
     Raises:
         InputError: no plan there, or a file in it that cannot be read.
     """
-    plan = plan_file.read(folder)
-    path = plan.folder / CONFIG_FILE
-    if not path.is_file():
-        return plan, dict(plan.chosen["deepspeed_config"])
-    return plan, _read_config(path)
+    with about("plan"):
+        plan = plan_file.read(folder)
+        path = plan.folder / CONFIG_FILE
+        if not path.is_file():
+            return plan, dict(plan.chosen["deepspeed_config"])
+        return plan, _read_config(path)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -81,7 +82,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     untrained, read = plan_agreement.read_of_source(facts, target, "launch")
     plan, config = read_plan(options.plan) if options.plan is not None else (None, None)
     if options.deepspeed is not None:
-        config = _read_config(Path(options.deepspeed))
+        with about("deepspeed"):
+            config = _read_config(Path(options.deepspeed))
     planned_ranks = plan.world_size if plan is not None else None
     placement = decide_placement(
         options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan), dry_run=dry_run
