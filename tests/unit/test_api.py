@@ -120,6 +120,27 @@ def test_errors_name_the_argument_and_the_command_its_option(
     assert BY_NAME[field].option in err
 
 
+@pytest.mark.parametrize(
+    ("offloads", "refused", "fix"),
+    [
+        ({"offload_param": "cpu"}, "offload_param cpu", "leave it out"),
+        ({"offload_optimizer": "cpu", "offload_param": "none"}, "offload_optimizer cpu", "leave it out"),
+        (
+            {"offload_optimizer": "cpu", "offload_param": "cpu"},
+            "offload_optimizer cpu, offload_param cpu",
+            "leave them out",
+        ),
+    ],
+)
+def test_of_two_arguments_only_what_was_given_is_refused(
+    offloads: dict[str, Any], refused: str, fix: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        zerokit.plan(model="gpt2", device="cpu", gpus=2, **offloads)
+    assert str(raised.value) == f"{refused}: CPU ranks hold everything in host memory already; {fix}"
+    assert raised.value.field == next(iter(offloads))
+
+
 CARD: dict[str, Any] = {"model": "gpt2", "gpus": 1, "gpu": "h200"}
 FILES: list[tuple[str, str, dict[str, Any]]] = [
     ("plan", "recipe", {"recipe": "none"}),
