@@ -188,6 +188,17 @@ def test_an_error_of_a_file_names_the_argument_that_gave_it(
     assert raised.value.field == field, raised.value
 
 
+@pytest.mark.parametrize("function", ["plan", "launch", "rehearse", "tune"])
+def test_the_arguments_of_a_script_are_a_list(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    with pytest.raises(InputError, match="'--epochs 1': give a list of words") as raised:
+        getattr(zerokit, function)("train.py", "--epochs 1")
+    assert raised.value.field == "arguments"
+
+
 def test_what_does_not_fit_is_an_error_with_its_own_class() -> None:
     with pytest.raises(NothingFits, match="host_ram") as raised:
         zerokit.plan(model="llama-3.1-70b", gpus=1, gpu="t4", host_ram="64GiB")

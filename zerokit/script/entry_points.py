@@ -73,10 +73,12 @@ def named_target(
     """What a program asks for: a script or console command, or a module, with its arguments.
 
     Raises:
-        InputError: neither or both are named; otherwise as :func:`resolve`.
+        InputError: neither or both are named, or the arguments are one text; otherwise as :func:`resolve`.
     """
     if (script is None) == (module is None):
         raise InputError("⟨script⟩ or ⟨module⟩: name one of them")
+    if isinstance(arguments, str | bytes):
+        raise InputError(f"⟨arguments⟩ {arguments!r}: give a list of words, such as ['--epochs', '1']")
     words = [] if script is None else [os.fspath(script)]
     with about("script"):
         return target_of(module, (*words, *map(str, arguments))).target
