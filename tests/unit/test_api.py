@@ -17,6 +17,7 @@ import pytest
 
 import zerokit
 from tests.support.api_calls import DEEPSPEED, JOB, as_json
+from tests.support.scripts_read import TRAINER
 from zerokit import api, fields
 from zerokit.cli import run
 from zerokit.errors import InputError, NothingFits
@@ -186,6 +187,18 @@ def test_an_error_of_a_file_names_the_argument_that_gave_it(
     with pytest.raises(InputError) as raised:
         getattr(zerokit, function)(**arguments)
     assert raised.value.field == field, raised.value
+
+
+def test_what_is_heard_of_a_launch_names_arguments_as_python_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAINER)
+    zerokit.plan(model="gpt2", device="cpu", gpus=1, out="zerokit-plan")
+    heard: list[str] = []
+    zerokit.launch("train.py", ["--output_dir", "out"], dry_run=True, say=heard.append)
+    told = "\n".join(heard)
+    assert "(no_plan=True runs without one)" in told and "⟨" not in told and "--no-plan" not in told
 
 
 @pytest.mark.parametrize("function", ["plan", "launch", "rehearse", "tune"])
