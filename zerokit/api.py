@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zerokit.api_scripts import launch, rehearse, tune
-from zerokit.planner.memory_source import silent
+from zerokit.planner.memory_source import plainly, silent
 from zerokit.planner.options import PlanOptions, normalized
 from zerokit.planner.signatures import shows_options
 
@@ -92,7 +92,9 @@ def plan(
     if script is None and module is None:
         if arguments or rehearsal_seconds is not None:
             raise InputError("⟨arguments⟩, ⟨rehearsal_seconds⟩: only with ⟨script⟩ or ⟨module⟩")
-        return planner.plan(normalized_options, recipe=_text(recipe), out=_text(out), top=top, say=say)
+        return planner.plan(
+            normalized_options, recipe=_text(recipe), out=_text(out), top=top, say=plainly(say)
+        )
     return script_planner.plan_script(
         named_target(script, module, arguments),
         normalized_options,
@@ -100,7 +102,7 @@ def plan(
         out=_text(out),
         top=top,
         seconds=script_planner.DEFAULT_SECONDS if rehearsal_seconds is None else rehearsal_seconds,
-        say=say,
+        say=plainly(say),
     )
 
 
@@ -129,7 +131,7 @@ def estimate(*, deepspeed: Path | None = None, say: Say = silent, **options: Unp
     """
     from zerokit import planner
 
-    return planner.estimate(normalized(options), deepspeed=_text(deepspeed), say=say)
+    return planner.estimate(normalized(options), deepspeed=_text(deepspeed), say=plainly(say))
 
 
 @shows_options
@@ -156,7 +158,7 @@ def size(
     """
     from zerokit import planner
 
-    return planner.size(normalized(options), price=None if price is None else str(price), say=say)
+    return planner.size(normalized(options), price=None if price is None else str(price), say=plainly(say))
 
 
 def check(
@@ -210,7 +212,7 @@ def check(
         fix=fix, unsafe=unsafe, ignore=frozenset(ignore),
         deepspeed_version=deepspeed_version, accelerate_version=accelerate_version,
     )  # fmt: skip
-    return check_paths([os.fspath(path) for path in paths], normalized_options, settings, say=say)
+    return check_paths([os.fspath(path) for path in paths], normalized_options, settings, say=plainly(say))
 
 
 def _text(path: Path | None) -> str | None:

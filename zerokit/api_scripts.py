@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zerokit.launcher.supervisor.heartbeat_default import TUNE_SECONDS
-from zerokit.planner.memory_source import silent
+from zerokit.planner.memory_source import plainly, silent
 from zerokit.planner.options import PlanOptions, normalized
 from zerokit.planner.signatures import shows_options
 
@@ -107,6 +107,7 @@ def launch(
     from zerokit.rehearsal.of_launch import LaunchRehearsals
     from zerokit.script.entry_points import named_target
 
+    say = plainly(say)
     check_resume_option(resume_option)
     target = named_target(script, module, arguments)
     chosen = choose_plan(
@@ -184,9 +185,9 @@ def rehearse(
     from zerokit.script.entry_points import named_target
 
     return request.rehearse(
-        named_target(script, module, arguments), say=say, plan=_text(plan), gpus=gpus, gpu=gpu, vram=vram,
-        rank=rank, ranks=ranks, steps=steps, launcher=launcher, host_speed=host_speed, versions=versions,
-        no_arguments=no_arguments, accept_mismatch=accept_mismatch, out=out,
+        named_target(script, module, arguments), say=plainly(say), plan=_text(plan), gpus=gpus, gpu=gpu,
+        vram=vram, rank=rank, ranks=ranks, steps=steps, launcher=launcher, host_speed=host_speed,
+        versions=versions, no_arguments=no_arguments, accept_mismatch=accept_mismatch, out=out,
     )  # fmt: skip
 
 
@@ -255,7 +256,8 @@ def tune(
     )  # fmt: skip
     return tuner.tune(
         target, normalized(options), settings,
-        recipe=_text(recipe), run_dir=_text(run_dir), dry_run=dry_run, say=say, rehearse=rehearse_strategy,
+        recipe=_text(recipe), run_dir=_text(run_dir), dry_run=dry_run, say=plainly(say),
+        rehearse=rehearse_strategy,
     )  # fmt: skip
 
 

@@ -22,6 +22,8 @@ Messages say what is wrong, where, and how to fix it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -42,6 +44,7 @@ __all__ = [
     "ReportNotWritten",
     "RunHung",
     "ZerokitError",
+    "about",
 ]
 
 
@@ -81,15 +84,25 @@ class InputError(ZerokitError):
     """The user's input cannot be used; the message names it and the fix.
 
     Attributes:
-        field: the argument that cannot be used (``seq_len``), the first that the message names; None where
-            the problem is not one argument's.
+        field: the argument that cannot be used (``seq_len``): as given here, else the first that the message
+            names, else that of :func:`about`; None where the problem is not one argument's.
     """
 
     exit_code = 2
 
-    def __init__(self, message: str = "") -> None:
-        self.field = fields.first(message)
+    def __init__(self, message: str = "", *, field: str | None = None) -> None:
+        self.field = field or fields.first(message)
         super().__init__(message)
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """What is read here is this argument's: an error whose message names no argument gets it as its field."""
+    try:
+        yield
+    except InputError as error:
+        error.field = error.field or field
+        raise
 
 
 class FileInputError(InputError):

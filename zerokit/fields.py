@@ -1,7 +1,8 @@
 """Names of arguments inside messages: the library says ``seq_len``, the command line ``--seq-len``.
 
 A message that names an argument marks it, ``⟨seq_len⟩``, and says nothing of how it is spelt. Who shows the
-message decides: :func:`plain` for Python and files, :func:`as_options` for the command line.
+message decides: :func:`plain` for Python and files, :func:`as_options` for the command line. A switch to turn
+on is marked ``⟨no_plan=True⟩``; words that hold only where options are typed, ``⟪ before the script⟫``.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-_MARKED = re.compile(r"⟨([a-z_]+)⟩")
-_BEFORE_VALUE = re.compile(_MARKED.pattern + r"( (?!or ⟨)(?=[^\s⟨]))?")
+_MARKED = re.compile(r"⟨([a-z_]+)(=True)?⟩")
+_ONLY_TYPED = re.compile(r"⟪([^⟫]*)⟫")
+_BEFORE_VALUE = re.compile(r"⟨([a-z_]+)⟩( (?!or ⟨)(?=[^\s⟨]))?")
 """An argument, and the space before its value; there is none in a choice of names, ``⟨gpu⟩ or ⟨gpus⟩``."""
 
 
@@ -19,8 +21,10 @@ def plain(text: str) -> str:
 
     >>> plain("⟨seq_len⟩ 8192 is beyond the model's 4096 positions")
     "seq_len 8192 is beyond the model's 4096 positions"
+    >>> plain("with ⟨accept_mismatch=True⟩⟪ before the script⟫")
+    'with accept_mismatch=True'
     """
-    return _MARKED.sub(r"\1", text)
+    return _MARKED.sub(r"\1\2", _ONLY_TYPED.sub("", text))
 
 
 def as_options(text: str) -> str:
@@ -28,8 +32,10 @@ def as_options(text: str) -> str:
 
     >>> as_options("⟨seq_len⟩ 8192 is beyond the model's 4096 positions")
     "--seq-len 8192 is beyond the model's 4096 positions"
+    >>> as_options("with ⟨accept_mismatch=True⟩⟪ before the script⟫")
+    'with --accept-mismatch before the script'
     """
-    return _MARKED.sub(lambda name: "--" + name[1].replace("_", "-"), text)
+    return _MARKED.sub(lambda name: "--" + name[1].replace("_", "-"), _ONLY_TYPED.sub(r"\1", text))
 
 
 def as_keys(text: str, switches: Mapping[str, bool], sign: str) -> str:
@@ -69,4 +75,4 @@ def first(text: str) -> str | None:
 
 def named(text: str) -> tuple[str, ...]:
     """The arguments that a message names, each once."""
-    return tuple(dict.fromkeys(_MARKED.findall(text)))
+    return tuple(dict.fromkeys(match[1] for match in _MARKED.finditer(text)))

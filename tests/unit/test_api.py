@@ -17,6 +17,7 @@ import pytest
 
 import zerokit
 from tests.support.api_calls import DEEPSPEED, JOB, as_json
+from tests.support.scripts_read import TRAINER
 from zerokit import api, fields
 from zerokit.cli import run
 from zerokit.errors import InputError, NothingFits
@@ -118,6 +119,97 @@ def test_errors_name_the_argument_and_the_command_its_option(
     _, err = capsys.readouterr()
     assert code == 2 and err == f"zerokit: {fields.as_options(raised.value.marked)}\n"
     assert BY_NAME[field].option in err
+
+
+@pytest.mark.parametrize(
+    ("offloads", "refused", "fix"),
+    [
+        ({"offload_param": "cpu"}, "offload_param cpu", "leave it out"),
+        ({"offload_optimizer": "cpu", "offload_param": "none"}, "offload_optimizer cpu", "leave it out"),
+        (
+            {"offload_optimizer": "cpu", "offload_param": "cpu"},
+            "offload_optimizer cpu, offload_param cpu",
+            "leave them out",
+        ),
+    ],
+)
+def test_of_two_arguments_only_what_was_given_is_refused(
+    offloads: dict[str, Any], refused: str, fix: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        zerokit.plan(model="gpt2", device="cpu", gpus=2, **offloads)
+    assert str(raised.value) == f"{refused}: CPU ranks hold everything in host memory already; {fix}"
+    assert raised.value.field == next(iter(offloads))
+
+
+CARD: dict[str, Any] = {"model": "gpt2", "gpus": 1, "gpu": "h200"}
+FILES: list[tuple[str, str, dict[str, Any]]] = [
+    ("plan", "recipe", {"recipe": "none"}),
+    ("plan", "recipe", {"recipe": "broken.yaml"}),
+    ("plan", "out", CARD | {"out": "train.py"}),
+    ("plan", "model", CARD | {"model": "none/config.json"}),
+    ("plan", "script", {"script": "none.py"}),
+    ("plan", "module", {"module": "no_such_module"}),
+    ("estimate", "deepspeed", CARD | {"deepspeed": "none.json"}),
+    ("estimate", "deepspeed", CARD | {"deepspeed": "broken.yaml"}),
+    ("estimate", "deepspeed", CARD | {"deepspeed": "stage.json"}),
+    ("launch", "script", {"script": "none.py"}),
+    ("launch", "script", {"script": "zerokit-plan"}),
+    ("launch", "script", {"script": "no-such-command"}),
+    ("launch", "module", {"module": "no_such_module"}),
+    ("launch", "plan", {"script": "train.py", "plan": "none"}),
+    ("launch", "plan", {"script": "train.py", "plan": "broken.yaml"}),
+    ("launch", "recipe", {"script": "train.py", "recipe": "broken.yaml"}),
+    ("launch", "deepspeed", {"script": "train.py", "deepspeed": "none.json"}),
+    ("launch", "deepspeed", {"script": "train.py", "deepspeed": "broken.yaml"}),
+    ("launch", "hostfile", {"script": "train.py", "hostfile": "none"}),
+    ("launch", "hostfile", {"script": "train.py", "hostfile": "broken.yaml"}),
+    ("launch", "run_dir", {"script": "train.py", "run_dir": "train.py"}),
+    ("rehearse", "script", {"script": "none.py"}),
+    ("rehearse", "plan", {"script": "train.py", "plan": "broken.yaml"}),
+    ("rehearse", "versions", {"script": "train.py", "versions": "none.txt"}),
+    ("rehearse", "out", {"script": "train.py", "gpu": "h200", "out": "train.py"}),
+    ("tune", "script", CARD | {"script": "none.py"}),
+    ("tune", "recipe", {"script": "train.py", "recipe": "broken.yaml"}),
+    ("tune", "out", CARD | {"script": "train.py", "out": "train.py"}),
+]
+
+
+@pytest.mark.parametrize(("function", "field", "arguments"), FILES)
+def test_an_error_of_a_file_names_the_argument_that_gave_it(
+    function: str, field: str, arguments: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import deepspeed\n\ndeepspeed.initialize(config='ds_config.json')\n")
+    Path("broken.yaml").write_text("a: [")
+    Path("stage.json").write_text('{"train_batch_size": 1, "zero_optimization": {"stage": 7}}')
+    zerokit.plan(model="gpt2", device="cpu", gpus=1, out="zerokit-plan")
+    with pytest.raises(InputError) as raised:
+        getattr(zerokit, function)(**arguments)
+    assert raised.value.field == field, raised.value
+
+
+def test_what_is_heard_of_a_launch_names_arguments_as_python_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAINER)
+    zerokit.plan(model="gpt2", device="cpu", gpus=1, out="zerokit-plan")
+    heard: list[str] = []
+    zerokit.launch("train.py", ["--output_dir", "out"], dry_run=True, say=heard.append)
+    told = "\n".join(heard)
+    assert "(no_plan=True runs without one)" in told and "⟨" not in told and "--no-plan" not in told
+
+
+@pytest.mark.parametrize("function", ["plan", "launch", "rehearse", "tune"])
+def test_the_arguments_of_a_script_are_a_list(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    with pytest.raises(InputError, match="'--epochs 1': give a list of words") as raised:
+        getattr(zerokit, function)("train.py", "--epochs 1")
+    assert raised.value.field == "arguments"
 
 
 def test_what_does_not_fit_is_an_error_with_its_own_class() -> None:

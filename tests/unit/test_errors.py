@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-from zerokit import errors
+from zerokit import errors, fields
 
 DOCUMENTED = {  # docs of the command line; fixed, since scripts rely on them
     "ZerokitError": 1, "InputError": 2, "FileInputError": 2, "NothingFits": 3, "LaunchError": 1,
@@ -34,3 +34,10 @@ def test_an_argument_in_a_message_is_its_field_and_shown_without_marks() -> None
     assert error.field == "seq_len"
     assert str(error) == "seq_len 0: use seq_len 4096 with micro_batch 1"
     assert errors.InputError("nothing is marked").field is None
+
+
+def test_a_switch_and_its_position_are_said_as_where_they_are_given() -> None:
+    error = errors.InputError("go on, with ⟨accept_mismatch=True⟩⟪ before the script⟫; or ⟨plan⟩")
+    assert error.field == "accept_mismatch" and fields.named(error.marked) == ("accept_mismatch", "plan")
+    assert str(error) == "go on, with accept_mismatch=True; or plan"
+    assert fields.as_options(error.marked) == "go on, with --accept-mismatch before the script; or --plan"

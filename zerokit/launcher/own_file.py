@@ -43,7 +43,7 @@ def check_own_file(path: str, *, style: str, ranks: int, accept_mismatch: bool) 
         raise InputError(
             f"⟨deepspeed⟩ {path}: the run would fail on {count}:\n  "
             + "\n  ".join(_text(found) for found in fatal)
-            + f"\n`{command}` shows more; ⟨accept_mismatch⟩ starts the run all the same"
+            + f"\n`{command}` shows more; ⟨accept_mismatch=True⟩ starts the run all the same"
         )
     return tuple(f"warning: {_text(found)}" for found in findings if found.severity != "note")
 
@@ -124,13 +124,13 @@ def beside_plan(
     )
     if accept_mismatch:
         return (f"warning: {text}",)
-    raise InputError(f"{text}; ⟨accept_mismatch⟩ starts the run all the same")
+    raise InputError(f"{text}; ⟨accept_mismatch=True⟩ starts the run all the same")
 
 
 def _stop_or_warn(text: str, *, accept_mismatch: bool) -> tuple[str, ...]:
     if accept_mismatch:
         return (f"warning: {text}",)
-    raise InputError(f"⟨deepspeed⟩ {text}; ⟨accept_mismatch⟩ starts the run all the same")
+    raise InputError(f"⟨deepspeed⟩ {text}; ⟨accept_mismatch=True⟩ starts the run all the same")
 
 
 def _to_agree(arguments: Sequence[str], link: str = "") -> str:

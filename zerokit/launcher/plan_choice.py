@@ -63,7 +63,7 @@ def choose_plan(
         return None
     title = plan_file.title_of(DEFAULT_FOLDER)
     what = f": {title}" if title else ""
-    say(f"plan: {DEFAULT_FOLDER}, found here{what} (⟨no_plan⟩ runs without one)")
+    say(f"plan: {DEFAULT_FOLDER}, found here{what} (⟨no_plan=True⟩ runs without one)")
     return DEFAULT_FOLDER
 
 

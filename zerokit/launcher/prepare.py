@@ -11,7 +11,7 @@ from typing import Any
 
 from zerokit.emit import plan_file
 from zerokit.emit.plan_file import PlanFile
-from zerokit.errors import InputError
+from zerokit.errors import InputError, about
 from zerokit.fields import as_options
 from zerokit.files import home_folder
 from zerokit.launcher import (
@@ -45,23 +45,23 @@ def read_plan(folder: str) -> tuple[PlanFile, dict[str, Any]]:
     Raises:
         InputError: no plan there, or a file in it that cannot be read.
     """
-    plan = plan_file.read(folder)
+    with about("plan"):
+        plan = plan_file.read(folder)
     path = plan.folder / CONFIG_FILE
-    if not path.is_file():
-        return plan, dict(plan.chosen["deepspeed_config"])
-    return plan, _read_config(path)
+    return plan, _read_config(path, "plan") if path.is_file() else dict(plan.chosen["deepspeed_config"])
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """A DeepSpeed JSON.
+def _read_config(path: Path, argument: str) -> dict[str, Any]:
+    """A DeepSpeed JSON, which this argument names.
 
     Raises:
         InputError: it cannot be read, or is none.
     """
     from zerokit.linter.given_file import load_deepspeed
 
-    document = load_deepspeed(path)
-    plan_file.check_config(document)
+    with about(argument):
+        document = load_deepspeed(path)
+        plan_file.check_config(document)
     return dict(document.value)
 
 
@@ -81,7 +81,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     untrained, read = plan_agreement.read_of_source(facts, target, "launch")
     plan, config = read_plan(options.plan) if options.plan is not None else (None, None)
     if options.deepspeed is not None:
-        config = _read_config(Path(options.deepspeed))
+        config = _read_config(Path(options.deepspeed), "deepspeed")
     planned_ranks = plan.world_size if plan is not None else None
     placement = decide_placement(
         options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan), dry_run=dry_run
@@ -324,7 +324,7 @@ def _style(options: LaunchOptions, facts: reader.ScriptFacts, notes: list[str], 
         notes.append(
             "warning: the DeepSpeed configuration does not reach this script, which ends with exit code 9 if "
             "it makes no DeepSpeed engine; if it takes a configuration, say how with ⟨style⟩ raw, accelerate "
-            "or trainer; to measure it as it is, launch it with ⟨no_plan⟩"
+            "or trainer; to measure it as it is, launch it with ⟨no_plan=True⟩"
         )
     return facts.style
 

@@ -19,13 +19,16 @@ from zerokit.temporary import is_temporary
 def content(plan: PlanFile, target: Target) -> dict[str, Any]:
     """The plan's ``request``, ``chosen`` and ``cluster``; ``chosen.rehearsed`` only where it was this command
     that was rehearsed, else ``chosen.rehearsed_with``: the script that was, and in what arguments differ.
-    ``script``: what stands after ``--`` in a plan with it; absent where none is made with one."""
+    ``script``: what stands after ``--`` in a plan with it; absent where none is made with one.
+    ``folder``: the plan's, if it lasts."""
     chosen = plan.chosen
     other = _rehearsed_otherwise(plan, target)
     if other is not None:
         chosen = {name: value for name, value in chosen.items() if name != "rehearsed"}
         chosen["rehearsed_with"] = other
-    found = {"request": plan.request, "chosen": chosen, "cluster": plan.cluster}
+    found: dict[str, Any] = {"request": plan.request, "chosen": chosen, "cluster": plan.cluster}
+    if not is_temporary(plan.folder):
+        found["folder"] = str(plan.folder)
     return {**found, "script": _script_words(target)} if is_rehearsable(plan) else found
 
 

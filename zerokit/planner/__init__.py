@@ -115,6 +115,7 @@ def estimate(
         InputError: an argument that cannot be, or a file that cannot be read.
     """
     from zerokit.domain.unmodelled import BASIS, not_modelled
+    from zerokit.errors import about
     from zerokit.memory.saving import notes as saving_notes
     from zerokit.planner.documents import Estimate, PlannedStrategy
     from zerokit.planner.memory_source import silent
@@ -125,13 +126,15 @@ def estimate(
     from zerokit.search.plan import estimate_strategy
     from zerokit.values import replace
 
-    file = None if deepspeed is None else read_strategy_file(Path(deepspeed), options)
+    with about("deepspeed"):
+        file = None if deepspeed is None else read_strategy_file(Path(deepspeed), options)
     resolved = resolve(options, single=True, file=file is not None, say=say or silent)
     request = resolved.request
     strategy, notes = one_strategy(request, file)
     unmodelled = () if file is None else not_modelled(file.config)
     if file is not None:
-        refuse_errors_on(str(deepspeed), strategy, request.cluster)
+        with about("deepspeed"):
+            refuse_errors_on(str(deepspeed), strategy, request.cluster)
         notes = (*file.remarks, *unmodelled, *notes)
     candidate, fitting = estimate_strategy(request, strategy)
     if unmodelled:

@@ -15,6 +15,7 @@ from zerokit.domain.model_shape import ALL_LINEAR, ModelShape
 from zerokit.domain.profile import ModelProfile, variants_of
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError, MemoryUnknown
+from zerokit.fields import plain
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node, replayed
 from zerokit.memory.inference import traceable
@@ -32,6 +33,11 @@ Say = Callable[[str], None]
 
 def silent(line: str) -> None:
     """Says nothing."""
+
+
+def plainly(say: Say) -> Say:
+    """Passes each line on with the names that arguments have in Python."""
+    return lambda line: say(plain(line))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from zerokit import fields, resources
 from zerokit.emit import plan_file
-from zerokit.errors import FileInputError, InputError
+from zerokit.errors import FileInputError, InputError, about
 from zerokit.files import write_whole
 from zerokit.planner.options import BY_NAME, as_text, suggestion
 from zerokit.strictload import Document, load_yaml, parse_yaml
@@ -290,7 +290,8 @@ def merged(
         InputError: there is no such recipe, or an override that it cannot take.
         FileInputError: the file asks for an option that does not exist.
     """
-    found = with_overrides(load_any(recipe), overrides, for_script=for_script)
+    with about("recipe"):
+        found = with_overrides(load_any(recipe), overrides, for_script=for_script)
     left_out = found.decided_by_script if for_script else ()
     result = dict(options)
     for key, value in found.request.items():

@@ -315,9 +315,12 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
     overlap = choice(options, "overlap_comm", ("on", "off"))
     optimizer = choice(options, "offload_optimizer", OFFLOAD_DEVICES)
     parameters = choice(options, "offload_param", OFFLOAD_DEVICES)
-    if on_cpu and {optimizer, parameters} - {None, "none"}:
+    devices = {"offload_optimizer": optimizer, "offload_param": parameters}
+    offloads = [f"⟨{name}⟩ {device}" for name, device in devices.items() if device not in (None, "none")]
+    if on_cpu and offloads:
         raise InputError(
-            "⟨offload_optimizer⟩, ⟨offload_param⟩: CPU ranks hold everything in host memory already"
+            f"{', '.join(offloads)}: CPU ranks hold everything in host memory already; leave "
+            f"{'it' if len(offloads) == 1 else 'them'} out"
         )
     if "nvme" in (optimizer, parameters) and not options.get("nvme"):
         raise InputError("offload to nvme: name a folder on a local NVMe disk with ⟨nvme⟩ DIR")

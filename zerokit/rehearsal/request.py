@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.hardware import Gpu
+from zerokit.errors import InputError
 from zerokit.rehearsal.conduct import DEFAULT_STEPS, RehearsalRequest
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
@@ -74,12 +75,15 @@ def request_of(
     """What to rehearse; ``say`` hears what was assumed. See :func:`zerokit.rehearse` for the arguments.
 
     Raises:
-        InputError: an unknown GPU, a size or a plan that cannot be read.
+        InputError: an unknown GPU, a size or a plan that cannot be read, a folder that cannot be made.
     """
     card, memory_named = _gpu(gpu, vram, plan, say)
     folder = Path(out) if out is not None else None
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"⟨out⟩ {folder}: cannot be made: {error.strerror or error}") from None
     return RehearsalRequest(
         target=target,
         gpu=card,

@@ -127,6 +127,7 @@ def compare_with_plan(
     if is_gpu and "bare_loop" not in result and not is_rehearsed and bare_loop.is_bare(chosen_of(plan)):
         result["note"] = bare_loop.NOTE
     result["plan_options"] = options_to_plan(plan, differing)
+    result["plan_folder"] = (plan or {}).get("folder")
     result["rehearsed_with"] = chosen_of(plan).get("rehearsed_with")
     return {**result, **_rests_on(differing, again, result.get("note"))}
 

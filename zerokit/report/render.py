@@ -359,20 +359,21 @@ def what_to_do(run: RunReport, folder: Path | None, width: int) -> list[str]:
     """After a run that was not as planned, the command that plans for what ran; after a hang, where to look.
 
     Args:
-        folder: of the run, which keeps its plan.
+        folder: of the run, which keeps its plan. The command writes to the folder that the plan came from.
     """
     if run.outcome == "hung":
         return [f"Python stacks of the ranks: {shlex.quote(str(folder or 'RUN'))}/{STACKS}"]
     predicted = run.predicted_vs_measured
     if run.outcome != "not_as_planned" or predicted is None:
         return []
-    options = shlex.join(predicted.plan_options)
-    if not options:
+    if not predicted.plan_options:
         return []
-    recipe = shlex.quote(str((folder or Path("RUN")) / "plan.yaml"))
+    into = [] if predicted.plan_folder is None else ["--out", predicted.plan_folder]
+    recipe = str((folder or Path("RUN")) / "plan.yaml")
+    command = shlex.join(["zerokit", "plan", "--recipe", recipe, *into, *predicted.plan_options])
     return [
         "What to do: make the script use the plan's values, or plan for what it does:",
-        *command_lines(f"zerokit plan --recipe {recipe} {options}", width),
+        *command_lines(command, width),
     ]
 
 

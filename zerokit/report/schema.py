@@ -85,6 +85,7 @@ class Predicted(_Part):
     and the run's script allocated otherwise: what is compared is then a rehearsal, where there is one.
     ``components``: predicted bytes at the peak of each phase, by what they are. ``plan_options``:
     words of the options that plan for what ran, beside ``--recipe`` and the run's ``plan.yaml``.
+    ``plan_folder``: of the plan that ran, as it was named; None where it does not last or is not known.
     ``rehearsed_with``: the command that the plan was rehearsed with, where another ran.
     """
 
@@ -105,6 +106,7 @@ class Predicted(_Part):
     rehearse_command: str | None = None
     bare_loop: BareLoop | None = None
     plan_options: list[str] = []
+    plan_folder: str | None = None
     rehearsed_with: str | None = None
 
 

@@ -106,7 +106,9 @@ def agree(
     """
     obstacles = _obstacles(options)
     if obstacles and not accept_mismatch:
-        raise InputError(f"no plan reaches the script: {obstacles}, or launch it without a plan (⟨no_plan⟩)")
+        raise InputError(
+            f"no plan reaches the script: {obstacles}, or launch it without a plan (⟨no_plan=True⟩)"
+        )
     batch = PlannedBatch(
         chosen=chosen, request=request, folder=None if is_temporary(plan_folder) else plan_folder
     )
@@ -131,7 +133,7 @@ def agree(
     conflicts += scripts_optimizer.conflicts(options, config)
     notes = [f"warning: no plan reaches the script: {obstacles}"] if obstacles else []
     if added:
-        notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments⟩ adds nothing)")
+        notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments=True⟩ adds nothing)")
     longest = None if batch.rehearsed else longest_sequence(options)
     unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest[0] != seq_len else ()
     unlike += ("pp",) if _lacks_pipeline(options.facts, chosen) else ()
@@ -143,8 +145,8 @@ def agree(
         again = _planning_again(batch, decided, command)
         raise InputError(
             f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
-            f"does{again}, or {'run it' if is_launched else 'go on'} all the same, with ⟨accept_mismatch⟩ "
-            "before the script"
+            f"does{again}, or {'run it' if is_launched else 'go on'} all the same, with "
+            "⟨accept_mismatch=True⟩⟪ before the script⟫"
         )
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     is_judged = is_launched and not accept_mismatch
@@ -260,7 +262,7 @@ def refuse_unplannable(options: ScriptOptions) -> None:
     if obstacles:
         raise InputError(
             f"no plan reaches the script: {obstacles} to plan, or go on without a plan: `zerokit rehearse` "
-            "says what the script takes, `zerokit launch ⟨no_plan⟩` runs it"
+            "says what the script takes, `zerokit launch --no-plan` runs it"
         )
 
 

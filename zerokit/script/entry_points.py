@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokit.errors import InputError
+from zerokit.errors import InputError, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +73,15 @@ def named_target(
     """What a program asks for: a script or console command, or a module, with its arguments.
 
     Raises:
-        InputError: neither or both are named; otherwise as :func:`resolve`.
+        InputError: neither or both are named, or the arguments are one text; otherwise as :func:`resolve`.
     """
     if (script is None) == (module is None):
         raise InputError("⟨script⟩ or ⟨module⟩: name one of them")
+    if isinstance(arguments, str | bytes):
+        raise InputError(f"⟨arguments⟩ {arguments!r}: give a list of words, such as ['--epochs', '1']")
     words = [] if script is None else [os.fspath(script)]
-    return target_of(module, (*words, *map(str, arguments))).target
+    with about("script"):
+        return target_of(module, (*words, *map(str, arguments))).target
 
 
 def resolve(word: str, arguments: tuple[str, ...], command: str = "launch") -> Resolved:
@@ -90,7 +93,10 @@ def resolve(word: str, arguments: tuple[str, ...], command: str = "launch") -> R
     """
     path = Path(word)
     if (path / "plan.yaml").is_file() and not (path / "__main__.py").is_file():
-        raise InputError(f"{word} is the folder of a plan, not a script: ⟨plan⟩ {word} before the script")
+        raise InputError(
+            f"{word} is the folder of a plan, not a script: name it with ⟨plan⟩⟪ before the script⟫",
+            field="script",
+        )
     exists = (path / "__main__.py").is_file() if path.is_dir() else path.exists()
     if exists or word in (".", "..") or "/" in word or word.endswith((".py", ".zip", ".pyz")):
         return Resolved(target=Target(script=word, module=None, arguments=arguments))

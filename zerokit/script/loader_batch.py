@@ -42,7 +42,7 @@ class LoaderBatch:
         if by_options and not plan.rehearsed:
             again = f", or plan again: {plan.command_for({'micro-batch': str(self.sequences)})}"
         fix = f"give {self.option} {planned}" if self.option else "change the script"
-        ends = ", and ends with exit code 9 unless ⟨accept_mismatch⟩" if is_judged else ""
+        ends = ", and ends with exit code 9 unless ⟨accept_mismatch=True⟩" if is_judged else ""
         return (
             f"{self.location} gives each rank {self.sequences} at a time, and the plan has micro-batch "
             f"{planned}: the run is not the one predicted{ends}; {fix}{again}"

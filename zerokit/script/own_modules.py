@@ -32,7 +32,9 @@ def find_module(module: str) -> Path:
     if path is None:
         meant = _meant(module)
         hint = f"; did you mean -m {meant}?" if meant else ""
-        raise InputError(f"-m {module}: no such module here or among the installed packages{hint}")
+        raise InputError(
+            f"-m {module}: no such module here or among the installed packages{hint}", field="module"
+        )
     return path
 
 

@@ -185,9 +185,11 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
     if path.is_dir():
         folder, path = path, path / "__main__.py"
         if not path.is_file():
-            raise InputError(f"script {folder}: a folder without __main__.py; name the script in it")
+            raise InputError(
+                f"script {folder}: a folder without __main__.py; name the script in it", field="script"
+            )
     if not path.is_file():
-        raise InputError(f"script {path}: there is no such file{_elsewhere(path)}")
+        raise InputError(f"script {path}: there is no such file{_elsewhere(path)}", field="script")
     facts = ScriptFacts(path=path)
     package = installed_package(path)
     root = package.parent if package else path.parent if script is not None else Path.cwd()

@@ -37,8 +37,11 @@ def why_not_resumed(facts: ScriptFacts, arguments: Sequence[str]) -> str | None:
         return None
     value = given[0]
     if NAME in facts.mentions:
-        is_switch = isinstance(value, str) and value.lower() in ("true", "false") and not Path(value).exists()
-        return _not_a_folder(options, str(value)) if is_switch else None
+        if not isinstance(value, str) or Path(value).exists():
+            return None
+        if value.lower() in ("true", "false"):
+            return _not_a_folder(options, value)
+        return _missing(options, value, given[1])
     if facts.package is not None or truth(value) is False:
         return None
     return (
@@ -54,6 +57,17 @@ def _not_a_folder(options: ScriptOptions, word: str) -> str:
     if truth(word) is False:
         fix = "leave it out"
     return f"a Trainer takes --{NAME} {word} for a folder named {word}; {fix}"
+
+
+def _missing(options: ScriptOptions, value: str, location: str) -> str | None:
+    """That a checkpoint named by its path is not here, which ends the run when ``train`` is called
+    (trainer.py:1565); None: the word may be one that the script knows, as ``last``."""
+    if "/" not in value or "://" in value:
+        return None
+    newest = _newest(options)
+    return f"{location}: there is no such folder" + (
+        f"; the newest checkpoint is {newest}" if Path(newest).is_dir() else ""
+    )
 
 
 def _newest(options: ScriptOptions) -> str:

@@ -34,7 +34,7 @@ def with_optimizer_of(script: ScriptOptions, options: Mapping[str, Any]) -> dict
     if name in NOT_MODELLED:
         raise InputError(
             f"{location}: not modelled: {NOT_MODELLED[name]}; use adamw_torch, or adamw_bnb_8bit, which "
-            "keeps its states in 8 bits, or measure with `zerokit launch ⟨no_plan⟩`"
+            "keeps its states in 8 bits, or measure with `zerokit launch --no-plan`"
         )
     requested = options.get("optimizer")
     if is_same_optimizer(name, str(requested or _DEFAULT)):

@@ -19,9 +19,13 @@ def note_on_choice(chosen: Candidate, cluster: Cluster, result: SearchResult) ->
     return (f"{assumed_host(cluster)}; this plan needs {need:,.0f} GiB of it",)
 
 
-def note_on_cores(chosen: Candidate) -> tuple[str, ...]:
-    """What is assumed of the cores that step an offloaded optimizer."""
-    if chosen.strategy.settings.zero.offload_optimizer.device == "none":
+def note_on_cores(chosen: Candidate, cluster: Cluster) -> tuple[str, ...]:
+    """What is assumed of the cores that step an offloaded optimizer.
+
+    Of one rank per node, nothing: `torchrun` sets OMP_NUM_THREADS only for several (PyTorch 2.13,
+    torch/distributed/run.py:872), and `accelerate launch` with DeepSpeed runs that.
+    """
+    if cluster.gpus_per_node == 1 or chosen.strategy.settings.zero.offload_optimizer.device == "none":
         return ()
     return (
         "step time: the ranks share the node's cores for their offloaded optimizer; `zerokit launch` and the "

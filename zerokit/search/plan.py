@@ -138,7 +138,7 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
         *note_on_choice(chosen, request.cluster, result), *_left_out(result),
-        *(note_on_cores(chosen) if request.timed and not request.on_cpu else ()),
+        *(note_on_cores(chosen, request.cluster) if request.timed and not request.on_cpu else ()),
         *saving_notes(chosen, space.shape, space.job, request.cluster, decides=True),
     )  # fmt: skip
     return Plan(

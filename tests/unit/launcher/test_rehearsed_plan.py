@@ -196,6 +196,9 @@ def test_a_plan_of_this_very_command_needs_no_word(tmp_path: Path) -> None:
     plan = rehearsed_with(tmp_path, script="sft", command=SFT.digest)
     assert note(plan, SFT, "trainer", tmp_path) is None
     assert content(plan, SFT)["chosen"]["rehearsed"]["script"] == "sft"
+    assert content(plan, SFT)["folder"] == str(plan.folder)
+    with temporary_folder("plan") as folder:
+        assert "folder" not in content(rehearsed_with(folder, script="sft", command=SFT.digest), SFT)
 
 
 def test_a_plan_of_another_command_is_warned_of(tmp_path: Path) -> None:

@@ -363,27 +363,27 @@ def test_the_peak_of_host_memory_is_in_the_phase_that_reached_it_first(tmp_path)
 def test_a_run_that_was_not_as_planned_says_what_to_do(tmp_path, capsys, monkeypatch):
     """Each difference once below the table, and the command that plans for what ran, which works as it is."""
     run(tmp_path, batch_rows=8)
-    check = PlanCheck(plan={"chosen": CHOSEN, "request": REQUEST}, style="raw")
-    report = reports.report_of(tmp_path, 2, plan={"chosen": CHOSEN, "request": REQUEST}, plan_check=check)
-    assert report["outcome"] == "not_as_planned"
+    plan = {"chosen": CHOSEN, "request": REQUEST, "folder": "my plan"}
+    report = reports.report_of(tmp_path, 2, plan=plan, plan_check=PlanCheck(plan=plan, style="raw"))
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/a run")
     zerokit.plan(params="7b", gpus=2, gpu="h200", seq_len=1024, method="lora", global_batch=16).write(folder)
     text = shown(report, folder=folder)
-    assert text.count("batch size per GPU 8 ran, not 2") == 1
+    assert report["outcome"] == "not_as_planned" and text.count("batch size per GPU 8 ran, not 2") == 1
     assert "problem: " not in text and ", with 1 difference from the plan named above" in text
     command = next(line for line in text.splitlines() if line.startswith("  zerokit plan "))
-    assert cli.run([*shlex.split(command)[1:], "--json"]) == 0
+    assert cli.run([*shlex.split(command)[1:], "--json"]) == 0 and Path("my plan/plan.yaml").is_file()
     planned = json.loads(capsys.readouterr().out)
-    chosen = planned["chosen"]
+    chosen, request = planned["chosen"], planned["request"]
     assert chosen["micro_batch"] * chosen["gradient_accumulation"] * chosen["data_parallel"] == 16
-    assert chosen["micro_batch"] == 8
-    assert (planned["request"]["method"], planned["request"]["gpus"]) == ("lora", "2")
-    assert "zerokit plan --recipe RUN/plan.yaml --micro-batch 8 --global-batch 16\n" in shown(report)
+    assert (chosen["micro_batch"], request["method"], request["gpus"]) == (8, "lora", "2")
+    assert "--recipe RUN/plan.yaml --out 'my plan' --micro-batch 8 --global-batch 16\n" in shown(report)
     narrow = shown(report, folder=folder, width=60)
     assert max(map(len, narrow[narrow.index("What to do") :].splitlines()[1:])) <= 60
     lines = narrow[narrow.index("  zerokit plan ") :].split("\n\n")[0]
     assert shlex.split(command) == shlex.split(lines.replace("\\\n", ""))[: len(shlex.split(command))]
+    report["predicted_vs_measured"]["plan_folder"] = None
+    assert "--recipe RUN/plan.yaml --micro-batch 8 --global-batch 16\n" in shown(report)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

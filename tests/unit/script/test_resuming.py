@@ -19,7 +19,7 @@ RESUMES = TRAINER.replace(".train()", ".train(resume_from_checkpoint=args.resume
         (TRAINER, "--output_dir out --resume_from_checkpoint=out/checkpoint-4", True),
         (TRAINER, "--output_dir out --resume_from_checkpoint False", False),
         (TRAINER, "--output_dir out", False),
-        (RESUMES, "--output_dir out --resume_from_checkpoint out/checkpoint-4", False),
+        (RESUMES, "--output_dir out --resume_from_checkpoint last", False),
         ("import deepspeed\ndeepspeed.initialize()\n", "--resume_from_checkpoint True", False),
     ],
 )
@@ -52,6 +52,19 @@ def test_the_word_true_is_a_folder_to_a_trainer(tmp_path: Path, given: str, fix:
         f"a Trainer takes --resume_from_checkpoint {given} for a folder named {given}; "
         + fix.format(out=tmp_path / "out")
     )
+
+
+def test_a_folder_that_is_not_there_is_told_with_the_newest_that_is(tmp_path: Path) -> None:
+    facts, out = options(tmp_path, RESUMES).facts, tmp_path / "out"
+    typed = f"--resume_from_checkpoint {out}/checkpoint-20"
+    arguments = ["--output_dir", str(out), *typed.split()]
+    assert why_not_resumed(facts, arguments) == f"{typed}: there is no such folder"
+    (out / "checkpoint-4").mkdir(parents=True)
+    assert why_not_resumed(facts, arguments) == (
+        f"{typed}: there is no such folder; the newest checkpoint is {out}/checkpoint-4"
+    )
+    (out / "checkpoint-20").mkdir()
+    assert why_not_resumed(facts, arguments) is None
 
 
 def test_where_no_checkpoint_is_yet_the_form_of_its_name_is_told(tmp_path: Path) -> None:

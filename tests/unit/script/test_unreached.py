@@ -66,7 +66,7 @@ def test_a_launch_stops_and_says_how_to_do_without_a_plan(tmp_path: Path) -> Non
             script, chosen, {}, request={}, seq_len=128, method="full", lora=None, plan_folder=tmp_path,
             on_cpu=False, no_arguments=False, accept_mismatch=False,
         )  # fmt: skip
-    assert str(refused.value).endswith("remove it, or launch it without a plan (no_plan)")
+    assert str(refused.value).endswith("remove it, or launch it without a plan (no_plan=True)")
     agreed = agree(
         script, chosen, {}, request={}, seq_len=128, method="full", lora=None, plan_folder=tmp_path,
         on_cpu=False, no_arguments=False, accept_mismatch=True,

@@ -277,3 +277,12 @@ def test_4_bit_weights_stay_on_the_gpu_unless_told_otherwise() -> None:
     assert {c.strategy.settings.zero.offload_param.device for c in shown} == {"none"}
     pinned = make_plan(request_for("llama-3.1-70b", "a100-80gb", 1, job=job, pins=Pins(offload_param="cpu")))
     assert pinned.chosen.strategy.settings.zero.offload_param.device == "cpu"
+
+
+@pytest.mark.parametrize(("gpus", "nodes", "says"), [(1, 1, False), (2, 2, False), (2, 1, True)])
+def test_only_ranks_of_one_node_share_its_cores(gpus: int, nodes: int, says: bool) -> None:
+    """torchrun and accelerate launch set OMP_NUM_THREADS only where a node has several ranks."""
+    pins = Pins(offload_optimizer="cpu")
+    plan = make_plan(request_for("llama-3.2-1b", "h100-sxm-80gb", gpus, nodes, Job(seq_len=2048), pins))
+    assert outcome(plan)[1] == "cpu"
+    assert any("OMP_NUM_THREADS" in text for text in plan.assumptions) == says

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerokit.errors import InputError
+from zerokit.errors import InputError, about
 from zerokit.linter.hostfile import Host, load_hostfile
 from zerokit.units import counted
 
@@ -27,7 +27,8 @@ def read_hostfile(path: str | Path) -> list[Host]:
         raise InputError(
             f"⟨hostfile⟩ {path}: {fault}; nothing was started (zerokit never falls back to this machine)"
         )
-    return load_hostfile(str(path))
+    with about("hostfile"):
+        return load_hostfile(str(path))
 
 
 def choose_hosts(hosts: list[Host], nodes: int | None) -> list[Host]:
