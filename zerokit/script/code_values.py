@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerokit.domain.job import OFFLOAD_DEVICES
+from zerokit.rules.trainer_optimizers import is_same_optimizer
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.code_settings import PLANNED, CodeSetting, made_once
 from zerokit.script.loader_batch import loader_batch
-from zerokit.script.option_values import number
+from zerokit.script.option_values import number, truth
 from zerokit.search.space import Pins
 
 OFFLOAD = ("offload_optimizer", "offload_param")
@@ -54,6 +55,8 @@ def decided_options(options: ScriptOptions, chosen: Mapping[str, Any], *, on_cpu
 
     Args:
         chosen: the plan's choice.
+        on_cpu: for CPU ranks, for which no plan is made with a script: a Trainer's checkpointing and its
+            optimizer count too.
     """
     pins, _ = options.pins(Pins())
     precision, _ = options.precision("auto")
@@ -67,9 +70,24 @@ def decided_options(options: ScriptOptions, chosen: Mapping[str, Any], *, on_cpu
     unlike = {name for name, value in decided.items() if value != chosen.get(name)}
     if unlike & _BATCH:
         unlike |= _BATCH & decided.keys()
-    return {
+    found = {
         OPTIONS.get(name, name.replace("_", "-")): str(decided[name]) for name in decided if name in unlike
     }
+    return {**found, **(_of_trainer(options, chosen) if on_cpu and options.style == "trainer" else {})}
+
+
+def _of_trainer(options: ScriptOptions, chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Checkpointing and optimizer of its arguments, where they are not the plan's, as options of ``plan``."""
+    found = {}
+    switch, optimizer = options.decided("gradient_checkpointing"), options.decided("optim")
+    if switch is not None and (is_on := truth(switch[0])) is not None:
+        mode = "full" if is_on else "none"
+        if mode != chosen.get("activation_checkpointing", "none"):
+            found["checkpointing"] = mode
+    planned = (chosen.get("deepspeed_config") or {}).get("optimizer", {}).get("type")
+    if optimizer is not None and planned and not is_same_optimizer(str(optimizer[0]), str(planned)):
+        found["optimizer"] = str(optimizer[0])
+    return found
 
 
 def _value(name: str, setting: CodeSetting) -> int | str | None:

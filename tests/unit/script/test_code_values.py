@@ -72,7 +72,10 @@ def test_an_option_that_accelerate_gets_is_filled_in_from_the_plan(tmp_path: Pat
     assert "--accumulate" not in joined(options(tmp_path, script, "--accumulate", "5"))
 
 
-CHOSEN = {"micro_batch": 4, "gradient_accumulation": 2, "precision": "bf16", "zero_stage": 1}
+CHOSEN = {
+    "micro_batch": 4, "gradient_accumulation": 2, "precision": "bf16", "zero_stage": 1,
+    "activation_checkpointing": "full", "deepspeed_config": {"optimizer": {"type": "AdamW"}},
+}  # fmt: skip
 BATCH = "loader = torch.utils.data.DataLoader(rows, batch_size=4)"
 
 
@@ -91,3 +94,20 @@ def test_what_differs_from_a_plan_is_said_as_its_options(
     tmp_path: Path, text: str, said: dict[str, str]
 ) -> None:
     assert decided_options(options(tmp_path, text), CHOSEN, on_cpu=True) == said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--gradient_checkpointing False", {"checkpointing": "none"}),
+        ("--gradient_checkpointing True --optim adamw_torch", {}),
+        ("--optim adafactor", {"optimizer": "adafactor"}),
+    ],
+)
+def test_for_cpu_ranks_a_trainers_checkpointing_and_optimizer_are_options_too(
+    tmp_path: Path, given: str, said: dict[str, str]
+) -> None:
+    arguments = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--bf16", "True"]
+    found = options(tmp_path, TRAINER, *arguments, *given.split())
+    assert decided_options(found, CHOSEN, on_cpu=True) == said
+    assert decided_options(found, CHOSEN, on_cpu=False) == {}  # a plan is made with the script
