@@ -51,7 +51,8 @@ class FakeGpu:
 
             rehearsed = ", ".join(entry.name for entry in gpus.catalog() if entry.chip)
             raise InputError(
-                f"{gpu.name}: rehearsals support NVIDIA GPUs only; ⟨gpu⟩ takes one of {rehearsed}"
+                f"{gpu.name} cannot be rehearsed: the catalogue does not describe its chip; ⟨gpu⟩ takes one "
+                f"of {rehearsed}"
             )
         return cls(
             title=gpu.title,
