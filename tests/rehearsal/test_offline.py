@@ -46,6 +46,23 @@ def test_a_misspelt_model_folder_is_named_before_and_after_the_rehearsal(
     assert "no folder modle is here" in words and "internet connection" not in words
 
 
+def test_a_recipe_whose_length_is_left_to_a_script_that_cannot_be_rehearsed_makes_no_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan of the defaults would take the place of the plan that it was made from."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(LOADS)
+    job = ("--model", "llama-3.2-1b", "--gpus", "1", "--gpu", "h200", "--seq-len", "4096", "--method", "lora")
+    assert run(["plan", *job, "--out", "plan"]) == 0
+    before = Path("plan/plan.yaml").read_text()
+    script = ("--", "train.py", "--model_name_or_path", "modle")
+    left_out = ("method=", "seq_len=")
+    assert run(["plan", "--recipe", "plan/plan.yaml", "--out", "plan", *left_out, *script]) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert "nothing tells what method= seq_len= leaves to the script, and no plan was made" in words
+    assert Path("plan/plan.yaml").read_text() == before
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

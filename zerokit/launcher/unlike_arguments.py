@@ -19,7 +19,7 @@ _VALUES_ALONE = frozenset(
      "epochs")
 )  # fmt: skip
 """What Transformers and scripts like its own call figures that change numbers, not what is allocated."""
-_STEPS = frozenset(("max_steps", "max_train_steps", "num_train_steps", "train_steps"))
+_STEPS = frozenset(("max_steps", "max_train_steps", "num_train_steps", "train_steps", "num_steps", "steps"))
 _ENOUGH_STEPS = 5
 """Optimizer steps that a rehearsal runs: more change nothing that it tells."""
 

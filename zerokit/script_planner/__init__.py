@@ -48,8 +48,10 @@ def plan_script(
     if out is not None:
         check_folder(Path(out))
     requested = merged(recipe, options, overrides, for_script=True) if recipe is not None else options
+    left_to_script = tuple(text for text in overrides if text.rstrip().endswith("="))
     with named_in_refusals(options, requested):
-        result = ScriptPlanning(target=target, options=requested, seconds=seconds, say=say or silent).plan(
-            top
-        )
+        result = ScriptPlanning(
+            target=target, options=requested, seconds=seconds, say=say or silent,
+            left_to_script=left_to_script,
+        ).plan(top)  # fmt: skip
     return result if out is None else replace(result, files=result.write(out, say))

@@ -63,6 +63,7 @@ class ScriptPlanning:
 
     Attributes:
         seconds: after so long the script is rehearsed only until one plan is that fits.
+        left_to_script: words that take a value out of the recipe (``seq_len=``), which the script tells.
         search: the rehearsals so far, and what is found with them.
     """
 
@@ -70,6 +71,7 @@ class ScriptPlanning:
     options: Mapping[str, Any]
     seconds: float
     say: Say
+    left_to_script: tuple[str, ...] = ()
     search: RehearsedSearch[RehearsedScript] = field(init=False)
     _script: ScriptOptions = field(init=False)
     _planned: PlannedFor = field(init=False)
@@ -171,8 +173,8 @@ class ScriptPlanning:
         read = self._resolved()
         if read.request.on_cpu:
             raise CannotRehearse(
-                "a rehearsal is on a GPU, and these are CPU ranks; without a plan "
-                f"`zerokit launch ⟨device⟩ cpu {self.search.profile.name}` runs it here",
+                "a rehearsal is on a GPU, and these are CPU ranks; without a plan `zerokit launch --no-plan "
+                f"--device cpu {self.search.profile.name}`, with its arguments, runs it here",
                 is_of_script=False,
             )
         try:
@@ -362,6 +364,11 @@ class ScriptPlanning:
             raise InputError(
                 f"{failure}; {fix}name the model with ⟨model⟩ (or a config.json) or ⟨params⟩ to plan without "
                 "a rehearsal"
+            )
+        if self.left_to_script:
+            raise InputError(
+                f"{failure}; so nothing tells what {' '.join(self.left_to_script)} leaves to the script, "
+                "and no plan was made: fix what stops the rehearsal, or leave those words out"
             )
         self.say(failure)
         named = named_model(self._script)
