@@ -40,6 +40,7 @@ def plan_script(
     """
     from dataclasses import replace
 
+    from zerokit.domain.planning_again import TOLD_BY_SCRIPT
     from zerokit.planner.memory_source import silent
     from zerokit.planner.plan_folder import check_folder
     from zerokit.planner.recipes import merged, named_in_refusals
@@ -48,7 +49,8 @@ def plan_script(
     if out is not None:
         check_folder(Path(out))
     requested = merged(recipe, options, overrides, for_script=True) if recipe is not None else options
-    left_to_script = tuple(text for text in overrides if text.rstrip().endswith("="))
+    told = {f"{name.replace('-', '_')}=" for name in TOLD_BY_SCRIPT}
+    left_to_script = tuple(text for text in overrides if text.strip().replace("-", "_") in told)
     with named_in_refusals(options, requested):
         result = ScriptPlanning(
             target=target, options=requested, seconds=seconds, say=say or silent,
