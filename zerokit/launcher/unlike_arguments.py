@@ -20,8 +20,10 @@ _VALUES_ALONE = frozenset(
 )  # fmt: skip
 """What Transformers and scripts like its own call figures that change numbers, not what is allocated."""
 _STEPS = frozenset(("max_steps", "max_train_steps", "num_train_steps", "train_steps", "num_steps", "steps"))
-_ENOUGH_STEPS = 5
-"""Optimizer steps that a rehearsal runs: more change nothing that it tells."""
+_MOST_STEPS = 5
+"""Optimizer steps that a rehearsal runs."""
+_ENOUGH_STEPS = 3
+"""Of so many, more change nothing that a rehearsal tells: it times a step from the third on."""
 
 
 def unlike_arguments(rehearsed: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
@@ -61,7 +63,8 @@ def _differing(rehearsed: Sequence[str], given: Sequence[str]) -> Iterator[tuple
 def _may_matter(option: str, *values: _Values) -> bool:
     name = _name(option)
     if name in _STEPS:
-        return any(_steps(value) != _ENOUGH_STEPS for value in values)
+        rehearsed, steps = map(_steps, values)
+        return rehearsed is None or steps is None or steps < rehearsed or rehearsed < _ENOUGH_STEPS
     return name not in _OUTPUTS | _VALUES_ALONE
 
 
@@ -73,8 +76,8 @@ def _steps(words: _Values) -> int | None:
     """How many a rehearsal runs of these, which is all of no limit (-1, or not given); None: no number."""
     (steps,) = ("-1",) if words is None else words if len(words) == 1 else ("",)
     if steps == "-1":
-        return _ENOUGH_STEPS
-    return min(int(steps), _ENOUGH_STEPS) if steps.isdecimal() else None
+        return _MOST_STEPS
+    return min(int(steps), _MOST_STEPS) if steps.isdecimal() else None
 
 
 def joined(unlike: Sequence[str]) -> str:

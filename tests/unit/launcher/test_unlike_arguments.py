@@ -20,6 +20,8 @@ from zerokit.launcher.unlike_arguments import fewer_steps, joined, unlike_argume
         ("", "--max_steps 20 --learning_rate 1e-5 --logging-steps 1 --seed 3", ()),
         ("--max_steps 5", "--max_steps -1", ()),
         ("--max_steps 2", "", ("--max_steps 2, which is not given",)),
+        ("--steps 4", "--steps 40", ()),
+        ("--max_steps 3", "", ()),
         ("--max_length 512", "--max_length 1024 --max_steps 20", ("--max_length 512, not 1024",)),
     ],
 )
