@@ -48,6 +48,13 @@ def test_a_node_that_does_not_answer(tmp_path: Path, path_of_programs: str) -> N
     assert "node-1 (" not in err
 
 
+def test_a_dry_run_needs_no_other_machine(tmp_path: Path, path_of_programs: str) -> None:
+    hosts = "node-1 slots=1\ngone-2 slots=1\n"
+    code, out, err = launch(tmp_path, path_of_programs, hosts, options=("--dry-run",)).end()
+    assert code == 0 and "--hostfile=" in out, err
+    assert "warning: " in err and "No route to host" in err, err
+
+
 def test_a_sweep_finds_the_runs_processes(path_of_programs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
 

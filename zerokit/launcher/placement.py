@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokit.errors import InputError
+from zerokit.errors import InputError, NodeUnusable
 from zerokit.fields import as_options
 from zerokit.launcher import devices as device_module
 from zerokit.launcher import ports, preflight, run_folder
@@ -85,7 +85,7 @@ def decide_placement(
 
     Args:
         planned_gpu: what the plan's ranks are to run on, ``cpu`` among it.
-        dry_run: nothing will be started, so this machine may lack the GPUs.
+        dry_run: nothing will be started, so this machine may lack the GPUs, and the others need not answer.
 
     Raises:
         InputError: bad input. NodeUnusable: a device, node or port cannot be used.
@@ -101,8 +101,13 @@ def decide_placement(
     unshared: tuple[str, ...] = ()
     notes = [devices.why, *([f"warning: {devices.warning}"] if devices.warning else [])]
     if hosts:
-        preflight.check_pdsh()
-        unshared = _check_nodes(hosts, run_dir, need_gpus=devices.kind == "cuda", port=port)
+        try:
+            preflight.check_pdsh()
+            unshared = _check_nodes(hosts, run_dir, need_gpus=devices.kind == "cuda", port=port)
+        except NodeUnusable as error:
+            if not dry_run:
+                raise
+            notes.append(f"warning: {error.marked}")
     if slurm is not None:
         notes.append(
             f"Slurm job {slurm.job_id}: one torchrun on each of {counted(node_count, 'node')}, through srun"
