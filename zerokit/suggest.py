@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 _CUTOFF = 0.78  # difflib's ratio from which a key is suggested
@@ -221,3 +223,12 @@ def distance(left: str, right: str) -> int:
             current.append(cost)
         before, above = above, current
     return above[-1]
+
+
+def folder_alike(folder: Path, *, holding: str) -> Path | None:
+    """The folder beside ``folder`` that holds such a file and is called much like it."""
+    with contextlib.suppress(OSError):
+        names = sorted(path.parent.name for path in folder.parent.glob(f"*/{holding}"))
+        if similar := misspelt(folder.name, names) or alike(folder.name, names):
+            return folder.with_name(similar[0])
+    return None

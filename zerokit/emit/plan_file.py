@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import time
@@ -20,7 +19,7 @@ from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamldump import dump_yaml
-from zerokit.suggest import misspelt
+from zerokit.suggest import folder_alike
 from zerokit.units import counted, format_gib, parse_bytes, parse_count
 from zerokit.values import frozen_dataclass
 
@@ -299,11 +298,8 @@ def is_of_something_else(path: pathlib.Path) -> bool:
 
 def _missing(folder: pathlib.Path) -> str:
     """What to say of a plan that is not there: the one whose name is like it, or how one is made."""
-    with contextlib.suppress(OSError):
-        plans = sorted(path.parent.name for path in folder.parent.glob(f"*/{FILE_NAME}"))
-        similar = [str(folder.with_name(name)) for name in misspelt(folder.name, plans)]
-        if similar:
-            return f"there is no plan; did you mean {similar[0]}?"
+    if (similar := folder_alike(folder, holding=FILE_NAME)) is not None:
+        return f"there is no plan; did you mean {similar}?"
     return f"there is no plan; make one with: zerokit plan --out {folder} …"
 
 

@@ -18,7 +18,9 @@ from zerokit.machine.versions import installed
 from zerokit.planner import hub_cache
 from zerokit.planner.image_models import RequestedImages, built_with_images, processor_of
 from zerokit.planner.memory_source import Model, Say, Source, silent
+from zerokit.planner.model_paths import MODEL_CONFIG, config_file
 from zerokit.planner.trace_command import ITS_BUCKETS, TRACES_ARE_OF, WITH_THESE_OPTIONS
+from zerokit.suggest import folder_alike
 from zerokit.units import counted, format_count, parse_count
 from zerokit.values import frozen_dataclass, replace
 
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 _SAME_SIZE = (0.0, 0.06, 0.06, 0.015)
 _FEWEST_PARAMETERS = 10_000  # below it a suffix was forgotten: 70 for 70b
 _CLOSED_FORM_WITHIN = 0.02  # of Transformers' count: a closed form that is further off is of another model
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 _ROUGH = {
     False: "step times are those of the products in the model that transformers builds; how many kernels its "
     "layers launch is a guess",
@@ -154,22 +155,15 @@ def _release(version: str) -> list[str]:
 
 
 def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -> Chosen:
-    path = Path(model)
-    if path.is_dir() and not (path := path / "config.json").is_file():
-        raise InputError(f"⟨model⟩ {model}: the folder has no config.json")
-    if path.is_file():
-        if path.suffix == ".py":
-            raise InputError(f"⟨model⟩ {model}: a script is no model: zerokit plan … -- {model}")
-        if path.suffix in _WEIGHTS:
-            raise InputError(f"⟨model⟩ {model}: a file of weights; name its folder, {path.parent}")
+    if (path := config_file(model)) is not None:
         return _from_file(path, single, say, images)
-    if model.endswith(".json"):
-        raise InputError(f"⟨model⟩ {model}: no such file")
     from zerokit.catalog import models
 
     try:
         entry, notes = models.resolve(model)
     except InputError as error:
+        if (folder := folder_alike(Path(model), holding=MODEL_CONFIG)) is not None:
+            raise InputError(f"{error.marked}; there is a model in {folder}") from None
         if not hub_cache.is_repository(model):
             raise
         cached = hub_cache.cached_config(model)

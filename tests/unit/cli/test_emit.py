@@ -251,6 +251,7 @@ def test_kubernetes_holds_the_variant_of_the_script(capsys: pytest.CaptureFixtur
         (("deepspeed", "--plan", "nowhere"), "there is no plan; make one with: zerokit plan --out nowhere"),
         (("hostfile", "--plan", "folder", "a"), "there is no plan; make one with: zerokit plan --out folder"),
         (("deepspeed", "--plan", "zerokitplan"), "there is no plan; did you mean zerokit-plan?"),
+        (("deepspeed", "--plan", "zero-plan"), "there is no plan; did you mean zerokit-plan?"),
         (("deepspeed", "--plan", "zerokit-plan/ds_config.json"), "name its folder, zerokit-plan"),
         (("deepspeed", "--variant", "fsdp"), "use one of raw, trainer, accelerate"),
         (("sbatch",), "emit sbatch: name a script, for example: zerokit emit sbatch [OPTIONS] train.py"),
