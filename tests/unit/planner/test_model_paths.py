@@ -43,5 +43,5 @@ def test_what_is_no_configuration_is_refused(folder: Path, model: str, words: st
 
 @pytest.mark.parametrize("model", ["tinny", "./tinny"])
 def test_a_misspelt_folder_is_named(folder: Path, model: str) -> None:
-    with pytest.raises(InputError, match="there is a model in tiny$"):
+    with pytest.raises(InputError, match=r"there is a model in tiny$"):
         plan(model=model, gpus=1)
