@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+
+from zerokit.domain.script_words import by_option
 
 _MOST_NAMED = 4
 _OUTPUTS = frozenset(
@@ -53,7 +54,7 @@ _Values = tuple[str, ...] | None
 
 def _differing(rehearsed: Sequence[str], given: Sequence[str]) -> Iterator[tuple[str, _Values, _Values]]:
     """Each option that differs and may matter, with its values before and now."""
-    before, now = dict(_by_option(rehearsed)), dict(_by_option(given))
+    before, now = dict(by_option(rehearsed)), dict(by_option(given))
     for option in dict.fromkeys((*before, *now)):
         values = before.get(option), now.get(option)
         if values[0] != values[1] and _may_matter(option, *values):
@@ -84,20 +85,6 @@ def joined(unlike: Sequence[str]) -> str:
     """Them in a sentence, the first few."""
     more = len(unlike) - _MOST_NAMED
     return "; ".join((*unlike[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])))
-
-
-def _by_option(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each option with its values; what stands before the first is that of an empty name."""
-    option: str = ""
-    values: list[str] = []
-    for word in itertools.chain(words, ["--"]):
-        if not word.startswith("--"):
-            values.append(word)
-            continue
-        if option or values:
-            yield option, tuple(values)
-        option, equals, value = word.partition("=")
-        values = [value] if equals else []
 
 
 def _words(option: str, before: tuple[str, ...] | None, now: tuple[str, ...] | None) -> str:

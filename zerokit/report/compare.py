@@ -12,13 +12,22 @@ from rich.markup import escape
 from rich.table import Table
 
 from zerokit.report import figure_text, render
-from zerokit.report.context import UNKNOWN, RunContext, unlike_settings
+from zerokit.report.context import (
+    UNKNOWN,
+    RunContext,
+    facts,
+    side_by_side,
+    unlike_arguments,
+    unlike_settings,
+)
 from zerokit.report.outcome import Outcome
 from zerokit.report.schema import RunReport
 
 SCHEMA = "zerokit.comparison/1"
 _OLDER = {"load": "init", "eval": "other", "generate": "other", "save": "other"}
 """Phase → what an older report has it in (interfaces: the table of phases)."""
+_TOLD_OTHERWISE = frozenset(("arguments", "started"))
+"""Rows of what ran: arguments are compared one by one, and two runs never start at the same time."""
 
 
 def compare_reports(
@@ -28,7 +37,8 @@ def compare_reports(
 ) -> dict[str, Any]:
     """The figures of two runs and their differences.
 
-    ``settings``: the DeepSpeed settings in which the contexts differ, with both values; null: not set.
+    Where the contexts differ, with both values: ``what_ran`` (script, model, strategy, batch, hardware),
+    ``arguments`` of the script, and ``settings`` of DeepSpeed; null: not given, or not set.
 
     Sizes are the largest of any rank of each run, in bytes; step time is the median over ranks, in seconds.
     ``sequences_per_second`` is what each rank takes: batch size per GPU times gradient accumulation, over the
@@ -59,14 +69,38 @@ def compare_reports(
             "batch_columns": [_engine_fact(run, "batch_columns") for run in runs],
         },
         "figures": {name: _change(*pair) for name, pair in rows.items()},
-        "settings": {
-            key: [None if value == UNKNOWN else json.loads(value, parse_constant=str) for value in values]
-            for key, *values in (unlike_settings(*contexts) if contexts is not None else ())
-        },
+        **_unlike(runs, contexts),
         "phases": {
             name: _change(*(_phase(run, name, mixed) for run in runs)) for name in (phases if alike else ())
         },
     }
+
+
+def _unlike(
+    runs: Sequence[RunReport], contexts: tuple[RunContext, RunContext] | None
+) -> dict[str, dict[str, list[Any]]]:
+    """In what the runs are not alike, as far as their folders tell."""
+    if contexts is None:
+        return {"what_ran": {}, "arguments": {}, "settings": {}}
+    ran = side_by_side(*(dict(facts(run, context)) for run, context in zip(runs, contexts, strict=True)))
+    return {
+        "what_ran": {
+            name: _known(values)
+            for name, *values in ran
+            if name not in _TOLD_OTHERWISE and values[0] != values[1]
+        },
+        "arguments": {option: _known(values) for option, *values in unlike_arguments(*contexts)},
+        "settings": {
+            key: [
+                None if value is None else json.loads(value, parse_constant=str) for value in _known(values)
+            ]
+            for key, *values in unlike_settings(*contexts)
+        },
+    }
+
+
+def _known(values: Sequence[str]) -> list[str | None]:
+    return [None if value == UNKNOWN else value for value in values]
 
 
 def _most(run: RunReport, name: str) -> int | None:
@@ -198,15 +232,27 @@ def print_comparison(
                       figure_text.percent(pair["change_fraction"]))  # fmt: skip
     console = console or render.wide_console()
     console.print(table, highlight=False)
-    if comparison["settings"]:
-        console.print(_settings_table(comparison["settings"], names), highlight=False)
+    differing = [
+        *((name, *map(_words, values)) for name, values in comparison["what_ran"].items()),
+        *((option, *map(_words, values)) for option, values in comparison["arguments"].items()),
+        *((key, *map(_json, values)) for key, values in comparison["settings"].items()),
+    ]
+    if differing:
+        console.print(_table_of_differences(differing, names), highlight=False)
 
 
-def _settings_table(settings: Mapping[str, Sequence[Any]], names: tuple[str, str]) -> Table:
+def _words(value: str | None) -> str:
+    return UNKNOWN if value is None else value or "given"
+
+
+def _json(value: object) -> str:
+    return UNKNOWN if value is None else json.dumps(value)
+
+
+def _table_of_differences(rows: Sequence[tuple[str, ...]], names: tuple[str, str]) -> Table:
     table = render.new_table()
-    for name in ("settings that differ", *names):
+    for name in ("what differs", *names):
         table.add_column(escape(name))
-    for key, values in settings.items():
-        cells = (UNKNOWN if value is None else json.dumps(value) for value in values)
-        table.add_row(escape(key), *map(escape, cells))
+    for row in rows:
+        table.add_row(*map(escape, row))
     return table

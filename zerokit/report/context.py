@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.script_words import by_option
 from zerokit.errors import ZerokitError
 from zerokit.report.schema import RunReport, plain
 from zerokit.units import counted
@@ -103,6 +105,15 @@ def side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> list[tu
         (name, first.get(name, UNKNOWN), second.get(name, UNKNOWN))
         for name in dict.fromkeys([*first, *second])
     ]
+
+
+def unlike_arguments(first: RunContext, second: RunContext) -> list[tuple[str, str, str]]:
+    """Option and both values, as they are typed, of each argument in which the scripts' commands differ."""
+    values = (
+        {option: shlex.join(words) for option, words in by_option(context.command)}
+        for context in (first, second)
+    )
+    return [row for row in side_by_side(*values) if row[1] != row[2]]
 
 
 def unlike_settings(first: RunContext, second: RunContext) -> list[tuple[str, str, str]]:

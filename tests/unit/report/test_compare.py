@@ -122,7 +122,7 @@ def test_settings_that_differ_are_listed_and_those_alike_are_not() -> None:
 
 
 def test_the_terminal_and_json_have_the_settings_too(tmp_path):
-    """Two runs that differ in the ZeRO stage alone."""
+    """Two runs that differ in the ZeRO stage, and in what their scripts were given."""
     for name, stage in (("a", 1), ("b", 2)):
         (tmp_path / name).mkdir()
         write_rank(tmp_path / name, 0)
@@ -130,15 +130,20 @@ def test_the_terminal_and_json_have_the_settings_too(tmp_path):
         (tmp_path / name / "ds_config.json").write_text(
             json.dumps(config | ({"x": 0.5} if stage == 2 else {}))
         )
+        words = {"script_arguments": ["--rows", "8", f"--length={stage * 512}"],
+                 "added_arguments": ["--gradient_checkpointing"] * (stage - 1)}  # fmt: skip
+        (tmp_path / name / "command.json").write_text(json.dumps(words))
     folders = [str(tmp_path / name) for name in "ab"]
     compared = json.loads(CliRunner().invoke(_command(), [*folders, "--json"]).stdout)
     assert compared["settings"] == {"zero_optimization.stage": [1, 2], "x": [None, 0.5]}
+    assert compared["arguments"] == {"--length": ["512", "1024"], "--gradient_checkpointing": [None, ""]}
     shown = CliRunner().invoke(_command(), folders, env={"COLUMNS": "200"}).stdout
-    rows = [line.split() for line in shown.partition("settings that differ")[2].splitlines()]
+    rows = [line.split() for line in shown.partition("what differs")[2].splitlines()]
     assert ["zero_optimization.stage", "1", "2"] in rows and ["x", "–", "0.5"] in rows
-    assert "steps_per_print" not in shown
+    assert ["--length", "512", "1024"] in rows and ["--gradient_checkpointing", "–", "given"] in rows
+    assert "steps_per_print" not in shown and "--rows" not in shown
     alike = CliRunner().invoke(_command(), [folders[0], folders[0]]).stdout
-    assert "settings that differ" not in alike
+    assert "what differs" not in alike
 
 
 def _command() -> Any:
