@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+from collections.abc import Sequence
 
 PREFIX = "zerokit: "
 COMMANDS = ("plan", "estimate", "check", "size", "emit", "launch", "rehearse", "tune", "report", "watch",
@@ -19,7 +20,9 @@ _JOINED = "\x00"  # a space that no line ends at
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")  # of a shell
 _PLAIN = re.compile(r"[\w./~-]{1,120}")
 _NAMES = "|".join(COMMANDS)
-_AT_THE_END = re.compile(rf".*: (?=(?:zerokit (?:{_NAMES})|pip install|rm) )")  # greedy: the last one
+_AT_THE_END = re.compile(
+    rf".*: (?=(?:zerokit (?:{_NAMES})|pip install|rm) )|  (?=--[a-z])"  # greedy: the last one
+)
 _TO_TYPE = re.compile(rf"(?<![\w./-])zerokit(?= (?:{_NAMES}|--[a-z]+)\b)")
 
 
@@ -58,7 +61,8 @@ def wrapped(text: str, width: int | None) -> str:
     """``text`` with commands as typed here, in lines of at most ``width`` columns; None leaves them whole.
 
     Lines go on indented below what they continue. Words are not broken (paths, addresses). A command in
-    backquotes, or after the last colon, can be pasted: it is unbroken, or continued with backslashes.
+    backquotes, or after the last colon, can be pasted: it is unbroken, or continued with backslashes, as are
+    options that stand alone.
 
     >>> print(wrapped("there is no plan; make one with `zerokit plan`", 40))
     there is no plan; make one with
@@ -67,6 +71,20 @@ def wrapped(text: str, width: int | None) -> str:
     if width is None:
         return typed(text)
     return "\n".join(line for paragraph in text.split("\n") for line in _lines(paragraph, width))
+
+
+def listed(before: str, items: Sequence[str], after: str) -> str:
+    """One item in a sentence, several each on a line of its own.
+
+    >>> print(listed("they differ", ["a 1, not 2", "b 3, not 4"], "change them"))
+    they differ:
+    - a 1, not 2
+    - b 3, not 4
+    change them
+    """
+    if len(items) == 1:
+        return f"{before}: {items[0]}; {after}"
+    return "\n".join((f"{before}:", *(f"- {item}" for item in items), after))
 
 
 def message(text: str, width: int | None) -> str:
@@ -80,6 +98,8 @@ def _lines(paragraph: str, width: int) -> list[str]:
     start = _ITEM.match(paragraph)
     first = start["indent"] if start is not None else ""
     before, command = _command_at_the_end(paragraph)
+    if not before:
+        return command_lines(command, width)
     lines = [] if before == first else _of_prose(before, width, first)
     return [*lines, *(first + line for line in command_lines(command, width - len(first)))]
 

@@ -12,6 +12,7 @@ from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.errors import InputError
 from zerokit.linter.finding import Finding
 from zerokit.linter.suppress import settings_beside
+from zerokit.messages import listed
 from zerokit.planner.checking import CheckSettings, check, for_versions
 from zerokit.script import file_mismatches, scripts_optimizer
 from zerokit.script.arguments import ScriptOptions
@@ -67,7 +68,8 @@ def check_agrees(
     """
     if options.style == "accelerate":
         unlike = tuple(
-            f"warning: {path}: {one.text}: the file's value counts{_to_agree(one.arguments)}"
+            f"warning: {path}: {one.text}: the file's value counts"
+            + (f"; give the script {shlex.join(one.arguments)}" if one.arguments else "")
             for one in file_mismatches.of_accelerate(options, config)
         )
         made = scripts_optimizer.refused_beside_file(options, config)
@@ -75,7 +77,7 @@ def check_agrees(
             return unlike
         text = (
             f"{path} has an optimizer and the script makes its own ({made}), which Accelerate refuses: "
-            "remove the one in the file, or give prepare an accelerate.utils.DummyOptim"
+            "remove the one in the file, or give prepare an accelerate.utils.DummyOptim; "
         )
         return (*_stop_or_warn(text, accept_mismatch=accept_mismatch), *unlike)
     found = file_mismatches.of_trainer(options, config, ranks) if options.style == "trainer" else []
@@ -84,10 +86,11 @@ def check_agrees(
     added = file_mismatches.added_arguments(found)
     if on_cpu and "--bf16" in added and options.given("use_cpu") is None:
         added = (*added, "--use_cpu", "True")  # or TrainingArguments refuse bf16 without a GPU
-    text = (
-        f"{path}: the script's TrainingArguments contradict it, on which Transformers ends the run: "
-        f'{"; ".join(one.text for one in found)}; write "auto" in {path}, and the Trainer fills it'
-        f"{_to_agree(added, 'or ')}"
+    text = listed(
+        f"{path}: the script's TrainingArguments contradict it, on which Transformers ends the run",
+        [one.text for one in found],
+        f'write "auto" in {path}, and the Trainer fills it'
+        + (f"; or give the script\n  {shlex.join(added)}\n" if added else "; "),
     )
     return _stop_or_warn(text, accept_mismatch=accept_mismatch)
 
@@ -117,10 +120,11 @@ def beside_plan(
         return ()
     for_trainer = path.with_name(DEEPSPEED_NAMES["trainer"])
     is_plans = path.name in DEEPSPEED_NAMES.values() and for_trainer != path and for_trainer.is_file()
-    text = (
-        f"{where}: the script's TrainingArguments contradict this file, on which Transformers ends the run: "
-        f"{'; '.join(one.text for one in found)}; leave --deepspeed out, and the Trainer gets the plan's "
-        "configuration" + (f" (or name {for_trainer})" if is_plans else "")
+    text = listed(
+        f"{where}: the script's TrainingArguments contradict this file, on which Transformers ends the run",
+        [one.text for one in found],
+        "leave --deepspeed out, and the Trainer gets the plan's configuration"
+        + (f" (or name {for_trainer})" if is_plans else ""),
     )
     if accept_mismatch:
         return (f"warning: {text}",)
@@ -129,12 +133,8 @@ def beside_plan(
 
 def _stop_or_warn(text: str, *, accept_mismatch: bool) -> tuple[str, ...]:
     if accept_mismatch:
-        return (f"warning: {text}",)
-    raise InputError(f"⟨deepspeed⟩ {text}; ⟨accept_mismatch=True⟩ starts the run all the same")
-
-
-def _to_agree(arguments: Sequence[str], link: str = "") -> str:
-    return f"; {link}give the script {shlex.join(arguments)}" if arguments else ""
+        return (f"warning: {text.removesuffix('; ').rstrip()}",)
+    raise InputError(f"⟨deepspeed⟩ {text}⟨accept_mismatch=True⟩ starts the run all the same")
 
 
 def _findings(path: str, reader: str, ranks: int) -> Sequence[Finding]:

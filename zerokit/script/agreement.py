@@ -12,6 +12,7 @@ from zerokit.domain import planning_again
 from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, Lora
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
+from zerokit.messages import listed
 from zerokit.script import (
     adapt_config,
     assignments,
@@ -142,12 +143,12 @@ def agree(
     words = planning_again.global_batch_for(chosen, request, decided)
     if conflicts and not accept_mismatch:
         command = with_script(unlike, words) if with_script is not None and not own_file else None
-        again = _planning_again(batch, decided, command)
-        raise InputError(
-            f"the script contradicts the plan: {'; '.join(conflicts)}; change it, plan again for what it "
-            f"does{again}, or {'run it' if is_launched else 'go on'} all the same, with "
-            "⟨accept_mismatch=True⟩⟪ before the script⟫"
+        go_on = "run it" if is_launched else "go on"
+        ways_out = (
+            f"change it, plan again for what it does{_planning_again(batch, decided, command)}, or {go_on} "
+            "all the same, with ⟨accept_mismatch=True⟩⟪ before the script⟫"
         )
+        raise InputError(listed("the script contradicts the plan", conflicts, ways_out))
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     is_judged = is_launched and not accept_mismatch
     notes += _assigned(options.facts, planned, batch, is_judged=is_judged)

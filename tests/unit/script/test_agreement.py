@@ -213,7 +213,7 @@ def test_a_plan_for_a_file_of_the_scripts_own_is_made_by_the_command_that_is_nam
     words = ["emit", "sbatch", "--plan", str(tmp_path / "plan"), str(script), "--deepspeed", str(file)]
     assert cli.run(words) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "stage 2, but the plan has 3; " in said
+    assert "stage 2, but the plan has 3 - " in said
     command = shlex.split(said.partition("plan again for what it does: `")[2].partition("`")[0])
     assert command[:2] == ["zerokit", "plan"] and cli.run(command[1:]) == 0
     assert cli.run(words) == 0
