@@ -15,9 +15,10 @@ LOSSES = ("standard", "chunked", "liger", "cut")
 """The model's own loss, TRL's chunked one, Liger's fused one, cut cross-entropy."""
 LOSS_OF_SCRIPT: Mapping[str, str] = {
     "chunked": "compute the loss in chunks: TRL's SFTTrainer does (loss_type nll)",
-    "liger": "fuse head and loss: TrainingArguments(use_liger_kernel=True) does, TRL's SFTTrainer does not",
+    "liger": "fuse head and loss: TrainingArguments(use_liger_kernel=True) does (pip install liger-kernel), "
+    "TRL's SFTTrainer does not",
     "cut": "fuse head and loss: cut_cross_entropy.linear_cross_entropy(hidden, lm_head.weight, labels, "
-    "shift=True)",
+    "shift=True) (pip install cut-cross-entropy)",
 }
 """How a script computes a loss other than the model's own."""
 CHECKPOINTS_A_PIPELINE = "PipelineModule(…, activation_checkpoint_interval=1)"
