@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from zerokit.domain.phases import TRAINING_PHASES
@@ -67,7 +68,7 @@ def failure_lines(failure: Failure) -> list[Said]:
     if oom.predicted_peak_allocated_bytes is not None and oom.memory == "gpu":
         parts = sorted(oom.predicted_components.items(), key=lambda item: -item[1])[:_MOST_ROWS]
         lines += _under("predicted at the peak", [f"{label(name)} {size(value)}" for name, value in parts])
-    lines += _under("largest live blocks", [_block(block) for block in oom.biggest_blocks[:_MOST_ROWS]])
+    lines += _under("largest live blocks", _blocks(oom.biggest_blocks)[:_MOST_ROWS])
     if oom.killer:
         killer = "the kernel's out-of-memory killer ended it: the host's memory ran out, not the GPU's"
         lines.append(Said(text=killer))
@@ -97,6 +98,11 @@ def _sizes(oom: OutOfMemory) -> list[str]:
             f"measured until then {size(oom.measured_peak_allocated_bytes)}"
         )
     return lines
+
+
+def _blocks(blocks: Sequence[LiveBlock]) -> list[str]:
+    counts = Counter(map(_block, blocks))
+    return [text if count == 1 else f"{count} × {text}" for text, count in counts.items()]
 
 
 def _block(block: LiveBlock) -> str:

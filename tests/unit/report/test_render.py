@@ -119,6 +119,23 @@ def test_an_out_of_memory_is_explained_and_its_peers_are_terminated(tmp_path):
     assert text.rstrip().endswith("OutOfMemoryError: CUDA out of memory.")
 
 
+def test_blocks_alike_are_counted_and_pytorchs_message_is_said_in_full_once(tmp_path):
+    block = OOM["biggest_blocks"][0]
+    message = (
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 4.38 GiB. GPU 1 has a total capacity of "
+        "139.80 GiB of which 1.58 GiB is free."
+    )
+    oom = {**OOM, "message": message, "biggest_blocks": [block, block, {**block, "shape": [9]}, block]}
+    write_rank(tmp_path, 0)
+    write_rank(tmp_path, 1, extra=[oom, ERROR], state="failed", exit_code=1)
+    report = report_of(tmp_path, 2, exits=[RankExit(rank=1, code=1, at=998.5)])
+    blocks = shown(report).partition("largest live blocks:\n")[2].splitlines()[:2]
+    assert [line.strip() for line in blocks] == [
+        "3 × 4.00 GiB lm_head.weight bfloat16 [8, 4]", "4.00 GiB lm_head.weight bfloat16 [9]"
+    ]  # fmt: skip
+    assert report["why"].endswith("CUDA out of memory. Tried to allocate 4.38 GiB")
+
+
 def test_a_failure_in_load_shows_its_whole_message_and_no_tables(tmp_path):
     lines = ["ValueError: no column `text` in:", *(f"  {n}.jsonl" for n in range(4)), "rename one"]
     error = {"type": "error", "rank": 0, "pid": 100, "time": 998.0, "phase": "load", "step": 1,

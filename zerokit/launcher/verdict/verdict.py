@@ -7,6 +7,7 @@ code all come from the one :class:`Verdict`.
 
 from __future__ import annotations
 
+import re
 import signal as signals
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ from zerokit.report.outcome import Outcome, RankState
 from zerokit.units import counted
 
 _MOST_NAMED = 8
+_MESSAGE_OF_PYTORCH = re.compile(r"(Tried to allocate [^.]*\.?[^.]*?[KMG]iB)\. .*", re.DOTALL)
+"""Its sizes and advice follow the request; the report has them in its own words, and the whole below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +216,8 @@ def _came_after(first: RankEnd, evidence: Evidence) -> bool:
 def _failure(first: RankEnd, ends: Sequence[RankEnd]) -> Verdict:
     if first.oom is None:
         return _verdict(Outcome.RANK_FAILED, first.describe() + _others_alike(first, ends))
-    fault = str(first.oom.get("message") or first.oom.get("error") or "an allocation failed")
+    message = str(first.oom.get("message") or first.oom.get("error") or "an allocation failed")
+    fault = _MESSAGE_OF_PYTORCH.sub(r"\1", message)
     if first.oom.get("killer"):
         fault = "host memory; the kernel's OOM-killer ended it"
     return _verdict(Outcome.OOM, f"rank {first.rank} on {first.host} ran out of memory: {fault}")
