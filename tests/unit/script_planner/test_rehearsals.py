@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.caches import own_cache_but_traces
 from tests.support.played_rehearsals import play
 from tests.support.ranks import write_script
 from tests.support.scripts_read import RAW, TRAINER
@@ -26,7 +27,7 @@ STEP_SECONDS = 0.25
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own_cache_but_traces(tmp_path, monkeypatch)
 
 
 def planned(folder: Path) -> PlanResult:

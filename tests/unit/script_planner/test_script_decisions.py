@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.caches import own_cache_but_traces
 from tests.support.played_rehearsals import CONFIG, PARAMETERS, play
 from tests.support.ranks import write_script
 from zerokit.catalog import models
@@ -35,7 +36,7 @@ HARDWARE = {"gpus": "4", "gpu": "l40s", "zero": "1", "tp": "1", "offload_optimiz
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own_cache_but_traces(tmp_path, monkeypatch)
 
 
 def planned(
