@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,13 +102,10 @@ def decide_placement(
     unshared: tuple[str, ...] = ()
     notes = [devices.why, *([f"warning: {devices.warning}"] if devices.warning else [])]
     if hosts:
-        try:
+        with _warning_of_a_dry_run(notes, dry_run):
             preflight.check_pdsh()
+        with _warning_of_a_dry_run(notes, dry_run):
             unshared = _check_nodes(hosts, run_dir, need_gpus=devices.kind == "cuda", port=port)
-        except NodeUnusable as error:
-            if not dry_run:
-                raise
-            notes.append(f"warning: {error.marked}")
     if slurm is not None:
         notes.append(
             f"Slurm job {slurm.job_id}: one torchrun on each of {counted(node_count, 'node')}, through srun"
@@ -123,6 +121,17 @@ def decide_placement(
         alive_seconds=deadman.patience_seconds(options.heartbeat_seconds),
         notes=tuple(notes),
     )
+
+
+@contextmanager
+def _warning_of_a_dry_run(notes: list[str], dry_run: bool) -> Iterator[None]:
+    """What a launch would stop at; a dry run starts nothing, and only says it."""
+    try:
+        yield
+    except NodeUnusable as error:
+        if not dry_run:
+            raise
+        notes.append(f"warning: {error.marked}")
 
 
 def _hosts(options: LaunchOptions) -> list[hostfile.Host] | None:
