@@ -45,6 +45,7 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
         answer=answer(run),
         facts=facts(run, context),
         ranks=[_row(run, rank) for rank in ranks],
+        peak_column=render.peak_column(run),
         omitted=omitted,
         phases=render.ordered_phases(dict.fromkeys(name for rank in run.ranks for name in rank.phases)),
         predicted=predicted,

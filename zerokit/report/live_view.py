@@ -10,7 +10,7 @@ from rich.text import Text
 
 from zerokit.report.alarms import Alarm
 from zerokit.report.figure_text import seconds, signal_name, size
-from zerokit.report.render import gpu_size, measured, new_table, outcome_line, parts
+from zerokit.report.render import gpu_size, measured, new_table, outcome_line, parts, peak_column
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.report.terminal_lines import hanging
 from zerokit.units import counted
@@ -71,16 +71,17 @@ def _rank_table(report: RunReport, ranks: Sequence[RankReport]) -> RenderableTyp
     """A line for each of the ranks, no wider than 80 columns, and how many there are besides."""
     table = new_table()
     table.collapse_padding = True
-    for name in ("rank", "state", "step", "step time", "predicted", "peak", "card", "peak in"):
-        table.add_column(name, justify="left" if name in ("state", "peak in") else "right", no_wrap=True)
+    peak = peak_column(report)
+    for name in ("rank", "state", "step", "step time", "predicted", "peak", "card", peak):
+        table.add_column(name, justify="left" if name in ("state", peak) else "right", no_wrap=True)
     expected = report.expected_bytes
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
-        peak = gpu_size(rank, rank.peak_allocated_bytes) if report.on_gpu else size(measured(rank))
+        most = gpu_size(rank, rank.peak_allocated_bytes) if report.on_gpu else size(measured(rank))
         used, total = rank.peak_device_used_bytes, rank.device_total_bytes
         table.add_row(
             str(rank.rank), state, str(rank.steps), seconds(rank.median_step_seconds),
-            size(expected.get(rank.rank)), peak, f"{used / total:.0%}" if used and total else "–",
+            size(expected.get(rank.rank)), most, f"{used / total:.0%}" if used and total else "–",
             rank.peak_phase or "–",
         )  # fmt: skip
     others = len(report.ranks) - len(ranks)

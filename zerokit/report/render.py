@@ -144,7 +144,7 @@ def _rank_table(run: RunReport) -> list[RenderableType]:
     table.add_column("state")
     for name in _memory_columns(run):
         table.add_column(name, justify="right")
-    table.add_column(_peak_column(run))
+    table.add_column(peak_column(run))
     table.add_column("steps", justify="right")
     table.add_column("step time", justify="right")
     expected = run.expected_bytes
@@ -173,7 +173,7 @@ def _narrow_rank_tables(run: RunReport) -> list[RenderableType]:
         if name != "retries":
             column = name.replace("device used", "device").replace(" memory", "")
             memory.add_column(column, justify="right", no_wrap=True)
-    names = ["rank", *([] if on else ["host"]), _peak_column(run), "steps", "step time"]
+    names = ["rank", *([] if on else ["host"]), peak_column(run), "steps", "step time"]
     for name in (*names, *(["retries"] if run.on_gpu else [])):
         steps.add_column(name, justify="left" if name.startswith(("host", "peak")) else "right", no_wrap=True)
     expected = run.expected_bytes
@@ -193,7 +193,7 @@ def _narrow_rank_tables(run: RunReport) -> list[RenderableType]:
     return tables + _titled("Steps", steps)
 
 
-def _peak_column(run: RunReport) -> str:
+def peak_column(run: RunReport) -> str:
     """A process keeps what its tensors free: its memory stays near its peak from some phase on."""
     return "peak in" if run.on_gpu else "peak from"
 
@@ -244,6 +244,8 @@ def _why_not_compared(run: RunReport) -> str:
         return "nothing to compare with: the script trains without DeepSpeed"
     ended_well = all(rank.state in ("finished", "stopped") for rank in run.ranks)
     came_up = "came up: all of the run counts as load" if ended_well else "had come up"
+    if any(rank.state == "running" for rank in run.ranks):
+        came_up = "has come up yet"
     return f"nothing to compare with: no DeepSpeed engine {came_up}"
 
 

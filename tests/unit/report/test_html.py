@@ -76,6 +76,16 @@ def test_the_title_names_script_model_and_end() -> None:
         assert f"<title>{title}</title>" in page
 
 
+def test_the_peak_of_a_cpu_rank_has_the_terminals_heading(tmp_path):
+    """A process keeps what its tensors free: "in" would be of a GPU."""
+    for name, on_gpu, heading in (("gpu", True, "peak in"), ("cpu", False, "peak from")):
+        (tmp_path / name).mkdir()
+        write_rank(tmp_path / name, 0, on_gpu=on_gpu)
+        report = report_of(tmp_path / name, 1, plan=None)
+        assert f'scope="col">{heading}</th>' in render_html(report)
+        assert heading in " ".join(shown(report).split())
+
+
 def test_many_ranks_stay_readable(tmp_path):
     for number in range(100):
         bad = number == 77
