@@ -190,6 +190,36 @@ def test_an_accelerate_script_that_counts_on_another_batch(tmp_path: Path) -> No
     assert of_accelerate(options(tmp_path, text), {}) == []
 
 
+def test_a_deepspeed_plugin_in_code_is_held_to_the_file_as_accelerate_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is named is what Accelerate's own class takes from the file in place of the code's value."""
+    from accelerate import DeepSpeedPlugin
+
+    asked = {"gradient_accumulation_steps": 2, "zero_stage": 2, "gradient_clipping": 0.5,
+             "offload_optimizer_device": "cpu"}  # fmt: skip
+    text = (
+        "from accelerate import Accelerator, DeepSpeedPlugin\n"
+        f"plugin = DeepSpeedPlugin({', '.join(f'{name}={value!r}' for name, value in asked.items())})\n"
+        "a = Accelerator(deepspeed_plugin=plugin)\n"
+    )
+    config = {
+        "gradient_accumulation_steps": 4,
+        "gradient_clipping": "auto",
+        "zero_optimization": {"stage": 3},
+    }
+    found = {one.key: one.text for one in of_accelerate(options(tmp_path, text), config)}
+    (tmp_path / "ds.json").write_text(json.dumps(config | {"train_micro_batch_size_per_gpu": 1}))
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(tmp_path / "ds.json"))
+    ran = DeepSpeedPlugin(**asked).deepspeed_config
+    assert (ran["gradient_accumulation_steps"], ran["zero_optimization"]["stage"]) == (4, 3)
+    assert "offload_optimizer" not in ran["zero_optimization"] and ran["gradient_clipping"] == 0.5
+    assert sorted(found) == [
+        "gradient_accumulation_steps", "zero_optimization.offload_optimizer.device", "zero_optimization.stage"
+    ]  # fmt: skip
+    assert "train.py:2: DeepSpeedPlugin(zero_stage=2)" in found["zero_optimization.stage"]
+
+
 def test_launch_stops_and_a_file_among_the_scripts_arguments_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

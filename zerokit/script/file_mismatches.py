@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions
+from zerokit.script.code_settings import made_once
 from zerokit.script.loader_batch import loader_batch
 from zerokit.script.option_values import number, truth
 from zerokit.script.trainer_arguments import values_of_class
@@ -34,6 +35,22 @@ _PAIRS = (
     ("bf16.enabled", "bf16"),
 )
 """Keys of the file and the arguments that must have the same value."""
+_KEYS_OF_CALLS: Mapping[tuple[str, str], str] = {
+    ("Accelerator", "gradient_accumulation_steps"): "gradient_accumulation_steps",
+    ("GradientAccumulationPlugin", "num_steps"): "gradient_accumulation_steps",
+    ("DeepSpeedPlugin", "gradient_accumulation_steps"): "gradient_accumulation_steps",
+    ("DeepSpeedPlugin", "gradient_clipping"): "gradient_clipping",
+    ("DeepSpeedPlugin", "zero_stage"): "zero_optimization.stage",
+    ("DeepSpeedPlugin", "offload_optimizer_device"): "zero_optimization.offload_optimizer.device",
+    ("DeepSpeedPlugin", "offload_param_device"): "zero_optimization.offload_param.device",
+}
+"""Keywords of Accelerate's calls, and the key of a file that counts in their place."""
+_LEFT_OUT: Mapping[str, object] = {
+    "gradient_accumulation_steps": 1,  # Accelerate writes it into the file
+    "zero_optimization.offload_optimizer.device": "none",
+    "zero_optimization.offload_param.device": "none",
+}
+"""What a file without the key has."""
 _BATCH = frozenset({"train_micro_batch_size_per_gpu", "train_batch_size"})
 
 
@@ -250,22 +267,20 @@ def _mismatch(
 
 
 def of_accelerate(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mismatch]:
-    """Where an Accelerate script counts on another accumulation or batch than the file's, which wins
-    (accelerate 1.15, accelerator.py, ``_prepare_deepspeed``)."""
+    """Where an Accelerate script's code counts on another value than the file's, which wins (accelerate 1.15,
+    accelerator.py, ``_prepare_deepspeed``; utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``)."""
     found = []
-    held = _held(config, "gradient_accumulation_steps")
-    calls = [one for one in options.facts.code_settings if one.call == "Accelerator"]
-    passed = [one for one in calls if one.name == "gradient_accumulation_steps"]
-    is_known = sum(1 for one in calls if not one.name) == 1 and bool(passed)
-    if is_known and held is not None:
-        one = passed[0]
+    for one in made_once(options.facts.code_settings):
+        key = _KEYS_OF_CALLS.get((one.call, one.name))
+        if key is None or (held := _in_force(config, key)) is None:
+            continue
         given = options.given(one.option.removeprefix("--")) if one.option else None
-        count = number(given[0] if given is not None else one.value)
-        if count is not None and count != held:
-            where = f"{given[1]} ({one.path}:{one.line})" if given is not None else one.text
-            arguments = (one.option, str(held)) if one.option else ()
-            text = f"gradient_accumulation_steps {held}, but {where}"
-            found.append(Mismatch(key="gradient_accumulation_steps", text=text, arguments=arguments))
+        value = given[0] if given is not None else one.value
+        if value is None or _is_same(held, value):
+            continue
+        where = f"{given[1]} ({one.path}:{one.line})" if given is not None else one.text
+        arguments = (one.option, str(held)) if one.option else ()
+        found.append(Mismatch(key=key, text=f"{key} {_json(held)}, but {where}", arguments=arguments))
     batch, loaded = _held(config, "train_micro_batch_size_per_gpu"), loader_batch(options)
     if batch is not None and loaded is not None and loaded.sequences != batch:
         gives = f"{loaded.location} gives each rank {loaded.sequences}"
@@ -288,10 +303,24 @@ def _held(config: Mapping[str, Any], path: str) -> Any:
     return None if value == "auto" else value
 
 
+def _in_force(config: Mapping[str, Any], path: str) -> Any:
+    """The value that a run with the file has; None: the script's own (``"auto"``), or DeepSpeed's default."""
+    value: Any = config
+    for key in path.split("."):
+        if value == "auto":
+            return None
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if value is None:
+        return _LEFT_OUT.get(path)
+    return None if value == "auto" else value
+
+
 def _is_same(held: object, value: object) -> bool:
     if isinstance(held, bool):
         return truth(value) in (None, held)
     first, second = _float(held), _float(value)
+    if isinstance(held, str) and first is None and isinstance(value, str):
+        return held == value
     return first is None or second is None or first == second
 
 
