@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line; ends the process with one of the documented exit codes."""
     # most commands live for less than a second: looking for garbage is a sixth of that
     gc.disable()
-    atexit.register(gc.freeze)
+    atexit.register(_freeze)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors != "replace":
         # a terminal that has no bars or dashes shows a ?; the POSIX locale comes with "surrogateescape"
         sys.stdout.reconfigure(errors="replace")
@@ -131,6 +131,13 @@ def main(argv: list[str] | None = None) -> None:
         # Python before 3.12 turns what is raised while a class is made into a RuntimeError
         code = 128 + _told_to_end
     sys.exit(code)
+
+
+def _freeze() -> None:
+    """Let the interpreter end without looking for garbage; not where native libraries free theirs only then,
+    as Triton 3.9, which else lists on 30 lines what it still holds."""
+    if "torch" not in sys.modules:
+        gc.freeze()
 
 
 _told_to_end: int | None = None
