@@ -30,10 +30,11 @@ from zerokit.units import counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
 if TYPE_CHECKING:
-    from zerokit.planner.plan_result import PlanResult
+    from zerokit.planner.plan_result import PlanResult, RehearsalRecord
 
 _BAR = 24
 _NAMES = 13
+_MOST_OTHERS = 2  # rehearsals beside the choice's that the first screen has in full
 
 
 def memory_table(estimate: Estimate, capacity_bytes: int | None, device: str = "GPU") -> list[str]:
@@ -219,7 +220,7 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     closed = [f"{note}; see Next" if tracing else note for note in rough]
     under = [answer.UNDER_DEEPSPEED] if answer.UNDER_DEEPSPEED in body["assumptions"] else []
     remarks = [*closed, *idle, *surer, *under]
-    below = [*_todo(planned, body["assumptions"]), *_rehearsed(result)]
+    below = [*_todo(planned, body["assumptions"]), *_rehearsed(result, explain=explain)]
     lines = [*_answer(planned, title, remarks, faster), *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing is not None:
@@ -254,8 +255,9 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _rehearsed(result: PlanResult) -> list[str]:
-    """The rehearsals of a plan for a script, one line each."""
+def _rehearsed(result: PlanResult, *, explain: bool) -> list[str]:
+    """The rehearsals of a plan for a script, one line each; of many that went well, without ``explain``, that
+    of the choice, and how many others."""
     if not result.rehearsals:
         return []
     name = result.script.name if result.script else ""
@@ -263,21 +265,32 @@ def _rehearsed(result: PlanResult) -> list[str]:
         title = f"Not rehearsed: {name}; memory and time are those of a plain training loop of the model"
     else:
         title = f"Rehearsed: {name}"
-    lines = [heading(title)]
-    of_choice = result.script.of(result.chosen.strategy) if result.script else None
-    for rehearsal in result.rehearsals:
-        result_text = f"stopped: {rehearsal.stopped}"
-        if rehearsal.min_vram_bytes is not None:
-            result_text = f"{format_gib(rehearsal.min_vram_bytes, 1)} required"
-        if rehearsal.step_seconds is not None:
-            seconds = format_seconds(rehearsal.step_seconds)
-            rows = result.script.rows(rehearsal.strategy.global_batch) if result.script else ""
-            result_text += f", {seconds} a step of {rows}"
-        probe = " (a probe: buckets not chosen yet)" if rehearsal.probe else ""
-        is_choice = of_choice is not None and rehearsal.strategy == of_choice.strategy
-        this_plan = "this plan: " if is_choice else ""
-        lines += bullets([f"{this_plan}{strategy_words(rehearsal.strategy)}{probe}: {result_text}"])
-    return lines
+    choice = result.script.of(result.chosen.strategy) if result.script else None
+    of_choice = [one for one in result.rehearsals if choice is not None and one.strategy == choice.strategy]
+    others = [one for one in result.rehearsals if one not in of_choice and one.min_vram_bytes is not None]
+    left_out = others if of_choice and not explain and len(others) > _MOST_OTHERS else []
+    rows = [
+        f"{'this plan: ' if one in of_choice else ''}{_rehearsal_words(result, one)}"
+        for one in result.rehearsals
+        if one not in left_out
+    ]
+    sizes = [one.min_vram_bytes or 0 for one in left_out]
+    if left_out:
+        between = f"{format_gib(min(sizes), 1)} to {format_gib(max(sizes), 1)}"
+        rows.append(f"{len(left_out)} others: {between} required (--explain)")
+    return [heading(title), *bullets(rows)]
+
+
+def _rehearsal_words(result: PlanResult, rehearsal: RehearsalRecord) -> str:
+    """The strategy of one rehearsal, and what it told."""
+    told = f"stopped: {rehearsal.stopped}"
+    if rehearsal.min_vram_bytes is not None:
+        told = f"{format_gib(rehearsal.min_vram_bytes, 1)} required"
+    if rehearsal.step_seconds is not None:
+        rows = result.script.rows(rehearsal.strategy.global_batch) if result.script else ""
+        told += f", {format_seconds(rehearsal.step_seconds)} a step of {rows}"
+    probe = " (a probe: buckets not chosen yet)" if rehearsal.probe else ""
+    return f"{strategy_words(rehearsal.strategy)}{probe}: {told}"
 
 
 def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] | None) -> list[str]:

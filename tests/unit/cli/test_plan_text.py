@@ -117,6 +117,38 @@ def test_of_the_rehearsals_the_one_of_the_plan_is_marked(
     assert (f"- this plan: {strategy_words(result.chosen.strategy)}: 2.0 GiB" in said) is of_choice
 
 
+def test_of_many_rehearsals_the_first_screen_has_that_of_the_plan(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that was stopped: why is worth knowing."""
+    result = zerokit.plan(model="gpt2", gpus=2, gpu="t4")
+    chosen = result.chosen.strategy
+    others = [
+        replace(chosen, settings=replace(chosen.settings, micro_batch=64 + number)) for number in range(5)
+    ]
+    rehearsed = RehearsedStrategy(
+        strategy=chosen, phases={"forward": GIB}, min_vram_bytes=2 * GIB, components={}
+    )
+    first = RehearsalRecord(strategy=chosen, seconds=1.0, peak_allocated_bytes=GIB, min_vram_bytes=2 * GIB,
+                            step_seconds=None, stopped=None)  # fmt: skip
+    records = [first, *(replace(first, strategy=one, min_vram_bytes=(3 + number) * GIB)
+                        for number, one in enumerate(others[1:]))]  # fmt: skip
+    records.append(replace(first, strategy=others[0], min_vram_bytes=None, stopped="no answer"))
+    script = ScriptProfile(name="train.py", command="", rehearsed=(rehearsed,))
+    planned = replace(result, script=script, rehearsals=tuple(records))
+    monkeypatch.setattr("zerokit.script_planner.plan_script", lambda *_, **__: planned)
+    Path("train.py").touch()
+    words = ("plan", "--gpus", "2", "--gpu", "t4")
+    shown, explained = (
+        [line.strip() for line in call(capsys, *words, *more, "--", "train.py")[1]
+         .partition("Rehearsed: train.py")[2].partition("\nNext")[0].splitlines() if line.startswith("  - ")]
+        for more in ((), ("--explain",))
+    )  # fmt: skip
+    assert shown[0].startswith("- this plan: ") and "micro-batch 64" in shown[1]
+    assert shown[2:3] == ["- 4 others: 3.0 GiB to 6.0 GiB required (--explain)"]
+    assert sum("micro-batch 6" in line for line in explained) == 5
+
+
 def test_a_page_that_is_not_written_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", "--model", "llama-3.1-70b", "--gpus", "1", "--gpu", "t4", "--html", "plan.html")
     code, _, err = call(capsys, *words)
