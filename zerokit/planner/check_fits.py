@@ -8,7 +8,6 @@ from typing import Any
 
 from zerokit import planner
 from zerokit.errors import InputError, NothingFits
-from zerokit.fields import as_options
 from zerokit.linter.given_file import rehearsal_of
 from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.check_result import Fit
@@ -50,7 +49,7 @@ def whether_accelerate_fits(
     """
     block = value.get("deepspeed_config")
     if value.get("distributed_type") != "DEEPSPEED" or not isinstance(block, Mapping):
-        return Fit(fits=None, severity=None, message=f"it does not use DeepSpeed: {rehearsal_of(value)}")
+        return Fit(fits=None, severity=None, marked=f"it does not use DeepSpeed: {rehearsal_of(value)}")
     if block.get("deepspeed_config_file"):
         return None  # checked as a file of its own
     stage = block.get("zero_stage", _ACCELERATE_STAGE)
@@ -69,22 +68,22 @@ def whether_accelerate_fits(
     fit = _fit(job | stated, None, say)
     if precision is not None:
         return fit
-    return replace(fit, message=f"{fit.message}; mixed_precision is not given, so fp32 is taken")
+    return replace(fit, marked=f"{fit.marked}; mixed_precision is not given, so fp32 is taken")
 
 
 def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say) -> Fit:
     fits, message = _answer(estimate_options, path, say)
     if fits is not False:
-        return Fit(fits=fits, severity=None, message=message)
+        return Fit(fits=fits, severity=None, marked=message)
     if "checkpointing" not in estimate_options:
         fits_then, _ = _answer({**estimate_options, "checkpointing": "full"}, path, say)
         if fits_then:
             return Fit(
                 fits=False,
                 severity="warning",
-                message=f"{message} without activation checkpointing; it fits if the script turns that on",
+                marked=f"{message} without activation checkpointing; it fits if the script turns that on",
             )
-    return Fit(fits=False, severity="error", message=message)
+    return Fit(fits=False, severity="error", marked=message)
 
 
 def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> tuple[bool | None, str]:
@@ -92,7 +91,7 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
     try:
         answer = planner.estimate(estimate_options, deepspeed=path, say=say)
     except NothingFits as error:
-        return False, as_options(error.marked)
+        return False, error.marked
     peak = f"peak of tensors {format_gib(answer.peak_allocated_bytes)}"
     left_open = _left_open(answer.planned.notes, path)
     required = f"{format_gib(answer.min_vram_bytes)} required"

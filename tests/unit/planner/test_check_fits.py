@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import zerokit
+from tests.support.command import call
 from zerokit.cli import run
 
 ACCELERATE = """\
@@ -80,6 +82,20 @@ def test_a_deepspeed_file_that_fits_says_so(capsys: pytest.CaptureFixture[str]) 
     assert "--gpu or --vram tells whether it fits" in capsys.readouterr().err
     assert run(["check", "ds.json", *job, "-q"]) == 0
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("style", ["text", "json", "github", "sarif", "junit"])
+def test_what_does_not_fit_names_options_on_the_command_line_and_arguments_in_python(
+    style: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config.yaml").write_text(ACCELERATE.format(kind="DEEPSPEED", stage=2, offload="none"))
+    code, out, _ = call(capsys, "check", "config.yaml", *JOB, "--format", style)
+    assert code == 0 and "tokens each: --seq-len not given" in out and "--checkpointing full" in out
+    result = zerokit.check("config.yaml", model="llama-3.1-8b", gpu="a100-40gb")
+    (finding,) = (finding for finding in result.findings if finding.rule == "does-not-fit")
+    (fit,) = result.fits.values()
+    assert "tokens each: seq_len not given" in finding.message and fit.message == finding.message
+    assert finding.fix.endswith("with checkpointing full")
 
 
 def test_what_is_not_told_is_said(capsys: pytest.CaptureFixture[str]) -> None:
