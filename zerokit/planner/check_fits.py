@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from zerokit.linter.given_file import rehearsal_of
 from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.check_result import Fit
 from zerokit.planner.memory_source import Say
-from zerokit.planner.options import OPTIONS
+from zerokit.planner.options import BY_NAME, OPTIONS
 from zerokit.search.explain import host_lack_words
 from zerokit.units import format_gib
 from zerokit.values import replace
@@ -93,7 +94,7 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
     except NothingFits as error:
         return False, error.marked
     peak = f"peak of tensors {format_gib(answer.peak_allocated_bytes)}"
-    left_open = _left_open(answer.planned.notes, path)
+    left_open = _left_open(answer.planned.notes, estimate_options, path)
     required = f"{format_gib(answer.min_vram_bytes)} required"
     settings, length = answer.planned.strategy.settings, answer.planned.job.seq_len
     job = f"{peak}; {settings.precision}, batch size per GPU {settings.micro_batch}, {length:,} tokens each"
@@ -110,14 +111,16 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
     return True, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
 
 
-def _left_open(notes: Iterable[str], path: str | None) -> str:
-    """What was taken for the keys that the file leaves to the script."""
+def _left_open(notes: Iterable[str], estimate_options: Mapping[str, str], path: str | None) -> str:
+    """What was taken for the keys that the file leaves to the script, and the command that takes others."""
     taken = [note.split(LEFT_OPEN)[0] for note in notes if LEFT_OPEN in note]
     if not taken or path is None:
         return ""
+    words = ["zerokit", "estimate", "--deepspeed", path]
+    for name, value in estimate_options.items():
+        words += [BY_NAME[name].option, value]
     return (
-        f"; left to the script, and taken as: {', '.join(taken)} (`zerokit estimate --deepspeed {path}` "
-        "takes other values)"
+        f"; left to the script, and taken as: {', '.join(taken)} (`{shlex.join(words)}` takes other values)"
     )
 
 

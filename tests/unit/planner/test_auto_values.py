@@ -247,7 +247,7 @@ def test_check_says_what_it_took(
     said = capsys.readouterr().err
     assert "bf16, batch size per GPU 8" in said
     assert "left to the script, and taken as: precision bf16, offload_optimizer none" in said
-    assert "`zerokit estimate --deepspeed ds.json`" in said
+    assert "`zerokit estimate --deepspeed ds.json --model " in said
 
 
 @pytest.mark.parametrize(("line", "taken"), [("mixed_precision: 'no'\n", "fp32"), ("", "fp32"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import zerokit
-from tests.support.command import call
+from tests.support.command import as_json, call
 from zerokit.cli import run
+from zerokit.units import GIB
 
 ACCELERATE = """\
 compute_environment: LOCAL_MACHINE
@@ -30,7 +33,7 @@ JOB = ["--model", "llama-3.1-8b", "--gpu", "a100-40gb"]
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "1000")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,16 @@ def test_what_does_not_fit_names_options_on_the_command_line_and_arguments_in_py
     (fit,) = result.fits.values()
     assert "tokens each: seq_len not given" in finding.message and fit.message == finding.message
     assert finding.fix.endswith("with checkpointing full")
+
+
+def test_the_estimate_that_takes_other_values_is_of_the_same_job(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my ds.json").write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}')
+    code, _, err = call(capsys, "check", "my ds.json", *JOB, "--world-size", "8", "--lora-rank", "8",
+                        "--method", "lora")  # fmt: skip
+    said = re.search(r"left to the script, .* \(`zerokit (estimate .*)` takes other values\)", err)
+    assert code == 0 and said is not None
+    required = as_json(capsys, *shlex.split(said[1]))["min_vram_bytes"]
+    assert f"fits: {required / GIB:.2f} GiB required" in err
 
 
 def test_what_is_not_told_is_said(capsys: pytest.CaptureFixture[str]) -> None:
