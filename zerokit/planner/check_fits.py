@@ -42,8 +42,8 @@ def whether_accelerate_fits(
 ) -> Fit | None:
     """What an estimate of an accelerate YAML says; None where it names a DeepSpeed file, which speaks for it.
 
-    Accelerate takes the batch per GPU from the script's DataLoader: the estimate takes 1, and the message
-    names it.
+    Accelerate takes the batch size per GPU from the script's DataLoader: the estimate takes ``micro_batch``,
+    else 1, and the message says so.
 
     Raises:
         InputError: an option that cannot be.
@@ -98,8 +98,10 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
     required = f"{format_gib(answer.min_vram_bytes)} required"
     settings, length = answer.planned.strategy.settings, answer.planned.job.seq_len
     job = f"{peak}; {settings.precision}, batch size per GPU {settings.micro_batch}, {length:,} tokens each"
-    if "seq_len" not in estimate_options:
-        job += ": ⟨seq_len⟩ not given"
+    assumed = ["⟨micro_batch⟩"] if path is None and "micro_batch" not in estimate_options else []
+    assumed += [] if "seq_len" in estimate_options else ["⟨seq_len⟩"]
+    if assumed:
+        job += f": {' and '.join(assumed)} not given"
     if answer.fits is False:
         return False, f"does not fit: {required} on the worst GPU ({job}){left_open}"
     if answer.fits is None:

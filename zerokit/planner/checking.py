@@ -136,7 +136,7 @@ def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> C
     numbers = {
         name: parse_positive_int(value, f"⟨{name}⟩") if value else None for name, value in texts.items()
     }
-    fitting = ("vram", "seq_len", "method", "lora_rank", "checkpointing")
+    fitting = ("vram", "seq_len", "micro_batch", "method", "lora_rank", "checkpointing")
     unasked = [f"⟨{name}⟩" for name in fitting if options.get(name)]
     if unasked and not (options.get("model") or options.get("params")):
         raise InputError(

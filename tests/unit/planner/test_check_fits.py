@@ -93,11 +93,17 @@ def test_what_does_not_fit_names_options_on_the_command_line_and_arguments_in_py
 ) -> None:
     Path("config.yaml").write_text(ACCELERATE.format(kind="DEEPSPEED", stage=2, offload="none"))
     code, out, _ = call(capsys, "check", "config.yaml", *JOB, "--format", style)
-    assert code == 0 and "tokens each: --seq-len not given" in out and "--checkpointing full" in out
+    assert (
+        code == 0
+        and "tokens each: --micro-batch and --seq-len not given" in out
+        and "--checkpointing full" in out
+    )
     result = zerokit.check("config.yaml", model="llama-3.1-8b", gpu="a100-40gb")
     (finding,) = (finding for finding in result.findings if finding.rule == "does-not-fit")
     (fit,) = result.fits.values()
-    assert "tokens each: seq_len not given" in finding.message and fit.message == finding.message
+    assert (
+        "tokens each: micro_batch and seq_len not given" in finding.message and fit.message == finding.message
+    )
     assert finding.fix.endswith("with checkpointing full")
 
 
@@ -109,6 +115,35 @@ def test_the_estimate_that_takes_other_values_is_of_the_same_job(capsys: pytest.
     assert code == 0 and said is not None
     required = as_json(capsys, *shlex.split(said[1]))["min_vram_bytes"]
     assert f"fits: {required / GIB:.2f} GiB required" in err
+
+
+def test_a_batch_that_the_file_leaves_open_is_taken_from_the_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("config.yaml").write_text(ACCELERATE.format(kind="DEEPSPEED", stage=3, offload="none"))
+    open_file = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    Path("open.json").write_text(json.dumps(open_file))
+    Path("auto.json").write_text(json.dumps(open_file | {"train_micro_batch_size_per_gpu": "auto"}))
+    Path("fixed.json").write_text(json.dumps(open_file | {"train_micro_batch_size_per_gpu": 2}))
+    job = (*JOB, "--gpus", "8", "--checkpointing", "full")
+    _, _, assumed = call(capsys, "check", "config.yaml", *job)
+    assert "batch size per GPU 1, 2,048 tokens each: --micro-batch and --seq-len not given)" in assumed
+    for name in ("config.yaml", "open.json", "auto.json"):
+        code, _, err = call(capsys, "check", name, *job, "--micro-batch", "2")
+        assert code == 0 and "batch size per GPU 2, 2,048 tokens each: --seq-len not given)" in err, err
+        assert "micro-batch" not in err.partition("left to the script")[2].partition("`")[0]
+    zero_3 = ("--zero", "3", "--gradient-accumulation", "4", "--micro-batch", "2")
+    required = as_json(capsys, "estimate", *job, *zero_3)["min_vram_bytes"]
+    fit = zerokit.check("config.yaml", model="llama-3.1-8b", gpu="a100-40gb", checkpointing="full",
+                        micro_batch=2).fits["config.yaml"]  # fmt: skip
+    assert f"fits: {required / GIB:.2f} GiB required" in fit.message
+    code, _, err = call(capsys, "check", "fixed.json", *job, "--micro-batch", "4")
+    assert (
+        code == 2
+        and "--micro-batch: fixed.json decides it: set train_micro_batch_size_per_gpu (2 now)" in err
+    )
+    code, _, err = call(capsys, "check", "fixed.json", "--micro-batch", "4")
+    assert code == 2 and "--micro-batch: needed only to tell whether it fits" in err
 
 
 def test_what_is_not_told_is_said(capsys: pytest.CaptureFixture[str]) -> None:
