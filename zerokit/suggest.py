@@ -136,12 +136,20 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     for candidate in candidates:
         if fold(candidate) == fold(word) or sorted(candidate.split("_")) == sorted(word.split("_")):
             return candidate
+    for candidate in candidates:
+        if _singular_words(candidate) == _singular_words(word):
+            return candidate
     words = {part for name in candidates for part in name.lower().split("_")}
     lower = {name.lower(): name for name in candidates}
     for close in difflib.get_close_matches(word.lower(), list(lower), n=3, cutoff=_CUTOFF):
         if _may_be(word.lower(), close, words):
             return lower[close]
     return None
+
+
+def _singular_words(name: str) -> list[str]:
+    """The words of a name in any order and number: those of ``gpus_id`` are those of ``gpu_ids``."""
+    return sorted(part.removesuffix("s") for part in name.lower().split("_"))
 
 
 def standing_in(word: str, known: Iterable[str]) -> str | None:

@@ -25,9 +25,10 @@ def move_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error."""
+    """Exit code, standard output and standard error, in which no argument is still marked."""
     code = run(list(arguments))
     out, err = capsys.readouterr()
+    assert not set("⟨⟩⟪⟫") & set(out + err), out + err
     return code, out, err
 
 

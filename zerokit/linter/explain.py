@@ -77,8 +77,8 @@ def explain(rule: str) -> Explanation:
         finding = next(candidate for file in checked for candidate in file.findings if candidate.rule == rule)
     finding = replace(
         finding,
-        message=finding.message.replace(f"{folder}/", ""),
-        fix=finding.fix.replace(f"{folder}/", ""),
+        marked=finding.marked.replace(f"{folder}/", ""),
+        marked_fix=finding.marked_fix.replace(f"{folder}/", ""),
     )
     return Explanation(rule=rule, why=example.get("why") or _why(rule), files=files, finding=finding)
 

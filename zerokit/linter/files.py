@@ -119,8 +119,8 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
             location=Location(error.line or 1, error.column or 1),
             rule="syntax" if error.line else "unreadable",
             severity="error",
-            message=error.message if os.path.lexists(path) or path == STANDARD_INPUT else _not_there(path),
-            fix="",
+            marked=error.message if os.path.lexists(path) or path == STANDARD_INPUT else _not_there(path),
+            marked_fix="",
         )
     except Exception as error:
         finding = internal_error(path, error)
@@ -227,9 +227,9 @@ def internal_error(path: str, error: Exception) -> Finding:
         location=Location(1, 1),
         rule=INTERNAL_ERROR,
         severity="error",
-        message=f"zerokit failed on this file ({type(error).__name__}: {message}); "
+        marked=f"zerokit failed on this file ({type(error).__name__}: {message}); "
         "its other checks are missing",
-        fix="report it, with the file",
+        marked_fix="report it, with the file",
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Literal
 
+from zerokit.fields import as_options, plain
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Location, Path
 from zerokit.values import frozen_dataclass
@@ -21,8 +22,9 @@ class Finding:
 
     Attributes:
         rule: id of the rule that is broken.
-        message: what is wrong and what will happen.
-        fix: what to write instead.
+        marked: what is wrong and what will happen, with the arguments that it names marked
+            (:mod:`zerokit.fields`).
+        marked_fix: what to write instead, likewise.
         source: where DeepSpeed, Accelerate or the launcher decides it; empty for plain grammar.
         suggests: the name that was probably meant, or that stands where nobody reads it.
         missing: the key whose absence this is, or those of which one is missing.
@@ -35,14 +37,29 @@ class Finding:
     location: Location
     rule: str
     severity: Severity
-    message: str
-    fix: str
+    marked: str
+    marked_fix: str
     source: str = ""
     edits: tuple[Edit, ...] = ()
     suggests: str = ""
     missing: str | tuple[str, ...] = ""
     also: tuple[Location, ...] = ()
     is_ignored: bool = False
+
+    @property
+    def message(self) -> str:
+        """What is wrong and what will happen."""
+        return plain(self.marked)
+
+    @property
+    def fix(self) -> str:
+        """What to write instead."""
+        return plain(self.marked_fix)
+
+    @property
+    def as_typed(self) -> Finding:
+        """The same with the options of the command line, for what it prints."""
+        return replace(self, marked=as_options(self.marked), marked_fix=as_options(self.marked_fix))
 
     @property
     def fixable(self) -> Literal["safe", "unsafe"] | None:
@@ -92,8 +109,8 @@ def finding_at(
         location=document.location(path),
         rule=rule,
         severity=severity,
-        message=message,
-        fix=fix,
+        marked=message,
+        marked_fix=fix,
         source=source,
         edits=edits,
         suggests=suggests,

@@ -205,7 +205,7 @@ def _finding(
         location=Location(line, column),
         rule=rule,
         severity=severity,
-        message=message,
-        fix=fix,
+        marked=message,
+        marked_fix=fix,
         source=_SOURCE,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from zerokit.linter.accelerate.keys import key_list
 from zerokit.linter.files import CheckedFile
 from zerokit.linter.finding import SEVERITIES, Finding
-from zerokit.linter.reports import as_junit, as_sarif
+from zerokit.linter.reports import as_junit, as_sarif, listed
 from zerokit.messages import wrapped
 from zerokit.units import counted
 
@@ -32,7 +32,7 @@ def as_text(
     lines: list[str] = []
     for file in files:
         text = file.text.split("\n")
-        for finding in _listed([file], notes):
+        for finding in listed([file], notes):
             location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
             headline = f"{location}: {finding.severity}: {finding.message} [{finding.rule}]"
             lines.append(wrapped(headline, width))
@@ -51,10 +51,10 @@ def nothing_written(files: Sequence[CheckedFile], *, unsafe: bool, notes: bool =
     Args:
         unsafe: whether what only ``--unsafe`` writes was asked for, too.
     """
-    listed = _listed(files, notes)
-    if not listed:
+    shown = listed(files, notes)
+    if not shown:
         return ""
-    count = 0 if unsafe else sum(finding.fixable == "unsafe" for finding in listed)
+    count = 0 if unsafe else sum(finding.fixable == "unsafe" for finding in shown)
     return "nothing that --fix can write" + (
         f"; --fix --unsafe writes {counted(count, 'fix', 'fixes')}" if count else ""
     )
@@ -124,15 +124,15 @@ def as_dict(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> d
         "schema": SCHEMA,
         "ok": not any(file.failed for file in files),
         "files": [{"path": file.path, "kind": file.kind, "ok": not file.failed} for file in files],
-        "findings": [finding.as_json() for finding in _listed(files, True)],
-        "fixed": [finding.as_json() for finding in fixed],
+        "findings": [finding.as_json() for finding in listed(files, True)],
+        "fixed": [finding.as_typed.as_json() for finding in fixed],
     }
 
 
 def as_github(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     """Workflow commands that GitHub shows as annotations (other CI systems read the same lines)."""
     lines = []
-    for finding in _listed(files, notes):
+    for finding in listed(files, notes):
         text = f"{finding.message} Fix: {finding.fix}" if finding.fix else finding.message
         properties = (
             f"file={_property(finding.path)},line={finding.location.line},col={finding.location.column},"
@@ -149,10 +149,6 @@ FORMATS: Mapping[str, Callable[..., str]] = {
     "junit": as_junit,
 }
 """Formats other than JSON, by name."""
-
-
-def _listed(files: Sequence[CheckedFile], notes: bool) -> list[Finding]:
-    return [finding for file in files for finding in file.findings if notes or finding.severity != "note"]
 
 
 def _data(text: str) -> str:

@@ -18,7 +18,7 @@ def as_sarif(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     """One SARIF log: every rule that is broken, and its findings."""
     from zerokit import __version__
 
-    findings = _listed(files, notes)
+    findings = listed(files, notes)
     first = {finding.rule: finding for finding in reversed(findings)}
     index = {rule: number for number, rule in enumerate(sorted(first))}
     run = {
@@ -74,7 +74,7 @@ def as_junit(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     ]
     for file in files:
         lines.append(f"<testcase classname={_attribute(file.kind)} name={_attribute(file.path)}>")
-        for finding in _listed([file], notes=False):
+        for finding in listed([file], notes=False):
             location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
             text = _clean(f"{location}: {finding.message}\nfix: {finding.fix}\nsource: {finding.source}")
             message = _attribute(finding.message)
@@ -94,5 +94,7 @@ def _clean(text: str) -> str:
     return "".join(letter if letter in "\n\t" or ord(letter) >= 32 else "?" for letter in text)
 
 
-def _listed(files: Sequence[CheckedFile], notes: bool) -> list[Finding]:
-    return [finding for file in files for finding in file.findings if notes or finding.severity != "note"]
+def listed(files: Sequence[CheckedFile], notes: bool) -> list[Finding]:
+    """The findings to print, with the options of the command line."""
+    findings = (finding for file in files for finding in file.findings)
+    return [finding.as_typed for finding in findings if notes or finding.severity != "note"]

@@ -19,8 +19,8 @@ from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.planner.trace_command import TRACES_ARE_OF
-from zerokit.search.explain import barely_words, host_lack_words
-from zerokit.search.sure_fit import unsure_bytes
+from zerokit.search.explain import host_lack_words
+from zerokit.search.headroom import headroom_bytes, headroom_words, is_sure, remark
 from zerokit.timing.evidence import NO_GPUS
 from zerokit.timing.ranges import NVME_RATES, SURE
 from zerokit.units import counted, format_gib, format_seconds, format_seconds_range, shown_unit
@@ -71,7 +71,7 @@ def fits(planned: PlannedStrategy) -> str:
     device = "CPU rank" if planned.on_cpu else "GPU"
     if planned.fits is None:
         return f"{format_gib(required, 1)} required per {device} (not compared with the assumed one)"
-    room = available - required
+    room = headroom_bytes(memory, cluster.gpu)
     amounts = f"{format_gib(required, 1)} required of {format_gib(available, 1)} per {device}"
     host = host_lack_words(memory, cluster)
     host = f", and {host}" if host else ""
@@ -83,11 +83,10 @@ def fits(planned: PlannedStrategy) -> str:
         amounts = f" the {device}, but maybe not the host: {amounts}"
     else:
         amounts = f": {amounts}"
-    unsure = unsure_bytes(memory)
-    if room < unsure:
-        headroom = f"{format_gib(room, 1).removesuffix(' GiB')} ± {format_gib(unsure, 1)} headroom"
+    headroom = headroom_words(memory, cluster.gpu)
+    if not is_sure(memory, cluster.gpu):
         return f"May fit{amounts}, {headroom}{host}"
-    return f"Fits{amounts}, {barely_words(room) or f'{format_gib(room, 1)} headroom'}{host}"
+    return f"Fits{amounts}, {remark(planned.candidate, cluster.gpu) or headroom}{host}"
 
 
 def pace(planned: PlannedStrategy) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from zerokit import planner
 from zerokit.errors import InputError, NothingFits
-from zerokit.fields import as_options
 from zerokit.linter.given_file import rehearsal_of
 from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.check_result import Fit
 from zerokit.planner.memory_source import Say
-from zerokit.planner.options import OPTIONS
+from zerokit.planner.options import BY_NAME, OPTIONS
 from zerokit.search.explain import host_lack_words
 from zerokit.units import format_gib
 from zerokit.values import replace
@@ -42,15 +42,15 @@ def whether_accelerate_fits(
 ) -> Fit | None:
     """What an estimate of an accelerate YAML says; None where it names a DeepSpeed file, which speaks for it.
 
-    Accelerate takes the batch per GPU from the script's DataLoader: the estimate takes 1, and the message
-    names it.
+    Accelerate takes the batch size per GPU from the script's DataLoader: the estimate takes ``micro_batch``,
+    else 1, and the message says so.
 
     Raises:
         InputError: an option that cannot be.
     """
     block = value.get("deepspeed_config")
     if value.get("distributed_type") != "DEEPSPEED" or not isinstance(block, Mapping):
-        return Fit(fits=None, severity=None, message=f"it does not use DeepSpeed: {rehearsal_of(value)}")
+        return Fit(fits=None, severity=None, marked=f"it does not use DeepSpeed: {rehearsal_of(value)}")
     if block.get("deepspeed_config_file"):
         return None  # checked as a file of its own
     stage = block.get("zero_stage", _ACCELERATE_STAGE)
@@ -69,22 +69,22 @@ def whether_accelerate_fits(
     fit = _fit(job | stated, None, say)
     if precision is not None:
         return fit
-    return replace(fit, message=f"{fit.message}; mixed_precision is not given, so fp32 is taken")
+    return replace(fit, marked=f"{fit.marked}; mixed_precision is not given, so fp32 is taken")
 
 
 def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say) -> Fit:
     fits, message = _answer(estimate_options, path, say)
     if fits is not False:
-        return Fit(fits=fits, severity=None, message=message)
+        return Fit(fits=fits, severity=None, marked=message)
     if "checkpointing" not in estimate_options:
         fits_then, _ = _answer({**estimate_options, "checkpointing": "full"}, path, say)
         if fits_then:
             return Fit(
                 fits=False,
                 severity="warning",
-                message=f"{message} without activation checkpointing; it fits if the script turns that on",
+                marked=f"{message} without activation checkpointing; it fits if the script turns that on",
             )
-    return Fit(fits=False, severity="error", message=message)
+    return Fit(fits=False, severity="error", marked=message)
 
 
 def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> tuple[bool | None, str]:
@@ -92,14 +92,16 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
     try:
         answer = planner.estimate(estimate_options, deepspeed=path, say=say)
     except NothingFits as error:
-        return False, as_options(error.marked)
+        return False, error.marked
     peak = f"peak of tensors {format_gib(answer.peak_allocated_bytes)}"
-    left_open = _left_open(answer.planned.notes, path)
+    left_open = _left_open(answer.planned.notes, estimate_options, path)
     required = f"{format_gib(answer.min_vram_bytes)} required"
     settings, length = answer.planned.strategy.settings, answer.planned.job.seq_len
     job = f"{peak}; {settings.precision}, batch size per GPU {settings.micro_batch}, {length:,} tokens each"
-    if "seq_len" not in estimate_options:
-        job += ": ⟨seq_len⟩ not given"
+    assumed = ["⟨micro_batch⟩"] if path is None and "micro_batch" not in estimate_options else []
+    assumed += [] if "seq_len" in estimate_options else ["⟨seq_len⟩"]
+    if assumed:
+        job += f": {' and '.join(assumed)} not given"
     if answer.fits is False:
         return False, f"does not fit: {required} on the worst GPU ({job}){left_open}"
     if answer.fits is None:
@@ -111,14 +113,16 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
     return True, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
 
 
-def _left_open(notes: Iterable[str], path: str | None) -> str:
-    """What was taken for the keys that the file leaves to the script."""
+def _left_open(notes: Iterable[str], estimate_options: Mapping[str, str], path: str | None) -> str:
+    """What was taken for the keys that the file leaves to the script, and the command that takes others."""
     taken = [note.split(LEFT_OPEN)[0] for note in notes if LEFT_OPEN in note]
     if not taken or path is None:
         return ""
+    words = ["zerokit", "estimate", "--deepspeed", path]
+    for name, value in estimate_options.items():
+        words += [BY_NAME[name].option, value]
     return (
-        f"; left to the script, and taken as: {', '.join(taken)} (`zerokit estimate --deepspeed {path}` "
-        "takes other values)"
+        f"; left to the script, and taken as: {', '.join(taken)} (`{shlex.join(words)}` takes other values)"
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zerokit.errors import InputError
-from zerokit.fields import as_options
+from zerokit.fields import as_options, plain
 from zerokit.linter import output
 from zerokit.linter.files import INTERNAL_ERROR, CheckedFile
 from zerokit.linter.finding import Finding
@@ -23,12 +23,17 @@ class Fit:
     Attributes:
         fits: None: no memory was named, it does not use DeepSpeed, or errors keep it from being judged.
         severity: of what is lacking; None: nothing is, as far as is told.
-        message: a sentence with the figures.
+        marked: a sentence with the figures, with the arguments that it names marked (:mod:`zerokit.fields`).
     """
 
     fits: bool | None
     severity: Literal["error", "warning"] | None
-    message: str
+    marked: str
+
+    @property
+    def message(self) -> str:
+        """A sentence with the figures."""
+        return plain(self.marked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -94,7 +99,7 @@ class CheckResult:
         for file in body["files"]:
             fit = self.fits.get(file["path"])
             if fit is not None:
-                file["fit"] = {"fits": fit.fits, "message": as_options(fit.message)}
+                file["fit"] = {"fits": fit.fits, "message": as_options(fit.marked)}
         return body
 
 

@@ -136,7 +136,7 @@ def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> C
     numbers = {
         name: parse_positive_int(value, f"⟨{name}⟩") if value else None for name, value in texts.items()
     }
-    fitting = ("vram", "seq_len", "method", "lora_rank", "checkpointing")
+    fitting = ("vram", "seq_len", "micro_batch", "method", "lora_rank", "checkpointing")
     unasked = [f"⟨{name}⟩" for name in fitting if options.get(name)]
     if unasked and not (options.get("model") or options.get("params")):
         raise InputError(
@@ -236,8 +236,8 @@ def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
                     location=Location(line or 1, column or 1),
                     rule=f"{file.kind}-invalid",
                     severity="error",
-                    message=error.message if isinstance(error, FileInputError) else as_options(error.marked),
-                    fix="",
+                    marked=error.message if isinstance(error, FileInputError) else error.marked,
+                    marked_fix="",
                 )
             )
         except Exception as error:
@@ -294,8 +294,8 @@ def _ask_deepspeed(checked: Sequence[CheckedFile], context: Context, *, deep: bo
                 location=file.document.location(()),
                 rule="accelerate-says" if reader == "Accelerate" else "deepspeed-says",
                 severity="error",
-                message=f"{reader} refuses it{ranks}: {result.error}",
-                fix="",
+                marked=f"{reader} refuses it{ranks}: {result.error}",
+                marked_fix="",
                 source=f"the installed {reader}",
             )
         )
@@ -318,8 +318,8 @@ def _not_modelled(file: CheckedFile) -> list[Finding]:
             location=document.location(tuple(key.split("."))),
             rule="not-modelled",
             severity="note",
-            message=f"{key} ({changes}) is not modelled: whether the file fits was judged without it",
-            fix="measure a run with zerokit launch",
+            marked=f"{key} ({changes}) is not modelled: whether the file fits was judged without it",
+            marked_fix="measure a run with zerokit launch",
         )
         for key, changes in unmodelled_keys(document.value).items()
     ]
@@ -348,8 +348,8 @@ def _ask_whether_it_fits(
     for file in checked:
         why_not = _why_not_judged(file)
         if why_not is not None:
-            told[file.path] = Fit(fits=None, severity=None, message=f"fit not judged: {why_not}")
-            say(f"{file.path}: {told[file.path].message}")
+            told[file.path] = Fit(fits=None, severity=None, marked=f"fit not judged: {why_not}")
+            say(f"{file.path}: {told[file.path].marked}")
         if file.document is None or file.failed or why_not is not None:
             continue
         if file.kind == "deepspeed":
@@ -366,7 +366,7 @@ def _ask_whether_it_fits(
             continue
         told[file.path] = fit
         if fit.severity is None:
-            say(f"{file.path}: {fit.message}")
+            say(f"{file.path}: {fit.marked}")
             continue
         file.findings.append(
             Finding(
@@ -374,8 +374,8 @@ def _ask_whether_it_fits(
                 location=file.document.location(stage),
                 rule="does-not-fit",
                 severity=fit.severity,
-                message=fit.message,
-                fix="turn it on in the script, and say so here with --checkpointing full"
+                marked=fit.marked,
+                marked_fix="turn it on in the script, and say so here with ⟨checkpointing⟩ full"
                 if fit.severity == "warning"
                 else "let `zerokit plan` choose",
             )

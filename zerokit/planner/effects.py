@@ -106,10 +106,7 @@ def refuse_beside_file(options: Options, path: Path, config: Mapping[str, Any]) 
     for name, keys in IN_FILE.items():
         if is_given(options, name) and name not in left_open:
             edits = " and ".join(f"{key} ({_value_at(config, key)})" for key in keys)
-            raise InputError(
-                f"⟨{name}⟩: the file of ⟨deepspeed⟩ decides it: set {edits} in {path}, "
-                "or leave out ⟨deepspeed⟩"
-            )
+            raise InputError(f"⟨{name}⟩: {path} decides it: set {edits} in it, or leave out ⟨{name}⟩")
 
 
 def _value_at(config: Mapping[str, Any], key: str) -> str:

@@ -19,8 +19,10 @@ from zerokit import fields, resources
 from zerokit.emit import plan_file
 from zerokit.errors import FileInputError, InputError, about
 from zerokit.files import write_whole
+from zerokit.linter.given_file import similar
 from zerokit.planner.options import BY_NAME, as_text, suggestion
 from zerokit.strictload import Document, load_yaml, parse_yaml
+from zerokit.suggest import alike, alternatives
 from zerokit.units import counted
 from zerokit.values import frozen_dataclass, replace
 
@@ -89,6 +91,7 @@ EXPECTED_STRATEGY = (
     "activation_checkpointing",
     "precision",
 )
+_ENDINGS = (".yaml", ".yml")
 EXPECTED_PREDICTION: Mapping[str, float] = {
     "peak_allocated_gib": 0.01,
     "host_gib_per_node": 0.01,
@@ -115,16 +118,19 @@ def committed_path(name: str) -> pathlib.Path:
             f"recipe {name[:60]!r}: a name has lower-case letters, digits, dots, hyphens and underscores; "
             "`zerokit recipes list` shows them"
         )
-    if stem not in (committed := names()):
-        from zerokit.suggest import alike
-
-        close = alike(stem, committed, most=3)
-        hint = f"did you mean {', '.join(close)}?" if close else "`zerokit recipes list` shows them"
-        raise InputError(f"there is no recipe {name!r}; {hint}")
+    if stem not in names():
+        hint = _recipe_alike(stem) or "; `zerokit recipes list` shows them"
+        raise InputError(f"there is no recipe {name!r}{hint}")
     path = resources.folder("recipes") / f"{stem}.yaml"
     if path.is_symlink():
         raise InputError(f"recipe {stem!r} is a symbolic link; recipes are plain files")
     return path
+
+
+def _recipe_alike(stem: str) -> str:
+    """The committed recipes that are called like it, to end a message with."""
+    close = alike(stem, names(), most=3)
+    return f"; did you mean {alternatives(close)}?" if close else ""
 
 
 def load(name: str) -> Recipe:
@@ -147,8 +153,11 @@ def load_any(text: str) -> Recipe:
     path = pathlib.Path(text)
     if (path / plan_file.FILE_NAME).is_file():
         path = path / plan_file.FILE_NAME
-    elif not path.is_file() and not (path.suffix in (".yaml", ".yml") and os.sep in text):
+    elif not path.is_file() and (path.suffix not in _ENDINGS or text.removesuffix(".yaml") in names()):
         return load(text)
+    if not os.path.lexists(path):
+        hint = similar(path, _ENDINGS) or _recipe_alike(path.stem)
+        raise InputError(f"there is no file or recipe {text!r}{hint}")
     document = load_yaml(path)
     if isinstance(document.value, dict) and str(document.value.get("schema", "")).startswith(
         "zerokit.planfile/"

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import degrees
-from zerokit.search.explain import barely_words, gpu_words, strategy_words
+from zerokit.search.explain import gpu_words, strategy_words
+from zerokit.search.headroom import is_roomy, is_sure, remark
 from zerokit.suggest import alternatives
-from zerokit.units import GIB, format_gib, format_seconds
+from zerokit.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
     from zerokit.search.sizing import Size
@@ -119,6 +120,7 @@ class FewestGpus:
         return {
             **row,
             "min_vram_bytes": candidate.memory.min_vram_bytes,
+            "surely_fits": is_sure(candidate.memory, self.size.gpu),
             "host_bytes_per_node": candidate.memory.host_bytes_per_node,
             "measured_on_no_machine": list(self.measured_on_no_machine),
             "strategy": degrees(candidate.strategy),
@@ -285,9 +287,9 @@ def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, Fewest
     by_gpu: dict[str, FewestGpus] = {}
     for size in sizes:
         known = by_gpu.get(size.gpu)
-        if size.gpus == number and (known is None or _headroom(known) < GIB):
+        if size.gpus == number and (known is None or not _is_roomy(known)):
             by_gpu[size.gpu] = size
-    roomy = [size for size in by_gpu.values() if _headroom(size) >= GIB]
+    roomy = [size for size in by_gpu.values() if _is_roomy(size)]
     named = min(roomy or by_gpu.values(), key=lambda size: (size.offloads, size.size.gpu.driver_vram_bytes))
     return named, by_gpu
 
@@ -298,10 +300,13 @@ def _cheapest(sizes: Sequence[FewestGpus]) -> FewestGpus | None:
     return min(priced, key=lambda size: size.cost_per_1e9_tokens or 0.0) if len(priced) > 1 else None
 
 
-def _headroom(size: FewestGpus) -> int:
-    """Bytes per GPU that the strategy leaves."""
-    required = size.size.candidate.memory.min_vram_bytes if size.size.candidate else 0
-    return size.size.gpu.driver_vram_bytes - required
+def _is_roomy(size: FewestGpus) -> bool:
+    return size.size.candidate is not None and is_roomy(size.size.candidate, size.size.gpu)
+
+
+def _tight(size: FewestGpus) -> str:
+    """``barely: 0.2 GiB headroom``, ``may fit: 0.6 ± 4.6 GiB headroom``; empty where it is roomy."""
+    return "" if size.size.candidate is None else remark(size.size.candidate, size.size.gpu)
 
 
 def _with_offload(size: FewestGpus, named: FewestGpus) -> str:
@@ -312,9 +317,7 @@ def _with_offload(size: FewestGpus, named: FewestGpus) -> str:
 
 def _as_well(size: FewestGpus) -> str:
     """A kind of GPU of which as few are enough, and what is to be known of it: ``l40s (with offload)``."""
-    remarks = [
-        words for words in ("with offload" if size.offloads else "", barely_words(_headroom(size))) if words
-    ]
+    remarks = [words for words in ("with offload" if size.offloads else "", _tight(size)) if words]
     return f"{size.gpu} ({', '.join(remarks)})" if remarks else size.gpu
 
 
@@ -334,12 +337,12 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     others = [_as_well(size) for name, size in by_gpu.items() if name != smallest.gpu]
     memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
     available = smallest.size.gpu.driver_vram_bytes
-    barely = f", {words}" if (words := barely_words(_headroom(smallest))) else ""
+    tight = f", {words}" if (words := _tight(smallest)) else ""
     offload = " and offload to host memory" if smallest.offloads else ""
     as_well = f"; {fewest_gpus} × {alternatives(others)} would do as well" if others else ""
     sentences = [
         f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu_words}{offload} "
-        f"({format_gib(memory, 1)} required of {format_gib(available, 1)} per GPU{barely}){as_well}"
+        f"({format_gib(memory, 1)} required of {format_gib(available, 1)} per GPU{tight}){as_well}"
     ]
     timed = [size for size in sizes if size.gpu_hours_per_1e9_tokens is not None]
     if len(timed) > 1:

@@ -115,11 +115,6 @@ def strategy_words(strategy: Strategy) -> str:
     return ", ".join(words)
 
 
-def barely_words(headroom_bytes: int) -> str:
-    """``barely: 0.1 GiB headroom``; empty where more than a GiB is left."""
-    return f"barely: {format_gib(headroom_bytes, 1)} headroom" if headroom_bytes < GIB else ""
-
-
 def bound_words(candidate: Candidate) -> str:
     """What takes most of the step: ``the GPUs' compute (82 % of the step)``."""
     time = candidate.time

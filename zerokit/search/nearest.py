@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from zerokit.domain.job import Lora
 from zerokit.domain.strategy import Candidate
-from zerokit.search.explain import BY_SCRIPT, barely_words, host_lack_words, strategy_words
+from zerokit.search.explain import BY_SCRIPT, host_lack_words, strategy_words
 from zerokit.search.gap import halved
+from zerokit.search.headroom import remark
 from zerokit.search.request import Request
 from zerokit.search.space import Pins, unmodelled_with_loss
 from zerokit.units import GIB, counted, format_gib
@@ -36,12 +37,9 @@ _MOST_DOUBLINGS, _MOST_GPUS = 8, 4096
 
 
 def _words(candidate: Candidate, request: Request) -> str:
-    required = candidate.memory.min_vram_bytes
-    barely = barely_words(request.cluster.gpu.driver_vram_bytes - required)
-    return (
-        f"{strategy_words(candidate.strategy)}, {format_gib(required, 1)} required"
-        f"{f' ({barely})' if barely else ''}"
-    )
+    required = format_gib(candidate.memory.min_vram_bytes, 1)
+    tight = remark(candidate, request.cluster.gpu)
+    return f"{strategy_words(candidate.strategy)}, {required} required{f' ({tight})' if tight else ''}"
 
 
 def fixed_options(request: Request) -> list[str]:

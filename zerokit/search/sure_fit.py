@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
-from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM
-from zerokit.memory.components import Component
 from zerokit.search.explain import pace_words
+from zerokit.search.headroom import headroom_bytes, is_sure
 from zerokit.search.request import Request
 from zerokit.search.search import search
 from zerokit.search.strategies import Space
@@ -23,23 +22,17 @@ SURELY_FITS = "surely fits, "
 """Begins the remark beside a choice that only may fit."""
 
 
-def unsure_bytes(memory: MemoryEstimate) -> float:
-    """How far an estimate may be off, where it is of a closed form; 0: it was traced or rehearsed."""
-    if memory.basis != CLOSED_FORM:
-        return 0.0
-    return ACTIVATIONS_WITHIN * memory.worst.components.get(Component.ACTIVATIONS.value, 0)
-
-
 def advise(space: Space, chosen: Candidate, request: Request) -> list[str]:
     """What to say of a choice that only may fit: the fastest strategy that surely does, and what it costs.
 
     The choice stays the fastest: a slower one that fits more surely would make a GPU with more memory, in
     which it surely fits as well, slower than one with less.
     """
-    if not request.timed or is_sure(chosen, space.cluster):
+    if not request.timed or is_sure(chosen.memory, space.cluster.gpu):
         return []
     wider = search(space, top=LOOKED_AT).ranked  # the same remark however many plans are shown
-    sure = next((candidate for candidate in wider if is_sure(candidate, space.cluster)), None)
+    gpu = space.cluster.gpu
+    sure = next((candidate for candidate in wider if is_sure(candidate.memory, gpu)), None)
     if sure is None:
         return []
     costs = f"{_slower_words(sure, chosen)}, {_headroom_words(sure, space.cluster)}"
@@ -50,7 +43,7 @@ def narrow(space: Space, chosen: Candidate, request: Request) -> list[str]:
     """What to say of a traced choice that leaves less than predictions of measured runs were off by: the
     fastest strategy that leaves more, and what it costs."""
     cluster, memory = space.cluster, chosen.memory
-    room, off = _headroom(chosen, cluster), _worst_error_bytes(memory)
+    room, off = headroom_bytes(memory, cluster.gpu), _worst_error_bytes(memory)
     if memory.basis != "traced" or cluster.gpu.name == "cpu" or not 0 <= room < off:
         return []
     said = (
@@ -80,18 +73,8 @@ def _worst_error_bytes(memory: MemoryEstimate) -> int:
     return int(WORST_ERROR * memory.worst.peak_allocated_bytes)
 
 
-def is_sure(candidate: Candidate, cluster: Cluster) -> bool:
-    """Whether the headroom is larger than the estimate may be wrong by."""
-    return _headroom(candidate, cluster) >= unsure_bytes(candidate.memory)
-
-
-def _headroom(candidate: Candidate, cluster: Cluster) -> int:
-    """What the strategy leaves of each GPU. Bytes."""
-    return cluster.gpu.driver_vram_bytes - candidate.memory.min_vram_bytes
-
-
 def _headroom_words(candidate: Candidate, cluster: Cluster) -> str:
-    return f"with {format_gib(_headroom(candidate, cluster), 1)} of headroom"
+    return f"with {format_gib(headroom_bytes(candidate.memory, cluster.gpu), 1)} of headroom"
 
 
 def _slower_words(other: Candidate, chosen: Candidate) -> str:

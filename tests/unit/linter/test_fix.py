@@ -169,6 +169,8 @@ def test_every_quoted_scalar_is_replaced_whole(tmp_path: Path) -> None:
         ("stge", ["stage"], "stage"),
         ("overlap_com", ["overlap_comm"], "overlap_comm"),
         ("microBatch", ["micro_batch"], "micro_batch"),
+        ("gpus_id", ["gpu_ids", "use_cpu"], "gpu_ids"),
+        ("gpus_name", ["gpu_ids"], None),
     ],
 )
 def test_suggestions_are_of_spelling_alone(wrong: str, known: list[str], right: str | None) -> None:

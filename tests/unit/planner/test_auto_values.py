@@ -197,14 +197,14 @@ def test_the_precision_that_is_taken_is_one_that_the_gpu_has(
     [
         ({"bf16": {"enabled": False}, "fp16": {"enabled": "auto"}}, ("--precision", "bf16"),
          "--precision bf16: the file of --deepspeed turns it off"),
-        ({"bf16": {"enabled": True}}, ("--precision", "fp32"), "--precision: the file of --deepspeed"),
-        (TRAINERS, ("--zero", "2"), "--zero: the file of --deepspeed decides it"),
+        ({"bf16": {"enabled": True}}, ("--precision", "fp32"), "ds.json decides it: set bf16"),
+        (TRAINERS, ("--zero", "2"), "ds.json decides it: set zero_optimization.stage ("),
         ({"zero_optimization": {"stage": 2, "offload_param": {"device": "auto"}}}, ("--offload-param", "cpu"),
          "--offload-param cpu: stage 2 ignores it"),
         (TRAINERS, ("--global-batch", "6"), "--global-batch 6 is not 8 per GPU × 1 accumulation × 4"),
         ({"bf16": {"enabled": "auto"}, "fp16": {}}, ("--precision", "fp16"),
          "--precision fp16: the file of --deepspeed turns it off"),
-        (LITERAL, ("--gradient-accumulation", "8"), "--gradient-accumulation: the file"),
+        (LITERAL, ("--gradient-accumulation", "8"), "ds.json decides it: set gradient_accumulation_steps ("),
         (LITERAL, ("--global-batch", "64"), "--global-batch 64 is not 2 per GPU × 4 accumulation × 4"),
     ],
 )  # fmt: skip
@@ -247,7 +247,7 @@ def test_check_says_what_it_took(
     said = capsys.readouterr().err
     assert "bf16, batch size per GPU 8" in said
     assert "left to the script, and taken as: precision bf16, offload_optimizer none" in said
-    assert "`zerokit estimate --deepspeed ds.json`" in said
+    assert "`zerokit estimate --deepspeed ds.json --model " in said
 
 
 @pytest.mark.parametrize(("line", "taken"), [("mixed_precision: 'no'\n", "fp32"), ("", "fp32"),

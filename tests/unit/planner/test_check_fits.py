@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+import zerokit
+from tests.support.command import as_json, call
 from zerokit.cli import run
+from zerokit.units import GIB
 
 ACCELERATE = """\
 compute_environment: LOCAL_MACHINE
@@ -28,7 +33,7 @@ JOB = ["--model", "llama-3.1-8b", "--gpu", "a100-40gb"]
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "1000")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,65 @@ def test_a_deepspeed_file_that_fits_says_so(capsys: pytest.CaptureFixture[str]) 
     assert "--gpu or --vram tells whether it fits" in capsys.readouterr().err
     assert run(["check", "ds.json", *job, "-q"]) == 0
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("style", ["text", "json", "github", "sarif", "junit"])
+def test_what_does_not_fit_names_options_on_the_command_line_and_arguments_in_python(
+    style: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config.yaml").write_text(ACCELERATE.format(kind="DEEPSPEED", stage=2, offload="none"))
+    code, out, _ = call(capsys, "check", "config.yaml", *JOB, "--format", style)
+    assert (
+        code == 0
+        and "tokens each: --micro-batch and --seq-len not given" in out
+        and "--checkpointing full" in out
+    )
+    result = zerokit.check("config.yaml", model="llama-3.1-8b", gpu="a100-40gb")
+    (finding,) = (finding for finding in result.findings if finding.rule == "does-not-fit")
+    (fit,) = result.fits.values()
+    assert (
+        "tokens each: micro_batch and seq_len not given" in finding.message and fit.message == finding.message
+    )
+    assert finding.fix.endswith("with checkpointing full")
+
+
+def test_the_estimate_that_takes_other_values_is_of_the_same_job(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my ds.json").write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}')
+    code, _, err = call(capsys, "check", "my ds.json", *JOB, "--world-size", "8", "--lora-rank", "8",
+                        "--method", "lora")  # fmt: skip
+    said = re.search(r"left to the script, .* \(`zerokit (estimate .*)` takes other values\)", err)
+    assert code == 0 and said is not None
+    required = as_json(capsys, *shlex.split(said[1]))["min_vram_bytes"]
+    assert f"fits: {required / GIB:.2f} GiB required" in err
+
+
+def test_a_batch_that_the_file_leaves_open_is_taken_from_the_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("config.yaml").write_text(ACCELERATE.format(kind="DEEPSPEED", stage=3, offload="none"))
+    open_file = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    Path("open.json").write_text(json.dumps(open_file))
+    Path("auto.json").write_text(json.dumps(open_file | {"train_micro_batch_size_per_gpu": "auto"}))
+    Path("fixed.json").write_text(json.dumps(open_file | {"train_micro_batch_size_per_gpu": 2}))
+    job = (*JOB, "--gpus", "8", "--checkpointing", "full")
+    _, _, assumed = call(capsys, "check", "config.yaml", *job)
+    assert "batch size per GPU 1, 2,048 tokens each: --micro-batch and --seq-len not given)" in assumed
+    for name in ("config.yaml", "open.json", "auto.json"):
+        code, _, err = call(capsys, "check", name, *job, "--micro-batch", "2")
+        assert code == 0 and "batch size per GPU 2, 2,048 tokens each: --seq-len not given)" in err, err
+        assert "micro-batch" not in err.partition("left to the script")[2].partition("`")[0]
+    zero_3 = ("--zero", "3", "--gradient-accumulation", "4", "--micro-batch", "2")
+    required = as_json(capsys, "estimate", *job, *zero_3)["min_vram_bytes"]
+    fit = zerokit.check("config.yaml", model="llama-3.1-8b", gpu="a100-40gb", checkpointing="full",
+                        micro_batch=2).fits["config.yaml"]  # fmt: skip
+    assert f"fits: {required / GIB:.2f} GiB required" in fit.message
+    code, _, err = call(capsys, "check", "fixed.json", *job, "--micro-batch", "4")
+    assert (
+        code == 2
+        and "--micro-batch: fixed.json decides it: set train_micro_batch_size_per_gpu (2 now)" in err
+    )
+    code, _, err = call(capsys, "check", "fixed.json", "--micro-batch", "4")
+    assert code == 2 and "--micro-batch: needed only to tell whether it fits" in err
 
 
 def test_what_is_not_told_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,8 +59,8 @@ def test_what_a_file_decides_is_refused_beside_it(
     path.write_text(json.dumps(config))
     assert run(["estimate", *ONE, "--deepspeed", str(path), *option]) == 2
     err = capsys.readouterr().err
-    assert f"{option[0]}: the file of --deepspeed decides it: set " in err
-    assert edit in err and f"in {path}, or leave out --deepspeed" in err
+    assert f"{option[0]}: {path} decides it: set " in err
+    assert edit in err and f" in it, or leave out {option[0]}\n" in err
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_own_files_are_read_by_path(tmp_path: Path) -> None:
     path.write_text("title: mine\nparams: 7b\n")
     assert recipes.load_any(str(path)).title == "mine"
     assert recipes.load_any("cpu-demo").name == "cpu-demo"
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="there is no file or recipe"):
         recipes.load_any(str(tmp_path / "absent.yaml"))
 
 
@@ -244,6 +244,25 @@ def test_differences_within_and_beyond_tolerance() -> None:
     ]  # fmt: skip
 
 
+def test_a_misspelt_file_is_answered_with_the_one_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    (tmp_path / "my-job.yaml").write_text("title: t\nrequest: {params: 20m}\n")
+    for name, meant in (
+        ("my-jbo.yaml", "my-job.yaml"),
+        (f"{tmp_path}/my-jbo.yaml", f"{tmp_path}/my-job.yaml"),
+        ("cpu-dmeo.yaml", "cpu-demo"),
+    ):
+        said = f"there is no file or recipe '{name}'; did you mean {meant}?"
+        assert run(["recipes", "check", name]) == 2
+        assert f"{name}: {said}\n" in capsys.readouterr().out
+        assert run(["plan", "--recipe", name]) == 2
+        assert f"zerokit: {said}\n" in capsys.readouterr().err
+    assert run(["recipes", "show", "cpu-demo.yaml"]) == 0
+
+
 def test_list_show_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipes", "list"]) == 0
     listed = capsys.readouterr().out
@@ -255,7 +274,7 @@ def test_list_show_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert run(["recipes", "show", "cpu-demos"]) == 2
     assert "did you mean cpu-demo" in capsys.readouterr().err
     assert run(["recipes", "show", "absent.yaml"]) == 2
-    assert "there is no recipe 'absent.yaml'" in capsys.readouterr().err
+    assert "there is no file or recipe 'absent.yaml'\n" in capsys.readouterr().err
     assert run(["recipes", "show", "cpu-demo", "seq_lenn=4"]) == 2
     assert "unknown key 'seq_lenn'; did you mean 'seq_len'?" in capsys.readouterr().err
     assert run(["recipes", "show", "cpu-demo", "seqlen=4"]) == 2

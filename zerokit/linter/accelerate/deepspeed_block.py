@@ -228,7 +228,8 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
         fix = f"set zero_stage to {stages}, or {key} to none"
         if device == "nvme":
             fix = (
-                f"set {key} to none, or {_NVME_IN_FILE}, at stage {stages}; accelerate launch drops the path"
+                f"set {key} to none, or {_NVME_IN_FILE}, at stage {stages}; "
+                "accelerate launch passes on no path"
             )
         yield finding_at(
             document,
@@ -245,7 +246,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
             document,
             path,
             "accelerate-nvme-path-dropped",
-            "accelerate launch passes on the device and drops the path: DeepSpeed writes to a folder 'none'",
+            "accelerate launch passes on the device, but never a path: DeepSpeed writes to a folder 'none'",
             _NVME_IN_FILE,
             source=f"Accelerate {ACCELERATE_VERSION}, utils/launch.py, prepare_deepspeed_cmd_env",
         )

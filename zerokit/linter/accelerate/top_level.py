@@ -52,8 +52,8 @@ def lint_accelerate(
             location=problem.location,
             rule=problem.rule,
             severity="error",
-            message=problem.message,
-            fix=problem.fix,
+            marked=problem.message,
+            marked_fix=problem.fix,
         )
         for problem in document.problems
         if problem.rule != "yaml-number-as-text" or _is_read(document, problem.location)

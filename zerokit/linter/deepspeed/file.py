@@ -58,8 +58,8 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
             location=problem.location,
             rule=problem.rule,
             severity=_severity(problem.rule, reading),
-            message=problem.message,
-            fix=problem.fix,
+            marked=problem.message,
+            marked_fix=problem.fix,
             suggests=_key_at(document, problem.location),
         )
         for problem in document.problems
@@ -179,8 +179,8 @@ def _rules(document: Document, reading: _Where) -> Iterator[Finding]:
             location=document.location(tuple(violation.key.split(".")) if violation.key else ()),
             rule=violation.rule.id,
             severity=severity,
-            message=violation.message,
-            fix=violation.fix,
+            marked=violation.message,
+            marked_fix=violation.fix,
             source=_source(violation.rule),
             edits=_safe_edits(violation, setup),
             missing=violation.rule.missing,
@@ -247,6 +247,6 @@ def _hardware(document: Document, context: Context) -> Iterator[Finding]:
             location=document.location((precision, "enabled")),
             rule="precision-not-in-hardware",
             severity="error",
-            message=f"{context.gpu_name} has no {precision} in hardware: training fails or crawls",
-            fix=f"use {' or '.join(sorted(context.precisions - {'fp32'})) or 'fp32'}",
+            marked=f"{context.gpu_name} has no {precision} in hardware: training fails or crawls",
+            marked_fix=f"use {' or '.join(sorted(context.precisions - {'fp32'})) or 'fp32'}",
         )

@@ -87,11 +87,20 @@ def test_a_wrong_name_is_not_corrected_to_a_key_that_is_refused(
     assert [one.rule for one in written] == (["accelerate-unknown-key"] if named == "num_machine" else [])
 
 
+@pytest.mark.parametrize("path", ["", "  offload_param_nvme_path: /nvme\n"])
+def test_nvme_offload_is_told_alike_with_a_path_and_without(path: str, tmp_path: Path) -> None:
+    file = tmp_path / "accelerate.yaml"
+    file.write_text("distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 3\n"
+                    f"  offload_param_device: nvme\n{path}")  # fmt: skip
+    (finding,) = (one for one in check(str(file)).findings if one.rule == "accelerate-nvme-path-dropped")
+    assert finding.message.startswith("accelerate launch passes on the device, but never a path: ")
+
+
 @pytest.mark.parametrize(("stage", "name"), [(2, "param"), (0, "param"), (0, "optimizer")])
 def test_the_fix_of_nvme_offload_at_the_wrong_stage_leads_into_no_error(
     stage: int, name: str, tmp_path: Path
 ) -> None:
-    """At the right stage accelerate launch would drop the path."""
+    """At the right stage accelerate launch would pass on no path."""
     path, key = tmp_path / "accelerate.yaml", f"offload_{name}_device"
     path.write_text(
         "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n"
@@ -99,7 +108,7 @@ def test_the_fix_of_nvme_offload_at_the_wrong_stage_leads_into_no_error(
     )
     (finding,) = (one for one in check(str(path)).findings if one.rule == "accelerate-offload-stage")
     assert finding.fix.startswith(f"set {key} to none, or give NVMe offload in a DeepSpeed JSON")
-    assert finding.fix.endswith("accelerate launch drops the path")
+    assert finding.fix.endswith("accelerate launch passes on no path")
     path.write_text(path.read_text().replace(": nvme", ": cpu"))
     (finding,) = (one for one in check(str(path)).findings if one.rule == "accelerate-offload-stage")
     assert finding.fix.startswith("set zero_stage to ")
