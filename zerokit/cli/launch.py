@@ -249,9 +249,9 @@ def _show_dry_run(dry: DryRun, *, has_plan: bool) -> None:
         "a dry run does not start the script, so not every wrong or missing option or file of its own is seen"
     )
     if dry.rehearsal == "done":
-        say(f"{unseen}; the plan's rehearsal ran this very command")
+        say(f"{unseen}; the plan's rehearsal ran the script with these options")
     elif dry.rehearsal == "other devices":
-        say(f"{unseen}; the plan's rehearsal ran the script with these arguments, on the plan's GPUs")
+        say(f"{unseen}; the plan's rehearsal ran the script with these options, on the plan's GPUs")
     elif dry.rehearsal == "named":
         say(f"{unseen}; the `zerokit plan` command above rehearses the script, and sees them")
     else:
