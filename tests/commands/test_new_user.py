@@ -47,6 +47,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plan --checkpoint", "did you mean --checkpointing?"),
         ("doctor --measur", "did you mean --measure?"),
         ("plan --model gpt2 --gpu h20x", "did you mean h20-96gb or h200? `zerokit gpus`"),
+        ("gpus rtx4909", "is not in the catalogue; did you mean rtx-4090? `zerokit gpus` lists them\n"),
+        ("gpus 8", "'8' is not in the catalogue; `zerokit gpus` lists them\n"),
         ("plan --params 7b --gpu 8", "--gpu 8: for the number of GPUs, give --gpus 8"),
         (
             "plan --params 70 --gpus 8",
