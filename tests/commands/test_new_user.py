@@ -85,7 +85,15 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plan train.py --gpus 8", "zerokit plan … -- train.py ARGS"),
         ("plan --model gpt2 --gpus 1 --vram 24Gb", "is in bits; use GiB"),
         ("emit slurm train.py", "did you mean `zerokit emit sbatch`?"),
-        ("launch --deepspeed train.py", "--deepspeed took train.py as its value; name a script"),
+        (
+            "launch --deepspeed train.py --gpus 2",
+            "--deepspeed took train.py as its value; name a script, for example: zerokit launch --deepspeed "
+            "FILE --gpus 2 train.py\n",
+        ),
+        ("launch --plan=train.py", "for example: zerokit launch --plan=DIR train.py\n"),
+        ("launch", "launch: name a script, for example: zerokit launch --plan DIR train.py\n"),
+        ("rehearse --gpus 2", "name a script, for example: zerokit rehearse --gpus 2 train.py\n"),
+        ("tune --params 1m --device cpu", "example: zerokit tune --params 1m --device cpu train.py\n"),
         ("emit nosuch", "there is no command 'nosuch'; `zerokit emit --help` lists them"),
         ("plan --model gpt2 --gpus 1 --global-batch 2 x=3", "x=3: only with --recipe"),
     ],
