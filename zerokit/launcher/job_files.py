@@ -219,8 +219,9 @@ def _facts(path: Path, style: str) -> ScriptFacts:
     try:
         return read_script(path, None)
     except InputError as error:
+        joint = " With" if error.marked.endswith("?") else "; with"
         raise InputError(
-            f"{error.marked}; with ⟨style⟩ raw, accelerate or trainer it need not be here"
+            f"{error.marked}{joint} ⟨style⟩ raw, accelerate or trainer it need not be here"
         ) from None
 
 
