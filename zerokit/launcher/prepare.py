@@ -78,7 +78,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     target = options.target
     script = Path(target.script) if target.script is not None else None
     facts = reader.read_script(script, target.module, target.source)
-    untrained, read = plan_agreement.read_of_source(facts, target, "launch")
+    untrained, read = plan_agreement.read_of_source(facts, target, options.command)
     plan, config = read_plan(options.plan) if options.plan is not None else (None, None)
     if options.deepspeed is not None:
         config = _read_config(Path(options.deepspeed), "deepspeed")
