@@ -23,6 +23,7 @@ from zerokit.script.agreement import refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.named_model import named_model
+from zerokit.script.placeholders import refuse_misspelt
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import STYLES, read_script
 from zerokit.script.scripts_optimizer import with_optimizer_of
@@ -123,6 +124,7 @@ class Tuning:
         arguments = target.arguments
         script = Path(target.script) if target.script is not None else None
         facts = read_script(script, target.module, target.source)
+        refuse_misspelt(arguments)
         style = settings.style
         if style == "auto":
             style = facts.style
