@@ -74,6 +74,11 @@ def alike(text: str, names: Iterable[str], most: int = 1) -> list[str]:
     return difflib.get_close_matches(text, list(names), n=most, cutoff=_ALIKE)
 
 
+def much_alike(text: str, names: Iterable[str]) -> list[str]:
+    """The likest name, if ``text`` has nearly all of its letters in order: ``rtx4909`` for ``rtx-4090``."""
+    return difflib.get_close_matches(text, list(names), n=1, cutoff=_CUTOFF)
+
+
 def misspelt(text: str, names: Iterable[str], most: int = 1, *, unfinished: bool = False) -> list[str]:
     """Up to ``most`` of the names that ``text`` is with a slip of the finger; all equally near.
 

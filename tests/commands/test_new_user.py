@@ -47,6 +47,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plan --checkpoint", "did you mean --checkpointing?"),
         ("doctor --measur", "did you mean --measure?"),
         ("plan --model gpt2 --gpu h20x", "did you mean h20-96gb or h200? `zerokit gpus`"),
+        ("gpus rtx4909", "is not in the catalogue; did you mean rtx-4090? `zerokit gpus` lists them\n"),
+        ("gpus 8", "'8' is not in the catalogue; `zerokit gpus` lists them\n"),
         ("plan --params 7b --gpu 8", "--gpu 8: for the number of GPUs, give --gpus 8"),
         (
             "plan --params 70 --gpus 8",
@@ -83,7 +85,18 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plan train.py --gpus 8", "zerokit plan … -- train.py ARGS"),
         ("plan --model gpt2 --gpus 1 --vram 24Gb", "is in bits; use GiB"),
         ("emit slurm train.py", "did you mean `zerokit emit sbatch`?"),
-        ("launch --deepspeed train.py", "--deepspeed took train.py as its value; name a script"),
+        (
+            "launch --deepspeed train.py --gpus 2",
+            "--deepspeed took train.py as its value; name a script, for example: zerokit launch --deepspeed "
+            "FILE --gpus 2 train.py\n",
+        ),
+        ("launch --plan=train.py", "for example: zerokit launch --plan=DIR train.py\n"),
+        ("launch", "launch: name a script, for example: zerokit launch --plan DIR train.py\n"),
+        ("rehearse --gpus 2", "name a script, for example: zerokit rehearse --gpus 2 train.py\n"),
+        ("tune --params 1m --device cpu", "example: zerokit tune --params 1m --device cpu train.py\n"),
+        ("report run --metrics m.prom", "no option --metrics; it is an option of `zerokit watch`"),
+        ("watch run --html x.html", "no option --html; it is an option of `zerokit report`"),
+        ("report run --bogus", "no option --bogus; `zerokit report --help` lists them"),
         ("emit nosuch", "there is no command 'nosuch'; `zerokit emit --help` lists them"),
         ("plan --model gpt2 --gpus 1 --global-batch 2 x=3", "x=3: only with --recipe"),
     ],

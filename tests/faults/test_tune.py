@@ -18,8 +18,11 @@ from tests.faults.conftest import PROGRAMS, wait_for
 
 JOB = ("--model", "gpt2", "--device", "cpu", "--gpus", "2", "--seq-len", "128", "--global-batch", "8",
        "--host-ram", "32GiB", "--precision", "fp32")  # fmt: skip
-
-
+KNOWN = (
+    "import argparse, deepspeed\np = argparse.ArgumentParser()\ndeepspeed.add_config_arguments(p)\n"
+    "p.add_argument('--batch', type=int)\np.parse_args()\ndeepspeed.initialize()\n"
+)
+"""A script whose options are all in its source."""
 PINS = ("--micro-batch", "2", "--checkpointing", "none", "--top", "4", "--steps", "6", "--grace", "2")
 
 
@@ -219,6 +222,8 @@ def test_a_second_tune_in_the_same_folder_loses_nothing(tune: Start) -> None:
         ([*JOB, "nowhere.py"], "there is no such file"),
         ([*JOB, "SCRIPT", "--deepspeed_config", "mine.json"], "leave it out"),
         ([*JOB, "plain.py"], "no plan reaches this script"),
+        ([*JOB, "known.py", "--dry-run"], "stand before the script: zerokit tune --dry-run … known.py …"),
+        ([*JOB, "known.py", "--batch", "{microbatch}"], "is not filled in; did you mean {micro_batch}?"),
         (["--model", "gpt2", "--gpu", "h200", "SCRIPT"], "--gpu h200"),
         (["--model", "gpt2", "--vram", "80GiB", "SCRIPT"], "--vram"),
         (["--model", "gpt2", "--gpus", "2", "--device", "cuda", "SCRIPT"], "no GPU was found"),
@@ -232,10 +237,25 @@ def test_bad_input_is_refused_before_anything_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.defpath)
     (tmp_path / "plain.py").write_text("print('trains nothing')\n")
+    (tmp_path / "known.py").write_text(KNOWN)
     given = [str(PROGRAMS / "tuned.py") if argument == "SCRIPT" else argument for argument in arguments]
     assert run(["tune", *given]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_warns_of_an_option_that_the_script_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from zerokit.cli import run
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "known.py").write_text(KNOWN)
+    assert run(["tune", *JOB, "--dry-run", "known.py", "--btach", "2"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("has no option --btach, and ends where it gets one: did you mean --batch?") == 1
+    assert run(["tune", *JOB, "--dry-run", "known.py", "--batch", "{micro_batch}"]) == 0
+    assert "warning" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("model", "is_warned"), [("llama-3.1-8b", True), ("gpt2", False)])

@@ -111,7 +111,7 @@ def catalog() -> tuple[Gpu, ...]:
 def lookup(text: str, option: str = "⟨gpu⟩ ") -> Gpu:
     """The GPU that a name means: ``h100-sxm-80gb``, ``A100-80GB``, ``a100 80gb``, ``NVIDIA H100 80GB HBM3``.
 
-    ``option`` stands before the name in messages.
+    ``option`` stands before the name in messages; empty where no ``⟨vram⟩`` can be given instead.
 
     Raises:
         InputError: no GPU has this name. The message lists those that an incomplete name could
@@ -128,7 +128,7 @@ def lookup(text: str, option: str = "⟨gpu⟩ ") -> Gpu:
     could_be = tuple(gpu.name for gpu in candidates) or could_mean(
         ((gpu.name, between) for gpu, between in _skipped(words)), closest_only=False
     )  # a driver's name has the size beside the model's, which the catalogue's names part
-    raise InputError(option + (f"{text!r} {incomplete(could_be)}" if could_be else _unknown(text)))
+    raise InputError(option + (f"{text!r} {incomplete(could_be)}" if could_be else _unknown(text, option)))
 
 
 def for_driver(name: str, driver_vram_bytes: int) -> tuple[Gpu | None, str]:
@@ -348,15 +348,15 @@ _NOT_MODELLED = {
 """Parts of a name -> why no card with such a name can be planned for."""
 
 
-def _unknown(text: str) -> str:
+def _unknown(text: str, option: str = "⟨gpu⟩ ") -> str:
     for parts, why in _NOT_MODELLED.items():
         if any(part in text.lower() for part in parts):
             return f"{text}: not modelled: {why}"
-    if text.isdecimal():
+    if text.isdecimal() and option:
         return f"{text}: for the number of GPUs, give ⟨gpus⟩ {text}; ⟨gpu⟩ takes a name (`zerokit gpus`)"
     return (
         f"{text!r} is not in the catalogue; {suggestions(text, names())}"
-        "`zerokit gpus` lists them, or give ⟨vram⟩ SIZE per GPU instead"
+        f"`zerokit gpus` lists them{', or give ⟨vram⟩ SIZE per GPU instead' if option else ''}"
     )
 
 

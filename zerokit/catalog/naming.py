@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from zerokit.suggest import alternatives, misspelt
+from zerokit.suggest import alternatives, misspelt, much_alike
 
 Words: TypeAlias = tuple[str, ...]
 
@@ -97,5 +97,6 @@ def incomplete(candidates: Sequence[str]) -> str:
 
 def suggestions(text: str, names: Sequence[str]) -> str:
     """``did you mean …?`` with a space after it, or nothing where no name is alike."""
-    close = misspelt(text.lower().rpartition("/")[2], names, most=_MOST_LISTED, unfinished=True)
+    typed = text.lower().rpartition("/")[2]
+    close = misspelt(typed, names, most=_MOST_LISTED, unfinished=True) or much_alike(typed, names)
     return f"did you mean {alternatives(close)}? " if close else ""

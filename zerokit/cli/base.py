@@ -190,6 +190,8 @@ def unknown_option(error: click.NoSuchOption) -> str:
     if takes_script:
         command = path.removeprefix(program()).strip()
         hint = in_place_of_accelerate_yaml(name, command, parameter_names) or hint
+    if hint is None and context is not None and (sibling := _sibling_with(key, context)) is not None:
+        hint = f"it is an option of `zerokit {sibling}`"
     if hint is None and key in BY_NAME:
         hint = "it is an option of `zerokit plan`"
     if hint is None and takes_script:
@@ -197,6 +199,17 @@ def unknown_option(error: click.NoSuchOption) -> str:
     return as_options(f"{path}: there is no option {name}; {hint or f'`{path} --help` lists them'}")
 
 
+def _sibling_with(key: str, context: click.Context) -> str | None:
+    """The command that shows the same as this one otherwise, if it has the option."""
+    sibling = _SIBLINGS.get(context.info_name or "")
+    group = context.parent.command if context.parent is not None else None
+    command = group.get_command(context, sibling) if sibling and isinstance(group, click.Group) else None
+    has_it = command is not None and any(key in _names(parameter) for parameter in command.params)
+    return sibling if has_it else None
+
+
+_SIBLINGS = {"report": "watch", "watch": "report"}
+"""Commands that show a run: when it is over, and while it lasts."""
 _AFTER_A_COMMAND = {
     "-v": "use -V for the version; plan and estimate have a -v of their own, for all details",
     "-q": "it goes after a command, as in `zerokit plan -q`",

@@ -11,6 +11,7 @@ import click
 
 from zerokit.cli.base import Group
 from zerokit.cli.say import say
+from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.errors import InputError
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 
@@ -63,7 +64,7 @@ def _for_job(function: Callable[..., None]) -> Callable[..., None]:
 
         command = f"emit {click.get_current_context().info_name}"
         if not script:
-            raise InputError(f"{command}: name a script, for example: zerokit {command} [OPTIONS] train.py")
+            raise no_script()
         job = JobScript(command=command, folder=folder, script=script, style=style, variables=variables,
                           no_arguments=no_arguments, accept_mismatch=accept_mismatch)  # fmt: skip
         function(job, **options)
@@ -134,7 +135,7 @@ def hostfile_command(hosts: tuple[str, ...], folder: str, out: str | None) -> No
     _write(job_files.hostfile(folder, hosts), out)
 
 
-@command.command("sbatch", context_settings=_SCRIPT)
+@command.command("sbatch", cls=ScriptCommand, context_settings=_SCRIPT)
 @click.option("--job-name", default="zerokit", show_default=True, metavar="NAME")
 @click.option(
     "--time", "time_limit", metavar="LIMIT", help="As Slurm takes it: 12:00:00 or 2-00:00:00; 12 is minutes."
@@ -152,7 +153,7 @@ def sbatch_command(job: JobScript, job_name: str, time_limit: str | None, out: s
     _write(job_files.sbatch_script(job, job_name=job_name, time_limit=time_limit, say=say), out)
 
 
-@command.command("kubernetes", context_settings=_SCRIPT)
+@command.command("kubernetes", cls=ScriptCommand, context_settings=_SCRIPT)
 @click.option("--image", required=True, metavar="IMAGE", help="The container image that holds SCRIPT.")
 @click.option("--name", default="zerokit", show_default=True, metavar="NAME", help="Of the Job.")
 @click.option("--gpu-resource", default="nvidia.com/gpu", show_default=True, metavar="RESOURCE")

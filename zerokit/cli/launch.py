@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerokit.cli.say import is_loud, say
-from zerokit.cli.script_command import ScriptCommand
+from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.errors import InputError
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 
@@ -194,10 +194,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     if options["recipe"] and module is None:
         overrides, arguments = _overrides(arguments)
     if module is None and not arguments:
-        taken = next((name for name in ("plan", "deepspeed", "recipe", "hostfile")
-                      if str(options[name] or "").endswith(".py")), None)  # fmt: skip
-        why = f"⟨{taken}⟩ took {options[taken]} as its value; " if taken else ""
-        raise InputError(f"launch: {why}name a script, for example: zerokit launch --plan DIR train.py")
+        raise no_script("--plan DIR")
     resolved = entry_points.target_of(module, arguments)
     if resolved.note is not None:
         say(resolved.note)
@@ -249,9 +246,9 @@ def _show_dry_run(dry: DryRun, *, has_plan: bool) -> None:
         "a dry run does not start the script, so not every wrong or missing option or file of its own is seen"
     )
     if dry.rehearsal == "done":
-        say(f"{unseen}; the plan's rehearsal ran this very command")
+        say(f"{unseen}; the plan's rehearsal ran the script with these options")
     elif dry.rehearsal == "other devices":
-        say(f"{unseen}; the plan's rehearsal ran the script with these arguments, on the plan's GPUs")
+        say(f"{unseen}; the plan's rehearsal ran the script with these options, on the plan's GPUs")
     elif dry.rehearsal == "named":
         say(f"{unseen}; the `zerokit plan` command above rehearses the script, and sees them")
     else:

@@ -10,8 +10,7 @@ import click
 
 from zerokit.cli.base import WORDS
 from zerokit.cli.say import say
-from zerokit.cli.script_command import ScriptCommand
-from zerokit.errors import InputError
+from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.files import write_whole
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     module, out = options.pop("module"), options["out"]
     as_json, html = options.pop("as_json"), options.pop("html")
     if module is None and not arguments:
-        raise InputError("rehearse: name a script, for example: zerokit rehearse --gpu h200 train.py")
+        raise no_script("--gpu h200")
     resolved = entry_points.target_of(module, arguments, "rehearse")
     if resolved.note is not None:
         say(resolved.note)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+
 import click
 
 from zerokit.cli.base import WORDS, Command
+from zerokit.errors import InputError
+from zerokit.messages import program
 
 
 class ScriptCommand(Command):
@@ -23,3 +28,30 @@ class ScriptCommand(Command):
                 args = [*args[:index], "--", *args[index:]]
                 break
         return super().parse_args(ctx, args)
+
+
+def no_script(example: str = "") -> InputError:
+    """What to say where a command's script is missing: what was typed, with a script behind it.
+
+    Args:
+        example: options to show where none was typed.
+    """
+    from zerokit.launcher.secrets import Secrets
+
+    context = click.get_current_context()
+    words = list(context.meta[WORDS][1:])
+    command, script, why = context.command_path.removeprefix(program()).strip(), "train.py", ""
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if isinstance(option, click.Option) and isinstance(value, str) and value.endswith(".py"):
+            why, script = f"⟨{option.name}⟩ took {value} as its value; ", value
+            words = [_with_metavar(word, value, option.metavar or "VALUE") for word in words]
+    shown = shlex.join(Secrets(os.environ, words).argv(words)) or example
+    typed = " ".join(filter(None, (f"zerokit {command}", shown, shlex.quote(script))))
+    return InputError(f"{command}: {why}name a script, for example: {typed}")
+
+
+def _with_metavar(word: str, value: str, metavar: str) -> str:
+    """A word that is an option's value, or ends with it, with what stands for the value in its place."""
+    is_value = word == value or (word.startswith("-") and word.endswith(f"={value}"))
+    return word.removesuffix(value) + metavar if is_value else word

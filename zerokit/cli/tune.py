@@ -9,7 +9,7 @@ import click
 
 from zerokit.cli import options as shared_options
 from zerokit.cli.say import is_loud, say
-from zerokit.cli.script_command import ScriptCommand
+from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.errors import InputError
 from zerokit.launcher.supervisor.heartbeat_default import TUNE_SECONDS
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
@@ -97,7 +97,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
              "rehearsal_seconds", "show", "module", "dry_run", "as_json")  # fmt: skip
     tune_options = {name: options.pop(name) for name in names}
     if tune_options["module"] is None and not arguments:
-        raise InputError("tune: name a script, for example: zerokit tune --model gpt2 train.py")
+        raise no_script("--model gpt2")
     if tune_options["as_json"] and tune_options["show"] != "none":
         raise InputError("--json: standard output carries the result; leave --show out")
     settings = TuneSettings(

@@ -236,23 +236,30 @@ def write(
     return path
 
 
+class NotAPlan(FileInputError):
+    """A readable file of another kind stands where a plan is expected."""
+
+
 def read(location: str | pathlib.Path) -> PlanFile:
     """Read a plan from its folder or its file.
 
     Raises:
-        FileInputError: missing, not a plan, or a value of the wrong kind, with line and column.
+        NotAPlan: a file of another kind.
+        FileInputError: missing, or a value of the wrong kind, with line and column.
     """
     path = pathlib.Path(location)
     if path.is_dir():
         path = path / FILE_NAME
     if not path.exists():
         raise FileInputError(location, _missing(path.parent if path.name == FILE_NAME else path))
+    if path.suffix == ".py":
+        raise FileInputError(location, "is a Python script, not a plan")
     document = load_yaml(path)
     body = document.value
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
         if path.name != FILE_NAME and (path.parent / FILE_NAME).is_file():
             raise FileInputError(location, f"is one file of a plan: name its folder, {path.parent}")
-        raise document.error(("schema",), f"is not a plan: expected `schema: {SCHEMA}`")
+        raise NotAPlan(path, f"is not a plan: expected `schema: {SCHEMA}`", *document.location(("schema",)))
     for name in ("request", "chosen"):
         _expect(document, (name,), dict)
     for name, kind in _CHOSEN_REQUIRED.items():

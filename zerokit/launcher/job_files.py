@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zerokit.domain.job import Job
-from zerokit.emit import jobs, plan_file
+from zerokit.emit import jobs
 from zerokit.emit.accelerate import accelerate_yaml
 from zerokit.emit.deepspeed import VARIANTS, deepspeed_config
 from zerokit.emit.files import DEEPSPEED_NAMES
@@ -16,7 +16,7 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher import plan_agreement, rehearsed_plan
 from zerokit.launcher.command import script_options
-from zerokit.launcher.prepare import read_plan
+from zerokit.launcher.given_plan import read_plan, read_plan_file
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
@@ -69,7 +69,7 @@ def deepspeed_json(folder: str, variant: str) -> str:
     Raises:
         InputError: there is no such plan, or no such variant.
     """
-    return json.dumps(deepspeed_config(plan_file.read(folder).strategy(), Job(), variant=variant), indent=2)
+    return json.dumps(deepspeed_config(read_plan_file(folder).strategy(), Job(), variant=variant), indent=2)
 
 
 def accelerate_config(folder: str, form: str, config: str | None) -> str:
@@ -84,7 +84,7 @@ def accelerate_config(folder: str, form: str, config: str | None) -> str:
     """
     if form == "plugin" and config is not None:
         raise InputError("⟨deepspeed⟩: only with ⟨form⟩ file")
-    plan = plan_file.read(folder)
+    plan = read_plan_file(folder)
     named = config or str(_config(plan, "accelerate").absolute())
     return accelerate_yaml(
         plan.strategy(),
@@ -100,7 +100,7 @@ def hostfile(folder: str, hosts: Sequence[str]) -> str:
     Raises:
         InputError: there is no such plan, or it is for another number of nodes.
     """
-    plan = plan_file.read(folder)
+    plan = read_plan_file(folder)
     return jobs.hostfile(hosts, plan.strategy(), plan.nodes)
 
 
@@ -219,13 +219,14 @@ def _facts(path: Path, style: str) -> ScriptFacts:
     try:
         return read_script(path, None)
     except InputError as error:
+        joint = " With" if error.marked.endswith("?") else "; with"
         raise InputError(
-            f"{error.marked}; with ⟨style⟩ raw, accelerate or trainer it need not be here"
+            f"{error.marked}{joint} ⟨style⟩ raw, accelerate or trainer it need not be here"
         ) from None
 
 
 def _for_gpus(folder: str) -> PlanFile:
-    plan = plan_file.read(folder)
+    plan = read_plan_file(folder)
     if plan.cluster.get("gpu") == "cpu":
         raise InputError(f"⟨plan⟩ {folder}: it is for CPU ranks of one machine; plan for GPUs, with --gpu")
     return plan

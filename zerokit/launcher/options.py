@@ -19,6 +19,7 @@ class LaunchOptions:
     """The options of ``zerokit launch``. Seconds; ``None``: not given.
 
     Attributes:
+        command: of zerokit, that was typed: in whose options the script's name ends.
         plan: a folder that ``zerokit plan`` wrote, or its plan.yaml.
         deepspeed: a DeepSpeed JSON of the user's own, in place of a plan.
         device: ``auto``, ``cuda`` or ``cpu``.
@@ -40,6 +41,7 @@ class LaunchOptions:
     """
 
     target: Target
+    command: str = "launch"
     plan: str | None = None
     deepspeed: str | None = None
     device: str = "auto"

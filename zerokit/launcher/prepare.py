@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokit.emit import plan_file
 from zerokit.emit.plan_file import PlanFile
-from zerokit.errors import InputError, about
+from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.files import home_folder
 from zerokit.launcher import (
@@ -24,6 +23,7 @@ from zerokit.launcher import (
     run_folder,
 )
 from zerokit.launcher import command as commands
+from zerokit.launcher.given_plan import read_config, read_plan
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
 from zerokit.launcher.options import LaunchOptions
@@ -39,32 +39,6 @@ from zerokit.units import counted
 _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
 
 
-def read_plan(folder: str) -> tuple[PlanFile, dict[str, Any]]:
-    """The plan file and its DeepSpeed configuration (``ds_config.json`` beside it goes first).
-
-    Raises:
-        InputError: no plan there, or a file in it that cannot be read.
-    """
-    with about("plan"):
-        plan = plan_file.read(folder)
-    path = plan.folder / CONFIG_FILE
-    return plan, _read_config(path, "plan") if path.is_file() else dict(plan.chosen["deepspeed_config"])
-
-
-def _read_config(path: Path, argument: str) -> dict[str, Any]:
-    """A DeepSpeed JSON, which this argument names.
-
-    Raises:
-        InputError: it cannot be read, or is none.
-    """
-    from zerokit.linter.given_file import load_deepspeed
-
-    with about(argument):
-        document = load_deepspeed(path)
-        plan_file.check_config(document)
-    return dict(document.value)
-
-
 def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run: bool = False) -> Launch:
     """Decide everything. Ports stay reserved until ``stack`` is closed. Writes nothing.
 
@@ -78,10 +52,10 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     target = options.target
     script = Path(target.script) if target.script is not None else None
     facts = reader.read_script(script, target.module, target.source)
-    untrained, read = plan_agreement.read_of_source(facts, target, "launch")
+    untrained, read = plan_agreement.read_of_source(facts, target, options.command)
     plan, config = read_plan(options.plan) if options.plan is not None else (None, None)
     if options.deepspeed is not None:
-        config = _read_config(Path(options.deepspeed), "deepspeed")
+        config = read_config(Path(options.deepspeed), "deepspeed")
     planned_ranks = plan.world_size if plan is not None else None
     placement = decide_placement(
         options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan), dry_run=dry_run

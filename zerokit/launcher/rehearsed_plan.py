@@ -18,7 +18,8 @@ from zerokit.temporary import is_temporary
 
 def content(plan: PlanFile, target: Target) -> dict[str, Any]:
     """The plan's ``request``, ``chosen`` and ``cluster``; ``chosen.rehearsed`` only where it was this command
-    that was rehearsed, else ``chosen.rehearsed_with``: the script that was, and in what arguments differ.
+    that was rehearsed, for as many steps or more, else ``chosen.rehearsed_with``: the script that was, and in
+    what arguments differ.
     ``script``: what stands after ``--`` in a plan with it; absent where none is made with one.
     ``folder``: the plan's, if it lasts."""
     chosen = plan.chosen
@@ -55,7 +56,7 @@ def note(
     if plan is None or is_refused:
         return None
     if (steps := _fewer_steps(plan, target)) is not None:
-        return f"the run differs from the plan's rehearsal only in taking fewer optimizer steps ({steps})"
+        return f"the command takes fewer optimizer steps than the plan's rehearsal did ({steps})"
     if not is_named(plan, target, style, is_refused):
         return None
     other = _rehearsed_otherwise(plan, target)
@@ -74,7 +75,7 @@ def note(
 
 def is_named(plan: PlanFile, target: Target, style: str, is_refused: bool) -> bool:
     """Whether :func:`note` names the command that plans with the script, with the same arguments."""
-    if is_refused or _fewer_steps(plan, target) is not None:
+    if is_refused:
         return False
     if "rehearsed" in plan.chosen:
         return _rehearsed_otherwise(plan, target) is not None
@@ -83,7 +84,7 @@ def is_named(plan: PlanFile, target: Target, style: str, is_refused: bool) -> bo
 
 def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
     """The script that the plan was rehearsed with, and in what its arguments differ, where this is another
-    command: other secrets, another order and other places to write to make none."""
+    command: other secrets, another order, other places to write to and fewer steps make none."""
     rehearsed = plan.chosen.get("rehearsed")
     if not isinstance(rehearsed, dict) or rehearsed.get("command") == target.digest:
         return None
@@ -91,7 +92,8 @@ def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
     name = str(rehearsed.get("script"))
     if arguments is None:
         return name
-    unlike = unlike_arguments(arguments, _masked_arguments(target))
+    given = _masked_arguments(target)
+    unlike = () if fewer_steps(arguments, given) is not None else unlike_arguments(arguments, given)
     return f"{name}: {joined(unlike)}" if unlike else None
 
 

@@ -1,4 +1,4 @@
-"""The DeepSpeed JSON that a user names: what to say where another file, or none, stands there."""
+"""The DeepSpeed JSON or the plan that a user names: what to say where another file, or none, stands there."""
 
 from __future__ import annotations
 
@@ -82,6 +82,35 @@ def _of_yaml(path: Path) -> str:
         command = f"zerokit check {shlex.quote(str(path))} --model MODEL --gpu GPU"
         return f"this is Accelerate's YAML, which names none: `{command}` tells whether it fits"
     return f"this is Accelerate's YAML, and does not use DeepSpeed: {rehearsal_of(document.value)}"
+
+
+_MAKES_PLAN = "make one with `zerokit plan ⟨gpus⟩ N ⟨gpu⟩ GPU -- SCRIPT`"
+
+
+def in_place_of_plan(path: Path) -> str | None:
+    """What a file is that was named as a plan, and what to do with it; None: a plan, or nothing known."""
+    try:
+        text = read_text(path)
+        kind = detect_kind(str(path), text)
+    except FileInputError:
+        return None
+    file = shlex.quote(str(path))
+    if kind == "accelerate":
+        name = named_config(parse_yaml(text, str(path)))
+        said = f"is Accelerate's YAML, not a plan: {_MAKES_PLAN}"
+        if name is None:
+            return said
+        return (
+            f"{said}, or run the JSON that it names: `zerokit launch ⟨deepspeed⟩ {shlex.quote(name)} SCRIPT`"
+        )
+    return {
+        "deepspeed": "is a DeepSpeed JSON, not a plan: "
+        f"`zerokit launch ⟨deepspeed⟩ {file} SCRIPT` runs with it",
+        "recipe": f"is a recipe, not a plan: `zerokit plan ⟨recipe⟩ {file}` makes one",
+        "hostfile": "is a hostfile, not a plan: "
+        f"`zerokit launch ⟨plan⟩ DIR ⟨hostfile⟩ {file} SCRIPT` uses both",
+        "arguments": f"has a Trainer's arguments, and is not a plan: {_MAKES_PLAN}",
+    }.get(kind)
 
 
 def rehearsal_of(value: Mapping[str, Any]) -> str:

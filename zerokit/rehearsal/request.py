@@ -125,7 +125,7 @@ def _gpu(name: str | None, vram: str | int | None, plan: str | None, say: Say) -
 
 
 def _gpu_of_plan(path: str) -> Gpu | None:
-    from zerokit.launcher.prepare import read_plan
+    from zerokit.launcher.given_plan import read_plan
     from zerokit.planner.hardware import gpu_of_plan
 
     plan, _ = read_plan(path)

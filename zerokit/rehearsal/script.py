@@ -15,10 +15,10 @@ from zerokit.fields import all_as_options
 from zerokit.launcher import command as commands
 from zerokit.launcher import own_file, plan_agreement
 from zerokit.launcher.devices import Devices
+from zerokit.launcher.given_plan import read_plan
 from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
-from zerokit.launcher.prepare import read_plan
 from zerokit.rehearsal import accelerate_variables
 from zerokit.script import adapt_config, misplaced_options
 from zerokit.script import arguments as script_arguments

@@ -16,6 +16,7 @@ from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.script.code_settings import bound_value, own_option
 from zerokit.script.option_values import ACCUMULATION, CHECKPOINTING, MICRO_BATCH, NO, differs, number, truth
+from zerokit.script.placeholders import PLACEHOLDERS
 from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.script.tools import Tool, tool_of
@@ -23,7 +24,6 @@ from zerokit.script.trainer_arguments import ArgumentFile, argument_file, instal
 from zerokit.script.typed_options import TypedOptions
 from zerokit.search.space import Pins
 
-PLACEHOLDERS = ("{micro_batch}", "{gradient_accumulation}", "{checkpointing}")
 _NUMBERS = (MICRO_BATCH[0], ACCUMULATION[0])
 _CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential", "checkpoint_wrapper",
                         "apply_activation_checkpointing"}  # fmt: skip

@@ -20,6 +20,9 @@ OPTIONS = {
     "emit sbatch": ("--time", "--job-name", "--style", "--accept-mismatch", "--no-arguments"),
     "emit kubernetes": ("--image", "--gpu-resource", "--style", "--accept-mismatch", "--no-arguments"),
     "rehearse": ("--vram", "--host-speed", "--versions", "--no-arguments", "--accept-mismatch", "--html"),
+    "tune": (
+        "--dry-run", "--host-ram", "--nvme", "--no-calibration", "--run-dir", "--rehearsal-seconds", "--top",
+    ),
 }  # fmt: skip
 """By command, those that a training script seldom has."""
 COMMON = {
@@ -35,6 +38,11 @@ COMMON = {
     "emit kubernetes": ("--plan", "--out"),
     "rehearse": (
         "--plan", "--gpus", "--gpu", "--rank", "--ranks", "--steps", "--launcher", "--out", "--json",
+    ),
+    "tune": (
+        "--model", "--params", "--gpus", "--gpu", "--device", "--seq-len", "--micro-batch", "--global-batch",
+        "--zero", "--recipe", "--steps", "--timeout", "--heartbeat", "--grace", "--launcher", "--style",
+        "--out", "--show", "--json",
     ),
 }  # fmt: skip
 """By command, those that may well be a script's own: the command's only where the script's are all known."""

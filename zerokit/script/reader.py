@@ -231,12 +231,21 @@ def _trees(facts: ScriptFacts, waiting: deque[Path], root: Path) -> dict[Path, a
     return trees
 
 
+_FOLDERS_OF_SCRIPTS = ("examples", "scripts")
+
+
+def _misspelt_in(folder: Path, name: str) -> list[Path]:
+    """The scripts of a folder that are called like it."""
+    return [folder / near for near in misspelt(name, [file.name for file in folder.glob("*.py")], most=2)]
+
+
 def _elsewhere(path: Path) -> str:
     """Where a script of the name lies that was not found, or one that is called like it."""
     with contextlib.suppress(OSError):
-        below = list(path.parent.glob(f"*/{path.name}"))
-        names = misspelt(path.name, [file.name for file in path.parent.glob("*.py")], most=2)
-        found = sorted(below)[:2] or [path.with_name(name) for name in names]
+        below = sorted(path.parent.glob(f"*/{path.name}"))[:2]
+        folders = [path.parent, *(path.parent / name for name in _FOLDERS_OF_SCRIPTS)]
+        alike = (_misspelt_in(folder, path.name) for folder in folders)
+        found = below or next(filter(None, alike), [])
         if found:
             return f"; did you mean {' or '.join(map(str, found))}?"
     return ""

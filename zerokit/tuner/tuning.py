@@ -11,6 +11,7 @@ from typing import Any
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError, ZerokitError
+from zerokit.launcher import plan_agreement
 from zerokit.launcher.options import LaunchOptions, check_launcher
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.memory_source import Say
@@ -22,6 +23,7 @@ from zerokit.script.agreement import refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.named_model import named_model
+from zerokit.script.placeholders import refuse_misspelt
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import STYLES, read_script
 from zerokit.script.scripts_optimizer import with_optimizer_of
@@ -77,6 +79,7 @@ class Tuning:
     Attributes:
         interrupted: the exit code of a signal.
         describe: what ``tune.json`` holds of it.
+        told: what was said of the script's arguments, which no trial says again.
     """
 
     target: Target
@@ -91,6 +94,7 @@ class Tuning:
     out: str
     say: Say
     describe: Callable[[Tuning], dict[str, Any]]
+    told: tuple[str, ...] = ()
     folder: Path | None = None
     interrupted: int | None = None
     files: dict[str, str] = field(default_factory=dict)
@@ -120,12 +124,16 @@ class Tuning:
         arguments = target.arguments
         script = Path(target.script) if target.script is not None else None
         facts = read_script(script, target.module, target.source)
+        refuse_misspelt(arguments)
         style = settings.style
         if style == "auto":
             style = facts.style
         elif style not in STYLES:
             raise InputError(f"⟨style⟩ {style}: use auto, {', '.join(STYLES)}")
         _refuse_unreachable(style, facts.why)
+        told = tuple(plan_agreement.read_of_source(facts, target, "tune")[1])
+        for note in told:
+            say(note)
         script_options = ScriptOptions.read(facts, style, arguments)
         refuse_unplannable(script_options)
         read = resolve(with_optimizer_of(script_options, _of_this_machine(options)), say=say)
@@ -148,7 +156,8 @@ class Tuning:
             target=target, device="cpu" if request.on_cpu else "cuda", launcher=settings.launcher,
             style=style, heartbeat_seconds=settings.heartbeat, grace_seconds=settings.grace,
             show_ranks=settings.show, show_progress=settings.show_progress, stop_after_steps=settings.steps,
-            limit_seconds=settings.timeout, no_arguments=True, accept_mismatch=True, no_trackers=True,
+            limit_seconds=settings.timeout, command="tune", no_arguments=True, accept_mismatch=True,
+            no_trackers=True,
         )  # fmt: skip
         return cls(
             target=target, read=replace(read, request=request),
@@ -158,7 +167,7 @@ class Tuning:
                 seconds=settings.rehearsal_seconds, rehearse=rehearse, say=say,
             ),
             plan=plan, job=job, launch_options=launch_options, out=settings.out, say=say,
-            describe=describe, trials=[
+            describe=describe, told=told, trials=[
                 Trial(number=number, candidate=candidate, planned=candidate,
                       arguments=script_options.arguments(candidate.strategy))
                 for number, candidate in enumerate(candidates, 1)
@@ -245,8 +254,11 @@ class Tuning:
             plan=str(folder / "plan"),
             run_dir=str(folder),
         )
-        first = trial.number == 1
-        say = self.say if first else lambda note: None
+
+        def say(note: str) -> None:
+            if trial.number == 1 and note not in self.told:
+                self.say(note)
+
         trial.measured = measurement = attempt(launch_options, folder, say, self.job.seq_len)
         if measurement.outcome == "interrupted":
             self.interrupted = measurement.exit_code

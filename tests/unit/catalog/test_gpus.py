@@ -255,9 +255,10 @@ def test_an_unknown_name_is_a_clear_error(text: str) -> None:
     assert len(str(caught.value)) < 400
 
 
-def test_a_near_miss_is_suggested() -> None:
-    with pytest.raises(InputError, match="did you mean rtx-5090"):
-        gpus.lookup("rtx-5099")
+@pytest.mark.parametrize(("text", "meant"), [("rtx-5099", "rtx-5090"), ("rtx4909", "rtx-4090")])
+def test_a_near_miss_is_suggested(text: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean {meant}\\?"):
+        gpus.lookup(text)
 
 
 def test_a_found_card_with_other_memory_keeps_its_own() -> None:

@@ -254,8 +254,11 @@ def test_kubernetes_holds_the_variant_of_the_script(capsys: pytest.CaptureFixtur
         (("deepspeed", "--plan", "zero-plan"), "there is no plan; did you mean zerokit-plan?"),
         (("deepspeed", "--plan", "zerokit-plan/ds_config.json"), "name its folder, zerokit-plan"),
         (("deepspeed", "--variant", "fsdp"), "use one of raw, trainer, accelerate"),
-        (("sbatch",), "emit sbatch: name a script, for example: zerokit emit sbatch [OPTIONS] train.py"),
+        (("sbatch",), "emit sbatch: name a script, for example: zerokit emit sbatch train.py"),
+        (("sbatch", "--plan", "p 1"), "for example: zerokit emit sbatch --plan 'p 1' train.py"),
+        (("kubernetes", "--image", "i"), "for example: zerokit emit kubernetes --image i train.py"),
         (("sbatch", "absent.py"), "there is no such file; with --style raw"),
+        (("sbatch", "hree.py"), "there is no such file; did you mean here.py? With --style raw"),
         (("sbatch", "--style", "x", "absent.py"), "--style x: use auto, raw"),
         (("sbatch", "--time", "12h", "absent.py"), "--time 12h: use for example 12:00:00 (hours)"),
         (("sbatch", "--style", "raw", "--env", "A", "absent.py"), "--env A: write NAME=VALUE"),
@@ -265,6 +268,7 @@ def test_kubernetes_holds_the_variant_of_the_script(capsys: pytest.CaptureFixtur
 def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     make_plan(capsys)
     Path("file").write_text("")
+    Path("here.py").write_text("")
     Path("folder").mkdir()
     code, out, err = emit(capsys, *arguments)
     assert code == 2 and words in err and out == ""

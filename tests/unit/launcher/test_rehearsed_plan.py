@@ -227,8 +227,11 @@ def test_a_run_of_fewer_steps_names_no_command(tmp_path: Path, capsys: pytest.Ca
     words = ["launch", "--device", "cpu", "--plan", str(plan.folder), "--dry-run", str(script)]
     assert run([*words, "--max_steps", "2"]) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "differs from the plan's rehearsal only in taking fewer optimizer steps (--max_steps 2)" in said
+    assert "takes fewer optimizer steps than the plan's rehearsal did (--max_steps 2)" in said
     assert "another command" not in said and "zerokit plan" not in said
+    fewer = Target(script=str(script), module=None, arguments=("--max_steps", "2"))
+    chosen = content(plan, fewer)["chosen"]  # what the report of the run is made with
+    assert "rehearsed" in chosen and "rehearsed_with" not in chosen
     assert run([*words, "--max_steps", "2", "--rows", "3"]) == 0
     assert "another command (train.py: without --max_steps 2" in " ".join(capsys.readouterr().err.split())
 
@@ -263,12 +266,12 @@ def test_a_dry_run_says_it_and_quiet_does_not(tmp_path: Path, capsys: pytest.Cap
     assert "`zerokit rehearse` with the same script and arguments" in said and "for some minutes" in said
     target = Target(script=str(script), module=None, arguments=())
     plan = rehearsed_with(tmp_path / "rehearsed", script="train.py", command=target.digest)
-    on_gpus, on_cpu = "ran this very command", "ran the script with these arguments, on the plan's GPUs"
-    for device, ranks, told in (("cuda", "2", on_gpus), ("cuda", "1", on_cpu), ("cpu", "2", on_cpu)):
+    for device, ranks, elsewhere in (("cuda", "2", False), ("cuda", "1", True), ("cpu", "2", True)):
         more = ["--plan", str(plan.folder), "--num-ranks", ranks]
         assert run(["launch", "--device", device, *more, *words[4:]]) == 0
         said = " ".join(capsys.readouterr().err.split())
-        assert f"is seen; the plan's rehearsal {told}" in said and "zerokit rehearse" not in said
+        assert "is seen; the plan's rehearsal ran the script with these options" in said
+        assert ("these options, on the plan's GPUs" in said) is elsewhere and "zerokit rehearse" not in said
     for more_words in (["--steps", "3"], ["--no-such", "3"]):
         assert run(["launch", "--device", "cuda", "--plan", str(plan.folder), *words[4:], *more_words]) == 0
         assert "the plan's rehearsal ran" not in " ".join(capsys.readouterr().err.split())

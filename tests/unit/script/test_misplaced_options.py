@@ -11,6 +11,7 @@ from tests.support.ranks import write_script
 from zerokit.cli.launch import command as launch
 from zerokit.cli.plan import command as plan
 from zerokit.cli.rehearse import command as rehearse
+from zerokit.cli.tune import command as tune
 from zerokit.errors import InputError
 from zerokit.script.misplaced_options import COMMON, OPTIONS, misplaced
 from zerokit.script.reader import read_script
@@ -59,6 +60,7 @@ def test_an_option_of_launch_behind_a_script_without_it(
     ("command", "option", "fix"),
     [
         ("plan", "--explain", "zerokit plan --explain … -- train.py"),
+        ("tune", "--top=2", "zerokit tune --top … train.py"),
         ("rehearse", "--gpu", "zerokit rehearse --gpu … train.py"),
         ("rehearse", "--host-speed=0.9", "zerokit rehearse --host-speed … train.py"),
     ],
@@ -70,7 +72,9 @@ def test_each_command_knows_its_own(tmp_path: Path, command: str, option: str, f
     assert misplaced(facts, "train.py", ["--steps", "3", option], "launch") is None
 
 
-@pytest.mark.parametrize(("name", "command"), [("launch", launch), ("plan", plan), ("rehearse", rehearse)])
+@pytest.mark.parametrize(
+    ("name", "command"), [("launch", launch), ("plan", plan), ("rehearse", rehearse), ("tune", tune)]
+)
 def test_every_name_is_an_option_of_its_command(name: str, command: click.Command) -> None:
     assert {known for option in command.params for known in option.opts} >= {
         *OPTIONS[name],

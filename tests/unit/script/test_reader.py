@@ -170,7 +170,7 @@ def test_local_rank_goes_to_scripts_that_declare_it(tmp_path: Path, name: str) -
     assert read_script(tmp_path / "t.py", None).takes_local_rank(arguments.split()) is takes
 
 
-@pytest.mark.parametrize("name", ["train_lora.py", "examples/train_lroa.py"])
+@pytest.mark.parametrize("name", ["train_lora.py", "examples/train_lroa.py", "train_lroa.py"])
 def test_a_script_that_is_not_there_is_looked_for(tmp_path: Path, name: str) -> None:
     script = tmp_path / "examples" / "train_lora.py"
     script.parent.mkdir()
