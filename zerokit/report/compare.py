@@ -15,6 +15,8 @@ from zerokit.report import figure_text, render
 from zerokit.report.context import (
     UNKNOWN,
     RunContext,
+    batch_size,
+    engine_fact,
     facts,
     side_by_side,
     unlike_arguments,
@@ -63,10 +65,10 @@ def compare_reports(
         "ranks": [len(run.ranks) for run in runs],
         "steps": [max((rank.steps for rank in run.ranks), default=0) for run in runs],
         "batch": {
-            "batch_size_per_gpu": [_batch_size(run) for run in runs],
-            "gradient_accumulation": [_engine_fact(run, "gradient_accumulation") for run in runs],
+            "batch_size_per_gpu": [batch_size(run) for run in runs],
+            "gradient_accumulation": [engine_fact(run, "gradient_accumulation") for run in runs],
             "global_batch": [_global_batch(run) for run in runs],
-            "batch_columns": [_engine_fact(run, "batch_columns") for run in runs],
+            "batch_columns": [engine_fact(run, "batch_columns") for run in runs],
         },
         "figures": {name: _change(*pair) for name, pair in rows.items()},
         **_unlike(runs, contexts),
@@ -123,27 +125,16 @@ def _step_seconds(run: RunReport) -> float | None:
     return statistics.median(times) if times else None
 
 
-def _engine_fact(run: RunReport, name: str) -> int | None:
-    values = [rank.engine.get(name) for rank in run.ranks if rank.engine]
-    return max((value for value in values if isinstance(value, int)), default=None)
-
-
-def _batch_size(run: RunReport) -> int | None:
-    """Sequences of a rank's largest micro-batch: as loaded, as fed, or as the engine was told."""
-    names = ("loader_rows", "batch_rows", "micro_batch")
-    return next((value for name in names if (value := _engine_fact(run, name))), None)
-
-
 def _global_batch(run: RunReport) -> int | None:
     """Sequences of a step on all ranks; those that share a model's layers take the same ones."""
-    rows, passes = _batch_size(run), _engine_fact(run, "gradient_accumulation")
-    alike = _engine_fact(run, "tensor_parallel") or 1
+    rows, passes = batch_size(run), engine_fact(run, "gradient_accumulation")
+    alike = engine_fact(run, "tensor_parallel") or 1
     return rows * passes * len(run.ranks) // alike if rows and passes else None
 
 
 def _sequences_per_second(run: RunReport) -> float | None:
     seconds = _step_seconds(run)
-    rows, passes = _batch_size(run), _engine_fact(run, "gradient_accumulation")
+    rows, passes = batch_size(run), engine_fact(run, "gradient_accumulation")
     return rows * passes / seconds if rows and passes and seconds else None
 
 

@@ -90,7 +90,7 @@ def facts(run: RunReport, context: RunContext) -> list[tuple[str, str]]:
         ("model", f"{ran_model}{unlike}"),
         ("method", str(request.get("method", ""))),
         ("strategy", _strategy(chosen, engine, max(len(run.ranks), run.expected_ranks or 0))),
-        ("batch", _batch(chosen, engine)),
+        ("batch", _batch(run, chosen, engine)),
         ("hardware", _hardware(run, cluster)),
         ("started", _date(run.started_at)),
         ("zerokit", run.zerokit or ""),
@@ -231,8 +231,20 @@ def _degrees(chosen: Mapping[str, Any], engine: Mapping[str, Any], ranks: int) -
     return [("data", ranks // math.prod(degree for _, degree in degrees if degree > 0)), *degrees]
 
 
-def _batch(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
-    micro = engine.get("micro_batch", chosen.get("micro_batch"))
+def engine_fact(run: RunReport, name: str) -> int | None:
+    """The largest that an engine of any rank said of itself; None: none did."""
+    values = [rank.engine.get(name) for rank in run.ranks if rank.engine]
+    return max((value for value in values if isinstance(value, int)), default=None)
+
+
+def batch_size(run: RunReport) -> int | None:
+    """Sequences of a rank's largest micro-batch: as loaded, as fed, or as the engine was told."""
+    names = ("loader_rows", "batch_rows", "micro_batch")
+    return next((value for name in names if (value := engine_fact(run, name))), None)
+
+
+def _batch(run: RunReport, chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
+    micro = batch_size(run) or chosen.get("micro_batch")
     steps = engine.get("gradient_accumulation", chosen.get("gradient_accumulation"))
     columns = engine.get("batch_columns")
     length = f", last batch {columns} tokens long" if isinstance(columns, int) else ""

@@ -40,6 +40,12 @@ def test_another_job_than_the_plans_is_shown_as_it_ran() -> None:
     assert subject(other, context) == "train.py, 12.2M parameters"
 
 
+def test_the_batch_is_the_one_that_was_fed() -> None:
+    """An Accelerate script feeds what its loader has, whatever the engine was told."""
+    shown = dict(facts(run_of(ENGINE | {"batch_rows": 2}), RunContext()))
+    assert shown["batch"] == "2 per GPU × 8 accumulation"
+
+
 def test_data_parallel_ranks_are_those_that_the_other_degrees_leave() -> None:
     plan = with_choice(data_parallel=4, tensor_parallel=2)
     assert "data parallel 2, tensor parallel 2" in dict(facts(report(4), RunContext(plan=plan)))["strategy"]
