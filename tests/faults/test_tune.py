@@ -116,6 +116,7 @@ def test_the_fastest_is_kept_and_what_fails_is_survived(tune: Start) -> None:
         assert (Path(trial["run_dir"]) / "plan" / "plan.yaml").is_file()
     plan = yaml.safe_load((run.folder / "zerokit-plan" / "plan.yaml").read_text())
     assert plan["chosen"]["zero_stage"] == 3
+    assert plan["chosen"]["parameters"] and plan["chosen"]["seq_len"]  # by which a launch judges its run
     assert plan["request"]["micro-batch"] == "2" and plan["request"]["checkpointing"] == "none"
     assert plan["chosen"]["measured"]["step_seconds"] == trials[3]["measured_step_seconds"]
     config = json.loads((run.folder / "zerokit-plan" / "ds_config.json").read_text())

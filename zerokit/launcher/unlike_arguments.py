@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from zerokit.domain.script_words import by_option
+from zerokit.script.option_values import ACCUMULATION, CHECKPOINTING, MICRO_BATCH
 
 _MOST_NAMED = 4
 _OUTPUTS = frozenset(
@@ -20,6 +21,8 @@ _VALUES_ALONE = frozenset(
      "epochs")
 )  # fmt: skip
 """What Transformers and scripts like its own call figures that change numbers, not what is allocated."""
+_PLANNED = frozenset((*MICRO_BATCH, *ACCUMULATION, *CHECKPOINTING))
+"""What a launch gives a script that is not given it, as its plan has it, or warns of."""
 _STEPS = frozenset(("max_steps", "max_train_steps", "num_train_steps", "train_steps", "num_steps", "steps"))
 _MOST_STEPS = 5
 """Optimizer steps that a rehearsal runs."""
@@ -66,6 +69,8 @@ def _may_matter(option: str, *values: _Values) -> bool:
     if name in _STEPS:
         rehearsed, steps = map(_steps, values)
         return rehearsed is None or steps is None or steps < rehearsed or rehearsed < _ENOUGH_STEPS
+    if name in _PLANNED and values[1] is None:
+        return False
     return name not in _OUTPUTS | _VALUES_ALONE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile, same_memory
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.errors import ZerokitError
+from zerokit.launcher.secrets import Secrets
 from zerokit.planner.memory_source import Say
 from zerokit.planner.plan_result import RehearsalRecord
 from zerokit.planner.rehearsed_search import FOR_EACH_SEQUENCE, RehearsalOutcome, RehearsedSearch
@@ -122,7 +124,9 @@ class TrialRehearsals:
         """What was rehearsed, as that of the command with a trial's arguments; None: nothing was."""
         if self._search is None or self.why_none is not None:
             return None
-        return replace(self._search.profile, command=replace(self.target, arguments=arguments).digest)
+        masked = tuple(Secrets(os.environ, arguments).argv(arguments))
+        digest = replace(self.target, arguments=arguments).digest
+        return replace(self._search.profile, command=digest, arguments=masked)
 
     def of(self, strategy: Strategy) -> RehearsedStrategy | None:
         """The rehearsal that holds for a strategy."""

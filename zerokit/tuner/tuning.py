@@ -270,7 +270,7 @@ class Tuning:
         planned = PlannedStrategy(
             candidate=trial.candidate, job=self.job, cluster=self.request.cluster,
             notes=self.plan.assumptions, timed=self.request.timed, on_cpu=self.request.on_cpu,
-            script=self.rehearsals.profile(trial.arguments),
+            script=self.rehearsals.profile(trial.arguments), parameters=self.request.shape.parameters,
         )  # fmt: skip
         return write_plan(folder, planned, self.options, assumptions=self.plan.assumptions, measured=measured)
 

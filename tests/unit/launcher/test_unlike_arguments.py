@@ -22,6 +22,12 @@ from zerokit.launcher.unlike_arguments import fewer_steps, joined, unlike_argume
         ("--max_steps 2", "", ("--max_steps 2, which is not given",)),
         ("--steps 4", "--steps 40", ()),
         ("--max_steps 3", "", ()),
+        ("--gradient-accumulation-steps 2 --a 1", "--a 1", ()),
+        (
+            "--gradient-accumulation-steps 2",
+            "--gradient-accumulation-steps 4",
+            ("--gradient-accumulation-steps 2, not 4",),
+        ),
         ("--max_length 512", "--max_length 1024 --max_steps 20", ("--max_length 512, not 1024",)),
     ],
 )

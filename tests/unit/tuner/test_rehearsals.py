@@ -87,6 +87,7 @@ def test_what_a_rehearsal_says_cannot_fit_is_not_tried() -> None:
     mine = tuned.profile(("--batch", "4"))
     assert mine is not None  # the plan that is kept is known again by the command that was tried
     assert mine.command == replace(tuned.target, arguments=("--batch", "4")).digest
+    assert mine.facts["script"]["arguments"] == ["--batch", "4"]  # or another's, which is then named
 
 
 def test_a_script_that_fits_no_card_is_not_tried_at_all() -> None:
