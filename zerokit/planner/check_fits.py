@@ -14,6 +14,7 @@ from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.check_result import Fit
 from zerokit.planner.memory_source import Say
 from zerokit.planner.options import BY_NAME, OPTIONS
+from zerokit.search import headroom
 from zerokit.search.explain import host_lack_words
 from zerokit.units import format_gib
 from zerokit.values import replace
@@ -106,10 +107,14 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
         return False, f"does not fit: {required} on the worst GPU ({job}){left_open}"
     if answer.fits is None:
         return None, f"{required} per GPU ({job}); ⟨gpu⟩ or ⟨vram⟩ tells whether it fits{left_open}"
-    available = format_gib(answer.planned.cluster.gpu.driver_vram_bytes)
-    lack = host_lack_words(answer.planned.candidate.memory, answer.planned.cluster)
+    memory, gpu = answer.planned.candidate.memory, answer.planned.cluster.gpu
+    available = format_gib(gpu.driver_vram_bytes)
+    lack = host_lack_words(memory, answer.planned.cluster)
     host = f", and {lack}" if lack else ""
-    fits = "fits the GPU, but maybe not the host" if lack else "fits"
+    fits = "fits"
+    if not headroom.is_sure(memory, gpu):
+        fits, job = "may fit", f"{headroom.headroom_words(memory, gpu)}; {job}"
+    fits += " the GPU, but maybe not the host" if lack else ""
     return True, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
 
 

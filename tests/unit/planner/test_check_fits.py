@@ -192,3 +192,19 @@ def test_a_yaml_with_an_error_is_judged_by_the_json_that_it_names(
     assert run(["check", "config.yaml", *JOB, "--gpus", "8", "--checkpointing", "full"]) == 2
     said = capsys.readouterr().err
     assert "ds.json: fits: " in said and "not judged" not in said
+
+
+def test_a_closed_form_that_may_be_off_by_more_than_is_left_may_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("ds.json").write_text(
+        '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 0}}'
+    )
+    job = ("--params", "14b", "--method", "lora", "--gpus", "1", "--vram")
+    estimated = call(capsys, "estimate", "--deepspeed", "ds.json", *job, "49GiB")[1]
+    headroom = re.search(r"[\d.]+ ± [\d.]+ GiB headroom", estimated)
+    assert headroom is not None
+    said = call(capsys, "check", "ds.json", *job, "49GiB")[2]
+    assert "may fit: " in said and f"49.00 GiB per GPU ({headroom[0]}; " in said
+    said = call(capsys, "check", "ds.json", *job, "80GiB")[2]
+    assert "may fit" not in said and "fits: " in said and "±" not in said
