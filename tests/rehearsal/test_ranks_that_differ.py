@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.ranks import write_script  # noqa: E402
+from tests.support.rehearsals import rehearse  # noqa: E402
 from zerokit.rehearsal.process import collectives  # noqa: E402
 from zerokit.rehearsal.process.machine import UnderWay  # noqa: E402
 from zerokit.rehearsal.process.messages import Messages  # noqa: E402
@@ -56,3 +61,49 @@ def test_reductions_and_shares_of_ranks_that_hold_the_same(monkeypatch: pytest.M
     share, shares = torch.zeros(1), [torch.tensor([float(rank)]) for rank in range(3)]
     collectives._KNOWN_VALUES["scatter_"](under_way, ([share], [shares], group))
     assert share.tolist() == [1.0]
+
+
+_SCRIPT = """
+    import deepspeed, torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+    config = LlamaConfig(hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8,
+                         vocab_size=16000, use_cache=False)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.gradient_checkpointing_enable()
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 500000000},
+    })
+    for _ in range(8):
+        ids = torch.randint(0, 16000, (1, 128), device=engine.device)
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
+"""
+
+
+def test_one_rank_of_zero_2_is_not_the_answer_for_all(tmp_path: Path) -> None:
+    """The larger of two ranks takes more than the smaller by no more than is said, and no rank is told of
+    as if it were all."""
+    pytest.importorskip("deepspeed")
+    script = str(write_script(tmp_path, _SCRIPT, "train.py"))
+    _, both, _ = rehearse(tmp_path, "--gpus", "2", "--gpu", "h200", "--ranks", "0,1", script)
+    needed = {rank["rank"]: rank["peak_allocated_bytes"] for rank in both["ranks"]}
+    smaller, larger = sorted(needed, key=lambda rank: needed[rank])
+    assert needed[smaller] < needed[larger]
+    assert not any("was rehearsed: under ZeRO-2" in warning for warning in both["warnings"])
+
+    mib = both["min_vram_bytes"] // 2**20 + 20
+    words = ("--gpus", "2", "--gpu", "h200", "--vram", f"{mib}MiB", "--rank", str(smaller), script)
+    code, alone, _ = rehearse(tmp_path, *words)
+    (warning,) = [warning for warning in alone["warnings"] if "under ZeRO-2" in warning]
+    assert warning.startswith(f"only rank {smaller} of 2 was rehearsed") and "--ranks 0,1 " in warning
+    bound = alone["engine"]["trainable_parameters"] * 2 // 2
+    assert needed[larger] - needed[smaller] <= bound
+    done = subprocess.run(
+        [sys.executable, "-m", "zerokit", "rehearse", *words], cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (code, done.returncode) == (0, 0)
+    verdict = done.stdout.strip().splitlines()[-1]
+    assert verdict.startswith(f"rank {smaller} fits: ") and "other ranks may not" in verdict

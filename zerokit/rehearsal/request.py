@@ -53,7 +53,7 @@ def rehearse(
     )
     done = several.rehearse_ranks(request, chosen, say) if chosen else senders.rehearse(request, say)
     differences = compared.differences(done.versions, remote_versions, str(versions))
-    return replace(done, warnings=(*differences, *done.warnings))
+    return replace(done, warnings=(*differences, *done.unlike_ranks, *done.warnings))
 
 
 def request_of(

@@ -22,6 +22,7 @@ LOSS = "loss"
 NO_STEP_TIME = "no step time: "
 """How the note begins that says why a step was not timed."""
 _LEAST_SHOWN_SHARE = 0.001
+_ALL_RANKS = 4  # of more only some are proposed: each takes as long as the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +206,44 @@ class Rehearsal:
             required = f"at least {required}"
         if self.fits is None:
             return f"a GPU of {required} is required, as counted on {self.gpu}, which was assumed"
+        if self.fits and self._may_not_fit_others:
+            ranks = ", ".join(str(rank.rank) for rank in self.ranks)
+            return (
+                f"rank {ranks} fits: {required} required{self._of_card}; other ranks may not: they may take "
+                f"{format_gib(self.unlike_bytes, 1)} more"
+            )
         return f"{'fits' if self.fits else 'does not fit'}: {required} required{self._of_card}"
+
+    @property
+    def unlike_bytes(self) -> int:
+        """How much more another rank may take than those that were rehearsed, at most; 0: all were, or they
+        are alike. Under ZeRO-2 a rank keeps the gradients of its own partition, which backward reaches at
+        another time than those of the others (deepspeed/runtime/zero/stage_1_and_2.py, 0.19.8)."""
+        engine = self.engine
+        if engine is None or engine.get("zero_stage") != 2 or len(self.ranks) >= self.gpus:
+            return 0
+        copies = max(1, self.gpus // (engine.get("tensor_parallel") or 1))
+        width = 4 if engine.get("dtype") == "float32" else 2
+        return (engine.get("trainable_parameters") or 0) * width // copies
+
+    @property
+    def unlike_ranks(self) -> tuple[str, ...]:
+        """What to say of ranks that were not rehearsed and may take more."""
+        if not self.unlike_bytes or not self.steps:
+            return ()
+        rehearsed = ", ".join(str(rank.rank) for rank in self.ranks)
+        to_rehearse = ",".join(map(str, range(self.gpus))) if self.gpus <= _ALL_RANKS else "0,1,last"
+        return (
+            f"only rank {rehearsed} of {self.gpus} was rehearsed: under ZeRO-2 ranks hold unlike gradients "
+            f"at the peak, and another may take up to {format_gib(self.unlike_bytes, 1)} more "
+            f"(--ranks {to_rehearse} rehearses others)",
+        )
+
+    @property
+    def _may_not_fit_others(self) -> bool:
+        if self.vram_bytes is None or self.min_vram_bytes is None:
+            return False
+        return self.vram_bytes - self.min_vram_bytes < self.unlike_bytes
 
     @property
     def _of_card(self) -> str:
