@@ -23,7 +23,7 @@ from zerokit.memory.components import label
 from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.trace_command import command_in
-from zerokit.search.explain import cluster_words, strategy_words
+from zerokit.search.explain import NEAR_LIMIT, cluster_words, strategy_words
 from zerokit.search.loss_advice import FASTER_WITH_LOSS
 from zerokit.search.sure_fit import NARROW, SURELY_FITS
 from zerokit.units import counted, format_gib, format_seconds
@@ -212,7 +212,8 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     planned, body = result.chosen, result.to_dict(detailed=False)
     surer = [note for note in body["advice"] if note.startswith((SURELY_FITS, NARROW))]
     faster = [note for note in body["advice"] if note.startswith(as_options(FASTER_WITH_LOSS))]
-    body["advice"] = [note for note in body["advice"] if note not in (*surer, *faster)]
+    unsure = [note for note in body["advice"] if note.startswith(NEAR_LIMIT)]
+    body["advice"] = [note for note in body["advice"] if note not in (*surer, *faster, *unsure)]
     idle = [as_options(result.plan.left_idle)] if result.plan.left_idle else []
     title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
     rough = [ASSUMPTION] if ASSUMPTION in body["assumptions"] else []
@@ -221,7 +222,7 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     under = [answer.UNDER_DEEPSPEED] if answer.UNDER_DEEPSPEED in body["assumptions"] else []
     remarks = [*closed, *idle, *surer, *under]
     below = [*_todo(planned, body["assumptions"]), *_rehearsed(result, explain=explain)]
-    lines = [*_answer(planned, title, remarks, faster), *below]
+    lines = [*_answer(planned, title, remarks, (*unsure, *faster)), *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing is not None:
         following += command_lines(tracing[1], "traces the model; then plan again")
@@ -229,7 +230,7 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     body["assumptions"] = [note for note in _others(body["assumptions"]) if note not in (*rough, *under)]
     if not explain:
         assumed = [note for note in body["assumptions"] if not idle or not note.startswith(idle[0])]
-        shorter = [*_answer(planned, title, remarks, brief=True), *below]
+        shorter = [*_answer(planned, title, remarks, unsure, brief=True), *below]
         return "\n".join(first_screen.filled(lines, shorter, assumed, body["advice"], following))
     lines += listed("Assumed", body["assumptions"], body["assumptions"])
     lines += listed("Worth knowing", body["advice"], body["advice"])

@@ -243,7 +243,7 @@ def _json(value: object) -> str:
 def _table_of_differences(rows: Sequence[tuple[str, ...]], names: tuple[str, str]) -> Table:
     table = render.new_table()
     for name in ("what differs", *names):
-        table.add_column(escape(name))
+        table.add_column(escape(name), overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
     return table

@@ -143,11 +143,10 @@ def agree(
     words = planning_again.global_batch_for(chosen, request, decided)
     if conflicts and not accept_mismatch:
         command = with_script(unlike, words) if with_script is not None and not own_file else None
-        go_on = "run it" if is_launched else "go on"
-        ways_out = (
-            f"change it, plan again for what it does{_planning_again(batch, decided, command)}, or {go_on} "
-            "all the same, with ⟨accept_mismatch=True⟩⟪ before the script⟫"
-        )
+        # DeepSpeed refuses fp16 on CPU ranks
+        is_refused = planned.on_cpu and decided.get("precision") == "fp16"
+        again = None if is_refused else _planning_again(batch, decided, command)
+        ways_out = _ways_out(again, is_launched=is_launched)
         raise InputError(listed("the script contradicts the plan", conflicts, ways_out))
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
     is_judged = is_launched and not accept_mismatch
@@ -163,6 +162,15 @@ def agree(
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     notes += _parts_of_the_script(options, chosen, writes_here)
     return Agreement(added=added, notes=tuple(notes), unlike=unlike, words=words)
+
+
+def _ways_out(again: str | None, *, is_launched: bool) -> str:
+    """What to do about contradictions; ``again``: the command that plans for them, None: no plan can be."""
+    plan = "" if again is None else f", plan again for what it does{again}"
+    return (
+        f"change it{plan}, or {'run it' if is_launched else 'go on'} all the same, with "
+        "⟨accept_mismatch=True⟩⟪ before the script⟫"
+    )
 
 
 def _planning_again(batch: PlannedBatch, decided: Mapping[str, str], with_script: str | None) -> str:

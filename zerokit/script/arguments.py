@@ -300,13 +300,14 @@ class ScriptOptions:
         """The options that tell the script what the plan decided, where the user gave nothing."""
         added: list[str] = []
         if self._takes_trainer_options:
-            for name, value in planned.trainer_values().items():
+            values = planned.trainer_values()
+            for half, other in (("bf16", "fp16"), ("fp16", "bf16")):  # TrainingArguments refuse both
+                if (given := self._user_value((other,))) is not None and truth(given[0]):
+                    values.pop(half, None)
+            for name, value in values.items():
                 names = SPELLINGS.get(name, (name,))
-                if (
-                    self._user_value(names) is None
-                    and not self._said(name)
-                    and self._of_script(name) != value
-                ):
+                is_open = self._user_value(names) is None and not self._said(name)
+                if is_open and self._of_script(name) != value:
                     added += self._spelt(name, value)
             if planned.on_cpu and planned.precision == "bf16" and self._user_value(("use_cpu",)) is None:
                 added += self._spelt("use_cpu", True)  # or TrainingArguments refuse bf16 without a GPU

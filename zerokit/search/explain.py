@@ -298,6 +298,10 @@ one stream freed to no other before it gives all back, and gathered weights are 
 _16_BIT = 2
 
 
+NEAR_LIMIT = "the time is unsure so near the GPU's limit"
+"""How the note on such a time begins."""
+
+
 def layers_of_room(memory: MemoryEstimate, shape: ModelShape, cluster: Cluster) -> float:
     """How many layers' gathered 16-bit weights the headroom holds; below 0 where nothing is left."""
     room = cluster.gpu.driver_vram_bytes - memory.min_vram_bytes
@@ -324,9 +328,9 @@ def unsure_near_limit(candidate: Candidate, shape: ModelShape, job: Job, cluster
         return []
     room = format_gib(cluster.gpu.driver_vram_bytes - candidate.memory.min_vram_bytes, 1)
     return [
-        f"the time is unsure so near the GPU's limit: {room} of headroom hold the gathered weights of "
-        f"{layers:.1f} layers, and published FSDP runs with room for about ten or fewer took 19 to "
-        "49 % longer than predicted; `zerokit tune` compares with a smaller batch"
+        f"{NEAR_LIMIT}: {room} of headroom hold the gathered weights of {layers:.1f} layers, and published "
+        "FSDP runs with room for about ten or fewer took 19 to 49 % longer than predicted; "
+        "`zerokit tune` compares with a smaller batch"
     ]
 
 

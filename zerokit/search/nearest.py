@@ -166,16 +166,24 @@ def more_host_memory(request: Request, works: Works) -> str | None:
     """Offload with more host memory than there is."""
     if request.cluster.host_limit_bytes is None or request.on_cpu:
         return None
-    candidate = works(_with_host(request, _ANY_HOST_BYTES))
-    if not candidate:
+    candidate = _with_least_host(request, works)
+    if candidate is None:
         return None
+    gib = -(-candidate.memory.host_bytes_per_node // GIB)
+    return f"⟨host_ram⟩ {gib}GiB per node: {_words(candidate, request)}"
+
+
+def _with_least_host(request: Request, works: Works) -> Candidate | None:
+    """What fits the GPUs with little host memory, however much there is."""
+    candidate = works(_with_host(request, _ANY_HOST_BYTES))
     for _ in range(_SMALLER_HOSTS):  # the fastest with any is seldom the one with the least
+        if candidate is None:
+            break
         smaller = works(_with_host(request, candidate.memory.host_bytes_per_node - GIB))
         if not smaller:
             break
         candidate = smaller
-    gib = -(-candidate.memory.host_bytes_per_node // GIB)
-    return f"⟨host_ram⟩ {gib}GiB per node: {_words(candidate, request)}"
+    return candidate
 
 
 def nvme(request: Request, works: Works) -> str | None:
@@ -194,9 +202,13 @@ def _with_host(request: Request, size: int) -> Request:
 
 def closest(request: Request, nearest: Candidate | None, works: Works) -> Candidate | None:
     """What lacks least; of those that lack as much host memory and nothing else, the fastest: what a plan
-    chooses where there is so much."""
-    if nearest is None or nearest.memory.min_vram_bytes > request.cluster.gpu.driver_vram_bytes:
-        return nearest
+    chooses where there is so much. One that lacks host memory alone goes before one that lacks both: its
+    GPUs need not be others."""
+    if nearest is None:
+        return None
+    if nearest.memory.min_vram_bytes > request.cluster.gpu.driver_vram_bytes:
+        lacks_both = host_lack_words(nearest.memory, request.cluster) and not request.on_cpu
+        return (_with_least_host(request.for_remarks(), works) if lacks_both else None) or nearest
     return works(_with_host(request.for_remarks(), nearest.memory.host_bytes_per_node)) or nearest
 
 

@@ -65,7 +65,8 @@ def _with_room(space: Space, chosen: Candidate, room: int, request: Request) -> 
     is_fastest = any(one.strategy == best.strategy for one in search(space, top=LOOKED_AT).ranked)
     options = _options(best.strategy, request) if is_fastest else f"⟨vram⟩ {total}MiB"
     slower = f", {_slower_words(best, chosen)}" if request.timed else ""
-    return f"{_headroom_words(best, cluster)}{slower}: plan with {options}"
+    of = "" if is_fastest else " on the whole card"
+    return f"{_headroom_words(best, cluster)}{of}{slower}: plan with {options}"
 
 
 def _worst_error_bytes(memory: MemoryEstimate) -> int:

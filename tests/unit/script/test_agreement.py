@@ -187,6 +187,25 @@ def test_planning_again_is_advised_by_what_is_not_refused(
     assert advised in str(refused.value)
 
 
+def test_fp16_is_neither_planned_for_cpu_ranks_nor_joined_by_bf16(tmp_path: Path) -> None:
+    """DeepSpeed refuses it there, and TrainingArguments refuse both at once."""
+    chosen = {"micro_batch": 8, "gradient_accumulation": 1, "data_parallel": 2}
+    words: dict[str, object] = {
+        "request": {"gpus": "2"}, "seq_len": 128, "method": "full", "lora": None, "plan_folder": Path("plan"),
+        "on_cpu": True, "no_arguments": False, "with_script": None,
+    }  # fmt: skip
+    asked = options(tmp_path, TRAINER, "--fp16", "True")
+    config = {"bf16": {"enabled": True}}
+    with pytest.raises(InputError) as refused:
+        agree(asked, chosen, config, accept_mismatch=False, **words)  # type: ignore[arg-type]
+    assert "--fp16 True, but the plan trains in bf16" in str(refused.value)
+    assert "plan again" not in str(refused.value) and "change it, or run it all the same" in str(
+        refused.value
+    )
+    added = agree(asked, chosen, config, accept_mismatch=True, **words).added  # type: ignore[arg-type]
+    assert "--bf16" not in added and "--per_device_train_batch_size" not in added  # 8 is the Trainer's own
+
+
 def test_a_raw_scripts_own_file_is_held_to_the_plan(tmp_path: Path) -> None:
     """It decides in place of the plan's, as a Trainer's does."""
     file = tmp_path / "ds.json"

@@ -144,7 +144,8 @@ def test_a_narrow_fit_is_told_with_what_plans_more_room(job: dict[str, Any], opt
     assert available - memory.min_vram_bytes < off
     (told,) = (text for text in narrow.to_dict()["advice"] if text.startswith("may run out of memory: "))
     named = re.search(
-        r"; with ([\d.]+) GiB of headroom, (?:([\d.]+)% slower|as fast): plan with (--.*)$", told
+        r"; with ([\d.]+) GiB of headroom(?: on the whole card)?, (?:([\d.]+)% slower|as fast): plan with (--.*)$",
+        told,
     )
     assert named is not None and named[3].startswith(option), told
     words = named[3].split()
@@ -203,6 +204,17 @@ def test_the_closest_strategy_is_the_one_that_enough_host_memory_makes_a_plan(lo
     assert 0 <= float(named[1]) - float(figures[2]) <= 1
     plan = zerokit.plan(**job, host_ram=f"{named[1]}GiB")
     assert plan.chosen.estimate.min_vram_bytes / 2**30 == pytest.approx(float(figures[1]), abs=0.05)
+
+
+@pytest.mark.parametrize("host_ram", ["16GiB", "64GiB"])
+def test_what_lacks_host_memory_alone_is_closer_than_what_lacks_both(host_ram: str) -> None:
+    """A card that another strategy fits need not be a larger one, however little host memory there is."""
+    text = _refusal(model="llama-3.1-8b", gpu="rtx-4090", gpus=1, host_ram=host_ram)
+    assert "too much" not in text.splitlines()[0]
+    figures = re.search(r"requires ([\d.]+) GiB per GPU and ([\d.]+) GiB of host memory", text)
+    named = re.search(r"host_ram (\d+)GiB per node: .* ([\d.]+) GiB required", text)
+    assert figures is not None and named is not None, text
+    assert named[2] == figures[1] and 0 <= float(named[1]) - float(figures[2]) <= 1
 
 
 def test_host_memory_that_is_short_by_little_is_shown_with_digits_that_differ() -> None:
