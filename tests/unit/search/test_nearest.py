@@ -144,7 +144,8 @@ def test_a_narrow_fit_is_told_with_what_plans_more_room(job: dict[str, Any], opt
     assert available - memory.min_vram_bytes < off
     (told,) = (text for text in narrow.to_dict()["advice"] if text.startswith("may run out of memory: "))
     named = re.search(
-        r"; with ([\d.]+) GiB of headroom(?: on the whole card)?, (?:([\d.]+)% slower|as fast): plan with (--.*)$",
+        r"; with ([\d.]+) GiB of headroom(?: on the whole card)?, (?:([\d.]+)% slower|as fast): "
+        r"plan with (--.*)$",
         told,
     )
     assert named is not None and named[3].startswith(option), told
