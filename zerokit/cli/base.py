@@ -169,8 +169,8 @@ def unknown_option(error: click.NoSuchOption) -> str:
     path = context.command_path if context is not None else program()
     key = name.strip("-").replace("-", "_")
     if context is not None and isinstance(context.command, click.Group):
-        answer = _AFTER_A_COMMAND.get(name, f"`{path} --help` lists them")
-        return f"{path}: there is no option {name}; {answer}"
+        answer = _AFTER_A_COMMAND.get(name) or _after_subcommand(name, context)
+        return f"{path}: there is no option {name}; {answer or f'`{path} --help` lists them'}"
     parameter_names = (
         {name for parameter in context.command.params for name in _names(parameter)} if context else set()
     )
@@ -197,6 +197,21 @@ def unknown_option(error: click.NoSuchOption) -> str:
     if hint is None and takes_script:
         hint = f"the script's own options stand after its name: {path} … SCRIPT {name} …"
     return as_options(f"{path}: there is no option {name}; {hint or f'`{path} --help` lists them'}")
+
+
+def _after_subcommand(name: str, context: click.Context) -> str | None:
+    """Where an option of a group's subcommands belongs; None: none has it, or the group is the program."""
+    group = context.command
+    if context.parent is None or not isinstance(group, click.Group):
+        return None
+    commands = {one: group.get_command(context, one) for one in group.list_commands(context)}
+    those = [
+        one for one, command in commands.items()
+        if command is not None and any(name in parameter.opts for parameter in command.params)
+    ]  # fmt: skip
+    if not those:
+        return None
+    return f"it stands after a subcommand: `{context.command_path} {those[0]} {name} …` ({', '.join(those)})"
 
 
 def _sibling_with(key: str, context: click.Context) -> str | None:

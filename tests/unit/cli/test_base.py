@@ -97,3 +97,18 @@ def test_help_has_each_option_once_in_its_group(
                 next(word for word in " ".join(names).split() if word[:2] == "--")
             )
     assert {title: " ".join(names) for title, names in found.items()} == groups
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("emit", "--plan", "x"), "it stands after a subcommand: `zerokit emit accelerate --plan …`"),
+        (("recipes", "--json"), "`zerokit recipes check --json …` (check, list, show)"),
+        (("--plan", "x"), "`zerokit --help` lists them"),
+    ],
+)
+def test_an_option_of_the_subcommands_is_placed(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = call(capsys, *words)
+    assert code == 2 and said in " ".join(err.split())
