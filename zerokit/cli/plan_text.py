@@ -23,7 +23,7 @@ from zerokit.memory.components import label
 from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.trace_command import command_in
-from zerokit.search.explain import NEAR_LIMIT, cluster_words, strategy_words
+from zerokit.search.explain import NEAR_LIMIT, NEAR_LIMIT_IN_SHORT, cluster_words, strategy_words
 from zerokit.search.loss_advice import FASTER_WITH_LOSS
 from zerokit.search.sure_fit import NARROW, SURELY_FITS
 from zerokit.units import counted, format_gib, format_seconds
@@ -212,8 +212,8 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     planned, body = result.chosen, result.to_dict(detailed=False)
     surer = [note for note in body["advice"] if note.startswith((SURELY_FITS, NARROW))]
     faster = [note for note in body["advice"] if note.startswith(as_options(FASTER_WITH_LOSS))]
-    unsure = [note for note in body["advice"] if note.startswith(NEAR_LIMIT)]
-    body["advice"] = [note for note in body["advice"] if note not in (*surer, *faster, *unsure)]
+    unsure = [NEAR_LIMIT_IN_SHORT for note in body["advice"] if note.startswith(NEAR_LIMIT)]
+    body["advice"] = [note for note in body["advice"] if note not in (*surer, *faster)]
     idle = [as_options(result.plan.left_idle)] if result.plan.left_idle else []
     title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
     rough = [ASSUMPTION] if ASSUMPTION in body["assumptions"] else []

@@ -299,7 +299,9 @@ _16_BIT = 2
 
 
 NEAR_LIMIT = "the time is unsure so near the GPU's limit"
-"""How the note on such a time begins."""
+_LONGER = "19 to 49 % longer than predicted"
+NEAR_LIMIT_IN_SHORT = f"T{NEAR_LIMIT[1:]}: published runs took {_LONGER}"
+"""How the note on such a time begins, and what it comes to."""
 
 
 def layers_of_room(memory: MemoryEstimate, shape: ModelShape, cluster: Cluster) -> float:
@@ -329,7 +331,7 @@ def unsure_near_limit(candidate: Candidate, shape: ModelShape, job: Job, cluster
     room = format_gib(cluster.gpu.driver_vram_bytes - candidate.memory.min_vram_bytes, 1)
     return [
         f"{NEAR_LIMIT}: {room} of headroom hold the gathered weights of {layers:.1f} layers, and published "
-        "FSDP runs with room for about ten or fewer took 19 to 49 % longer than predicted; "
+        f"FSDP runs with room for about ten or fewer took {_LONGER}; "
         "`zerokit tune` compares with a smaller batch"
     ]
 

@@ -324,7 +324,7 @@ def test_a_time_is_called_unsure_where_few_gathered_layers_have_room(
     layers = (40 * GIB - estimate["min_vram_bytes"]) / (2 * 317.2e6)
     assert float(said.split(" layers")[0].split()[-1]) == pytest.approx(layers, abs=0.06)
     screen = call(capsys, "plan", *asked, "--gpus", "8", "--global-batch", "512")[1].splitlines()
-    assert any(line.startswith("the time is unsure so near") for line in screen[:6]) and len(screen) <= 24
+    assert any(line.startswith("The time is unsure so near") for line in screen[:6]) and len(screen) <= 24
     once = ("--zero", "3", "--checkpointing", "full", "--micro-batch", "4")
     alone = as_json(capsys, "estimate", *asked, "--gpus", "8", *once)
     assert any("the time is unsure" in line for line in alone["assumptions"])
