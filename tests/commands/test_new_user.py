@@ -124,6 +124,25 @@ def test_help_and_the_version_are_commands_of_their_own(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == by_word
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("emit", "sbach"), "there is no command 'sbach'; did you mean `zerokit help emit sbatch`?"),
+        (("emit", "xyzzy"), "there is no command 'xyzzy'; `zerokit help emit` lists them"),
+        (("plan", "sbatch"), "zerokit plan has no subcommands; `zerokit help plan` shows its help"),
+    ],
+)
+def test_help_shows_a_subcommand_and_says_which_there_are(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["help", "emit", "sbatch"]) == 0
+    by_word = capsys.readouterr().out
+    assert run(["emit", "sbatch", "--help"]) == 0
+    assert capsys.readouterr().out == by_word
+    assert run(["help", *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_help_of_a_plan_is_grouped_and_has_examples_that_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--help"]) == 0
     text = capsys.readouterr().out

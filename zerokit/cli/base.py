@@ -282,10 +282,12 @@ _OTHER_COMMANDS = {
 }
 
 
-def unknown_command(name: str, names: list[str], typed: str = "zerokit") -> InputError:
+def unknown_command(
+    name: str, names: list[str], typed: str = "zerokit", listed_by: str = "zerokit help"
+) -> InputError:
     """What to say of a command that there is not; ``typed``: what its name was typed behind."""
     from zerokit.suggest import misspelt
 
     close = misspelt(name, names)
     hint = _OTHER_COMMANDS.get(name) or (f"did you mean `{typed} {close[0]}`?" if close else None)
-    return InputError(f"there is no command {name!r}; {hint or '`zerokit help` lists them'}")
+    return InputError(f"there is no command {name!r}; {hint or f'`{listed_by}` lists them'}")
