@@ -31,11 +31,13 @@ class CannotRehearse(Exception):
 
     Attributes:
         is_of_script: a change of the script or its arguments would allow one.
+        to_fix: the error of the script or its arguments that it is, which ends a run too; None: it is none.
     """
 
-    def __init__(self, why: str, *, is_of_script: bool = True) -> None:
+    def __init__(self, why: str, *, is_of_script: bool = True, to_fix: str | None = None) -> None:
         super().__init__(why)
         self.is_of_script = is_of_script
+        self.to_fix = to_fix
 
 
 @dataclass(slots=True, kw_only=True)
