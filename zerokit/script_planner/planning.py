@@ -41,6 +41,7 @@ from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import ScriptFacts, read_script
 from zerokit.script.scripts_optimizer import with_optimizer_of
 from zerokit.script.training_switch import why_no_training
+from zerokit.script.unlike_adapters import TRLS_SWITCH, takes_model_config
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy, time_note
 from zerokit.script_planner.script_decisions import CannotRehearse, Fed, ScriptDecisions
 from zerokit.script_planner.trained_model import is_named
@@ -110,8 +111,9 @@ class ScriptPlanning:
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
         refuse_unplannable(self._script)
         self._decisions = ScriptDecisions(
-            script=self.search.profile.name, style=facts.style, asked=self.options, say=self.say
-        )
+            script=self.search.profile.name, style=facts.style, asked=self.options, say=self.say,
+            adapters_option=TRLS_SWITCH if takes_model_config(facts) else "",
+        )  # fmt: skip
         try:
             self._check(facts)
             unlike_loss = self._leave_loss_out()

@@ -48,6 +48,7 @@ class ScriptDecisions:
         script: its name. style: how it takes its configuration.
         asked: the options that its user gave.
         kept: those that it decides, which go before ``asked``.
+        adapters_option: its option that has it train adapters; empty: none is known.
         notes: for people, in sentences.
         model_name: as the script has it; empty: not known.
     """
@@ -56,6 +57,7 @@ class ScriptDecisions:
     style: str
     asked: Mapping[str, Any]
     say: Say
+    adapters_option: str = ""
     kept: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     model_name: str = ""
@@ -124,7 +126,7 @@ class ScriptDecisions:
             InputError: others were asked for, or the script's model is not known and none was named.
         """
         self._refuse_unlike_length(done, planned)
-        refuse_unlike_method(done, self.asked)
+        refuse_unlike_method(done, self.asked, self.adapters_option)
         found, notes = options_of(done, self.asked, planned)
         self.kept |= found
         self.notes += notes
