@@ -299,8 +299,9 @@ def _rehearsal_words(result: PlanResult, rehearsal: RehearsalRecord) -> str:
 def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] | None) -> list[str]:
     if result.to_fix:
         return paragraph(answer.fix_first(result.to_fix))
-    comment = "" if script or Path("train.py").exists() else "train.py: your script"
-    to_run = answer.run_command(result.cluster, folder, script or ())
+    words = script or result.script_words
+    comment = "" if words or Path("train.py").exists() else "train.py: your script"
+    to_run = answer.run_command(result.cluster, folder, words)
     lines = command_lines(to_run, comment)
     added: Sequence[str] = ()
     if script:
