@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -122,6 +119,25 @@ def test_help_and_the_version_are_commands_of_their_own(capsys: pytest.CaptureFi
     by_word = capsys.readouterr().out
     assert run(["plan", "--help"]) == 0
     assert capsys.readouterr().out == by_word
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("emit", "sbach"), "there is no command 'sbach'; did you mean `zerokit help emit sbatch`?"),
+        (("emit", "xyzzy"), "there is no command 'xyzzy'; `zerokit help emit` lists them"),
+        (("plan", "sbatch"), "zerokit plan has no subcommands; `zerokit help plan` shows its help"),
+    ],
+)
+def test_help_shows_a_subcommand_and_says_which_there_are(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["help", "emit", "sbatch"]) == 0
+    by_word = capsys.readouterr().out
+    assert run(["emit", "sbatch", "--help"]) == 0
+    assert capsys.readouterr().out == by_word
+    assert run(["help", *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_help_of_a_plan_is_grouped_and_has_examples_that_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -376,26 +392,3 @@ def test_no_marks_are_shown(
     run(words.split())
     out, err = capfd.readouterr()
     assert out + err and "⟨" not in out + err
-
-
-def test_an_interrupt_while_it_starts_is_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "click.py").write_text(
-        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "zerokit", "gpus"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
-
-
-@pytest.mark.parametrize(("words", "code"), [(["gpus"], 0), (["plan", "--model", "nosuch"], 2)])
-def test_a_reader_that_goes_away_changes_no_exit_code(words: list[str], code: int) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "zerokit", *words], stdout=writer, stderr=writer, timeout=100, check=False
-        )
-    finally:
-        os.close(writer)
-    assert ended.returncode == code

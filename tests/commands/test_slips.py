@@ -107,3 +107,12 @@ def test_an_accelerate_yaml_before_a_script_is_answered_with_a_plan(
 def test_an_accelerate_yaml_of_estimate_is_answered_with_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["estimate", "--config_file", "a.yaml"]) == 2
     assert "for it or an accelerate YAML `zerokit check FILE`" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("option", ["--deepspeed", "--ds-config", "--deepspeed_config"])
+def test_a_deepspeed_file_is_not_planned_but_estimated(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "--model", "gpt2", "--gpus", "2", "--gpu", "l4", option, "ds_config.json"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"there is no option {option}; `zerokit estimate --deepspeed FILE` predicts" in said

@@ -225,7 +225,7 @@ def test_a_second_tune_in_the_same_folder_loses_nothing(tune: Start) -> None:
         ([*JOB, "plain.py"], "no plan reaches this script"),
         ([*JOB, "known.py", "--dry-run"], "stand before the script: zerokit tune --dry-run … known.py …"),
         ([*JOB, "known.py", "--batch", "{microbatch}"], "is not filled in; did you mean {micro_batch}?"),
-        (["--model", "gpt2", "--gpu", "h200", "SCRIPT"], "--gpu h200"),
+        (["--model", "gpt2", "--gpu", "h200", "SCRIPT"], "--device cpu in its place tunes on CPU ranks"),
         (["--model", "gpt2", "--vram", "80GiB", "SCRIPT"], "--vram"),
         (["--model", "gpt2", "--gpus", "2", "--device", "cuda", "SCRIPT"], "no GPU was found"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import subprocess
 import sys
@@ -226,3 +227,54 @@ def test_a_plan_without_a_rehearsal_keeps_the_loss_that_was_asked_for(
     options = {"model": "qwen2.5-0.5b", "gpus": 2, "gpu": "h200", "loss": "liger"}
     found = plan_script(Target(script=str(script), module=None, arguments=()), options, say=said.append)
     assert found.request["loss"] == "liger" and not any("left out" in line for line in said)
+
+
+TYPE_ERROR = "TypeError: DataLoader.__init__() got an unexpected keyword argument 'batch_sz'"
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason", "is_to_fix", "rehearsals"),
+    [
+        ("script", TYPE_ERROR, True, 1),
+        ("argument", "ValueError: not used by the HfArgumentParser: ['--per_device_batch']", True, 1),
+        ("script", "ValueError: the batch is not divisible by 3", False, 2),
+        ("rehearsal", TYPE_ERROR, False, 2),
+    ],
+)
+def test_an_error_of_the_scripts_own_is_to_be_fixed_before_a_launch(
+    cause: str,
+    reason: str,
+    is_to_fix: bool,
+    rehearsals: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stopped(
+        target: Any, options: Any, request: Any, strategy: Strategy, seconds: float
+    ) -> RehearsedScript:
+        stop = Stop(location="train.py:9", operator="", reason=reason, cause=cause)
+        done: Any = SimpleNamespace(ranks=(SimpleNamespace(phases=IN_LOAD),), stopped=stop)
+        return RehearsedScript(strategy=strategy, done=done, rehearsed=None)
+
+    monkeypatch.setattr("zerokit.script_planner.planning.rehearse_strategy", stopped)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("from accelerate import Accelerator\nAccelerator()\n")
+    words = ("--model", "gpt2", "--gpus", "2", "--gpu", "h200", "--html", "plan.html", "--", "train.py")
+    assert run(["plan", *words]) == 0
+    out, err = capsys.readouterr()
+    answer, _, following = out.partition("\nNext\n")
+    assert err.count("to learn what the script takes: ") == rehearsals
+    where = "the script's arguments" if cause == "argument" else "train.py:9"
+    error = f"{where}: {reason}"
+    title, under, *_ = answer.splitlines()
+    assert title.startswith("Plan for gpt2")
+    assert under.startswith("The script fails") is is_to_fix
+    assert " ".join(following.split()).startswith(f"fix {error}; then plan again") is is_to_fix
+    assert ("zerokit launch" in following) is not is_to_fix
+    page = html.unescape(Path("plan.html").read_text())
+    assert (f"The script fails; to fix: {error}" in page) is is_to_fix
+    assert ("zerokit launch" in page) is not is_to_fix
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert run(["plan", "--gpus", "2", "--gpu", "h200", "--", "train.py"]) == 2
+    assert ("; fix that, then plan again" in " ".join(capsys.readouterr().err.split())) is is_to_fix

@@ -190,6 +190,7 @@ def test_an_operator_without_a_stand_in_ends_with_14_and_its_line(tmp_path: Path
     assert (code, said["complete"]) == (14, False)
     assert said["stopped"]["location"].endswith("unknown_operator.py:8")
     assert said["stopped"]["operator"] == "mylib::mystery"
+    assert said["stopped"]["cause"] == "rehearsal"
 
 
 def test_barriers_keep_a_block_and_bf16_gradients_have_no_scaler(tmp_path: Path) -> None:

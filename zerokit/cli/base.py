@@ -182,11 +182,13 @@ def unknown_option(error: click.NoSuchOption) -> str:
             hint = None
     if hint is None and path.endswith("sbatch") and key in _OF_SLURM:
         hint = f"it is Slurm's: submit the job with `sbatch {name} … job.sh`"
-    if path.endswith(" rehearse") and key in ("deepspeed", "deepspeed_config", "ds_config"):
+    if path.endswith(" rehearse") and key in _DEEPSPEED_FILE:
         hint = (
             "give it to the script, after its name (train.py --deepspeed FILE); for an Accelerate script, "
             "set ACCELERATE_USE_DEEPSPEED=true and ACCELERATE_DEEPSPEED_CONFIG_FILE=FILE"
         )
+    if path.endswith(" plan") and key in _DEEPSPEED_FILE:
+        hint = "`zerokit estimate --deepspeed FILE` predicts what a run with that file takes"
     if takes_script:
         command = path.removeprefix(program()).strip()
         hint = in_place_of_accelerate_yaml(name, command, parameter_names) or hint
@@ -230,6 +232,7 @@ _AFTER_A_COMMAND = {
     "-q": "it goes after a command, as in `zerokit plan -q`",
 }
 """What to say of options that commands have, and zerokit itself has not."""
+_DEEPSPEED_FILE = ("deepspeed", "deepspeed_config", "ds_config")
 _OF_SLURM = frozenset((
     "partition", "account", "qos", "constraint", "mem", "exclusive", "reservation", "mail_user", "mail_type",
     "nodelist", "exclude", "dependency", "array", "output", "error", "licenses", "gres", "comment",
@@ -297,10 +300,12 @@ _OTHER_COMMANDS = {
 }
 
 
-def unknown_command(name: str, names: list[str], typed: str = "zerokit") -> InputError:
+def unknown_command(
+    name: str, names: list[str], typed: str = "zerokit", listed_by: str = "zerokit help"
+) -> InputError:
     """What to say of a command that there is not; ``typed``: what its name was typed behind."""
     from zerokit.suggest import misspelt
 
     close = misspelt(name, names)
     hint = _OTHER_COMMANDS.get(name) or (f"did you mean `{typed} {close[0]}`?" if close else None)
-    return InputError(f"there is no command {name!r}; {hint or '`zerokit help` lists them'}")
+    return InputError(f"there is no command {name!r}; {hint or f'`{listed_by}` lists them'}")

@@ -139,7 +139,7 @@ _NAMES: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("gpus", "name"): _gpus,
     ("recipes", "name"): _recipes,
     ("recipes", "names"): _recipes,
-    ("help", "name"): _commands,
+    ("help", "names"): _commands,
     ("check", "explain"): _rules,
     ("check", "ignore"): _rules,
 }

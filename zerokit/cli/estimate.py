@@ -91,7 +91,8 @@ def _launch_with(file: str, result: Estimate) -> NextCommand:
     left = {name: value for name, value in pairs.items() if name.removeprefix("--") not in decided}
     in_file = {name: value for name, value in pairs.items() if name not in left}
     ranks = ["--gpus", str(cluster.gpus)] if cluster.nodes == 1 else []
-    words = ["zerokit", "launch", "--deepspeed", file, *ranks, "train.py"]
+    device = ["--device", "cpu"] if result.planned.on_cpu else []
+    words = ["zerokit", "launch", "--deepspeed", file, *device, *ranks, "train.py"]
     return NextCommand(
         command=shlex.join(words),
         does="runs the script with this file and adds nothing to its arguments; "

@@ -163,8 +163,10 @@ def _answer(
     remarks: Sequence[str] = (),
     faster: Sequence[str] = (),
     brief: bool = False,
+    first: Sequence[str] = (),
 ) -> list[str]:
-    """``remarks``: what belongs to the answer beside what fits; ``faster``: beside how fast."""
+    """``first``: what stands before what fits; ``remarks``: what belongs to the answer beside it; ``faster``:
+    beside how fast."""
     lines = wrap(title, later="  ")
     said = (
         *(note[0].upper() + note[1:] for note in remarks),
@@ -172,7 +174,7 @@ def _answer(
         *faster,
         *answer.pace_notes(planned),
     )
-    for text in (as_options(answer.fits(planned)), *said):
+    for text in (*first, as_options(answer.fits(planned)), *said):
         lines += wrap(text)
     return [*lines, "", *_strategy(planned, brief)]
 
@@ -216,13 +218,14 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     body["advice"] = [note for note in body["advice"] if note not in (*surer, *faster)]
     idle = [as_options(result.plan.left_idle)] if result.plan.left_idle else []
     title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
+    fails = [answer.fails(result.to_fix)] if result.to_fix else []
     rough = [ASSUMPTION] if ASSUMPTION in body["assumptions"] else []
     tracing = command_in(body["assumptions"])
     closed = [f"{note}; see Next" if tracing else note for note in rough]
     under = [answer.UNDER_DEEPSPEED] if answer.UNDER_DEEPSPEED in body["assumptions"] else []
     remarks = [*closed, *idle, *surer, *under]
     below = [*_todo(planned, body["assumptions"]), *_rehearsed(result, explain=explain)]
-    lines = [*_answer(planned, title, remarks, (*unsure, *faster)), *below]
+    lines = [*_answer(planned, title, remarks, (*unsure, *faster), first=fails), *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing is not None:
         following += command_lines(tracing[1], "traces the model; then plan again")
@@ -230,7 +233,7 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     body["assumptions"] = [note for note in _others(body["assumptions"]) if note not in (*rough, *under)]
     if not explain:
         assumed = [note for note in body["assumptions"] if not idle or not note.startswith(idle[0])]
-        shorter = [*_answer(planned, title, remarks, unsure, brief=True), *below]
+        shorter = [*_answer(planned, title, remarks, unsure, brief=True, first=fails), *below]
         return "\n".join(first_screen.filled(lines, shorter, assumed, body["advice"], following))
     lines += listed("Assumed", body["assumptions"], body["assumptions"])
     lines += listed("Worth knowing", body["advice"], body["advice"])
@@ -263,7 +266,7 @@ def _rehearsed(result: PlanResult, *, explain: bool) -> list[str]:
         return []
     name = result.script.name if result.script else ""
     if all(rehearsal.min_vram_bytes is None for rehearsal in result.rehearsals):
-        title = f"Not rehearsed: {name}; memory and time are those of a plain training loop of the model"
+        title = f"Not rehearsed: {name}; memory and time are those of a plain training loop"
     else:
         title = f"Rehearsed: {name}"
     choice = result.script.of(result.chosen.strategy) if result.script else None
@@ -279,7 +282,7 @@ def _rehearsed(result: PlanResult, *, explain: bool) -> list[str]:
     if left_out:
         between = f"{format_gib(min(sizes), 1)} to {format_gib(max(sizes), 1)}"
         rows.append(f"{len(left_out)} others: {between} required (--explain)")
-    return [heading(title), *bullets(rows)]
+    return ["", *wrap(title, later="  "), *bullets(rows)]
 
 
 def _rehearsal_words(result: PlanResult, rehearsal: RehearsalRecord) -> str:
@@ -295,8 +298,11 @@ def _rehearsal_words(result: PlanResult, rehearsal: RehearsalRecord) -> str:
 
 
 def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] | None) -> list[str]:
-    comment = "" if script or Path("train.py").exists() else "train.py: your script"
-    to_run = answer.run_command(result.cluster, folder, script or ())
+    if result.to_fix:
+        return paragraph(answer.fix_first(result.to_fix))
+    words = script or result.script_words
+    comment = "" if words or Path("train.py").exists() else "train.py: your script"
+    to_run = answer.run_command(result.cluster, folder, words)
     lines = command_lines(to_run, comment)
     added: Sequence[str] = ()
     if script:

@@ -63,6 +63,15 @@ class ConfiguredScript:
     config: Path
 
 
+@frozen_dataclass
+class _Source:
+    """The script of a job as its source shows it, and what to say of its arguments."""
+
+    facts: ScriptFacts
+    target: Target
+    notes: Sequence[str]
+
+
 def deepspeed_json(folder: str, variant: str) -> str:
     """The DeepSpeed JSON of a plan, as its consumer takes it.
 
@@ -113,14 +122,16 @@ def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say:
     Raises:
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
-    plan = _for_gpus(job.folder)
     jobs.check_sbatch(job_name, time_limit)
-    environment = {**plan.environment, **jobs.read_variables(job.variables)}
+    variables = jobs.read_variables(job.variables)
     minutes = None if time_limit is None else jobs.read_time_limit(time_limit)
+    source = _read(job)
+    plan = _for_gpus(job.folder)
+    environment = {**plan.environment, **variables}
     say(f"{job.folder}: {plan.title}")
     if minutes is not None:
         say(minutes)
-    launched = configure_script(plan, job, say=say)
+    launched = _configure(plan, job, source, say=say)
     return jobs.sbatch_script(
         plan.strategy(),
         plan.nodes,
@@ -141,11 +152,13 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
     Raises:
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
-    plan = _for_gpus(job.folder)
     jobs.check_kubernetes(name, image, gpu_resource)
-    environment = {**plan.environment, **jobs.read_variables(job.variables)}
+    variables = jobs.read_variables(job.variables)
+    source = _read(job)
+    plan = _for_gpus(job.folder)
+    environment = {**plan.environment, **variables}
     say(f"{job.folder}: {plan.title}")
-    launched = configure_script(plan, job, config=Path(jobs.CONFIG_IN_POD), say=say)
+    launched = _configure(plan, job, source, config=Path(jobs.CONFIG_IN_POD), say=say)
     variant = launched.style if launched.style in VARIANTS else "raw"
     return jobs.kubernetes_manifest(
         plan.strategy(),
@@ -160,8 +173,8 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
     )
 
 
-def configure_script(
-    plan: PlanFile, job: JobScript, *, say: Say, config: Path | None = None
+def _configure(
+    plan: PlanFile, job: JobScript, source: _Source, *, say: Say, config: Path | None = None
 ) -> ConfiguredScript:
     """How a script takes its configuration, and its whole command: what ``launch`` would add is added.
 
@@ -169,14 +182,12 @@ def configure_script(
         config: the file that it is given; None: the plan's.
 
     Raises:
-        InputError: the script is not here, takes none, contradicts the plan, or cannot run it.
+        InputError: the script takes none, contradicts the plan, or cannot run it.
     """
     script, style = job.script, job.style
-    path = Path(script[0])
-    facts = _facts(path, style)
-    target = Target(script=script[0], module=None, arguments=tuple(script[1:]))
-    for warning in plan_agreement.read_of_source(facts, target, job.command)[1]:
-        say(warning)
+    facts, target, path = source.facts, source.target, Path(script[0])
+    for note in source.notes:
+        say(note)
     resolved_style = facts.style if style == "auto" else style
     if style == "auto" and resolved_style != "none":
         say(f"{path} is taken as {STYLE_WORDS[resolved_style]}: {facts.why}")
@@ -209,6 +220,19 @@ def configure_script(
         command=[*script, *added, *script_options(resolved_style, facts, target.arguments, file)],
         config=file,
     )
+
+
+def _read(job: JobScript) -> _Source:
+    """Read the script, before any plan is named: one of its arguments may say which.
+
+    Raises:
+        InputError: the script is not here, or an option of the command stands among its arguments.
+    """
+    script = job.script
+    facts = _facts(Path(script[0]), job.style)
+    target = Target(script=script[0], module=None, arguments=tuple(script[1:]))
+    notes = plan_agreement.read_of_source(facts, target, job.command)[1]
+    return _Source(facts=facts, target=target, notes=notes)
 
 
 def _facts(path: Path, style: str) -> ScriptFacts:

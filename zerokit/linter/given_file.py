@@ -79,12 +79,20 @@ def _of_yaml(path: Path) -> str:
     if kind != "accelerate" or not isinstance(runs, str):
         return "this YAML names none" + checked
     if runs == "DEEPSPEED":
-        command = f"zerokit check {shlex.quote(str(path))} --model MODEL --gpu GPU"
-        return f"this is Accelerate's YAML, which names none: `{command}` tells whether it fits"
+        file = shlex.quote(str(path))
+        return (
+            f"this is Accelerate's YAML, which names none: `zerokit check {file} --model MODEL --gpu GPU` "
+            f"tells whether it fits; to run, {_MAKES_PLAN} and launch that, or {_runs_as_it_is(path)}"
+        )
     return f"this is Accelerate's YAML, and does not use DeepSpeed: {rehearsal_of(document.value)}"
 
 
-_MAKES_PLAN = "make one with `zerokit plan ⟨gpus⟩ N ⟨gpu⟩ GPU -- SCRIPT`"
+_MAKES_PLAN = "make a plan with `zerokit plan ⟨gpus⟩ N ⟨gpu⟩ GPU -- SCRIPT`"
+
+
+def _runs_as_it_is(path: Path) -> str:
+    """What runs an Accelerate YAML that names no JSON, without zerokit."""
+    return f"run it as it is: `accelerate launch --config_file {shlex.quote(str(path))} SCRIPT`"
 
 
 def in_place_of_plan(path: Path) -> str | None:
@@ -99,7 +107,7 @@ def in_place_of_plan(path: Path) -> str | None:
         name = named_config(parse_yaml(text, str(path)))
         said = f"is Accelerate's YAML, not a plan: {_MAKES_PLAN}"
         if name is None:
-            return said
+            return f"{said} and launch that, or {_runs_as_it_is(path)}"
         return (
             f"{said}, or run the JSON that it names: `zerokit launch ⟨deepspeed⟩ {shlex.quote(name)} SCRIPT`"
         )

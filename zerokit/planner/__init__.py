@@ -55,6 +55,7 @@ def plan(
     from zerokit.planner.recipes import merged
     from zerokit.planner.request import resolve
     from zerokit.planner.trace_command import with_command
+    from zerokit.planner.without_script import script_before
     from zerokit.search.plan import make_plan, make_space
     from zerokit.values import replace
 
@@ -65,6 +66,9 @@ def plan(
     request = resolved.request
     planned = make_plan(request, top=top)
     notes = unread(requested, [planned.chosen.strategy])
+    before = script_before(recipe, overrides, options, requested) if recipe is not None else None
+    if before is not None:
+        notes = (before.note, *notes)
     noted = with_command((*planned.assumptions, *notes), resolved.options, planned.chosen.strategy)
     planned = replace(planned, assumptions=noted)
     result = PlanResult(
@@ -72,10 +76,11 @@ def plan(
         plan=planned,
         job=make_space(request)[0].job,
         cluster=planned.cluster,
-        model_name=resolved.model_name,
+        model_name=(before.model if before is not None else "") or resolved.model_name,
         parameters=request.shape.parameters,
         timed=request.timed,
         on_cpu=request.on_cpu,
+        script_words=before.words if before is not None else (),
     )
     return result if out is None else replace(result, files=result.write(out, say))
 

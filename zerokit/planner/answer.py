@@ -50,6 +50,16 @@ def why_rejected(reason: str) -> str:
     return _WHY_REJECTED.get(reason, reason)
 
 
+def fails(to_fix: str) -> str:
+    """That the script fails, whatever the plan."""
+    return f"The script fails; to fix: {to_fix}"
+
+
+def fix_first(to_fix: str) -> str:
+    """What to do about it, in place of a launch."""
+    return f"fix {to_fix}; then plan again"
+
+
 def run_command(cluster: Cluster, folder: str, script: Iterable[str]) -> str:
     """What is typed next, with a plan's folder: a launch, or for several nodes a job for all of them.
 

@@ -61,6 +61,7 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
         ),
         fits=bool(planned.fits),
         answer=[
+            *([answer.fails(result.to_fix)] if result.to_fix else []),
             as_options(answer.fits(planned)),
             answer.pace(planned),
             *answer.pace_notes(planned),
@@ -78,7 +79,7 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
             *_origin(page),
         ],
         todo=() if page.script else answer.script_must(strategy, job),
-        next=answer.run_command(result.cluster, page.folder, page.script).replace("zerokit", page.program, 1),
+        next=_next(result, page),
         components=_components(result),
         phases=_phases(result),
         times=_times(result),
@@ -93,6 +94,12 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
         advice=all_as_options((*result.plan.advice, *result.plan.faster_with)),
         settings=_settings(result),
     )
+
+
+def _next(result: PlanResult, page: PlanPage) -> str:
+    if result.to_fix:
+        return answer.fix_first(result.to_fix)
+    return answer.run_command(result.cluster, page.folder, page.script).replace("zerokit", page.program, 1)
 
 
 _MODULE = ("-m", "--module")

@@ -66,6 +66,9 @@ class PlanResult:
         script: what was learnt of the script that is planned for; None: there is none.
         rehearsals: those that were made.
         added_arguments: what a launch with this plan adds to the script's own.
+        script_words: the script, with its arguments, of the plan that this one was made from without it.
+        to_fix: the error of the script or its arguments that ended its rehearsal and will end a run, with its
+            location; None: there is none.
     """
 
     request: Mapping[str, Any]
@@ -80,6 +83,8 @@ class PlanResult:
     script: ScriptProfile | None = None
     rehearsals: tuple[RehearsalRecord, ...] = ()
     added_arguments: tuple[str, ...] = ()
+    script_words: tuple[str, ...] = ()
+    to_fix: str | None = None
 
     def _planned(self, candidate: Candidate) -> PlannedStrategy:
         return PlannedStrategy(
@@ -196,4 +201,5 @@ class PlanResult:
         return {
             "rehearsals": [rehearsal.to_dict() for rehearsal in self.rehearsals],
             "added_arguments": list(self.added_arguments),
+            "to_fix": self.to_fix,
         }

@@ -38,6 +38,7 @@ class Recipe:
         request: option of ``zerokit plan`` (underscores) -> value as written.
         expect: ``strategy`` (fields of the chosen strategy) and ``prediction``, or empty.
         decided_by_script: those of the request that the script of a plan decided, not its user.
+        script: what a plan kept of the script that it was made with; empty: none.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Recipe:
     request: Mapping[str, Any]
     expect: Mapping[str, Any] = field(default_factory=dict)
     decided_by_script: tuple[str, ...] = ()
+    script: Mapping[str, Any] = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
         """The request as :func:`zerokit.planner.plan` takes it."""
@@ -169,6 +171,7 @@ def load_any(text: str) -> Recipe:
         return Recipe(
             name=path.stem, path=path, title=f"plan {path}", description="", request=body,
             decided_by_script=tuple(str(name).replace("-", "_") for name in plan.decided_by_script),
+            script=plan.chosen.get("script") or {},
         )  # fmt: skip
     return parse_recipe(document)
 

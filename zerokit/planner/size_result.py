@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "zerokit.size/1"
 _OF_ADAPTERS = ("lora-rank", "lora-targets")
+_OFFLOADED_TO = {"cpu": "host memory", "nvme": "NVMe"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +57,16 @@ class FewestGpus:
     @property
     def offloads(self) -> bool:
         """Whether any do: what may offload may still be fastest without."""
-        candidate = self.size.candidate
-        zero = None if candidate is None else candidate.strategy.settings.zero
-        return zero is not None and {zero.offload_optimizer.device, zero.offload_param.device} != {"none"}
+        return bool(self.offloaded_to)
+
+    @property
+    def offloaded_to(self) -> str:
+        """Where they go: ``host memory``, ``NVMe``, ``host memory and NVMe``; empty where none do."""
+        if self.size.candidate is None:
+            return ""
+        zero = self.size.candidate.strategy.settings.zero
+        devices = {zero.offload_optimizer.device, zero.offload_param.device}
+        return " and ".join(words for device, words in _OFFLOADED_TO.items() if device in devices)
 
     @property
     def gpus(self) -> int | None:
@@ -312,7 +320,7 @@ def _tight(size: FewestGpus) -> str:
 def _with_offload(size: FewestGpus, named: FewestGpus) -> str:
     """Said where as many GPUs of one kind were named already, and these offload as those do not."""
     alike = (size.gpu, size.gpus) == (named.gpu, named.gpus)
-    return " with offload to host memory" if alike and size.offloads and not named.offloads else ""
+    return f" with offload to {size.offloaded_to}" if alike and size.offloads and not named.offloads else ""
 
 
 def _as_well(size: FewestGpus) -> str:
@@ -338,7 +346,7 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
     available = smallest.size.gpu.driver_vram_bytes
     tight = f", {words}" if (words := _tight(smallest)) else ""
-    offload = " and offload to host memory" if smallest.offloads else ""
+    offload = f" and offload to {smallest.offloaded_to}" if smallest.offloads else ""
     as_well = f"; {fewest_gpus} × {alternatives(others)} would do as well" if others else ""
     sentences = [
         f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu_words}{offload} "

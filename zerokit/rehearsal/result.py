@@ -52,11 +52,18 @@ class GuessedValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Where and why a rehearsal could not go on. ``operator`` is empty where it was not an operator."""
+    """Where and why a rehearsal could not go on.
+
+    Attributes:
+        operator: empty where it was not an operator.
+        cause: ``script``: an error raised in the script's own file; ``argument``: one that the script does
+            not take; a run ends with both. ``rehearsal``: anything else.
+    """
 
     location: str
     operator: str
     reason: str
+    cause: str = "rehearsal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from zerokit.script.arguments import ScriptOptions
 from zerokit.script.option_values import number, truth
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 
+TRLS_SWITCH = "--use_peft"
+"""The option of TRL's ModelConfig that has its trainers add adapters."""
 _RANKS = ("lora_r", "lora_rank", "lora_dim", "rank", "r")
 _TRLS_RANK = 16  # trl/trainer/model_config.py, ModelConfig.lora_r, 0.12 to 1.8
 _ADAPTERS = re.compile(r"(?:use_|with_|train_)?(?:q?lora|peft|adapters?)")
@@ -71,7 +73,7 @@ def _of_adapters(options: ScriptOptions, method: str, lora: Lora | None, by_opti
 
 def _trls_adapters(options: ScriptOptions, lora: Lora) -> str:
     """TRL's options for the plan's adapters, but for those that are given or the default."""
-    words = ["--use_peft"]
+    words = [TRLS_SWITCH]
     rank, targets = options.given("lora_r"), options.given_list("lora_target_modules")
     if number(rank[0] if rank is not None else _TRLS_RANK) != lora.rank:
         words.append(f"--lora_r {lora.rank}")

@@ -41,13 +41,14 @@ from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import ScriptFacts, read_script
 from zerokit.script.scripts_optimizer import with_optimizer_of
 from zerokit.script.training_switch import why_no_training
-from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy
+from zerokit.script.unlike_adapters import TRLS_SWITCH, takes_model_config
+from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy, time_note
 from zerokit.script_planner.script_decisions import CannotRehearse, Fed, ScriptDecisions
 from zerokit.script_planner.trained_model import is_named
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.request import Request
 from zerokit.search.space import Knobs, knobs
-from zerokit.units import counted, format_count, format_seconds, format_seconds_range
+from zerokit.units import counted, format_count
 
 REHEARSED_BEST = 3
 """So many of the best are rehearsed before one is chosen."""
@@ -110,8 +111,9 @@ class ScriptPlanning:
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
         refuse_unplannable(self._script)
         self._decisions = ScriptDecisions(
-            script=self.search.profile.name, style=facts.style, asked=self.options, say=self.say
-        )
+            script=self.search.profile.name, style=facts.style, asked=self.options, say=self.say,
+            adapters_option=TRLS_SWITCH if takes_model_config(facts) else "",
+        )  # fmt: skip
         try:
             self._check(facts)
             unlike_loss = self._leave_loss_out()
@@ -188,13 +190,14 @@ class ScriptPlanning:
         modes = [read.request.pins.checkpointing] if read.request.pins.checkpointing else ["none", "full"]
         fed: dict[int, tuple[int | None, int | None]] = {}
         first: Rehearsal | None = None
-        why = ""
+        why, to_fix = "", None
         for batch in batches:
             purpose = FOR_EACH_SEQUENCE if fed else FOR_A_BATCH
             done = self.search.rehearse(read.request, self._probe(read.request, batch, modes[0]), purpose)
             if done.rehearsed is None:
                 repeated = why == done.why_not and not done.came_up
-                why = why or done.why_not
+                if not why:
+                    why, to_fix = done.why_not, done.to_fix
                 if fed or repeated or not done.batch_may_cure:
                     break
                 continue
@@ -210,7 +213,7 @@ class ScriptPlanning:
             if len(fed) == 2:
                 break
         if first is None:
-            raise CannotRehearse(why)
+            raise CannotRehearse(why, to_fix=to_fix)
         if micro is not None and self._decisions.may_ignore_batch(fed):
             other = 1 if micro > 1 else 2
             done = self.search.rehearse(read.request, self._probe(read.request, other, modes[0]), FOR_A_BATCH)
@@ -299,7 +302,7 @@ class ScriptPlanning:
             self._decisions.notes.append(self.search.passed_over)
         rehearsed = self.search.profile.of(chosen.strategy)
         if rehearsed is not None and rehearsed.step_seconds_range is not None:
-            self._decisions.notes.append(_time_note(rehearsed.step_seconds_range, rehearsed.host_factor))
+            self._decisions.notes.append(time_note(rehearsed.step_seconds_range, rehearsed.host_factor))
         own_half = request.precision in ("bf16", "fp16") and not self._decisions.is_asked("precision")
         if own_half and self._script.runs_without_deepspeed:
             self._decisions.notes.append(answer.UNDER_DEEPSPEED)
@@ -360,6 +363,8 @@ class ScriptPlanning:
         """
         failure = f"{self.search.profile.name} could not be rehearsed: {why}"
         if not self._decisions.names_model:
+            if why.to_fix:
+                raise InputError(f"{failure}; fix that, then plan again")
             fix = "fix what stops it, or " if why.is_of_script else ""
             raise InputError(
                 f"{failure}; {fix}name the model with ⟨model⟩ (or a config.json) or ⟨params⟩ to plan without "
@@ -379,21 +384,7 @@ class ScriptPlanning:
         read = self._resolved()
         plan = make_plan(read.request, top=top)
         note = f"{failure}; memory and time are those of a plain training loop of the model"
-        return self._result(
+        result = self._result(
             read, replace(plan, assumptions=(*plan.assumptions, *self._decisions.notes, note))
         )
-
-
-def _time_note(between: tuple[float, float], host_factor: float | None) -> str:
-    """How sure the chosen plan's step time is."""
-    low, high = between
-    at = "" if host_factor is None else f" at the host speed kept on this machine, {host_factor:.2f}"
-    rehearsed = f"step times are rehearsed{at}"
-    if high <= low:
-        return rehearsed
-    takes = f"{rehearsed}; this one takes {format_seconds_range(low, high)}"
-    if format_seconds(low) == format_seconds(high):
-        return takes
-    if host_factor is not None:
-        return f"{takes}, as fast as this host was in its probe's rounds"
-    return f"{takes}, as fast as the host is: `zerokit doctor --measure` on the GPU machine tells"
+        return replace(result, to_fix=why.to_fix)

@@ -13,12 +13,13 @@ from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Str
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.plan_folder import write_plan
 from zerokit.rehearsal.conduct import RehearsalRequest
-from zerokit.rehearsal.result import Rehearsal
+from zerokit.rehearsal.result import Rehearsal, Stop
 from zerokit.rehearsal.script import PlanUse
 from zerokit.rehearsal.senders import rehearse
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.search.request import Request
+from zerokit.units import format_seconds, format_seconds_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,22 @@ class RehearsedScript:
     @property
     def batch_may_cure(self) -> bool:
         """Whether another batch size may go further: some scripts refuse a batch that does not suit them."""
-        reason = "" if self.done.stopped is None else self.done.stopped.reason
+        stop = self.done.stopped
+        reason = "" if stop is None else stop.reason
+        if stop is not None and (stop.cause == "argument" or _is_wrong_code(stop)):
+            return False
         return self.came_up or _OF_A_BATCH.search(reason) is not None
+
+    @property
+    def to_fix(self) -> str | None:
+        """The script's own error or a wrong argument that stopped it and ends every run; None: it was
+        something else."""
+        stop = self.done.stopped
+        if stop is None or stop.cause == "rehearsal" or self.batch_may_cure:
+            return None
+        if stop.cause == "argument":  # the line of a parser tells nothing
+            return f"the script's arguments: {_said(stop.reason).rpartition(', after printing: ')[2]}"
+        return self.why_not
 
     @property
     def why_not(self) -> str:
@@ -49,6 +64,14 @@ class RehearsedScript:
         return f"{stop.location}: {_said(stop.reason)}" if stop.location else _said(stop.reason)
 
 
+def _is_wrong_code(stop: Stop) -> bool:
+    return stop.cause == "script" and _WRONG_CODE.match(stop.reason) is not None
+
+
+_WRONG_CODE = re.compile(
+    r"(Type|Attribute|Name|UnboundLocal|Import|ModuleNotFound|Syntax|Indentation)Error: "
+)
+"""Errors that do not depend on the values that the script works on."""
 _OF_A_BATCH = re.compile(r"batch|divi[sd]|multiple|generations|AssertionError", re.IGNORECASE)
 _ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
 
@@ -107,6 +130,21 @@ def rehearse_strategy(
         warnings=done.warnings,
     )
     return RehearsedScript(strategy=strategy, done=done, rehearsed=rehearsed)
+
+
+def time_note(between: tuple[float, float], host_factor: float | None) -> str:
+    """How sure the chosen plan's step time is."""
+    low, high = between
+    at = "" if host_factor is None else f" at the host speed kept on this machine, {host_factor:.2f}"
+    rehearsed = f"step times are rehearsed{at}"
+    if high <= low:
+        return rehearsed
+    takes = f"{rehearsed}; this one takes {format_seconds_range(low, high)}"
+    if format_seconds(low) == format_seconds(high):
+        return takes
+    if host_factor is not None:
+        return f"{takes}, as fast as this host was in its probe's rounds"
+    return f"{takes}, as fast as the host is: `zerokit doctor --measure` on the GPU machine tells"
 
 
 def _write(folder: Path, request: Request, strategy: Strategy) -> None:

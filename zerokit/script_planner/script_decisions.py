@@ -31,11 +31,13 @@ class CannotRehearse(Exception):
 
     Attributes:
         is_of_script: a change of the script or its arguments would allow one.
+        to_fix: the error of the script or its arguments that it is, which ends a run too; None: it is none.
     """
 
-    def __init__(self, why: str, *, is_of_script: bool = True) -> None:
+    def __init__(self, why: str, *, is_of_script: bool = True, to_fix: str | None = None) -> None:
         super().__init__(why)
         self.is_of_script = is_of_script
+        self.to_fix = to_fix
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class ScriptDecisions:
         script: its name. style: how it takes its configuration.
         asked: the options that its user gave.
         kept: those that it decides, which go before ``asked``.
+        adapters_option: its option that has it train adapters; empty: none is known.
         notes: for people, in sentences.
         model_name: as the script has it; empty: not known.
     """
@@ -54,6 +57,7 @@ class ScriptDecisions:
     style: str
     asked: Mapping[str, Any]
     say: Say
+    adapters_option: str = ""
     kept: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     model_name: str = ""
@@ -122,7 +126,7 @@ class ScriptDecisions:
             InputError: others were asked for, or the script's model is not known and none was named.
         """
         self._refuse_unlike_length(done, planned)
-        refuse_unlike_method(done, self.asked)
+        refuse_unlike_method(done, self.asked, self.adapters_option)
         found, notes = options_of(done, self.asked, planned)
         self.kept |= found
         self.notes += notes

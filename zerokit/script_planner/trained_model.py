@@ -84,11 +84,12 @@ def fed_tokens(engine: Mapping[str, Any], planned: Strategy) -> int | None:
     return int(-(-columns // micro) if rows == 1 and micro else columns) * planned.sequence_parallel
 
 
-def refuse_unlike_method(done: Rehearsal, asked: Mapping[str, Any]) -> None:
+def refuse_unlike_method(done: Rehearsal, asked: Mapping[str, Any], adapters_option: str = "") -> None:
     """Stop where something else is trained than was asked for: all weights, adapters, or others.
 
     Args:
         asked: the options that were given.
+        adapters_option: of the script, with which it trains adapters; empty: none is known.
 
     Raises:
         InputError: says both.
@@ -98,8 +99,11 @@ def refuse_unlike_method(done: Rehearsal, asked: Mapping[str, Any]) -> None:
     total, trained = engine.get("parameters") or 0, engine.get("trainable_parameters") or 0
     unlike = method is not None and method != saw
     if unlike and (saw != "full" or trained == total):  # others are adapters of another kind than LoRA's
+        change = "change the script"
+        if saw == "full" and adapters_option:
+            change = f"give the script {adapters_option}, after its name"
         raise InputError(
-            f"⟨method⟩ {method}: the script trains {_TRAINED[saw]}; leave ⟨method⟩ out, or change the script"
+            f"⟨method⟩ {method}: the script trains {_TRAINED[saw]}; leave ⟨method⟩ out, or {change}"
         )
     rank, seen_rank = integer(asked, "lora_rank"), model.get("lora_rank")
     if rank is not None and seen_rank not in (None, rank):

@@ -373,10 +373,12 @@ def _of_this_machine(options: Mapping[str, Any]) -> Mapping[str, Any]:
     from zerokit.catalog import gpus
     from zerokit.machine.detect import detect
 
-    detected, reason = detect().catalog_gpu()
+    machine = detect()
+    detected, reason = machine.catalog_gpu()
     requested = gpus.lookup(str(options["gpu"]))
     if detected is None or detected.name != requested.name:
-        raise InputError(f"⟨gpu⟩ {requested.name}: tune runs on this machine's GPUs ({reason}); leave it out")
+        fix = "leave it out" if machine.gpus else "⟨device⟩ cpu in its place tunes on CPU ranks"
+        raise InputError(f"⟨gpu⟩ {requested.name}: tune runs on this machine's GPUs ({reason}); {fix}")
     return {**options, "gpu": None}
 
 

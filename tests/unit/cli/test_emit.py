@@ -274,6 +274,17 @@ def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.
     assert code == 2 and words in err and out == ""
 
 
+@pytest.mark.parametrize("command", [("sbatch",), ("kubernetes", "--image", "r/i:1")])
+def test_a_plan_named_behind_the_script_is_refused_before_another_is_read(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = "p = argparse.ArgumentParser()\np.add_argument('--deepspeed_config')\np.parse_args()"
+    Path("train.py").write_text(f"import argparse\nimport deepspeed\n{parser}\ndeepspeed.initialize()\n")
+    code, out, err = emit(capsys, *command, "train.py", "--plan", "p70")
+    assert code == 2 and out == ""
+    assert err.startswith("zerokit: --plan stands after train.py") and "zerokit-plan" not in err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -42,3 +42,13 @@ def test_what_a_file_leaves_to_the_script_is_told_apart_from_what_it_has(
         capsys, "estimate", "--params", "1b", "--gpus", "2", "--gpu", "h200", "--deepspeed", str(path)
     )
     assert said in " ".join(out.split())
+
+
+def test_a_file_estimated_for_cpu_ranks_is_launched_on_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}))
+    job = ("estimate", "--params", "1m", "--gpus", "2", "--device", "cpu", "--deepspeed", str(path))
+    _, out, _ = call(capsys, *job)
+    assert "--device cpu --gpus 2 train.py" in " ".join(out.replace("\\\n", " ").split())

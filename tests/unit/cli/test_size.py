@@ -179,6 +179,14 @@ def test_of_two_strategies_that_barely_fit_the_faster_is_named(capsys: pytest.Ca
     assert "offload" not in body["next"]  # plan chooses the same
 
 
+def test_the_answer_says_where_the_states_go(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    job = ("size", "--model", "llama-3.1-70b", "--gpu", "h100-sxm-80gb", "--gpus", "2", "--method", "full")
+    body = as_json(capsys, *job, "--nvme", str(tmp_path))
+    (row,) = (row for row in body["sizes"] if row["gpus"])
+    assert "optimizer offload to nvme" in row["why"] and "weight offload" not in row["why"]
+    assert "2 × h100-sxm-80gb and offload to NVMe (" in body["answer"][0]
+
+
 def test_a_kind_that_need_not_offload_is_named_before_a_smaller_one_that_must(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

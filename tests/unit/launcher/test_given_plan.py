@@ -12,13 +12,14 @@ from zerokit.fields import as_options
 from zerokit.launcher.given_plan import read_plan, read_plan_file
 
 ACCELERATE = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 2\n"
-MAKES_PLAN = "make one with `zerokit plan --gpus N --gpu GPU -- SCRIPT`"
+MAKES_PLAN = "make a plan with `zerokit plan --gpus N --gpu GPU -- SCRIPT`"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("default_config.yaml", ACCELERATE, f"is Accelerate's YAML, not a plan: {MAKES_PLAN}"),
+        ("default_config.yaml", ACCELERATE, f"is Accelerate's YAML, not a plan: {MAKES_PLAN} and launch "
+         "that, or run it as it is: `accelerate launch --config_file default_config.yaml SCRIPT`"),
         (
             "named.yaml",
             f"{ACCELERATE}deepspeed_config:\n  deepspeed_config_file: ds.json\n",

@@ -21,7 +21,9 @@ from zerokit.linter.given_file import load_deepspeed
         ("accelerate.yaml", "this is Accelerate's YAML, which names it: ds_config.json"),
         (
             "own.yaml",
-            "which names none: `zerokit check own.yaml --model MODEL --gpu GPU` tells whether it fits",
+            "which names none: `zerokit check own.yaml --model MODEL --gpu GPU` tells whether it fits; "
+            "to run, make a plan with `zerokit plan gpus N gpu GPU -- SCRIPT` and launch that, "
+            "or run it as it is: `accelerate launch --config_file own.yaml SCRIPT`",
         ),
         (
             "ddp.yaml",

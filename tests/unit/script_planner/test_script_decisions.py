@@ -144,6 +144,20 @@ def test_a_method_that_is_not_the_scripts_is_refused(
         planned(tmp_path, asked=asked)
 
 
+def test_the_switch_of_trls_scripts_is_named_where_adapters_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+        from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser
+        args, model_args = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config()
+        SFTTrainer(args=args).train()
+    """
+    target = Target(script=str(write_script(tmp_path, source, "train.py")), module=None, arguments=())
+    play(monkeypatch, lambda *_: {"trainable_parameters": PARAMETERS})
+    with pytest.raises(InputError, match="leave method out, or give the script --use_peft, after its name"):
+        plan_script(target, {**HARDWARE, "method": "lora"}, seconds=0)
+
+
 @pytest.mark.parametrize("asked", [{}, {"method": "lora"}, {"method": "lora", "lora_rank": "64"}])
 def test_the_adapters_are_the_scripts_whoever_names_the_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str]

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import resource
-import statistics
 import sys
 import time
 import traceback
@@ -186,6 +185,7 @@ class Rehearsed:
         """Why it stopped early; None where it did not."""
         from zerokit.launcher.rank.process import Program, run_target
         from zerokit.rehearsal.process import loops, offline
+        from zerokit.rehearsal.process.causes import OF_FEW_ROUNDS, cause_of
         from zerokit.rehearsal.process.endings import NeedsSenders, NotRehearsed, StopRehearsal
         from zerokit.rehearsal.process.stand_ins import explain
 
@@ -200,14 +200,25 @@ class Rehearsed:
         except SystemExit as error:
             if error.code in (None, 0) or self.phases.was_enough:
                 return None
-            return _stopped(error, self._why_ended(error.code))
+            return {
+                **_stopped(error, self._why_ended(error.code)),
+                "cause": cause_of(error, has_guessed=False),
+            }
         except NotRehearsed as error:
             return {**_stopped(error, error.reason), "operator": error.operator}
         except BaseException as error:
             traceback.print_exc()
-            self._lacks_rounds = loops.STUB in self.machine.stubbed and isinstance(error, _OF_FEW_ROUNDS)
-            reason = offline.unreached(error) or f"{error}{explain(error)}"
-            return {**_stopped(error, f"{type(error).__name__}: {reason}"), "operator": _operator_of(error)}
+            self._lacks_rounds = loops.STUB in self.machine.stubbed and isinstance(error, OF_FEW_ROUNDS)
+            unreached, explained, operator = offline.unreached(error), explain(error), _operator_of(error)
+            reason = unreached or f"{error}{explained}"
+            is_ours = bool(unreached or explained or operator)
+            return {
+                **_stopped(error, f"{type(error).__name__}: {reason}"),
+                "operator": operator,
+                "cause": "rehearsal"
+                if is_ours
+                else cause_of(error, has_guessed=bool(self.machine.guesses.values)),
+            }
         return None
 
     def _why_ended(self, code: Any) -> str:
@@ -302,9 +313,6 @@ class Rehearsed:
         Path(self._order.result_path).write_text(json.dumps(result))
 
 
-_OF_FEW_ROUNDS = (ZeroDivisionError, IndexError, statistics.StatisticsError)
-"""What a script meets that counts on more rounds of its training loop than were rehearsed: the mean of
-times after a warm-up."""
 _WORTH_SAYING = 1.02
 """A range of reserved memory, the highest over the lowest."""
 _PACKAGE = str(Path(__file__).resolve().parents[2])

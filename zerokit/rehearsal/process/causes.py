@@ -1,0 +1,38 @@
+"""Whose fault it is that a rehearsal stopped: the rehearsal's, or the script's, which ends every run so."""
+
+from __future__ import annotations
+
+import statistics
+import traceback
+from pathlib import Path
+
+from zerokit.rehearsal.process.guesses import is_library
+
+OF_FEW_ROUNDS = (ZeroDivisionError, IndexError, statistics.StatisticsError)
+"""What a script meets that counts on more rounds of its training loop than were rehearsed: the mean of
+times after a warm-up."""
+_WRONG_ARGUMENT = 2  # the exit code of argparse and click
+_HF_ARGUMENT_PARSER = "hf_argparser.py"  # of Transformers, and a copy in TRL
+
+
+def cause_of(error: BaseException, *, has_guessed: bool) -> str:
+    """``argument``: the script does not take its arguments; ``script``: raised in the script's own file;
+    ``rehearsal``: anything else, which a run may not meet.
+
+    Args:
+        has_guessed: values were guessed, so that a run may take other branches.
+    """
+    if isinstance(error, SystemExit):
+        return "argument" if error.code == _WRONG_ARGUMENT else "rehearsal"
+    frames = traceback.extract_tb(error.__traceback__)
+    raised_in = frames[-1].filename if frames else ""
+    if Path(raised_in).name.endswith(_HF_ARGUMENT_PARSER):
+        return "argument"
+    of_surroundings = (OSError, MemoryError, *OF_FEW_ROUNDS)
+    is_own = isinstance(error, Exception) and not isinstance(error, of_surroundings)
+    if has_guessed or not is_own or not raised_in or is_library(raised_in):
+        return "rehearsal"
+    return "rehearsal" if raised_in.startswith(_PACKAGE) else "script"
+
+
+_PACKAGE = str(Path(__file__).resolve().parents[2])
