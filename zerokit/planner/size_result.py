@@ -323,6 +323,17 @@ def _with_offload(size: FewestGpus, named: FewestGpus) -> str:
     return f" with offload to {size.offloaded_to}" if alike and size.offloads and not named.offloads else ""
 
 
+def _without_offload(named: FewestGpus, sizes: Sequence[FewestGpus]) -> str:
+    """Said of one that offloads, where as many GPUs of its kind are enough without."""
+    alike = (size for size in sizes if (size.gpu, size.gpus) == (named.gpu, named.gpus) and not size.offloads)
+    without = next(alike, None) if named.offloads else None
+    if without is None or without.size.candidate is None:
+        return ""
+    tight = f", {words}" if (words := _tight(without)) else ""
+    required = format_gib(without.size.candidate.memory.min_vram_bytes, 1)
+    return f", or without, slower ({required} required{tight})"
+
+
 def _as_well(size: FewestGpus) -> str:
     """A kind of GPU of which as few are enough, and what is to be known of it: ``l40s (with offload)``."""
     remarks = [words for words in ("with offload" if size.offloads else "", _tight(size)) if words]
@@ -346,11 +357,14 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
     available = smallest.size.gpu.driver_vram_bytes
     tight = f", {words}" if (words := _tight(smallest)) else ""
-    offload = f" and offload to {smallest.offloaded_to}" if smallest.offloads else ""
+    or_without = _without_offload(smallest, sizes)
+    offload = (
+        f" {'with' if or_without else 'and'} offload to {smallest.offloaded_to}" if smallest.offloads else ""
+    )
     as_well = f"; {fewest_gpus} × {alternatives(others)} would do as well" if others else ""
     sentences = [
         f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu_words}{offload} "
-        f"({format_gib(memory, 1)} required of {format_gib(available, 1)} per GPU{tight}){as_well}"
+        f"({format_gib(memory, 1)} required of {format_gib(available, 1)} per GPU{tight}){or_without}{as_well}"
     ]
     timed = [size for size in sizes if size.gpu_hours_per_1e9_tokens is not None]
     if len(timed) > 1:
