@@ -363,8 +363,8 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     )
     as_well = f"; {fewest_gpus} × {alternatives(others)} would do as well" if others else ""
     sentences = [
-        f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu_words}{offload} "
-        f"({format_gib(memory, 1)} required of {format_gib(available, 1)} per GPU{tight}){or_without}{as_well}"
+        f"{subject}fewest GPUs: {fewest_gpus} × {smallest.gpu_words}{offload} ({format_gib(memory, 1)} "
+        f"required of {format_gib(available, 1)} per GPU{tight}){or_without}{as_well}"
     ]
     timed = [size for size in sizes if size.gpu_hours_per_1e9_tokens is not None]
     if len(timed) > 1:
