@@ -269,11 +269,11 @@ def test_an_error_of_the_scripts_own_is_to_be_fixed_before_a_launch(
     error = f"{where}: {reason}"
     title, under, *_ = answer.splitlines()
     assert title.startswith("Plan for gpt2")
-    assert under.startswith("The script fails") is is_to_fix
+    assert under.startswith("The script failed") is is_to_fix
     assert " ".join(following.split()).startswith(f"fix {error}; then plan again") is is_to_fix
     assert ("zerokit launch" in following) is not is_to_fix
     page = html.unescape(Path("plan.html").read_text())
-    assert (f"The script fails; to fix: {error}" in page) is is_to_fix
+    assert (f"The script failed in its rehearsal; to fix: {error}" in page) is is_to_fix
     assert ("zerokit launch" in page) is not is_to_fix
     assert all(len(line) <= 80 for line in out.splitlines())
     assert run(["plan", "--gpus", "2", "--gpu", "h200", "--", "train.py"]) == 2

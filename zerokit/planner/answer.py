@@ -51,8 +51,8 @@ def why_rejected(reason: str) -> str:
 
 
 def fails(to_fix: str) -> str:
-    """That the script fails, whatever the plan."""
-    return f"The script fails; to fix: {to_fix}"
+    """That the script failed on what a run would fail on too, whatever the plan."""
+    return f"The script failed in its rehearsal; to fix: {to_fix}"
 
 
 def fix_first(to_fix: str) -> str:
