@@ -71,8 +71,10 @@ def test_both_memories_that_are_short_are_named_at_once(capsys: pytest.CaptureFi
     for host in ((), ("--host-ram", "100GiB")):
         out = call(capsys, "estimate", *TWO, *OFFLOADED[:4], *OFFLOADED[6:], *host)[1]
         assert re.search(f"Does NOT fit: .* per GPU, {both}", " ".join(out.split())), out
-        err = call(capsys, "plan", *TWO, "--global-batch", "16", *host)[2]
-        assert re.search(f"the closest strategy requires [\\d.]+ GiB per GPU, {both}", err), err
+        pinned = call(capsys, "plan", *TWO, *OFFLOADED[:4], "--offload-param", "none", *host)[2]
+        assert re.search(f"the closest strategy requires [\\d.]+ GiB per GPU, {both}", pinned), pinned
+        free = call(capsys, "plan", *TWO, "--global-batch", "16", *host)[2]  # another fits these GPUs
+        assert re.search(r"requires [\d.]+ GiB per GPU and [\d.]+ GiB of host memory per node, where", free)
 
 
 def test_the_plan_that_follows_is_for_the_host_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
