@@ -71,6 +71,14 @@ def test_a_recipe_whose_length_is_left_to_a_script_that_cannot_be_rehearsed_make
             "'nobody/nothing' on the Hub (OfflineModeIsEnabled); a rehearsal has no network by design",
         ),
         (
+            "import datasets\ndatasets.load_dataset('./datta')\n",
+            "there is no folder ./datta here; did you mean data?",
+        ),
+        (
+            "import datasets\ndatasets.load_dataset('./elsewhere')\n",
+            "there is no folder ./elsewhere here",
+        ),
+        (
             "import huggingface_hub\nhuggingface_hub.snapshot_download('nobody/nothing')\n",
             "LocalEntryNotFoundError: no folder nobody/nothing is here",
         ),
@@ -82,6 +90,7 @@ def test_a_recipe_whose_length_is_left_to_a_script_that_cannot_be_rehearsed_make
 )
 def test_whoever_asks_is_told_that_there_is_no_network(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(text)
+    (tmp_path / "data").mkdir()
     code, done, _ = rehearse(tmp_path, "--gpu", "h200", "train.py")
     assert code == 14 and says in done["stopped"]["reason"]
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from zerokit.suggest import alike, misspelt
 
 _OFFLINE = frozenset({"OfflineModeIsEnabled", "LocalEntryNotFoundError"})
 """What huggingface_hub raises; Transformers and Datasets raise errors of their own from these."""
 _CONNECTION = frozenset({"ConnectionError", "ConnectError", "URLError", "gaierror"})
 """What other clients raise: requests, httpx, urllib, sockets."""
+_NOT_REACHED = re.compile(r"Couldn't reach '(?P<name>[^']+)' on the Hub")
 _REPOSITORY = ("repo_id", "path_or_repo_id")
 
 
@@ -16,6 +22,8 @@ def unreached(error: BaseException) -> str | None:
 
     The libraries' own messages ask for the connection to be checked, and seldom say what was looked for.
     """
+    if (no_folder := _folder_that_is_not_here(error)) is not None:
+        return no_folder
     kinds = {base.__name__ for one in _chain(error) for base in type(one).__mro__}
     if not kinds & _OFFLINE:
         fix = "a rehearsal has no network by design: download first what the script loads"
@@ -26,6 +34,19 @@ def unreached(error: BaseException) -> str | None:
     else:
         missing = f"no folder {asked} is here, and this machine's cache of the Hugging Face Hub lacks it"
     return f"{missing}; a rehearsal has no network by design: correct the name, or download it first"
+
+
+def _folder_that_is_not_here(error: BaseException) -> str | None:
+    """What to say of a path that Datasets looked for on the Hub (datasets 4.7 to 5.2, load.py), as it is not
+    here: a path cannot be downloaded. None: it is no path, nor like a folder that is here."""
+    found = _NOT_REACHED.match(str(error))
+    if found is None or (path := Path(found["name"])).exists():
+        return None
+    with suppress(OSError):
+        folders = [one.name for one in path.parent.iterdir() if one.is_dir()]
+        if similar := misspelt(path.name, folders) or alike(path.name, folders):
+            return f"there is no folder {found['name']} here; did you mean {path.with_name(similar[0])}?"
+    return f"there is no folder {found['name']} here" if found["name"].startswith((".", "/", "~")) else None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
