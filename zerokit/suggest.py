@@ -238,10 +238,11 @@ def distance(left: str, right: str) -> int:
     return above[-1]
 
 
-def folder_alike(folder: Path, *, holding: str) -> Path | None:
-    """The folder beside ``folder`` that holds such a file and is called much like it."""
+def folder_alike(folder: Path, *, holding: str = "") -> Path | None:
+    """The folder beside ``folder`` that is called much like it and, if a file is named, holds it."""
     with contextlib.suppress(OSError):
-        names = sorted(path.parent.name for path in folder.parent.glob(f"*/{holding}"))
+        folders = (one for one in folder.parent.iterdir() if one.is_dir() and (one / holding).exists())
+        names = sorted(one.name for one in folders)
         if similar := misspelt(folder.name, names) or alike(folder.name, names):
             return folder.with_name(similar[0])
     return None

@@ -77,7 +77,7 @@ def check_agrees(
             return unlike
         text = (
             f"{path} has an optimizer and the script makes its own ({made}), which Accelerate refuses: "
-            "remove the one in the file, or give prepare an accelerate.utils.DummyOptim; "
+            "remove the one in the file, or give prepare an accelerate.utils.DummyOptim"
         )
         return (*_stop_or_warn(text, accept_mismatch=accept_mismatch), *unlike)
     found = file_mismatches.of_trainer(options, config, ranks) if options.style == "trainer" else []
@@ -90,9 +90,9 @@ def check_agrees(
         f"{path}: the script's TrainingArguments contradict it, on which Transformers ends the run",
         [one.text for one in found],
         f'write "auto" in {path}, and the Trainer fills it'
-        + (f"; or give the script\n  {shlex.join(added)}\n" if added else "; "),
+        + (f"; or give the script\n  {shlex.join(added)}" if added else ""),
     )
-    return _stop_or_warn(text, accept_mismatch=accept_mismatch)
+    return _stop_or_warn(text, accept_mismatch=accept_mismatch, joint="\n" if added else "; ")
 
 
 def beside_plan(
@@ -126,15 +126,20 @@ def beside_plan(
         "leave --deepspeed out, and the Trainer gets the plan's configuration"
         + (f" (or name {for_trainer})" if is_plans else ""),
     )
+    return _stop_or_warn(text, accept_mismatch=accept_mismatch, option="")
+
+
+def _stop_or_warn(
+    text: str, *, accept_mismatch: bool, option: str = "⟨deepspeed⟩ ", joint: str = "; "
+) -> tuple[str, ...]:
+    """A warning where the run was asked for all the same, else the error.
+
+    Args:
+        option: that names the file, in front of the error. joint: what parts its text from the way out.
+    """
     if accept_mismatch:
         return (f"warning: {text}",)
-    raise InputError(f"{text}; ⟨accept_mismatch=True⟩ starts the run all the same")
-
-
-def _stop_or_warn(text: str, *, accept_mismatch: bool) -> tuple[str, ...]:
-    if accept_mismatch:
-        return (f"warning: {text.removesuffix('; ').rstrip()}",)
-    raise InputError(f"⟨deepspeed⟩ {text}⟨accept_mismatch=True⟩ starts the run all the same")
+    raise InputError(f"{option}{text}{joint}⟨accept_mismatch=True⟩ starts the run all the same")
 
 
 def _findings(path: str, reader: str, ranks: int) -> Sequence[Finding]:

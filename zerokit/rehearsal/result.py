@@ -217,13 +217,13 @@ class Rehearsal:
             ranks = ", ".join(str(rank.rank) for rank in self.ranks)
             return (
                 f"rank {ranks} fits: {required} required{self._of_card}; other ranks may not: they may take "
-                f"{format_gib(self.unlike_bytes, 1)} more"
+                f"up to about {format_gib(self.unlike_bytes, 1)} more"
             )
         return f"{'fits' if self.fits else 'does not fit'}: {required} required{self._of_card}"
 
     @property
     def unlike_bytes(self) -> int:
-        """How much more another rank may take than those that were rehearsed, at most; 0: all were, or they
+        """About how much more another rank may take than those that were rehearsed; 0: all were, or they
         are alike. Under ZeRO-2 a rank keeps the gradients of its own partition, which backward reaches at
         another time than those of the others (deepspeed/runtime/zero/stage_1_and_2.py, 0.19.8)."""
         engine = self.engine
@@ -242,7 +242,7 @@ class Rehearsal:
         to_rehearse = ",".join(map(str, range(self.gpus))) if self.gpus <= _ALL_RANKS else "0,1,last"
         return (
             f"only rank {rehearsed} of {self.gpus} was rehearsed: under ZeRO-2 ranks hold unlike gradients "
-            f"at the peak, and another may take up to {format_gib(self.unlike_bytes, 1)} more "
+            f"at the peak, and another may take up to about {format_gib(self.unlike_bytes, 1)} more "
             f"(--ranks {to_rehearse} rehearses others)",
         )
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-from zerokit.suggest import alike, misspelt
+from zerokit.suggest import folder_alike
 
 _OFFLINE = frozenset({"OfflineModeIsEnabled", "LocalEntryNotFoundError"})
 """What huggingface_hub raises; Transformers and Datasets raise errors of their own from these."""
@@ -42,10 +41,8 @@ def _folder_that_is_not_here(error: BaseException) -> str | None:
     found = _NOT_REACHED.match(str(error))
     if found is None or (path := Path(found["name"])).exists():
         return None
-    with suppress(OSError):
-        folders = [one.name for one in path.parent.iterdir() if one.is_dir()]
-        if similar := misspelt(path.name, folders) or alike(path.name, folders):
-            return f"there is no folder {found['name']} here; did you mean {path.with_name(similar[0])}?"
+    if (meant := folder_alike(path)) is not None:
+        return f"there is no folder {found['name']} here; did you mean {meant}?"
     return f"there is no folder {found['name']} here" if found["name"].startswith((".", "/", "~")) else None
 
 
