@@ -1,5 +1,5 @@
-"""What a script does to its training that no setting shows: gradients that are overwritten, clipping that does
-nothing, and accumulation that is not the engine's."""
+"""What a script does to its training that no setting shows: gradients that are overwritten, clipping that
+does nothing, and accumulation that is not the engine's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,12 +25,14 @@ class _Window:
         ready: a pass ended at the boundary, so that its gradients are what a step would take.
         lost: passes whose gradients were overwritten since the last step.
         most_lost: passes of the worst step that were lost, and all of it.
-        short: of the steps that divide by the accumulation, those of fewer passes, not at the end of a loader.
+        short: steps of fewer passes than the accumulation by which each is divided, but at the end of a loader.
+        whole: the steps of enough passes.
         asked: calls of the ``step`` of Accelerate's optimizer, which does nothing under DeepSpeed.
     """
 
     def __init__(self) -> None:
-        self.passes = self.lost = self.steps = self.lossy = self.short = self.asked = 0
+        self.passes = self.lost = self.steps = self.lossy = 0
+        self.short = self.whole = self.asked = 0
         self.ready = self.is_divided = self.is_last_of_loader = self.by_accelerate = False
         self.most_lost = (0, 0)
         self.most_passes = self.accumulation = self.stage = 0
@@ -70,9 +73,9 @@ class TrainingFacts:
                 lost, passes = window.most_lost
                 facts["lost"] = {"passes": passes, "lost": lost, "steps": window.lossy, "of": window.steps,
                                  "stage": window.stage}  # fmt: skip
-            if window.short == window.steps:
+            if window.short and not window.whole:
                 facts["short"] = {"passes": window.most_passes, "accumulation": window.accumulation,
-                                  "steps": window.steps}  # fmt: skip
+                                  "steps": window.short}  # fmt: skip
             if window.by_accelerate and 0 < 2 * window.asked <= window.steps:
                 facts["unasked"] = {"steps": window.steps, "asked": window.asked}
         if self._clipping is not None:
@@ -112,9 +115,9 @@ class TrainingFacts:
         self._saved.hook_engine(engine)
 
     def _pass_done(self, engine: Any) -> None:
-        """A backward pass ended. ZeRO-1 and 2 put each pass that ends at the boundary in the place of what the
-        one before left for the step (0.19.8, runtime/zero/stage_1_and_2.py:1046). With optimizer offload only
-        the first such pass is not kept for the next (2166)."""
+        """A backward pass ended. ZeRO-1 and 2 put each pass that ends at the boundary in the place of what
+        the one before left for the step (0.19.8, runtime/zero/stage_1_and_2.py:1046). With optimizer offload
+        only the first such pass is not kept for the next (2166)."""
         optimizer = engine.optimizer
         window = self._window(optimizer)
         at_boundary = bool(engine.is_gradient_accumulation_boundary())
@@ -134,10 +137,12 @@ class TrainingFacts:
         window.stage = int(engine.zero_optimization_stage())
         window.accumulation = int(engine.gradient_accumulation_steps())
         window.most_passes = max(window.most_passes, window.passes)
-        is_short = window.passes < window.accumulation and not window.is_last_of_loader
         manages = getattr(engine, "managed_gradient_accumulation", lambda: True)()
-        is_pipeline = getattr(engine, "pipeline_parallelism", False)
-        window.short += is_short and window.is_divided and manages and not is_pipeline
+        is_divided = window.is_divided and manages and not getattr(engine, "pipeline_parallelism", False)
+        if window.passes >= window.accumulation or not is_divided:
+            window.whole += 1
+        else:
+            window.short += not window.is_last_of_loader
         if window.lost:
             window.lossy += 1
             window.most_lost = max(window.most_lost, (window.lost, window.passes))
@@ -213,7 +218,7 @@ class TrainingFacts:
             if "norm" not in name or limit != ran:
                 self._clipping = {
                     "call": f"{name}({limit:g})", "limit": limit, "ran": ran, "is_norm": "norm" in name,
-                    "location": f"{frame.f_code.co_filename}:{frame.f_lineno}",
+                    "location": f"{_as_typed(frame.f_code.co_filename)}:{frame.f_lineno}",
                     "by_trainer": str(frame.f_globals.get("__name__")).startswith("transformers."),
                 }  # fmt: skip
         return args, kwargs
@@ -224,6 +229,13 @@ class TrainingFacts:
             if engine is not None and any(id(parameter) in own for parameter in parameters):
                 return engine
         return None
+
+
+def _as_typed(path: str) -> str:
+    """A path as a user writes it, where the file lies in the working folder."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(Path(path).relative_to(Path.cwd()))
+    return path
 
 
 def _wrap(

@@ -97,8 +97,8 @@ def _losses(ticks: _Ticks) -> Iterator[Finding]:
     zero_rate = _everywhere(ticks, "zero_rates", "rates") and count == _count(ticks[rank], "rates")
     if zero_rate:
         text = (
-            f"the learning rate was 0 in all {count} steps (rank {rank}): the weights never changed; give the "
-            "optimizer a learning rate, and step the scheduler that warms it up"
+            f"the learning rate was 0 in all {count} steps (rank {rank}): the weights never changed; give "
+            "the optimizer a learning rate, and step the scheduler that warms it up"
         )
         yield Finding(id="learning-rate-zero", text=text, is_certain=True)
     count, rank = _most(ticks, "same")
@@ -190,9 +190,9 @@ def _short(facts: Mapping[str, Any], _: _Ticks) -> Finding | None:
     if steps < _FEWEST:
         return None
     text = (
-        f"each of the {steps} steps took {counted(passes, 'backward pass', 'backward passes')}, and DeepSpeed "
-        f"divides each by gradient_accumulation_steps {accumulation}: the gradients are {passes}/{accumulation} "
-        "of what they should be; accumulate with `with accelerator.accumulate(model)`, or set "
+        f"each of the {steps} steps took {counted(passes, 'backward pass', 'backward passes')}, and "
+        f"DeepSpeed divides each by gradient_accumulation_steps {accumulation}: the gradients are "
+        f"{passes}/{accumulation} of what they should be; accumulate with `with accelerator.accumulate(model)`, or set "
         f"gradient_accumulation_steps to {passes}"
     )
     return Finding(id="gradients-divided", text=text, is_certain=True)
@@ -203,8 +203,8 @@ def _unasked(facts: Mapping[str, Any], _: _Ticks) -> Finding | None:
     if steps < _FEWEST:
         return None
     text = (
-        f"DeepSpeed made {steps} optimizer steps where the script asked for {asked}: accelerator.backward steps "
-        "by itself; accumulate with `with accelerator.accumulate(model)`, and set "
+        f"DeepSpeed made {steps} optimizer steps where the script asked for {asked}: accelerator.backward "
+        "steps by itself; accumulate with `with accelerator.accumulate(model)`, and set "
         "gradient_accumulation_steps in Accelerator and in the DeepSpeed file"
     )
     return Finding(id="steps-unasked", text=text, is_certain=True)
