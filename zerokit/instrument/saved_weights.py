@@ -106,7 +106,8 @@ class SavedWeights:
         def save_pretrained(this: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(self._inside, "call", None) is not None:
                 return original(this, *args, **kwargs)
-            self._inside.call = files = []
+            files: list[tuple[str, int]] = []
+            self._inside.call = files
             try:
                 result = original(this, *args, **kwargs)
             finally:

@@ -25,7 +25,7 @@ class _Window:
         ready: a pass ended at the boundary, so that its gradients are what a step would take.
         lost: passes whose gradients were overwritten since the last step.
         most_lost: passes of the worst step that were lost, and all of it.
-        short: steps of fewer passes than the accumulation by which each is divided, but at the end of a loader.
+        short: steps of fewer passes than they are divided by, but for the last of a data loader.
         whole: the steps of enough passes.
         asked: calls of the ``step`` of Accelerate's optimizer, which does nothing under DeepSpeed.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -162,7 +163,9 @@ def of_script(ticks: _Ticks, *, is_accepted: bool = False) -> Iterator[Finding]:
     """What a script does that its engine does otherwise, by the first rank that saw it."""
     for name, tell in _OF_SCRIPT.items():
         facts = next((facts for tick in ticks.values() if (facts := _facts(tick).get(name))), None)
-        finding = tell(facts, ticks) if facts else None
+        finding = None
+        with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):  # a damaged file
+            finding = tell(facts, ticks) if facts else None
         if finding is not None:
             accepted = is_accepted and name in ("accumulation", "clipping")
             yield finding if not accepted else Finding(id=finding.id, text=finding.text)
@@ -192,8 +195,8 @@ def _short(facts: Mapping[str, Any], _: _Ticks) -> Finding | None:
     text = (
         f"each of the {steps} steps took {counted(passes, 'backward pass', 'backward passes')}, and "
         f"DeepSpeed divides each by gradient_accumulation_steps {accumulation}: the gradients are "
-        f"{passes}/{accumulation} of what they should be; accumulate with `with accelerator.accumulate(model)`, or set "
-        f"gradient_accumulation_steps to {passes}"
+        f"{passes}/{accumulation} of what they should be; accumulate `with accelerator.accumulate(model)`, or "
+        f"set gradient_accumulation_steps to {passes}"
     )
     return Finding(id="gradients-divided", text=text, is_certain=True)
 

@@ -294,7 +294,12 @@ def of_accelerate(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mis
 
 
 def ignored_clipping(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
-    """A warning where the code clips at another norm than the configuration, which alone counts."""
+    """A warning where the code clips at another norm than the configuration, which alone counts; PyTorch's
+    own call clips where gradients are whole."""
+    zero = config.get("zero_optimization")
+    is_divided = isinstance(zero, Mapping) and bool(zero.get("stage"))
+    if options.style != "accelerate" and not (options.style == "raw" and is_divided):
+        return []
     return [
         f"warning: {one.text}: the code's clipping does nothing under DeepSpeed; set gradient_clipping in "
         "the configuration"

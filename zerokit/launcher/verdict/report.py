@@ -30,7 +30,7 @@ from zerokit.report.predicted import (
     plan_as_ran,
     predicted_of_rank,
 )
-from zerokit.report.schema import SCHEMA, Failure, Predicted, RankReport, RunReport, checked, plain
+from zerokit.report.schema import SCHEMA, Failure, Predicted, RankReport, RunNote, RunReport, checked, plain
 
 MOST_RANKS = 1 << 20  # more than any run has: a greater number in a file is damage
 _TIMELINE_POINTS = 4096  # over all ranks of one report
@@ -110,7 +110,7 @@ def build_report(
         if compared is None
         else checked(Predicted, compared, "plan.yaml", warnings),
         problems=plain(warnings),
-        notes=[finding.to_dict() for finding in found],
+        notes=[RunNote.model_validate(plain(finding.to_dict())) for finding in found],
     )
 
 
