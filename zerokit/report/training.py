@@ -195,7 +195,7 @@ def _short(facts: Mapping[str, Any], _: _Ticks) -> Finding | None:
     text = (
         f"each of the {steps} steps took {counted(passes, 'backward pass', 'backward passes')}, and "
         f"DeepSpeed divides each by gradient_accumulation_steps {accumulation}: the gradients are "
-        f"{passes}/{accumulation} of what they should be; accumulate `with accelerator.accumulate(model)`, or "
+        f"{passes}/{accumulation} of what they should be; use `with accelerator.accumulate(model)`, or "
         f"set gradient_accumulation_steps to {passes}"
     )
     return Finding(id="gradients-divided", text=text, is_certain=True)
