@@ -275,7 +275,6 @@ class RunNote(_Part):
 
     id: str
     level: Literal["error", "warning"]
-    topic: str
     text: str
 
 
