@@ -8,7 +8,7 @@
     │   └── MemoryUnknown   2   a strategy that nothing here can estimate
     ├── NothingFits         3   no strategy fits; names the nearest change that would
     ├── LaunchError
-    │   ├── NotAsPlanned    9   ended well, without an engine, or with another batch, precision or stage
+    │   ├── NotAsPlanned    9   ended well, but not as planned, or trained otherwise than its code says
     │   ├── RankFailed      10
     │   ├── RunHung         11
     │   ├── LauncherLost    12

@@ -82,6 +82,7 @@ class Launch:
             plan=None if self.options.accept_mismatch else self.held_to,
             style=self.style,
             why_no_training=self.why_no_training,
+            is_accepted=self.options.accept_mismatch,
         )
 
     @property

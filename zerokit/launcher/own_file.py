@@ -82,7 +82,7 @@ def check_agrees(
         return (*_stop_or_warn(text, accept_mismatch=accept_mismatch), *unlike)
     found = file_mismatches.of_trainer(options, config, ranks) if options.style == "trainer" else []
     if not found:
-        return ()
+        return tuple(file_mismatches.ignored_clipping(options, config))
     added = file_mismatches.added_arguments(found)
     if on_cpu and "--bf16" in added and options.given("use_cpu") is None:
         added = (*added, "--use_cpu", "True")  # or TrainingArguments refuse bf16 without a GPU

@@ -26,6 +26,7 @@ from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.order import Order
 from zerokit.rehearsal.progress import pass_on
 from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
+from zerokit.report import training
 from zerokit.script.entry_points import Target
 from zerokit.temporary import temporary_folder
 from zerokit.timing.host_speed import HostSpeed
@@ -348,7 +349,10 @@ def _result(
         stubbed=tuple(report.get("stubbed", ())),
         untrained=untrained,
         stopped=results.Stop(**stopped) if stopped else None,
-        warnings=tuple(report.get("warnings", ())),
+        warnings=(
+            *report.get("warnings", ()),
+            *(finding.text for finding in training.of_script({request.rank: report})),
+        ),
         notes=tuple(notes),
         versions=report.get("versions", {}),
         sandboxed=report.get("sandboxed", True),

@@ -12,8 +12,6 @@ _BEHIND_STEPS = 2  # a rank may be one step behind its peers whenever it is look
 _LATE_RECORDS = 2  # of its peers' and its own: a record is written late where all cores are busy
 _LATEST_SECONDS = 10.0  # a rank whose records stay out for longer is not only read too early
 _SLOW = 1.2  # of the median step time
-_OF_TRAINING = ("steps were skipped", "not finite", "the gradients are zero", "the loss is the same",
-                "the others wait for", "computed the same losses")  # fmt: skip
 _FULL = 0.97  # of the card, as the device counts it
 _HOST_FULL = 0.95  # of the memory that a host, or its control group, has
 
@@ -55,9 +53,7 @@ def alarms(
             f"{format_gib(host_limit_bytes, 1)}"
         )
         result.append(Alarm("host memory", None, text))
-    return result + [
-        Alarm(words, None, text) for text in run.problems for words in _OF_TRAINING if words in text
-    ]
+    return result + [Alarm(note.id, None, note.text) for note in run.notes if note.id != "waits-unmeasured"]
 
 
 def _behind(ranks: list[RankReport], recorded_every_seconds: float) -> list[Alarm]:

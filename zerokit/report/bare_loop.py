@@ -47,7 +47,7 @@ def wants_rehearsal(run: RunReport) -> bool:
     """Whether a run that ended well was another job than its plan's and is not predicted again, or allocated
     otherwise than a prediction that was made without its script."""
     predicted = run.predicted_vs_measured
-    good = run.outcome in ("ok", "stopped", "not_as_planned")
+    good = run.outcome in ("ok", "stopped", "not_as_planned", "trained_otherwise")
     if predicted is None or not good or (run.on_gpu and not run.gpu_measured):
         return False
     if predicted.predicted_for is None or predicted.bare_loop is not None:

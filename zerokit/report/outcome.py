@@ -12,6 +12,7 @@ class Outcome(str, Enum):
 
     OK = "ok"
     NOT_AS_PLANNED = "not_as_planned"
+    TRAINED_OTHERWISE = "trained_otherwise"
     RANK_FAILED = "rank_failed"
     OOM = "oom"
     HUNG = "hung"
@@ -37,7 +38,9 @@ class Outcome(str, Enum):
     @property
     def is_whole(self) -> bool:
         """Whether the script ended as it meant to, or where it was told to stop."""
-        return self in (Outcome.OK, Outcome.NOT_AS_PLANNED, Outcome.STOPPED, Outcome.RUNNING)
+        return self in (
+            Outcome.OK, Outcome.NOT_AS_PLANNED, Outcome.TRAINED_OTHERWISE, Outcome.STOPPED, Outcome.RUNNING,
+        )  # fmt: skip
 
     def because(self, why: str | None) -> str:
         """Its name and the reason, in one sentence that says nothing twice: ``rank failed: rank 1 …``."""
@@ -73,6 +76,7 @@ class RankState(str, Enum):
 _TEXTS = {
     Outcome.OK: "every rank finished",
     Outcome.NOT_AS_PLANNED: "the script ended well, but did not do what the plan says",
+    Outcome.TRAINED_OTHERWISE: "the script ended well, but trained nothing, or otherwise than its code says",
     Outcome.RANK_FAILED: "a rank failed",
     Outcome.OOM: "out of memory",
     Outcome.HUNG: "no progress within the heartbeat",
@@ -84,6 +88,7 @@ _TEXTS = {
 }
 _EXIT_CODES = {
     Outcome.NOT_AS_PLANNED: NotAsPlanned.exit_code,
+    Outcome.TRAINED_OTHERWISE: NotAsPlanned.exit_code,
     Outcome.RANK_FAILED: RankFailed.exit_code,
     Outcome.OOM: RankFailed.exit_code,
     Outcome.HUNG: RunHung.exit_code,

@@ -270,6 +270,14 @@ class Hang(_Part):
     ranks: list[Count] = []
 
 
+class RunNote(_Part):
+    """A problem of the training, for programs; ``level`` is ``error`` where the run is no success for it."""
+
+    id: str
+    level: Literal["error", "warning"]
+    text: str
+
+
 class RunReport(_Part):
     """One run. ``why``: the outcome in one sentence; ``started_at``: Unix seconds; ``exit_code``: 0 while
     ``outcome`` is ``running``, which says nothing yet; ``resume``: the newest checkpoint of a run that ended
@@ -289,6 +297,7 @@ class RunReport(_Part):
     first_failure: Failure | None = None
     predicted_vs_measured: Predicted | None = None
     problems: list[str] = []
+    notes: list[RunNote] = []
     retries: list[Retry] = []
     retry_of: str | None = None
     hang: Hang | None = None

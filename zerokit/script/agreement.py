@@ -19,6 +19,7 @@ from zerokit.script import (
     code_settings,
     code_values,
     disk_space,
+    file_mismatches,
     planned_loss,
     scripts_optimizer,
     unlike_adapters,
@@ -157,6 +158,7 @@ def agree(
         notes += length_warnings(options, seq_len, by_options=by_options)
         notes += unlike_job.warnings(options, method, by_options=by_options)
         notes += unlike_adapters.warnings(options, method, lora, by_options=by_options)
+    notes += file_mismatches.ignored_clipping(options, config)
     notes += unsaved_weights.warnings(options.facts, config, method)
     saves_less = method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights

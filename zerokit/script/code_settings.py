@@ -12,7 +12,10 @@ from typing import Any
 
 _LOADER = "DataLoader"
 ARGUMENTS = ("TrainingArguments", "Config")  # SFTConfig, DPOConfig …
-_CALLS = ("Accelerator", "DeepSpeedPlugin", "GradientAccumulationPlugin", *ARGUMENTS, _LOADER)
+CLIPPING = "clip_grad_norm_"
+_CALLS = ("Accelerator", "DeepSpeedPlugin", "GradientAccumulationPlugin", CLIPPING, *ARGUMENTS, _LOADER)
+_SECOND: Mapping[str, str] = {_LOADER: "batch_size", CLIPPING: "max_norm"}
+"""What the second argument of a call is, where it has no name."""
 _NOT_FOR_TRAINING = re.compile(r"eval|val|test|dev", re.IGNORECASE)
 PLANNED: Mapping[tuple[str, str], str] = {
     ("Accelerator", "gradient_accumulation_steps"): "gradient_accumulation",
@@ -82,9 +85,10 @@ def code_settings(tree: ast.AST, path: Path) -> Iterator[CodeSetting]:
 
 
 def _named(node: ast.Call, call: str) -> Iterator[tuple[str, ast.expr]]:
-    """The keywords of a call, and a data loader's batch size where it is its second argument."""
-    if call.endswith(_LOADER) and len(node.args) > 1:
-        yield "batch_size", node.args[1]
+    """The keywords of a call, and what its second argument is."""
+    second = next((name for suffix, name in _SECOND.items() if call.endswith(suffix)), None)
+    if second is not None and len(node.args) > 1:
+        yield second, node.args[1]
     for keyword in node.keywords:
         if keyword.arg is not None:
             yield keyword.arg, keyword.value

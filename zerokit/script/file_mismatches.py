@@ -6,13 +6,14 @@ Transformers ends a run whose ``TrainingArguments`` differ from the file (integr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions
-from zerokit.script.code_settings import made_once
+from zerokit.script.code_settings import CLIPPING, made_once
 from zerokit.script.loader_batch import loader_batch
 from zerokit.script.option_values import number, truth
 from zerokit.script.trainer_arguments import values_of_class
@@ -40,6 +41,7 @@ _KEYS_OF_CALLS: Mapping[tuple[str, str], str] = {
     ("GradientAccumulationPlugin", "num_steps"): "gradient_accumulation_steps",
     ("DeepSpeedPlugin", "gradient_accumulation_steps"): "gradient_accumulation_steps",
     ("DeepSpeedPlugin", "gradient_clipping"): "gradient_clipping",
+    (CLIPPING, "max_norm"): "gradient_clipping",
     ("DeepSpeedPlugin", "zero_stage"): "zero_optimization.stage",
     ("DeepSpeedPlugin", "offload_optimizer_device"): "zero_optimization.offload_optimizer.device",
     ("DeepSpeedPlugin", "offload_param_device"): "zero_optimization.offload_param.device",
@@ -51,6 +53,8 @@ _LEFT_OUT: Mapping[str, object] = {
     "zero_optimization.offload_param.device": "none",
 }
 """What a file without the key has."""
+_IN_PLACE_OF_AUTO: Mapping[str, object] = {"gradient_clipping": 1.0}
+"""What Accelerate fills in where its own arguments say nothing (1.15.0, accelerator.py:2224)."""
 _BATCH = frozenset({"train_micro_batch_size_per_gpu", "train_batch_size"})
 
 
@@ -276,7 +280,7 @@ def of_accelerate(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mis
             continue
         given = options.given(one.option.removeprefix("--")) if one.option else None
         value = given[0] if given is not None else one.value
-        if value is None or _is_same(held, value):
+        if value is None or _is_same(held, value) or _float(value) == math.inf:
             continue
         where = f"{given[1]} ({one.path}:{one.line})" if given is not None else one.text
         arguments = (one.option, str(held)) if one.option else ()
@@ -287,6 +291,21 @@ def of_accelerate(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mis
         text = f"train_micro_batch_size_per_gpu {batch}, but {gives}"
         found.append(Mismatch(key="train_micro_batch_size_per_gpu", text=text))
     return found
+
+
+def ignored_clipping(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
+    """A warning where the code clips at another norm than the configuration, which alone counts; PyTorch's
+    own call clips where gradients are whole."""
+    zero = config.get("zero_optimization")
+    is_divided = isinstance(zero, Mapping) and bool(zero.get("stage"))
+    if options.style != "accelerate" and not (options.style == "raw" and is_divided):
+        return []
+    return [
+        f"warning: {one.text}: the code's clipping does nothing under DeepSpeed; set gradient_clipping in "
+        "the configuration"
+        for one in of_accelerate(options, config)
+        if one.key == "gradient_clipping"
+    ]
 
 
 def added_arguments(found: Sequence[Mismatch]) -> tuple[str, ...]:
@@ -312,7 +331,7 @@ def _in_force(config: Mapping[str, Any], path: str) -> Any:
         value = value.get(key) if isinstance(value, Mapping) else None
     if value is None:
         return _LEFT_OUT.get(path)
-    return None if value == "auto" else value
+    return _IN_PLACE_OF_AUTO.get(path) if value == "auto" else value
 
 
 def _is_same(held: object, value: object) -> bool:

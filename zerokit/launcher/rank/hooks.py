@@ -44,6 +44,8 @@ def install(probe: Probe, calls: Calls) -> PostImport:
     for name, hook in (("transformers.trainer", saves.hook_trainer),
                        ("accelerate.accelerator", saves.hook_accelerate)):  # fmt: skip
         hooks[name] = _both(hooks[name], hook)
+    for name, watch in probe.training.hooks().items():
+        hooks[name] = _both(hooks[name], watch) if name in hooks else watch
     if probe.identity.device == "cpu":
         hooks["deepspeed.comm.torch"] = _hook_comm
         hooks["accelerate.state"] = _hook_accelerate_state

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.instrument import engine_facts
+from zerokit.instrument.training_facts import TrainingFacts
 from zerokit.launcher.rank.cuda_memory import CudaMemory, Peaks
 from zerokit.launcher.rank.gpu_account import gpu_account
 from zerokit.launcher.rank.growth import LeakWatch
@@ -75,7 +76,7 @@ class Probe:
         self.main_thread = threading.get_ident()  # which trains
         self.movement = Movement(self.main_thread, self.host)
         self._budget = SplitBudget()
-        self.waits, self.learning = Waits(), TrainingWatch()
+        self.waits, self.learning, self.training = Waits(), TrainingWatch(), TrainingFacts()
         self.ending = False  # the script ran to its end; its threads and exit handlers may not have
         self._step_ended = False  # … and what is in use after it is to be noted at the next boundary
         self._mixed = False  # whether a boundary was passed unread since the last reading
@@ -295,6 +296,7 @@ class Probe:
                 "peak_host_rss_bytes": self.peak.peak_host_rss_bytes,
                 "baseline_host_rss_bytes": self.baseline_host_rss_bytes,
                 **self._gpu_account(), **self._step_times.account(), **self.learning.account(),
+                **self.training.account(),
                 **self.waits.account(self.phases, self.phase, self._phase_began),
                 "phases": {name: record.account(on_gpu) for name, record in self.phases.items()},
             }  # fmt: skip

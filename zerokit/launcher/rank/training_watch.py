@@ -69,12 +69,19 @@ class _Scalar:
 
 
 class TrainingWatch:
-    """How often in a row the loss was the same or no number, and the gradients nothing."""
+    """How often in a row the loss was the same or no number, and the gradients nothing, out of how many.
+
+    ``losses``, ``norms``, ``rates``: what was seen of each; ``zero_rates``: steps whose learning rate was 0.
+    """
 
     def __init__(self) -> None:
-        self._losses, self._norms = _Scalar(), _Scalar()
+        self._loss, self._norm = _Scalar(), _Scalar()
         self._last: float | None = None
-        self.same = self.not_finite = self.zero_gradients = 0
+        self._last_norm: float | None = None
+        self.losses = self.same = self.not_finite = 0
+        self.norms = self.same_norms = self.zero_gradients = 0
+        self.rates = self.zero_rates = 0
+        self.most_norm = 0.0
         self._first = _FirstLosses()
         self._data_parallel = 0
 
@@ -91,6 +98,8 @@ class TrainingWatch:
 
         @functools.wraps(step)
         def watched_step(this: Any, *args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                self.see_rates(this.get_lr())
             result = step(this, *args, **kwargs)
             with contextlib.suppress(Exception):
                 self.see_gradient_norm(this._global_grad_norm)
@@ -100,10 +109,11 @@ class TrainingWatch:
 
     def see_loss(self, loss: Any) -> None:
         """A loss, of one element, that a backward pass begins with."""
-        number = self._losses.read(loss) if loss.numel() == 1 else None
+        number = self._loss.read(loss) if loss.numel() == 1 else None
         if number is None:
             return
         finite = math.isfinite(number)
+        self.losses += 1
         self.not_finite = 0 if finite else self.not_finite + 1
         self.same = self.same + 1 if finite and number == self._last else int(finite)
         self._last = number
@@ -112,17 +122,30 @@ class TrainingWatch:
 
     def see_gradient_norm(self, norm: Any) -> None:
         """DeepSpeed's norm of all gradients; a plain 0.0 is what it has before it has computed one."""
-        number = self._norms.read(norm) if hasattr(norm, "is_cuda") else None
-        if number is not None:
-            self.zero_gradients = self.zero_gradients + 1 if number == 0 else 0
+        number = self._norm.read(norm) if hasattr(norm, "is_cuda") else None
+        if number is None:
+            return
+        self.norms += 1
+        self.zero_gradients = self.zero_gradients + 1 if number == 0 else 0
+        self.same_norms = self.same_norms + 1 if number == self._last_norm else 1
+        self._last_norm = number
+        if math.isfinite(number):
+            self.most_norm = max(self.most_norm, number)
+
+    def see_rates(self, rates: Any) -> None:
+        """The learning rates, one for each group of parameters, with which a step is made."""
+        if isinstance(rates, list) and rates and all(isinstance(rate, int | float) for rate in rates):
+            self.rates += 1
+            self.zero_rates += not any(rates)
 
     def account(self) -> Record:
         """For a tick; empty before the first loss."""
         if self._last is None:
             return {}
         loss = self._last if math.isfinite(self._last) else None
-        facts: Record = {"loss": loss, "same": self.same, "not_finite": self.not_finite,
-                 "zero_gradients": self.zero_gradients}  # fmt: skip
+        counts = ("losses", "same", "not_finite", "norms", "same_norms", "zero_gradients", "most_norm",
+                  "rates", "zero_rates")  # fmt: skip
+        facts: Record = {"loss": loss, **{name: getattr(self, name) for name in counts}}
         if self._first.fingerprint is not None:
             facts |= {"first_losses": self._first.fingerprint, "data_parallel": self._data_parallel}
         return {"learning": facts}

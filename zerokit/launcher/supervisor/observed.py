@@ -131,7 +131,11 @@ def _failure_tail(verdict: Verdict, tails: Mapping[str, str], show_ranks: str) -
     ``show_ranks``: whose output went on to the terminal (``first``, ``all``, ``none``). What stands there, or
     ends with the same words as what stands there, is not said again.
     """
-    if verdict.exit_code == 0 or verdict.outcome in (Outcome.INTERRUPTED, Outcome.NOT_AS_PLANNED):
+    if verdict.exit_code == 0 or verdict.outcome in (
+        Outcome.INTERRUPTED,
+        Outcome.NOT_AS_PLANNED,
+        Outcome.TRAINED_OTHERWISE,
+    ):
         return ""
     failed = [end.rank for end in verdict.ends if end.state is RankState.FAILED]
     first = [verdict.first_failure.rank] if verdict.first_failure is not None else []

@@ -29,8 +29,8 @@ from zerokit.launcher.supervisor import removed_file
 from zerokit.launcher.supervisor.heartbeat_default import MOST_SECONDS, Heartbeat
 from zerokit.launcher.verdict import why_hung
 from zerokit.launcher.verdict.rank_view import RankView, view
-from zerokit.launcher.verdict.training import doubts
 from zerokit.report.stragglers import find_straggler
+from zerokit.report.training import findings
 from zerokit.units import counted, format_gib, format_seconds, times
 
 _BUSY_CORE_SHARE = 0.05
@@ -379,7 +379,7 @@ def _warnings(states: list[RankProgress], predicted_peak_bytes: int | None) -> l
     if full:
         warnings.append(f"! {_names(full)} ran full {times(max(s.last['alloc_retries'] for s in full))}")
     ticks = {state.rank: state.last for state in states}
-    warnings += [f"! {text.partition(';')[0]}" for text in doubts(ticks)]
+    warnings += [f"! {finding.what}" for finding in findings(ticks)]
     if (straggler := find_straggler(ticks)) is not None:
         warnings.append(f"! {straggler}")
     leaking = [state for state in states if state.last.get("leaks")]

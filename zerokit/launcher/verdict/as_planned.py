@@ -55,6 +55,7 @@ class PlanCheck:
 
     Attributes:
         plan: ``request`` and ``chosen``; None where a difference was accepted, or there is no plan.
+        is_accepted: a difference was.
         style: how the script takes its configuration.
         why_no_training: what its arguments lack to train; None: nothing that is known.
     """
@@ -62,6 +63,7 @@ class PlanCheck:
     plan: Mapping[str, Any] | None
     style: str
     why_no_training: str | None = None
+    is_accepted: bool = False
 
     def differences(self, logs: Mapping[int, RankLog]) -> tuple[str, ...]:
         """Where the ranks did something else, one sentence each."""

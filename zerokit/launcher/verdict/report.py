@@ -17,7 +17,7 @@ from zerokit.launcher.rank_file import RankLog, Record, rank_file_name
 from zerokit.launcher.run_folder import REPORT_FILE, REPORT_PAGE
 from zerokit.launcher.verdict.evidence import read_rank_files
 from zerokit.launcher.verdict.rank_end import RankEnd, left_problems
-from zerokit.launcher.verdict.training import training_problems
+from zerokit.launcher.verdict.training import training_findings
 from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
 from zerokit.report.oom_advice import share_that_fits, ways_to_need_less
@@ -30,7 +30,7 @@ from zerokit.report.predicted import (
     plan_as_ran,
     predicted_of_rank,
 )
-from zerokit.report.schema import SCHEMA, Failure, Predicted, RankReport, RunReport, checked, plain
+from zerokit.report.schema import SCHEMA, Failure, Predicted, RankReport, RunNote, RunReport, checked, plain
 
 MOST_RANKS = 1 << 20  # more than any run has: a greater number in a file is damage
 _TIMELINE_POINTS = 4096  # over all ranks of one report
@@ -76,7 +76,10 @@ def build_report(
     ]
     warnings += [f"rank {end.rank} left no report" for end in ends if end.rank not in logs]
     as_dicts = [rank.model_dump(mode="json") for rank in ranks]
-    warnings += [*unmeasured_problems(as_dicts), *training_problems(logs), *left_problems(ends)]
+    is_accepted = evidence.plan_check is not None and evidence.plan_check.is_accepted
+    found = training_findings(logs, is_accepted=is_accepted)
+    texts = [finding.text for finding in found]
+    warnings += [*unmeasured_problems(as_dicts), *texts, *left_problems(ends)]
     warnings += verdict.differences
     facts = _run_facts(logs)
     if elapsed_seconds is not None:
@@ -107,6 +110,7 @@ def build_report(
         if compared is None
         else checked(Predicted, compared, "plan.yaml", warnings),
         problems=plain(warnings),
+        notes=[RunNote.model_validate(plain(finding.to_dict())) for finding in found],
     )
 
 

@@ -24,11 +24,13 @@ from zerokit.launcher.verdict.rank_end import (
     settle,
     signal_name,
 )
-from zerokit.launcher.verdict.training import doubts, newest, unlike_collective
+from zerokit.launcher.verdict.training import training_findings
 from zerokit.report.outcome import Outcome, RankState
 from zerokit.units import counted
 
 _MOST_NAMED = 8
+_OF_SPEED = ("straggler", "waits-unmeasured", "no-step")
+"""Findings that leave a training what it is, or whose script was to make no step."""
 _MESSAGE_OF_PYTORCH = re.compile(r"(Tried to allocate [^.]*\.?[^.]*?[KMG]iB)\. .*", re.DOTALL)
 """Its sizes and advice follow the request; the report has them in its own words, and the whole below."""
 
@@ -257,11 +259,15 @@ def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
         return _verdict(Outcome.LAUNCHER_LOST, why, reports_missing=silent)
     if any(end.state is RankState.STOPPED for end in ends):
         return _judge_stopped(evidence, ends)
+    is_accepted = evidence.plan_check is not None and evidence.plan_check.is_accepted
+    found = training_findings(evidence.logs, is_accepted=is_accepted)
+    certain = next((finding for finding in found if finding.is_certain), None)
+    if certain is not None:
+        return _held_to_plan(evidence, _verdict(Outcome.TRAINED_OTHERWISE, certain.text))
     why = f"{_all_ranks(evidence)} finished"
-    unlike = unlike_collective(evidence.logs)
-    doubtful = [*([unlike] if unlike else []), *doubts(newest(evidence.logs)), *left_problems(ends)]
+    doubtful = [*(finding.what for finding in found if finding.id not in _OF_SPEED), *left_problems(ends)]
     if doubtful:
-        why += f", but {doubtful[0].partition(';')[0]}"
+        why += f", but {doubtful[0].partition('; ')[0]}"
     return _held_to_plan(evidence, _verdict(Outcome.OK, why))
 
 
@@ -284,7 +290,8 @@ def _held_to_plan(evidence: Evidence, verdict: Verdict) -> Verdict:
     differences = () if evidence.plan_check is None else evidence.plan_check.differences(evidence.logs)
     if not differences:
         return verdict
-    why = "; ".join(differences)
+    trained = [verdict.why] if verdict.outcome is Outcome.TRAINED_OTHERWISE else []
+    why = "; ".join((*differences, *trained))
     return replace(_verdict(Outcome.NOT_AS_PLANNED, why), differences=tuple(differences))
 
 

@@ -109,6 +109,7 @@ class Rehearsed:
         import torch.distributed  # noqa: F401  (before the mode: its import makes tensors)
 
         from zerokit.instrument.post_import import PostImport
+        from zerokit.instrument.training_facts import TrainingFacts
         from zerokit.rehearsal.process import collectives, device, loops, tensors
         from zerokit.rehearsal.process.adapters import ADAPTERS, compiled, data_loaders, distributed, saving
         from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
@@ -150,6 +151,8 @@ class Rehearsed:
         distributed.data_parallel(context)
         data_loaders.ending(context)
         saving.torch_save(context)
+        self.training = TrainingFacts()
+        PostImport(self.training.hooks()).install()
         self.mode = FakeCuda(self.machine)
         tensors.install(self.machine, self.mode)
         self.phases.install()
@@ -253,6 +256,7 @@ class Rehearsed:
         reserved = self._peak_reserved_bytes()
         return {
             **summary.describe(self.machine, self.phases, stopped),
+            **self.training.account(),
             "peak_reserved_bytes": reserved,
             "plans_attention": new_lengths is not None,
             "lacks_rounds": self._lacks_rounds,

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from zerokit.launcher.rank_file import RankLog
-from zerokit.launcher.verdict.training import training_problems
+from zerokit.launcher.verdict.training import training_findings
+
+
+def training_problems(known: dict[int, RankLog]) -> list[str]:
+    return [finding.text for finding in training_findings(known)]
 
 
 def logs(skipped: int, steps: int) -> dict[int, RankLog]:
@@ -43,6 +47,66 @@ def test_what_is_seen_of_the_training(learning: dict[str, int], text: str) -> No
     known[0].records[0]["learning"] = learning
     (told,) = training_problems(known)
     assert told.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("learning", "certain"),
+    [
+        ({"losses": 12, "not_finite": 12}, True),
+        ({"losses": 12, "not_finite": 3}, True),  # and each rank's, as what is lost is lost on all
+        ({"losses": 12, "norms": 12, "zero_gradients": 12}, True),
+        ({"losses": 90, "norms": 90, "zero_gradients": 30}, False),  # rewards are alike in the end (GRPO)
+        ({"losses": 12, "same": 12, "norms": 12, "same_norms": 12}, True),
+        ({"losses": 12, "same": 12, "norms": 12, "same_norms": 1}, False),  # a loss that is 0 on its samples
+        ({"losses": 90, "same": 12, "norms": 90, "same_norms": 12}, False),
+        ({"losses": 12, "same": 12}, False),  # no norm is computed: ZeRO-0 in fp32
+        ({"losses": 12, "rates": 12, "zero_rates": 12}, True),
+    ],
+)
+def test_only_what_is_so_in_nearly_the_whole_run_is_no_success(
+    learning: dict[str, int], certain: bool
+) -> None:
+    known = logs(0, 12)
+    known[0].records[0]["learning"] = learning
+    (finding,) = training_findings(known)
+    assert finding.is_certain is certain
+
+
+def test_a_rate_that_is_warmed_up_is_none_of_zero() -> None:
+    known = logs(0, 12)
+    known[0].records[0]["learning"] = {"losses": 12, "rates": 12, "zero_rates": 3}
+    assert training_findings(known) == []
+
+
+CLIPS = {"call": "clip_grad_norm_(0.1)", "limit": 0.1, "ran": 1.0, "is_norm": True, "location": "train.py:9"}
+
+
+@pytest.mark.parametrize(
+    ("most_norm", "more", "accepted", "certain"),
+    [
+        (0.5, {}, False, True),
+        (0.05, {}, False, False),  # neither would have clipped
+        (0.5, {"limit": 9.0, "ran": 1.0}, False, False),
+        (5.0, {"limit": 9.0, "ran": 0.0}, False, False),
+        (0.5, {"by_trainer": True}, False, False),  # a Trainer's default, not the script's word
+        (0.5, {}, True, False),
+    ],
+)
+def test_clipping_that_does_nothing_counts_where_a_norm_reached_it(
+    most_norm: float, more: dict[str, object], accepted: bool, certain: bool
+) -> None:
+    known = logs(0, 12)
+    known[0].records[0] |= {"learning": {"most_norm": most_norm}, "training": {"clipping": CLIPS | more}}
+    (finding,) = training_findings(known, is_accepted=accepted)
+    assert finding.what.startswith("train.py:9: clip_grad_norm_(0.1) does nothing under DeepSpeed")
+    assert finding.is_certain is certain
+
+
+@pytest.mark.parametrize("facts", [5, {"lost": 5}, {"clipping": {"call": []}}, {"saves": {}}, {"short": {}}])
+def test_a_damaged_account_tells_nothing(facts: object) -> None:
+    known = logs(0, 12)
+    known[0].records[0]["training"] = facts
+    assert training_findings(known) == []
 
 
 @pytest.mark.parametrize("learning", [{"same": 5}, {"not_finite": 1}, {"same": "x"}, 5])

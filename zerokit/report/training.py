@@ -1,0 +1,263 @@
+"""What is wrong with a training that goes on, and ends well as processes: by the ranks' own counts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from zerokit.units import counted
+from zerokit.values import frozen_dataclass
+
+_Ticks = Mapping[int, Mapping[str, Any]]
+
+_WARN_SHARE = 0.2  # of the steps; fewer are a loss scale that is being found
+_FEWEST = 3
+_SAME_LOSSES = 10
+_MOST_OF = 0.9  # of a run: what is so in its last steps alone may be a training that has converged
+
+
+@frozen_dataclass
+class Finding:
+    """One thing that makes a training doubtful.
+
+    Attributes:
+        id: stays, though the figures of ``text`` change.
+        text: what was seen; after a semicolon what to do.
+        is_certain: the run trained nothing, or something else than its code says: no success.
+    """
+
+    id: str
+    text: str
+    is_certain: bool = False
+
+    @property
+    def what(self) -> str:
+        """What was seen, without the advice."""
+        return self.text.partition("; ")[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``report.json``."""
+        level = "error" if self.is_certain else "warning"
+        return {"id": self.id, "level": level, "topic": "training", "text": self.text}
+
+
+def findings(ticks: _Ticks, *, is_accepted: bool = False) -> list[Finding]:
+    """What the newest account of each rank says of the training, the certain first.
+
+    Args:
+        is_accepted: values of the code that the run does not have were accepted.
+    """
+    found = [
+        *_skipped(ticks), *_losses(ticks), *_same_batches(ticks),
+        *of_script(ticks, is_accepted=is_accepted),
+    ]  # fmt: skip
+    return sorted(found, key=lambda finding: not finding.is_certain)
+
+
+def _count(tick: Mapping[str, Any], name: str) -> int:
+    learning = tick.get("learning")
+    value = learning.get(name) if isinstance(learning, dict) else None
+    return value if isinstance(value, int) else 0
+
+
+def _most(ticks: _Ticks, name: str) -> tuple[int, int]:
+    count, rank = max(((_count(tick, name), -rank) for rank, tick in ticks.items()), default=(0, 0))
+    return count, -rank
+
+
+def _everywhere(ticks: _Ticks, name: str, of: str, fewest: int = _FEWEST) -> bool:
+    """Whether it was so on each rank that saw any, and nearly all the time."""
+    saw = [tick for tick in ticks.values() if _count(tick, of)]
+    return bool(saw) and all(_count(tick, name) >= max(fewest, _MOST_OF * _count(tick, of)) for tick in saw)
+
+
+def _losses(ticks: _Ticks) -> Iterator[Finding]:
+    """Losses that are unusable, or always the same, and steps that change nothing."""
+    count, rank = _most(ticks, "not_finite")
+    if count >= _FEWEST:
+        text = (
+            f"the loss is not finite (rank {rank}, the last {count} backward passes); look for NaN in the "
+            "data, a division by zero (labels that are all ignored), or a learning rate that is too high"
+        )
+        saw = [tick for tick in ticks.values() if _count(tick, "losses")]
+        yield Finding(
+            id="loss-not-finite", text=text,
+            is_certain=all(_count(tick, "not_finite") >= _FEWEST for tick in saw),
+        )  # fmt: skip
+    count, rank = _most(ticks, "zero_gradients")
+    zero = count >= _FEWEST
+    if zero:
+        text = (
+            f"the gradients are zero (rank {rank}, the last {count} steps): nothing is learned; look for "
+            "labels that are all ignored, a loss cut off from the model (detach, no_grad), or frozen weights"
+        )
+        certain = _everywhere(ticks, "zero_gradients", "norms")
+        yield Finding(id="gradients-zero", text=text, is_certain=certain)
+    count, rank = _most(ticks, "zero_rates")
+    zero_rate = _everywhere(ticks, "zero_rates", "rates") and count == _count(ticks[rank], "rates")
+    if zero_rate:
+        text = (
+            f"the learning rate was 0 in all {count} steps (rank {rank}): the weights never changed; give "
+            "the optimizer a learning rate, and step the scheduler that warms it up"
+        )
+        yield Finding(id="learning-rate-zero", text=text, is_certain=True)
+    count, rank = _most(ticks, "same")
+    if count >= _SAME_LOSSES and not zero:
+        text = (
+            f"the loss is the same to the last digit (rank {rank}, {count} backward passes): nothing seems "
+            "to be learned; look at the learning rate, the optimizer's parameters and skipped steps"
+        )
+        # a loss may rightly be one number (GRPO's, on its own samples); then the gradients are not
+        certain = _everywhere(ticks, "same", "losses", _SAME_LOSSES)
+        certain = certain and _everywhere(ticks, "same_norms", "norms", _SAME_LOSSES)
+        yield Finding(id="loss-constant", text=text, is_certain=certain)
+
+
+def _same_batches(ticks: _Ticks) -> Iterator[Finding]:
+    """Data-parallel ranks whose first losses are the same; tensor parallel peers rightly have the same."""
+    accounts = [tick.get("learning") for tick in ticks.values()]
+    batches = {
+        (account.get("first_losses"), account.get("data_parallel"))
+        if isinstance(account, dict)
+        else (None, None)
+        for account in accounts
+    }
+    if len(ticks) < 2 or len(batches) != 1:
+        return
+    losses, data_parallel = batches.pop()
+    if not isinstance(losses, str) or data_parallel != len(ticks):
+        return
+    yield Finding(
+        id="same-batches",
+        text=f"all {len(ticks)} ranks computed the same losses from the first on: they seem to read the same "
+        "batches, which trains no more than one rank would; give each rank its own part of the data "
+        "(DistributedSampler, another seed, or training_data of deepspeed.initialize)",
+    )
+
+
+def _skipped(ticks: _Ticks) -> Iterator[Finding]:
+    counts = [
+        (int(tick.get("skipped_steps") or 0), int(tick.get("steps") or 0), rank)
+        for rank, tick in sorted(ticks.items())
+    ]
+    skipped, steps, rank = max(counts, default=(0, 0, 0))
+    if skipped < _FEWEST or skipped < _WARN_SHARE * steps:
+        return
+    if skipped >= steps:
+        fault = f"all {steps} optimizer steps were skipped (rank {rank}): the weights never changed"
+    else:
+        fault = f"{skipped} of {steps} optimizer steps were skipped (rank {rank})"
+    yield Finding(
+        id="steps-skipped",
+        text=f"{fault}; DeepSpeed skips a step whose gradients are not finite. Use bf16, a lower learning "
+        "rate or initial_scale_power, or look for NaN in the data",
+        is_certain=skipped >= steps,
+    )
+
+
+# ---- what the script does with its engine
+
+
+def of_script(ticks: _Ticks, *, is_accepted: bool = False) -> Iterator[Finding]:
+    """What a script does that its engine does otherwise, by the first rank that saw it."""
+    for name, tell in _OF_SCRIPT.items():
+        facts = next((facts for tick in ticks.values() if (facts := _facts(tick).get(name))), None)
+        finding = None
+        with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):  # a damaged file
+            finding = tell(facts, ticks) if facts else None
+        if finding is not None:
+            accepted = is_accepted and name in ("accumulation", "clipping")
+            yield finding if not accepted else Finding(id=finding.id, text=finding.text)
+
+
+def _facts(tick: Mapping[str, Any]) -> Mapping[str, Any]:
+    facts = tick.get("training")
+    return facts if isinstance(facts, dict) else {}
+
+
+def _lost(facts: Mapping[str, Any], _: _Ticks) -> Finding:
+    passes, lost, stage = facts["passes"], facts["lost"], facts["stage"]
+    kept = "only the last one's count" if lost == passes - 1 else f"those of {lost} are lost"
+    text = (
+        f"of the gradients of {passes} backward passes in a step {kept} ({facts['steps']} of "
+        f"{counted(facts['of'], 'step')}): DeepSpeed's ZeRO-{stage} overwrites them where the engine "
+        "accumulates less than the script; set gradient_accumulation_steps to the passes of a step and call "
+        "engine.step() after each, or call engine.set_gradient_accumulation_boundary(is_last) before each"
+    )
+    return Finding(id="gradients-overwritten", text=text, is_certain=True)
+
+
+def _short(facts: Mapping[str, Any], _: _Ticks) -> Finding | None:
+    passes, accumulation, steps = facts["passes"], facts["accumulation"], facts["steps"]
+    if steps < _FEWEST:
+        return None
+    text = (
+        f"each of the {steps} steps took {counted(passes, 'backward pass', 'backward passes')}, and "
+        f"DeepSpeed divides each by gradient_accumulation_steps {accumulation}: the gradients are "
+        f"{passes}/{accumulation} of what they should be; use `with accelerator.accumulate(model)`, or "
+        f"set gradient_accumulation_steps to {passes}"
+    )
+    return Finding(id="gradients-divided", text=text, is_certain=True)
+
+
+def _unasked(facts: Mapping[str, Any], _: _Ticks) -> Finding | None:
+    steps, asked = facts["steps"], facts["asked"]
+    if steps < _FEWEST:
+        return None
+    text = (
+        f"DeepSpeed made {steps} optimizer steps where the script asked for {asked}: accelerator.backward "
+        "steps by itself; accumulate with `with accelerator.accumulate(model)`, and set "
+        "gradient_accumulation_steps in Accelerator and in the DeepSpeed file"
+    )
+    return Finding(id="steps-unasked", text=text, is_certain=True)
+
+
+def _accumulation(facts: Mapping[str, Any], _: _Ticks) -> Finding:
+    text = (
+        f"the script's Accelerator was given gradient_accumulation_steps {facts['code']}, and the run had "
+        f"{facts['engine']}: the DeepSpeed configuration counts; give both the same number"
+    )
+    return Finding(id="accumulation-ignored", text=text, is_certain=True)
+
+
+def _clipping(facts: Mapping[str, Any], ticks: _Ticks) -> Finding:
+    limit, ran = facts["limit"], facts["ran"]
+    has = f"gradient_clipping {ran:g}" if ran else "no gradient_clipping"
+    fix = f"set gradient_clipping to {limit:g} there" if facts["is_norm"] else "set gradient_clipping there"
+    text = (
+        f"{facts['location']}: {facts['call']} does nothing under DeepSpeed, whose configuration has {has}; "
+        f"{fix} (Accelerate makes 'auto', or none in its YAML, 1.0)"
+    )
+    norms = [_facts_norm(tick) for tick in ticks.values()]
+    reached = max(norms, default=0.0) > min(limit, ran or limit)  # else neither would have clipped
+    return Finding(id="clipping-ignored", text=text, is_certain=reached and not facts.get("by_trainer"))
+
+
+def _facts_norm(tick: Mapping[str, Any]) -> float:
+    learning = tick.get("learning")
+    norm = learning.get("most_norm") if isinstance(learning, dict) else None
+    return float(norm) if isinstance(norm, int | float) else 0.0
+
+
+def _saves(saves: Sequence[Mapping[str, Any]], _: _Ticks) -> Finding:
+    facts = saves[0]
+    lacks = (
+        f"{facts['empty']:,} of {facts['tensors']:,} tensors are empty"
+        if "empty" in facts
+        else f"{facts['elements']:,} of the model's {facts['of']:,} values are there"
+    )
+    more = f", and {counted(len(saves) - 1, 'more file')} alike" if len(saves) > 1 else ""
+    text = (
+        f"{facts['path']} does not hold the weights: {lacks}{more}, as ZeRO-3 leaves a rank a part of each; "
+        "save what accelerator.get_state_dict(model) returns on all ranks, or call engine.save_16bit_model "
+        "(stage3_gather_16bit_weights_on_model_save) on all ranks"
+    )
+    return Finding(id="saved-weights-empty", text=text, is_certain=True)
+
+
+_OF_SCRIPT: Mapping[str, Any] = {
+    "lost": _lost, "short": _short, "unasked": _unasked, "accumulation": _accumulation,
+    "clipping": _clipping, "saves": _saves,
+}  # fmt: skip
+"""By the name of the facts in a rank's records (``zerokit.instrument.training_facts``)."""
