@@ -37,12 +37,18 @@ PACKED_LORA = "QLoRA (base weights in 4 bits)"
 """What the probe calls adapters on weights in NF4."""
 
 
+DEFAULT_DROPOUT = 0.05
+"""Of the adapters' input, as trainers and most tutorials set it; that of peft's own class is 0."""
+
+
 @frozen_dataclass
 class Lora:
-    """A peft ``LoraConfig``: rank and which modules get adapters (name suffixes, or ``all-linear``)."""
+    """A peft ``LoraConfig``: rank, which modules get adapters (name suffixes, or ``all-linear``), and the
+    share of their input that is dropped."""
 
     rank: int = 16
     targets: tuple[str, ...] = ("all-linear",)
+    dropout: float = DEFAULT_DROPOUT
 
     @classmethod
     def read(cls, value: object) -> Lora | None:
