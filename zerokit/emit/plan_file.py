@@ -20,7 +20,7 @@ from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamldump import dump_yaml
 from zerokit.suggest import folder_alike
-from zerokit.units import counted, format_gib, parse_bytes, parse_count
+from zerokit.units import counted, format_gib, parse_bytes, parse_count, parse_share
 from zerokit.values import frozen_dataclass
 
 FILE_NAME = "plan.yaml"
@@ -136,7 +136,8 @@ class PlanFile:
         plain = Lora()
         targets = str(self.request.get("lora-targets", ",".join(plain.targets)))
         rank = parse_count(str(self.request.get("lora-rank", plain.rank)))
-        return Lora(rank=rank, targets=tuple(part.strip() for part in targets.split(",")))
+        dropout = parse_share(self.request.get("lora-dropout", plain.dropout), "lora-dropout")
+        return Lora(rank=rank, targets=tuple(part.strip() for part in targets.split(",")), dropout=dropout)
 
     @property
     def title(self) -> str:

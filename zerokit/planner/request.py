@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerokit.domain.job import (
     ATTENTIONS,
     CHECKPOINTINGS,
+    DEFAULT_DROPOUT,
     METHODS,
     OFFLOAD_DEVICES,
     PRECISIONS,
@@ -24,7 +25,7 @@ from zerokit.planner.losses import loss_notes, loss_of, offloading_notes, refuse
 from zerokit.planner.memory_source import Model, Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given_options
-from zerokit.planner.values import MAX_GPUS, choice, count, integer
+from zerokit.planner.values import MAX_GPUS, choice, count, integer, share
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
 from zerokit.values import frozen_dataclass, replace
@@ -159,8 +160,9 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} {POSITIONS_EXCEEDED}")
     method = _method(options)
     rank, targets = integer(options, "lora_rank", 65536), options.get("lora_targets")
-    if method == "full" and (rank or targets):
-        raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩: only with ⟨method⟩ lora or qlora")
+    dropout = share(options, "lora_dropout")
+    if method == "full" and (rank or targets or dropout is not None):
+        raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩, ⟨lora_dropout⟩: only with ⟨method⟩ lora or qlora")
     inference = bool(options.get("inference"))
     quantization = choice(options, "quant", QUANTIZATIONS) or "none"
     notes += _refuse_quantization(options, quantization, method)
@@ -192,7 +194,9 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         seq_len=length,
         global_batch=integer(options, "global_batch"),
         method=method,
-        lora=None if method == "full" else Lora(rank=rank or 16, targets=names),
+        lora=None if method == "full" else Lora(
+            rank=rank or 16, targets=names, dropout=DEFAULT_DROPOUT if dropout is None else dropout
+        ),  # fmt: skip
         optimizer=optimizer,
         attention=attention,
         loss=loss,
