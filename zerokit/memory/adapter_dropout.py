@@ -225,13 +225,11 @@ class _Marks:
         self.leaving = [pair for pair in self.leaving if pair[0] != module]
 
     def _holder(self, module: str, one: _Input) -> str:
-        """The module whose forward pass holds the input: this one, or that around several which read it."""
+        """The module whose forward pass holds the input: this one, or that around it whose own input it is,
+        which its first modules read."""
         around = module.rpartition(".")[0]
-        like = [
-            name for name, other in self.inputs.items()
-            if name.rpartition(".")[0] == around and other.left == one.left
-        ]  # fmt: skip
-        return module if one.is_cast or len(like) == 1 or not around else around
+        beside = (other for name, other in self.inputs.items() if name.rpartition(".")[0] == around)
+        return module if one.is_cast or not around or next(beside).left != one.left else around
 
 
 def _sum(a: Polynomial, b: Polynomial, sign: int = 1) -> Polynomial:
