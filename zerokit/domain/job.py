@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zerokit.domain.images import SequenceImages
+from zerokit.domain.trainers import DEFAULT_DROPOUT, TRAINERS, Trainer
 from zerokit.values import frozen_dataclass
 
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -35,10 +36,6 @@ QUANTIZED_BYTES = {"int8": 1.0, "int4": NF4_BYTES}
 
 PACKED_LORA = "QLoRA (base weights in 4 bits)"
 """What the probe calls adapters on weights in NF4."""
-
-
-DEFAULT_DROPOUT = 0.05
-"""Of the adapters' input, as trainers and most tutorials set it; that of peft's own class is 0."""
 
 
 @frozen_dataclass
@@ -88,6 +85,7 @@ class Job:
         loss: one of :data:`LOSSES`.
         offload_activations: whether the script moves them to the host, as TRL does.
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
+        trainer: whose defaults hold: a key of :data:`zerokit.domain.trainers.TRAINERS`.
     """
 
     seq_len: int = 2048
@@ -104,6 +102,17 @@ class Job:
     loss: str = "standard"
     offload_activations: bool = False
     images: SequenceImages | None = None
+    trainer: str = "raw"
+
+    @property
+    def defaults(self) -> Trainer:
+        """Of its trainer."""
+        return TRAINERS[self.trainer]
+
+    @property
+    def adapters(self) -> Lora:
+        """Those of its method, or of another that is compared with it."""
+        return self.lora or Lora(dropout=self.defaults.lora_dropout)
 
     @property
     def loads_on_gpu(self) -> bool:
@@ -120,4 +129,6 @@ class Job:
         """Of a weight of the layers that are quantised under adapters; None: none are."""
         if self.inference or self.method == "full":
             return None
-        return NESTED_NF4_BYTES if self.method == "qlora" else QUANTIZED_BYTES.get(self.quantization)
+        if self.method == "qlora":
+            return NESTED_NF4_BYTES if self.defaults.double_quant else NF4_BYTES
+        return QUANTIZED_BYTES.get(self.quantization)

@@ -1,8 +1,8 @@
 """Adapters that drop some of their input: what that adds to a trace without dropout, instant by instant.
 
-peft 0.21 (tuners/lora/layer.py, ``Linear.forward``) computes ``lora_B(lora_A(dropout(x)))``, with ``x`` in the
-dtype of ``lora_A``. Without dropout ``lora_A`` keeps ``x`` for the gradient of its weight, one tensor for all
-modules that read the same; with it each keeps what is left of ``x``, and autograd a mask of one byte an
+peft 0.21 (tuners/lora/layer.py, ``Linear.forward``) computes ``lora_B(lora_A(dropout(x)))``, with ``x`` in
+the dtype of ``lora_A``. Without dropout ``lora_A`` keeps ``x`` for the gradient of its weight, one tensor for
+all modules that read the same; with it each keeps what is left of ``x``, and autograd a mask of one byte an
 element (``aten::native_dropout``); ``x`` itself goes at the end of its module's forward pass unless another
 operator keeps it. A trace marks every module, so all of this has its instant in it.
 """
@@ -62,16 +62,12 @@ def with_dropout(profile: ModelProfile, variant: Variant, trace: ActivationTrace
                     changed_runs[-1] = replace(changed_runs[-1], count=changed_runs[-1].count + 1)
                 else:
                     jump = 0 if position else run.jump
-                    changed_runs.append(
-                        replace(run, segment=rewritten[key], start=layer, count=1, jump=jump)
-                    )
+                    changed_runs.append(replace(run, segment=rewritten[key], start=layer, count=1, jump=jump))
         return tuple(changed_runs)
 
     forward = changed(trace.forward, True)
     backward, gradients = changed(trace.backward, False), changed(trace.gradients, False)
-    return replace(
-        trace, segments=tuple(segments), forward=forward, backward=backward, gradients=gradients
-    )
+    return replace(trace, segments=tuple(segments), forward=forward, backward=backward, gradients=gradients)
 
 
 def _segments_of(runs: Iterable[Run]) -> dict[tuple[str, int], tuple[int, ...]]:
@@ -120,10 +116,13 @@ def _read(
         rank, width = matrix.shape
         left = _scaled(_sum(mark.level, levels["fwd_pre", mark.name], -1), width / rank)
         before, base = levels["fwd_pre", module + _DROPOUT], levels["fwd_post", module + ".base_layer"]
-        yield module, _Input(
-            left=left,
-            mask=_scaled(left, 1 / (matrix.element_bytes or element_bytes)),
-            is_cast=_size(_sum(before, base, -1)) > _size(left) / 2,
+        yield (
+            module,
+            _Input(
+                left=left,
+                mask=_scaled(left, 1 / (matrix.element_bytes or element_bytes)),
+                is_cast=_size(_sum(before, base, -1)) > _size(left) / 2,
+            ),
         )
 
 

@@ -75,18 +75,16 @@ def usable_trace(
     """The variant to use, its trace, and (traced, wanted) LoRA rank where these differ: the widths
     of the adapters hardly move the activations, whose terms in the model's width dwarf them."""
     tokens, batch = tokens_of_a_rank(job, strategy), strategy.settings.micro_batch
-    variant, adapters = Variant.of(job, strategy), None
-    trace = profile.trace(variant, tokens, batch)
-    is_adapted = job.method != "full" and job.lora is not None
-    if trace is None and is_adapted and job.lora.rank <= 4 * CATALOGUE_LORA_RANK:
-        variant, adapters = replace(variant, lora_rank=CATALOGUE_LORA_RANK), (CATALOGUE_LORA_RANK, job.lora.rank)
+    variant, ranks = Variant.of(job, strategy), None
+    trace, lora = profile.trace(variant, tokens, batch), None if job.method == "full" else job.lora
+    if trace is None and lora is not None and lora.rank <= 4 * CATALOGUE_LORA_RANK:
+        variant, ranks = replace(variant, lora_rank=CATALOGUE_LORA_RANK), (CATALOGUE_LORA_RANK, lora.rank)
         trace = profile.trace(variant, tokens, batch)
     if trace is None:
         return None
-    # under autocast what is left is cast again
-    if is_adapted and job.lora.dropout and not variant.autocast:
+    if lora is not None and lora.dropout and not variant.autocast:  # under which what is left is cast again
         trace = with_dropout(profile, variant, trace)
-    return variant, trace, adapters
+    return variant, trace, ranks
 
 
 @lru_cache(maxsize=2048)

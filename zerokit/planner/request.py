@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from zerokit.domain.job import (
     ATTENTIONS,
     CHECKPOINTINGS,
-    DEFAULT_DROPOUT,
     METHODS,
     OFFLOAD_DEVICES,
     PRECISIONS,
@@ -17,6 +16,7 @@ from zerokit.domain.job import (
     Lora,
 )
 from zerokit.domain.position_limits import POSITIONS_EXCEEDED
+from zerokit.domain.trainers import TRAINERS
 from zerokit.errors import InputError
 from zerokit.planner.effects import refuse_idle
 from zerokit.planner.hardware import Hardware, doubted_vram, hardware
@@ -86,6 +86,10 @@ def resolve(
     """
     from zerokit.machine.versions import deepspeed_note
 
+    given = given_options(options)
+    if single and options.get("trainer") and options.get("checkpointing") is None:
+        row = TRAINERS[choice(options, "trainer", tuple(TRAINERS)) or "raw"]
+        options = {**options, "checkpointing": row.checkpointing}
     refuse_idle(options, single=single, file=file)
     chosen = choose_model(
         options.get("params"), options.get("model"), single=single, say=say, images=requested_images(options)
@@ -130,7 +134,7 @@ def resolve(
     )
     return ResolvedRequest(
         request=request,
-        options=given_options(options),
+        options=given,
         vram_named=machine.named,
         model_name=chosen.shape.name,
         found_here=machine.found_here,
@@ -146,6 +150,8 @@ def _without_traces(request: Request) -> Request:
 
 def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ...]]:
     notes, max_seq_len = [], chosen.max_seq_len
+    trainer = choice(options, "trainer", tuple(TRAINERS)) or "raw"
+    row = TRAINERS[trainer]
     length = integer(options, "seq_len", 10**8)
     if length is None:
         length = min(2048, max_seq_len or 2048)
@@ -189,14 +195,16 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
             "flash_attn package's own kernels and copies take is not modelled"
         )
     loss = loss_of(options)
-    notes += [*loss_notes(loss), *offloading_notes(options)]
+    if options.get("loss") is None and chosen.shape.head == "causal" and not inference:
+        loss = row.loss
+    notes += [*row.notes(method), *loss_notes(loss), *offloading_notes(options)]
     return Job(
         seq_len=length,
         global_batch=integer(options, "global_batch"),
         method=method,
-        lora=None if method == "full" else Lora(
-            rank=rank or 16, targets=names, dropout=DEFAULT_DROPOUT if dropout is None else dropout
-        ),  # fmt: skip
+        lora=None
+        if method == "full"
+        else Lora(rank=rank or 16, targets=names, dropout=row.lora_dropout if dropout is None else dropout),
         optimizer=optimizer,
         attention=attention,
         loss=loss,
@@ -205,6 +213,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         quantization=quantization,
         new_tokens=new_tokens,
         images=with_room(chosen.images, length),
+        trainer=trainer,
     ), tuple(notes)
 
 
