@@ -152,6 +152,21 @@ def parse_positive_int(text: object, what: str, maximum: int = 10**9, *, example
     return int(value)
 
 
+def parse_share(text: object, what: str) -> float:
+    """A share from 0 to below 1, such as 0.05.
+
+    Raises:
+        InputError: it is something else.
+    """
+    try:
+        value = float(str(text))
+    except ValueError:
+        value = -1.0
+    if isinstance(text, bool) or not 0 <= value < 1:
+        raise InputError(f"{what} {text}: expected a share from 0 to below 1, for example 0.05")
+    return value
+
+
 def format_gib(size_bytes: float, digits: int = 2) -> str:
     """``80.00 GiB``; the one way sizes are shown to people.
 

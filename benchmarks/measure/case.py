@@ -115,7 +115,7 @@ def job_and_strategy(case: Mapping[str, Any]) -> tuple[Job, Strategy]:
     if case["lora"]:
         modules = case["lora"]["target_modules"]
         targets = (modules,) if isinstance(modules, str) else tuple(modules)
-        lora = Lora(rank=case["lora"]["r"], targets=targets)
+        lora = Lora(rank=case["lora"]["r"], targets=targets, dropout=case["lora"].get("lora_dropout", 0.0))
     job = Job(
         seq_len=case["seq_len"],
         global_batch=strategy.global_batch,

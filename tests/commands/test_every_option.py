@@ -40,6 +40,8 @@ EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--method": (ONE, "lora"),
     "--lora-rank": (LORA, "64"),
     "--lora-targets": (LORA, "q_proj"),
+    "--lora-dropout": (LORA, "0"),
+    "--trainer": (LORA, "llamafactory"),
     "--precision": (ONE, "fp32"),
     "--optimizer": ((*ONE, "--zero", "1"), "Lion"),
     "--attention": (ONE, "eager"),

@@ -239,8 +239,7 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
           "save_pretrained(OUT)")),
         # so much to do and to say that memory's parts are left to --explain, and the empty lines between
         ("--model mixtral-8x7b --gpus 1 --gpu l40s --method qlora",
-         ("Surely fits, ", "No step time was ever measured on: l40s", "GPU memory   peak 4",
-          "save_pretrained(OUT)")),
+         ("No step time was ever measured on: l40s", "GPU memory   peak ")),
         ("--model qwen3-30b-a3b --gpus 2 --gpu a100-40gb --method qlora",
          ("Surely fits, ", "  zerokit estimate ")),
         ("--params 7b --gpus 8", ("assumed NVIDIA H100 SXM", "--seq-len not given")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zerokit.domain.images import SequenceImages
+from zerokit.domain.trainers import DEFAULT_DROPOUT, TRAINERS, Trainer
 from zerokit.values import frozen_dataclass
 
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -39,10 +40,12 @@ PACKED_LORA = "QLoRA (base weights in 4 bits)"
 
 @frozen_dataclass
 class Lora:
-    """A peft ``LoraConfig``: rank and which modules get adapters (name suffixes, or ``all-linear``)."""
+    """A peft ``LoraConfig``: rank, which modules get adapters (name suffixes, or ``all-linear``), and the
+    share of their input that is dropped."""
 
     rank: int = 16
     targets: tuple[str, ...] = ("all-linear",)
+    dropout: float = DEFAULT_DROPOUT
 
     @classmethod
     def read(cls, value: object) -> Lora | None:
@@ -82,6 +85,7 @@ class Job:
         loss: one of :data:`LOSSES`.
         offload_activations: whether the script moves them to the host, as TRL does.
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
+        trainer: whose defaults hold: a key of :data:`zerokit.domain.trainers.TRAINERS`.
     """
 
     seq_len: int = 2048
@@ -98,6 +102,17 @@ class Job:
     loss: str = "standard"
     offload_activations: bool = False
     images: SequenceImages | None = None
+    trainer: str = "raw"
+
+    @property
+    def defaults(self) -> Trainer:
+        """Of its trainer."""
+        return TRAINERS[self.trainer]
+
+    @property
+    def adapters(self) -> Lora:
+        """Those of its method, or of another that is compared with it."""
+        return self.lora or Lora(dropout=self.defaults.lora_dropout)
 
     @property
     def loads_on_gpu(self) -> bool:
@@ -114,4 +129,6 @@ class Job:
         """Of a weight of the layers that are quantised under adapters; None: none are."""
         if self.inference or self.method == "full":
             return None
-        return NESTED_NF4_BYTES if self.method == "qlora" else QUANTIZED_BYTES.get(self.quantization)
+        if self.method == "qlora":
+            return NESTED_NF4_BYTES if self.defaults.double_quant else NF4_BYTES
+        return QUANTIZED_BYTES.get(self.quantization)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 Facts = Mapping[str, Any]
-TOLD_BY_SCRIPT = ("method", "lora-rank", "lora-targets", "seq-len")
+TOLD_BY_SCRIPT = ("method", "lora-rank", "lora-targets", "lora-dropout", "trainer", "seq-len")
 """Options that a plan with a script takes from its rehearsal, and refuses where others are given."""
 _EMPTIED = re.compile(r"[a-z_]+=")
 _OPTION = re.compile(r"--[a-z][a-z-]*")

@@ -33,7 +33,8 @@ class Variant:
         lora_rank, lora_targets: of the adapters; rank 0: none.
         zero3_linear: ZeRO-3's linear layers (runtime/zero/linear.py), which keep the inputs of frozen layers
             too; told from PyTorch's only where weights are frozen, and under autocast.
-        quantized: linear layers in NF4 under adapters (QLoRA).
+        quantized: linear layers in NF4 under adapters (QLoRA); ``double_quant``: their block constants in 8
+            bits, which changes no activations.
         phase: ``train``, or of inference ``prefill`` or ``decode``.
         quantization: of inference: ``none``, ``int8`` or ``int4``; under adapters ``none`` or ``int8``.
         autocast: weights in fp32, operators in 16 bits under ``torch.autocast``.
@@ -50,6 +51,7 @@ class Variant:
     tensor_parallel: int = 1
     zero3_linear: bool = False
     quantized: bool = False
+    double_quant: bool = True
     phase: str = "train"
     quantization: str = "none"
     autocast: bool = False
@@ -79,6 +81,7 @@ class Variant:
             lora_targets=lora.targets if lora is not None else ("all-linear",),
             zero3_linear=(lora is not None or autocast) and strategy.settings.zero.stage == 3,
             quantized=job.method == "qlora",
+            double_quant=job.defaults.double_quant,
             quantization=job.quantization if job.method == "lora" else "none",
             autocast=autocast,
             offloaded=job.offload_activations,

@@ -15,12 +15,13 @@ from zerokit.domain.client_optimizers import client_optimizer, with_optimizer
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, from_config
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import Strategy
+from zerokit.domain.trainers import TRAINERS
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamldump import dump_yaml
 from zerokit.suggest import folder_alike
-from zerokit.units import counted, format_gib, parse_bytes, parse_count
+from zerokit.units import counted, format_gib, parse_bytes, parse_count, parse_share
 from zerokit.values import frozen_dataclass
 
 FILE_NAME = "plan.yaml"
@@ -125,6 +126,12 @@ class PlanFile:
         return str(self.request.get("method", Job().method))
 
     @property
+    def trainer(self) -> str:
+        """Whose defaults it counts: a key of ``zerokit.domain.trainers.TRAINERS``."""
+        name = str(self.request.get("trainer", Job().trainer))
+        return name if name in TRAINERS else Job().trainer
+
+    @property
     def lora(self) -> Lora | None:
         """The adapters that it trains; None: all weights.
 
@@ -136,7 +143,9 @@ class PlanFile:
         plain = Lora()
         targets = str(self.request.get("lora-targets", ",".join(plain.targets)))
         rank = parse_count(str(self.request.get("lora-rank", plain.rank)))
-        return Lora(rank=rank, targets=tuple(part.strip() for part in targets.split(",")))
+        row = TRAINERS[self.trainer]
+        dropout = parse_share(self.request.get("lora-dropout", row.lora_dropout), "lora-dropout")
+        return Lora(rank=rank, targets=tuple(part.strip() for part in targets.split(",")), dropout=dropout)
 
     @property
     def title(self) -> str:

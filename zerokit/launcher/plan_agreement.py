@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from zerokit.domain.trainers import TRAINERS, trainer_named
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher import own_file, rehearsed_plan
+from zerokit.launcher.predict_again import predict_again
 from zerokit.planner.named_models import config_of, unlike_planned
 from zerokit.script import agreement, misplaced_options, unlike_adapters
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.named_model import folder_meant, named_model
+from zerokit.script.option_values import truth
 from zerokit.script.reader import ScriptFacts
 from zerokit.script.resuming import why_not_resumed
 from zerokit.script.trainer_arguments import argument_file
 from zerokit.script.training_switch import why_no_training
+from zerokit.units import format_gib
 
 
 def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[str | None, list[str]]:
@@ -101,7 +106,8 @@ def agree(
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
         adapters = unlike_adapters.warnings(options, plan.method, plan.lora, by_options=by_options)
     unlike = (*unlike_model, *agreed.unlike)
-    notes = (*agreed.notes, *unlike_file, *adapters, *another)
+    uncounted = [] if another or not is_launched else _of_trainer(plan, options, target)
+    notes = (*agreed.notes, *unlike_file, *adapters, *another, *uncounted)
     return replace(agreed, notes=notes, unlike=unlike, is_refused=is_refused)
 
 
@@ -113,3 +119,45 @@ def _another_model(options: ScriptOptions, plan: PlanFile, *, by_options: bool) 
         return []
     unlike = unlike_planned(*named, plan.request, parameters, by_options=by_options)
     return [f"warning: {unlike}"] if unlike is not None else []
+
+
+def _of_trainer(plan: PlanFile, options: ScriptOptions, target: Target) -> list[str]:
+    """A warning where the script's trainer does otherwise than its plan counts, with both figures."""
+    facts, chosen = options.facts, rehearsed_plan.content(plan, target)["chosen"]
+    name = trainer_named(facts.package, facts.mentions)
+    estimate = chosen.get("estimate")
+    if name is None or "rehearsed" in chosen or not estimate or not rehearsed_plan.is_rehearsable(plan):
+        return []
+    row, planned, request, lora = TRAINERS[name], TRAINERS[plan.trainer], dict(plan.request), plan.lora
+    different = []
+    if row.loss != (loss := str(request.get("loss", planned.loss))) and facts.mentions & {*row.names}:
+        request["loss"] = row.loss
+        different.append(f"a {row.loss} loss, not the {loss} one")
+    dropout = options.given("lora_dropout")
+    share = row.lora_dropout if dropout is None else float(str(dropout[0]))
+    if lora is not None and bool(share) != bool(lora.dropout):
+        different.append(f"lora_dropout {share:g}, not {lora.dropout:g}")
+    nested = options.given("use_bnb_nested_quant")
+    doubly = row.double_quant if nested is None else truth(nested[0]) is True
+    if plan.method == "qlora" and doubly != planned.double_quant:
+        request["trainer"] = next(key for key, one in TRAINERS.items() if one.double_quant == doubly)
+        different.append(f"4-bit weights {'' if doubly else 'not '}doubly quantised")
+    request |= {"loss": request.get("loss", planned.loss), "lora-dropout": f"{share:g}"}
+    again = predict_again({"request": request, "chosen": chosen}, []) if different else None
+    if again is None or again.plan is None:
+        return []
+    before, after = (one["min_vram_bytes"] for one in (estimate, again.plan["chosen"]["estimate"]))
+    fix = ""
+    if lora is not None:
+        fix = row.asked_for(
+            method=plan.method, rank=lora.rank, targets=lora.targets, dropout=lora.dropout,
+            nested=planned.double_quant, dtype="", without=("lora", "all", "named", "packed"),
+        )  # fmt: skip
+    rehearsal = shlex.join(
+        ["zerokit", "rehearse", "--plan", str(plan.folder), *rehearsed_plan.script_words(target)]
+    )
+    return [
+        f"warning: {row.title}, which the script uses, has {', '.join(different)}: {format_gib(after, 1)} "
+        f"required per GPU, where the plan says {format_gib(before, 1)};"
+        f"{f' give it {fix}, or' if fix else ''} see all that it takes: {rehearsal}"
+    ]

@@ -30,7 +30,7 @@ def content(plan: PlanFile, target: Target) -> dict[str, Any]:
     found: dict[str, Any] = {"request": plan.request, "chosen": chosen, "cluster": plan.cluster}
     if not is_temporary(plan.folder):
         found["folder"] = str(plan.folder)
-    return {**found, "script": _script_words(target)} if is_rehearsable(plan) else found
+    return {**found, "script": script_words(target)} if is_rehearsable(plan) else found
 
 
 def note(
@@ -137,10 +137,10 @@ def command_with_script(
     if "params" in asked:  # a size stands in for the script's model; a recipe without its model has no size
         left_out |= {"params" if recipe is None else "model"}
     words = planning_again.command_words(asked, recipe=recipe, out=folder, options=options, without=left_out)
-    return shlex.join([*words, "--", *_script_words(target)])
+    return shlex.join([*words, "--", *script_words(target)])
 
 
-def _script_words(target: Target) -> list[str]:
+def script_words(target: Target) -> list[str]:
     """The script with its arguments, secrets masked."""
     script = [target.script] if target.script is not None else ["-m", str(target.module)]
     return Secrets(os.environ, target.arguments).argv([*script, *target.arguments])

@@ -15,7 +15,7 @@ LOSS_FORWARD_SHARE = 5 / 6
 LAST_LOGIT_BYTES = 6.0
 """Per logit of the last token when nothing is trained: in 16 bits and in fp32."""
 
-_16_BIT = 2.0
+_16_BIT, _FP32 = 2.0, 4.0
 _GATED_HIDDEN_BYTES, _GATED_FFN_BYTES = 21.0, 8.0
 """Per token, layer and element of the hidden and of the feed-forward width, in 16-bit training: 0.99 to 1.00
 of what the traces of TinyLlama, Llama 3.1 8B, Mistral 7B and Qwen2.5 3B keep with scaled-dot-product kernels
@@ -51,6 +51,28 @@ def _layer_bytes(shape: ModelShape, stack: Stack, job: Job, element_bytes: int) 
     return scale * (saved + routed + wide_keys)
 
 
+def _adapter_bytes(stack: Stack, job: Job, strategy: Strategy) -> float:
+    """Bytes per token that the adapters of one layer keep beside the inputs that a trained layer keeps.
+
+    Below ZeRO-3 what dropout leaves of each input and a mask, for which the input itself goes unless it is
+    what attention gives (``zerokit.memory.adapter_dropout``). ZeRO-3's frozen layers keep their inputs, and
+    the adapters copies of them in fp32 (``zerokit.trace.building.adapters``).
+    """
+    if job.method == "full" or job.inference:
+        return 0.0
+    lora, element_bytes = job.lora or Lora(), strategy.settings.parameter_bytes
+    sharded = strategy.settings.zero.stage == 3
+    kept = 0.0
+    for gemm in stack.gemms:
+        adapted = gemm.adapted(lora.targets) if gemm.copies == 1 else ()  # peft refuses dropout on experts
+        width = gemm.k / (strategy.tensor_parallel if gemm.split == "row" else 1)
+        if adapted and (sharded or lora.dropout):
+            kept += len(adapted) * width * ((_FP32 if sharded else element_bytes) + bool(lora.dropout))
+        if adapted and lora.dropout and not sharded and (gemm.kind, gemm.split) != ("attention", "row"):
+            kept -= element_bytes * width
+    return kept
+
+
 def _adapted_experts(stack: Stack, job: Job, element_bytes: int) -> float:
     """Bytes of one layer's experts with adapters on them: peft adds the product of the adapters to the
     stacked weights, and autograd keeps the sum (``ParamWrapper``, peft/tuners/lora/layer.py, 0.21)."""
@@ -84,6 +106,7 @@ def activation_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[f
         if stack.fixed_tokens is not None:
             stack_tokens = strategy.settings.micro_batch * stack.fixed_tokens
         full = (_layer_bytes(shape, stack, job, element_bytes) + _score_bytes(shape, job, strategy)) / tp
+        full += _adapter_bytes(stack, job, strategy)
         experts = _adapted_experts(stack, job, element_bytes) / tp
         if strategy.checkpointing == "full":
             saved += count * element_bytes * stack.hidden * stack_tokens

@@ -15,6 +15,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, tokens_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
+from zerokit.memory.adapter_dropout import with_dropout
 from zerokit.memory.components import HostComponent, in_ram, on_nvme
 from zerokit.memory.fused_loss import loss_size, with_loss
 from zerokit.memory.host import activation_copies, host_components
@@ -74,15 +75,16 @@ def usable_trace(
     """The variant to use, its trace, and (traced, wanted) LoRA rank where these differ: the widths
     of the adapters hardly move the activations, whose terms in the model's width dwarf them."""
     tokens, batch = tokens_of_a_rank(job, strategy), strategy.settings.micro_batch
-    variant = Variant.of(job, strategy)
-    trace = profile.trace(variant, tokens, batch)
-    if trace is not None:
-        return variant, trace, None
-    if job.method == "full" or job.lora is None or job.lora.rank > 4 * CATALOGUE_LORA_RANK:
+    variant, ranks = Variant.of(job, strategy), None
+    trace, lora = profile.trace(variant, tokens, batch), None if job.method == "full" else job.lora
+    if trace is None and lora is not None and lora.rank <= 4 * CATALOGUE_LORA_RANK:
+        variant, ranks = replace(variant, lora_rank=CATALOGUE_LORA_RANK), (CATALOGUE_LORA_RANK, lora.rank)
+        trace = profile.trace(variant, tokens, batch)
+    if trace is None:
         return None
-    variant = replace(variant, lora_rank=CATALOGUE_LORA_RANK)
-    trace = profile.trace(variant, tokens, batch)
-    return None if trace is None else (variant, trace, (CATALOGUE_LORA_RANK, job.lora.rank))
+    if lora is not None and lora.dropout and not variant.autocast:  # under which what is left is cast again
+        trace = with_dropout(profile, variant, trace)
+    return variant, trace, ranks
 
 
 @lru_cache(maxsize=2048)

@@ -248,10 +248,20 @@ def rank_model(
     parameters = profile.parameters_for(variant)
     if ranks_of_adapters is not None:
         parameters = tuple(_with_rank(p, *ranks_of_adapters) for p in parameters)
+    if variant.quantized and not variant.double_quant:
+        parameters = tuple(_with_plain_constants(p) for p in parameters)
     return RankModel(
         profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing, loss=loss,
         cublas_bytes=cublas_bytes, loads_on_gpu=variant.quantized or variant.quantization != "none",
     )  # fmt: skip
+
+
+def _with_plain_constants(parameter: Parameter) -> Parameter:
+    """A parameter in NF4, whose constants were counted as doubly quantised, with one in fp32 for each block
+    of 64 and a code book of 16 (bitsandbytes 0.50.2, functional.py, ``QuantState``)."""
+    if not parameter.stored_bytes:
+        return parameter
+    return replace(parameter, stored_bytes=parameter.numel + 4 * -(-2 * parameter.numel // 64) + 4 * 16)
 
 
 def _with_rank(parameter: Parameter, traced: int, rank: int) -> Parameter:

@@ -296,20 +296,28 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
         with_plan: the script is launched with a plan, which adds to a Trainer's arguments.
     """
     todo: list[str] = []
-    if job.method == "qlora":
+    dtype, lora, row = _TORCH_NAMES[strategy.settings.precision], job.lora, job.defaults
+    by_trainer = lora is not None and job.quantization == "none" and bool(row.arguments)
+    if lora is not None and by_trainer:
+        words = row.asked_for(
+            method=job.method, rank=lora.rank, targets=lora.targets, dropout=lora.dropout,
+            nested=row.double_quant, dtype=dtype,
+        )  # fmt: skip
+        todo.append(f"give {row.title}: {words}")
+    elif job.method == "qlora":
         todo.append(
             "load the base model in 4 bits: BitsAndBytesConfig(load_in_4bit=True, "
             'bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
-            f"bnb_4bit_compute_dtype=torch.{_TORCH_NAMES[strategy.settings.precision]})"
+            f"bnb_4bit_compute_dtype=torch.{dtype})"
             + ("; each GPU loads it whole first" if loads_whole(strategy, job) else "")
         )
     elif job.packed_base_bytes is not None:
         todo.append("load the base model in 8 bits: BitsAndBytesConfig(load_in_8bit=True)")
-    if job.lora is not None:
-        targets = job.lora.targets
-        named = '"all-linear"' if targets == ("all-linear",) else json.dumps(list(targets))
-        todo.append(f"add the adapters: peft.LoraConfig(r={job.lora.rank}, target_modules={named})")
-    if job.loss != "standard":
+    if lora is not None and not by_trainer:
+        named = '"all-linear"' if lora.targets == ("all-linear",) else json.dumps(list(lora.targets))
+        more = "" if lora.dropout else ", lora_dropout=0"
+        todo.append(f"add the adapters: peft.LoraConfig(r={lora.rank}, target_modules={named}{more})")
+    if job.loss not in ("standard", row.loss):
         by_launch = " (a Trainer: launch does)" if with_plan and job.loss == "liger" else ""
         todo.append(f"{LOSS_OF_SCRIPT[job.loss]}{by_launch}")
     if job.attention != "sdpa" and not job.inference:

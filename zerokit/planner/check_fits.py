@@ -19,7 +19,7 @@ from zerokit.search.explain import host_lack_words
 from zerokit.units import format_gib
 from zerokit.values import replace
 
-_OF_THE_JOB = ("method", "lora-rank", "lora-targets", "seq-len", "attention")
+_OF_THE_JOB = ("method", "lora-rank", "lora-targets", "lora-dropout", "trainer", "seq-len", "attention")
 """Of a plan's request: what its DeepSpeed file does not say."""
 _ACCELERATE_STAGE = 2
 """Where the YAML names none (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin.__post_init__)."""

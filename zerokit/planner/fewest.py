@@ -98,10 +98,9 @@ def _misfit(
 
 def _why_not(request: Request, method: str) -> str:
     """Why nothing fits with this method, and what would; empty where something does."""
-    from zerokit.domain.job import Lora
     from zerokit.search.plan import make_plan
 
-    lora = None if method == "full" else request.job.lora or Lora()
+    lora = None if method == "full" else request.job.adapters
     try:
         make_plan(replace(request, job=replace(request.job, method=method, lora=lora)))
     except (InputError, NothingFits) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import Job
+from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ALL_LINEAR, ModelShape
 from zerokit.domain.profile import ModelProfile, variants_of
 from zerokit.domain.strategy import MemoryEstimate, Strategy
@@ -22,6 +22,7 @@ from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.planner.trace_command import TO_TRACE
 from zerokit.suggest import misspelt
+from zerokit.units import format_gib
 from zerokit.values import frozen_dataclass, replace
 
 _MOST_TRACED_IN_A_SEARCH = 4
@@ -207,7 +208,22 @@ class Model:
                 "eager does; leave zerokit.selective_checkpointing out of the script"
             )
             estimate = replace(estimate, assumptions=(*estimate.assumptions, note))
+        if self.every_rank and job.lora is not None and job.lora.dropout:
+            note = self._of_dropout(estimate, job.lora, job, strategy, cluster)
+            estimate = replace(estimate, assumptions=(*estimate.assumptions, note))
         return estimate
+
+    def _of_dropout(
+        self, estimate: MemoryEstimate, lora: Lora, job: Job, strategy: Strategy, cluster: Cluster
+    ) -> str:
+        """What the adapters' dropout costs here."""
+        note = f"⟨lora_dropout⟩ {lora.dropout:g}: adapters keep what it leaves of their inputs, and masks"
+        if strategy.settings.torch_autocast is not None:
+            return f"{note}, which under torch_autocast are not counted"
+        without = self._estimate(replace(job, lora=replace(lora, dropout=0.0)), strategy, cluster)
+        saved_bytes = estimate.min_vram_bytes - without.min_vram_bytes
+        words = f"{format_gib(saved_bytes, 1)} less" if saved_bytes > 0 else "as much"
+        return f"{note}; 0 would require {words}"
 
     def _estimate(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
         profile = self.source.covering(job, strategy)

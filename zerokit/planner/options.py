@@ -21,8 +21,9 @@ from zerokit.domain.job import (
     PRECISIONS,
     QUANTIZATIONS,
 )
+from zerokit.domain.trainers import TRAINERS
 from zerokit.errors import InputError
-from zerokit.units import parse_bytes, parse_count, parse_positive_int, parse_rate
+from zerokit.units import parse_bytes, parse_count, parse_positive_int, parse_rate, parse_share
 from zerokit.values import frozen_dataclass
 
 Check = Callable[[object, str], object]
@@ -155,6 +156,12 @@ OPTIONS: tuple[Option, ...] = (
             f"Rank of the adapters, {_WHETHER}"),
     _option("lora_targets", "Job", "NAMES", "Modules with adapters, comma-separated. [default: all-linear]",
             _targets),
+    _option("trainer", "Job", "|".join(TRAINERS),
+            "Whose defaults count where nothing else is given: dropout of adapters, loss, checkpointing of "
+            "an estimate, 4-bit constants. [default: raw]", _one_of(*TRAINERS), f"Trainer, {_WHETHER}"),
+    _option("lora_dropout", "Job", "P",
+            "Share of the adapters' input that is dropped; any above 0 takes memory. [default: 0.05, as "
+            "most tutorials set it, or the trainer's]", parse_share),
     _option("precision", "Job", "auto|" + "|".join(PRECISIONS),
             "Training precision. [default: auto, bf16 where the hardware has it]",
             _one_of("auto", *PRECISIONS)),
@@ -278,6 +285,8 @@ class PlanOptions(TypedDict, total=False):
     method: Literal["full", "lora", "qlora"] | None
     lora_rank: int | str | None
     lora_targets: str | Sequence[str] | None
+    trainer: Literal["raw", "transformers", "trl", "axolotl", "llamafactory"] | None
+    lora_dropout: float | str | None
     precision: Literal["auto", "bf16", "fp16", "fp32"] | None
     optimizer: str | None
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None

@@ -16,6 +16,7 @@ from zerokit.domain.job import (
     Lora,
 )
 from zerokit.domain.position_limits import POSITIONS_EXCEEDED
+from zerokit.domain.trainers import TRAINERS
 from zerokit.errors import InputError
 from zerokit.planner.effects import refuse_idle
 from zerokit.planner.hardware import Hardware, doubted_vram, hardware
@@ -24,7 +25,7 @@ from zerokit.planner.losses import loss_notes, loss_of, offloading_notes, refuse
 from zerokit.planner.memory_source import Model, Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given_options
-from zerokit.planner.values import MAX_GPUS, choice, count, integer
+from zerokit.planner.values import MAX_GPUS, choice, count, integer, share
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
 from zerokit.values import frozen_dataclass, replace
@@ -85,6 +86,10 @@ def resolve(
     """
     from zerokit.machine.versions import deepspeed_note
 
+    given = given_options(options)
+    if single and options.get("trainer") and options.get("checkpointing") is None:
+        row = TRAINERS[choice(options, "trainer", tuple(TRAINERS)) or "raw"]
+        options = {**options, "checkpointing": row.checkpointing}
     refuse_idle(options, single=single, file=file)
     chosen = choose_model(
         options.get("params"), options.get("model"), single=single, say=say, images=requested_images(options)
@@ -129,7 +134,7 @@ def resolve(
     )
     return ResolvedRequest(
         request=request,
-        options=given_options(options),
+        options=given,
         vram_named=machine.named,
         model_name=chosen.shape.name,
         found_here=machine.found_here,
@@ -145,6 +150,8 @@ def _without_traces(request: Request) -> Request:
 
 def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ...]]:
     notes, max_seq_len = [], chosen.max_seq_len
+    trainer = choice(options, "trainer", tuple(TRAINERS)) or "raw"
+    row = TRAINERS[trainer]
     length = integer(options, "seq_len", 10**8)
     if length is None:
         length = min(2048, max_seq_len or 2048)
@@ -159,8 +166,9 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} {POSITIONS_EXCEEDED}")
     method = _method(options)
     rank, targets = integer(options, "lora_rank", 65536), options.get("lora_targets")
-    if method == "full" and (rank or targets):
-        raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩: only with ⟨method⟩ lora or qlora")
+    dropout = share(options, "lora_dropout")
+    if method == "full" and (rank or targets or dropout is not None):
+        raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩, ⟨lora_dropout⟩: only with ⟨method⟩ lora or qlora")
     inference = bool(options.get("inference"))
     quantization = choice(options, "quant", QUANTIZATIONS) or "none"
     notes += _refuse_quantization(options, quantization, method)
@@ -187,12 +195,16 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
             "flash_attn package's own kernels and copies take is not modelled"
         )
     loss = loss_of(options)
-    notes += [*loss_notes(loss), *offloading_notes(options)]
+    if options.get("loss") is None and chosen.shape.head == "causal" and not inference:
+        loss = row.loss
+    notes += [*row.notes(method), *loss_notes(loss), *offloading_notes(options)]
     return Job(
         seq_len=length,
         global_batch=integer(options, "global_batch"),
         method=method,
-        lora=None if method == "full" else Lora(rank=rank or 16, targets=names),
+        lora=None
+        if method == "full"
+        else Lora(rank=rank or 16, targets=names, dropout=row.lora_dropout if dropout is None else dropout),
         optimizer=optimizer,
         attention=attention,
         loss=loss,
@@ -201,6 +213,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         quantization=quantization,
         new_tokens=new_tokens,
         images=with_room(chosen.images, length),
+        trainer=trainer,
     ), tuple(notes)
 
 

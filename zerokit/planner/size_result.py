@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zerokit.search.sizing import Size
 
 SCHEMA = "zerokit.size/1"
-_OF_ADAPTERS = ("lora-rank", "lora-targets")
+_OF_ADAPTERS = ("lora-rank", "lora-targets", "lora-dropout")
 _OFFLOADED_TO = {"cpu": "host memory", "nvme": "NVMe"}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.errors import InputError
-from zerokit.units import parse_count, parse_positive_int
+from zerokit.units import parse_count, parse_positive_int, parse_share
 
 MAX_GPUS = 1 << 20
 
@@ -36,6 +36,16 @@ def integer(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int 
         return None
     example = "4096" if name == "seq_len" else "8"
     return parse_positive_int(value, f"⟨{name}⟩", maximum, example=example)
+
+
+def share(options: Mapping[str, Any], name: str) -> float | None:
+    """A share from 0 to below 1; ``None`` when it was not given.
+
+    Raises:
+        InputError: not a share.
+    """
+    value = options.get(name)
+    return None if value in (None, "auto") else parse_share(value, f"⟨{name}⟩")
 
 
 def count(options: Mapping[str, Any], name: str) -> int | None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from zerokit.domain.job import Lora
+from zerokit.domain.trainers import TRAINERS
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.option_values import number, truth
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
@@ -86,8 +87,16 @@ def _of_four_bits(options: ScriptOptions, method: str, by_options: bool) -> list
     facts = options.facts
     if takes_model_config(facts):  # whose load_in_4bit under another plan is known already
         bits = options.given("load_in_4bit")
-        missing = method == "qlora" and (bits is None or truth(bits[0]) is not True)
-        return [_not_packed("--load_in_4bit is not given", "--load_in_4bit", by_options)] if missing else []
+        packed = TRAINERS["trl"].arguments["packed"].format(dtype="bfloat16")
+        if method == "qlora" and (bits is None or truth(bits[0]) is not True):
+            return [_not_packed("--load_in_4bit is not given", packed, by_options)]
+        dtype = options.given("dtype")
+        if method == "qlora" and (dtype is None or dtype[0] == "float32"):
+            return [
+                f"{'--dtype is float32 by default' if dtype is None else dtype[1]}: products of 4-bit "
+                f"weights in fp32, which the plan does not count: give the script {packed}"
+            ]
+        return []
     switch = _switch(options, _FOUR_BITS)
     if switch is not None and switch[1] != (method == "qlora"):
         if method == "qlora":

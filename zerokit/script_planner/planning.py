@@ -130,6 +130,8 @@ class ScriptPlanning:
 
     def _leave_loss_out(self) -> str | None:
         """Plan for the loss that the script is rehearsed with, if another was asked for; what to say."""
+        if self.options.get("trainer"):
+            self._decisions.kept["trainer"] = "raw"  # what it does is rehearsed
         why = why_left_out(self._script, loss_of(self.options))
         if why is not None:
             self._decisions.kept["loss"] = "standard"

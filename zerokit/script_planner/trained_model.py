@@ -11,7 +11,7 @@ from typing import Any
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.files import cache_folder, write_whole
-from zerokit.planner.values import integer
+from zerokit.planner.values import integer, share
 from zerokit.rehearsal.result import Rehearsal
 
 _SAME_PARAMETERS = 0.02
@@ -50,6 +50,8 @@ def options_of(
             result["lora_rank"] = str(model["lora_rank"])
         if not options.get("lora_targets") and model.get("lora_targets"):
             result["lora_targets"] = ",".join(model["lora_targets"])
+        if not options.get("lora_dropout") and model.get("lora_dropout") is not None:
+            result["lora_dropout"] = f"{model['lora_dropout']:g}"
     length = fed_tokens(engine, planned)
     if not options.get("seq_len") and length:
         result["seq_len"] = str(length)
@@ -109,6 +111,12 @@ def refuse_unlike_method(done: Rehearsal, asked: Mapping[str, Any], adapters_opt
     if rank is not None and seen_rank not in (None, rank):
         raise InputError(
             f"⟨lora_rank⟩ {rank}: the script's is {seen_rank}; leave ⟨lora_rank⟩ out, or change the script"
+        )
+    dropout, seen_dropout = share(asked, "lora_dropout"), model.get("lora_dropout")
+    if dropout is not None and seen_dropout is not None and bool(dropout) != bool(seen_dropout):
+        raise InputError(
+            f"⟨lora_dropout⟩ {dropout:g}: the script's is {seen_dropout:g}; leave ⟨lora_dropout⟩ out, or "
+            "change the script"
         )
     seen = tuple(model.get("lora_targets") or ())
     names = {part.strip() for part in str(targets or "").split(",")}

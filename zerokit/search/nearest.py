@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable
 
-from zerokit.domain.job import Lora
 from zerokit.domain.strategy import Candidate
 from zerokit.search.explain import BY_SCRIPT, host_lack_words, strategy_words
 from zerokit.search.gap import halved
@@ -143,7 +142,7 @@ def adapters(request: Request, works: Works) -> str | None:
     for method in ("lora", "qlora"):
         if request.job.method == "qlora" or request.job.method == method:
             continue
-        job = replace(request.job, method=method, lora=request.job.lora or Lora(), quantization="none")
+        job = replace(request.job, method=method, lora=request.job.adapters, quantization="none")
         candidate = works(replace(request, job=job))
         if candidate:
             return f"⟨method⟩ {method}: {_words(candidate, request)}"

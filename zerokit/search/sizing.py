@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zerokit.domain.hardware import Cluster, Gpu
-from zerokit.domain.job import Job, Lora
+from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
 from zerokit.search.gap import halved
@@ -84,7 +84,7 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
     pins = request.pins
     if not offload:
         pins = replace(pins, offload_optimizer="none", offload_param="none")
-    job = replace(request.job, method=method, lora=None if method == "full" else request.job.lora or Lora())
+    job = replace(request.job, method=method, lora=None if method == "full" else request.job.adapters)
 
     refusals: list[InputError | None] = []
 
@@ -122,7 +122,7 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
 
 def _with_remedy(size: Size, request: Request, most: int) -> Size:
     """With what would make it fit on one node of them, where there is such a change of the job."""
-    lora = None if size.method == "full" else request.job.lora or Lora()
+    lora = None if size.method == "full" else request.job.adapters
     cluster = _cluster(request, size.gpu, min(size.gpu.max_gpus_per_node, most))
     asked = replace(request, job=replace(request.job, method=size.method, lora=lora), cluster=cluster)
     change = first_change(asked.for_remarks(), best_plan)

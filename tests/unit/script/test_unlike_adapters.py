@@ -128,7 +128,8 @@ ALL = "--lora_target_modules all-linear"
             ["--lora_r 64, but the plan has adapters of rank 16"],
         ),
         (TRLS, f"--use_peft {ALL}", "qlora", ["--load_in_4bit is not given"]),
-        (TRLS, f"--use_peft --load_in_4bit {ALL}", "qlora", []),
+        (TRLS, f"--use_peft --load_in_4bit {ALL}", "qlora", ["--dtype is float32 by default: products"]),
+        (TRLS, f"--use_peft --load_in_4bit --dtype bfloat16 {ALL}", "qlora", []),
         (
             ARGPARSE,
             "",

@@ -22,7 +22,8 @@ def describe(module: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"config": config, "method": "full"}
     lora = next(iter(adapters.values()), None) if isinstance(adapters, dict) else None
     if lora is not None and getattr(lora, "r", None):
-        facts |= {"method": "lora", "lora_rank": int(lora.r), "lora_targets": list(adapter_targets(module))}
+        facts |= {"method": "lora", "lora_rank": int(lora.r), "lora_targets": list(adapter_targets(module)),
+                  "lora_dropout": float(getattr(lora, "lora_dropout", 0.0))}  # fmt: skip
         if getattr(base, "is_loaded_in_4bit", False):
             facts["method"] = "qlora"
     return facts

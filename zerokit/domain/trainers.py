@@ -1,0 +1,172 @@
+"""What trainers do where nobody says otherwise, as far as memory depends on it: the one table.
+
+``⟨trainer⟩`` takes a row of it, options that are given win; ``launch`` holds a script of such a trainer to
+the plan by it; and an answer says in the trainer's own arguments what the plan counts on. Below ZeRO-3
+DeepSpeed casts every parameter that is not packed to the training precision (runtime/engine.py:1851, 0.19.8,
+``_cast_module_mixed_precision``), so ``autocast_adapter_dtype``, ``prepare_model_for_kbit_training`` and the
+precision in which the base was loaded change nothing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import field
+
+from zerokit.values import frozen_dataclass
+
+DEFAULT_DROPOUT = 0.05
+"""Of the adapters' input, as most tutorials set it; that of peft's own class is 0 (tuners/lora/config.py:653,
+0.21.2)."""
+
+
+@frozen_dataclass
+class Trainer:
+    """One trainer's defaults.
+
+    Attributes:
+        title: with the version that was read; ``sources``: what was read, by attribute.
+        lora_dropout: share of the adapters' input that is dropped.
+        loss: one of ``zerokit.domain.job.LOSSES``.
+        checkpointing: where nobody says: ``none`` or ``full``.
+        double_quant: of 4-bit weights, whether their block constants are quantised too.
+        packages: whose scripts are this trainer's; ``names``: which its scripts use.
+        arguments: how it is asked for adapters, on ``all`` linear modules or on those ``named``, for weights
+            in 4 bits (``packed``) and double quantisation (``nested``); empty: in Python.
+        separator: between arguments.
+        not_counted: what else it does by default, and with which methods.
+    """
+
+    title: str
+    lora_dropout: float = DEFAULT_DROPOUT
+    loss: str = "standard"
+    checkpointing: str = "none"
+    double_quant: bool = True
+    packages: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    separator: str = ", "
+    not_counted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def asked_for(
+        self,
+        *,
+        method: str,
+        rank: int,
+        targets: tuple[str, ...],
+        dropout: float,
+        nested: bool,
+        dtype: str,
+        without: Container[str] = (),
+    ) -> str:
+        """The arguments that ask for adapters, and for weights in 4 bits, as a plan counts them.
+
+        Args:
+            dtype: torch's name of the training precision.
+            without: those that need not be said: keys of ``arguments``.
+        """
+        wanted = {
+            "lora": True,
+            "all": targets == ("all-linear",),
+            "named": targets != ("all-linear",),
+            "packed": method == "qlora",
+            "nested": method == "qlora" and nested and not self.double_quant,
+            "dropout": bool(dropout) != bool(self.lora_dropout),
+        }
+        values = {"method": method, "rank": rank, "dropout": dropout, "dtype": dtype,
+                  "spaced": " ".join(targets), "listed": ", ".join(targets)}  # fmt: skip
+        words = (
+            text.format(**values)
+            for key, text in self.arguments.items()
+            if wanted[key] and key not in without
+        )
+        return self.separator.join(words)
+
+    def notes(self, method: str) -> tuple[str, ...]:
+        """What a plan by its row says of it."""
+        left_out = [text for text, methods in self.not_counted.items() if method in methods]
+        return (f"as {self.title} does by default; not counted: {'; '.join(left_out)}",) if left_out else ()
+
+
+TRAINERS: Mapping[str, Trainer] = {
+    "raw": Trainer(title="a plain loop"),
+    "transformers": Trainer(
+        title="Transformers' Trainer 5.23",
+        sources={"checkpointing": "training_args.py, gradient_checkpointing: False"},
+    ),
+    "trl": Trainer(
+        title="TRL's SFTTrainer 1.16",
+        loss="chunked",
+        checkpointing="full",
+        double_quant=False,
+        packages=("trl",),
+        names=("SFTTrainer",),
+        arguments={
+            "lora": "--use_peft --lora_r {rank}",
+            "all": "--lora_target_modules all-linear",
+            "named": "--lora_target_modules {spaced}",
+            "packed": "--load_in_4bit --dtype {dtype}",
+            "nested": "--use_bnb_nested_quant",
+            "dropout": "--lora_dropout {dropout:g}",
+        },
+        separator=" ",
+        not_counted={
+            "products of 4-bit weights in fp32 (its --dtype float32; give --dtype bfloat16)": ("qlora",),
+            "under ZeRO-3 its adapters in 16 bits (they are counted in fp32)": ("lora",),
+        },
+        sources={
+            "lora_dropout": "trl/trainer/model_config.py, lora_dropout: 0.05",
+            "loss": "trl/trainer/sft_config.py:283, loss_type: nll, and kernels/chunked_logprob.py",
+            "checkpointing": "trl/trainer/base_config.py, gradient_checkpointing: True",
+            "double_quant": "trl/trainer/model_config.py, use_bnb_nested_quant: False, dtype: float32",
+        },
+    ),
+    "axolotl": Trainer(
+        title="axolotl",
+        lora_dropout=0.0,
+        packages=("axolotl",),
+        arguments={
+            "lora": "adapter: {method}, lora_r: {rank}",
+            "all": "lora_target_linear: true",
+            "named": "lora_target_modules: [{listed}]",
+            "packed": "load_in_4bit: true",
+            "dropout": "lora_dropout: {dropout:g}",
+        },
+        not_counted={
+            "its kernels (lora_mlp_kernel and others), which keep less": ("lora", "qlora"),
+        },
+        sources={
+            "lora_dropout": "axolotl/utils/schemas/peft.py, lora_dropout: 0.0 (its examples set 0.05)",
+            "double_quant": "axolotl/loaders/model.py, bnb_4bit_use_double_quant: True",
+            "checkpointing": "axolotl/utils/schemas/model.py, gradient_checkpointing: False",
+        },
+    ),
+    "llamafactory": Trainer(
+        title="LLaMA-Factory 0.9.5",
+        lora_dropout=0.0,
+        checkpointing="full",
+        packages=("llamafactory",),
+        arguments={
+            "lora": "finetuning_type: lora, lora_rank: {rank}",
+            "all": "lora_target: all",
+            "named": "lora_target: {listed}",
+            "packed": "quantization_bit: 4",
+            "dropout": "lora_dropout: {dropout:g}",
+        },
+        sources={
+            "lora_dropout": "llamafactory/hparams/finetuning_args.py, lora_dropout: 0.0",
+            "double_quant": "llamafactory/hparams/model_args.py, double_quantization: True",
+            "checkpointing": "llamafactory/hparams/model_args.py, disable_gradient_checkpointing: False",
+        },
+    ),
+}
+"""By the value of ``⟨trainer⟩``."""
+
+
+def trainer_named(package: str | None, names: Iterable[str]) -> str | None:
+    """Whose defaults a script of this package, which uses these names, has; None: not known."""
+    used = {*names}
+    for key, row in TRAINERS.items():
+        if package in row.packages or used & {*row.names}:
+            return key
+    return None
