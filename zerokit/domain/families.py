@@ -77,12 +77,15 @@ def from_config(
     name: str = "config.json",
     parameters: int | None = None,
     head: str | None = None,
+    separate_experts: bool = False,
 ) -> ModelShape:
     """The shape of the model that ``hf_config`` describes.
 
     Args:
         parameters: the exact count, where it is known; else the sum of the shapes.
         head: one of :data:`zerokit.domain.hf_classes.HEADS`; ``None``: its family's.
+        separate_experts: each is a module of its own, as in an older Transformers
+            (:func:`zerokit.domain.module_names.stacked_from`).
 
     Raises:
         InputError: no transformer can be read out of it; names the missing key.
@@ -96,7 +99,7 @@ def from_config(
         raise InputError(f"{name}: model_type is missing; is it a Hugging Face config.json?")
     config = _Config(hf_config, name)
     family = config.family
-    stacks = tuple(with_modules(stack, hf_config) for stack in _stacks(config))
+    stacks = tuple(with_modules(stack, hf_config, separate_experts) for stack in _stacks(config))
     hidden = config.count("hidden_size", "n_embd", "d_model", "dim")
     vocab = config.count("vocab_size")
     heads = _heads(config)

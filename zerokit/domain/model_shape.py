@@ -38,6 +38,8 @@ class Gemm:
         kind: ``attention`` or ``mlp``.
         modules: of Transformers that it stands for: q, k and v; gate and up. Empty: not known.
         takes_adapters: whether peft can put adapters on them.
+        stacked: whether they are no linear modules, but a tensor of all experts, or a router's own: none of
+            them is quantised then.
     """
 
     n: int
@@ -48,6 +50,7 @@ class Gemm:
     kind: str = "mlp"
     modules: tuple[Linear, ...] = ()
     takes_adapters: bool = True
+    stacked: bool = False
 
     @property
     def parameters(self) -> int:
@@ -175,11 +178,27 @@ class ModelShape:
         return sum(stack.layers * stack.layer_parameters for stack in self.stacks)
 
     @property
+    def linear_parameters(self) -> int:
+        """Elements of the linear modules of all layers, which bitsandbytes quantises."""
+        linear = ((stack, gemm) for stack in self.stacks for gemm in stack.gemms if not gemm.stacked)
+        return sum(stack.layers * gemm.parameters for stack, gemm in linear)
+
+    @property
+    def stacked_parameters(self) -> int:
+        """Elements of the experts that are no linear modules, in all layers."""
+        return sum(s.layers * g.parameters for s in self.stacks for g in s.gemms if g.stacked and g.copies > 1)
+
+    def weight_bytes(self, element_bytes: float, packed_bytes: float | None) -> float:
+        """Of all weights; ``packed_bytes``: of one in a linear module of the layers, None where none is
+        quantised."""
+        packed = 0 if packed_bytes is None else self.linear_parameters
+        return (packed_bytes or 0.0) * packed + element_bytes * (self.parameters - packed)
+
+    @property
     def largest_parameter(self) -> int:
         """Elements of the largest single tensor."""
-        # fused expert tensors (gate_up_proj of all experts) are one parameter in transformers 5
-        largest = max(gemm.parameters for stack in self.stacks for gemm in stack.gemms)
-        return max(largest, self.head_parameters)
+        sizes = (g.parameters if g.stacked else g.n * g.k for stack in self.stacks for g in stack.gemms)
+        return max(*sizes, self.head_parameters)
 
 
 def scaled(shape: ModelShape, parameters: int) -> ModelShape:

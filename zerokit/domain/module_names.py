@@ -1,9 +1,12 @@
 """The linear modules of Transformers that a layer's products stand for, by the names that peft's
 ``target_modules`` match.
 
-Experts are stacked tensors in Transformers 5. Of the families under ``adapted_experts`` peft 0.21 maps the
-names of their modules to the stacked tensors (peft/utils/transformers_weight_conversion.py), and leaves out
-the dense and shared feed-forward layers that have the same names; of others it cannot adapt experts at all.
+Since Transformers 5 experts are stacked tensors, and routers modules of their own (5.23 against 4.57,
+``modeling_*.py``): bitsandbytes, which replaces ``nn.Linear`` (transformers/integrations/bitsandbytes.py,
+``replace_with_bnb_linear``), leaves both as they are. Of the families under ``adapted_experts`` peft 0.21 maps
+the names of their modules to the stacked tensors (peft/utils/transformers_weight_conversion.py), and leaves
+out the dense and shared feed-forward layers that have the same names; of others it cannot adapt experts at
+all.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ class Names:
         crossed: the path of the decoder's attention to the encoder, where there is one.
         up: of what reads the hidden state: gate and up, or one.
         shared: the path of the expert that all tokens pass through.
-        adapted_experts: whether peft puts adapters on experts.
+        adapted_experts: whether peft puts adapters on stacked experts.
+        stacked_from: the release of Transformers since which experts are stacked; None: they are modules.
         expert_up, expert_down: ``up`` and ``down`` of an expert, as its checkpoints name them.
     """
 
@@ -39,12 +43,14 @@ class Names:
     down: str = "down_proj"
     shared: str = "mlp.shared_experts"
     adapted_experts: bool = False
+    stacked_from: str | None = "5.0"
     expert_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
 
 
 _T5 = Names(attention="SelfAttention", queries=("q", "k", "v"), output="o", crossed="EncDecAttention",
-            mlp="DenseReluDense", up=("wi",), down="wo", expert_up=("wi",), expert_down="wo")  # fmt: skip
+            mlp="DenseReluDense", up=("wi",), down="wo", stacked_from=None, expert_up=("wi",),
+            expert_down="wo")  # fmt: skip
 _OPT = Names(output="out_proj", crossed="encoder_attn", mlp="", up=("fc1",), down="fc2")
 _NEOX = Names(attention="attention", queries=("query_key_value",), output="dense",
               up=("dense_h_to_4h",), down="dense_4h_to_h")  # fmt: skip
@@ -58,6 +64,7 @@ MODULE_NAMES: dict[str, Names] = {
     "phi3": Names(queries=("qkv_proj",), up=("gate_up_proj",)),
     "glm4": Names(up=("gate_up_proj",)),
     "mixtral": _MIXTRAL,
+    "gpt_oss": Names(stacked_from="4.55"),
     "minimax_m2": _MIXTRAL,
     "qwen2_moe": Names(shared="mlp.shared_expert"),
     **dict.fromkeys(("qwen3_moe", "deepseek_v2", "deepseek_v3"), _EXPERTS),
@@ -86,9 +93,19 @@ MODULE_NAMES: dict[str, Names] = {
 """``model_type`` -> names; of all others Llama's. Compared with what peft 0.21 adapts (Transformers 5.23)."""
 
 
-def with_modules(stack: Stack, hf_config: Mapping[str, Any]) -> Stack:
-    """The stack of a model with this configuration, with the modules of each of its products."""
+def stacked_from(model_type: object) -> str | None:
+    """The release of Transformers since which a family's experts are stacked; None: they are modules."""
+    return MODULE_NAMES.get(str(model_type), Names()).stacked_from
+
+
+def with_modules(stack: Stack, hf_config: Mapping[str, Any], separate_experts: bool = False) -> Stack:
+    """The stack of a model with this configuration, with the modules of each of its products.
+
+    ``separate_experts``: each expert is a module, as before ``stacked_from``.
+    """
     names = MODULE_NAMES.get(str(hf_config.get("model_type")), Names())
+    if separate_experts:
+        names = replace(names, stacked_from=None, adapted_experts=False)
     if names is _T5 and str(hf_config.get("feed_forward_proj", "relu")).startswith("gated"):
         names = replace(_T5, up=("wi_0", "wi_1"))
     attention = [gemm for gemm in stack.gemms if gemm.kind == "attention"]
@@ -120,14 +137,18 @@ def _latent(gemms: list[Gemm], names: Names) -> Iterator[Gemm]:
 
 def _feed_forward(gemms: list[Gemm], names: Names) -> Iterator[Gemm]:
     has_experts = any(gemm.copies > 1 for gemm in gemms)
+    is_stacked = names.stacked_from is not None
+    is_adapted = names.adapted_experts or not is_stacked
     for gemm in gemms:
         if gemm.copies > 1:
             up, down = names.expert_up, names.expert_down
+            leaves = up if gemm.split == "column" else (down,)
             # of gate and up in one tensor peft doubles the rank: each reads and writes all of it
-            widths = tuple((name, gemm.n) for name in (up if gemm.split == "column" else (down,)))
-            yield _with(gemm, f"{names.mlp}.experts", widths, names.adapted_experts)
+            width = gemm.n if is_stacked else gemm.n // len(leaves)
+            widths = tuple((name, width) for name in leaves)
+            yield replace(_with(gemm, f"{names.mlp}.experts", widths, is_adapted), stacked=is_stacked)
         elif gemm.split == "none":
-            yield _with(gemm, names.mlp, (("gate", gemm.n),), names.adapted_experts)
+            yield replace(_with(gemm, names.mlp, (("gate", gemm.n),), is_adapted), stacked=is_stacked)
         else:
             up, down = names.up, names.down
             leaves = up if gemm.split == "column" else (down,)

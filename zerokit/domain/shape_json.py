@@ -24,4 +24,6 @@ def _stack(data: Mapping[str, Any]) -> Stack:
 
 
 def _gemm(data: Mapping[str, Any]) -> Gemm:
-    return Gemm(**{**data, "modules": tuple(Linear(**module) for module in data.get("modules", ()))})
+    modules = tuple(Linear(**module) for module in data.get("modules", ()))
+    stacked = data["copies"] > 1 and not modules  # of shapes that were stored before this was kept
+    return Gemm(**{"stacked": stacked, **data, "modules": modules})

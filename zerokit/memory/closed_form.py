@@ -103,8 +103,7 @@ def _within_threshold(shape: ModelShape, strategy: Strategy) -> float:
         stack.layers * gemm.parameters
         for stack in shape.stacks
         for gemm in stack.gemms
-        # the experts of a layer are one tensor in transformers 5
-        if (gemm.parameters if gemm.copies > 1 else gemm.n * gemm.k / fused_modules(gemm)) <= limit
+        if (gemm.parameters if gemm.stacked else gemm.n * gemm.k / fused_modules(gemm)) <= limit
     )
     tables = shape.parameters - shape.block_parameters if shape.largest_parameter <= limit else 0
     return min((products + tables) / degree, float(zero.model_persistence_threshold))
@@ -192,12 +191,8 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
     trainable = weights if job.method == "full" else trainable_parameters(shape, job) / split
     element_bytes = strategy.settings.parameter_bytes
     packed_bytes = QUANTIZED_BYTES.get(job.quantization) if job.inference else job.packed_base_bytes
-    if packed_bytes is not None:
-        weight_bytes = (
-            packed_bytes * shape.block_parameters / split + element_bytes * tables / strategy.tensor_parallel
-        )
-    else:
-        weight_bytes = element_bytes * weights
+    packed = 0.0 if packed_bytes is None else shape.linear_parameters / split
+    weight_bytes = (packed_bytes or 0.0) * packed + element_bytes * (weights - packed)
     frozen_bytes = 0.0 if job.method == "full" else weight_bytes
     if job.method != "full":
         weight_bytes += element_bytes * trainable

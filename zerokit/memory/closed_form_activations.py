@@ -57,7 +57,7 @@ def _adapted_experts(stack: Stack, job: Job, element_bytes: int) -> float:
     if job.method == "full" or job.inference:
         return 0.0
     targets = (job.lora or Lora()).targets
-    experts = (gemm for gemm in stack.gemms if gemm.copies > 1 and gemm.adapted(targets))
+    experts = (gemm for gemm in stack.gemms if gemm.stacked and gemm.adapted(targets))
     return float(element_bytes * sum(gemm.parameters for gemm in experts))
 
 

@@ -11,6 +11,7 @@ from zerokit.domain.families import FAMILIES, from_config
 from zerokit.domain.hf_classes import check_modelled, has_other_layers, is_named_for, named_head
 from zerokit.domain.images import SequenceImages
 from zerokit.domain.job import Job
+from zerokit.domain.module_names import stacked_from
 from zerokit.domain.model_shape import ModelShape, scaled
 from zerokit.domain.position_limits import longest_sequence, named_positions
 from zerokit.errors import FileInputError, InputError
@@ -104,7 +105,7 @@ def _chosen(
     closed_form: bool = True,
     say: Say = silent,
 ) -> Chosen:
-    shape = shape or from_config(config, name=name, parameters=parameters)
+    shape = shape or _shape_here(config, name=name, parameters=parameters)
     source = Source(shape=shape, name=name, head=head, hf_config=config, trace=trace, closed_form=closed_form,
                     say=say)  # fmt: skip
     if catalogued:
@@ -122,6 +123,17 @@ def _chosen(
         longest_sequence=longest,
         assumptions=notes,
     )
+
+
+def _shape_here(config: Mapping[str, Any], **named: Any) -> ModelShape:
+    """The shape by its family's table, with experts as the installed Transformers has them."""
+    version, since = installed("transformers"), stacked_from(config.get("model_type"))
+    older = False
+    if version is not None and since is not None:
+        from zerokit.catalog.transformers_releases import is_before
+
+        older = is_before(version, since)
+    return from_config(config, separate_experts=older, **named)
 
 
 def _of_other_version(source: Source) -> tuple[str, ...]:
@@ -284,7 +296,7 @@ def _shape(config: Mapping[str, Any], path: str) -> _Read:
                 "which is not installed here; install torch and transformers, or give ⟨params⟩"
             )
         _check_names(config, path)
-        shape = from_config(config, name=path, head=head)
+        shape = _shape_here(config, name=path, head=head)
         if not _has_family_layers(shape, head):
             raise InputError(
                 f"{path}: architectures: of encoder-decoders only …ForConditionalGeneration is known without "
@@ -299,7 +311,7 @@ def _shape(config: Mapping[str, Any], path: str) -> _Read:
 
     _check_classes(config, path)
     # what its keys do not say is an error with the key's name here, before Transformers speaks
-    table = from_config(config, name=path, head=named_head(config)) if is_modelled else None
+    table = _shape_here(config, name=path, head=named_head(config)) if is_modelled else None
     try:
         built = shape_of(config, path)
     except InputError as error:
