@@ -82,6 +82,8 @@ class Job:
         loss: one of :data:`LOSSES`.
         offload_activations: whether the script moves them to the host, as TRL does.
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
+        kbit_prepared: whether the script calls peft's ``prepare_model_for_kbit_training``, which casts what
+            is not quantised to fp32 before DeepSpeed casts it back.
     """
 
     seq_len: int = 2048
@@ -98,6 +100,7 @@ class Job:
     loss: str = "standard"
     offload_activations: bool = False
     images: SequenceImages | None = None
+    kbit_prepared: bool = False
 
     @property
     def loads_on_gpu(self) -> bool:

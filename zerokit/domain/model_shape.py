@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from zerokit.domain.kept_for_backward import Kept
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
@@ -38,8 +39,8 @@ class Gemm:
         kind: ``attention`` or ``mlp``.
         modules: of Transformers that it stands for: q, k and v; gate and up. Empty: not known.
         takes_adapters: whether peft can put adapters on them.
-        stacked: whether they are no linear modules, but a tensor of all experts, or a router's own: none of
-            them is quantised then.
+        stacked: whether they are no linear modules, but a tensor of all experts, or a router's own.
+        packable: whether bitsandbytes quantises them.
     """
 
     n: int
@@ -51,6 +52,7 @@ class Gemm:
     modules: tuple[Linear, ...] = ()
     takes_adapters: bool = True
     stacked: bool = False
+    packable: bool = True
 
     @property
     def parameters(self) -> int:
@@ -123,6 +125,7 @@ class ModelShape:
         parameters: the model's count, tied weights once.
         head: which ``AutoModelFor…``: causal, mlm, seq2seq, speech-seq2seq, image-classification.
         latent_attention: heads of values are not as wide as those of queries (arXiv 2405.04434).
+        kept: for backward, beside what all models keep.
     """
 
     name: str
@@ -141,6 +144,7 @@ class ModelShape:
     experts_per_token: int = 1
     gated: bool = False
     latent_attention: bool = False
+    kept: Kept = Kept()
 
     @property
     def layers(self) -> int:
@@ -179,14 +183,15 @@ class ModelShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Elements of the linear modules of all layers, which bitsandbytes quantises."""
-        linear = ((stack, gemm) for stack in self.stacks for gemm in stack.gemms if not gemm.stacked)
-        return sum(stack.layers * gemm.parameters for stack, gemm in linear)
+        """Elements of all layers that bitsandbytes quantises."""
+        return sum(s.layers * g.parameters for s in self.stacks for g in s.gemms if g.packable)
 
     @property
     def stacked_parameters(self) -> int:
         """Elements of the experts that are no linear modules, in all layers."""
-        return sum(s.layers * g.parameters for s in self.stacks for g in s.gemms if g.stacked and g.copies > 1)
+        return sum(
+            s.layers * g.parameters for s in self.stacks for g in s.gemms if g.stacked and g.copies > 1
+        )
 
     def weight_bytes(self, element_bytes: float, packed_bytes: float | None) -> float:
         """Of all weights; ``packed_bytes``: of one in a linear module of the layers, None where none is

@@ -28,9 +28,9 @@ _FOLLOWED = READ_KEYS | {
     "activation_checkpointing.synchronize_checkpoint_boundary", "aio.block_size", "aio.intra_op_parallelism",
     "aio.overlap_events", "aio.queue_depth", "aio.single_submit", "optimizer.legacy_fusion",
     *(f"{_ZERO}.{name}" for name in (
-        "cpu_offload_use_pin_memory", "elastic_checkpoint", "enable_sanity_checks", "ignore_unused_parameters",
-        "load_from_fp32_weights", "log_trace_cache_warnings", "override_module_apply",
-        "pipeline_loading_checkpoint", "stage3_gather_fp16_weights_on_model_save",
+        "cpu_offload_use_pin_memory", "elastic_checkpoint", "enable_sanity_checks",
+        "ignore_unused_parameters", "load_from_fp32_weights", "log_trace_cache_warnings",
+        "override_module_apply", "pipeline_loading_checkpoint", "stage3_gather_fp16_weights_on_model_save",
         "offload_optimizer.cpuadam_cores_perc", "offload_optimizer.fast_init",
     )),
 }  # fmt: skip

@@ -11,8 +11,8 @@ from zerokit.domain.families import FAMILIES, from_config
 from zerokit.domain.hf_classes import check_modelled, has_other_layers, is_named_for, named_head
 from zerokit.domain.images import SequenceImages
 from zerokit.domain.job import Job
-from zerokit.domain.module_names import stacked_from
 from zerokit.domain.model_shape import ModelShape, scaled
+from zerokit.domain.module_names import can_be_separate
 from zerokit.domain.position_limits import longest_sequence, named_positions
 from zerokit.errors import FileInputError, InputError
 from zerokit.machine.versions import installed
@@ -126,14 +126,9 @@ def _chosen(
 
 
 def _shape_here(config: Mapping[str, Any], **named: Any) -> ModelShape:
-    """The shape by its family's table, with experts as the installed Transformers has them."""
-    version, since = installed("transformers"), stacked_from(config.get("model_type"))
-    older = False
-    if version is not None and since is not None:
-        from zerokit.catalog.transformers_releases import is_before
-
-        older = is_before(version, since)
-    return from_config(config, separate_experts=older, **named)
+    """The shape by its family's table, with modules as the installed Transformers has them."""
+    older = (installed("transformers") or "").startswith("4.") and can_be_separate(config.get("model_type"))
+    return from_config(config, separate=older, **named)
 
 
 def _of_other_version(source: Source) -> tuple[str, ...]:
@@ -146,7 +141,9 @@ def _of_other_version(source: Source) -> tuple[str, ...]:
     from zerokit.catalog.transformers_releases import alike
 
     version, profile = installed("transformers"), source.profile
-    if profile is None or version is None or _release(version) == _release(profile.transformers_version):
+    if profile is None or version is None:
+        return ()
+    if version.split(".")[:2] == profile.transformers_version.split(".")[:2]:
         return ()
     mismatch = f"Transformers {version} is installed, {TRACES_ARE_OF} {profile.transformers_version}"
     if source.trace == "always":
@@ -160,10 +157,6 @@ def _of_other_version(source: Source) -> tuple[str, ...]:
         f"{WITH_THESE_OPTIONS} traces with the installed one, {ITS_BUCKETS}; then plan again"
     )
     return ()
-
-
-def _release(version: str) -> list[str]:
-    return version.split(".")[:2]
 
 
 def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -> Chosen:

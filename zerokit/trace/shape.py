@@ -220,4 +220,5 @@ def _gemms(layer: nn.Module, hidden: int, active: float) -> Iterator[Gemm]:
             active=min(active, copies) if is_per_expert else float(copies),
             kind="attention" if _ATTENTION.search(pattern) else "mlp",
             modules=() if is_stacked else (Linear(path=pattern.lstrip("."), n=n),), stacked=is_stacked,
+            packable=not is_stacked,
         )  # fmt: skip
