@@ -17,7 +17,7 @@ from zerokit.memory.card import around_peak
 from zerokit.memory.closed_form import CLOSED_FORM
 from zerokit.planner.rank_predictions import RankPrediction, per_rank
 from zerokit.search.explain import strategy_words
-from zerokit.search.headroom import is_sure, unsure_bytes
+from zerokit.search.headroom import is_sure
 from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
@@ -201,7 +201,7 @@ class Estimate:
     @property
     def unsure_bytes(self) -> int:
         """How far ``min_vram_bytes`` may be off where it is of a closed form; 0: traced or rehearsed."""
-        return int(unsure_bytes(self.planned.candidate.memory))
+        return self.planned.candidate.memory.unsure_bytes
 
     @property
     def peak_allocated_bytes(self) -> int:

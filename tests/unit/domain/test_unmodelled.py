@@ -78,7 +78,9 @@ def test_a_key_that_does_nothing_is_not_named(value: Any) -> None:
 
 def test_a_key_that_nobody_classified_counts_as_not_modelled() -> None:
     body = config("zero_optimization.of_a_later_version", {"a": {"b": 3}, "off": False})
-    assert not any("of_a_later_version" in key for key in unmodelled_keys(body, has_key))  # DeepSpeed ignores it
+    assert not any(
+        "of_a_later_version" in key for key in unmodelled_keys(body, has_key)
+    )  # DeepSpeed ignores it
     assert list(unmodelled_keys(body, lambda _key: True)) == ["zero_optimization.of_a_later_version.a.b"]
 
 
