@@ -348,12 +348,12 @@ def estimate(result: Estimate, *, explain: bool, plan_command: str, next_command
     if explain:
         lines += _details(planned)
     following = []
-    if result.fits is False:
+    if planned.fits is False:
         following += [*command_lines(plan_command), *paragraph("finds the fastest strategy that fits")]
-    elif result.fits and next_command is not None:
+    elif planned.fits and next_command is not None:
         following += [*command_lines(next_command.command, next_command.comment)]
         following += paragraph(next_command.does)
-    elif result.fits is None:
+    elif planned.fits is None:
         following += paragraph("add --gpus N --gpu NAME (`zerokit gpus` lists them), or ask `zerokit size`")
     if not explain:
         following += paragraph("--explain adds memory and time in detail")

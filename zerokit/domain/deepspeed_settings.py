@@ -137,6 +137,21 @@ _OFFLOAD_KEYS = tuple(Offload.__dataclass_fields__)
 DEPRECATED_OFFLOADS = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}
 """Block -> the flag that DeepSpeed turns into ``{"device": "cpu"}`` (runtime/zero/config.py:188 and 209)."""
 
+_ZERO_BLOCK = "zero_optimization"
+READ_KEYS = frozenset((
+    f"{_ZERO_BLOCK}.stage",
+    *(f"{_ZERO_BLOCK}.{key}" for names in (_ZERO_KEYS, _ZERO_KEYS.values(), DEPRECATED_OFFLOADS.values())
+      for key in names),
+    *(f"{_ZERO_BLOCK}.{block}.{key}" for block in DEPRECATED_OFFLOADS for key in _OFFLOAD_KEYS),
+    *(f"{block}.{key}" for block in ("bf16", "bfloat16")
+      for key in ("enabled", "bf16_master_weights_and_grads", "bf16_optimizer_states")),
+    "fp16.enabled", "fp16.fp16_master_weights_and_grads", "torch_autocast.enabled", "torch_autocast.dtype",
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+    "data_types.grad_accum_dtype", "communication_data_type", "seq_parallel_communication_data_type",
+    "optimizer.type", "optimizer.params", "tensor_parallel.autotp_size", "zero_force_ds_cpu_optimizer",
+))  # fmt: skip
+"""Dotted keys that :func:`from_config` and the batch's own reader take a value from."""
+
 
 def _number(value: object, key: str) -> int:
     """DeepSpeed's ``pp_int`` fields: whole numbers, floats such as 5e8 included."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from zerokit.domain.hf_classes import outputs_of
 from zerokit.domain.hf_config import HfConfig
+from zerokit.domain.kept_for_backward import kept_of
 from zerokit.domain.model_shape import Gemm, ModelShape, Stack
 from zerokit.domain.module_names import with_modules
 from zerokit.errors import InputError
@@ -77,12 +78,14 @@ def from_config(
     name: str = "config.json",
     parameters: int | None = None,
     head: str | None = None,
+    separate: bool = False,
 ) -> ModelShape:
     """The shape of the model that ``hf_config`` describes.
 
     Args:
         parameters: the exact count, where it is known; else the sum of the shapes.
         head: one of :data:`zerokit.domain.hf_classes.HEADS`; ``None``: its family's.
+        separate: see ``with_modules``.
 
     Raises:
         InputError: no transformer can be read out of it; names the missing key.
@@ -96,14 +99,11 @@ def from_config(
         raise InputError(f"{name}: model_type is missing; is it a Hugging Face config.json?")
     config = _Config(hf_config, name)
     family = config.family
-    stacks = tuple(with_modules(stack, hf_config) for stack in _stacks(config))
-    hidden = config.count("hidden_size", "n_embd", "d_model", "dim")
-    vocab = config.count("vocab_size")
-    heads = _heads(config)
+    stacks = tuple(with_modules(stack, hf_config, separate) for stack in _stacks(config))
+    hidden, vocab = config.count("hidden_size", "n_embd", "d_model", "dim"), config.count("vocab_size")
+    heads, head = _heads(config), head or family.head
     tied = config.flag("tie_word_embeddings", family.tied)
-    head = head or family.head
     outputs = outputs_of(config, head, vocab)
-    positions = family.positions(config) if family.positions is not None else 0
     embedding = 0 if head == "image-classification" else vocab * hidden
     extra = hidden * hidden if head == "mlm" else 0  # transform before the decoder
     if family.images:
@@ -120,15 +120,16 @@ def from_config(
         head_dim=_head_dim(config, hidden, heads),
         vocab=outputs,
         tied=tied and outputs == vocab,
-        embedding_parameters=embedding + positions * hidden,
+        embedding_parameters=embedding + (family.positions(config) if family.positions else 0) * hidden,
         parameters=0,
         experts=_experts(config),
         experts_per_token=config.count("num_experts_per_tok", default=1),
         gated=family.gated,
         latent_attention=family.latent_attention,
+        kept=kept_of(hf_config, _kv_heads(config, heads)),
     )
-    separate_head = 0 if head == "embedding" or (shape.tied and not family.images) else shape.head_parameters
-    total = shape.block_parameters + shape.embedding_parameters + separate_head + extra
+    own_head = 0 if head == "embedding" or (shape.tied and not family.images) else shape.head_parameters
+    total = shape.block_parameters + shape.embedding_parameters + own_head + extra
     return replace(shape, parameters=parameters if parameters is not None else total)
 
 

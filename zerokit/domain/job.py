@@ -115,6 +115,12 @@ class Job:
         return self.lora or Lora(dropout=self.defaults.lora_dropout)
 
     @property
+    def kbit_prepared(self) -> bool:
+        """Whether peft's ``prepare_model_for_kbit_training`` casts what is not quantised to fp32, before
+        DeepSpeed casts it back."""
+        return self.method == "qlora" and self.defaults.kbit_prepared
+
+    @property
     def loads_on_gpu(self) -> bool:
         """Whether weights go from their file to the GPU one by one: no whole model is built in host memory.
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from zerokit.domain.kept_for_backward import Kept
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
@@ -38,6 +39,8 @@ class Gemm:
         kind: ``attention`` or ``mlp``.
         modules: of Transformers that it stands for: q, k and v; gate and up. Empty: not known.
         takes_adapters: whether peft can put adapters on them.
+        stacked: whether they are no linear modules, but a tensor of all experts, or a router's own.
+        packable: whether bitsandbytes quantises them.
     """
 
     n: int
@@ -48,6 +51,8 @@ class Gemm:
     kind: str = "mlp"
     modules: tuple[Linear, ...] = ()
     takes_adapters: bool = True
+    stacked: bool = False
+    packable: bool = True
 
     @property
     def parameters(self) -> int:
@@ -120,6 +125,7 @@ class ModelShape:
         parameters: the model's count, tied weights once.
         head: which ``AutoModelFor…``: causal, mlm, seq2seq, speech-seq2seq, image-classification.
         latent_attention: heads of values are not as wide as those of queries (arXiv 2405.04434).
+        kept: for backward, beside what all models keep.
     """
 
     name: str
@@ -138,6 +144,7 @@ class ModelShape:
     experts_per_token: int = 1
     gated: bool = False
     latent_attention: bool = False
+    kept: Kept = Kept()
 
     @property
     def layers(self) -> int:
@@ -175,11 +182,28 @@ class ModelShape:
         return sum(stack.layers * stack.layer_parameters for stack in self.stacks)
 
     @property
+    def linear_parameters(self) -> int:
+        """Elements of all layers that bitsandbytes quantises."""
+        return sum(s.layers * g.parameters for s in self.stacks for g in s.gemms if g.packable)
+
+    @property
+    def stacked_parameters(self) -> int:
+        """Elements of the experts that are no linear modules, in all layers."""
+        return sum(
+            s.layers * g.parameters for s in self.stacks for g in s.gemms if g.stacked and g.copies > 1
+        )
+
+    def weight_bytes(self, element_bytes: float, packed_bytes: float | None) -> float:
+        """Of all weights; ``packed_bytes``: of one in a linear module of the layers, None where none is
+        quantised."""
+        packed = 0 if packed_bytes is None else self.linear_parameters
+        return (packed_bytes or 0.0) * packed + element_bytes * (self.parameters - packed)
+
+    @property
     def largest_parameter(self) -> int:
         """Elements of the largest single tensor."""
-        # fused expert tensors (gate_up_proj of all experts) are one parameter in transformers 5
-        largest = max(gemm.parameters for stack in self.stacks for gemm in stack.gemms)
-        return max(largest, self.head_parameters)
+        sizes = (g.parameters if g.stacked else g.n * g.k for stack in self.stacks for g in stack.gemms)
+        return max(*sizes, self.head_parameters)
 
 
 def scaled(shape: ModelShape, parameters: int) -> ModelShape:

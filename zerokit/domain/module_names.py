@@ -1,9 +1,13 @@
 """The linear modules of Transformers that a layer's products stand for, by the names that peft's
 ``target_modules`` match.
 
-Experts are stacked tensors in Transformers 5. Of the families under ``adapted_experts`` peft 0.21 maps the
-names of their modules to the stacked tensors (peft/utils/transformers_weight_conversion.py), and leaves out
-the dense and shared feed-forward layers that have the same names; of others it cannot adapt experts at all.
+Since Transformers 5 experts are stacked tensors, and routers modules of their own (5.23 against 4.57,
+``modeling_*.py``): bitsandbytes leaves both as they are. It replaces ``nn.Linear``, in Transformers 5.23 that
+class alone (transformers/integrations/bitsandbytes.py, ``replace_with_bnb_linear``), and so nothing of
+Falcon, whose ``FalconLinear`` is a class of its own. Of the families under ``adapted_experts`` peft 0.21 maps
+the names of their modules to the stacked tensors (peft/utils/transformers_weight_conversion.py), and leaves
+out the dense and shared feed-forward layers that have the same names; of others it cannot adapt experts at
+all.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ class Names:
         crossed: the path of the decoder's attention to the encoder, where there is one.
         up: of what reads the hidden state: gate and up, or one.
         shared: the path of the expert that all tokens pass through.
-        adapted_experts: whether peft puts adapters on experts.
+        is_packable: whether its linear modules are quantised.
+        adapted_experts: whether peft puts adapters on stacked experts.
+        experts: ``stacked``, ``stacked in 5`` (of Transformers; in 4 each is a module), or ``modules``.
         expert_up, expert_down: ``up`` and ``down`` of an expert, as its checkpoints name them.
     """
 
@@ -38,34 +44,39 @@ class Names:
     up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     shared: str = "mlp.shared_experts"
+    is_packable: bool = True
     adapted_experts: bool = False
+    experts: str = "stacked"
     expert_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
 
 
 _T5 = Names(attention="SelfAttention", queries=("q", "k", "v"), output="o", crossed="EncDecAttention",
-            mlp="DenseReluDense", up=("wi",), down="wo", expert_up=("wi",), expert_down="wo")  # fmt: skip
+            mlp="DenseReluDense", up=("wi",), down="wo", experts="modules", expert_up=("wi",),
+            expert_down="wo")  # fmt: skip
 _OPT = Names(output="out_proj", crossed="encoder_attn", mlp="", up=("fc1",), down="fc2")
 _NEOX = Names(attention="attention", queries=("query_key_value",), output="dense",
               up=("dense_h_to_4h",), down="dense_4h_to_h")  # fmt: skip
 _BLOOM = replace(_NEOX, attention="self_attention")
 _BERT = Names(attention="attention", queries=("self.query", "self.key", "self.value"), output="output.dense",
               mlp="", up=("intermediate.dense",), down="output.dense")  # fmt: skip
-_EXPERTS = Names(adapted_experts=True)
-_MIXTRAL = Names(adapted_experts=True, expert_up=("w1", "w3"), expert_down="w2")
+_EXPERTS = Names(adapted_experts=True, experts="stacked in 5")
+_MIXTRAL = Names(adapted_experts=True, experts="stacked in 5", expert_up=("w1", "w3"), expert_down="w2")
 
 MODULE_NAMES: dict[str, Names] = {
     "phi3": Names(queries=("qkv_proj",), up=("gate_up_proj",)),
     "glm4": Names(up=("gate_up_proj",)),
     "mixtral": _MIXTRAL,
-    "minimax_m2": _MIXTRAL,
-    "qwen2_moe": Names(shared="mlp.shared_expert"),
+    "minimax_m2": replace(_MIXTRAL, experts="stacked"),
+    "qwen2_moe": Names(experts="stacked in 5", shared="mlp.shared_expert"),
+    "glm4_moe": Names(experts="stacked in 5"),
     **dict.fromkeys(("qwen3_moe", "deepseek_v2", "deepseek_v3"), _EXPERTS),
     "gpt2": Names(attention="attn", queries=("c_attn",), output="c_proj", up=("c_fc",), down="c_proj"),
     **dict.fromkeys(("opt", "bart", "whisper"), _OPT),
     "gptj": Names(attention="attn", output="out_proj", up=("fc_in",), down="fc_out"),
     "gpt_neox": _NEOX,
-    **dict.fromkeys(("bloom", "falcon"), _BLOOM),
+    "bloom": _BLOOM,
+    "falcon": replace(_BLOOM, is_packable=False),
     "phi": Names(output="dense", up=("fc1",), down="fc2"),
     "mpt": Names(attention="attn", queries=("Wqkv",), output="out_proj", mlp="ffn", up=("up_proj",)),
     "starcoder2": Names(up=("c_fc",), down="c_proj"),
@@ -86,16 +97,30 @@ MODULE_NAMES: dict[str, Names] = {
 """``model_type`` -> names; of all others Llama's. Compared with what peft 0.21 adapts (Transformers 5.23)."""
 
 
-def with_modules(stack: Stack, hf_config: Mapping[str, Any]) -> Stack:
-    """The stack of a model with this configuration, with the modules of each of its products."""
+def can_be_separate(model_type: object) -> bool:
+    """Whether Transformers 4 has the family with modules that bitsandbytes quantises, and 5 without."""
+    names = MODULE_NAMES.get(str(model_type), Names())
+    return names.experts == "stacked in 5" or not names.is_packable
+
+
+def with_modules(stack: Stack, hf_config: Mapping[str, Any], separate: bool = False) -> Stack:
+    """The stack of a model with this configuration, with the modules of each of its products.
+
+    ``separate``: as in Transformers 4, where each expert is a module and every linear one is quantised.
+    """
     names = MODULE_NAMES.get(str(hf_config.get("model_type")), Names())
+    if separate:
+        names = replace(names, experts="modules", adapted_experts=False)
     if names is _T5 and str(hf_config.get("feed_forward_proj", "relu")).startswith("gated"):
         names = replace(_T5, up=("wi_0", "wi_1"))
     attention = [gemm for gemm in stack.gemms if gemm.kind == "attention"]
     rest = [gemm for gemm in stack.gemms if gemm.kind != "attention"]
     is_latent = any(gemm.split == "none" for gemm in attention)
     named = _latent(attention, names) if is_latent else _attention(attention, stack, names)
-    return replace(stack, gemms=(*named, *_feed_forward(rest, names)))
+    gemms = (*named, *_feed_forward(rest, names))
+    is_packable = names.is_packable or separate
+    packed = (replace(gemm, packable=is_packable and not gemm.stacked) for gemm in gemms)
+    return replace(stack, gemms=tuple(packed))
 
 
 def _attention(gemms: list[Gemm], stack: Stack, names: Names) -> Iterator[Gemm]:
@@ -120,14 +145,18 @@ def _latent(gemms: list[Gemm], names: Names) -> Iterator[Gemm]:
 
 def _feed_forward(gemms: list[Gemm], names: Names) -> Iterator[Gemm]:
     has_experts = any(gemm.copies > 1 for gemm in gemms)
+    is_stacked = names.experts != "modules"
+    is_adapted = names.adapted_experts or not is_stacked
     for gemm in gemms:
         if gemm.copies > 1:
             up, down = names.expert_up, names.expert_down
+            leaves = up if gemm.split == "column" else (down,)
             # of gate and up in one tensor peft doubles the rank: each reads and writes all of it
-            widths = tuple((name, gemm.n) for name in (up if gemm.split == "column" else (down,)))
-            yield _with(gemm, f"{names.mlp}.experts", widths, names.adapted_experts)
+            width = gemm.n if is_stacked else gemm.n // len(leaves)
+            widths = tuple((name, width) for name in leaves)
+            yield replace(_with(gemm, f"{names.mlp}.experts", widths, is_adapted), stacked=is_stacked)
         elif gemm.split == "none":
-            yield _with(gemm, names.mlp, (("gate", gemm.n),), names.adapted_experts)
+            yield replace(_with(gemm, names.mlp, (("gate", gemm.n),), is_adapted), stacked=is_stacked)
         else:
             up, down = names.up, names.down
             leaves = up if gemm.split == "column" else (down,)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from zerokit.domain.kept_for_backward import Kept
 from zerokit.domain.model_shape import Gemm, Linear, ModelShape, Stack
 
 
@@ -16,7 +17,8 @@ def to_json(shape: ModelShape) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> ModelShape:
     """Read what :func:`to_json` wrote."""
-    return ModelShape(**{**data, "stacks": tuple(map(_stack, data["stacks"]))})
+    kept = Kept(**data.get("kept", {}))
+    return ModelShape(**{**data, "stacks": tuple(map(_stack, data["stacks"])), "kept": kept})
 
 
 def _stack(data: Mapping[str, Any]) -> Stack:
@@ -24,4 +26,6 @@ def _stack(data: Mapping[str, Any]) -> Stack:
 
 
 def _gemm(data: Mapping[str, Any]) -> Gemm:
-    return Gemm(**{**data, "modules": tuple(Linear(**module) for module in data.get("modules", ()))})
+    modules = tuple(Linear(**module) for module in data.get("modules", ()))
+    stacked = data["copies"] > 1 and not modules  # of shapes that were stored before this was kept
+    return Gemm(**{"stacked": stacked, "packable": not stacked, **data, "modules": modules})

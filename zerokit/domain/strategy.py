@@ -84,6 +84,7 @@ class MemoryEstimate:
 
     Attributes:
         min_vram_bytes: smallest per-GPU memory on which the launched run succeeds.
+        unsure_bytes: how much more it may be, where it is of a closed form.
         basis: ``traced`` or ``analytic``: how the activations were found; ``rehearsed``: the user's own
             script ran on a GPU that is not there.
     """
@@ -95,6 +96,7 @@ class MemoryEstimate:
     nvme_bytes_per_node: int = 0
     assumptions: tuple[str, ...] = ()
     basis: str = "traced"
+    unsure_bytes: int = 0
 
     @property
     def worst(self) -> RankEstimate:

@@ -28,6 +28,7 @@ class Trainer:
         lora_dropout: share of the adapters' input that is dropped.
         loss: one of ``zerokit.domain.job.LOSSES``.
         checkpointing: where nobody says: ``none`` or ``full``.
+        kbit_prepared: whether it calls peft's ``prepare_model_for_kbit_training`` for 4-bit weights.
         double_quant: of 4-bit weights, whether their block constants are quantised too.
         packages: whose scripts are this trainer's; ``names``: which its scripts use.
         arguments: how it is asked for adapters, on ``all`` linear modules or on those ``named``, for weights
@@ -41,6 +42,7 @@ class Trainer:
     loss: str = "standard"
     checkpointing: str = "none"
     double_quant: bool = True
+    kbit_prepared: bool = False
     packages: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +126,7 @@ TRAINERS: Mapping[str, Trainer] = {
     "axolotl": Trainer(
         title="axolotl",
         lora_dropout=0.0,
+        kbit_prepared=True,
         packages=("axolotl",),
         arguments={
             "lora": "adapter: {method}, lora_r: {rank}",
@@ -138,6 +141,7 @@ TRAINERS: Mapping[str, Trainer] = {
         sources={
             "lora_dropout": "axolotl/utils/schemas/peft.py, lora_dropout: 0.0 (its examples set 0.05)",
             "double_quant": "axolotl/loaders/model.py, bnb_4bit_use_double_quant: True",
+            "kbit_prepared": "axolotl/loaders/model.py, _prepare_model_for_quantization",
             "checkpointing": "axolotl/utils/schemas/model.py, gradient_checkpointing: False",
         },
     ),

@@ -1,21 +1,42 @@
-"""DeepSpeed keys that move memory or time and that the prediction does not follow: named in every answer.
+"""DeepSpeed keys that the prediction does not follow: named in every answer.
 
 Read from DeepSpeed 0.19.8: runtime/config.py, runtime/zero/config.py, runtime/zero/offload_config.py,
-compile/config.py and runtime/activation_checkpointing/config.py. What is in neither this list nor
-``zerokit.domain.deepspeed_settings`` changes neither memory nor time, or ends the run (``zerokit check``
-says which).
+compile/config.py and runtime/activation_checkpointing/config.py. A key of DeepSpeed's that stands neither in
+``_FOLLOWED`` nor in ``_KEYS``, as one of a later version, counts as not followed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from zerokit.domain.deepspeed_settings import READ_KEYS
 
 BASIS = "incomplete"
 """``basis`` of an estimate of which a part is not modelled."""
 
 _ZERO = "zero_optimization"
 _FLOATS = ("fp32", "float32", "float", "fp16", "float16", "half", "bf16", "bfloat16")
+_UNKNOWN = "what it changes is not known here"
+_FOLLOWED = READ_KEYS | {
+    # what changes neither memory nor time of a step, or only how they are reported, saved or searched
+    "scheduler", "fp16", "csv_monitor", "tensorboard", "wandb", "comet", "autotuning", "timers", "checkpoint",
+    "compile", "comms_logger", "flops_profiler", "bf16.check_grad_overflow", "bfloat16.check_grad_overflow",
+    "dataloader_drop_last", "disable_python_gc", "dump_state", "gradient_allreduce_op",
+    "gradient_predivide_factor", "log_level", "memory_breakdown", "prescale_gradients", "steps_per_print",
+    "vocabulary_size", "zero_allow_untested_optimizer", "activation_checkpointing.profile",
+    "activation_checkpointing.synchronize_checkpoint_boundary", "aio.block_size", "aio.intra_op_parallelism",
+    "aio.overlap_events", "aio.queue_depth", "aio.single_submit", "optimizer.legacy_fusion",
+    *(f"{_ZERO}.{name}" for name in (
+        "cpu_offload_use_pin_memory", "elastic_checkpoint", "enable_sanity_checks",
+        "ignore_unused_parameters", "load_from_fp32_weights", "log_trace_cache_warnings",
+        "override_module_apply", "pipeline_loading_checkpoint", "stage3_gather_fp16_weights_on_model_save",
+        "offload_optimizer.cpuadam_cores_perc", "offload_optimizer.fast_init",
+    )),
+}  # fmt: skip
+"""Dotted keys, and blocks with all in them that ``_KEYS`` does not name."""
+_OF_TIME = {"wall_clock_breakdown", "flops_profiler.enabled", "comms_logger.enabled"}
+"""Of ``_KEYS``, those that move no memory."""
 # dotted key -> (what it has when it does nothing, what it changes)
 _KEYS: Mapping[str, tuple[tuple[object, ...], str]] = {
     f"{_ZERO}.zenflow": ((None,), "gradients and optimizer states in two parts, one updated on the host"),
@@ -37,6 +58,8 @@ _KEYS: Mapping[str, tuple[tuple[object, ...], str]] = {
         "with zero.Init, linear layers keep gathered weights until backward",
     ),
     f"{_ZERO}.use_multi_rank_bucket_allreduce": ((True,), "one reduction for each rank of a bucket"),
+    f"{_ZERO}.compute_grad_norm": ((True,), "no norm of the gradients in step"),
+    f"{_ZERO}.parameter_alignment": ((None, 0, False), "gaps between parameters in the flat buffer"),
     "managed_gradient_accumulation": ((True,), "gradients kept whole and reduced in step"),
     "bf16.immediate_grad_update": ((False,), "16-bit gradients released one by one"),
     "torch_autocast.lower_precision_safe_modules": ((None,), "modules that compute in 16 bits"),
@@ -118,21 +141,52 @@ _ONLY_WHERE: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
 }
 
 
-def not_modelled(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """A sentence for each key of a DeepSpeed JSON that is set and not followed."""
+def not_modelled(keys: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence for each of :func:`unmodelled_keys`."""
     return tuple(
-        f"not modelled: {key} ({changes}); memory and time are those of a run without it"
-        for key, changes in unmodelled_keys(config).items()
+        f"not modelled: {key} ({changes}); "
+        f"{'time is that' if key in _OF_TIME else 'memory and time are those'} of a run without it"
+        for key, changes in keys.items()
     )
 
 
-def unmodelled_keys(config: Mapping[str, Any]) -> dict[str, str]:
-    """The dotted keys of a DeepSpeed JSON that are set and not followed, each with what it changes."""
-    return {
+def moves_memory(keys: Mapping[str, str]) -> tuple[str, ...]:
+    """Of :func:`unmodelled_keys`, those with which memory may be another."""
+    return tuple(key for key in keys if key not in _OF_TIME)
+
+
+def unmodelled_keys(config: Mapping[str, Any], is_key: Callable[[str], bool]) -> dict[str, str]:
+    """The dotted keys of a DeepSpeed JSON that are set and not followed, each with what it changes.
+
+    ``is_key``: whether DeepSpeed has a key of this name at all; it reads no others.
+    """
+    named = {
         key: changes
         for key, (idle, changes) in _KEYS.items()
         if _is_set(config, key, idle) and _ONLY_WHERE.get(key, _everywhere)(config)
     }
+    return named | {
+        key: _UNKNOWN
+        for key in _keys_of(config)
+        if is_key(key) and not any(part in _FOLLOWED or part in _KEYS for part in _blocks(key))
+    }
+
+
+def _keys_of(config: Mapping[str, Any], block: str = "") -> Iterator[str]:
+    """The dotted keys of all values that are set."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            if value.get("enabled") is not False:
+                yield from _keys_of(value, f"{block}{name}.")
+        elif value not in (None, False, "auto"):
+            yield f"{block}{name}"
+
+
+def _blocks(key: str) -> Iterator[str]:
+    """The key, and the blocks around it."""
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
 
 
 def _everywhere(_config: Mapping[str, Any]) -> bool:

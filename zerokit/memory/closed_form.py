@@ -13,6 +13,7 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.card import rough_overhead_bytes
 from zerokit.memory.closed_form_activations import (
+    CAPPED_BYTES,
     EAGER_LOSS_BYTES,
     LAST_LOGIT_BYTES,
     LOSS_FORWARD_SHARE,
@@ -23,16 +24,19 @@ from zerokit.memory.closed_form_host import fused_modules, host_of_rank
 from zerokit.memory.components import Component, by_key, in_ram, on_nvme
 from zerokit.memory.fused_loss import LossSize, fused_loss
 from zerokit.memory.inference import tokens
-from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole
+from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole, prepared_bytes
 from zerokit.memory.replay.model_states import CUBLAS_THREADS
 from zerokit.memory.replay.optimizers import state_bytes
+from zerokit.units import GIB
 from zerokit.values import frozen_dataclass
 
 CLOSED_FORM = "analytic"
 """``basis`` of these estimates."""
-ACTIVATIONS_WITHIN = 0.25
-"""Of the activations, how far the closed form may be from a trace."""
-ASSUMPTION = "memory in closed form, not traced: activations within 10 to 25 %"
+ASSUMPTION = "memory in closed form, not traced: activations ± 25 %, the rest ± 5 %"
+_WITHIN, _CROSS_WITHIN, _REST_WITHIN, _WITHIN_BYTES = 0.25, 1.5, 0.05, GIB // 2
+"""How far above it a trace may be, with half a GiB more (``python -m benchmarks.closed_form``); the second of
+the activations of a decoder that reads an encoder: T5's take 2.3 times as much."""
+_CROSS_ASSUMPTION = "of encoder-decoders the closed form knows activations within 150 % only"
 _FP32 = 4.0
 _STEP_BYTES = 6.0
 """A trainable weight's gradient flattened in 16 bits and again in fp32 (zero/stage_1_and_2.py, step)."""
@@ -44,7 +48,6 @@ _STAGE_0_INIT_BYTES = {2: 18.0, 4: 12.0}
 weights and the flat copy too (runtime/fp16/fused_optimizer.py, initialize_optimizer_states)."""
 _ADAM_BYTES = 8.0
 """Of Adam's two moments."""
-
 _REUSED_SHARE = 1 / 2
 """Of the reuse distance, what is gathered at the worst instant on average over layers: an approximation."""
 
@@ -57,11 +60,13 @@ class _Sizes:
     trainable: float
     weight_bytes: float
     frozen_bytes: float  # of them, those of the base under adapters
+    packed: float  # quantised weights
+    packed_bytes: float
     element_bytes: int
     ranks: int
     largest: float
     layer: float
-    experts: float  # in all layers
+    viewed: float  # of weights of which views are saved, in all layers
     persistent: float  # never given back at ZeRO-3: tensors within the threshold
 
 
@@ -103,8 +108,7 @@ def _within_threshold(shape: ModelShape, strategy: Strategy) -> float:
         stack.layers * gemm.parameters
         for stack in shape.stacks
         for gemm in stack.gemms
-        # the experts of a layer are one tensor in transformers 5
-        if (gemm.parameters if gemm.copies > 1 else gemm.n * gemm.k / fused_modules(gemm)) <= limit
+        if (gemm.parameters if gemm.stacked else gemm.n * gemm.k / fused_modules(gemm)) <= limit
     )
     tables = shape.parameters - shape.block_parameters if shape.largest_parameter <= limit else 0
     return min((products + tables) / degree, float(zero.model_persistence_threshold))
@@ -150,15 +154,22 @@ def estimate_analytic(
         Component.GATHERED_PARAMETERS: gathered,
     }
     if strategy.settings.zero.stage in (0, 1):
-        # gradients pile up as activations go: the loss and the last gradients are never alive together
+        # gradients pile up as activations go: those of one micro-batch never meet its loss
         early = backward.copy()
-        early.pop(Component.GRADIENTS, None)
+        if strategy.settings.gradient_accumulation > 1:
+            forward[Component.GRADIENTS] = gradients[Component.GRADIENTS]
+        else:
+            early.pop(Component.GRADIENTS, None)
         backward = max((early, late), key=lambda parts: sum(parts.values()))
     step = {**persistent, **gradients, Component.OPTIMIZER_TEMPORARIES: _step(sizes, strategy)}
     setup = _init(sizes, strategy, base)
-    loaded = loaded_bytes(sizes.weight_bytes, sizes.element_bytes, sizes.trainable)
-    is_loaded = loads_whole(strategy, job) and loaded > setup
-    init = {Component.LOADED_MODEL: loaded} if is_loaded else {Component.INITIALISATION: setup}
+    loaded = 0.0
+    if loads_whole(strategy, job):
+        loaded = loaded_bytes(sizes.weight_bytes, sizes.element_bytes, sizes.trainable)
+    if job.kbit_prepared and sizes.element_bytes < _FP32:
+        prepared = prepared_bytes(sizes.packed_bytes, sizes.weights - sizes.packed, sizes.trainable)
+        loaded = max(loaded, prepared)
+    init = {Component.LOADED_MODEL: loaded} if loaded > setup else {Component.INITIALISATION: setup}
     phases = {"init": init, "forward": forward, "backward": backward, "step": step}
     return _finish(phases, shape, strategy, cluster, job, sizes)
 
@@ -168,7 +179,7 @@ def _losses(
 ) -> tuple[float, float]:
     """Bytes of the loss at the end of forward and at the worst instant of backward."""
     if job.loss == "standard":
-        loss = logits(shape, job, strategy) * bytes_per_logit
+        loss = logits(shape, job, strategy) * (bytes_per_logit + CAPPED_BYTES * shape.kept.caps_logits)
         return loss * LOSS_FORWARD_SHARE, loss
     fused = fused_loss(
         job.loss,
@@ -192,12 +203,8 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
     trainable = weights if job.method == "full" else trainable_parameters(shape, job) / split
     element_bytes = strategy.settings.parameter_bytes
     packed_bytes = QUANTIZED_BYTES.get(job.quantization) if job.inference else job.packed_base_bytes
-    if packed_bytes is not None:
-        weight_bytes = (
-            packed_bytes * shape.block_parameters / split + element_bytes * tables / strategy.tensor_parallel
-        )
-    else:
-        weight_bytes = element_bytes * weights
+    packed = 0.0 if packed_bytes is None else shape.linear_parameters / split
+    weight_bytes = (packed_bytes or 0.0) * packed + element_bytes * (weights - packed)
     frozen_bytes = 0.0 if job.method == "full" else weight_bytes
     if job.method != "full":
         weight_bytes += element_bytes * trainable
@@ -206,12 +213,14 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
         trainable=trainable,
         weight_bytes=weight_bytes,
         frozen_bytes=frozen_bytes,
+        packed=packed,
+        packed_bytes=(packed_bytes or 0.0) * packed,
         element_bytes=element_bytes,
         # sequence-parallel peers hold the same weights: ZeRO divides over them as well
         ranks=strategy.zero_ranks,
         largest=shape.largest_parameter / strategy.tensor_parallel,
         layer=max(stack.layer_parameters for stack in shape.stacks) / strategy.tensor_parallel,
-        experts=sum(s.layers * g.parameters for s in shape.stacks for g in s.gemms if g.copies > 1) / split,
+        viewed=(shape.block_parameters if shape.kept.views_weights else shape.stacked_parameters) / split,
         persistent=min(weights, _within_threshold(shape, strategy)),
     )
 
@@ -278,7 +287,7 @@ def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
     in_use = max(sizes.layer, sizes.largest)
     reused = _REUSED_SHARE * min(zero.max_reuse_distance, zero.max_live_parameters)
     if strategy.checkpointing == "none":  # views of them, saved for backward (``Modules._saved``, modules.py)
-        reused += sizes.experts
+        reused += sizes.viewed
     others = min(sizes.weights - sizes.persistent, in_use + 2 * zero.prefetch_bucket_size + reused)
     elements = sizes.persistent + others
     return elements * sizes.weight_bytes / max(1.0, sizes.weights)
@@ -336,19 +345,29 @@ def _finish(
     is_built = strategy.settings.zero.stage < 3 and not job.loads_on_gpu
     loading = int(sizes.weight_bytes) * per_node if is_built else 0
     total = sum(on_host.values()) + (0 if sum(on_host.values()) > loading else loading)
+    is_crossed = any(stack.cross_attention for stack in shape.stacks)
+    highest = max(sum(parts.values()) + _unsure_bytes(parts, is_crossed) for parts in rounded.values())
     return MemoryEstimate(
         ranks=(rank,),
         min_vram_bytes=peaks[worst] + rough_overhead_bytes(cluster.gpu, strategy, peaks[worst]),
+        unsure_bytes=int(highest - peaks[worst]),
         host_bytes_per_node=total,
         host_components=on_host,
         nvme_bytes_per_node=on_nvme(host, per_node),
         assumptions=(
             ASSUMPTION,
+            *((_CROSS_ASSUMPTION,) if is_crossed else ()),
             *_uncounted_adapters(shape, job),
             *load_notes(sizes.weight_bytes, strategy, job),
         ),
         basis=CLOSED_FORM,
     )
+
+
+def _unsure_bytes(parts: dict[Component, int], is_crossed: bool) -> float:
+    """How much more a phase may take."""
+    activations, within = parts.get(Component.ACTIVATIONS, 0), _CROSS_WITHIN if is_crossed else _WITHIN
+    return within * activations + _REST_WITHIN * (sum(parts.values()) - activations) + _WITHIN_BYTES
 
 
 def _inference(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zerokit.domain.job import Job, Lora
+from zerokit.domain.kept_for_backward import EAGER_SCORE_BYTES
 from zerokit.domain.model_shape import ModelShape, Stack
 from zerokit.domain.strategy import Strategy
 
@@ -10,6 +11,8 @@ EAGER_LOSS_BYTES = 12.0
 """Per logit at the worst instant of backward: 16-bit logits, fp32 copy, log-softmax and gradients."""
 FUSED_LOSS_BYTES = 4.0
 """Per logit with a fused cross-entropy that writes the gradient over the 16-bit logits' copy."""
+CAPPED_BYTES = 2.0
+"""Per logit of which a capped one is made: 14 in all in Gemma-2's traces."""
 LOSS_FORWARD_SHARE = 5 / 6
 """Of the bytes of a logit in backward, those at the end of forward: 10 of 12, without its 16-bit gradient."""
 LAST_LOGIT_BYTES = 6.0
@@ -23,10 +26,11 @@ of what the traces of TinyLlama, Llama 3.1 8B, Mistral 7B and Qwen2.5 3B keep wi
 _PLAIN_HIDDEN_BYTES, _PLAIN_FFN_BYTES = 16.0, 4.0
 """The same of two LayerNorms and a feed-forward of input and output of its activation (arXiv 2205.05198,
 equation 2, without dropout's masks). OPT's ReLU keeps only its output: 0.81 of it in the trace."""
+_NORM_BYTES = 6.0
+"""Per element of queries and keys that are normalised: an fp32 copy, and the 16-bit product (traces of
+Qwen3)."""
 _ROUTED_BYTES = 6.0
 """Per hidden element and expert that a token meets: sorted, through the expert, weighted; 16 bits each."""
-_SCORE_BYTES = 8.0
-"""Per pair of tokens and head in eager attention: scores, their softmax in fp32, and a 16-bit copy of it."""
 
 
 def _layer_bytes(shape: ModelShape, stack: Stack, job: Job, element_bytes: int) -> float:
@@ -46,9 +50,12 @@ def _layer_bytes(shape: ModelShape, stack: Stack, job: Job, element_bytes: int) 
     if shape.gated:
         saved = _GATED_HIDDEN_BYTES * stack.hidden + _GATED_FFN_BYTES * stack.ffn * active
     else:
-        saved = _PLAIN_HIDDEN_BYTES * stack.hidden + _PLAIN_FFN_BYTES * stack.ffn * active
-    wide_keys = _16_BIT * max(0, stack.kv_width - stack.hidden)
-    return scale * (saved + routed + wide_keys)
+        width = _PLAIN_FFN_BYTES + _16_BIT * shape.kept.gelu_tensors
+        saved = _PLAIN_HIDDEN_BYTES * stack.hidden + width * stack.ffn * active
+    wide = _16_BIT * max(0, stack.kv_width - stack.hidden)
+    wide += 2 * _16_BIT * max(0, stack.attention_width - stack.hidden)  # queries, and what attention gives
+    normed = _NORM_BYTES * (stack.attention_width + stack.kv_width / 2) if shape.kept.norms_keys else 0.0
+    return scale * (saved + routed + wide + normed)
 
 
 def _adapter_bytes(stack: Stack, job: Job, strategy: Strategy) -> float:
@@ -79,15 +86,18 @@ def _adapted_experts(stack: Stack, job: Job, element_bytes: int) -> float:
     if job.method == "full" or job.inference:
         return 0.0
     targets = (job.lora or Lora()).targets
-    experts = (gemm for gemm in stack.gemms if gemm.copies > 1 and gemm.adapted(targets))
+    experts = (gemm for gemm in stack.gemms if gemm.stacked and gemm.adapted(targets))
     return float(element_bytes * sum(gemm.parameters for gemm in experts))
 
 
-def _score_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> float:
-    """Attention scores kept per token, which eager attention has."""
-    if job.attention != "eager" or strategy.checkpointing == "selective":
-        return 0.0
-    return _SCORE_BYTES * shape.heads * job.seq_len
+def _score_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float, float]:
+    """Attention scores per token: kept, and alive while a layer is worked on."""
+    kept, alive = shape.kept.score_bytes
+    if job.attention == "eager":
+        kept, alive = max(kept, EAGER_SCORE_BYTES[0]), max(alive, EAGER_SCORE_BYTES[1])
+        kept = 0.0 if strategy.checkpointing == "selective" else kept
+    pairs = shape.heads * job.seq_len
+    return kept * pairs, alive * pairs
 
 
 def activation_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float, float]:
@@ -105,19 +115,21 @@ def activation_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[f
         stack_tokens = tokens
         if stack.fixed_tokens is not None:
             stack_tokens = strategy.settings.micro_batch * stack.fixed_tokens
-        full = (_layer_bytes(shape, stack, job, element_bytes) + _score_bytes(shape, job, strategy)) / tp
+        kept_scores, scores = _score_bytes(shape, job, strategy)
+        full = (_layer_bytes(shape, stack, job, element_bytes) + kept_scores) / tp
+        scores = (scores - kept_scores) / tp * stack_tokens
         full += _adapter_bytes(stack, job, strategy)
         experts = _adapted_experts(stack, job, element_bytes) / tp
         if strategy.checkpointing == "full":
             saved += count * element_bytes * stack.hidden * stack_tokens
-            transient = max(transient, full * stack_tokens + experts)
+            transient = max(transient, full * stack_tokens + experts + scores)
         else:
             saved += count * (full * stack_tokens + experts)
         widest = max(gemm.n * gemm.active for gemm in stack.gemms) / tp
         if strategy.checkpointing == "full":
             transient += element_bytes * widest * stack_tokens
         else:
-            transient = max(transient, 2 * element_bytes * widest * stack_tokens)
+            transient = max(transient, 2 * element_bytes * widest * stack_tokens, scores)
     return saved, transient
 
 

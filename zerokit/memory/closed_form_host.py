@@ -102,14 +102,14 @@ def _tensors(shape: ModelShape) -> Iterator[tuple[float, int]]:
     for stack in shape.stacks:
         for gemm in stack.gemms:
             left -= stack.layers * gemm.parameters
-            if gemm.copies > 1:  # the experts of a layer are one tensor in transformers 5
+            if gemm.stacked:
                 yield float(gemm.parameters), stack.layers
             elif fused_modules(gemm) == 3:
                 keys = gemm.k * stack.kv_width / 2
                 yield gemm.parameters - 2 * keys, stack.layers
                 yield keys, 2 * stack.layers
             else:
-                modules = fused_modules(gemm)
+                modules = gemm.copies * fused_modules(gemm)
                 yield gemm.parameters / modules, modules * stack.layers
     tables = 1 if shape.tied else 2
     yield max(0.0, left) / tables, tables

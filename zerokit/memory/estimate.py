@@ -120,18 +120,19 @@ def estimate_traced(
     variant, trace, adapters = usable
     if strategy.sequence_parallel > 1:
         trace = _with_exchanges(profile, trace, strategy)
-    model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
+    of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, job.kbit_prepared)
+    model = rank_model(profile, variant, trace, *of_job)
     # views of experts, saved without checkpointing, add up over all layers
     if strategy.settings.zero.stage == 3 and not (profile.views and model.checkpointing == "none"):
         trace = trace.shortened(_layers_kept(model, strategy.settings.zero))
-        model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
+        model = rank_model(profile, variant, trace, *of_job)
     if strategy.pipeline_parallel > 1:
         return _pipeline(model, job, strategy, cluster, every_rank, adapters)
     timeline = timeline_of(model, job, strategy, cluster.gpu)
     # DeepSpeed's own bytes are the same whatever the activations are
     events = trace.events(with_gradients=strategy.settings.zero.stage < 3)
     replayed = _replayed_ranks(
-        rank_model(profile, variant, events, adapters, job.loss, cluster.gpu.cublas_workspace_bytes),
+        rank_model(profile, variant, events, *of_job),
         _settings_of_replay(strategy, cluster),
         _Degrees.of(strategy, cluster),
         every_rank,

@@ -1,15 +1,21 @@
-"""What loading a quantised model takes under ZeRO-3: all of it, on every GPU."""
+"""What quantised weights take: whole on every GPU while ZeRO-3's are loaded; experts as they are."""
 
 from __future__ import annotations
 
-from zerokit.domain.job import Job
+from zerokit.domain.job import QUANTIZED_BYTES, Job
+from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.module_names import can_be_separate
 from zerokit.domain.strategy import Strategy
+from zerokit.suggest import alternatives
 from zerokit.units import GIB
 
-_ADAPTER_BYTES = 4
+_FP32 = 4
+_ADAPTER_BYTES = _FP32
 """Of an adapter's element: PEFT makes adapters on 16-bit weights in fp32 (``autocast_adapter_dtype``)."""
 LOADED_WHOLE = "Transformers (5.17 to 5.23) loads the quantised model whole"
 """Begins what is said of it."""
+NOT_PACKED = "are not quantised"
+"""Is said of experts, or of all layers."""
 
 
 def loads_whole(strategy: Strategy, job: Job) -> bool:
@@ -23,6 +29,41 @@ def loads_whole(strategy: Strategy, job: Job) -> bool:
     zero = strategy.settings.zero
     is_taken_away = strategy.zero_ranks > 1 or zero.offload_param.device != "none"
     return job.packed_base_bytes is not None and zero.stage == 3 and is_taken_away
+
+
+def prepared_bytes(packed_bytes: float, kept: float, trainable: float) -> int:
+    """Of a model after ``prepare_model_for_kbit_training`` (peft 0.21, utils/other.py:205), which casts every
+    16-bit parameter to fp32, stacked experts too, and with its adapters, which are made in fp32. DeepSpeed's
+    engine casts one after another back (runtime/engine.py:1851, 0.19.8).
+
+    Args:
+        packed_bytes: of quantised weights. kept, trainable: elements of the others, and of the adapters.
+    """
+    return int(packed_bytes + _FP32 * (kept + trainable))
+
+
+def not_packed_note(shape: ModelShape, job: Job) -> tuple[str, ...]:
+    """Which weights are not quantised, what they take, and what would quantise them.
+
+    bitsandbytes 0.50.2, ``nn/parametrize.py``, ``replace_parameter_4bit``, which axolotl's option calls.
+    """
+    packed_bytes = job.packed_base_bytes or (QUANTIZED_BYTES.get(job.quantization) if job.inference else None)
+    left = shape.stacked_parameters or (0 if shape.linear_parameters else shape.block_parameters)
+    if packed_bytes is None or not left:
+        return ()
+    kept, packed = (size * left / GIB for size in (2, packed_bytes))
+    which, why = "experts", "they are stacked tensors, and bitsandbytes packs linear modules alone"
+    if not shape.stacked_parameters:
+        which, why = (
+            "layers",
+            "their linear modules are of a class of their own, which Transformers leaves out",
+        )
+    ways = ["Transformers 4, where they are modules that it packs"] if can_be_separate(shape.family) else []
+    if shape.stacked_parameters and job.quantization != "int8":
+        ways.append("axolotl's quantize_moe_experts")
+        ways.append("bitsandbytes.nn.parametrize.replace_parameter_4bit in the script")
+    instead = f"; {packed:,.1f} GiB, which is not counted, with {alternatives(ways)}" if ways else ""
+    return (f"{which} {NOT_PACKED}, {kept:,.1f} GiB: {why}{instead}",)
 
 
 def loaded_bytes(weight_bytes: float, element_bytes: int, trainable: float) -> float:

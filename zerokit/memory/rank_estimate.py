@@ -43,6 +43,7 @@ def rank_estimate(
         own: what DeepSpeed holds beside them.
     """
     phases, kinds = _phases(own, timeline)
+    phases["init"] = max(phases["init"], model.prepared_bytes)
     worst = max(phases, key=phases.__getitem__)
     replayed = _Replayed(model, settings, ranks, timeline, rank, own)
     by_phase = LazyMapping(partial(_components, replayed, phases, kinds))

@@ -9,6 +9,7 @@ from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import HOPPER_CUBLAS_WORKSPACE_BYTES
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
+from zerokit.memory.quantised_load import prepared_bytes
 from zerokit.values import frozen_dataclass, replace
 
 FP64 = 8  # bytes; gradient norms accumulate in it (zero/utils.py:59 get_norm_dtype)
@@ -31,6 +32,7 @@ class RankModel:
         loss: one of ``zerokit.domain.job.LOSSES``.
         cublas_bytes: what cuBLAS keeps on its GPU for each thread that multiplies; 0: there is no cuBLAS.
         loads_on_gpu: see ``Job.loads_on_gpu``.
+        kbit_prepared: see ``Job.kbit_prepared``.
     """
 
     profile: ModelProfile
@@ -41,6 +43,7 @@ class RankModel:
     loss: str = "standard"
     cublas_bytes: int = HOPPER_CUBLAS_WORKSPACE_BYTES
     loads_on_gpu: bool = False
+    kbit_prepared: bool = False
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
@@ -109,6 +112,12 @@ class RankModel:
         """(elements of the training dtype, bytes of quantised parameters)."""
         frozen = [p for p in self.parameters if not p.trainable]
         return sum(p.numel for p in frozen if not p.stored_bytes), sum(p.stored_bytes for p in frozen)
+
+    @cached_property
+    def prepared_bytes(self) -> int:
+        """Before DeepSpeed's engine, where the script prepared the model for k-bit training; else 0."""
+        numel, stored = self._frozen
+        return prepared_bytes(stored, numel, self.trainable_numel) if self.kbit_prepared else 0
 
     @cached_property
     def _biases(self) -> tuple[tuple[tuple[int, ...], int], ...]:
@@ -240,6 +249,7 @@ def rank_model(
     ranks_of_adapters: tuple[int, int] | None = None,
     loss: str = "standard",
     cublas_bytes: int = HOPPER_CUBLAS_WORKSPACE_BYTES,
+    kbit_prepared: bool = False,
 ) -> RankModel:
     """What one rank holds under a variant; cached, so that a search pays once.
 
@@ -253,6 +263,7 @@ def rank_model(
     return RankModel(
         profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing, loss=loss,
         cublas_bytes=cublas_bytes, loads_on_gpu=variant.quantized or variant.quantization != "none",
+        kbit_prepared=kbit_prepared and variant.precision == "16",
     )  # fmt: skip
 
 

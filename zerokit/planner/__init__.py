@@ -119,8 +119,9 @@ def estimate(
     Raises:
         InputError: an argument that cannot be, or a file that cannot be read.
     """
-    from zerokit.domain.unmodelled import BASIS, not_modelled
+    from zerokit.domain.unmodelled import BASIS, moves_memory, not_modelled, unmodelled_keys
     from zerokit.errors import about
+    from zerokit.linter.deepspeed.tables import has_key
     from zerokit.memory.saving import notes as saving_notes
     from zerokit.planner.documents import Estimate, PlannedStrategy
     from zerokit.planner.memory_source import silent
@@ -136,11 +137,11 @@ def estimate(
     resolved = resolve(options, single=True, file=file is not None, say=say or silent)
     request = resolved.request
     strategy, notes = one_strategy(request, file)
-    unmodelled = () if file is None else not_modelled(file.config)
+    unmodelled = {} if file is None else unmodelled_keys(file.config, has_key)
     if file is not None:
         with about("deepspeed"):
             refuse_errors_on(str(deepspeed), strategy, request.cluster)
-        notes = (*file.remarks, *unmodelled, *notes)
+        notes = (*file.remarks, *not_modelled(unmodelled), *notes)
     candidate, fitting = estimate_strategy(request, strategy)
     if unmodelled:
         candidate = replace(candidate, memory=replace(candidate.memory, basis=BASIS))
@@ -155,6 +156,7 @@ def estimate(
         fits=fitting if resolved.vram_named else None,
         timed=request.timed,
         on_cpu=request.on_cpu,
+        not_modelled=moves_memory(unmodelled),
     )
     config = None if file is None else file.config
     return Estimate(planned=planned, model_name=resolved.model_name, file_config=config)

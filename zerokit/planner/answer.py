@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, LOSS_OF_SCRIPT, Job
@@ -20,7 +20,7 @@ from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.planner.trace_command import TRACES_ARE_OF
 from zerokit.search.explain import host_lack_words
-from zerokit.search.headroom import headroom_bytes, headroom_words, is_sure, remark
+from zerokit.search.headroom import headroom_bytes, headroom_words, remark
 from zerokit.timing.evidence import NO_GPUS
 from zerokit.timing.ranges import NVME_RATES, SURE
 from zerokit.units import counted, format_gib, format_seconds, format_seconds_range, shown_unit
@@ -82,11 +82,13 @@ def fits(planned: PlannedStrategy) -> str:
     if planned.fits is None:
         return f"{format_gib(required, 1)} required per {device} (not compared with the assumed one)"
     room = headroom_bytes(memory, cluster.gpu)
+    unmodelled = not_modelled(planned.not_modelled)
     amounts = f"{format_gib(required, 1)} required of {format_gib(available, 1)} per {device}"
     host = host_lack_words(memory, cluster)
     host = f", and {host}" if host else ""
     if not planned.fits:
         too_much = f", {format_gib(-room, 1)} too much" if room < 0 else ""
+        too_much += f", without {unmodelled}" if unmodelled else ""
         return f"Does NOT fit: {amounts}{too_much}{host}"
     if host:
         host += " (⟨host_ram⟩ not given)" if cluster.host_ram_bytes is None else ""
@@ -94,9 +96,16 @@ def fits(planned: PlannedStrategy) -> str:
     else:
         amounts = f": {amounts}"
     headroom = headroom_words(memory, cluster.gpu)
-    if not is_sure(memory, cluster.gpu):
+    if unmodelled:
+        amounts = f": {unmodelled}; without {'it' if len(planned.not_modelled) == 1 else 'them'}{amounts}"
+    if not planned.is_sure:
         return f"May fit{amounts}, {headroom}{host}"
     return f"Fits{amounts}, {remark(planned.candidate, cluster.gpu) or headroom}{host}"
+
+
+def not_modelled(keys: Sequence[str]) -> str:
+    """``2 keys not modelled (zero_optimization.zenflow, expert_parallel)``; empty: all are."""
+    return f"{counted(len(keys), 'key')} not modelled ({', '.join(keys)})" if keys else ""
 
 
 def pace(planned: PlannedStrategy) -> str:

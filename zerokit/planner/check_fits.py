@@ -10,6 +10,7 @@ from typing import Any
 from zerokit import planner
 from zerokit.errors import InputError, NothingFits
 from zerokit.linter.given_file import rehearsal_of
+from zerokit.planner.answer import not_modelled
 from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.check_result import Fit
 from zerokit.planner.memory_source import Say
@@ -79,11 +80,12 @@ def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say) -> Fit
         return Fit(fits=fits, severity=None, marked=message)
     if "checkpointing" not in estimate_options:
         fits_then, _ = _answer({**estimate_options, "checkpointing": "full"}, path, say)
-        if fits_then:
+        if fits_then is not False:
             return Fit(
                 fits=False,
                 severity="warning",
-                marked=f"{message} without activation checkpointing; it fits if the script turns that on",
+                marked=f"{message} without activation checkpointing; it {'fits' if fits_then else 'may fit'} "
+                "if the script turns that on",
             )
     return Fit(fits=False, severity="error", marked=message)
 
@@ -105,17 +107,19 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
         job += f": {' and '.join(assumed)} not given"
     if answer.fits is False:
         return False, f"does not fit: {required} on the worst GPU ({job}){left_open}"
-    if answer.fits is None:
+    if answer.planned.fits is None:
         return None, f"{required} per GPU ({job}); ⟨gpu⟩ or ⟨vram⟩ tells whether it fits{left_open}"
     memory, gpu = answer.planned.candidate.memory, answer.planned.cluster.gpu
     available = format_gib(gpu.driver_vram_bytes)
     lack = host_lack_words(memory, answer.planned.cluster)
     host = f", and {lack}" if lack else ""
-    fits = "fits"
+    fits = "fits" if answer.planned.is_sure else "may fit"
+    if unmodelled := not_modelled(answer.planned.not_modelled):
+        fits += f" ({unmodelled})"
     if not headroom.is_sure(memory, gpu):
-        fits, job = "may fit", f"{headroom.headroom_words(memory, gpu)}; {job}"
+        job = f"{headroom.headroom_words(memory, gpu)}; {job}"
     fits += " the GPU, but maybe not the host" if lack else ""
-    return True, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
+    return answer.fits, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
 
 
 def _left_open(notes: Iterable[str], estimate_options: Mapping[str, str], path: str | None) -> str:

@@ -14,6 +14,7 @@ from zerokit.errors import FileInputError, InputError
 from zerokit.fields import as_options
 from zerokit.linter.accelerate.top_level import named_config
 from zerokit.linter.deepspeed.file import Context
+from zerokit.linter.deepspeed.tables import has_key
 from zerokit.linter.discover import files_of
 from zerokit.linter.files import CheckedFile, check_files
 from zerokit.linter.finding import Finding
@@ -321,7 +322,7 @@ def _not_modelled(file: CheckedFile) -> list[Finding]:
             marked=f"{key} ({changes}) is not modelled: whether the file fits was judged without it",
             marked_fix="measure a run with zerokit launch",
         )
-        for key, changes in unmodelled_keys(document.value).items()
+        for key, changes in unmodelled_keys(document.value, has_key).items()
     ]
 
 

@@ -17,6 +17,7 @@ from zerokit.memory.card import around_peak
 from zerokit.memory.closed_form import CLOSED_FORM
 from zerokit.planner.rank_predictions import RankPrediction, per_rank
 from zerokit.search.explain import strategy_words
+from zerokit.search.headroom import is_sure
 from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
@@ -30,10 +31,11 @@ class PlannedStrategy:
     Attributes:
         candidate: the strategy and what the models say of it.
         notes: what was assumed, with arguments marked (:mod:`zerokit.fields`).
-        fits: whether the GPUs hold it; None where no memory was named.
+        fits: whether the GPUs hold the figures; None where no memory was named.
         timed: whether a step time is predicted (it is not for CPU ranks).
         parameters: the model's, where they are said beside the strategy.
         script: the one that was planned for; None: a plain loop of the model.
+        not_modelled: keys of its DeepSpeed file with which the figures may be others.
     """
 
     candidate: Candidate
@@ -45,12 +47,19 @@ class PlannedStrategy:
     on_cpu: bool = False
     parameters: int | None = None
     script: ScriptProfile | None = None
+    not_modelled: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """``<ZeRO-1, micro-batch 4: 97.8 GiB required per GPU, 5.6 s a step>``."""
         step = f", {format_seconds(self.candidate.time.step_seconds)} a step" if self.timed else ""
         required = format_gib(self.candidate.memory.min_vram_bytes, 1)
         return f"<{strategy_words(self.strategy)}: {required} required per GPU{step}>"
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether no more is left open than the headroom holds: the margin of a closed form, keys that are
+        not modelled."""
+        return not self.not_modelled and is_sure(self.candidate.memory, self.cluster.gpu)
 
     @property
     def strategy(self) -> Strategy:
@@ -185,8 +194,14 @@ class Estimate:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the GPUs hold it; None where no memory was named."""
-        return self.planned.fits
+        """Whether the GPUs hold it; None where no memory was named, and where it only may fit: the limit is
+        within ``unsure_bytes``, or keys are ``not_modelled``."""
+        return None if self.planned.fits and not self.planned.is_sure else self.planned.fits
+
+    @property
+    def unsure_bytes(self) -> int:
+        """How far ``min_vram_bytes`` may be off where it is of a closed form; 0: traced or rehearsed."""
+        return self.planned.candidate.memory.unsure_bytes
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -306,6 +321,8 @@ class Estimate:
             "fits": self.fits,
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "min_vram_bytes": self.min_vram_bytes,
+            "unsure_bytes": self.unsure_bytes,
+            "not_modelled": list(self.planned.not_modelled),
             "host_bytes_per_node": self.host_bytes_per_node,
             "host_components": self.host_components,
             "nvme_bytes_per_node": self.nvme_bytes_per_node,

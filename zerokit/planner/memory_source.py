@@ -20,6 +20,7 @@ from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node, replayed
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
+from zerokit.memory.quantised_load import not_packed_note
 from zerokit.planner.trace_command import TO_TRACE
 from zerokit.suggest import misspelt
 from zerokit.units import format_gib
@@ -208,10 +209,10 @@ class Model:
                 "eager does; leave zerokit.selective_checkpointing out of the script"
             )
             estimate = replace(estimate, assumptions=(*estimate.assumptions, note))
+        notes = not_packed_note(self.source.shape, job)
         if self.every_rank and job.lora is not None and job.lora.dropout:
-            note = self._of_dropout(estimate, job.lora, job, strategy, cluster)
-            estimate = replace(estimate, assumptions=(*estimate.assumptions, note))
-        return estimate
+            notes = (*notes, self._of_dropout(estimate, job.lora, job, strategy, cluster))
+        return replace(estimate, assumptions=(*estimate.assumptions, *notes)) if notes else estimate
 
     def _of_dropout(
         self, estimate: MemoryEstimate, lora: Lora, job: Job, strategy: Strategy, cluster: Cluster

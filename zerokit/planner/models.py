@@ -12,6 +12,7 @@ from zerokit.domain.hf_classes import check_modelled, has_other_layers, is_named
 from zerokit.domain.images import SequenceImages
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, scaled
+from zerokit.domain.module_names import can_be_separate
 from zerokit.domain.position_limits import longest_sequence, named_positions
 from zerokit.errors import FileInputError, InputError
 from zerokit.machine.versions import installed
@@ -104,7 +105,7 @@ def _chosen(
     closed_form: bool = True,
     say: Say = silent,
 ) -> Chosen:
-    shape = shape or from_config(config, name=name, parameters=parameters)
+    shape = shape or _shape_here(config, name=name, parameters=parameters)
     source = Source(shape=shape, name=name, head=head, hf_config=config, trace=trace, closed_form=closed_form,
                     say=say)  # fmt: skip
     if catalogued:
@@ -124,6 +125,12 @@ def _chosen(
     )
 
 
+def _shape_here(config: Mapping[str, Any], **named: Any) -> ModelShape:
+    """The shape by its family's table, with modules as the installed Transformers has them."""
+    older = (installed("transformers") or "").startswith("4.") and can_be_separate(config.get("model_type"))
+    return from_config(config, separate=older, **named)
+
+
 def _of_other_version(source: Source) -> tuple[str, ...]:
     """What to say where the catalogue's traces are of another Transformers than the one installed here.
 
@@ -134,7 +141,9 @@ def _of_other_version(source: Source) -> tuple[str, ...]:
     from zerokit.catalog.transformers_releases import alike
 
     version, profile = installed("transformers"), source.profile
-    if profile is None or version is None or _release(version) == _release(profile.transformers_version):
+    if profile is None or version is None:
+        return ()
+    if version.split(".")[:2] == profile.transformers_version.split(".")[:2]:
         return ()
     mismatch = f"Transformers {version} is installed, {TRACES_ARE_OF} {profile.transformers_version}"
     if source.trace == "always":
@@ -148,10 +157,6 @@ def _of_other_version(source: Source) -> tuple[str, ...]:
         f"{WITH_THESE_OPTIONS} traces with the installed one, {ITS_BUCKETS}; then plan again"
     )
     return ()
-
-
-def _release(version: str) -> list[str]:
-    return version.split(".")[:2]
 
 
 def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -> Chosen:
@@ -284,7 +289,7 @@ def _shape(config: Mapping[str, Any], path: str) -> _Read:
                 "which is not installed here; install torch and transformers, or give ⟨params⟩"
             )
         _check_names(config, path)
-        shape = from_config(config, name=path, head=head)
+        shape = _shape_here(config, name=path, head=head)
         if not _has_family_layers(shape, head):
             raise InputError(
                 f"{path}: architectures: of encoder-decoders only …ForConditionalGeneration is known without "
@@ -299,7 +304,7 @@ def _shape(config: Mapping[str, Any], path: str) -> _Read:
 
     _check_classes(config, path)
     # what its keys do not say is an error with the key's name here, before Transformers speaks
-    table = from_config(config, name=path, head=named_head(config)) if is_modelled else None
+    table = _shape_here(config, name=path, head=named_head(config)) if is_modelled else None
     try:
         built = shape_of(config, path)
     except InputError as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.strategy import Candidate, MemoryEstimate
-from zerokit.memory.closed_form import ACTIVATIONS_WITHIN, CLOSED_FORM
-from zerokit.memory.components import Component
 from zerokit.units import GIB, format_gib
 
 
@@ -14,16 +12,9 @@ def headroom_bytes(memory: MemoryEstimate, gpu: Gpu) -> int:
     return gpu.driver_vram_bytes - memory.min_vram_bytes
 
 
-def unsure_bytes(memory: MemoryEstimate) -> float:
-    """How far an estimate may be off, where it is of a closed form; 0: it was traced or rehearsed."""
-    if memory.basis != CLOSED_FORM:
-        return 0.0
-    return ACTIVATIONS_WITHIN * memory.worst.components.get(Component.ACTIVATIONS.value, 0)
-
-
 def is_sure(memory: MemoryEstimate, gpu: Gpu) -> bool:
     """Whether the headroom is at least what the estimate may be off by."""
-    return headroom_bytes(memory, gpu) >= unsure_bytes(memory)
+    return headroom_bytes(memory, gpu) >= memory.unsure_bytes
 
 
 def is_roomy(candidate: Candidate, gpu: Gpu) -> bool:
@@ -37,7 +28,7 @@ def headroom_words(memory: MemoryEstimate, gpu: Gpu) -> str:
     left = format_gib(headroom_bytes(memory, gpu), 1)
     if is_sure(memory, gpu):
         return f"{left} headroom"
-    return f"{left.removesuffix(' GiB')} ± {format_gib(int(unsure_bytes(memory)), 1)} headroom"
+    return f"{left.removesuffix(' GiB')} ± {format_gib(memory.unsure_bytes, 1)} headroom"
 
 
 def remark(candidate: Candidate, gpu: Gpu) -> str:

@@ -10,7 +10,7 @@ from zerokit.domain.position_limits import POSITIONS_EXCEEDED
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
 from zerokit.memory.closed_form import trainable_parameters
-from zerokit.memory.quantised_load import LOADED_WHOLE
+from zerokit.memory.quantised_load import LOADED_WHOLE, NOT_PACKED
 from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
@@ -313,7 +313,7 @@ def _explain(request: Request, result: SearchResult) -> str:
     elif result.rejected:
         lines[0] += f": {next(iter(result.rejected))}"
     if nearest is not None:
-        lines += [note for note in nearest.memory.assumptions if note.startswith(LOADED_WHOLE)]
+        lines += [note for note in nearest.memory.assumptions if LOADED_WHOLE in note or NOT_PACKED in note]
     lines += [note for note in request.assumptions if note.endswith(POSITIONS_EXCEEDED)]
     changes = nearest_changes(request.for_remarks(), best_plan) or larger_gpus(nearest, request)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines

@@ -131,8 +131,8 @@ def _with_remedy(size: Size, request: Request, most: int) -> Size:
 
 def _loading_words(request: Request, job: Job, gpu: Gpu) -> str:
     """Where no number of GPUs helps, since each of them loads the quantised model first."""
-    loaded = (job.packed_base_bytes or 0) * request.shape.parameters
-    if loaded <= gpu.driver_vram_bytes:
+    packed_bytes = job.packed_base_bytes
+    if packed_bytes is None or request.shape.weight_bytes(2, packed_bytes) <= gpu.driver_vram_bytes:
         return ""
     return ": each loads the quantised model whole first"
 

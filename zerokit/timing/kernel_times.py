@@ -134,7 +134,9 @@ class KernelTimes:
         adapters = tokens * per_16_bit * c.adapter_bytes * self._adapted(stack) / hbm
         dequantize = 0.0
         if job.method == "qlora":
-            dequantize = _QLORA_DEQUANTIZE_BYTES * sum(g.parameters for g in stack.gemms) / tp / hbm
+            dequantize = (
+                _QLORA_DEQUANTIZE_BYTES * sum(g.parameters for g in stack.gemms if g.packable) / tp / hbm
+            )
         # frozen weights get no gradient: their products are done once, not twice, in backward
         backward = products if job.method != "full" else 2 * products
         return (

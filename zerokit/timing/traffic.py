@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import NESTED_NF4_BYTES, Job, Lora
+from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import ElementBytes
@@ -87,11 +87,7 @@ class Traffic:
         self._tensors = self._tensors_of_all_stages()
         self._copying = self._pcie()
         self._small_tensors = zero_3_host.small_tensors(shape)
-        if job.method == "qlora":
-            tables = shape.parameters - shape.block_parameters
-            self._weight_bytes = (NESTED_NF4_BYTES * shape.block_parameters + 2 * tables) / shape.parameters
-        else:
-            self._weight_bytes = 2.0
+        self._weight_bytes = shape.weight_bytes(2.0, job.packed_base_bytes) / shape.parameters
 
     def step(self, strategy: Strategy, work: Work) -> dict[str, float]:
         """Seconds of a step by what they are spent on; they sum to the step's time."""

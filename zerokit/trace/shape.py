@@ -219,5 +219,6 @@ def _gemms(layer: nn.Module, hidden: int, active: float) -> Iterator[Gemm]:
             n=n, k=k, split="row" if n == hidden else "column", copies=copies,
             active=min(active, copies) if is_per_expert else float(copies),
             kind="attention" if _ATTENTION.search(pattern) else "mlp",
-            modules=() if is_stacked else (Linear(path=pattern.lstrip("."), n=n),),
+            modules=() if is_stacked else (Linear(path=pattern.lstrip("."), n=n),), stacked=is_stacked,
+            packable=not is_stacked,
         )  # fmt: skip

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from zerokit.cli import run
-from zerokit.domain.unmodelled import _KEYS, not_modelled
+from zerokit.domain.unmodelled import _KEYS, not_modelled, unmodelled_keys
+from zerokit.linter.deepspeed.tables import has_key
 
 ASKED = ("--model", "llama-3.2-1b", "--gpus", "8", "--gpu", "h200", "--seq-len", "2048")
 SET: list[tuple[str, Any]] = [
@@ -33,6 +34,10 @@ SET: list[tuple[str, Any]] = [
     ("data_types.grad_accum_dtype", "int8"),
     ("pipeline", {"activation_checkpoint_interval": 1}),
 ]
+
+
+def named(body: dict[str, Any]) -> tuple[str, ...]:
+    return not_modelled(unmodelled_keys(body, has_key))
 
 
 def config(key: str, value: Any) -> dict[str, Any]:
@@ -58,15 +63,39 @@ def test_a_key_that_is_not_followed_is_named(
         assert key.rpartition(".")[2] in err
         return
     body = json.loads(out)
+    of_time = key in ("comms_logger.enabled", "wall_clock_breakdown", "flops_profiler.enabled")
+    assert (body["fits"], body["not_modelled"]) == ((True, []) if of_time else (None, [key]))
     assert body["basis"] == "incomplete"
     assert any(line.startswith(f"not modelled: {key} (") for line in body["assumptions"])
 
 
 @pytest.mark.parametrize("value", ["auto", None, False])
 def test_a_key_that_does_nothing_is_not_named(value: Any) -> None:
-    assert not_modelled(config("compile.deepcompile", value)) == ()
-    assert not_modelled(config("zero_optimization.zenflow", None)) == ()
-    assert not_modelled(config("data_efficiency", {"enabled": False})) == ()
+    assert named(config("compile.deepcompile", value)) == ()
+    assert named(config("zero_optimization.zenflow", None)) == ()
+    assert named(config("data_efficiency", {"enabled": False})) == ()
+
+
+def test_a_key_that_nobody_classified_counts_as_not_modelled() -> None:
+    body = config("zero_optimization.of_a_later_version", {"a": {"b": 3}, "off": False})
+    assert not any(
+        "of_a_later_version" in key for key in unmodelled_keys(body, has_key)
+    )  # DeepSpeed ignores it
+    assert list(unmodelled_keys(body, lambda _key: True)) == ["zero_optimization.of_a_later_version.a.b"]
+
+
+def test_the_first_line_and_check_name_what_is_not_modelled(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "ds.json"
+    body = config("expert_parallel", {"ep_size": 2})
+    path.write_text(json.dumps(body | {"compile": {"deepcompile": True}, "steps_per_print": 5}))
+    assert run(["estimate", *ASKED, "--deepspeed", str(path)]) == 0
+    answer = " ".join(capsys.readouterr().out.split())
+    assert "May fit: 2 keys not modelled (compile.deepcompile, expert_parallel); without them: " in answer
+    assert run(["check", *ASKED, str(path), "--json"]) == 0
+    fit = json.loads(capsys.readouterr().out)["files"][0]["fit"]
+    assert fit["fits"] is None and fit["message"].startswith("may fit (2 keys not modelled (compile.")
 
 
 NVME = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}
@@ -94,8 +123,8 @@ def test_a_key_is_named_only_where_deepspeed_reads_it(key: str, value: Any, need
         block[name] = value
         return body
 
-    assert [key in line for line in not_modelled(with_key(needed))] == [True]
-    assert not_modelled(with_key({})) == ()
+    assert [key in line for line in named(with_key(needed))] == [True]
+    assert named(with_key({})) == ()
 
 
 def test_the_keys_are_deepspeeds() -> None:

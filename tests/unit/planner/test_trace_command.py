@@ -32,7 +32,7 @@ def test_the_first_screen_names_the_closed_form_and_the_whole_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, asked: tuple[str, ...]
 ) -> None:
     lines = _shown(capsys, tmp_path / "plan", *asked)
-    assert "Memory in closed form, not traced: activations within 10 to 25 %; see Next" in lines[:4]
+    assert "Memory in closed form, not traced: activations ± 25 %, the rest ± 5 %; see Next" in lines[:4]
     shown = "\n".join(lines).rpartition("  zerokit estimate ")[2]
     command, comment, _ = shown.partition("# traces the model; then plan again\n")
     assert comment, shown

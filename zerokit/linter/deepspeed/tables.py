@@ -22,6 +22,12 @@ def key_list() -> Mapping[str, Any]:
     return _load(_chosen.get())
 
 
+def has_key(dotted: str) -> bool:
+    """Whether DeepSpeed reads a key of this path: ``zero_optimization.stage``."""
+    block, _, name = dotted.rpartition(".")
+    return name in key_list()["blocks"].get(block, {"keys": ()})["keys"]
+
+
 def version() -> str:
     """The version whose table is read."""
     return _chosen.get()

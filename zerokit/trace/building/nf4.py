@@ -72,12 +72,15 @@ def _serve_token(layer: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def quantisable(model: nn.Module) -> Iterator[tuple[str, Any, tuple[int, int]]]:
-    """(name, layer, (rows, columns)) of the linear layers that Transformers quantises."""
+    """(name, layer, (rows, columns)) of the linear layers that Transformers quantises: those of ``nn.Linear``
+    itself, not of a class made of it such as ``FalconLinear`` (5.23, integrations/bitsandbytes.py,
+    ``replace_with_bnb_linear``)."""
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     for name, layer in list(model.named_modules()):
-        if not isinstance(layer, nn.Linear | Conv1D) or layer is head or ".lora_" in name:
+        is_replaced = type(layer) is nn.Linear or isinstance(layer, Conv1D)
+        if not is_replaced or layer is head or ".lora_" in name:
             continue
         rows, columns = layer.weight.shape
         yield name, layer, (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)

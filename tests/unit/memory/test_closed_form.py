@@ -1,0 +1,129 @@
+"""The closed form against the catalogue's traces, and against what libraries do with experts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.closed_form import answers
+from zerokit.catalog import models
+from zerokit.cli import run
+from zerokit.domain.families import from_config
+from zerokit.domain.job import Job, Lora
+from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.strategy import MemoryEstimate
+from zerokit.memory.closed_form import estimate_analytic, trainable_parameters
+from zerokit.planner.one_strategy import one_strategy
+from zerokit.planner.request import resolve
+from zerokit.units import GIB
+from zerokit.values import replace
+
+BILLIONS_STACKED = {
+    "deepseek-v2-lite": 14.39,
+    "gpt-oss-20b": 19.11,
+    "minimax-m2": 224.68,
+    "mixtral-8x7b": 45.10,
+    "qwen1.5-moe-a2.7b": 12.46,
+    "qwen3-30b-a3b": 28.99,
+    "switch-c-2048": 0.0,  # a module for each expert still
+}
+"""Elements of the three-dimensional parameters that Transformers 5.23 builds (counted on the meta device)."""
+
+
+def shape_of(name: str, *, separate: bool = False) -> ModelShape:
+    entry, _ = models.resolve(name)
+    return from_config(
+        entry.hf_config, name=name, parameters=entry.parameters, head=entry.head, separate=separate
+    )
+
+
+def estimated(name: str, shape: ModelShape | None = None, job: dict[str, object] | None = None,
+              **options: object) -> MemoryEstimate:  # fmt: skip
+    request = resolve({"model": name, "gpus": 1, "gpu": "h200", **options}, single=True).request
+    strategy, _ = one_strategy(request)
+    return estimate_analytic(
+        shape or request.shape, replace(request.job, **(job or {})), strategy, request.cluster
+    )
+
+
+@pytest.mark.parametrize("name", BILLIONS_STACKED)
+def test_stacked_experts_are_not_quantised(name: str) -> None:
+    shape = shape_of(name)
+    assert shape.stacked_parameters / 1e9 == pytest.approx(BILLIONS_STACKED[name], abs=0.005)
+    packed = shape.weight_bytes(2, 0.5)
+    kept = shape.parameters - shape.linear_parameters
+    assert packed == 0.5 * shape.linear_parameters + 2 * kept and kept >= shape.stacked_parameters
+
+
+def test_qlora_of_a_mixture_is_near_its_trace() -> None:
+    """78.8 GiB are required when it is traced (Transformers 5.23); with packed experts it would be 37.1."""
+    options = {
+        "method": "qlora",
+        "zero": 1,
+        "offload_optimizer": "cpu",
+        "checkpointing": "full",
+        "micro_batch": 4,
+    }
+    memory = estimated("qwen3-30b-a3b", **options)
+    assert memory.min_vram_bytes + memory.unsure_bytes >= 78.8 * GIB
+    assert memory.min_vram_bytes == pytest.approx(78.8 * GIB, rel=0.05)
+
+
+def test_experts_of_transformers_4_are_quantised_modules_with_adapters() -> None:
+    """Of Mixtral's 46.7 billion weights all but tables and norms are in linear modules (modeling_mixtral.py,
+    4.57): an adapter on each of 8 × 3 matrices, the router, and four of attention."""
+    shape = shape_of("mixtral-8x7b", separate=True)
+    assert shape.stacked_parameters == 0 and shape.linear_parameters == shape.parameters - 262_410_240
+    expert, attention = 8 * 3 * (4096 + 14336), (4096 + 4096) * 2 + (4096 + 1024) * 2
+    adapters = trainable_parameters(shape, Job(method="lora", lora=Lora(rank=16)))
+    assert adapters == 32 * 16 * (expert + attention + 4096 + 8)
+    memory = estimated("mixtral-8x7b", shape, method="qlora", checkpointing="full")
+    assert memory.worst.components["frozen_parameters"] == pytest.approx(23.1 * GIB, rel=0.02)
+
+
+def test_linear_layers_of_a_class_of_their_own_are_not_quantised() -> None:
+    """``type(module) is nn.Linear`` (transformers 5.23, replace_with_bnb_linear) leaves FalconLinear out."""
+    assert shape_of("falcon-7b").linear_parameters == 0
+    assert shape_of("falcon-7b", separate=True).linear_parameters > 6.5e9
+
+
+def test_preparation_for_k_bits_casts_experts_to_fp32() -> None:
+    """Four layers of Mixtral, prepared, took 21.0 GiB in a rehearsal of axolotl's example: 5.25 a layer."""
+    prepared = estimated("mixtral-8x7b", job={"trainer": "axolotl"}, method="qlora", checkpointing="full")
+    plain = estimated("mixtral-8x7b", method="qlora", checkpointing="full")
+    assert prepared.worst.peak_phase == "init" != plain.worst.peak_phase
+    assert 32 * 5.25 < prepared.worst.peak_allocated_bytes / GIB < 32 * 5.25 + 4
+
+
+@pytest.mark.parametrize("name", ["bloom-1b7", "gemma-2-2b", "qwen2.5-0.5b", "smollm2-135m"])
+def test_no_plan_in_closed_form_fits_where_its_trace_does_not(name: str) -> None:
+    found = [answer for answer in answers(name, ("full",), ("rtx-4090",)) if answer.is_sure]
+    assert found and all(answer.fits_traced and answer.beyond_bytes <= 0 for answer in found)
+
+
+@pytest.mark.slow
+def test_no_plan_of_the_catalogue_fits_where_its_trace_does_not() -> None:
+    from zerokit.catalog import profiles
+
+    for name in profiles.names():
+        if models.load(name).has_closed_form:
+            assert [a.words for a in answers(name) if a.is_sure and not a.fits_traced] == []
+
+
+def test_a_limit_within_the_margin_is_told_as_may_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    memory = estimated("mixtral-8x7b", method="qlora", zero=3, checkpointing="full")
+    asked = ["estimate", "--model", "mixtral-8x7b", "--method", "qlora", "--gpus", "1", "--zero", "3",
+             "--checkpointing", "full"]  # fmt: skip
+    limit = f"{(memory.min_vram_bytes + memory.unsure_bytes // 2) // 2**20}MiB"
+    assert run([*asked, "--vram", limit]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "May fit: " in out and " ± " in out
+    assert "experts are not quantised, 84.0 GiB: they are stacked tensors" in out
+    for room, fits in (
+        (-GIB, False),
+        (memory.unsure_bytes // 2, None),
+        (memory.unsure_bytes + 9 * GIB, True),
+    ):
+        code = run([*asked, "--json", "--vram", f"{(memory.min_vram_bytes + room) // 2**20}MiB"])
+        assert (json.loads(capsys.readouterr().out)["fits"], code) == (fits, 3 if fits is False else 0)
