@@ -14,7 +14,7 @@ from zerokit.linter.finding import Finding
 from zerokit.rules import EVERY_READER
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Path
-from zerokit.suggest import distance, fold, leaves_no_doubt, nearest, standing_in, synonym
+from zerokit.suggest import distance, fold, leaves_no_doubt, may_search, nearest, standing_in, synonym
 
 _TELLING = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
 _MOST_TYPOS = 2
@@ -146,6 +146,9 @@ def _unknown(
         if not block_name
         else f"DeepSpeed ignores {key!r}: it reads no such key in {block_label}"
     )
+    if not may_search():
+        severity: Severity = "error" if refused else "warning"
+        return finding(document, path, "unknown-key", problem, "remove it, or correct it", severity=severity)
     if key.startswith(_NOTES_TO_SELF) and not refused:
         return finding(
             document, path, "unknown-key", problem, "keep it as a note, or remove it", severity="note"
@@ -165,7 +168,7 @@ def _unknown(
     guess = nearest(key, block["keys"])
     if guess is None:
         guess = synonym(key, block["keys"])
-    severity: Severity = "error" if refused or (guess and _is_misspelt(key, guess)) else "warning"
+    severity = "error" if refused or (guess and _is_misspelt(key, guess)) else "warning"
     if guess is not None and guess not in siblings:
         edits = _rename(document, path, block, siblings[key], guess)
         fix = f"did you mean {guess!r}?"
