@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from zerokit.launcher.secrets import Secrets
-from zerokit.messages import message, width_of
+from zerokit.messages import message, printable, shown, width_of
 
 _LONGEST_LINE = 1 << 16  # a progress bar without a line end is passed on from here
 _TAIL_BYTES = 16_384
@@ -98,13 +98,13 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """A line of zerokit's own, on standard error."""
-        self._write_all(2, f"{message(text, width_of())}\n".encode("utf-8", "replace"))
+        self._write_all(2, f"{printable(message(text, width_of()))}\n".encode("utf-8", "replace"))
 
     def status(self, text: str) -> None:
         """Replace the status line (on a terminal only)."""
         if self.is_terminal:
             width = max(20, shutil.get_terminal_size().columns - 1)
-            self._write_all(0, text[:width].encode("utf-8", "replace"))
+            self._write_all(0, shown(text[:width]).encode("utf-8", "replace"))
 
     def close(self) -> None:
         """Write what is waiting (at most two seconds), and end the status line."""
