@@ -102,6 +102,7 @@ def finding_at(
     edits: tuple[Edit, ...] = (),
     suggests: str = "",
     missing: str | tuple[str, ...] = "",
+    is_ignored: bool = False,
 ) -> Finding:
     """A finding at ``path`` of a document, or where the nearest parent of it is written."""
     return Finding(
@@ -115,6 +116,7 @@ def finding_at(
         edits=edits,
         suggests=suggests,
         missing=missing,
+        is_ignored=is_ignored,
     )
 
 
@@ -144,7 +146,9 @@ def one_for_each_cause(findings: Sequence[Finding]) -> list[Finding]:
         severities[cause] = min(severities[cause], finding.severity, key=SEVERITIES.index)
         goes_on[cause] = goes_on[cause] and (finding.is_ignored or finding.severity != "error")
     return [
-        replace(finding, severity=severities[number], is_ignored=goes_on[number])
+        finding
+        if (finding.severity, finding.is_ignored) == (severities[number], goes_on[number])
+        else replace(finding, severity=severities[number], is_ignored=goes_on[number])
         for number, finding in enumerate(findings)
         if number not in cause_of
     ]

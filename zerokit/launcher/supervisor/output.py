@@ -33,6 +33,7 @@ class Log:
         self.dropped_bytes = 0
         self.tail = b""
         self._rest = b""
+        self._in_secret = False
         self._file: BinaryIO | None = None
         with suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -40,10 +41,15 @@ class Log:
 
     def feed(self, data: bytes) -> bytes:
         """Write the complete lines among what has come; returns them, redacted."""
+        if self._in_secret:  # of which all that comes is a part, up to the end of its line
+            end = min((at for at in map(data.find, (b"\n", b"\r")) if at >= 0), default=len(data))
+            data, self._in_secret = data[end:], end == len(data)
         data = self._rest + data
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if cut == 0 and len(data) > _LONGEST_LINE:
             cut = self.secrets.cut(data)
+            if cut == 0 and len(data) > 2 * _LONGEST_LINE:
+                cut, self._in_secret = len(data), True
         lines, self._rest = data[:cut], data[cut:]
         return self._write(lines)
 
