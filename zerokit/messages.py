@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 PREFIX = "zerokit: "
 COMMANDS = ("plan", "estimate", "check", "size", "emit", "launch", "rehearse", "tune", "report", "watch",
@@ -24,6 +25,66 @@ _AT_THE_END = re.compile(
     rf".*: (?=(?:zerokit (?:{_NAMES})|pip install|rm) )|  (?=--[a-z])"  # greedy: the last one
 )
 _TO_TYPE = re.compile(rf"(?<![\w./-])zerokit(?= (?:{_NAMES}|--[a-z]+)\b)")
+
+
+OBEYED = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""What a terminal obeys, what turns the direction of text or is not seen, and what is no character."""
+_COMMAND_OF_CI = re.compile(r"^([ \t]*):(?=:)|##(?=\[)", re.MULTILINE)  # GitHub Actions, Azure Pipelines
+_LONGEST_SHOWN = 2000
+
+
+def shown(text: str) -> str:
+    """Foreign text (a file's name, a value out of a file) for one line: nothing in it is obeyed by a
+    terminal, a CI system or an XML reader, and it is not endless.
+
+    >>> print(shown("a\\x1b[2J\\n::error::b"))
+    a\\x1b[2J\\n::error::b
+    """
+    text = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    return OBEYED.sub(_escape, text).replace("##[", r"#\x23[")
+
+
+def visible(text: str) -> str:
+    """As :func:`shown`, of several lines with their ends and tabs, whole."""
+    return OBEYED.sub(lambda match: match[0] if match[0] in "\n\t" else _escape(match), text)
+
+
+def printable(text: str) -> str:
+    """Several lines for a terminal, where parts may be foreign: as :func:`visible`; no line of it is a
+    command of a CI system, and what was typed with a line end in it is on one line."""
+    for word in _typed_escapes:
+        text = text.replace(word, shown(word))
+    text = visible(text)
+    return _COMMAND_OF_CI.sub(lambda match: rf"{match[1]}\x3a" if match[1] is not None else r"#\x23", text)
+
+
+_typed_escapes: list[str] = []
+
+
+def remember_typed(words: Iterable[str]) -> None:
+    """Keep the parts of words that were typed (paths, values) which a terminal would obey: they come back in
+    messages, and :func:`printable` cannot tell their line ends from those of a message."""
+    parts = {part for word in words for part in re.split("[/=]", word) if "\n" in part}
+    _typed_escapes[:] = sorted(parts, key=len, reverse=True)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"  # a byte of a file's name that is not UTF-8
+    named = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(match[0])
+    return named or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+
+def quoted(word: str) -> str:
+    """A word as a shell reads it; as bash does where it holds what a terminal would obey: ``$'\\x1b'``."""
+    if OBEYED.search(word) is None:
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{OBEYED.sub(_escape, escaped)}'"
 
 
 def program() -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ _CUTOFF = 0.78  # difflib's ratio from which a key is suggested
 _ALIKE = 0.6  # the same for names, of which there are more, and longer ones
 _LONG_WORD = 6
 _SHORTEST_TYPO = 4
+_LONGEST = 200  # letters of a name that is compared with others
 _MOST_SLIPS = 3
 _FEWEST_WORDS = 2
 _LONG_BEGINNING = 8
@@ -131,25 +135,74 @@ def fold(word: str) -> str:
     return word.lower().replace("-", "").replace("_", "")
 
 
+MOST_SEARCHES = 100
+"""Names of a file that are compared with all known ones; of further ones only another case, order or number
+of their words is seen."""
+_searches_left: ContextVar[int | None] = ContextVar("searches_left", default=None)
+
+
+@contextlib.contextmanager
+def few_searches() -> Iterator[None]:
+    """Inside, :func:`nearest` looks for misspelt names :data:`MOST_SEARCHES` times: a file of 100,000 unknown
+    keys takes seconds, not minutes."""
+    token = _searches_left.set(MOST_SEARCHES)
+    try:
+        yield
+    finally:
+        _searches_left.reset(token)
+
+
+def may_search() -> bool:
+    """Whether :func:`nearest` still looks for misspelt names."""
+    return _searches_left.get() != 0
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name that ``word`` was most likely meant to be.
 
     Names of two different things are never each other's suggestion, however alike they look
     (``use_gpu`` and ``use_cpu``, ``tp_config`` and ``fp8_config``).
     """
-    candidates = sorted(known)
-    for candidate in candidates:
-        if fold(candidate) == fold(word) or sorted(candidate.split("_")) == sorted(word.split("_")):
-            return candidate
-    for candidate in candidates:
-        if _singular_words(candidate) == _singular_words(word):
-            return candidate
-    words = {part for name in candidates for part in name.lower().split("_")}
-    lower = {name.lower(): name for name in candidates}
-    for close in difflib.get_close_matches(word.lower(), list(lower), n=3, cutoff=_CUTOFF):
-        if _may_be(word.lower(), close, words):
-            return lower[close]
+    if len(word) > _LONGEST:
+        return None
+    names = _Names.of(tuple(known))
+    for form in _forms(word):
+        if form in names.by_form:
+            return names.by_form[form]
+    left = _searches_left.get()
+    if left is not None:
+        if not left:
+            return None
+        _searches_left.set(left - 1)
+    lower = word.lower()
+    for close in difflib.get_close_matches(lower, list(names.lower), n=3, cutoff=_CUTOFF):
+        if _may_be(lower, close, names.words):
+            return names.lower[close]
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Known names by what :func:`nearest` looks for."""
+
+    by_form: Mapping[tuple[str, ...], str]
+    words: frozenset[str]
+    lower: Mapping[str, str]
+
+    @staticmethod
+    @functools.lru_cache(maxsize=256)
+    def of(known: tuple[str, ...]) -> _Names:
+        """Those of a table."""
+        names = sorted(known, reverse=True)  # the first of those alike is what stays
+        by_form = {_forms(name)[number]: name for number in (2, 1, 0) for name in names}
+        words = frozenset(part for name in names for part in name.lower().split("_"))
+        return _Names(by_form, words, {name.lower(): name for name in names})
+
+
+def _forms(name: str) -> tuple[tuple[str, ...], ...]:
+    """A name without case and hyphens; its words in any order; those in any order and number."""
+    words = name.split("_")
+    return (("", fold(name)), ("words", *sorted(words)), ("singular", *_singular_words(name)))
 
 
 def _singular_words(name: str) -> list[str]:

@@ -27,7 +27,7 @@ from zerokit.cli.formatter import Context
 from zerokit.cli.say import echo, loud, tell
 from zerokit.errors import ReportNotWritten, ZerokitError
 from zerokit.fields import as_options
-from zerokit.messages import COMMANDS, program
+from zerokit.messages import COMMANDS, program, remember_typed
 
 _FIRST_LINE = re.compile(r'"""``zerokit (?P<name>[a-z-]+)``: (?P<text>.+)"""')
 
@@ -154,6 +154,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 def run(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     loud()
+    remember_typed([*(sys.argv if argv is None else argv), _working_folder()])
     try:
         result: Any = cli.main(
             args=argv, prog_name=program(), complete_var="_ZEROKIT_COMPLETE", standalone_mode=False
@@ -199,6 +200,13 @@ def run(argv: list[str] | None = None) -> int:
         tell(f"the output could not be written: {error.strerror}")
         return ReportNotWritten.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109 - what messages show of it is text
+    except OSError:
+        return ""
 
 
 def _discard_output() -> None:

@@ -8,7 +8,7 @@ import click
 
 from zerokit.cli import options as shared_options
 from zerokit.cli.base import Command
-from zerokit.cli.say import echo, say
+from zerokit.cli.say import echo, say, write, write_json
 from zerokit.messages import width_of
 
 if TYPE_CHECKING:
@@ -102,16 +102,15 @@ def command(files: tuple[str, ...], **options: Any) -> int:
 def _explain(rule: str) -> int:
     from zerokit.linter.explain import as_text, explain
 
-    click.echo(as_text(explain(rule), width_of(1)))
+    write(as_text(explain(rule), width_of(1)))
     return 0
 
 
 def _schema(name: str) -> int:
-    import json
 
     from zerokit.linter.schema import SCHEMAS
 
-    click.echo(json.dumps(SCHEMAS[name](), indent=1))
+    write_json(SCHEMAS[name]())
     return 0
 
 
@@ -130,13 +129,12 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 
 def _show(result: CheckResult, options: dict[str, Any]) -> None:
-    import json
 
     from zerokit.linter import output
 
     style = "json" if options["as_json"] else options["style"]
     if style == "json":
-        click.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False))
+        write_json(result.to_dict(), 2)
         return
     for finding in result.fixed:
         location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
@@ -145,8 +143,10 @@ def _show(result: CheckResult, options: dict[str, Any]) -> None:
         text = output.as_text(result.files, notes=options["notes"], width=width_of(1), skipped=result.skipped)
     else:
         text = output.FORMATS[style](result.files, notes=options["notes"])
-    if text:
-        click.echo(text)
+    if text and style == "text":
+        write(text)
+    elif text:
+        click.echo(text)  # each form escapes what is foreign
     nothing = output.nothing_written(result.files, unsafe=options["unsafe"], notes=options["notes"])
     if options["fix"] and not result.fixed and nothing:
         say(nothing)

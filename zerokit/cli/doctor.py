@@ -8,7 +8,7 @@ import click
 
 from zerokit.cli.aligned_text import wrapped
 from zerokit.cli.base import Command
-from zerokit.cli.say import say
+from zerokit.cli.say import say, write
 from zerokit.doctor import DoctorFinding, Examination, examine, rates
 from zerokit.errors import NodeUnusable
 from zerokit.machine import tuned
@@ -38,17 +38,15 @@ def command(as_json: bool, strict: bool, measure_too: bool) -> None:
     examination = examine()
     measured_rates = rates.measure(examination, say) if measure_too else rates.load()
     if as_json:
-        click.echo(
-            json.dumps({**examination.as_dict(), **measured_rates.to_dict()}, indent=1, allow_nan=False)
-        )
+        write(json.dumps({**examination.as_dict(), **measured_rates.to_dict()}, indent=1, allow_nan=False))
     else:
         for finding in examination.findings:
             _show(finding)
         known = _rates(measured_rates.measured, measured_rates.source)
-        click.echo("")
+        write()
         for line in (*known, *_tuned(measured_rates), *_host(measured_rates)):
-            click.echo("\n".join(wrapped(line, later="  " if line.startswith(" ") else "")))
-        click.echo(_verdict(examination))
+            write("\n".join(wrapped(line, later="  " if line.startswith(" ") else "")))
+        write(_verdict(examination))
     if strict and examination.blockers:
         names = ", ".join(finding.check for finding in examination.blockers)
         raise NodeUnusable(f"no run can work here: {names}; `zerokit doctor` says how to fix it")
@@ -127,9 +125,9 @@ def _show(finding: DoctorFinding) -> None:
     mark = click.style(_MARKS[finding.state], fg=_COLOURS[finding.state])
     # the mark is put in last: its colour's escape sequence takes no room
     first, *more = wrapped(finding.what, "  ", "  ")
-    click.echo("\n".join([f"{mark} {first[2:]}", *more]))
+    write("\n".join([f"{mark} {first[2:]}", *more]))
     if finding.fix:
-        click.echo("\n".join(wrapped(finding.fix, "    → ", "      ")))
+        write("\n".join(wrapped(finding.fix, "    → ", "      ")))
 
 
 def _verdict(examination: Examination) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import click
 
 from zerokit.cli import options as shared_options
 from zerokit.cli.base import Command
-from zerokit.cli.say import say
+from zerokit.cli.say import say, write, write_json
 from zerokit.errors import NothingFits
 from zerokit.units import GIB
 
@@ -57,7 +56,7 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     has_batch = deepspeed or any(options.get(name) for name in _BATCH_PER_GPU)
     batch = strategy.global_batch if has_batch and not job.inference else None
     if as_json:
-        click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
+        write_json(result.to_dict())
     else:
         searched = _plan_command(options, batch)
         following = None
@@ -71,7 +70,7 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
             if host:
                 does += f", for nodes with {host['host_ram']} of host memory"
             following = plan_text.NextCommand(command=same, does=does)
-        click.echo(plan_text.estimate(result, explain=explain, plan_command=searched, next_command=following))
+        write(plan_text.estimate(result, explain=explain, plan_command=searched, next_command=following))
     return code
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from zerokit.catalog import gpus
 from zerokit.cli.aligned_text import aligned, wrapped
 from zerokit.cli.base import Command
+from zerokit.cli.say import write, write_json
 from zerokit.domain.hardware import Gpu
 from zerokit.units import GIB, MIB, format_gib
 
@@ -29,14 +28,14 @@ def command(name: str | None, as_json: bool) -> None:
     """
     if name is not None:
         gpu = gpus.lookup(name, option="")
-        click.echo(json.dumps(gpus.as_dict(gpu), indent=1) if as_json else _one(gpu))
+        write_json(gpus.as_dict(gpu)) if as_json else write(_one(gpu))
         return
     everything = gpus.catalog()
     if as_json:
         listed = [gpus.as_dict(gpu) for gpu in everything]
-        click.echo(json.dumps({"schema": "zerokit.gpus/1", "gpus": listed}, indent=1))
+        write_json({"schema": "zerokit.gpus/1", "gpus": listed})
     else:
-        click.echo(_table(everything))
+        write(_table(everything))
 
 
 def _table(everything: tuple[Gpu, ...]) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import click
 
 from zerokit.cli.base import Command, unknown_command
+from zerokit.cli.say import write
 from zerokit.errors import InputError
 
 
@@ -30,4 +31,4 @@ def command(context: click.Context, names: tuple[str, ...]) -> None:
                 raise unknown_command(name, group.list_commands(shown), typed, typed)
             shown = opened.enter_context(click.Context(subcommand, info_name=name, parent=shown))
             typed = f"{typed} {name}"
-        click.echo(shown.get_help())
+        write(shown.get_help())

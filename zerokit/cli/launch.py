@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerokit.cli.say import is_loud, say
+from zerokit.cli.say import echo, is_loud, say, write
 from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.errors import InputError
+from zerokit.messages import quoted
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 
 if TYPE_CHECKING:
@@ -238,10 +238,10 @@ def _overrides(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
 
 def _show_dry_run(dry: DryRun, *, has_plan: bool) -> None:
     for name in dry.unset:
-        click.echo(f"unset {name}")
+        write(f"unset {name}")
     for name, value in sorted(dry.environment.items()):
-        click.echo(f"export {name}={shlex.quote(value)}")
-    click.echo(shlex.join(dry.argv))
+        write(f"export {name}={quoted(value)}")
+    write(" ".join(map(quoted, dry.argv)))
     unseen = (
         "a dry run does not start the script, so not every wrong or missing option or file of its own is seen"
     )
@@ -260,7 +260,7 @@ def _show_dry_run(dry: DryRun, *, has_plan: bool) -> None:
 
 def _print_failure(text: str) -> None:
     with suppress(OSError):
-        click.echo(text, err=True)
+        echo(text)
 
 
 def _show(report: RunReport, folder: Path) -> None:

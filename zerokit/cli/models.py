@@ -9,7 +9,7 @@ import click
 from zerokit.catalog import models
 from zerokit.cli.aligned_text import aligned
 from zerokit.cli.base import Command
-from zerokit.cli.say import say
+from zerokit.cli.say import say, write, write_json
 from zerokit.units import format_count
 
 _COLUMNS = ("NAME", "PARAMETERS", "FAMILY", "HEAD", "TITLE")
@@ -28,7 +28,7 @@ def command(name: str | None, family: str | None, as_json: bool) -> None:
         model, notes = models.resolve(name, option="")
         for note in notes:
             say(note)
-        click.echo(json.dumps(models.as_dict(model), indent=1) if as_json else _one(model))
+        write_json(models.as_dict(model)) if as_json else write(_one(model))
         return
     chosen = models.index()
     if family is not None:
@@ -40,9 +40,9 @@ def command(name: str | None, family: str | None, as_json: bool) -> None:
             )
     if as_json:
         listed = [models.summary(model) for model in chosen]
-        click.echo(json.dumps({"schema": "zerokit.models/1", "models": listed}, indent=1))
+        write_json({"schema": "zerokit.models/1", "models": listed})
     else:
-        click.echo(_table(chosen))
+        write(_table(chosen))
 
 
 def _table(chosen: tuple[models.Summary, ...]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import click
 
 from zerokit.cli import options as shared_options
 from zerokit.cli.base import WORDS, Command, stray
-from zerokit.cli.say import say
+from zerokit.cli.say import say, write, write_json
 from zerokit.errors import InputError, NothingFits
 from zerokit.planner.plan_folder import DEFAULT_FOLDER, still_there
 from zerokit.units import parse_positive_int
@@ -127,9 +126,9 @@ def command(
         _write_page(Path(html), result, folder)
         say(f"wrote {html}")
     if as_json:
-        click.echo(json.dumps(result.to_dict(), indent=1, allow_nan=False))
+        write_json(result.to_dict())
         return
-    click.echo(plan_text.plan(result, folder, explain=explain, script=words))
+    write(plan_text.plan(result, folder, explain=explain, script=words))
 
 
 def _write_page(path: Path, result: PlanResult, folder: str) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from zerokit.cli.aligned_text import aligned
 from zerokit.cli.base import Group
+from zerokit.cli.say import write, write_json
 
 
 @click.group("recipes", cls=Group)
@@ -29,11 +28,11 @@ def list_command(as_json: bool) -> None:
         body = [
             {"name": recipe.name, "title": recipe.title, "request": dict(recipe.request)} for recipe in loaded
         ]
-        click.echo(json.dumps({"schema": "zerokit.recipes/1", "recipes": body}, indent=2))
+        write_json({"schema": "zerokit.recipes/1", "recipes": body}, 2)
         return
     rows = [("recipe", "for")] + [(recipe.name, recipe.title) for recipe in loaded]
     for line in aligned(rows):
-        click.echo(line)
+        write(line)
 
 
 @command.command("show")
@@ -49,13 +48,13 @@ def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
     recipe = recipes.with_overrides(recipes.load_any(name), overrides)
     if as_json:
-        click.echo(json.dumps(recipe.to_dict(), indent=2))
+        write_json(recipe.to_dict(), 2)
         return
     if overrides:
-        click.echo(f"{recipe.title}, with {' '.join(overrides)}")
+        write(f"{recipe.title}, with {' '.join(overrides)}")
     else:
-        click.echo(recipe.path.read_text(encoding="utf-8").rstrip())
-    click.echo("\n".join(["", *command_lines(f"zerokit plan {shlex.join(recipe.arguments())}")]))
+        write(recipe.path.read_text(encoding="utf-8").rstrip())
+    write("\n".join(["", *command_lines(f"zerokit plan {shlex.join(recipe.arguments())}")]))
 
 
 @command.command("copy")
@@ -68,7 +67,7 @@ def copy_command(name: str, destination: str) -> None:
     """
     from zerokit.planner import recipes
 
-    click.echo(recipes.copy(name, destination))
+    write(recipes.copy(name, destination))
 
 
 @command.command("check")
@@ -87,10 +86,10 @@ def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
     failed = sum(bool(problems) for problems in results.values())
     if as_json:
         body = {"schema": "zerokit.recipes-check/1", "ok": not failed, "problems": results}
-        click.echo(json.dumps(body, indent=2))
+        write_json(body, 2)
     else:
         for name, problems in results.items():
             for problem in problems:
-                click.echo(f"{name}: {problem}")
-        click.echo(f"{len(results) - failed} of {len(results)} recipes as expected")
+                write(f"{name}: {problem}")
+        write(f"{len(results) - failed} of {len(results)} recipes as expected")
     return 2 if failed else 0

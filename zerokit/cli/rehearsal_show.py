@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-import click
-
 from zerokit.cli import prose
 from zerokit.cli.aligned_text import terminal_width, wrapped
+from zerokit.cli.say import write
 from zerokit.rehearsal.next_steps import NextStep
 from zerokit.rehearsal.result import GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting
 from zerokit.timing.recorded_step import StepTime
@@ -38,7 +37,7 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
         if rank.phases or done.steps:
             _show_rank(rank, done)
     if done.changes:
-        click.echo("\n  what would lower the peak, by at most")
+        write("\n  what would lower the peak, by at most")
         for change in done.changes[:_MOST_CHANGES]:
             _echo_sized(change.saves_bytes, change.what)
     if done.step is not None:
@@ -48,16 +47,16 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
         _echo(f"stood in for: {name}")
     for warning in done.warnings:
         _echo(f"warning: {warning}")
-    click.echo("")
+    write()
     _echo(done.verdict, indent="")
     if done.fits is None and done.complete and done.min_vram_bytes is not None:
-        click.echo("\nNext")
+        write("\nNext")
         _echo(_names_a_card(done.min_vram_bytes, bf16=done.bf16))
     if following:
-        click.echo("\nNext")
+        write("\nNext")
     for step in following:
         _echo(f"{step.purpose}:")
-        click.echo("\n".join(prose.command_lines(shlex.join(step.words))))
+        write("\n".join(prose.command_lines(shlex.join(step.words))))
 
 
 def _names_a_card(required_bytes: int, *, bf16: bool) -> str:
@@ -84,16 +83,16 @@ def _names_a_card(required_bytes: int, *, bf16: bool) -> str:
 
 def _echo(text: str, indent: str = "  ") -> None:
     """A line, with what does not fit the terminal below it."""
-    click.echo("\n".join(wrapped(text, indent, indent + "  ")))
+    write("\n".join(wrapped(text, indent, indent + "  ")))
 
 
 def _echo_sized(size: int, text: str) -> None:
     """A size and what it is of."""
-    click.echo("\n".join(wrapped(text, f"  {format_gib(size):>12}  ", " " * 18)))
+    write("\n".join(wrapped(text, f"  {format_gib(size):>12}  ", " " * 18)))
 
 
 def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
-    click.echo("")
+    write()
     _echo(f"rank {rank.rank} of {done.gpus} on {done.gpu}, {done.training}", indent="")
     for phase, size in rank.phases.items():
         mark = "← peak" if phase == rank.peak_phase else ""
@@ -110,7 +109,7 @@ def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
     if rank.written_bytes:
         _show_phase("written", rank.written_bytes, "tensors on disk")
     if rank.at_peak:
-        click.echo("\n  live at the peak")
+        write("\n  live at the peak")
     for row in rank.at_peak[:_MOST_ROWS]:
         _show_held(row)
 
@@ -129,7 +128,7 @@ def _show_reserved(rank: RankMemory) -> None:
 
 def _show_phase(name: str, size: int, meaning: str) -> None:
     start = f"  {name:<10} {format_gib(size):>12}"
-    click.echo("\n".join(wrapped(meaning, start + "  ", " " * (len(start) + 4))).rstrip())
+    write("\n".join(wrapped(meaning, start + "  ", " " * (len(start) + 4))).rstrip())
 
 
 def _show_held(row: HeldAtPeak) -> None:
@@ -137,26 +136,26 @@ def _show_held(row: HeldAtPeak) -> None:
     limit, start = terminal_width(), f"  {format_gib(row.bytes):>12}  "
     line = f"{start}{row.what:<24} {row.module:<36} {row.location}".rstrip()
     if limit is None or len(line) <= limit:
-        click.echo(line)
+        write(line)
         return
     below = " " * 6
-    click.echo(start + row.what)
+    write(start + row.what)
     for text in filter(None, (row.module, row.location)):
-        click.echo("\n".join(wrapped(text, below, below)))
+        write("\n".join(wrapped(text, below, below)))
 
 
 def _show_step(step: StepTime) -> None:
     """The step's time, its range, and where it goes."""
     low, high = format_seconds(step.low), format_seconds(step.high)
     spread = f", {low} to {high} on other hosts" if low != high else ""
-    click.echo("")
+    write()
     _echo(f"a step takes {format_seconds(step.seconds)}{spread}, paced by the {_PACED[step.paced_by]}")
     _echo(step.note)
     if step.together:
         rank = min(step.together, key=lambda one: one.waiting_seconds).rank
         _echo(f"{waiting(step)}; rank {rank}, which waits least:")
     for name, seconds in step.parts.items():
-        click.echo("\n".join(wrapped(name, f"  {format_seconds(seconds):>12}  ", " " * 18)))
+        write("\n".join(wrapped(name, f"  {format_seconds(seconds):>12}  ", " " * 18)))
 
 
 def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
@@ -164,6 +163,6 @@ def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
         return
     sizes = sum(1 for guess in guesses if guess.decides_sizes)
     count = counted(len(guesses), "guess", "guesses")
-    click.echo(f"\n  {count}, of which {sizes or 'none'} decide{'' if sizes > 1 else 's'} sizes")
+    write(f"\n  {count}, of which {sizes or 'none'} decide{'' if sizes > 1 else 's'} sizes")
     for guess in guesses[:_MOST_GUESSES]:
         _echo(f"{guess.location}: {guess.what}: {guess.value} ({times(guess.times)})")

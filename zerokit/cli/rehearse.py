@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerokit.cli.base import WORDS
-from zerokit.cli.say import say
+from zerokit.cli.say import say, write_json
 from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.files import write_whole
 
@@ -99,13 +99,12 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     if resolved.note is not None:
         say(resolved.note)
     done = rehearse(resolved.target, say=say, **options)
-    text = json.dumps(done.to_dict(), indent=1)
     if out is not None:
-        write_whole(Path(out) / "rehearsal.json", text)
+        write_whole(Path(out) / "rehearsal.json", json.dumps(done.to_dict(), indent=1))
     if html is not None:
         _write_page(Path(html), done, module or arguments[0], options["plan"])
     if as_json:
-        click.echo(text)
+        write_json(done.to_dict())
     else:
         from zerokit.cli.rehearsal_show import show
 

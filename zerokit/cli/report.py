@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zerokit.cli.base import Command
-from zerokit.cli.say import say
+from zerokit.cli.say import say, write_json
 from zerokit.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def command(runs: tuple[str, ...], as_json: bool, html: str | None) -> None:
     if len(reports) == 2 and (html is None or as_json):
         _compare(runs, reports, as_json)
     elif as_json:
-        click.echo(json.dumps(reports[0].to_dict(), indent=1, allow_nan=False))
+        write_json(reports[0].to_dict())
     elif html is None:
         from zerokit.report.render import print_report
 
@@ -77,6 +76,6 @@ def _compare(runs: tuple[str, ...], reports: list[RunReport], as_json: bool) -> 
     contexts = [read_context(folder) for folder in _folders(Path(run) for run in runs)]
     comparison = compare_reports(reports[0], reports[1], (contexts[0], contexts[1]))
     if as_json:
-        click.echo(json.dumps(comparison, indent=1, allow_nan=False))
+        write_json(comparison)
     else:
         print_comparison(comparison, (runs[0], runs[1]))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 
 import click
 
 from zerokit.fields import as_options
-from zerokit.messages import PREFIX, width_of, wrapped
+from zerokit.messages import PREFIX, printable, width_of, wrapped
 
 _WARNING = "warning: "
 _loud = True
@@ -49,4 +50,14 @@ def tell(text: str) -> None:
 def echo(text: str) -> None:
     """Text on standard error that says itself whose it is, as wide as the terminal."""
     with suppress(BrokenPipeError):  # a reader that went away changes no exit code
-        click.echo(wrapped(as_options(text), width_of()), err=True)
+        click.echo(printable(wrapped(as_options(text), width_of())), err=True)
+
+
+def write(text: str = "") -> None:
+    """A result on standard output; nothing that is foreign in it is obeyed by a terminal or a CI system."""
+    click.echo(printable(text))
+
+
+def write_json(body: object, indent: int = 1) -> None:
+    """A result on standard output, as JSON in ASCII."""
+    click.echo(json.dumps(body, indent=indent, allow_nan=False))

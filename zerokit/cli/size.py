@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from zerokit.cli import options as shared_options
 from zerokit.cli.base import Command
-from zerokit.cli.say import say
+from zerokit.cli.say import say, write, write_json
 from zerokit.errors import NothingFits
 
 
@@ -36,11 +35,11 @@ def command(price: str | None, as_json: bool, **options: Any) -> None:
     result = planner.size(options, price=price, say=say)
     body = result.to_dict()
     if as_json:
-        click.echo(json.dumps(body, indent=1, allow_nan=False))
+        write_json(body)
     if result.misfit is not None:
         raise NothingFits(result.misfit)
     if not as_json:
-        click.echo(_text(body))
+        write(_text(body))
 
 
 def _text(body: dict[str, Any]) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from zerokit.cli import options as shared_options
-from zerokit.cli.say import is_loud, say
+from zerokit.cli.say import is_loud, say, write, write_json
 from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.errors import InputError
 from zerokit.launcher.supervisor.heartbeat_default import TUNE_SECONDS
@@ -129,8 +128,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 
 def _print(body: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(body, indent=1, allow_nan=False))
+        write_json(body)
         return
     from zerokit.cli.tune_table import text
 
-    click.echo(text(body))
+    write(text(body))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zerokit.cli.base import Command
-from zerokit.cli.say import say
+from zerokit.cli.say import say, write
 from zerokit.errors import InputError
 from zerokit.units import counted
 
@@ -89,11 +89,11 @@ def _lines(watched: WatchedRun, every: float) -> RunReport:
         announced = True
         for alarm in alarms:
             if alarm.key not in said_alarms:
-                click.echo(f"ALARM {alarm.text}")
+                write(f"ALARM {alarm.text}")
                 said_alarms.add(alarm.key)
         if watched.is_over(report):
             steps, count = max((rank.steps for rank in report.ranks), default=0), len(report.ranks)
-            click.echo(f"{report.outcome.words}: {counted(count, 'rank')}, step {steps}")
+            write(f"{report.outcome.words}: {counted(count, 'rank')}, step {steps}")
             say("the run has ended")
             return report
         time.sleep(every)

@@ -8,8 +8,9 @@ what is recognised and what is not.
 
 from __future__ import annotations
 
+import functools
+import html
 import itertools
-import json
 import os
 import re
 import urllib.parse
@@ -22,13 +23,35 @@ _SHORTEST = 8  # a shorter value would blot out ordinary text: it is masked besi
 _LONGEST_HELD = 1 << 14
 _HELD = 512  # bytes kept back where a line is cut: what a form can need
 
+# Words of names: anywhere in one; at its end; "pass", "tokens" and "key" only behind one of those named.
 _STRONG = frozenset(
-    ("secret", "secrets", "password", "passwd", "passphrase", "passcode", "credential", "credentials")
+    ("secret", "secrets", "password", "passwords", "passwd", "passphrase", "passcode", "credential",
+     "credentials", "pgpassword", "sshpass", "userpass")
+)  # fmt: skip
+_LAST = frozenset(
+    (
+        "token",
+        "pwd",
+        "auth",
+        "pat",
+        "apikey",
+        "authtoken",
+        "accesstoken",
+        "jwt",
+        "bearer",
+        "dsn",
+        "accountkey",
+    )
 )
-_LAST = frozenset(("token", "pwd", "auth", "pat", "apikey", "authtoken", "accesstoken"))
+_OWNERS = frozenset(
+    ("hf", "hub", "api", "access", "auth", "bot", "user", "db", "database", "git", "github", "gitlab", "npm",
+     "pypi", "wandb", "slack", "smtp", "mail", "ftp", "ldap", "http", "proxy", "admin", "root", "mysql", "pg",
+     "postgres", "redis", "mongo", "rabbitmq", "ssh", "registry", "docker", "openai", "refresh", "login")
+)  # fmt: skip
+_BEHIND_OWNER = frozenset(("pass", "tokens", "keys"))
 _KEYS = frozenset(
     ("api", "access", "private", "secret", "signing", "encryption", "auth", "service", "license", "master",
-     "session", "account", "storage", "deploy", "subscription")
+     "session", "account", "storage", "deploy", "subscription", "shared")
 )  # fmt: skip
 # of a tokenizer, or of a rate
 _NO_TOKEN = frozenset(
@@ -43,31 +66,52 @@ _HARMLESS_LAST = frozenset(
 _NOT_SECRETS = frozenset(("PWD", "OLDPWD"))
 _FLAG = re.compile(r"true|false|yes|no|on|off|none|null|auto", re.IGNORECASE)
 
-_ASSIGNED = (
-    r"(?:token|secret|passw(?:or)?d|passphrase|pwd|credentials?|api[-_]?key|access[-_]?key|private[-_]?key|"
-    r"secret[-_]?key|auth)"
-)
+# Tokens by their beginning, and what follows it.
+_TOKENS: Mapping[str, str] = {
+    "hf_": "[A-Za-z0-9]{16,}", "api_org_": "[A-Za-z0-9]{16,}", "sk-": "[A-Za-z0-9_-]{16,}",
+    "[sr]k_(?:live|test)_": "[A-Za-z0-9]{16,}", "gh[pousr]_": "[A-Za-z0-9]{20,}",
+    "github_pat_": "[A-Za-z0-9_]{20,}", "glpat-": "[A-Za-z0-9_-]{16,}", "xox[abeprs]-": "[A-Za-z0-9-]{10,}",
+    "A[KS]IA": "[A-Z0-9]{16}", "AIza": "[A-Za-z0-9_-]{30,}", "ya29\\.": "[A-Za-z0-9_-]{20,}",
+    "nvapi-": "[A-Za-z0-9_-]{20,}", "gsk_": "[A-Za-z0-9]{20,}", "npm_": "[A-Za-z0-9]{30,}",
+    "pypi-": "[A-Za-z0-9_-]{30,}", "r8_": "[A-Za-z0-9]{30,}", "xai-": "[A-Za-z0-9]{30,}",
+    "dop_v1_": "[a-f0-9]{40,}", "pplx-": "[A-Za-z0-9]{30,}", "wandb_v1_": "[A-Za-z0-9_]{20,}",
+}  # fmt: skip
+# Forms, behind words of which one stands, in lower case, in every text that has the form. In none a part that
+# may be long follows another that takes the same letters, and none can begin inside a long part of its own:
+# each reads a text once, or a fixed number of times.
 _FORMS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rb"(?i)(?P<kept>\b[a-z][a-z0-9+.-]*://[^\s/:@\"']*:)(?P<secret>[^\s/\"'@]+(?:@[^\s/\"'@]+)*)(?=@)",
-        rb"(?i)(?P<kept>\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token|digest)?\s*)"
-        rb"(?P<secret>[^\s\"',;]{4,})",
-        rb"(?i)(?P<kept>\b(?:set-)?cookie[\"']?\s*:\s*[\"']?)(?P<secret>[^\r\n\"']{4,})",
-        rb"(?i)(?P<kept>\bbearer\s+)(?P<secret>[a-z0-9._~+/=-]{8,})",
-        rb"(?P<kept>)(?P<secret>\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|"
-        rb"github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|xox[abprs]-[A-Za-z0-9-]{10,}|"
-        rb"AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+))",
-        rb"(?P<kept>-----BEGIN [A-Z ]*PRIVATE KEY-----)(?P<secret>[^-]+)",
-        rb"(?i)(?P<kept>(?<![\w.-])(?P<name>(?:[\w.-]*[_.-])?"
-        + _ASSIGNED.encode()
-        + rb")[\"']?\s*[:=]\s*[\"']?)"
-        rb"(?P<secret>[a-z0-9_+/=.~!@#$%^*-]{8,}(?![\w.\[(<]))",
+    (hints.split(), re.compile(pattern))
+    for hints, pattern in (
+        (
+            b"://",
+            rb"(?i)(?P<kept>(?<=[a-z0-9+.-])://[^\s/:@\"']*:)(?P<secret>[^\s/\"'@]+(?:@[^\s/\"'@]+)*)(?=@)",
+        ),
+        (b"://", rb"(?i)(?P<kept>(?<=[a-z0-9+.-])://)(?P<secret>(?P<user>[^\s/:@\"']{16,})(?=:?@))"),
+        (
+            b"authorization",
+            rb"(?i)(?P<kept>\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?"
+            rb"(?:(?:bearer|basic|token|digest)\s+)?)(?P<secret>[^\s\"',;]{4,})",
+        ),
+        (b"cookie", rb"(?i)(?P<kept>\b(?:set-)?cookie[\"']?\s*:\s*[\"']?)(?P<secret>[^\r\n\"']{4,})"),
+        (b"bearer", rb"(?i)(?P<kept>\bbearer\s+)(?P<secret>[a-z0-9._~+/=-]{8,})"),
+        (
+            b"hf_ api_org_ sk- k_live_ k_test_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- xox akia asia "
+            b"aiza ya29. nvapi- gsk_ npm_ pypi- r8_ xai- dop_v1_ pplx- wandb_v1_",
+            rb"(?P<kept>)(?P<secret>\b(?:"
+            + "|".join(start + rest for start, rest in _TOKENS.items()).encode()
+            + rb"))",
+        ),
+        (b"eyj", rb"(?P<kept>)(?P<secret>\b(?P<jwt>eyJ[\w-]*(?:\.[\w-]+)*))"),
+        (b"-----begin", rb"(?P<kept>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(?P<secret>[^-]+)"),
+        (
+            b"token secret pass pwd credential key auth jwt",
+            rb"(?i)(?P<kept>(?<![\w.-])(?P<name>[\w.-]{0,80}(?:token|secret|pass|pwd|credential|key|auth|jwt)"
+            rb"[a-z]{0,12})[\"']?\s*[:=]\s*[\"']?)"
+            rb"(?P<secret>[a-z0-9_+/=.~!@#$%^*-]{8,}(?![\w.\[(<]))",
+        ),
     )
 )
-# One of these stands in every text that a form matches; in lower case.
-_HINTS = (b"://", b"cookie", b"bearer", b"hf_", b"sk-", b"gh", b"glpat", b"xox", b"akia", b"aiza", b"eyj",
-          b"key", b"token", b"secret", b"passw", b"passphrase", b"pwd", b"credential", b"auth")  # fmt: skip
+_JWT = re.compile(rb"[\w-]{11,}\.[\w-]{8,}\.[\w-]+")
 _NUMBER = re.compile(rb"[\d.eE+-]*")
 _OPTION = re.compile(r"--[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
 
@@ -85,6 +129,8 @@ def is_secret_name(name: str) -> bool:
         len(words) > 1 and words[-2] == "token" and words[-1] in ("read", "write", "value")
     ):
         return not _NO_TOKEN.intersection(words)
+    if words[-1] in _BEHIND_OWNER and _OWNERS.intersection(words):
+        return True
     return any(second == "key" and first in _KEYS for first, second in itertools.pairwise(words))
 
 
@@ -101,10 +147,8 @@ class Secrets:
         for value in _inside((*environment.values(), *arguments)):
             _add(labels, value, MASK)
         literals = sorted(labels.items(), key=lambda pair: -len(pair[0]))
-        self._labels = {os.fsencode(value): label.encode() for value, label in literals}
-        patterns = [re.escape(value) for value in self._labels]
-        self._literals = re.compile(b"|".join(patterns)) if patterns else None
-        longest = max(map(len, self._labels), default=0)
+        self._literals = [(re.compile(_in_any_form(value)), label.encode()) for value, label in literals]
+        longest = max((_LONGEST_ESCAPE * len(os.fsencode(value)) for value, _ in literals), default=0)
         self.held_bytes = min(_LONGEST_HELD, max(_HELD, longest))
 
     def text(self, text: str) -> str:
@@ -114,21 +158,18 @@ class Secrets:
 
     def data(self, data: bytes) -> bytes:
         """The bytes without secrets; whole lines, or what :meth:`cut` allows, so that none is cut in two."""
-        if self._literals is not None:
-            data = self._literals.sub(lambda match: self._labels[match[0]], data)
+        for pattern, label in self._literals:
+            data = pattern.sub(lambda _, label=label: label, data)  # type: ignore[misc]
         data = packed.PATTERN.sub(packed.SHOWN.encode(), data) if b"--packed=" in data else data
-        lower = data.lower()
-        if not any(hint in lower for hint in _HINTS):
-            return data
-        for form in _FORMS:
+        for form in _forms_in(data):
             data = form.sub(_mask, data)
         return data
 
     def cut(self, data: bytes) -> int:
         """How much of a line that has not ended may be passed on with no secret cut in two."""
         end = max(0, len(data) - self.held_bytes)
-        for pattern in (self._literals, *_FORMS):
-            for match in pattern.finditer(data) if pattern is not None else ():
+        for pattern in (*(pattern for pattern, _ in self._literals), *_forms_in(data)):
+            for match in pattern.finditer(data):
                 if match.start() < end < match.end():
                     end = match.start()
         return end
@@ -165,14 +206,25 @@ def _inside(texts: Iterable[str]) -> Iterable[str]:
     """The passwords of URLs and the credentials of HTTP headers in the texts, also percent-decoded."""
     for text in texts:
         data = os.fsencode(text) if "@" in text or "uthorization" in text.lower() else b""
-        for form in _FORMS[:2] if data else ():
+        for _, form in _FORMS[:3] if data else ():
             for match in form.finditer(data):
                 value = os.fsdecode(match["secret"])
                 yield from {value, urllib.parse.unquote(value)}
 
 
+def _forms_in(data: bytes) -> list[re.Pattern[bytes]]:
+    """The forms that a text may have."""
+    lower = data.lower()
+    return [form for hints, form in _FORMS if any(hint in lower for hint in hints)]
+
+
 def _mask(match: re.Match[bytes]) -> bytes:
-    secret, name = match["secret"], match.groupdict().get("name")
+    groups = match.groupdict()
+    secret, name = match["secret"], groups.get("name")
+    if "jwt" in groups and _JWT.fullmatch(secret) is None:
+        return match[0]
+    if "user" in groups and not re.search(rb"\d", secret):
+        return match[0]  # a name
     if secret.startswith(b"<") or MASK.encode() in secret or _FLAG.fullmatch(secret.decode("latin-1")):
         return match[0]
     if name is not None and (_NUMBER.fullmatch(secret) or not is_secret_name(name.decode("latin-1"))):
@@ -201,13 +253,42 @@ def _secret_arguments(argv: Sequence[str]) -> Iterable[str]:
 
 
 def _add(labels: dict[str, str], value: str, label: str) -> None:
-    """The value in the forms in which programs print it, and each of its lines."""
+    """The value, without what surrounds it, and each of its lines."""
     for part in {value, *re.split(r"[\r\n]+", value)}:
         if len(part.strip()) < _SHORTEST or _FLAG.fullmatch(part):
             continue
-        quoted = urllib.parse.quote(part, safe="", errors="surrogateescape")
-        for form in (part, part.strip(), json.dumps(part)[1:-1], repr(part)[1:-1], quoted):
-            labels.setdefault(form, label)
+        labels.setdefault(part.strip(), label)
+
+
+_LONGEST_ESCAPE = 12
+_PLAIN = re.compile(r"[A-Za-z0-9_]")
+
+
+def _in_any_form(value: str) -> bytes:
+    """A pattern of the value as programs print it: as it is, percent-encoded whatever is left out, in JSON, a
+    ``repr``, HTML or quoted for a shell, also one in another."""
+    return b"".join(letter.encode() if _PLAIN.fullmatch(letter) else _escapes(letter) for letter in value)
+
+
+@functools.cache
+def _escapes(letter: str) -> bytes:
+    """A pattern of one letter that some program escapes."""
+    raw, code = os.fsencode(letter), ord(letter)
+    units = letter.encode("utf-16-be", "surrogatepass")
+    forms = {
+        rb"\\{0,4}" + re.escape(raw),
+        b"".join(b"%%(?:25)?(?i:%02x)" % byte for byte in raw),
+        b"".join(rb"\\{1,4}u(?i:%s)" % units[at : at + 2].hex().encode() for at in range(0, len(units), 2)),
+        b"".join(rb"\\{1,4}x(?i:%02x)" % byte for byte in raw),
+        rb"\\{1,4}x(?i:%02x)" % code if code < 256 else rb"\\{1,4}U(?i:%08x)" % code,
+        re.escape(html.escape(letter).encode("utf-8", "surrogateescape")),
+        rb"&#(?:%d|(?i:x0?%x));" % (code, code),
+    }
+    named = {"\t": b"t", "\n": b"n", "\r": b"r"}.get(letter)
+    forms |= {rb"\\{1,4}" + named} if named else set()
+    forms |= {rb"\+"} if letter == " " else set()
+    forms |= {rb"""'(?:"'"|\\'|\\"'\\")'"""} if letter == "'" else set()
+    return b"(?:" + b"|".join(sorted(forms, key=len, reverse=True)) + b")"
 
 
 def _is_path(value: str) -> bool:

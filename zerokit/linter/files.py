@@ -7,8 +7,9 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from zerokit.errors import FileInputError, InputError
 from zerokit.linter.accelerate.keys import LAUNCH, is_file
@@ -18,10 +19,11 @@ from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
 from zerokit.linter.arguments_file import lint_arguments
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.readers import forget_scripts
+from zerokit.linter.discover import leaves
 from zerokit.linter.finding import Finding, finding_at, is_missing
 from zerokit.linter.given_file import similar
 from zerokit.linter.hostfile import lint_hostfile
-from zerokit.linter.kinds import KINDS, UNKNOWN, detect_kind, what_else
+from zerokit.linter.kinds import KINDS, UNKNOWN, detect_kind, parsed, what_else
 from zerokit.linter.suppress import without_ignored
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.batch import ranks_of
@@ -32,10 +34,9 @@ from zerokit.strictload import (
     Location,
     Problem,
     decode,
-    parse_json,
-    parse_yaml,
     read_text,
 )
+from zerokit.suggest import few_searches
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class CheckedFile:
 
     Attributes:
         text: as it was read.
+        is_foreign: it was reached by a link, or is named in another file, not by who runs us: what stands in
+            it is not shown.
         batch_ranks: the only number of ranks that its batch sizes are for, where the run's was not said.
     """
 
@@ -52,6 +55,7 @@ class CheckedFile:
     document: Document | None = field(repr=False)
     findings: list[Finding] = field(default_factory=list)
     text: str = field(default="", repr=False)
+    is_foreign: bool = False
     batch_ranks: int | None = None
 
     @property
@@ -66,7 +70,7 @@ def check_files(
     *,
     kind: str | None = None,
     ignore: frozenset[str] = frozenset(),
-    discovered: Collection[str] = (),
+    discovered: Mapping[str, str] = MappingProxyType({}),
 ) -> list[CheckedFile]:
     """Lint every file, and every DeepSpeed JSON and hostfile that an accelerate YAML among them names.
 
@@ -74,7 +78,8 @@ def check_files(
 
     Args:
         ignore: rules that are not shown.
-        discovered: paths that were found in a folder: what is no configuration is left out.
+        discovered: paths that were found in a folder, and that folder: what is no configuration is left
+            out, and a file outside of it that one of them names.
 
     Raises:
         InputError: an unknown kind.
@@ -88,9 +93,11 @@ def check_files(
     real_paths = {_real(file.path) for file in files}
     for yaml_file in [file for file in files if file.kind == "accelerate" and file.document is not None]:
         for named, named_kind in ((_named_file(yaml_file), "deepspeed"), (_hostfile(yaml_file), "hostfile")):
-            if named is not None and _real(named) not in real_paths:
-                real_paths.add(_real(named))
-                files.append(read_file(str(named), kind=named_kind))
+            folder = discovered.get(yaml_file.path)
+            if named is None or _real(named) in real_paths or (folder is not None and leaves(named, folder)):
+                continue
+            real_paths.add(_real(named))
+            files.append(read_file(str(named), kind=named_kind, is_foreign=True))
     _lint(files, context)
     for file in files:
         file.findings = without_ignored(file.findings, file.text, ignore)
@@ -102,29 +109,45 @@ STANDARD_INPUT = "<stdin>"
 _ENDINGS = (".json", ".yaml", ".yml", "")
 
 
-def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
+def read_file(path: str, *, kind: str | None = None, is_foreign: bool = False) -> CheckedFile:
     """Read one file (``-``: standard input); what keeps it from being read is its only finding."""
     text = ""
+    is_foreign = is_foreign or pathlib.Path(path).is_symlink()
     try:
         if path == "-":
             path, text = STANDARD_INPUT, decode(sys.stdin.buffer.read(MAX_BYTES), STANDARD_INPUT)
         else:
             text = read_text(path, keep_mark=True)
         without_bom = text.removeprefix(BYTE_ORDER_MARK)
-        kind = kind or detect_kind(path, without_bom)
-        return CheckedFile(path=path, kind=kind, document=_parse(path, text, without_bom, kind), text=text)
+        with few_searches():
+            kind = kind or detect_kind(path, without_bom)
+        document = _parse(path, text, without_bom, kind)
+        return CheckedFile(path=path, kind=kind, document=document, text=text, is_foreign=is_foreign)
     except FileInputError as error:
         finding = Finding(
             path=path,
             location=Location(error.line or 1, error.column or 1),
             rule="syntax" if error.line else "unreadable",
             severity="error",
-            marked=error.message if os.path.lexists(path) or path == STANDARD_INPUT else _not_there(path),
+            marked=_not_there(path)
+            if not os.path.lexists(path) and path != STANDARD_INPUT
+            else "cannot be read as what it should be"
+            if is_foreign and error.line and error.message != UNKNOWN
+            else error.message,
             marked_fix="",
         )
     except Exception as error:
         finding = internal_error(path, error)
-    return CheckedFile(path=path, kind=kind or "unknown", document=None, findings=[finding], text=text)
+    finally:
+        parsed.cache_clear()
+    return CheckedFile(
+        path=path,
+        kind=kind or "unknown",
+        document=None,
+        findings=[finding],
+        text=text,
+        is_foreign=is_foreign,
+    )
 
 
 def _not_there(path: str) -> str:
@@ -136,11 +159,9 @@ def _parse(path: str, text: str, without_bom: str, kind: str) -> Document:
         return Document(path=path, text=text)
     is_json = path.endswith(".json") or (path == STANDARD_INPUT and without_bom.lstrip()[:1] == "{")
     if kind != "deepspeed" and not is_json:
-        return parse_yaml(without_bom, path)
-    document = parse_json(without_bom, path, strict=False)
-    if without_bom != text:
-        document.problems.append(_MARK)
-    return document
+        return parsed(path, without_bom, "yaml")
+    document = parsed(path, without_bom, "json")
+    return document if without_bom == text else replace(document, problems=[*document.problems, _MARK])
 
 
 _MARKS = re.compile(
@@ -214,7 +235,8 @@ INTERNAL_ERROR = "internal-error"
 def _add(file: CheckedFile, lint: Callable[[], Iterable[Finding]]) -> None:
     """Add what ``lint`` finds; where it breaks, that is a finding, and the other files keep theirs."""
     try:
-        file.findings += lint()
+        with few_searches():
+            file.findings += lint()
     except Exception as error:
         file.findings.append(internal_error(file.path, error))
 

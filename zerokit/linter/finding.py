@@ -102,6 +102,7 @@ def finding_at(
     edits: tuple[Edit, ...] = (),
     suggests: str = "",
     missing: str | tuple[str, ...] = "",
+    is_ignored: bool = False,
 ) -> Finding:
     """A finding at ``path`` of a document, or where the nearest parent of it is written."""
     return Finding(
@@ -115,13 +116,20 @@ def finding_at(
         edits=edits,
         suggests=suggests,
         missing=missing,
+        is_ignored=is_ignored,
     )
 
 
 _UNREADABLE = frozenset({"not-finite", "yaml-number-as-text"})
-_WRONG_VALUE = _UNREADABLE | {"number-as-text", "wrong-kind", "wrong-value", "out-of-range"}
+_WRONG_VALUE = frozenset({"number-as-text", "wrong-kind", "wrong-value", "out-of-range"})
 """Rules about a value that cannot be what its key takes: what else is said of the key follows."""
 _NOT_READ = frozenset({"unknown-key", "misplaced-key", "unknown-parameter", "parameter-beside-params"})
+_AUTO = frozenset({"auto-not-filled"})
+_CAUSES = {  # what else follows, for findings of what rules it does not, and whether the line is enough
+    _UNREADABLE: (_UNREADABLE, True),
+    _WRONG_VALUE: (_WRONG_VALUE | _UNREADABLE | _AUTO, False),
+    _AUTO: (_NOT_READ | _AUTO, False),
+}
 
 
 def one_for_each_cause(findings: Sequence[Finding]) -> list[Finding]:
@@ -132,36 +140,48 @@ def one_for_each_cause(findings: Sequence[Finding]) -> list[Finding]:
     """
     severities = [finding.severity for finding in findings]
     goes_on = [finding.is_ignored for finding in findings]
-    consequences = set()
-    for number, finding in enumerate(findings):
-        cause = next(
-            (index for index, other_finding in enumerate(findings) if _follows(finding, other_finding)), None
-        )
-        if cause is not None:
-            consequences.add(number)
-            severities[cause] = min(severities[cause], finding.severity, key=SEVERITIES.index)
-            goes_on[cause] = goes_on[cause] and (finding.is_ignored or finding.severity != "error")
+    cause_of = _causes(findings)
+    for number, cause in cause_of.items():
+        finding = findings[number]
+        severities[cause] = min(severities[cause], finding.severity, key=SEVERITIES.index)
+        goes_on[cause] = goes_on[cause] and (finding.is_ignored or finding.severity != "error")
     return [
-        replace(finding, severity=severities[number], is_ignored=goes_on[number])
+        finding
+        if (finding.severity, finding.is_ignored) == (severities[number], goes_on[number])
+        else replace(finding, severity=severities[number], is_ignored=goes_on[number])
         for number, finding in enumerate(findings)
-        if number not in consequences
+        if number not in cause_of
     ]
 
 
-def _follows(consequence: Finding, cause: Finding) -> bool:
-    if consequence is cause:
-        return False
-    if consequence.missing and cause.suggests.startswith(consequence.missing):
-        return True
-    if cause.rule in _UNREADABLE and consequence.rule not in _UNREADABLE:
-        return cause.location.line == consequence.location.line
-    if consequence.location not in (cause.location, *cause.also):
-        return False
-    if consequence.rule == "auto-not-filled":
-        return cause.rule in _NOT_READ
-    if cause.rule == "auto-not-filled":
-        return consequence.rule not in _NOT_READ
-    return cause.rule in _WRONG_VALUE and consequence.rule not in _WRONG_VALUE
+def _causes(findings: Sequence[Finding]) -> dict[int, int]:
+    """Of each finding that follows from another, the first that it follows from; in linear time."""
+    first: dict[tuple[frozenset[str], int | Location], int] = {}
+    for number, cause in enumerate(findings):
+        for rules in (*_CAUSES, _NOT_READ):
+            if cause.rule in rules:
+                for at in (cause.location, *cause.also):
+                    first.setdefault((rules, at), number)
+                first.setdefault((rules, cause.location.line), number)
+    cause_of = {}
+    for number, finding in enumerate(findings):
+        places = [
+            (rules, finding.location.line if on_line else finding.location)
+            for rules, (unless, on_line) in _CAUSES.items()
+            if finding.rule not in unless
+        ]
+        if finding.rule in _AUTO:
+            places.append((_NOT_READ, finding.location))
+        causes = [first[place] for place in places if place in first]
+        if finding.missing:
+            causes += [
+                index
+                for index, cause in enumerate(findings)
+                if cause is not finding and cause.suggests.startswith(finding.missing)
+            ]
+        if causes:
+            cause_of[number] = min(causes)
+    return cause_of
 
 
 def is_missing(name: str, reader: str) -> str:

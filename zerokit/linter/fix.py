@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
+from zerokit.linter.discover import leaves
 from zerokit.linter.files import CheckedFile
 from zerokit.linter.finding import Finding
+from zerokit.messages import shown
 from zerokit.rules.types import Edit
-from zerokit.strictload import Document, Location, Path, parse_json, parse_yaml
+from zerokit.strictload import Document, Lines, Path, parse_json, parse_yaml
 
+_MOST_ROUNDS = 3
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _YAML_SCALAR = re.compile(r"""\"[^"\n\\]*\"|'[^'\n]*'|[^\s#,\[\]{}"'&*!|>]+""")
 _YAML_KEY = re.compile(r"""[^\s:#]+|"[^"]*"|'[^']*'""")
@@ -30,20 +35,29 @@ def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
     """
     if file.document is None or file.kind not in ("deepspeed", "accelerate"):
         return []
+    if (
+        file.is_foreign
+        and leaves(file.path, pathlib.Path.cwd())
+        and leaves(file.path, pathlib.Path(file.path).parent)
+    ):
+        raise InputError(f"{shown(file.path)}: a link or another file leads here; name the file to fix it")
     if any(problem.rule == "duplicate-key" for problem in file.document.problems):
         return []  # a key names two locations
     as_json = bool(file.document.spans) and file.document.text.lstrip().startswith(("{", "/", "#"))
     as_json = as_json and (file.kind == "deepspeed" or file.path.endswith(".json"))
-    document, fixed = file.document, []
-    for finding in file.findings:
-        is_applicable = finding.fixable == "safe" or (unsafe and finding.fixable == "unsafe")
-        if not is_applicable or finding.rule == "json-trailing-comma":
-            continue  # commas below, from the end, so that locations stay true
-        before = document
-        for edit in finding.edits:
-            document = _changed(document, edit, as_json=as_json) or document
-        if document is not before:
-            fixed.append(finding)
+    found = [
+        finding
+        for finding in file.findings
+        if finding.fixable == "safe" or (unsafe and finding.fixable == "unsafe")
+        if finding.rule != "json-trailing-comma"  # below, when all else is in place
+    ]
+    edits = [edit for finding in found for edit in finding.edits]
+    document, done = file.document, set[tuple[str, str]]()
+    for _ in range(_MOST_ROUNDS):  # an edit may be about what another one renamed
+        left = [edit for edit in edits if (edit.kind, edit.key) not in done]
+        document, written = _changed(document, left, as_json=as_json)
+        done |= {(edit.kind, edit.key) for edit in written}
+    fixed = [one for one in found if any((edit.kind, edit.key) in done for edit in one.edits)]
     text, commas = _without_trailing_commas(document) if as_json else (document.text, 0)
     fixed += [finding for finding in file.findings if finding.rule == "json-trailing-comma"][:commas]
     # the text was read without it
@@ -53,15 +67,33 @@ def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
     return fixed
 
 
-def _changed(document: Document, edit: Edit, *, as_json: bool) -> Document | None:
-    """The document after one edit; ``None`` where it does not apply."""
-    text = _apply_json(document, edit) if as_json else _apply_yaml(document, edit)
-    if text is None:
-        return None
+def _changed(document: Document, edits: Sequence[Edit], *, as_json: bool) -> tuple[Document, list[Edit]]:
+    """The document after those edits that apply, and these: from the last to the first, so that locations
+    stay true. One inside another is left to the next pass; what leaves no document is not made."""
+    paths: dict[Path, Edit] = {tuple(edit.key.split(".")): edit for edit in edits}
+    order = sorted((path for path in paths if path in document.keys), key=document.keys.__getitem__)
+    lines, text, before = Lines(document.text), document.text, len(document.text)
+    names: set[Path] = set()
+    written: list[Edit] = []
+    for path in reversed(order):
+        edit, name = paths[path], (*path[:-1], str(paths[path].value))
+        if path not in document.spans or document.spans[path][1] > before or name in names:
+            continue
+        changed = _apply(document, edit, text, lines, as_json=as_json)
+        if changed is not None:
+            text, before = changed, lines.offset(document.keys[path])
+            written.append(edit)
+            names |= {name} if edit.kind == "rename" else set()
     try:
-        return parse_json(text, document.path, strict=False) if as_json else parse_yaml(text, document.path)
+        parse = functools.partial(parse_json, strict=False) if as_json else parse_yaml
+        return (parse(text, document.path) if written else document), written
     except FileInputError:
-        return None  # its location is written in a way that this cannot change
+        if len(written) < 2:
+            return document, []  # its location is written in a way that this cannot change
+    half = len(written) // 2
+    document, first = _changed(document, written[:half], as_json=as_json)
+    document, second = _changed(document, written[half:], as_json=as_json)
+    return document, first + second
 
 
 def _write(path: str, text: str) -> None:
@@ -74,29 +106,29 @@ def _write(path: str, text: str) -> None:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _offset(text: str, location: Location) -> int:
-    start = 0
-    for _ in range(location.line - 1):
-        start = text.index("\n", start) + 1
-    return start + location.column - 1
+def _apply(document: Document, edit: Edit, text: str, lines: Lines, *, as_json: bool) -> str | None:
+    """The text after one edit; ``None`` where it cannot be made.
 
-
-def _apply_json(document: Document, edit: Edit) -> str | None:
-    """The text after one edit; ``None`` when its key is no longer there."""
+    Args:
+        text: the document's, in which only what comes later was changed.
+    """
     path: Path = tuple(edit.key.split("."))
-    if path not in document.keys or path not in document.spans:
-        return None
-    text = document.text
-    start = _offset(text, document.keys[path])
+    start = lines.offset(document.keys[path])
     if edit.kind == "rename":
-        name = _STRING.match(text, start)
+        name = (_STRING if as_json else _YAML_KEY).match(text, start)
         if name is None or (*path[:-1], str(edit.value)) in document.keys:
             return None
-        return text[:start] + json.dumps(edit.value) + text[name.end() :]
+        return text[:start] + (json.dumps(edit.value) if as_json else str(edit.value)) + text[name.end() :]
     value_start, value_end = document.spans[path]
-    if edit.kind == "set":
-        return text[:value_start] + json.dumps(edit.value) + text[value_end:]
-    return _without_member(text, start, value_end)
+    if as_json:
+        if edit.kind == "set":
+            return text[:value_start] + json.dumps(edit.value) + text[value_end:]
+        return _without_member(text, start, value_end)
+    start = lines.offset(document.values[path])
+    old = _YAML_SCALAR.match(text, start)
+    if edit.kind != "set" or old is None:
+        return None  # a YAML block is not taken out: its extent is a matter of indentation
+    return text[:start] + _yaml_scalar(edit.value) + text[old.end() :]
 
 
 def _without_member(text: str, start: int, end: int) -> str:
@@ -118,32 +150,14 @@ def _without_member(text: str, start: int, end: int) -> str:
 
 
 def _without_trailing_commas(document: Document) -> tuple[str, int]:
-    text = document.text
-    locations = [problem.location for problem in document.problems if problem.rule == "json-trailing-comma"]
-    for location in sorted(locations, reverse=True):
-        at = _offset(text, location)
-        text = text[:at] + text[at + 1 :]
-    return text, len(locations)
-
-
-def _apply_yaml(document: Document, edit: Edit) -> str | None:
-    path: Path = tuple(edit.key.split("."))
-    if path not in document.keys or path not in document.spans:
-        return None
-    text = document.text
-    if edit.kind == "rename":
-        start = _offset(text, document.keys[path])
-        name = _YAML_KEY.match(text, start)
-        if name is None or (*path[:-1], str(edit.value)) in document.keys:
-            return None
-        return text[:start] + str(edit.value) + text[name.end() :]
-    if edit.kind == "set":
-        start = _offset(text, document.values[path])
-        old = _YAML_SCALAR.match(text, start)
-        if old is None:
-            return None
-        return text[:start] + _yaml_scalar(edit.value) + text[old.end() :]
-    return None  # a YAML block is not taken out: its extent is a matter of indentation
+    lines, text = Lines(document.text), document.text
+    commas = sorted(
+        lines.offset(problem.location)
+        for problem in document.problems
+        if problem.rule == "json-trailing-comma"
+    )
+    parts = zip([0, *(at + 1 for at in commas)], [*commas, len(text)], strict=True)
+    return "".join(text[start:end] for start, end in parts), len(commas)
 
 
 def _yaml_scalar(value: Any) -> str:

@@ -138,7 +138,7 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
     match = _LINE.fullmatch(line)
     if match is None:
         return _finding(
-            path, number, column, "hostfile-syntax", f"{line[:60]!r} names no slots", "write: HOST slots=N"
+            path, number, column, "hostfile-syntax", "the line names no slots", "write: HOST slots=N"
         )
     host, rest = match["host"], match["rest"].split("#")[0].strip()
     wrong = _wrong_host(host)
@@ -152,7 +152,7 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
             number,
             at,
             "hostfile-slots",
-            f"{rest[:60]!r} is not slots=N: "
+            "the line does not go on with slots=N: "
             + (
                 "DeepSpeed reads the digits and drops the rest"
                 if re.match(r"slots=\d", rest)
@@ -175,18 +175,17 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
 
 def _wrong_host(host: str) -> tuple[str, str, str] | None:
     """Rule, message and fix of what cannot be a host; None for a host."""
-    quoted = repr(host[:60])
     if host.startswith("-"):
-        message = f"{quoted} would be given to ssh as an option, which can run a command"
+        message = "the host begins with -, and would be given to ssh as an option, which can run a command"
         return "hostfile-option-as-host", message, "write a host name"
     if "@" in host:
-        message = f"{quoted} names a user: DeepSpeed takes @ as the mark between hosts"
+        message = "the host names a user: DeepSpeed takes @ as the mark between hosts"
         return "hostfile-user", message, "write the host alone, and the user in ~/.ssh/config"
     if _IPV6.fullmatch(host):
-        message = f"{quoted} is an IPv6 address: pdsh takes a colon as the mark after its transport"
+        message = "the host is an IPv6 address: pdsh takes a colon as the mark after its transport"
         return "hostfile-host", message, "write a name that resolves to it"
     if not _HOST.fullmatch(host):
-        return "hostfile-host", f"{quoted} is no host name", "write a name or an address"
+        return "hostfile-host", "the line begins with no host name", "write a name or an address"
     return None
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from zerokit.errors import FileInputError
 from zerokit.linter.accelerate.keys import key_list as accelerate_keys
 from zerokit.linter.deepspeed.keylist import wrapper
 from zerokit.linter.deepspeed.tables import key_list
-from zerokit.strictload import parse_json, parse_yaml
+from zerokit.strictload import Document, parse_json, parse_yaml
 from zerokit.suggest import nearest, synonym
 
 KINDS = ("deepspeed", "accelerate", "hostfile", "plan", "recipe")
@@ -35,6 +36,12 @@ _PACKAGE = frozenset({"dependencies", "devDependencies", "scripts"})
 _OF_OTHERS = (".py", ".pyi", ".ipynb", ".sh", ".slurm", ".sbatch", ".md", ".rst", ".toml")
 
 
+@functools.lru_cache(maxsize=1)
+def parsed(path: str, text: str, grammar: Literal["json", "yaml"]) -> Document:
+    """What the text says, in either grammar; kept, for who asks first what it is. Not to be changed."""
+    return parse_json(text, path, strict=False) if grammar == "json" else parse_yaml(text, path)
+
+
 def detect_kind(path: str, text: str) -> str:
     """What a file is.
 
@@ -49,9 +56,9 @@ def detect_kind(path: str, text: str) -> str:
     if start != "{" and (name.startswith("hostfile") or has_lines):
         return "hostfile"
     if name.endswith(".json") or (start == "{" and not name.endswith((".yaml", ".yml"))):
-        value = parse_json(text, path, strict=False).value
+        value = parsed(path, text, "json").value
         return _kind_of_json(value) if isinstance(value, dict) else "deepspeed"
-    value = parse_yaml(text, path).value
+    value = parsed(path, text, "yaml").value
     if isinstance(value, dict):
         return _kind_of_mapping(path, value)
     raise FileInputError(path, UNKNOWN, 1, 1)

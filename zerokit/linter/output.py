@@ -9,8 +9,8 @@ from typing import Any
 from zerokit.linter.accelerate.keys import key_list
 from zerokit.linter.files import CheckedFile
 from zerokit.linter.finding import SEVERITIES, Finding
-from zerokit.linter.reports import as_junit, as_sarif, listed
-from zerokit.messages import wrapped
+from zerokit.linter.reports import as_junit, as_sarif, listed, more, not_shown, worst
+from zerokit.messages import OBEYED, shown, wrapped
 from zerokit.units import counted
 
 SCHEMA = "zerokit.check/1"
@@ -31,7 +31,7 @@ def as_text(
     """
     lines: list[str] = []
     for file in files:
-        text = file.text.split("\n")
+        text = [] if file.is_foreign or file.kind == "hostfile" else file.text.split("\n")
         for finding in listed([file], notes):
             location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
             headline = f"{location}: {finding.severity}: {finding.message} [{finding.rule}]"
@@ -41,6 +41,7 @@ def as_text(
                 lines.append(wrapped(f"  fix: {finding.fix}{_FIXABLE[finding.fixable]}", width))
             if finding.source:
                 lines.append(wrapped(f"  source: {finding.source}", width))
+        lines += [wrapped(text, width)] if (text := more(file, notes)) else []
     lines.append(wrapped(summary(files, notes=notes, skipped=skipped), width))
     return "\n".join(lines)
 
@@ -64,19 +65,16 @@ def _source_line(text: Sequence[str], finding: Finding, columns: int) -> list[st
     """The line that a finding is about, and a caret below the word."""
     number, column = finding.location
     line = text[number - 1].rstrip("\r") if 0 < number <= len(text) else ""
-    if not line.strip() or _SECRET.search(line):
-        return []
     widest = min(_WIDEST, columns - len(f"  {number} | "))
-    token = _TOKEN.match(line, column - 1)
-    width = max(1, len(token.group()) if token else 1)
     start = max(0, column - 1 - widest // 2) if len(line) > widest else 0
-    excerpt = line[start : start + widest].replace("\t", " ").translate(_CONTROL)
+    if not line.strip() or _SECRET.search(line[max(0, start - _WIDEST) : start + widest]):
+        return []
+    token = _TOKEN.match(line[column - 1 : column - 1 + widest])
+    width = max(1, len(token.group()) if token else 1)
+    excerpt = OBEYED.sub("?", line[start : start + widest].replace("\t", " "))
     gutter = " " * len(str(number))
     caret = " " * (column - 1 - start) + "^" * min(width, widest - (column - 1 - start))
     return [f"  {number} | {excerpt}", f"  {gutter} | {caret}"]
-
-
-_CONTROL = dict.fromkeys((*range(32), 127, 65279), "?")
 
 
 def summary(files: Sequence[CheckedFile], *, notes: bool = False, skipped: int = 0) -> str:
@@ -100,7 +98,7 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False, skipped: int =
         what = "file that is no configuration" if skipped == 1 else "files that are no configurations"
         hidden += f"; skipped {skipped} {what}"
     kinds = (
-        ", ".join(f"{file.path} ({_kind(file)})" for file in files)
+        ", ".join(f"{shown(file.path)} ({_kind(file)})" for file in files)
         if 0 < len(files) <= 3
         else f"{len(files)} files"
     )
@@ -123,8 +121,12 @@ def as_dict(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> d
     return {
         "schema": SCHEMA,
         "ok": not any(file.failed for file in files),
-        "files": [{"path": file.path, "kind": file.kind, "ok": not file.failed} for file in files],
-        "findings": [finding.as_json() for finding in listed(files, True)],
+        "files": [
+            {"path": file.path, "kind": file.kind, "ok": not file.failed}
+            | ({"findings_not_shown": rest} if (rest := not_shown(file, True)) else {})
+            for file in files
+        ],
+        "findings": [found.as_typed.as_json() for file in files for found in worst(file, True)],
         "fixed": [finding.as_typed.as_json() for finding in fixed],
     }
 
@@ -139,6 +141,8 @@ def as_github(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
             f"title={_property(finding.rule)}"
         )
         lines.append(f"::{_GITHUB_LEVEL[finding.severity]} {properties}::{_data(text)}")
+    rest = filter(None, (more(file, notes) for file in files))
+    lines += [f"::notice title=zerokit check::{_data(text)}" for text in rest]
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from zerokit.errors import FileInputError, InputError
 from zerokit.linter.finding import Finding
+from zerokit.strictload import read_text
 
 _COMMENT = re.compile(r"(?:#|//)\s*zerokit:\s*ignore(?P<file>-file)?\s*(?:\[(?P<rules>[^\]]*)\])?")
 
@@ -73,9 +74,8 @@ def _settings(file: pathlib.Path) -> Settings:
 def _read(file: pathlib.Path) -> dict[str, Any]:
     try:
         tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-        with file.open("rb") as handle:
-            loaded: dict[str, Any] = tomllib.load(handle)
-    except (OSError, ValueError) as error:
+        loaded: dict[str, Any] = tomllib.loads(read_text(file))
+    except ValueError as error:
         raise FileInputError(file, f"cannot be read: {error}") from None
     except ImportError:
         raise InputError(f"{file}: install tomli to read it on Python 3.10") from None

@@ -18,6 +18,7 @@ from zerokit.linter.deepspeed.tables import has_key
 from zerokit.linter.discover import files_of
 from zerokit.linter.files import CheckedFile, check_files
 from zerokit.linter.finding import Finding
+from zerokit.messages import shown
 from zerokit.planner.check_result import CheckResult, Fit
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.recipes import Recipe
@@ -106,7 +107,9 @@ def _checked(
     paths: Sequence[str], options: Mapping[str, Any], settings: CheckSettings, say: Say
 ) -> CheckResult:
     context = _context(options, settings, say)
-    files, discovered = files_of(paths, exclude=settings.exclude)
+    files, discovered, leaving = files_of(paths, exclude=settings.exclude)
+    for link in leaving:
+        say(f"warning: {shown(link)} is a link that leaves the folder: skipped")
     read = functools.partial(
         check_files, files, context, kind=settings.kind, ignore=settings.ignore, discovered=discovered
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
+from zerokit.messages import visible
 from zerokit.report import charts, failure_text, figure_text, render, run_charts, run_events
 from zerokit.report.allocator_chart import allocator, left_over
 from zerokit.report.compare import compare_reports, headline, table_rows
@@ -105,8 +106,8 @@ def render_comparison(
 
 
 def fill(name: str, **values: Any) -> str:
-    """A page out of one of the package's templates; everything put into it is escaped."""
-    return str(_template(name).render(no_charts=charts.missing(), **values))
+    """A page out of one of the package's templates; everything put into it is escaped and visible."""
+    return visible(_template(name).render(no_charts=charts.missing(), **values))
 
 
 @functools.cache

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -15,11 +14,11 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zerokit.errors import FileInputError
+from zerokit.messages import printable
 from zerokit.report.outcome import Outcome, RankState
 
 SCHEMA: Final = "zerokit.report/1"
 _MOST_BYTES = 256 << 20
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 
 Bytes = Annotated[int, Field(ge=0, le=1 << 62)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
@@ -352,8 +351,7 @@ def plain(value: Any) -> Any:
     shown as ``\\x1b`` and the like.
     """
     if isinstance(value, str):
-        text = value.encode("utf-8", "backslashreplace").decode("utf-8")
-        return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+        return printable(value)
     if isinstance(value, Mapping):
         return {plain(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

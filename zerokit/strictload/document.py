@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import pathlib
+import re
 import stat
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -127,7 +129,17 @@ def decode(data: bytes, path: str) -> str:
         ) from None
 
 
-def location_of(text: str, offset: int) -> Location:
-    """Line and column of a character offset."""
-    start = text.rfind("\n", 0, offset) + 1
-    return Location(text.count("\n", 0, offset) + 1, offset - start + 1)
+class Lines:
+    """Where the lines of a text begin, so that many locations take no more time than one."""
+
+    def __init__(self, text: str) -> None:
+        self.starts = [0, *(found.end() for found in re.finditer("\n", text))]
+
+    def location(self, offset: int) -> Location:
+        """Line and column of a character offset."""
+        line = bisect.bisect_right(self.starts, offset)
+        return Location(line, offset - self.starts[line - 1] + 1)
+
+    def offset(self, location: Location) -> int:
+        """The character offset of a line and column."""
+        return self.starts[location.line - 1] + location.column - 1

@@ -17,16 +17,17 @@ from zerokit.strictload.document import (
     MAX_DEPTH,
     MAX_NODES,
     Document,
+    Lines,
     Path,
     Problem,
-    location_of,
     read_text,
 )
 
-_SPACE = re.compile(r"[ \t\r\n]+")
+_SPACE = re.compile(r"[ \t\r\n]*")
 _COMMENT = re.compile(r"//[^\n]*|\#[^\n]*|/\*.*?\*/", re.DOTALL)
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?P<fraction>\.[0-9]+)?(?P<exponent>[eE][-+]?[0-9]+)?")
 _WORD = re.compile(r"[-+A-Za-z0-9_.]+")
+_STRING = re.compile(r'"([^"\\\x00-\x1f]*)"')
 _STRING_PART = re.compile(r'[^"\\\x00-\x1f]+')
 _CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None}
 _ALMOST = {"True": "true", "False": "false", "None": "null", "undefined": "null"}
@@ -57,6 +58,7 @@ class _Reader:
     def __init__(self, text: str, path: str) -> None:
         self.document = Document(path=path, text=text)
         self.text = text
+        self.location = Lines(text).location
         self.at = 0
         self.nodes = 0
 
@@ -71,11 +73,11 @@ class _Reader:
         return self.document
 
     def error(self, message: str, at: int | None = None) -> FileInputError:
-        location = location_of(self.text, self.at if at is None else at)
+        location = self.location(self.at if at is None else at)
         return FileInputError(self.document.path, message, *location)
 
     def note(self, rule: str, at: int, message: str, fix: str) -> None:
-        location = location_of(self.text, at)
+        location = self.location(at)
         self.document.problems.append(Problem(rule=rule, location=location, message=message, fix=fix))
 
     def peek(self) -> str:
@@ -85,9 +87,8 @@ class _Reader:
         """Pass white space and comments."""
         while True:
             space = _SPACE.match(self.text, self.at)
-            if space:
-                self.at = space.end()
-            comment = _COMMENT.match(self.text, self.at)
+            self.at = space.end() if space else self.at
+            comment = _COMMENT.match(self.text, self.at) if self.peek() in ("/", "#") else None
             if comment is None:
                 return
             self.note(
@@ -105,7 +106,7 @@ class _Reader:
         if self.nodes > MAX_NODES:
             raise self.error(f"has more than {MAX_NODES} values")
         start = self.at
-        self.document.values[path] = location_of(self.text, start)
+        self.document.values[path] = self.location(start)
         first = self.peek()
         if first == "{":
             value: Any = self.read_object(path, depth)
@@ -137,7 +138,7 @@ class _Reader:
                     "Accelerate and the Trainer silently take the last",
                     "keep one",
                 )
-            self.document.keys[key_path] = location_of(self.text, start)
+            self.document.keys[key_path] = self.location(start)
             self.skip()
             if self.peek() != ":":
                 raise self.error(f"expected ':' after the key {key!r}")
@@ -164,7 +165,7 @@ class _Reader:
         self.skip()
         while self.peek() != "]":
             item_path = (*path, len(items))
-            self.document.keys[item_path] = location_of(self.text, self.at)
+            self.document.keys[item_path] = self.location(self.at)
             items.append(self.read_value(item_path, depth + 1))
             if not self.next_item("]"):
                 break
@@ -197,6 +198,10 @@ class _Reader:
 
     def read_string(self) -> str:
         start = self.at
+        plain = _STRING.match(self.text, start)
+        if plain:
+            self.at = plain.end()
+            return plain[1]
         self.at += 1
         parts: list[str] = []
         while True:

@@ -20,10 +20,10 @@ from zerokit.strictload.document import (
     MAX_DEPTH,
     MAX_NODES,
     Document,
+    Lines,
     Location,
     Path,
     Problem,
-    location_of,
     read_text,
 )
 
@@ -129,7 +129,7 @@ class _Reader:
                 message += " (a tab? YAML is indented with spaces)"
             return FileInputError(self.document.path, message, mark.line + 1, mark.column + 1)
         position = getattr(error, "position", None)
-        location = location_of(self.document.text, position) if isinstance(position, int) else Location(1, 1)
+        location = Lines(self.document.text).location(position if isinstance(position, int) else 0)
         return FileInputError(
             self.document.path, f"holds a character YAML forbids: {getattr(error, 'reason', '')}", *location
         )

@@ -18,6 +18,7 @@ _MAX_RECORDED = 3  # a script that tries smaller batches until one fits raises m
 _MAX_OBJECTS = 5_000_000
 _MOST_BYTES = 1 << 62
 _TEXT = 2000
+_SLACK = 1 << 14  # characters more, so that no secret is cut in two before it is masked
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
 _CPU_ASKED = re.compile(r"you tried to allocate (\d+) bytes")  # c10/core/impl/alloc_cpu.cpp
@@ -146,13 +147,15 @@ class OomWatch:
 def error_record(probe: Probe, error: BaseException, traceback_text: str) -> Record:
     """The record of an exception that nobody caught; says so where memory ran out."""
     message = _text_of(error)
-    text = redact(f"{type(error).__name__}: {message}".strip(": "), arguments=sys.argv)[:_TEXT]
+    start = f"{type(error).__name__}: {message[: _TEXT + _SLACK]}".strip(": ")  # of what may have 50 MB
+    text = redact(start, arguments=sys.argv)[:_TEXT]
     full = full_disk(error, message)
     if full is not None:
         text = f"{text[: _TEXT - len(full)]}; {full}"
         traceback_text = f"{traceback_text.rstrip()}; {full}"  # whose last line is what people are shown
+    ending = redact(traceback_text[-8000 - _SLACK :], arguments=sys.argv)[-8000:]
     record: Record = {
-        "type": "error", "error": text, "traceback": redact(traceback_text, arguments=sys.argv)[-8000:],
+        "type": "error", "error": text, "traceback": ending,
         "phase": probe.phase_left_by(error), "step": probe.steps + 1,
     }  # fmt: skip
     if is_out_of_memory(error):

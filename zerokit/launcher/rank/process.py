@@ -136,7 +136,7 @@ class RankProcess:
         if isinstance(error, SystemExit):
             self.exit_code = _exit_code_of(error)
             if isinstance(error.code, str):  # what Python shows as the reason
-                self.exit_reason = redact(error.code, arguments=sys.argv)[:2000]
+                self.exit_reason = redact(error.code[:18_000], arguments=sys.argv)[:2000]
             return
         self.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from zerokit.launcher.secrets import Secrets
-from zerokit.messages import message, width_of
+from zerokit.messages import message, printable, shown, width_of
 
 _LONGEST_LINE = 1 << 16  # a progress bar without a line end is passed on from here
 _TAIL_BYTES = 16_384
@@ -33,6 +33,7 @@ class Log:
         self.dropped_bytes = 0
         self.tail = b""
         self._rest = b""
+        self._in_secret = False
         self._file: BinaryIO | None = None
         with suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -40,10 +41,15 @@ class Log:
 
     def feed(self, data: bytes) -> bytes:
         """Write the complete lines among what has come; returns them, redacted."""
+        if self._in_secret:  # of which all that comes is a part, up to the end of its line
+            end = min((at for at in map(data.find, (b"\n", b"\r")) if at >= 0), default=len(data))
+            data, self._in_secret = data[end:], end == len(data)
         data = self._rest + data
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if cut == 0 and len(data) > _LONGEST_LINE:
             cut = self.secrets.cut(data)
+            if cut == 0 and len(data) > 2 * _LONGEST_LINE:
+                cut, self._in_secret = len(data), True
         lines, self._rest = data[:cut], data[cut:]
         return self._write(lines)
 
@@ -98,13 +104,13 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """A line of zerokit's own, on standard error."""
-        self._write_all(2, f"{message(text, width_of())}\n".encode("utf-8", "replace"))
+        self._write_all(2, f"{printable(message(text, width_of()))}\n".encode("utf-8", "replace"))
 
     def status(self, text: str) -> None:
         """Replace the status line (on a terminal only)."""
         if self.is_terminal:
             width = max(20, shutil.get_terminal_size().columns - 1)
-            self._write_all(0, text[:width].encode("utf-8", "replace"))
+            self._write_all(0, shown(text[:width]).encode("utf-8", "replace"))
 
     def close(self) -> None:
         """Write what is waiting (at most two seconds), and end the status line."""

@@ -36,6 +36,7 @@ from zerokit.units import counted, format_gib, format_seconds, times
 _BUSY_CORE_SHARE = 0.05
 _HOLDS_THE_INTERPRETER_SECONDS = 2.0  # without a tick, though the ticker writes every 0.4 s
 _BETWEEN_LOOKS_SECONDS = 0.3
+_STALL_SECONDS = 2.0  # between two looks, though the next is due after half a second
 _START_SECONDS = 180.0  # importing torch and deepspeed from a cold network disk
 _UNMOVING_FACTOR = 5  # busy but never anywhere new: spinning in a collective during start-up
 _MOST_ACTIVITIES = 2
@@ -60,6 +61,7 @@ class RankProgress:
     tail: RankTail
     heard_at: float | None = None
     idle_at_hearing: float = 0.0
+    forgiven_seconds: float = 0.0  # that it may have waited for us, since it did anything new
     steps: int = 0
     progress: int = 0
     cpu_seconds: float = 0.0
@@ -106,7 +108,7 @@ class Progress:
     def poll(self) -> list[tuple[int, dict[str, Any]]]:
         """Read what was added; returns the new records that are not ticks, with their rank."""
         now = time.monotonic()
-        if now - self._polled_at > 5.0:
+        if now - self._polled_at > _STALL_SECONDS:
             self._forgive(now - self._polled_at)
         self._polled_at = now
         events = []
@@ -120,10 +122,12 @@ class Progress:
         return events
 
     def _forgive(self, seconds: float) -> None:
-        """We were stopped ourselves (Ctrl-Z, a suspended machine): that is not the ranks' silence."""
+        """We were stopped ourselves (Ctrl-Z, a suspended machine, long lines): that is not the ranks'
+        silence, nor their idleness, for whoever prints waits for us."""
         for state in self.ranks.values():
             if state.heard_at is not None:
                 state.heard_at += seconds
+                state.forgiven_seconds += seconds
 
     def _update(self, state: RankProgress, record: dict[str, Any], now: float) -> None:
         if record["type"] == "start":
@@ -137,6 +141,9 @@ class Progress:
         cpu_seconds = float(record.get("cpu_seconds") or state.cpu_seconds)
         idle = float(record.get("idle_seconds") or 0.0)
         has_progress = steps != state.steps or progress != state.progress
+        if has_progress:
+            state.forgiven_seconds = 0.0
+        idle = max(0.0, idle - state.forgiven_seconds)
         if has_progress or idle < state.idle_at_hearing:
             phase = record.get("phase")
             self.heartbeat.note_progress(state.rank, phase, state.idle_at_hearing, trained=steps > 0)

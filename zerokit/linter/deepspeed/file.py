@@ -15,7 +15,7 @@ from zerokit.linter.deepspeed.values import LARGEST_INTEGER
 from zerokit.linter.finding import Finding, one_for_each_cause
 from zerokit.rules import FRAMEWORKS, Setup, violations
 from zerokit.rules.types import ACCELERATE_VERSION, Edit, Rule, Severity, Violation
-from zerokit.strictload import Document, Location
+from zerokit.strictload import Document
 from zerokit.values import frozen_dataclass
 
 
@@ -52,6 +52,8 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
         has_auto = isinstance(document.value, dict) and stops_initialize(document.value)
         readers = readers_of(document.path, has_auto=has_auto)
     reading = _Where(context=context, readers=readers)
+    # the key whose value stands there is given, if in a form that cannot be read
+    key_at = {at: str(path[-1]) for path, at in document.values.items() if path} if document.problems else {}
     findings = [
         Finding(
             path=document.path,
@@ -60,7 +62,7 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
             severity=_severity(problem.rule, reading),
             marked=problem.message,
             marked_fix=problem.fix,
-            suggests=_key_at(document, problem.location),
+            suggests=key_at.get(problem.location, ""),
         )
         for problem in document.problems
     ]
@@ -70,12 +72,6 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
         findings += _rules(document, reading)
         findings += _hardware(document, context)
     return _without_consequences(findings)
-
-
-def _key_at(document: Document, location: Location) -> str:
-    """The key whose value stands at a location: it is given, if in a form that cannot be read."""
-    path = next((path for path, at in document.values.items() if at == location), ())
-    return str(path[-1]) if path else ""
 
 
 _PARAMETERS = ("optimizer.params", "scheduler.params")

@@ -14,7 +14,7 @@ from zerokit.linter.finding import Finding
 from zerokit.rules import EVERY_READER
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Path
-from zerokit.suggest import distance, fold, leaves_no_doubt, nearest, standing_in, synonym
+from zerokit.suggest import distance, fold, leaves_no_doubt, may_search, nearest, standing_in, synonym
 
 _TELLING = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
 _MOST_TYPOS = 2
@@ -64,7 +64,8 @@ def _block(
                 continue  # one cause: the whole block is ignored, or the key stands beside params
             if block["unknown"] != "any" and not _is_removed(name, key):
                 is_ignored = block["unknown"] != "refused"
-                yield replace(_unknown(document, path, name, block, value), is_ignored=is_ignored)
+                found = _unknown(document, path, name, block, value)
+                yield found if found.is_ignored == is_ignored else replace(found, is_ignored=is_ignored)
             continue
         if item == "auto" and entry["kind"] != "text":
             continue  # the rule auto-not-filled knows who fills what
@@ -146,6 +147,12 @@ def _unknown(
         if not block_name
         else f"DeepSpeed ignores {key!r}: it reads no such key in {block_label}"
     )
+    if not may_search():
+        severity: Severity = "error" if refused else "warning"
+        return finding(
+            document, path, "unknown-key", problem, "remove it, or correct it", severity=severity,
+            is_ignored=not refused,
+        )  # fmt: skip
     if key.startswith(_NOTES_TO_SELF) and not refused:
         return finding(
             document, path, "unknown-key", problem, "keep it as a note, or remove it", severity="note"
@@ -165,7 +172,7 @@ def _unknown(
     guess = nearest(key, block["keys"])
     if guess is None:
         guess = synonym(key, block["keys"])
-    severity: Severity = "error" if refused or (guess and _is_misspelt(key, guess)) else "warning"
+    severity = "error" if refused or (guess and _is_misspelt(key, guess)) else "warning"
     if guess is not None and guess not in siblings:
         edits = _rename(document, path, block, siblings[key], guess)
         fix = f"did you mean {guess!r}?"

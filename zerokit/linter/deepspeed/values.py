@@ -35,6 +35,7 @@ def finding(
     edits: tuple[Edit, ...] = (),
     suggests: str = "",
     missing: str = "",
+    is_ignored: bool = False,
 ) -> Finding:
     """A finding at a path of a DeepSpeed JSON; the source is the table of keys unless it is named."""
     return finding_at(
@@ -48,6 +49,7 @@ def finding(
         edits=edits,
         suggests=suggests,
         missing=missing,
+        is_ignored=is_ignored,
     )
 
 
