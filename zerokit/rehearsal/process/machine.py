@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from zerokit.memory import card
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
@@ -168,6 +169,12 @@ class Machine:
         self.kept_evaluation_batches: int | None = None
         self._host_addresses: dict[int, int] = {}
         self._next_host_address = 0x5500_0000_0000
+
+    @property
+    def free_bytes(self) -> int:
+        """What the driver says, before kernels and libraries of the first step are loaded."""
+        outside = self.gpu.context_bytes + (card.NCCL_BYTES if self.world_size > 1 else 0)
+        return self.gpu.total_memory_bytes - outside - self.ledger.allocator.reserved_bytes
 
     def warn(self, text: str) -> None:
         """Something the reader of the figures must know."""
