@@ -24,8 +24,8 @@ from zerokit.memory.components import Component, by_key, in_ram, on_nvme
 from zerokit.memory.fused_loss import LossSize, fused_loss
 from zerokit.memory.inference import tokens
 from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole
-from zerokit.memory.replay.model_states import CUBLAS_THREADS
 from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
+from zerokit.memory.replay.model_states import CUBLAS_THREADS
 from zerokit.memory.replay.optimizers import state_bytes
 from zerokit.values import frozen_dataclass
 

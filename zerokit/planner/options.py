@@ -22,7 +22,7 @@ from zerokit.domain.job import (
     QUANTIZATIONS,
 )
 from zerokit.errors import InputError
-from zerokit.units import parse_bytes, parse_count, parse_positive_int, parse_rate
+from zerokit.units import parse_bytes, parse_count, parse_positive_int, parse_rate, parse_share
 from zerokit.values import frozen_dataclass
 
 Check = Callable[[object, str], object]
@@ -211,6 +211,8 @@ OPTIONS: tuple[Option, ...] = (
             "Ignore what `doctor --measure` and `tune` measured on this machine.", _flag),
     _option("all_gpus", "Hardware", "",
             "Plan for all GPUs, even where fewer of them do the same batch faster.", _flag),
+    _option("margin", "Hardware", "SHARE",
+            "Share of each GPU's memory that a chosen plan leaves: 2% or 0.02. [default: 2%]", parse_share),
     _option("pipeline_module", "Strategy", "",
             "The script builds a DeepSpeed PipelineModule: searches pipelines too.", _flag),
 )  # fmt: skip
@@ -219,6 +221,7 @@ OPTIONS: tuple[Option, ...] = (
 ELSEWHERE: Mapping[str, Mapping[str, str | None]] = {
     "estimate": {
         "all_gpus": None,
+        "margin": None,
         "pipeline_module": None,
         "gradient_accumulation": "Forward passes per optimizer step. [default: 1]",
         "micro_batch": "Sequences per GPU and forward pass. [default: 1]",
@@ -304,6 +307,7 @@ class PlanOptions(TypedDict, total=False):
     inference: bool
     no_calibration: bool
     all_gpus: bool
+    margin: float | str | None
     pipeline_module: bool
 
 

@@ -124,7 +124,11 @@ def bound_words(candidate: Candidate) -> str:
 
 def gain_words(best: Candidate, other: Candidate) -> str:
     """By how much the first is faster: whole per cent, with a decimal where they are few."""
-    gain = other.time.step_seconds / best.time.step_seconds - 1
+    return share_words(other.time.step_seconds / best.time.step_seconds - 1)
+
+
+def share_words(gain: float) -> str:
+    """A gain in whole per cent, with a decimal where they are few."""
     if gain < _AS_FAST:
         return "less than 0.1%"
     return f"{gain:.0%}" if gain >= 0.1 else f"{gain:.1%}"

@@ -125,7 +125,7 @@ def flattening(context: Context, module: ModuleType) -> None:
     def available_memory(self: Any, device_index: Any = None) -> int:
         return machine.free_bytes
 
-    accelerator.available_memory = available_memory  # type: ignore[method-assign]
+    accelerator.available_memory = available_memory
     before(cls, "flatten_dense_tensors_aligned", lambda: start.append(len(ledger.history.born)))
 
     def joined(optimizer: Any) -> None:
