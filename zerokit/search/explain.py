@@ -199,7 +199,9 @@ def lack_words(nearest: Candidate, cluster: Cluster) -> str:
         on_gpu += f", {format_gib(needed - available, 1)} too much"
     host = host_lack_words(nearest.memory, cluster)
     joined = (", and " if needed > available else " and ") + host if host else ""
-    return f"the closest strategy requires {on_gpu}{joined} ({strategy_words(nearest.strategy)})"
+    in_32_bits = ", fp32" if nearest.strategy.settings.precision == "fp32" and _unit(cluster) == "GPU" else ""
+    words = f"{strategy_words(nearest.strategy)}{in_32_bits}"
+    return f"the closest strategy requires {on_gpu}{joined} ({words})"
 
 
 def host_lack_words(memory: MemoryEstimate, cluster: Cluster) -> str:
