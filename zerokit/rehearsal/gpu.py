@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.partial_sums import Processors
 from zerokit.errors import InputError
-from zerokit.memory.card import DEFAULT_CONTEXT_BYTES
+from zerokit.memory.card import DEFAULT_CONTEXT_BYTES, NCCL_BYTES
 
 _H200_MEMORY_CLOCK_MHZ = 3201
 """Stands for what the catalogue does not say: what cuDNN answers depends on it for Hopper only."""
@@ -39,6 +39,10 @@ class FakeGpu:
     def processors(self) -> Processors:
         """What the memory of reductions depends on."""
         return Processors(count=self.multiprocessors, threads=self.threads_per_multiprocessor)
+
+    def room_in_init(self, world_size: int) -> int:
+        """Free for tensors before kernels and libraries of the first step are loaded. Bytes."""
+        return self.total_memory_bytes - self.context_bytes - (NCCL_BYTES if world_size > 1 else 0)
 
     @classmethod
     def of(cls, gpu: Gpu, count: int) -> FakeGpu:

@@ -199,17 +199,9 @@ def _rests_on(differing: list[Difference], again: PredictedAgain | None, note: s
 def _on_other_gpus(ranks: Sequence[Mapping[str, Any]], plan: Plan | None) -> bool:
     """Whether a rank's GPU is not the kind that the plan's step time is of; one that the catalogue does not
     know is taken for it."""
-    from zerokit.catalog import gpus
-
     cluster = plan.get("cluster") if isinstance(plan, Mapping) else None
     planned = cluster.get("gpu") if isinstance(cluster, Mapping) else None
-    for rank in ranks:
-        device, total = rank.get("device"), rank.get("device_total_bytes")
-        if planned and isinstance(device, str) and isinstance(total, int):
-            known, _ = gpus.for_driver(device, total)
-            if known is not None and known.name != planned:
-                return True
-    return False
+    return bool(planned) and any(rank.get("gpu") not in (None, planned) for rank in ranks)
 
 
 def _step_times(ranks: list[Mapping[str, Any]]) -> list[float]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zerokit.memory import card
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
@@ -173,8 +172,7 @@ class Machine:
     @property
     def free_bytes(self) -> int:
         """What the driver says, before kernels and libraries of the first step are loaded."""
-        outside = self.gpu.context_bytes + (card.NCCL_BYTES if self.world_size > 1 else 0)
-        return self.gpu.total_memory_bytes - outside - self.ledger.allocator.reserved_bytes
+        return self.gpu.room_in_init(self.world_size) - self.ledger.allocator.reserved_bytes
 
     def warn(self, text: str) -> None:
         """Something the reader of the figures must know."""
