@@ -127,6 +127,22 @@ def parse_rate(text: object, what: str = "rate") -> int:
     return rate
 
 
+def parse_share(text: object, what: str = "share") -> float:
+    """Read a share from 0 to below 1: ``2%``, ``0.02``, ``0``.
+
+    Raises:
+        InputError: not a number, or outside of that.
+    """
+    written = str(text).strip()
+    try:
+        value = float(written.removesuffix("%")) / (100 if written.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if isinstance(text, bool) or not 0 <= value < 1:
+        raise InputError(f"{what}: {text!r}; use a share below 1, for example 2% or 0.02")
+    return value
+
+
 def parse_positive_int(text: object, what: str, maximum: int = 10**9, *, example: str = "8") -> int:
     """Read a whole number of at least 1: ``8``, ``4096``, ``4_096``, ``4,096``.
 
@@ -150,21 +166,6 @@ def parse_positive_int(text: object, what: str, maximum: int = 10**9, *, example
     if not 1 <= value <= maximum:
         raise InputError(f"{what}: {text!r} must be {f'at most {maximum:,}' if value > 1 else 'at least 1'}")
     return int(value)
-
-
-def parse_share(text: object, what: str) -> float:
-    """A share from 0 to below 1, such as 0.05.
-
-    Raises:
-        InputError: it is something else.
-    """
-    try:
-        value = float(str(text))
-    except ValueError:
-        value = -1.0
-    if isinstance(text, bool) or not 0 <= value < 1:
-        raise InputError(f"{what} {text}: expected a share from 0 to below 1, for example 0.05")
-    return value
 
 
 def format_gib(size_bytes: float, digits: int = 2) -> str:

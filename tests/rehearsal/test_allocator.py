@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zerokit.rehearsal.process.allocator import Block, CachingAllocator, CardFull
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
-from zerokit.rehearsal.process.ledger import History
+from zerokit.rehearsal.process.ledger import GpuMemory, History
 from zerokit.rehearsal.process.smallest_card import STEP_BYTES, smallest
 
 HISTORY = Path(__file__).parents[1] / "data" / "h200" / "allocator-history.gz"
@@ -151,7 +151,8 @@ def test_the_smallest_card_lies_between_what_lives_and_what_is_kept() -> None:
         allocator.release(block)
     allocator.allocate(100 * MIB)
     assert allocator.peak_reserved_bytes == 190 * MIB
-    least = smallest(history, settings, 100 * MIB, allocator.peak_reserved_bytes)
+    least, allocated = smallest(history, settings, allocator.peak_reserved_bytes)
+    assert allocated == 100 * MIB
     assert 100 * MIB <= least <= 100 * MIB + STEP_BYTES
 
 
@@ -166,3 +167,16 @@ def test_a_recorded_history_of_a_gpu_comes_out_to_the_byte() -> None:
         elif action == "free_completed" and address in live:
             allocator.release(live.pop(address))
     assert (peak, allocator.peak_reserved_bytes) == (1029095424, 1163919360)
+
+
+def test_a_copy_that_a_smaller_card_does_without_is_asked_for_only_at_its_end() -> None:
+    memory = GpuMemory(AllocatorSettings(expandable_segments=True))
+    weights = memory.hold(100 * MIB, "weights")
+    since = len(memory.history.born)
+    memory.reserve(100 * MIB, "flat copy")
+    memory.release(weights)
+    memory.postpone(since)
+    assert memory.peak.allocated_bytes == 200 * MIB
+    least, allocated = smallest(memory.history, memory.allocator.settings, memory.peak_reserved_bytes)
+    assert allocated == 100 * MIB
+    assert least <= 100 * MIB + STEP_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,11 +47,13 @@ def _text(body: dict[str, Any]) -> str:
     from zerokit.cli import prose
     from zerokit.planner.answer import never_measured
 
+    is_priced = any(row["cost_per_1e9_tokens"] is not None for row in body["sizes"])
     lines = [
         *prose.wrap(f"Fewest GPUs for {body['model']}", later="  "),
         *prose.bullets(body["answer"]),
         prose.heading("Assumed"),
         *prose.bullets(body["assumptions"]),
+        *([] if is_priced else prose.bullets(["costs are not compared: --price AMOUNT, per GPU-hour"])),
         "",
     ]
     lines += _table(body["sizes"])
@@ -80,11 +83,14 @@ _TEXTS = 3
 
 
 def _table(sizes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line per kind of GPU, method and offload, with the strategy below it."""
+    """A line per kind of GPU, method and offload, with the strategy below it; with prices, cheapest first."""
     shown = [
         row for before, row in zip([None, *sizes], sizes, strict=False)
         if before is None or row != {**before, "offload_allowed": True}  # it may offload, and need not
     ]  # fmt: skip
+    costs = [row["cost_per_1e9_tokens"] for row in shown]
+    if any(cost is not None for cost in costs):
+        shown.sort(key=lambda row: math.inf if (cost := row["cost_per_1e9_tokens"]) is None else cost)
     cells = [_cells(row) for row in shown]
     priced = any(row["cost_per_1e9_tokens"] is not None for row in shown)
     columns = [number for number, title in enumerate(_TITLES[0]) if priced or title != "cost"]

@@ -119,6 +119,11 @@ class Gpu:
         return replace(self, vram_bytes=usable, driver_vram_bytes=driver_vram_bytes)
 
 
+DEFAULT_MARGIN = 0.02
+"""Share of a GPU's memory that a chosen plan leaves: twice what predictions of measured runs were off by at
+worst (``zerokit.search.sure_fit.WORST_ERROR``)."""
+
+
 @frozen_dataclass
 class Cluster:
     """All the machines of a job; every node alike.
@@ -129,6 +134,7 @@ class Cluster:
         network_bytes_per_second: per node and direction, between nodes; ``None``: not given.
         gpu_assumed: nobody named the GPU, and none was found here.
         nvme_path: a folder on local NVMe on every node, when there is one.
+        margin: share of each GPU's memory that a chosen plan leaves.
     """
 
     gpu: Gpu
@@ -139,6 +145,7 @@ class Cluster:
     nvme_path: str | None = None
     nvme_bytes_per_second: float = 3e9
     gpu_assumed: bool = False
+    margin: float = 0.0
 
     def __post_init__(self) -> None:
         if self.gpus < 1 or self.nodes < 1:
@@ -153,6 +160,11 @@ class Cluster:
     def gpus_per_node(self) -> int:
         """GPUs in each node."""
         return self.gpus // self.nodes
+
+    @property
+    def planned_bytes(self) -> int:
+        """What a chosen plan may require of each GPU, as the driver counts it."""
+        return int(self.gpu.driver_vram_bytes * (1 - self.margin))
 
     @property
     def node_network_bytes_per_second(self) -> float:

@@ -130,6 +130,14 @@ def _none(reason: str) -> Listing:
     return Listing(gpus=(), vendor=None, driver_version=None, reason=reason)
 
 
+def catalogue_name(device: object, total_bytes: object) -> str | None:
+    """The catalogue's name of a GPU as torch names it; None: it is none that the catalogue knows."""
+    if not isinstance(device, str) or not isinstance(total_bytes, int):
+        return None
+    gpu, _ = gpu_catalog.for_driver(device, total_bytes)
+    return None if gpu is None else gpu.name
+
+
 def _catalog_entry(gpu: FoundGpu) -> tuple[Gpu | None, str]:
     if gpu.driver_vram_bytes is None:
         return None, f"the driver does not say how much memory {gpu.name} has; give ⟨gpu⟩ or ⟨vram⟩"

@@ -23,8 +23,9 @@ NCCL_PER_GROUP_MEMBER_BYTES = 450 * MIB
 DEFAULT_CONTEXT_BYTES = 621 * MIB
 
 
-CONTEXT, NCCL, DRIVER, RESERVED = (
-    "context and libraries", "NCCL buffers", "kept by the driver", "reserved beyond allocated"
+CONTEXT, NCCL, DRIVER, RESERVED, FLAT_COPY = (
+    "context and libraries", "NCCL buffers", "kept by the driver", "reserved beyond allocated",
+    "copied on the CPU where the GPU has no room",
 )  # fmt: skip
 """What stands between the tensors of a peak and the card that a run requires."""
 
@@ -39,6 +40,12 @@ def _nccl_bytes(strategy: Strategy) -> int:
 def outside_allocator_bytes(gpu: Gpu, strategy: Strategy) -> int:
     """Context, libraries and NCCL. Bytes."""
     return (gpu.context_bytes or DEFAULT_CONTEXT_BYTES) + LIBRARIES_BYTES + _nccl_bytes(strategy)
+
+
+def room_in_init(gpu: Gpu, strategy: Strategy) -> int:
+    """What the driver calls free while the engine is set up, on a card without tensors: before kernels and
+    libraries of the first step are loaded. Bytes."""
+    return gpu.vram_bytes - (gpu.context_bytes or DEFAULT_CONTEXT_BYTES) - _nccl_bytes(strategy)
 
 
 def around_peak(
@@ -62,7 +69,8 @@ def around_peak(
             NCCL: _nccl_bytes(strategy),
             DRIVER: gpu.driver_kept_bytes,
         }
-    parts = {RESERVED: rest - sum(outside.values()), **outside}
+    reserved = rest - sum(outside.values())
+    parts = {RESERVED if reserved > 0 else FLAT_COPY: reserved, **outside}
     return {name: size for name, size in parts.items() if size}
 
 

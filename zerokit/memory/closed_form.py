@@ -25,6 +25,7 @@ from zerokit.memory.components import Component, by_key, in_ram, on_nvme
 from zerokit.memory.fused_loss import LossSize, fused_loss
 from zerokit.memory.inference import tokens
 from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole, prepared_bytes
+from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
 from zerokit.memory.replay.model_states import CUBLAS_THREADS
 from zerokit.memory.replay.optimizers import state_bytes
 from zerokit.units import GIB
@@ -162,7 +163,7 @@ def estimate_analytic(
             early.pop(Component.GRADIENTS, None)
         backward = max((early, late), key=lambda parts: sum(parts.values()))
     step = {**persistent, **gradients, Component.OPTIMIZER_TEMPORARIES: _step(sizes, strategy)}
-    setup = _init(sizes, strategy, base)
+    setup = _init(sizes, strategy, base, cluster.gpu)
     loaded = 0.0
     if loads_whole(strategy, job):
         loaded = loaded_bytes(sizes.weight_bytes, sizes.element_bytes, sizes.trainable)
@@ -305,7 +306,7 @@ def _step(sizes: _Sizes, strategy: Strategy) -> float:
     return _STEP_BYTES * owned
 
 
-def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
+def _init(sizes: _Sizes, strategy: Strategy, base: float, gpu: Gpu) -> float:
     zero = strategy.settings.zero
     if zero.stage == 3:
         return base
@@ -316,7 +317,9 @@ def _init(sizes: _Sizes, strategy: Strategy, base: float) -> float:
         )
     flat = sizes.weight_bytes + sizes.element_bytes * sizes.trainable
     first = sizes.weight_bytes + (0 if _offloads(strategy)[0] else 2 * _FP32 * sizes.trainable / sizes.ranks)
-    return max(flat, first)
+    # replay/model_states.py, flattening_bytes
+    is_copied = flat + rough_overhead_bytes(gpu, strategy, int(flat)) <= gpu.driver_vram_bytes
+    return max(flat, first) if is_copied or runs_bf16_optimizer(strategy.settings) else first
 
 
 def _finish(

@@ -103,7 +103,8 @@ class HostComponent(str, Enum):
     PROCESS = "process", "Python, PyTorch, CUDA and DeepSpeed"
     MODEL_BEFORE_IT_MOVES = (
         "model_before_it_moves",
-        "the whole model, which every rank builds on the host below stage 3, unless it is quantised",
+        "the whole model, which every rank builds on the host below stage 3, unless it is quantised; twice, "
+        "where its GPU has no room to join the weights in one buffer",
     )
     DEFRAGMENTATION = "defragmentation", "stage 3's weights while they are joined into one piece, on the host"
     PARAMETERS = "parameters", "offloaded weights, pinned"

@@ -23,6 +23,7 @@ from zerokit.memory.inference import estimate_serving, serving_traces
 from zerokit.memory.pipeline import can_be_cut, stages
 from zerokit.memory.rank_estimate import rank_estimate
 from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
+from zerokit.memory.replay.model_states import flattening_bytes
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.step import RankBytes, rank_bytes
 from zerokit.memory.sequence_parallel import exchange_of, with_exchanges, with_sequence_peers
@@ -32,6 +33,10 @@ LIST_EVERY_RANK_UP_TO = 64
 SELECTIVE = (
     "selective checkpointing computes attention scores again in backward: the script calls "
     "zerokit.selective_checkpointing(model) before deepspeed.initialize"
+)
+FLATTENS_ON_GPU = (
+    "the peak is a copy of the weights that DeepSpeed makes on the GPU because it has room for it; on a "
+    "smaller one it makes the copy on the CPU, so that less is required"
 )
 CATALOGUE_LORA_RANK = 16
 """The rank at which the catalogue's profiles were traced."""
@@ -137,9 +142,10 @@ def estimate_traced(
         _Degrees.of(strategy, cluster),
         every_rank,
     )
-    ranks = _ranks(replayed, timeline)
-    peak = max(rank.peak_allocated_bytes for rank in ranks)
+    ranks, peak = _ranks(replayed, timeline)
     notes = _with_adapters(replayed.assumptions, adapters)
+    if peak < max(rank.peak_allocated_bytes for rank in ranks):
+        notes = (*notes, FLATTENS_ON_GPU)
     if strategy.recomputed(job.attention) == "selective":
         notes = (*notes, SELECTIVE)
     host = dict(replayed.host)
@@ -191,7 +197,7 @@ def _pipeline(
     """Every stage as a model of its own; ranks in the order of ``PipeModelDataParallelTopology``."""
     settings, tokens = strategy.settings, tokens_of_a_rank(job, strategy)
     degrees = _Degrees.of(strategy, cluster)
-    cut = stages(model, strategy.pipeline_parallel)
+    cut, peak = stages(model, strategy.pipeline_parallel), 0
     ranks: list[RankEstimate] = []
     host: dict[str, int] = {}
     for stage in cut:
@@ -205,10 +211,10 @@ def _pipeline(
             timeline = timeline.raised(flat)
         replayed = _replayed_ranks(stage.model, _settings_of_replay(strategy, cluster), degrees, every_rank)
         offset = stage.index * degrees.world_size
-        estimates = _ranks(replayed, timeline)
+        estimates, required = _ranks(replayed, timeline)
+        peak = max(peak, required)
         ranks += (replace(r, first=r.first + offset, last=r.last + offset) for r in estimates)
         host = max(host, replayed.host, key=lambda components: sum(components.values()))
-    peak = max(rank.peak_allocated_bytes for rank in ranks)
     described = ", ".join(f"{stage.layers[1] - stage.layers[0]}" for stage in cut)
     notes = (
         *_assumptions(model.profile, settings, degrees),
@@ -236,12 +242,17 @@ def _layers_kept(model: RankModel, zero: ZeroSettings) -> int:
 
 @frozen_dataclass
 class _Degrees:
-    """How many of what: what DeepSpeed's own bytes depend on beside the settings."""
+    """How many of what: what DeepSpeed's own bytes depend on beside the settings.
+
+    Attributes:
+        room: what a card has for tensors during init, where that decides (``flattening_bytes``); else 0.
+    """
 
     ranks: int  # that ZeRO divides the states over
     peers: int  # tensor-parallel ranks of each, alike
     sequence_parallel: int
     per_node: int
+    room: int = 0
 
     @staticmethod
     def of(strategy: Strategy, cluster: Cluster) -> _Degrees:
@@ -252,6 +263,7 @@ class _Degrees:
             peers=strategy.tensor_parallel,
             sequence_parallel=strategy.sequence_parallel,
             per_node=per_node,
+            room=card.room_in_init(cluster.gpu, strategy) if strategy.settings.zero.stage in (1, 2) else 0,
         )
 
     @property
@@ -268,6 +280,7 @@ class _Replayed:
     degrees: _Degrees
     every_rank: bool
     ranks: tuple[tuple[int, RankBytes], ...]
+    flattens_on_gpu: bool
     host: dict[str, int]
     host_bytes_per_node: int
     nvme_bytes_per_node: int
@@ -290,6 +303,7 @@ def _replayed_ranks(
         degrees=degrees,
         every_rank=every_rank,
         ranks=tuple((r, rank_bytes(model, settings, ranks, r)) for r in listed),
+        flattens_on_gpu=flattening_bytes(model, settings) <= degrees.room,
         host=host,
         host_bytes_per_node=sum(host.values()),
         nvme_bytes_per_node=on_nvme(parts, degrees.per_node),
@@ -299,7 +313,8 @@ def _replayed_ranks(
 
 def _host_parts(model: RankModel, settings: DeepSpeedSettings, degrees: _Degrees) -> dict[HostComponent, int]:
     part = partition(model, 0, degrees.ranks, round_robin=settings.zero.round_robin_gradients)
-    return host_components(model, settings, part, degrees.ranks, degrees.world_size)
+    on_cpu = flattening_bytes(model, settings) > degrees.room
+    return host_components(model, settings, part, degrees.ranks, degrees.world_size, flattens_on_cpu=on_cpu)
 
 
 def host_bytes_per_node(profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster) -> int | None:
@@ -364,17 +379,21 @@ def _worst_ranks(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> t
 
 
 @lru_cache(maxsize=16384)
-def _ranks(replayed: _Replayed, timeline: Timeline) -> tuple[RankEstimate, ...]:
-    """Of all GPUs; candidates that differ in nothing that moves memory share them."""
-    return _over_all_ranks(
-        tuple(
-            rank_estimate(
-                replayed.model, replayed.settings, replayed.degrees.ranks, timeline, rank, replayed_rank
-            )
-            for rank, replayed_rank in replayed.ranks
-        ),
-        replayed,
+def _ranks(replayed: _Replayed, timeline: Timeline) -> tuple[tuple[RankEstimate, ...], int]:
+    """(of all GPUs, the peak that the smallest card that does must hold); candidates that differ in nothing
+    that moves memory share them."""
+    estimates = tuple(
+        rank_estimate(
+            replayed.model, replayed.settings, replayed.degrees.ranks, timeline, rank, own,
+            replayed.flattens_on_gpu,
+        )
+        for rank, own in replayed.ranks
+    )  # fmt: skip
+    required = max(
+        max(own.init_peak, *(size for phase, size in estimate.phases.items() if phase != "init"))
+        for estimate, (_, own) in zip(estimates, replayed.ranks, strict=True)
     )
+    return _over_all_ranks(estimates, replayed), required
 
 
 def _over_all_ranks(estimates: tuple[RankEstimate, ...], replayed: _Replayed) -> tuple[RankEstimate, ...]:

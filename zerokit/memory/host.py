@@ -41,9 +41,18 @@ def pinned(size_bytes: int, pin: bool = True) -> int:
 
 
 def host_components(
-    model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int, world_size: int
+    model: RankModel,
+    settings: DeepSpeedSettings,
+    part: Partition,
+    ranks: int,
+    world_size: int,
+    *,
+    flattens_on_cpu: bool = False,
 ) -> dict[HostComponent, int]:
-    """Host bytes of one rank, and those it keeps on NVMe, by component."""
+    """Host bytes of one rank, and those it keeps on NVMe, by component.
+
+    ``flattens_on_cpu``: its GPU has no room for ``flattening_bytes``.
+    """
     element_bytes = ElementBytes.of(settings)
     parameters = max(model.profile.parameter_count, model.trainable_numel + model.frozen_numel)
     components = {HostComponent.PROCESS: process_bytes(world_size)}
@@ -54,6 +63,8 @@ def host_components(
     else:
         # below stage 3 every rank builds the whole model in host memory before it moves to the GPU
         built = 0 if model.loads_on_gpu else parameters * element_bytes.parameter
+        if flattens_on_cpu:  # the weights as they come from the GPU, and joined
+            built = max(built, 2 * model.trainable_numel * element_bytes.parameter)
         components[HostComponent.MODEL_BEFORE_IT_MOVES] = built
         if settings.zero.offload_optimizer.device != "none":
             components |= _stage12(model, settings, element_bytes, part)

@@ -35,14 +35,18 @@ def rank_estimate(
     timeline: Timeline,
     rank: int,
     own: RankBytes,
+    flattens_on_gpu: bool,
 ) -> RankEstimate:
     """Of one rank of ``ranks``; what is live at its peaks is worked out when somebody looks.
 
     Args:
         timeline: the activations of a micro-batch.
         own: what DeepSpeed holds beside them.
+        flattens_on_gpu: the card has room for ``own.flattening``.
     """
     phases, kinds = _phases(own, timeline)
+    if flattens_on_gpu:
+        phases["init"] = max(phases["init"], own.flattening)
     phases["init"] = max(phases["init"], model.prepared_bytes)
     worst = max(phases, key=phases.__getitem__)
     replayed = _Replayed(model, settings, ranks, timeline, rank, own)

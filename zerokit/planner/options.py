@@ -218,6 +218,8 @@ OPTIONS: tuple[Option, ...] = (
             "Ignore what `doctor --measure` and `tune` measured on this machine.", _flag),
     _option("all_gpus", "Hardware", "",
             "Plan for all GPUs, even where fewer of them do the same batch faster.", _flag),
+    _option("margin", "Hardware", "SHARE",
+            "Share of each GPU's memory that a chosen plan leaves: 2% or 0.02. [default: 2%]", parse_share),
     _option("pipeline_module", "Strategy", "",
             "The script builds a DeepSpeed PipelineModule: searches pipelines too.", _flag),
 )  # fmt: skip
@@ -226,6 +228,7 @@ OPTIONS: tuple[Option, ...] = (
 ELSEWHERE: Mapping[str, Mapping[str, str | None]] = {
     "estimate": {
         "all_gpus": None,
+        "margin": None,
         "pipeline_module": None,
         "gradient_accumulation": "Forward passes per optimizer step. [default: 1]",
         "micro_batch": "Sequences per GPU and forward pass. [default: 1]",
@@ -313,6 +316,7 @@ class PlanOptions(TypedDict, total=False):
     inference: bool
     no_calibration: bool
     all_gpus: bool
+    margin: float | str | None
     pipeline_module: bool
 
 

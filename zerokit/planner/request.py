@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from zerokit.domain.hardware import DEFAULT_MARGIN
 from zerokit.domain.job import (
     ATTENTIONS,
     CHECKPOINTINGS,
@@ -28,6 +29,7 @@ from zerokit.planner.options import given_options
 from zerokit.planner.values import MAX_GPUS, choice, count, integer, share
 from zerokit.search.request import Request
 from zerokit.search.space import Pins
+from zerokit.units import parse_share
 from zerokit.values import frozen_dataclass, replace
 
 if TYPE_CHECKING:
@@ -109,10 +111,14 @@ def resolve(
         calibration, measured = of_this_machine(machine.cluster, chosen.shape, job, on_cpu=machine.on_cpu)
     if (pins.pipeline_parallel or 1) > 1 and not pins.pipeline_module:
         notes = (*notes, "the script builds a DeepSpeed PipelineModule: ⟨pp⟩ says so")
+    asked = options.get("margin")
+    margin = DEFAULT_MARGIN if asked is None else parse_share(asked, "⟨margin⟩")
+    if single or machine.on_cpu:
+        margin = 0.0
     request = Request(
         shape=chosen.shape,
         job=job,
-        cluster=machine.cluster,
+        cluster=replace(machine.cluster, margin=margin),
         memory=chosen.memory(job),
         least_vram=chosen.memory(job).least_vram_bytes,
         host_bytes=chosen.memory(job).host_bytes,

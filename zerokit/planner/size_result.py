@@ -107,7 +107,11 @@ class FewestGpus:
     @property
     def _why(self) -> str:
         candidate = self.size.candidate
-        return self.size.why if candidate is None else strategy_words(candidate.strategy)
+        if candidate is None:
+            return self.size.why
+        tight = remark(candidate, self.size.gpu)
+        batch = f"global batch {candidate.strategy.global_batch}"
+        return ", ".join(filter(None, (strategy_words(candidate.strategy), batch, tight)))
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``sizes``."""

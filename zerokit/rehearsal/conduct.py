@@ -384,7 +384,7 @@ def _min_vram_bytes(gpu: Gpu, ranks: int, rank: results.RankMemory, report: dict
     outside = (gpu.context_bytes or card.DEFAULT_CONTEXT_BYTES) + card.LIBRARIES_BYTES
     if ranks > 1:
         outside += card.NCCL_BYTES
-    segments, peak = rank.smallest_reserved_bytes, rank.peak_allocated_bytes
+    segments, peak = rank.smallest_reserved_bytes, report["required_allocated_bytes"]
     if report.get("expandable_segments"):
         segments = max(segments, peak + card.allocator_bytes(replace(gpu, expandable_segments=True), peak))
     return segments + outside + gpu.driver_kept_bytes

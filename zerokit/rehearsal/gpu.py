@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.partial_sums import Processors
 from zerokit.errors import InputError
+from zerokit.memory.card import DEFAULT_CONTEXT_BYTES, NCCL_BYTES
 
 _H200_MEMORY_CLOCK_MHZ = 3201
 """Stands for what the catalogue does not say: what cuDNN answers depends on it for Hopper only."""
@@ -32,11 +33,16 @@ class FakeGpu:
     count: int
     memory_clock_mhz: int = _H200_MEMORY_CLOCK_MHZ
     l2_cache_bytes: int = 50 << 20
+    context_bytes: int = DEFAULT_CONTEXT_BYTES
 
     @property
     def processors(self) -> Processors:
         """What the memory of reductions depends on."""
         return Processors(count=self.multiprocessors, threads=self.threads_per_multiprocessor)
+
+    def room_in_init(self, world_size: int) -> int:
+        """Free for tensors before kernels and libraries of the first step are loaded. Bytes."""
+        return self.total_memory_bytes - self.context_bytes - (NCCL_BYTES if world_size > 1 else 0)
 
     @classmethod
     def of(cls, gpu: Gpu, count: int) -> FakeGpu:
@@ -63,4 +69,5 @@ class FakeGpu:
             count=count,
             memory_clock_mhz=chip.memory_clock_mhz or _H200_MEMORY_CLOCK_MHZ,
             l2_cache_bytes=chip.l2_cache_bytes,
+            context_bytes=gpu.context_bytes or DEFAULT_CONTEXT_BYTES,
         )

@@ -166,10 +166,11 @@ def _beside(
     ]
     result = _gpu(ranks) if is_gpu else _host(ranks, _offloaded_bytes(plan))
     estimate = estimate_of(plan) if usable else {}
+    is_timed = any(rank["peak_allocated_bytes"] is not None for rank in ranks) and not _on_other_gpus(
+        ranks, plan
+    )
     result["step_seconds"] = _pair(
-        estimate.get("step_seconds")
-        if any(rank["peak_allocated_bytes"] is not None for rank in ranks)
-        else None,
+        estimate.get("step_seconds") if is_timed else None,
         statistics.median(times) if (times := _step_times(ranks)) else None,
     )
     result["min_vram_bytes"] = estimate.get("min_vram_bytes")
@@ -193,6 +194,14 @@ def _rests_on(differing: list[Difference], again: PredictedAgain | None, note: s
     if again is not None and not anew:
         facts |= {"not_predicted": again.why_not, "rehearse_command": again.command}
     return facts
+
+
+def _on_other_gpus(ranks: Sequence[Mapping[str, Any]], plan: Plan | None) -> bool:
+    """Whether a rank's GPU is not the kind that the plan's step time is of; one that the catalogue does not
+    know is taken for it."""
+    cluster = plan.get("cluster") if isinstance(plan, Mapping) else None
+    planned = cluster.get("gpu") if isinstance(cluster, Mapping) else None
+    return bool(planned) and any(rank.get("gpu") not in (None, planned) for rank in ranks)
 
 
 def _step_times(ranks: list[Mapping[str, Any]]) -> list[float]:

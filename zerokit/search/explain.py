@@ -124,7 +124,11 @@ def bound_words(candidate: Candidate) -> str:
 
 def gain_words(best: Candidate, other: Candidate) -> str:
     """By how much the first is faster: whole per cent, with a decimal where they are few."""
-    gain = other.time.step_seconds / best.time.step_seconds - 1
+    return share_words(other.time.step_seconds / best.time.step_seconds - 1)
+
+
+def share_words(gain: float) -> str:
+    """A gain in whole per cent, with a decimal where they are few."""
     if gain < _AS_FAST:
         return "less than 0.1%"
     return f"{gain:.0%}" if gain >= 0.1 else f"{gain:.1%}"
@@ -195,7 +199,9 @@ def lack_words(nearest: Candidate, cluster: Cluster) -> str:
         on_gpu += f", {format_gib(needed - available, 1)} too much"
     host = host_lack_words(nearest.memory, cluster)
     joined = (", and " if needed > available else " and ") + host if host else ""
-    return f"the closest strategy requires {on_gpu}{joined} ({strategy_words(nearest.strategy)})"
+    in_32_bits = ", fp32" if nearest.strategy.settings.precision == "fp32" and _unit(cluster) == "GPU" else ""
+    words = f"{strategy_words(nearest.strategy)}{in_32_bits}"
+    return f"the closest strategy requires {on_gpu}{joined} ({words})"
 
 
 def host_lack_words(memory: MemoryEstimate, cluster: Cluster) -> str:

@@ -46,4 +46,4 @@ def too_large_with_any(memory: MemoryEstimate, strategy: Strategy, cluster: Clus
     settings = strategy.settings
     elements = trainable if settings.zero.stage < 3 else 2 * settings.zero.max_live_parameters
     most_saved = elements * settings.parameter_bytes
-    return memory.min_vram_bytes - most_saved > cluster.gpu.driver_vram_bytes
+    return memory.min_vram_bytes - most_saved > cluster.planned_bytes

@@ -10,8 +10,9 @@ from zerokit.domain.strategy import Candidate
 from zerokit.search.explain import BY_SCRIPT, host_lack_words, strategy_words
 from zerokit.search.gap import halved
 from zerokit.search.headroom import remark
+from zerokit.search.remedies import REMEDIES, Remedy
 from zerokit.search.request import Request
-from zerokit.search.space import Pins, unmodelled_with_loss
+from zerokit.search.space import Pins
 from zerokit.units import GIB, counted, format_gib
 from zerokit.values import replace
 
@@ -25,8 +26,6 @@ _FIXED = {
 }  # fmt: skip
 """Option -> what it fixes of the strategy."""
 _SHORTEST_SEQUENCE, _EIGHTHS = 256, 8
-_LEAST_HEADROOM_SHARE = 0.01
-"""Of a GPU's memory, what a shorter sequence must leave: with less, a little shorter is as good and safer."""
 _ANY_HOST_BYTES = 1 << 62
 _ANY_FOLDER = "/nvme"
 _SMALLER_HOSTS = 4
@@ -94,14 +93,12 @@ def smaller_batch(request: Request, works: Works) -> str | None:
 
 
 def shorter_sequence(request: Request, works: Works) -> str | None:
-    """The longest sequence that fits with some headroom, to an eighth of the power of two below it."""
-    asked, available = request.job.seq_len, request.cluster.gpu.driver_vram_bytes
-    most = available - int(available * _LEAST_HEADROOM_SHARE)
+    """The longest sequence that fits, to an eighth of the power of two below it."""
+    asked = request.job.seq_len
     lengths = [1 << power for power in range((asked - 1).bit_length()) if 1 << power >= _SHORTEST_SEQUENCE]
 
     def at(length: int) -> Candidate | None:
-        candidate = works(replace(request, job=replace(request.job, seq_len=length)))
-        return candidate if candidate and candidate.memory.min_vram_bytes <= most else None
+        return works(replace(request, job=replace(request.job, seq_len=length)))
 
     if not lengths or not at(lengths[0]):
         return None  # weights and states alone are too much: nothing between is asked
@@ -114,20 +111,19 @@ def shorter_sequence(request: Request, works: Works) -> str | None:
     return f"⟨seq_len⟩ {steps * step}: {_words(fitting, request)}"
 
 
-def fused_loss(request: Request, works: Works) -> str | None:
-    """Head and loss fused, so that no logits are kept."""
-    if request.job.inference or request.job.loss != "standard":
-        return None
-    job, pins = replace(request.job, loss="liger"), replace(request.pins, search_tensor=False)
-    if unmodelled_with_loss(job, request.shape, request.cluster, pins):
-        return None
-    fused = replace(request, job=job, pins=pins)
-    candidate = works(fused)
-    if not candidate:
-        return None
-    instead = " without ⟨tp⟩ auto" if request.pins.search_tensor else ""
-    words = _words(candidate, request)
-    return f"⟨loss⟩ liger{instead}: {words}; the script must fuse head and loss (use_liger_kernel)"
+def _remedied(remedy: Remedy) -> Callable[[Request, Works], str | None]:
+    def attempt(request: Request, works: Works) -> str | None:
+        changed = remedy.change(request)
+        candidate = works(changed) if changed is not None else None
+        if changed is None or candidate is None:
+            return None
+        instead = " without ⟨tp⟩ auto" if request.pins.search_tensor > changed.pins.search_tensor else ""
+        return f"{remedy.title}{instead}: {_words(candidate, request)}; {remedy.needs}"
+
+    return attempt
+
+
+_REMEDIES = tuple(_remedied(remedy) for remedy in REMEDIES if not remedy.is_of_size)
 
 
 def adapters(request: Request, works: Works) -> str | None:
@@ -277,7 +273,7 @@ def _with_gpus(request: Request, gpus: int) -> Request:
 
 def first_change(request: Request, works: Works) -> str | None:
     """The option of the first kind of change after which something fits on the same GPUs."""
-    attempts = (fused_loss, more_parallel, shorter_sequence, adapters)
+    attempts = (*_REMEDIES, more_parallel, shorter_sequence, adapters)
     sentence = next((sentence for attempt in attempts if (sentence := attempt(request, works))), None)
     return None if sentence is None else sentence.partition(":")[0]
 
@@ -285,7 +281,7 @@ def first_change(request: Request, works: Works) -> str | None:
 def nearest_changes(request: Request, works: Works) -> list[str]:
     """Sentences: the smallest change of each kind after which something fits."""
     attempts = (
-        unpinned, smaller_batch, fused_loss, more_parallel, shorter_sequence, adapters, more_host_memory,
+        unpinned, smaller_batch, *_REMEDIES, more_parallel, shorter_sequence, adapters, more_host_memory,
         nvme, more_gpus,
     )  # fmt: skip
     sentences = (attempt(request, works) for attempt in attempts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from zerokit.domain.hardware import Cluster
+from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.position_limits import POSITIONS_EXCEEDED
 from zerokit.domain.strategy import Candidate, Strategy
@@ -27,8 +27,8 @@ from zerokit.search.global_batch import (
     refuse_micro_batch,
 )
 from zerokit.search.host_memory import assumed_host, note_on_choice, note_on_cores
-from zerokit.search.loss_advice import on_loss
 from zerokit.search.nearest import closest, fixed_options, larger_gpus, nearest_changes
+from zerokit.search.remedies import Gain, gains, on_loss
 from zerokit.search.request import Request
 from zerokit.search.search import HOST_REASON, SearchResult, fits, search
 from zerokit.search.space import (
@@ -40,6 +40,7 @@ from zerokit.search.space import (
     refuse_placement,
 )
 from zerokit.search.strategies import Space, build_strategy
+from zerokit.search.ties import simplest
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import counted, format_gib
 from zerokit.values import frozen_dataclass, replace
@@ -54,6 +55,8 @@ class Plan:
 
     Attributes:
         cluster: what the choice uses: less than there is where fewer GPUs are faster.
+        gains: what changes of the job would gain, most first.
+        gains_of_size: the same of those that change its size; called where they are shown.
         faster_with: sentences: what would be faster and what it takes.
         advice: sentences that the figures support.
         left_idle: where the choice uses fewer GPUs than there are, that it does; begins an assumption too.
@@ -68,6 +71,8 @@ class Plan:
     global_batch: int
     cluster: Cluster
     assumptions: tuple[str, ...]
+    gains: tuple[Gain, ...] = ()
+    gains_of_size: Callable[[], tuple[Gain, ...]] = tuple
     faster_with: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     left_idle: str = ""
@@ -112,6 +117,9 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
     space, notes = make_space(request)
     check_pins(space, request)
     result = search(space, top=max(2, top), wants_nearest=True)
+    if not result.ranked and space.cluster.margin == DEFAULT_MARGIN:
+        space = replace(space, cluster=replace(space.cluster, margin=0.0))
+        result = search(space, top=max(2, top), wants_nearest=True)
     if not result.ranked:
         check_batch(result, request)
         if result.unknown is not None and result.nearest is None:
@@ -126,14 +134,15 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         idle = fewer_gpus.left_idle(fastest.ranked[0], result.ranked[0], request.cluster)
         notes = (f"{idle}; {fewer_gpus.why_idle(result.ranked[0])}", *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
-    chosen, *others = keep(result.ranked)
+    chosen, *others = keep(_simplest_first(space, result.ranked, request))
     surer = sure_fit.advise(space, chosen, request)
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
     if request.timed and not request.job.inference:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
-    surer += sure_fit.narrow(space, chosen, request)
+    surer += sure_fit.narrow(chosen, request)
+    told = gains(request, space, chosen, chosen_within)
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
@@ -155,19 +164,32 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         cluster=space.cluster,
         left_idle=idle,
         assumptions=assumptions,
-        faster_with=(*faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
-        advice=(*surer, *_advice(request, space, chosen, others)),
+        gains=told,
+        gains_of_size=lambda: gains(request, space, chosen, chosen_within, of_size=True),
+        faster_with=(
+            *(gain.words for gain in told),
+            *faster_with(request, space, chosen),
+            *_with_fewer(request, fewer, chosen),
+        ),
+        advice=(*surer, *_advice(request, space, chosen, others, on_loss(space, chosen, told))),
     )
 
 
+def _simplest_first(space: Space, ranked: Sequence[Candidate], request: Request) -> tuple[Candidate, ...]:
+    """Fastest first, but for the simplest of those that are as fast as the fastest."""
+    if not request.timed or request.job.inference:
+        return tuple(ranked)
+    first = simplest(space, ranked[0])
+    return (first, *(candidate for candidate in ranked if candidate.strategy != first.strategy))
+
+
 def _advice(
-    request: Request, space: Space, chosen: Candidate, others: Sequence[Candidate]
+    request: Request, space: Space, chosen: Candidate, others: Sequence[Candidate], of_loss: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Remarks that the figures of the choice support."""
+    """Remarks that the figures of the choice support; ``of_loss``: those on its loss."""
     told = advice.advise(
-        chosen, space.shape, space.job, request.cluster, request.for_remarks().memory,
-        on_loss(request, space, chosen),
-    )  # fmt: skip
+        chosen, space.shape, space.job, request.cluster, request.for_remarks().memory, of_loss
+    )
     if not request.timed or request.job.inference:
         return told
     return (*told, *close_call(chosen, others, space.timing))
@@ -329,10 +351,25 @@ def _explain(request: Request, result: SearchResult) -> str:
     return "\n".join(lines)
 
 
+def chosen_within(request: Request, limit_seconds: float) -> Candidate | None:
+    """What :func:`make_plan` chooses on all GPUs, if it steps within so many seconds; None: nothing does, or
+    the request cannot be."""
+    try:
+        space = make_space(request)[0]
+        ranked = search(space, top=1, limit_seconds=limit_seconds).ranked
+    except InputError:
+        return None
+    if not ranked:
+        return None
+    chosen = simplest(space, ranked[0])
+    return chosen if chosen.time.step_seconds <= limit_seconds else None
+
+
 def best_plan(request: Request) -> Candidate | None:
     """The fastest plan of a request, or None where nothing fits or the request cannot be."""
     try:
-        result = search(make_space(request)[0], top=1)
+        space = make_space(request)[0]
+        ranked = search(space, top=1).ranked
     except InputError:
         return None
-    return result.ranked[0] if result.ranked else None
+    return _simplest_first(space, ranked, request)[0] if ranked else None

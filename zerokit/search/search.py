@@ -33,6 +33,7 @@ from zerokit.search.space import (
     layout_violation,
     layouts,
     placements,
+    second_copies,
 )
 from zerokit.search.strategies import Space, batches, build_strategy, checkpointings
 from zerokit.timing.allocator_retries import most_spare_bytes, spare_bytes
@@ -98,7 +99,7 @@ def search(
 
 def fits(memory: MemoryEstimate, cluster: Cluster) -> str | None:
     """Why the estimate does not fit the cluster; ``None`` when it does."""
-    if memory.min_vram_bytes > cluster.gpu.driver_vram_bytes:
+    if memory.min_vram_bytes > cluster.planned_bytes:
         return _TOO_LARGE
     limit = cluster.host_limit_bytes
     if limit is not None and memory.host_bytes_per_node > limit:
@@ -176,24 +177,30 @@ class Search:
         """Those that are legal; counts the others with why they are not."""
         space = self.space
         spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
+        copies = second_copies(space.pins, space.cluster)
+
+        def settings_of(layout: Layout, placement: OffloadChoice) -> tuple[Knobs, ...]:
+            alone = placement.parameters != "none" or layout.data < space.cluster.gpus or space.job.inference
+            return settings[placement.stage, (1,) if alone else copies]
+
         settings = {
-            placement.stage: knobs(placement.stage, space.pins, space.timing.trainable) for placement in spots
+            (placement.stage, sizes): knobs(placement.stage, space.pins, space.timing.trainable, sizes)
+            for placement in spots
+            for sizes in {copies, (1,)}
         }
         modes = checkpointings(space)
         for layout in layouts(space.cluster, space.pins):
             if layout in self.excluded:
                 continue
             pairs = list(batches(space, layout))
-            size = (
-                sum(len(settings[placement.stage]) for placement in spots) * len(modes) * max(1, len(pairs))
-            )
+            size = sum(len(settings_of(layout, spot)) for spot in spots) * len(modes) * max(1, len(pairs))
             self.candidates += size
             refused = layout_violation(layout, space.shape, space.job, space.cluster, space.pins)
             if refused is not None or not pairs:
                 self.rejected[refused.reason if refused else BATCH_REASON] += size
                 continue
             for placement in spots:
-                variants = settings[placement.stage]
+                variants = settings_of(layout, placement)
                 count = len(variants) * len(modes) * len(pairs)
                 reason = self._illegal(layout, placement, pairs[0], variants[0]) or self._states_too_large(
                     layout, placement
@@ -233,7 +240,7 @@ class Search:
             size += element_bytes * weights / (ranks if placement.stage == 3 else 1)
         if placement.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
             size += _ADAM_BYTES * weights / (ranks if placement.stage >= 1 else 1)
-        if size <= space.cluster.gpu.driver_vram_bytes:
+        if size <= space.cluster.planned_bytes:
             return None
         self.least_states_bytes = min(int(size), self.least_states_bytes or int(size))
         return STATES_REASON
@@ -252,7 +259,7 @@ class Search:
     def _expand(self, order: int, family: KnobFamily) -> Iterator[tuple[float, _Variant]]:
         """The family's knob settings with their times; none when a bound shows that no knob helps."""
         least = self._least_vram(family)
-        if least > self.space.cluster.gpu.driver_vram_bytes:
+        if least > self.space.cluster.planned_bytes:
             self.rejected[_TOO_LARGE] += len(family.variants)
             return
         if least:
@@ -303,7 +310,7 @@ class Search:
             bytes_at_least = space.least_vram(space.job, one, space.cluster)
             if bytes_at_least < least:
                 least, strategy = bytes_at_least, one
-        lack = least / space.cluster.gpu.driver_vram_bytes
+        lack = least / space.cluster.planned_bytes
         if lack > 1 and (self.hopeless is None or lack < self.hopeless[0]):
             self.hopeless = (lack, strategy)
         return int(least)
@@ -366,14 +373,14 @@ class Search:
             return False
         if self.wants_nearest:
             vram = space.least_vram(space.job, strategy, space.cluster) if space.least_vram else 0
-            lack = max(1.0, vram / space.cluster.gpu.driver_vram_bytes) + needed / limit - 1
+            lack = max(1.0, vram / space.cluster.planned_bytes) + needed / limit - 1
             heapq.heappush(self.short_of_host, (lack, len(self.short_of_host), strategy))
         return True
 
     def _memory(self, strategy: Strategy) -> MemoryEstimate:
         space = self.space
         memory = space.memory(space.job, strategy, space.cluster)
-        lack = max(1.0, memory.min_vram_bytes / space.cluster.gpu.driver_vram_bytes)
+        lack = max(1.0, memory.min_vram_bytes / space.cluster.planned_bytes)
         if limit := space.cluster.host_limit_bytes:
             lack += max(0.0, memory.host_bytes_per_node / limit - 1)
         if lack > 1 and (self.nearest is None or lack < self.nearest[0]):

@@ -150,6 +150,7 @@ def _cluster(request: Request, gpu: Gpu, count: int) -> Cluster:
         host_ram_bytes=request.cluster.host_ram_bytes,
         network_bytes_per_second=request.cluster.network_bytes_per_second,
         nvme_path=request.cluster.nvme_path,
+        margin=request.cluster.margin,
     )
 
 

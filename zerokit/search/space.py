@@ -28,6 +28,7 @@ class Pins:
     Attributes:
         search_tensor, search_sequence: the script does what the degree needs of it.
         pipeline_module: it builds a PipelineModule; pipelines and tensor parallel are searched.
+        second_copy: whether hpZ may keep one inside each node.
     """
 
     zero_stage: int | None = None
@@ -47,6 +48,7 @@ class Pins:
     pipeline_module: bool = False
     search_tensor: bool = False
     search_sequence: bool = False
+    second_copy: bool = True
 
     def sizes(self) -> dict[str, int]:
         """The fixed sizes, by the names of :class:`Knobs`."""
@@ -191,6 +193,7 @@ class Knobs:
     prefetch_bucket_size: int = DEFAULT_ZERO.prefetch_bucket_size
     persistence_threshold: int = DEFAULT_ZERO.param_persistence_threshold
     reuse_distance: int = DEFAULT_ZERO.max_reuse_distance
+    hpz_partition_size: int = 1
 
 
 _BUCKETS = (DEFAULT_ZERO.reduce_bucket_size, 200_000_000, 50_000_000, 10_000_000)
@@ -208,10 +211,29 @@ def _buckets(pins: Pins, trainable: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(min(size, rounded) for size in _BUCKETS))
 
 
-def knobs(stage: int, pins: Pins, trainable: int) -> tuple[Knobs, ...]:
+def second_copies(pins: Pins, cluster: Cluster) -> tuple[int, ...]:
+    """Sizes of the groups that may keep a second copy of ZeRO-3's weights (hpZ, arXiv 2306.10209): nodes,
+    where the GPUs of one are joined by more than the network between them.
+
+    Numerics stay: reports of losses and gradients of 0 (DeepSpeed's issues 4851 and 5059, LLaMA-Factory's
+    6372) are of versions whose copy could be gathered before it was whole. In 0.19.8 each rank copies its
+    slice up to the end of the weight, waits for it (zero/partition_parameters.py:1932-1951), and gathers
+    weights with and without a copy apart (zero/partitioned_param_coordinator.py:594); every step drops it
+    (zero/stage3.py:2846). On four CPU ranks losses and gradient norms are those without it
+    (tests/deepspeed/test_hpz.py).
+    """
+    per_node = cluster.gpus_per_node
+    inside = cluster.gpu.link_bytes_per_second
+    is_faster = inside > cluster.node_network_bytes_per_second / per_node
+    if not pins.second_copy or cluster.nodes == 1 or per_node == 1 or not is_faster:
+        return (1,)
+    return (per_node, 1)
+
+
+def knobs(stage: int, pins: Pins, trainable: int, copies: tuple[int, ...] = (1,)) -> tuple[Knobs, ...]:
     """Every setting of the memory-relevant sizes: first the fastest, last the most frugal.
 
-    ``trainable``: elements of the weights that get gradients.
+    ``trainable``: elements of the weights that get gradients. ``copies``: of :func:`second_copies`.
 
     Time never grows towards the first in any knob, and memory never towards the last: larger
     buckets send fewer messages, overlap hides them, a longer reuse distance saves gathers.
@@ -233,6 +255,6 @@ def knobs(stage: int, pins: Pins, trainable: int) -> tuple[Knobs, ...]:
         pairs.append((buckets[-1], _SMALL_PREFETCH))
     return tuple(
         Knobs(reduce_bucket_size=b, overlap_comm=overlap, sub_group_size=g, prefetch_bucket_size=p,
-              persistence_threshold=persistence, reuse_distance=r)
-        for r in _REUSE for b, p in pairs for g in groups
+              persistence_threshold=persistence, reuse_distance=r, hpz_partition_size=h)
+        for h in copies for r in _REUSE for b, p in pairs for g in groups
     )  # fmt: skip

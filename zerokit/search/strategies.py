@@ -85,6 +85,7 @@ def _zero_settings(
         prefetch_bucket_size=chosen.prefetch_bucket_size,
         param_persistence_threshold=chosen.persistence_threshold,
         max_reuse_distance=chosen.reuse_distance,
+        zero_hpz_partition_size=chosen.hpz_partition_size,
         gather_16bit_weights_on_model_save=saves_16_bit,
         offload_optimizer=Offload(
             device=placement.optimizer, nvme_path=nvme_path if placement.optimizer == "nvme" else None

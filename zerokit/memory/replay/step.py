@@ -12,7 +12,7 @@ from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import Overlay, RankModel
 from zerokit.memory.replay.bf16_optimizer import Bf16OptimizerGradients, runs_bf16_optimizer
 from zerokit.memory.replay.gradient_reduction import GradientReduction
-from zerokit.memory.replay.model_states import Persistent, init_peak, persistent
+from zerokit.memory.replay.model_states import Persistent, flattening_bytes, init_peak, persistent
 from zerokit.memory.replay.partition import Partition, partition
 from zerokit.memory.replay.zero_0 import WholeGradients
 from zerokit.memory.replay.zero_1_2 import Stage1Gradients, Stage2Gradients
@@ -41,7 +41,8 @@ class MicroStep:
 class RankBytes:
     """All that DeepSpeed allocates on one rank, apart from activations."""
 
-    init_peak: int
+    init_peak: int  # but for ``flattening``
+    flattening: int  # see ``flattening_bytes``
     micro_steps: tuple[MicroStep, ...]  # the kinds that differ: first, middle, last
     step_peak: int
     persistent: Persistent
@@ -159,6 +160,7 @@ def rank_bytes(model: RankModel, settings: DeepSpeedSettings, ranks: int, rank: 
     step_peak = replay.step()
     return RankBytes(
         init_peak=init_peak(model, settings, replay.part, ranks) + model.profile.buffer_bytes,
+        flattening=flattening_bytes(model, settings),
         micro_steps=micro_steps,
         step_peak=step_peak,
         persistent=replay.state,

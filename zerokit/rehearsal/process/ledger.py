@@ -58,6 +58,7 @@ class History:
 
     Attributes:
         emptied: clocks of ``empty_cache``.
+        postponed: number -> clock of the end of a block's births that a smaller card would see only then.
         other_streams: those that used a block beside the one that asked for it (``Tensor.record_stream``).
     """
 
@@ -68,11 +69,14 @@ class History:
     stream: array[int] = field(default_factory=lambda: array("q"))
     origin: array[int] = field(default_factory=lambda: array("q"))
     emptied: array[int] = field(default_factory=lambda: array("q"))
+    postponed: dict[int, int] = field(default_factory=dict)
     other_streams: dict[int, set[int]] = field(default_factory=dict)
 
     def events(self) -> Iterator[HistoryEvent]:
         """All that was asked of the allocator, in order."""
-        born = ((clock, BORN, number) for number, clock in enumerate(self.born))
+        born = sorted(
+            (self.postponed.get(number, clock), BORN, number) for number, clock in enumerate(self.born)
+        )
         ended = sorted((clock, DIED, number) for number, clock in enumerate(self.died) if clock != STILL_LIVE)
         emptied = ((clock, EMPTIED, 0) for clock in self.emptied)
         for clock, kind, number in heapq.merge(born, ended, emptied):
@@ -145,6 +149,14 @@ class GpuMemory:
         """A kernel's temporaries: taken in this order, and given back at once in the reverse one."""
         with self.holding(sizes, why):
             pass
+
+    def postpone(self, since: int) -> None:
+        """What was asked for from a number on, and is still in use, a smaller card is asked for only now."""
+        self.clock += 1
+        died = self.history.died
+        self.history.postponed |= {
+            number: self.clock for number in range(since, len(died)) if died[number] == STILL_LIVE
+        }
 
     @contextmanager
     def holding(self, sizes: Sequence[int], why: str) -> Iterator[None]:

@@ -169,6 +169,11 @@ class Machine:
         self._host_addresses: dict[int, int] = {}
         self._next_host_address = 0x5500_0000_0000
 
+    @property
+    def free_bytes(self) -> int:
+        """What the driver says, before kernels and libraries of the first step are loaded."""
+        return self.gpu.room_in_init(self.world_size) - self.ledger.allocator.reserved_bytes
+
     def warn(self, text: str) -> None:
         """Something the reader of the figures must know."""
         self.warnings[text] = self.warnings.get(text, 0) + 1

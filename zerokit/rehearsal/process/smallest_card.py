@@ -37,14 +37,15 @@ def runs_with(
     return True
 
 
-def smallest(history: History, settings: AllocatorSettings, peak: int, reserved: int) -> int:
-    """The least that is known to do; Bytes of segments.
+def smallest(history: History, settings: AllocatorSettings, reserved: int) -> tuple[int, int]:
+    """(the least that is known to do, in bytes of segments; what is allocated at most on a card of it).
 
     Args:
-        peak: allocated at most: less cannot do. reserved: what does.
+        reserved: what does.
     """
     began = time.monotonic()
     events = list(history.events())
+    peak = _most_allocated(events, history)
     fails, runs = peak - 1, reserved
     while runs - fails > STEP_BYTES and time.monotonic() - began < LIMIT_SECONDS:
         middle = (fails + runs) // 2
@@ -52,4 +53,15 @@ def smallest(history: History, settings: AllocatorSettings, peak: int, reserved:
             runs = middle
         else:
             fails = middle
-    return runs
+    return runs, peak
+
+
+def _most_allocated(events: list[HistoryEvent], history: History) -> int:
+    level = most = 0
+    for event in events:
+        if event.kind == BORN:
+            level += history.block_bytes[event.number]
+            most = max(most, level)
+        elif event.kind == DIED:
+            level -= history.block_bytes[event.number]
+    return most

@@ -37,6 +37,9 @@ _OF_THE_LOSS = ("_log_softmax", "nll_loss")
 def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -> dict[str, Any]:
     """The child's part of the result."""
     ledger = machine.ledger
+    segments, required = smallest_card.smallest(
+        ledger.history, ledger.allocator.settings, ledger.peak_reserved_bytes
+    )
     phase_peaks = {name: peak.allocated_bytes for name, peak in ledger.peaks.items() if peak.allocated_bytes}
     return {
         "complete": stopped is None,
@@ -48,12 +51,8 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "lower_bounds": {name: sorted(what) for name, what in ledger.lower_bounds.items()},
         "peak_allocated_bytes": ledger.peak.allocated_bytes,
         "peak_phase": max(phase_peaks, key=lambda name: phase_peaks[name], default=""),
-        "smallest_reserved_bytes": smallest_card.smallest(
-            ledger.history,
-            ledger.allocator.settings,
-            ledger.peak.allocated_bytes,
-            ledger.peak_reserved_bytes,
-        ),
+        "smallest_reserved_bytes": segments,
+        "required_allocated_bytes": required,
         "expandable_segments": ledger.allocator.settings.expandable_segments,
         "at_peak": at_peak(ledger),
         "bf16": torch.bfloat16 in ledger.dtypes,

@@ -36,6 +36,7 @@ ADAPTERS: dict[str, Adapter] = {
     "deepspeed.runtime.engine": deepspeed.engine,
     "deepspeed.runtime.pipe.engine": deepspeed.pipeline,
     "deepspeed.runtime.pipe.topology": deepspeed.stages,
+    "deepspeed.runtime.zero.stage_1_and_2": deepspeed.flattening,
     "deepspeed.runtime.zero.utils": deepspeed.agreement,
     "deepspeed.sequence.cross_entropy": deepspeed.vocabulary,
     "diffusers.schedulers.scheduling_utils": generation.sampling,

@@ -115,6 +115,26 @@ def engine(context: Context, module: ModuleType) -> None:
         within(cls, name, functools.partial(phases.inside, "save"))
 
 
+def flattening(context: Context, module: ModuleType) -> None:
+    """ZeRO-1/2 joins the weights on the GPU where the driver says that it has room, else on the CPU
+    (``stage_1_and_2.py:446-520``, 0.19.8): a smaller card has the copy only when the weights are gone."""
+    machine, cls = context.machine, module.DeepSpeedZeroOptimizer
+    ledger, accelerator = machine.ledger, type(module.get_accelerator())
+    start: list[int] = []
+
+    def available_memory(self: Any, device_index: Any = None) -> int:
+        return machine.free_bytes
+
+    accelerator.available_memory = available_memory
+    before(cls, "flatten_dense_tensors_aligned", lambda: start.append(len(ledger.history.born)))
+
+    def joined(optimizer: Any) -> None:
+        if start:
+            ledger.postpone(start.pop())
+
+    after(cls, "_update_model_bit16_weights", joined)
+
+
 def accelerate_configuration(context: Context, module: ModuleType) -> None:
     """Which file Accelerate, or a Trainer, reads for DeepSpeed."""
     _note_file(context, module.HfDeepSpeedConfig)

@@ -1,0 +1,174 @@
+"""Changes of the job: which make a plan faster, by how much, and which make one fit. The one list of them.
+
+Each changes what is computed or what the script must do, so that none is chosen unasked: it is offered, with
+the gain that a search with it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from zerokit.domain.client_optimizers import client_optimizer
+from zerokit.domain.job import Job
+from zerokit.domain.strategy import REHEARSED, Candidate
+from zerokit.memory.components import Component
+from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
+from zerokit.search.explain import share_words, strategy_words
+from zerokit.search.request import Request
+from zerokit.search.space import unmodelled_with_loss
+from zerokit.search.strategies import Space
+from zerokit.search.ties import NOISE
+from zerokit.units import format_gib
+from zerokit.values import frozen_dataclass, replace
+
+_LARGE_SHARE = 0.15
+"""Of the peak, from which the loss is worth a remark: a choice."""
+_SHORTEST_SEQUENCE = 256
+_EIGHT_BITS = "adamw_8bit"
+
+Fastest = Callable[[Request, float], "Candidate | None"]
+"""The plan of a request that steps within so many seconds; None: there is none."""
+
+
+@frozen_dataclass
+class Remedy:
+    """A change of what was asked for.
+
+    Attributes:
+        title: the options that ask for it.
+        needs: what it changes, or what the script must do.
+        change: the request with it; None: it is so already, or is not modelled here.
+        is_of_size: it changes how much is computed, or on how much: told under ``--explain`` alone.
+    """
+
+    title: str
+    needs: str
+    change: Callable[[Request], Request | None]
+    is_of_size: bool = False
+
+
+def _of_job(request: Request, **changes: object) -> Request:
+    return replace(request, job=replace(request.job, **changes))
+
+
+def _fused_loss(request: Request) -> Request | None:
+    if request.job.inference or request.job.loss != "standard":
+        return None
+    fused = replace(_of_job(request, loss="chunked"), pins=replace(request.pins, search_tensor=False))
+    is_unknown = unmodelled_with_loss(fused.job, request.shape, request.cluster, fused.pins)
+    return None if is_unknown else fused
+
+
+def _eight_bits(request: Request) -> Request | None:
+    job, pins = request.job, request.pins
+    if job.inference or request.on_cpu or (job.optimizer or "").lower() not in ("adam", "adamw"):
+        return None
+    if pins.offload_optimizer not in (None, "none"):
+        return None  # DeepSpeed offloads no optimizer that the script makes
+    return _of_job(request, optimizer=_EIGHT_BITS) if client_optimizer(_EIGHT_BITS) else None
+
+
+def _sixteen_bits(request: Request) -> Request | None:
+    is_slower = request.on_cpu or not request.cluster.gpu.supports("bf16")
+    return None if request.precision != "fp32" or is_slower else replace(request, precision="bf16")
+
+
+def _half_as_long(request: Request) -> Request | None:
+    job = request.job
+    if job.inference or job.images is not None or job.seq_len < 2 * _SHORTEST_SEQUENCE:
+        return None
+    return _of_job(request, seq_len=job.seq_len // 2)
+
+
+def _twice_the_gpus(request: Request) -> Request | None:
+    cluster, batch = request.cluster, request.job.global_batch
+    gpus = 2 * cluster.gpus
+    if request.on_cpu or (batch is not None and batch % gpus):
+        return None
+    nodes = cluster.nodes if gpus // cluster.nodes <= cluster.gpu.max_gpus_per_node else 2 * cluster.nodes
+    return replace(request, cluster=replace(cluster, gpus=gpus, nodes=nodes))
+
+
+REMEDIES = (
+    Remedy(
+        title="⟨loss⟩ chunked (TRL) or liger (Trainer)",
+        needs="the script must fuse head and loss (use_liger_kernel), as TRL's SFTTrainer does",
+        change=_fused_loss,
+    ),
+    Remedy(
+        title=f"⟨optimizer⟩ {_EIGHT_BITS}",
+        needs="keeps its states in 8 bits (bitsandbytes), which changes the numbers a little; the script "
+        f"makes it (a Trainer's optim={_EIGHT_BITS})",
+        change=_eight_bits,
+    ),
+    Remedy(
+        title="⟨precision⟩ bf16",
+        needs="multiplies in 16 bits beside fp32 master weights",
+        change=_sixteen_bits,
+    ),
+    Remedy(title="half of ⟨seq_len⟩", needs="shorter sequences", change=_half_as_long, is_of_size=True),
+    Remedy(title="twice the ⟨gpus⟩", needs="the same global batch", change=_twice_the_gpus, is_of_size=True),
+)
+
+
+@frozen_dataclass
+class Gain:
+    """What a remedy comes to. ``share``: tokens per second more, of those of the choice."""
+
+    remedy: Remedy
+    share: float
+    candidate: Candidate
+
+    @property
+    def words(self) -> str:
+        """``29% faster with ⟨optimizer⟩ adamw_8bit (ZeRO-3, …): what it takes``."""
+        strategy = strategy_words(self.candidate.strategy)
+        return f"{share_words(self.share)} faster with {self.remedy.title} ({strategy}): {self.remedy.needs}"
+
+
+def gains(
+    request: Request, space: Space, chosen: Candidate, fastest: Fastest, *, of_size: bool = False
+) -> tuple[Gain, ...]:
+    """What each remedy would gain in tokens per second, most first; those within the noise left out.
+
+    Nothing of a script that was rehearsed: it computes what it does, whatever is asked for.
+
+    Args:
+        of_size: those that change the size of the work, instead of the others.
+    """
+    if not request.timed or request.job.inference or chosen.memory.basis == REHEARSED:
+        return ()
+    asked = _of_job(request.for_remarks(), global_batch=space.global_batch)
+
+    def all_gains() -> Iterator[Gain]:
+        for remedy in REMEDIES:
+            changed = remedy.change(asked) if remedy.is_of_size == of_size else None
+            if changed is None:
+                continue
+            tokens = changed.job.seq_len / asked.job.seq_len
+            candidate = fastest(changed, chosen.time.step_seconds * tokens / (1 + NOISE))
+            if candidate is not None:
+                share = chosen.time.step_seconds * tokens / candidate.time.step_seconds - 1
+                yield Gain(remedy=remedy, share=share, candidate=candidate)
+
+    return tuple(sorted(all_gains(), key=lambda gain: -gain.share))
+
+
+def on_loss(space: Space, chosen: Candidate, told: tuple[Gain, ...]) -> tuple[str, ...]:
+    """What a fused loss would save, where the loss takes much of the peak and nothing is said of its time."""
+    worst, job = chosen.memory.worst, space.job
+    loss = worst.components.get(Component.LOSS, 0)
+    is_large = loss > _LARGE_SHARE * worst.peak_allocated_bytes
+    is_told = any(gain.remedy.change is _fused_loss for gain in told)
+    if job.inference or job.loss != "standard" or not is_large or is_told:
+        return ()
+    saves = (
+        f"would save up to {format_gib(loss * FUSED_LOSS_SAVES, 1)}: the loss over a vocabulary of "
+        f"{space.shape.vocab:,} takes {format_gib(loss, 1)} of the peak"
+    )
+    if chosen.memory.basis == REHEARSED:
+        return (f"a fused (chunked) cross-entropy in the script {saves}",)
+    fused: Job = replace(job, loss="chunked")
+    if with_what := unmodelled_with_loss(fused, space.shape, space.cluster, space.pins):
+        return (f"a fused (chunked) cross-entropy {saves}; ⟨loss⟩ is not modelled with {with_what}",)
+    return (f"⟨loss⟩ chunked (TRL) or liger (Trainer) {saves}",)
