@@ -15,10 +15,6 @@ LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160, "vocab_size": 512,
 }  # fmt: skip
-OPT = {
-    "model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": 64, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "ffn_dim": 256, "word_embed_proj_dim": 64, "vocab_size": 512,
-}  # fmt: skip
 
 
 def traced(config: dict[str, Any], variant: Variant) -> ModelProfile:
@@ -30,9 +26,8 @@ def traced(config: dict[str, Any], variant: Variant) -> ModelProfile:
     [
         (LLAMA, Variant(lora_rank=4)),
         (LLAMA, Variant(lora_rank=4, checkpointing="full", zero3_linear=True)),
-        (OPT, Variant(lora_rank=4)),  # ReLU keeps its output, which is the input of the next layer
     ],
-    ids=["llama", "llama, checkpointed under ZeRO-3", "opt"],
+    ids=["llama", "llama, checkpointed under ZeRO-3"],
 )
 def test_every_instant_is_that_of_a_trace_with_dropout(
     config: dict[str, Any], variant: Variant, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from zerokit.domain.job import (
     Lora,
 )
 from zerokit.domain.position_limits import POSITIONS_EXCEEDED
-from zerokit.domain.trainers import TRAINERS
+from zerokit.domain.trainers import TRAINERS, Trainer
 from zerokit.errors import InputError
 from zerokit.planner.effects import refuse_idle
 from zerokit.planner.hardware import Hardware, doubted_vram, hardware
@@ -171,10 +171,6 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
     elif max_seq_len is not None and length > max_seq_len:
         notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} {POSITIONS_EXCEEDED}")
     method = _method(options)
-    rank, targets = integer(options, "lora_rank", 65536), options.get("lora_targets")
-    dropout = share(options, "lora_dropout")
-    if method == "full" and (rank or targets or dropout is not None):
-        raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩, ⟨lora_dropout⟩: only with ⟨method⟩ lora or qlora")
     inference = bool(options.get("inference"))
     quantization = choice(options, "quant", QUANTIZATIONS) or "none"
     notes += _refuse_quantization(options, quantization, method)
@@ -189,9 +185,6 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         raise InputError(
             f"⟨inference⟩ ⟨method⟩ {method}: adapters apply to training only; leave ⟨method⟩ out"
         )
-    names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
-    if not names:
-        raise InputError(f"⟨lora_targets⟩ {targets}: names no module; use for example q_proj,v_proj")
     optimizer, optimizer_notes = resolve_optimizer(options.get("optimizer"))
     notes += optimizer_notes
     attention = choice(options, "attention", ATTENTIONS) or "sdpa"
@@ -208,9 +201,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         seq_len=length,
         global_batch=integer(options, "global_batch"),
         method=method,
-        lora=None
-        if method == "full"
-        else Lora(rank=rank or 16, targets=names, dropout=row.lora_dropout if dropout is None else dropout),
+        lora=_adapters(options, method, row),
         optimizer=optimizer,
         attention=attention,
         loss=loss,
@@ -221,6 +212,24 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         images=with_room(chosen.images, length),
         trainer=trainer,
     ), tuple(notes)
+
+
+def _adapters(options: Mapping[str, Any], method: str, row: Trainer) -> Lora | None:
+    """The adapters that are trained; ``row``: the trainer's defaults.
+
+    Raises:
+        InputError: they are described where all weights are trained, or on no module.
+    """
+    rank, targets = integer(options, "lora_rank", 65536), options.get("lora_targets")
+    dropout = share(options, "lora_dropout")
+    if method == "full":
+        if rank or targets or dropout is not None:
+            raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩, ⟨lora_dropout⟩: only with ⟨method⟩ lora or qlora")
+        return None
+    names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
+    if not names:
+        raise InputError(f"⟨lora_targets⟩ {targets}: names no module; use for example q_proj,v_proj")
+    return Lora(rank=rank or 16, targets=names, dropout=row.lora_dropout if dropout is None else dropout)
 
 
 def _method(options: Mapping[str, Any]) -> str:
