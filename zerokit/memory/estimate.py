@@ -21,7 +21,7 @@ from zerokit.memory.fused_loss import loss_size, with_loss
 from zerokit.memory.host import activation_copies, host_components
 from zerokit.memory.inference import estimate_serving, serving_traces
 from zerokit.memory.pipeline import can_be_cut, stages
-from zerokit.memory.rank_estimate import rank_estimate
+from zerokit.memory.rank_estimate import Degrees, rank_estimate
 from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
 from zerokit.memory.replay.model_states import flattening_bytes
 from zerokit.memory.replay.partition import partition
@@ -139,7 +139,7 @@ def estimate_traced(
     replayed = _replayed_ranks(
         rank_model(profile, variant, events, *of_job),
         _settings_of_replay(strategy, cluster),
-        _Degrees.of(strategy, cluster),
+        Degrees.of(strategy, cluster),
         every_rank,
     )
     ranks, peak = _ranks(replayed, timeline)
@@ -196,7 +196,7 @@ def _pipeline(
 ) -> MemoryEstimate:
     """Every stage as a model of its own; ranks in the order of ``PipeModelDataParallelTopology``."""
     settings, tokens = strategy.settings, tokens_of_a_rank(job, strategy)
-    degrees = _Degrees.of(strategy, cluster)
+    degrees = Degrees.of(strategy, cluster)
     cut, peak = stages(model, strategy.pipeline_parallel), 0
     ranks: list[RankEstimate] = []
     host: dict[str, int] = {}
@@ -240,44 +240,13 @@ def _layers_kept(model: RankModel, zero: ZeroSettings) -> int:
     return 1 << (-(-reach // max(1, smallest)) + 2 - 1).bit_length()  # few values, so that traces are shared
 
 
-@frozen_dataclass
-class _Degrees:
-    """How many of what: what DeepSpeed's own bytes depend on beside the settings.
-
-    Attributes:
-        room: what a card has for tensors during init, where that decides (``flattening_bytes``); else 0.
-    """
-
-    ranks: int  # that ZeRO divides the states over
-    peers: int  # tensor-parallel ranks of each, alike
-    sequence_parallel: int
-    per_node: int
-    room: int = 0
-
-    @staticmethod
-    def of(strategy: Strategy, cluster: Cluster) -> _Degrees:
-        ranks = strategy.zero_ranks
-        per_node = max(1, strategy.world_size // cluster.nodes)
-        return _Degrees(
-            ranks=ranks,
-            peers=strategy.tensor_parallel,
-            sequence_parallel=strategy.sequence_parallel,
-            per_node=per_node,
-            room=card.room_in_init(cluster.gpu, strategy) if strategy.settings.zero.stage in (1, 2) else 0,
-        )
-
-    @property
-    def world_size(self) -> int:
-        return self.ranks * self.peers
-
-
 @frozen_dataclass(slots=False, eq=False)
 class _Replayed:
     """All that is the same for every micro-batch and sequence length."""
 
     model: RankModel
     settings: DeepSpeedSettings
-    degrees: _Degrees
+    degrees: Degrees
     every_rank: bool
     ranks: tuple[tuple[int, RankBytes], ...]
     flattens_on_gpu: bool
@@ -289,7 +258,7 @@ class _Replayed:
 
 @lru_cache(maxsize=4096)
 def _replayed_ranks(
-    model: RankModel, settings: DeepSpeedSettings, degrees: _Degrees, every_rank: bool
+    model: RankModel, settings: DeepSpeedSettings, degrees: Degrees, every_rank: bool
 ) -> _Replayed:
     ranks = degrees.ranks
     alike = settings.zero.stage in (0, 3)  # every rank holds as much of every parameter
@@ -311,7 +280,7 @@ def _replayed_ranks(
     )
 
 
-def _host_parts(model: RankModel, settings: DeepSpeedSettings, degrees: _Degrees) -> dict[HostComponent, int]:
+def _host_parts(model: RankModel, settings: DeepSpeedSettings, degrees: Degrees) -> dict[HostComponent, int]:
     part = partition(model, 0, degrees.ranks, round_robin=settings.zero.round_robin_gradients)
     on_cpu = flattening_bytes(model, settings) > degrees.room
     return host_components(model, settings, part, degrees.ranks, degrees.world_size, flattens_on_cpu=on_cpu)
@@ -327,7 +296,7 @@ def host_bytes_per_node(profile: ModelProfile, job: Job, strategy: Strategy, clu
     variant, trace, adapters = usable
     model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
     settings = _settings_of_host(_settings_of_replay(strategy, cluster))
-    return _host_bytes(model, settings, _Degrees.of(strategy, cluster))
+    return _host_bytes(model, settings, Degrees.of(strategy, cluster))
 
 
 @lru_cache(maxsize=2048)
@@ -345,11 +314,11 @@ def _settings_of_host(settings: DeepSpeedSettings) -> DeepSpeedSettings:
 
 
 @lru_cache(maxsize=2048)
-def _host_bytes(model: RankModel, settings: DeepSpeedSettings, degrees: _Degrees) -> int:
+def _host_bytes(model: RankModel, settings: DeepSpeedSettings, degrees: Degrees) -> int:
     return sum(in_ram(_host_parts(model, settings, degrees), degrees.per_node).values())
 
 
-def _assumptions(profile: ModelProfile, settings: DeepSpeedSettings, degrees: _Degrees) -> tuple[str, ...]:
+def _assumptions(profile: ModelProfile, settings: DeepSpeedSettings, degrees: Degrees) -> tuple[str, ...]:
     notes = [
         f"activations traced from the model itself (transformers {profile.transformers_version}); "
         "the training loop keeps only the loss of a forward pass"

@@ -8,13 +8,49 @@ from typing import NamedTuple
 
 from zerokit.domain.activations import Timeline
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
-from zerokit.domain.strategy import RankEstimate
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.strategy import RankEstimate, Strategy
+from zerokit.memory import card
 from zerokit.memory.components import Component, by_key
 from zerokit.memory.lazy import LazyMapping
 from zerokit.memory.loss import loss_bytes
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.rank_model import RankModel
 from zerokit.memory.replay.step import Instant, RankBytes, compose
+from zerokit.values import frozen_dataclass
+
+
+@frozen_dataclass
+class Degrees:
+    """How many of what: what DeepSpeed's own bytes depend on beside the settings.
+
+    Attributes:
+        room: what a card has for tensors during init, where that decides (``flattening_bytes``); else 0.
+    """
+
+    ranks: int  # that ZeRO divides the states over
+    peers: int  # tensor-parallel ranks of each, alike
+    sequence_parallel: int
+    per_node: int
+    room: int = 0
+
+    @staticmethod
+    def of(strategy: Strategy, cluster: Cluster) -> Degrees:
+        """Of a strategy on a cluster."""
+        ranks = strategy.zero_ranks
+        per_node = max(1, strategy.world_size // cluster.nodes)
+        return Degrees(
+            ranks=ranks,
+            peers=strategy.tensor_parallel,
+            sequence_parallel=strategy.sequence_parallel,
+            per_node=per_node,
+            room=card.room_in_init(cluster.gpu, strategy) if strategy.settings.zero.stage in (1, 2) else 0,
+        )
+
+    @property
+    def world_size(self) -> int:
+        """All ranks of one pipeline stage."""
+        return self.ranks * self.peers
 
 
 class _Replayed(NamedTuple):
