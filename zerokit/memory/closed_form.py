@@ -24,7 +24,8 @@ from zerokit.memory.closed_form_host import fused_modules, host_of_rank
 from zerokit.memory.components import Component, by_key, in_ram, on_nvme
 from zerokit.memory.fused_loss import LossSize, fused_loss
 from zerokit.memory.inference import tokens
-from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole, prepared_bytes
+from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole
+from zerokit.memory.rank_model import prepared_bytes
 from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
 from zerokit.memory.replay.model_states import CUBLAS_THREADS
 from zerokit.memory.replay.optimizers import state_bytes
@@ -34,8 +35,8 @@ from zerokit.values import frozen_dataclass
 CLOSED_FORM = "analytic"
 """``basis`` of these estimates."""
 ASSUMPTION = "memory in closed form, not traced: activations ± 25 %, the rest ± 5 %"
-_WITHIN, _CROSS_WITHIN, _REST_WITHIN, _WITHIN_BYTES = 0.25, 1.5, 0.05, GIB // 2
-"""How far above it a trace may be, with half a GiB more (``python -m benchmarks.closed_form``); the second of
+_WITHIN, _CROSS_WITHIN, _REST_WITHIN, _WITHIN_BYTES = 0.25, 1.5, 0.05, 3 * GIB // 4
+"""How far above it a trace may be, with 0.75 GiB more (``python -m benchmarks.closed_form``); the second of
 the activations of a decoder that reads an encoder: T5's take 2.3 times as much."""
 _CROSS_ASSUMPTION = "of encoder-decoders the closed form knows activations within 150 % only"
 _FP32 = 4.0
@@ -164,9 +165,8 @@ def estimate_analytic(
         backward = max((early, late), key=lambda parts: sum(parts.values()))
     step = {**persistent, **gradients, Component.OPTIMIZER_TEMPORARIES: _step(sizes, strategy)}
     setup = _init(sizes, strategy, base, cluster.gpu)
-    loaded = 0.0
-    if loads_whole(strategy, job):
-        loaded = loaded_bytes(sizes.weight_bytes, sizes.element_bytes, sizes.trainable)
+    loaded = loaded_bytes(sizes.weight_bytes, sizes.element_bytes, sizes.trainable)
+    loaded = loaded if loads_whole(strategy, job) else 0.0
     if job.kbit_prepared and sizes.element_bytes < _FP32:
         prepared = prepared_bytes(sizes.packed_bytes, sizes.weights - sizes.packed, sizes.trainable)
         loaded = max(loaded, prepared)
@@ -178,7 +178,7 @@ def estimate_analytic(
 def _losses(
     shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster, bytes_per_logit: float
 ) -> tuple[float, float]:
-    """Bytes of the loss at the end of forward and at the worst instant of backward."""
+    """Bytes of the loss at the end of forward and at its worst in backward."""
     if job.loss == "standard":
         loss = logits(shape, job, strategy) * (bytes_per_logit + CAPPED_BYTES * shape.kept.caps_logits)
         return loss * LOSS_FORWARD_SHARE, loss
@@ -345,8 +345,8 @@ def _finish(
         components=by_key(rounded[worst]),
     )
     # models below stage 3 are built in host memory by every rank before they move, but for quantised ones
-    is_built = strategy.settings.zero.stage < 3 and not job.loads_on_gpu
-    loading = int(sizes.weight_bytes) * per_node if is_built else 0
+    loading = int(sizes.weight_bytes) * per_node
+    loading = loading if strategy.settings.zero.stage < 3 and not job.loads_on_gpu else 0
     total = sum(on_host.values()) + (0 if sum(on_host.values()) > loading else loading)
     is_crossed = any(stack.cross_attention for stack in shape.stacks)
     highest = max(sum(parts.values()) + _unsure_bytes(parts, is_crossed) for parts in rounded.values())

@@ -6,11 +6,9 @@ from zerokit.domain.job import QUANTIZED_BYTES, Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.module_names import can_be_separate
 from zerokit.domain.strategy import Strategy
-from zerokit.suggest import alternatives
 from zerokit.units import GIB
 
-_FP32 = 4
-_ADAPTER_BYTES = _FP32
+_ADAPTER_BYTES = 4
 """Of an adapter's element: PEFT makes adapters on 16-bit weights in fp32 (``autocast_adapter_dtype``)."""
 LOADED_WHOLE = "Transformers (5.17 to 5.23) loads the quantised model whole"
 """Begins what is said of it."""
@@ -29,17 +27,6 @@ def loads_whole(strategy: Strategy, job: Job) -> bool:
     zero = strategy.settings.zero
     is_taken_away = strategy.zero_ranks > 1 or zero.offload_param.device != "none"
     return job.packed_base_bytes is not None and zero.stage == 3 and is_taken_away
-
-
-def prepared_bytes(packed_bytes: float, kept: float, trainable: float) -> int:
-    """Of a model after ``prepare_model_for_kbit_training`` (peft 0.21, utils/other.py:205), which casts every
-    16-bit parameter to fp32, stacked experts too, and with its adapters, which are made in fp32. DeepSpeed's
-    engine casts one after another back (runtime/engine.py:1851, 0.19.8).
-
-    Args:
-        packed_bytes: of quantised weights. kept, trainable: elements of the others, and of the adapters.
-    """
-    return int(packed_bytes + _FP32 * (kept + trainable))
 
 
 def not_packed_note(shape: ModelShape, job: Job) -> tuple[str, ...]:
@@ -62,7 +49,7 @@ def not_packed_note(shape: ModelShape, job: Job) -> tuple[str, ...]:
     if shape.stacked_parameters and job.quantization != "int8":
         ways.append("axolotl's quantize_moe_experts")
         ways.append("bitsandbytes.nn.parametrize.replace_parameter_4bit in the script")
-    instead = f"; {packed:,.1f} GiB, which is not counted, with {alternatives(ways)}" if ways else ""
+    instead = f"; {packed:,.1f} GiB, which is not counted, with {' or '.join(ways)}" if ways else ""
     return (f"{which} {NOT_PACKED}, {kept:,.1f} GiB: {why}{instead}",)
 
 

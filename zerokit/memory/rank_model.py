@@ -9,7 +9,6 @@ from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import HOPPER_CUBLAS_WORKSPACE_BYTES
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
-from zerokit.memory.quantised_load import prepared_bytes
 from zerokit.values import frozen_dataclass, replace
 
 FP64 = 8  # bytes; gradient norms accumulate in it (zero/utils.py:59 get_norm_dtype)
@@ -18,6 +17,17 @@ DTYPE_BYTES = {
     "fp16": 2, "float16": 2, "half": 2, "torch.float16": 2,
     "bf16": 2, "bfloat16": 2, "torch.bfloat16": 2,
 }  # fmt: skip
+
+
+def prepared_bytes(packed_bytes: float, kept: float, trainable: float) -> int:
+    """Of a model after ``prepare_model_for_kbit_training`` (peft 0.21, utils/other.py:205), which casts every
+    16-bit parameter to fp32, stacked experts too, and with its adapters, which are made in fp32. DeepSpeed's
+    engine casts one after another back (runtime/engine.py:1851, 0.19.8).
+
+    Args:
+        packed_bytes: of quantised weights. kept, trainable: elements of the others, and of the adapters.
+    """
+    return int(packed_bytes + DTYPE_BYTES["fp32"] * (kept + trainable))
 
 
 @frozen_dataclass(slots=False)

@@ -341,8 +341,6 @@ def test_headroom_that_the_closed_form_may_be_wrong_by_is_not_called_fitting(
     memory = as_json(capsys, *job, "--gpu", "h200")["chosen"]["estimate"]
     assert memory["basis"] == "analytic"
     required, unsure = memory["min_vram_bytes"], memory["unsure_bytes"]
-    parts = memory["per_rank"][0]["components"]
-    assert unsure >= 0.25 * parts["activations"] + 0.05 * parts["frozen_parameters"]
     for spare, said in ((0.9 * unsure, "May fit: "), (1.1 * unsure, "Fits: ")):
         out = call(capsys, *job, "--vram", f"{(required + spare) / GIB:.2f}GiB")[1]
         assert said in out and bool(re.search(r"± [\d.]+ GiB", out)) == said.startswith("May")
