@@ -259,7 +259,10 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
             continue
         partner = _partner(file, files)
         config = partner.document if partner is not None and partner.kind == "deepspeed" else None
-        _add(file, functools.partial(lint_accelerate, file.document, context.world_size, config))
+        lint = functools.partial(
+            lint_accelerate, file.document, context.world_size, config, context.model_code
+        )
+        _add(file, lint)
         count, hostfile = number_of_processes(file.document), _hostfile(file)
         if partner is not None and partner.kind not in ("deepspeed", "unknown"):
             file.findings.append(_not_a_config(file.document, partner))

@@ -17,7 +17,8 @@ from zerokit.linter.accelerate.keys import (
     key_list,
     short,
 )
-from zerokit.linter.accelerate.processes import lint_parallelism, lint_processes
+from zerokit.linter.accelerate.parallelism import lint_parallelism
+from zerokit.linter.accelerate.processes import lint_processes, number_of_processes
 from zerokit.linter.accelerate.values import fits
 from zerokit.linter.finding import Finding, finding_at, one_for_each_cause
 from zerokit.rules.types import ACCELERATE_VERSION, Edit
@@ -33,12 +34,16 @@ def named_config(document: Document) -> str | None:
 
 
 def lint_accelerate(
-    document: Document, world_size: int | None = None, config: Document | None = None
+    document: Document,
+    world_size: int | None = None,
+    config: Document | None = None,
+    model_code: str | None = None,
 ) -> list[Finding]:
     """Every finding about an accelerate YAML.
 
     Args:
         config: the DeepSpeed JSON that it names, where that was read.
+        model_code: the source that defines the model's classes.
     """
     if not isinstance(document.value, dict):
         return [
@@ -63,9 +68,9 @@ def lint_accelerate(
     findings += _precision(document)
     if document.value.get("distributed_type") == "DEEPSPEED":
         findings += lint_deepspeed_block(document, config)
-        findings += lint_parallelism(document)
     else:
-        findings += lint_fsdp(document)
+        findings += lint_fsdp(document, model_code)
+    findings += lint_parallelism(document, number_of_processes(document))
     return one_for_each_cause(findings)
 
 
