@@ -12,7 +12,7 @@ from typing import Any
 
 from zerokit.linter.accelerate.keys import is_file, short
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
-from zerokit.linter.finding import Finding, finding_at, is_missing
+from zerokit.linter.finding import Finding, finding_at, is_missing, meant
 from zerokit.linter.trainers import trainer_of
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.types import Edit, Severity
@@ -183,7 +183,9 @@ def _fsdp_block(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             yield finding_at(
                 document, ("fsdp_config", key), "arguments-fsdp-ignored-key",
                 f"the Trainer ignores {short(key)} in fsdp_config",
-                f"did you mean {guess!r}?" if guess else f"use {', '.join(known_keys)}, or remove it",
+                meant(guess, {str(one).removeprefix("fsdp_") for one in block})
+                if guess
+                else f"use {', '.join(known_keys)}, or remove it",
                 severity="warning", source=_source(),
                 suggests=guess or "",
             )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Literal
@@ -162,6 +162,11 @@ def _follows(consequence: Finding, cause: Finding) -> bool:
     if cause.rule == "auto-not-filled":
         return consequence.rule not in _NOT_READ
     return cause.rule in _WRONG_VALUE and consequence.rule not in _WRONG_VALUE
+
+
+def meant(guess: str, given: Collection[Any]) -> str:
+    """The fix for a name that nobody reads, where another was probably meant."""
+    return f"remove it; {guess!r} is given as well" if guess in given else f"did you mean {guess!r}?"
 
 
 def is_missing(name: str, reader: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zerokit.linter.accelerate.keys import LAUNCH, fsdp_version, key_list, short
-from zerokit.linter.finding import Finding, finding_at
+from zerokit.linter.finding import Finding, finding_at, meant
 from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
@@ -95,7 +95,7 @@ def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Fin
         full = str(key) if str(key).startswith("fsdp") else f"{_PREFIX}{key}"
         read_by = _ONLY_IN.get(full.removeprefix(_PREFIX))
         if full not in known_keys:
-            yield _unknown(document, str(key), full, known_keys)
+            yield _unknown(document, str(key), full, known_keys, block)
         elif full in _CHOICES and value is not None and not _is_choice(value, _CHOICES[full]):
             yield _value(document, str(key), value, _CHOICES[full])
         elif read_by is not None and read_by.version != version:
@@ -172,14 +172,16 @@ def _is_choice(value: object, choices: tuple[str, ...]) -> bool:
     return str(value).upper() in choices and (not isinstance(value, bool) or "TRUE" in choices)
 
 
-def _unknown(document: Document, key: str, full: str, known_keys: list[str]) -> Finding:
+def _unknown(
+    document: Document, key: str, full: str, known_keys: list[str], block: Mapping[str, Any]
+) -> Finding:
     longer = [name for name in known_keys if name.startswith(f"{full}_")]
     guess = nearest(full, known_keys) or (longer[0] if len(longer) == 1 else None)
     edits = (Edit(kind="rename", key=f"fsdp_config.{key}", value=guess, safe=False),) if guess else ()
     return finding_at(
         document, ("fsdp_config", key), "accelerate-ignored-key",
         f"Accelerate ignores {short(key)} in fsdp_config",
-        f"did you mean {guess!r}?" if guess else "remove it", severity="warning", source=LAUNCH, edits=edits,
+        meant(guess, block) if guess else "remove it", severity="warning", source=LAUNCH, edits=edits,
     )  # fmt: skip
 
 

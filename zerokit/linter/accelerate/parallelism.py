@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from zerokit.linter.accelerate.keys import LAUNCH, PARALLELISM_PREFIX, fsdp_version, key_list, short
-from zerokit.linter.finding import Finding, finding_at
+from zerokit.linter.finding import Finding, finding_at, meant
 from zerokit.rules.types import ACCELERATE_VERSION, Severity
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
@@ -161,7 +161,7 @@ def _keys(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
             yield finding_at(
                 document, path, "accelerate-ignored-key",
                 f"Accelerate ignores {short(key)} in parallelism_config",
-                f"did you mean {guess!r}?" if guess else "remove it", severity="warning", source=LAUNCH,
+                meant(guess, block) if guess else "remove it", severity="warning", source=LAUNCH,
             )  # fmt: skip
         elif name.endswith("_size") and not _is_size(value):
             yield finding_at(
