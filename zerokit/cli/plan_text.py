@@ -332,12 +332,20 @@ class NextCommand:
     without_plan: bool = False
 
 
-def estimate(result: Estimate, *, explain: bool, plan_command: str, next_command: NextCommand | None) -> str:
+def estimate(
+    result: Estimate,
+    *,
+    explain: bool,
+    plan_command: str,
+    next_command: NextCommand | None,
+    nearest: Sequence[tuple[str, Estimate]] = (),
+) -> str:
     """The answer for one configuration; ``explain`` adds memory and time in detail.
 
     Args:
         plan_command: what plans the same job, shown where this configuration does not fit.
         next_command: the next step where it fits.
+        nearest: where it does not, commands that estimate what is nearest and does, with their answers.
     """
     planned, body = result.planned, result.to_dict()
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
@@ -349,6 +357,9 @@ def estimate(result: Estimate, *, explain: bool, plan_command: str, next_command
         lines += _details(planned)
     following = []
     if result.fits is False:
+        for command, then in nearest:
+            following += command_lines(command)
+            following += paragraph(f"fits: {format_gib(then.min_vram_bytes)} required")
         following += [*command_lines(plan_command), *paragraph("finds the fastest strategy that fits")]
     elif result.fits and next_command is not None:
         following += [*command_lines(next_command.command, next_command.comment)]

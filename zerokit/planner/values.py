@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,8 @@ def integer(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int 
     if value in (None, "auto"):
         return None
     example = "4096" if name == "seq_len" else "8"
+    thousands = re.fullmatch(r"(\d+)\s*[kK]", str(value)) if name == "seq_len" else None
+    value = int(thousands[1]) * 1024 if thousands else value  # as contexts are named: 4k, 128k
     return parse_positive_int(value, f"⟨{name}⟩", maximum, example=example)
 
 
