@@ -252,7 +252,7 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     for reason, count in body["rejected"].items():
         lines += wrap(answer.why_rejected(reason), f"  {count:>9,}  ", " " * 13)
     if not result.job.inference:
-        chosen_values = answer.starting_points(result.chosen.strategy)
+        chosen_values = answer.starting_points(result.chosen.strategy, result.job)
         lines += [heading("Also set, though not asked for"), *paragraph(chosen_values)]
     if body["files"]:
         lines += [heading("Files"), *(f"  {path}" for path in body["files"].values())]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.errors import InputError
+from zerokit.planner import other_names
 from zerokit.units import parse_count, parse_positive_int
 
 MAX_GPUS = 1 << 20
@@ -22,7 +23,8 @@ def choice(options: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> s
     if value is None or value == "auto":
         return None
     if value not in allowed:
-        raise InputError(f"⟨{name}⟩ {value}: use one of {', '.join(allowed)}")
+        hint = other_names.VALUES.get((name, str(value).lower()))
+        raise InputError(f"⟨{name}⟩ {value}: " + (hint or f"use one of {', '.join(allowed)}"))
     return str(value)
 
 
