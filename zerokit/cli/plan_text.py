@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerokit.cli import first_screen
 from zerokit.cli.first_screen import listed
-from zerokit.cli.prose import bullets, command_lines, heading, paragraph, width, wrap
+from zerokit.cli.prose import bullets, command_lines, heading, paragraph, styled, width, wrap
 from zerokit.domain import time_parts
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
@@ -23,7 +23,14 @@ from zerokit.memory.components import label
 from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.trace_command import command_in
-from zerokit.search.explain import NEAR_LIMIT, NEAR_LIMIT_IN_SHORT, cluster_words, strategy_words
+from zerokit.search.explain import (
+    NEAR_LIMIT,
+    NEAR_LIMIT_IN_SHORT,
+    cluster_words,
+    host_lack_words,
+    strategy_words,
+)
+from zerokit.search.headroom import is_sure, remark
 from zerokit.search.loss_advice import FASTER_WITH_LOSS
 from zerokit.search.sure_fit import NARROW, SURELY_FITS
 from zerokit.units import counted, format_gib, format_seconds
@@ -174,9 +181,21 @@ def _answer(
         *faster,
         *answer.pace_notes(planned),
     )
-    for text in (*first, as_options(answer.fits(planned)), *said):
+    for text in first:
+        lines += wrap(text)
+    lines += [styled(line, bold=True, fg=_colour(planned)) for line in wrap(as_options(answer.fits(planned)))]
+    for text in said:
         lines += wrap(text)
     return [*lines, "", *_strategy(planned, brief)]
+
+
+def _colour(planned: PlannedStrategy) -> str | None:
+    """Of the line that says whether it fits: green, yellow where that is not sure or hardly, red."""
+    if not planned.fits:
+        return None if planned.fits is None else "red"
+    memory, cluster = planned.candidate.memory, planned.cluster
+    is_clear = is_sure(memory, cluster.gpu) and not remark(planned.candidate, cluster.gpu)
+    return "green" if is_clear and not host_lack_words(memory, cluster) else "yellow"
 
 
 def _details(planned: PlannedStrategy) -> list[str]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable
+from typing import Any
+
+import click
 
 from zerokit import messages
 from zerokit.messages import typed
@@ -21,7 +26,13 @@ def width() -> int:
 
 def heading(text: str) -> str:
     """A section's title."""
-    return f"\n{text}"
+    return f"\n{styled(text, bold=True)}"
+
+
+def styled(text: str, **style: Any) -> str:
+    """The text in bold or a colour (``fg``) on a terminal that shows them (https://no-color.org)."""
+    shown = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return click.style(text, **style) if shown else text
 
 
 def bullets(lines: Iterable[str]) -> list[str]:
