@@ -36,6 +36,7 @@ REHEARSAL = "docs/rehearsal.md"
 FROM_THE_HUB = (REHEARSAL, "docs/quickstart/trl.md")  # every command of theirs is slow
 FAILED_RUN = Path("runs/20260131-120000-train")
 PACKAGING = "tests/test_packaging.py::test_nothing_but_the_base_dependencies_is_there"
+TOOLS = "tests/corpus_scripts/test_tools.py"
 DEMO = "tests/test_demo.py"
 FROZEN_BASE = (
     "tests/rehearsal/test_libraries.py::test_a_frozen_base_is_told_apart_from_what_the_optimizer_holds"
@@ -48,6 +49,22 @@ PLAN_SCRIPT = "tests/rehearsal/test_plan_script.py"
 ACCELERATE = "tests/deepspeed/test_emitted_files.py::test_accelerate_reads_the_deepspeed_file"
 
 NOT_RUN = {
+    "zerokit rehearse --gpus 4 --gpu l40s axolotl train train.yaml": (
+        "needs that trainer, in an environment of its own",
+        TOOLS,
+    ),
+    "zerokit rehearse --gpus 4 --gpu l40s llamafactory-cli train train.yaml": (
+        "needs that trainer, in an environment of its own",
+        TOOLS,
+    ),
+    "zerokit launch --no-plan --gpus 4 axolotl train train.yaml": (
+        "needs that trainer, in an environment of its own",
+        TOOLS,
+    ),
+    "zerokit launch --no-plan --gpus 4 llamafactory-cli train train.yaml": (
+        "needs that trainer, in an environment of its own",
+        TOOLS,
+    ),
     "./launch.sh": ("installs everything and trains", DEMO),
     "./launch.sh test": ("is what runs this test", "tests/test_launch_sh.py"),
     "pip install .": ("downloads; installed in an empty environment", PACKAGING),

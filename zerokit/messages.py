@@ -52,15 +52,19 @@ def visible(text: str) -> str:
     return OBEYED.sub(lambda match: match[0] if match[0] in "\n\t" else _escape(match), text)
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, styles: bool = False) -> str:
     """Several lines for a terminal, where parts may be foreign: as :func:`visible`; no line of it is a
-    command of a CI system, and what was typed with a line end in it is on one line."""
+    command of a CI system, and what was typed with a line end in it is on one line. ``styles``: bold and colours remain, which move and hide nothing."""
     for word in _typed_escapes:
         text = text.replace(word, shown(word))
-    text = visible(text)
+    kept = _STYLE.split(text) if styles else [text]  # what is between styles, and every second one a style
+    kept[::2] = map(visible, kept[::2])
+    text = "".join(kept)
     return _COMMAND_OF_CI.sub(lambda match: rf"{match[1]}\x3a" if match[1] is not None else r"#\x23", text)
 
 
+_STYLE = re.compile("(\x1b\\[(?:[01]|3[1-3])m)")
+"""Bold, red, green, yellow and none of them, as click writes them."""
 _typed_escapes: list[str] = []
 
 

@@ -61,7 +61,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plam", "did you mean `zerokit plan`?"),
         ("run train.py", "use `zerokit launch SCRIPT`"),
         ("help plam", "did you mean `zerokit help plan`?"),
-        ("plan --model gpt2 --seq-len 8k", "--seq-len: '8k' may mean 8192 or 8000; write one of them"),
+        ("plan --model gpt2 --seq-len 8k", "--seq-len 8192: gpt2 has positions for 1024 tokens"),
         ("plan --model gpt2 --seq-len 1025", "gpt2 has positions for 1024 tokens and fails beyond them"),
         ("plan --model roberta-base --seq-len 513", "use --seq-len 512 or less"),
         ("plan --model gpt2 --seq-len 4.5", "--seq-len: '4.5' must be a whole number such as 4096"),
@@ -206,7 +206,7 @@ def test_the_answer_of_a_plan_fits_one_screen(capsys: pytest.CaptureFixture[str]
     more = capsys.readouterr().out
     assert max(map(len, more.splitlines())) <= 80
     for words in (
-        "learning rate 2e-05, betas 0.9/0.95",
+        "learning rate 0.0002, betas 0.9/0.95",
         "gradient clipping 1.0",
         "Rejected, of",
         "accelerate.yaml",

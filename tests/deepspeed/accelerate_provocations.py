@@ -14,6 +14,7 @@ HEAD = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_mac
 ONE = HEAD + "num_processes: 4\n"
 TWO = HEAD.replace("num_machines: 1", "num_machines: 2") + "num_processes: 4\n"
 FSDP = ONE.replace("DEEPSPEED", "FSDP")
+FSDP_2 = FSDP + "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"
 FILE = "deepspeed_config:\n  deepspeed_config_file: ds.json\n"
 STAGE_2 = "deepspeed_config: {zero_stage: 2}\n"
 STAGE_3 = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
@@ -38,6 +39,12 @@ def plugin(*lines: str, head: str = ONE) -> str:
     return head + "deepspeed_config:\n" + "".join(f"  {line}\n" for line in lines)
 
 
+def layout(**sizes: int | str) -> str:
+    keys = {key if key.endswith("_backend") else f"{key}_size": value for key, value in sizes.items()}
+    said = ", ".join(f"parallelism_config_{key}: {value}" for key, value in keys.items())
+    return f"parallelism_config: {{{said}}}\n"
+
+
 PROVOCATIONS = {
     "accelerate-not-a-mapping": Provocation("[]\n", "has no attribute 'get'"),
     "accelerate-unknown-key": Provocation(ONE + "num_gpus: 4\n" + STAGE_2, "num_gpus"),
@@ -57,8 +64,33 @@ PROVOCATIONS = {
     "accelerate-gpu-ids": Provocation(ONE + "gpu_ids: 0,1\n" + STAGE_2),
     "accelerate-machine-rank": Provocation(ONE + "machine_rank: 1\n" + STAGE_2),
     "accelerate-parallelism-product": Provocation(
-        ONE + "deepspeed_config: {zero_stage: 3}\nparallelism_config: {parallelism_config_sp_size: 2}\n"
+        FSDP_2 + layout(dp_shard=2), "does not match num_processes"
     ),
+    "accelerate-parallelism-exclusive": Provocation(FSDP_2 + layout(cp=2, sp=2), "mutually exclusive"),
+    "accelerate-parallelism-replicas": Provocation(
+        FSDP_2 + layout(cp=2, dp_replicate=2), "cannot be used with pure data parallelism"
+    ),
+    "accelerate-parallelism-type": Provocation(FSDP + layout(dp_shard=4), "only compatible"),
+    "accelerate-parallelism-no-shard": Provocation(FSDP_2 + layout(tp=4), "no dimension for FSDP to shard"),
+    "accelerate-parallelism-sp-unused": Provocation(FSDP_2 + layout(dp_shard=2, sp=2)),
+    "accelerate-parallelism-value": Provocation(FSDP_2 + layout(dp_shard=4, cp_backend="ring"), "cp_backend"),
+    "accelerate-fsdp-version-key": Provocation(
+        FSDP + "fsdp_config: {fsdp_reshard_after_forward: SHARD_GRAD_OP}\n",
+        built={"sharding_strategy": "ShardingStrategy.FULL_SHARD"},
+    ),
+    "accelerate-fsdp-no-wrap": Provocation(
+        FSDP + "fsdp_config: {fsdp_version: 2}\n", built={"auto_wrap_policy": "None"}
+    ),
+    # fails when the model is prepared: fsdp2_apply_ac calls the policy that is None
+    "accelerate-fsdp-no-wrap-checkpointing": Provocation(
+        FSDP + "fsdp_config: {fsdp_version: 2, fsdp_activation_checkpointing: true}\n",
+        built={"auto_wrap_policy": "None"},
+    ),
+    "accelerate-fsdp-offload-alone": Provocation(
+        FSDP_2.replace("}", ", fsdp_activation_checkpointing_offload: true}"), "requires `activation_checkp"
+    ),
+    # needs the model, which only the command line names
+    "accelerate-fsdp-class": Provocation(FSDP_2.replace("}", ", fsdp_transformer_layer_cls_to_wrap: Layer}")),
     "accelerate-ignored-key": Provocation(plugin("zero_stage: 2", "train_batch_size: 8")),
     "accelerate-precision": Provocation(ONE + "mixed_precision: float16\n" + STAGE_2, "Unknown mixed_prec"),
     "accelerate-precision-unquoted": Provocation(
@@ -103,10 +135,10 @@ PROVOCATIONS = {
     "accelerate-environment": Provocation(ONE.replace("LOCAL_MACHINE", "LOCAL") + STAGE_2, "unknown keys"),
     # both fail later: when torch's launcher starts, and when the script makes its Accelerator
     "accelerate-rdzv-backend": Provocation(ONE + "rdzv_backend: c10\n" + STAGE_2),
-    "accelerate-fsdp-value": Provocation(FSDP + "fsdp_config: {fsdp_sharding_strategy: FULL}\n"),
+    "accelerate-fsdp-value": Provocation(FSDP + "fsdp_config: {fsdp_sharding_strategy: FULL}\n", "FULL"),
     "accelerate-fsdp-block": Provocation(FSDP + "fsdp_config: full_shard\n"),
     "accelerate-fsdp-loading": Provocation(
-        FSDP + "fsdp_config: {fsdp_cpu_ram_efficient_loading: true, fsdp_sync_module_states: false}\n"
+        FSDP + "fsdp_config: {fsdp_sync_module_states: false}\n", "set `--fsdp_sync_module_states` to `True`"
     ),
     "accelerate-optimizer-in-file": Provocation(
         ONE + FILE, config={**STAGE_3, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}

@@ -9,6 +9,7 @@ import pytest
 
 from tests.deepspeed.accelerate_provocations import FSDP, PROVOCATIONS, cases, write
 from zerokit.linter.deepspeed.deep import DeepResult, run_deep
+from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.files import check_files
 
 OURS = {"accelerate-world-size"}  # speaks of what the command line says
@@ -25,7 +26,7 @@ def test_every_rule_is_provoked() -> None:
 def test_rule_sees_its_provocation(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, rule)
     monkeypatch.chdir(path.parent)
-    files = check_files(["a.yaml"], kind="accelerate")
+    files = check_files(["a.yaml"], Context(model_code="class OtherLayer:"), kind="accelerate")
     assert rule in {finding.rule for file in files for finding in file.findings}
 
 
@@ -67,7 +68,8 @@ def test_fsdp_refuses_the_values_that_are_errors(
     dataclasses = pytest.importorskip("accelerate.utils.dataclasses")
     path = tmp_path / "a.yaml"
     path.write_text(f"{FSDP}fsdp_config: {{fsdp_{variable.lower()}: {value}}}\n")
-    assert [finding.rule for finding in check_files([str(path)])[0].findings] == ["accelerate-fsdp-value"]
+    rules = {finding.rule for finding in check_files([str(path)])[0].findings}
+    assert rules - {"accelerate-fsdp-no-wrap"} == {"accelerate-fsdp-value"}
     monkeypatch.setenv(f"FSDP_{variable}", value)
     with pytest.raises((KeyError, ValueError)):
         dataclasses.FullyShardedDataParallelPlugin()
@@ -75,7 +77,7 @@ def test_fsdp_refuses_the_values_that_are_errors(
 
 def test_fsdp_keys_are_named_with_and_without_their_prefix(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
-    path.write_text(f"{FSDP}fsdp_config: {{fsdp_version: 2, reshard_after_forward: true, shard: 1}}\n")
+    path.write_text(f"{FSDP}fsdp_config: {{fsdp_version: 2, auto_wrap_policy: SIZE_BASED_WRAP, shard: 1}}\n")
     assert [(finding.rule, finding.location.line) for finding in check_files([str(path)])[0].findings] == [
         ("accelerate-ignored-key", 5)
     ]

@@ -11,6 +11,7 @@ import pytest
 from tools.arguments_keys import FILE, arguments
 from zerokit.linter.arguments_file import argument_list
 from zerokit.linter.files import check_files
+from zerokit.linter.output import summary
 
 BASE = {"output_dir": "out", "learning_rate": 1e-5, "max_steps": 10}
 REFUSED = [
@@ -88,3 +89,51 @@ def test_the_list_is_current() -> None:
     if transformers.__version__ != argument_list()["transformers"]:
         pytest.skip("the list is of another version")
     assert json.loads(FILE.read_text()) == arguments()
+
+
+AXOLOTL = {
+    "base_model": "m", "sequence_len": 2048, "sample_packing": True, "micro_batch_size": 1, "num_epochs": 1,
+    "optimizer": "adamw_torch", "gradient_accumulation_steps": 4, "learning_rate": "2e-4", "bf16": "auto",
+    "max_steps": 5, "output_dir": "out", "fsdp_config": {"offload_params": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "title"),
+    [
+        (AXOLOTL, "axolotl"),
+        ({"model_name_or_path": "m", "finetuning_type": "lora", "cutoff_len": 9}, "LLaMA-Factory"),
+        ({"model": "m", "tuner_type": "lora", "split_dataset_ratio": 0.1, "torch_dtype": "bf16"}, "ms-swift"),
+        ({**BASE, "model_name_or_path": "m", "use_peft": True, "dataset_train_split": "train"}, "TRL"),
+        # of alpaca-lora's own script, whose keys axolotl and LLaMA-Factory took over
+        ({**BASE, "base_model": "m", "num_epochs": 1, "cutoff_len": 9, "val_set_size": 9}, None),
+        ({**BASE, "model_name_or_path": "m", "sequence_len": 9}, None),
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)  # fmt: skip
+def test_a_trainers_file_is_told_by_keys_that_it_alone_has(
+    values: dict[str, Any], title: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(json.dumps(values))
+    (file,) = check_files([str(path)], discovered=[str(path)]) or [None]
+    assert (file and file.trainer and file.trainer.title) == title
+    assert file is None or not [finding for finding in file.findings if finding.severity != "note"]
+
+
+def test_of_a_trainers_file_what_it_names_for_deepspeed_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "configs" / "ds.json").write_text(
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_com": 1}}'
+    )
+    naming, with_block = tmp_path / "examples" / "named.yaml", tmp_path / "examples" / "block.yaml"
+    naming.write_text(json.dumps({**AXOLOTL, "deepspeed": "configs/ds.json"}))
+    block = {"zero_optimization": {"stage": 4}, "train_micro_batch_size_per_gpu": "auto"}
+    with_block.write_text(json.dumps({**AXOLOTL, "deepspeed": block}))
+    files = check_files([str(naming), str(with_block)])
+    found_in = {Path(file.path).name: [finding.rule for finding in file.findings] for file in files}
+    assert found_in == {"named.yaml": [], "block.yaml": ["wrong-value"], "ds.json": ["unknown-key"]}
+    assert summary(files).endswith(
+        "2 files of axolotl, which check does not read, but for what names DeepSpeed"
+    )

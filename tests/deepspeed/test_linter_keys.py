@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from zerokit.linter.accelerate.pair import lint_pair
 from zerokit.linter.accelerate.top_level import lint_accelerate
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.tables import key_list
+from zerokit.linter.files import check_files
+from zerokit.linter.fix import fix_file
 from zerokit.rules import known
 from zerokit.rules.removed import REMOVED_RULES
 from zerokit.rules.types import ACCELERATE_VERSION
@@ -219,3 +222,12 @@ def test_lint_never_fails_and_every_finding_is_complete(config: dict[str, Any]) 
     for finding in lint_deepspeed(parse_json(json.dumps(config, indent=1), strict=False), Context()):
         assert finding.message and finding.rule and finding.location.line >= 1
         assert "{" not in finding.rule
+
+
+def test_a_misplaced_key_that_stands_in_its_place_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_batch_size": 1, "fp16": {"enabled": true, "loss_scale": 0}, "loss_scale": 8}')
+    (file,) = check_files([str(path)])
+    (finding,) = [finding for finding in file.findings if finding.rule == "misplaced-key"]
+    assert finding.fix == "remove it; fp16 has it, with 0"
+    assert fix_file(file) and "8" not in path.read_text()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerokit.cli import first_screen
 from zerokit.cli.first_screen import listed
-from zerokit.cli.prose import bullets, command_lines, heading, paragraph, width, wrap
+from zerokit.cli.prose import bullets, command_lines, heading, paragraph, styled, width, wrap
 from zerokit.domain import time_parts
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
@@ -27,9 +27,11 @@ from zerokit.search.explain import (
     NEAR_LIMIT,
     NEAR_LIMIT_IN_SHORT,
     cluster_words,
+    host_lack_words,
     share_words,
     strategy_words,
 )
+from zerokit.search.headroom import is_sure, remark
 from zerokit.search.sure_fit import NARROW, SURELY_FITS
 from zerokit.units import counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
@@ -180,9 +182,21 @@ def _answer(
         *faster,
         *answer.pace_notes(planned),
     )
-    for text in (*first, as_options(answer.fits(planned)), *said):
+    for text in first:
+        lines += wrap(text)
+    lines += [styled(line, bold=True, fg=_colour(planned)) for line in wrap(as_options(answer.fits(planned)))]
+    for text in said:
         lines += wrap(text)
     return [*lines, "", *_strategy(planned, brief)]
+
+
+def _colour(planned: PlannedStrategy) -> str | None:
+    """Of the line that says whether it fits: green, yellow where that is not sure or hardly, red."""
+    if not planned.fits:
+        return None if planned.fits is None else "red"
+    memory, cluster = planned.candidate.memory, planned.cluster
+    is_clear = is_sure(memory, cluster.gpu) and not remark(planned.candidate, cluster.gpu)
+    return "green" if is_clear and not host_lack_words(memory, cluster) else "yellow"
 
 
 def _details(planned: PlannedStrategy) -> list[str]:
@@ -267,7 +281,7 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     for reason, count in body["rejected"].items():
         lines += wrap(answer.why_rejected(reason), f"  {count:>9,}  ", " " * 13)
     if not result.job.inference:
-        chosen_values = answer.starting_points(result.chosen.strategy)
+        chosen_values = answer.starting_points(result.chosen.strategy, result.job)
         lines += [heading("Also set, though not asked for"), *paragraph(chosen_values)]
     if body["files"]:
         lines += [heading("Files"), *(f"  {path}" for path in body["files"].values())]
@@ -347,12 +361,20 @@ class NextCommand:
     without_plan: bool = False
 
 
-def estimate(result: Estimate, *, explain: bool, plan_command: str, next_command: NextCommand | None) -> str:
+def estimate(
+    result: Estimate,
+    *,
+    explain: bool,
+    plan_command: str,
+    next_command: NextCommand | None,
+    nearest: Sequence[tuple[str, Estimate]] = (),
+) -> str:
     """The answer for one configuration; ``explain`` adds memory and time in detail.
 
     Args:
         plan_command: what plans the same job, shown where this configuration does not fit.
         next_command: the next step where it fits.
+        nearest: where it does not, commands that estimate what is nearest and does, with their answers.
     """
     planned, body = result.planned, result.to_dict()
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
@@ -364,6 +386,9 @@ def estimate(result: Estimate, *, explain: bool, plan_command: str, next_command
         lines += _details(planned)
     following = []
     if planned.fits is False:
+        for command, then in nearest:
+            following += command_lines(command)
+            following += paragraph(f"fits: {format_gib(then.min_vram_bytes)} required")
         following += [*command_lines(plan_command), *paragraph("finds the fastest strategy that fits")]
     elif planned.fits and next_command is not None:
         following += [*command_lines(next_command.command, next_command.comment)]

@@ -6,8 +6,12 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable
+from typing import Any
+
+import click
 
 from zerokit import messages
+from zerokit.cli.say import is_styled
 from zerokit.messages import typed
 
 _NARROWEST, _WIDEST = 40, 100
@@ -21,7 +25,12 @@ def width() -> int:
 
 def heading(text: str) -> str:
     """A section's title."""
-    return f"\n{text}"
+    return f"\n{styled(text, bold=True)}"
+
+
+def styled(text: str, **style: Any) -> str:
+    """The text in bold or a colour (``fg``) on a terminal that shows them (https://no-color.org)."""
+    return click.style(text, **style) if is_styled() else text
 
 
 def bullets(lines: Iterable[str]) -> list[str]:

@@ -67,14 +67,16 @@ def copy_command(name: str, destination: str) -> None:
     """
     from zerokit.planner import recipes
 
-    write(recipes.copy(name, destination))
+    write(str(recipes.copy(name, destination)))
 
 
 @command.command("check")
 @click.argument("names", nargs=-1, metavar="[NAME|FILE]…")
 @click.option("--json", "as_json", is_flag=True, help="One object on standard output.")
-@click.option("--write", is_flag=True, help="Write what is planned today into the files' expect block.")
-def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
+@click.option(
+    "--write", "rewrite", is_flag=True, help="Write what is planned today into the files' expect block."
+)
+def check_command(names: tuple[str, ...], as_json: bool, rewrite: bool) -> int:
     """Plan each recipe and compare with what it expects.
 
     All recipes, unless some are named. Unknown keys are errors.
@@ -82,7 +84,7 @@ def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
     from zerokit.planner import recipes
     from zerokit.planner.recipe_check import check_recipes
 
-    results = check_recipes(names or recipes.names(), write=write)
+    results = check_recipes(names or recipes.names(), write=rewrite)
     failed = sum(bool(problems) for problems in results.values())
     if as_json:
         body = {"schema": "zerokit.recipes-check/1", "ok": not failed, "problems": results}

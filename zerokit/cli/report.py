@@ -30,13 +30,17 @@ if TYPE_CHECKING:
     help="Write the report, or the comparison, as one self-contained HTML page.",
 )
 def command(runs: tuple[str, ...], as_json: bool, html: str | None) -> None:
-    """Show RUN, a run folder or a report.json, again; with two runs, compare them."""
+    """Show RUN again: a run folder or a report.json, or else the newest in runs/; compare two."""
     if len(runs) > 2:
         raise InputError(f"report takes one run, or two to compare; got {len(runs)}")
-    from zerokit.launcher.verdict.saved_run import load_run, newest_runs
+    from zerokit.launcher.verdict.saved_run import load_run, runs_in
 
     if not runs:
-        raise InputError(f"name a run: `zerokit report RUN`, a run folder or its report.json{newest_runs()}")
+        newest = runs_in()[:1]
+        if not newest:
+            raise InputError("name a run: `zerokit report RUN`, a run folder or its report.json")
+        runs = (str(newest[0]),)
+        say(f"{runs[0]}: the newest run here")
     reports = [load_run(Path(run)) for run in runs]
     if html is not None:
         _write_page(Path(html), [Path(run) for run in runs], reports)

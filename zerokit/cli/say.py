@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from contextlib import suppress
 
 import click
@@ -53,9 +55,14 @@ def echo(text: str) -> None:
         click.echo(printable(wrapped(as_options(text), width_of())), err=True)
 
 
+def is_styled() -> bool:
+    """Whether standard output is a terminal that shows bold and colours (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def write(text: str = "") -> None:
     """A result on standard output; nothing that is foreign in it is obeyed by a terminal or a CI system."""
-    click.echo(printable(text))
+    click.echo(printable(text, styles=is_styled()))
 
 
 def write_json(body: object, indent: int = 1) -> None:

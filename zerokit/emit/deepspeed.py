@@ -45,9 +45,13 @@ neither memory nor step time depends on their values (``momentum`` of SGD except
 _OTHERS_PARAMS: Mapping[str, Any] = {"lr": 1e-3}
 
 
-def optimizer_params(kind: str) -> Mapping[str, Any]:
+_ADAPTERS_LR = 10  # "LoRA Without Regret" (Thinking Machines, 2025): about ten times that of all weights
+
+
+def optimizer_params(kind: str, *, adapters: bool = False) -> Mapping[str, Any]:
     """What is written for an optimizer of this type; any takes a learning rate."""
-    return OPTIMIZER_PARAMS.get(kind.lower(), _OTHERS_PARAMS)
+    params = OPTIMIZER_PARAMS.get(kind.lower(), _OTHERS_PARAMS)
+    return {**params, "lr": round(params["lr"] * _ADAPTERS_LR, 10)} if adapters else params
 
 
 # stage -> ((field of ZeroSettings, key in the JSON, why), ...), in the order written
@@ -173,7 +177,7 @@ def emit_deepspeed(strategy: Strategy, job: Job, *, variant: str = "raw") -> Emi
     block = _Block()
     _put_batch(block, strategy, variant)
     _put_precision(block, settings)
-    _put_optimizer(block, settings, variant)
+    _put_optimizer(block, settings, variant, adapters=job.method != "full")
     _put_zero(block, settings.zero)
     _put_parallel(block, strategy)
     block.put("steps_per_print", 10, "a line of progress every 10 optimizer steps")
@@ -269,7 +273,7 @@ def _put_precision(block: _Block, settings: DeepSpeedSettings) -> None:
         block.put("data_types.grad_accum_dtype", settings.grad_accum_dtype, "precision gradients add up in")
 
 
-def _put_optimizer(block: _Block, settings: DeepSpeedSettings, variant: str) -> None:
+def _put_optimizer(block: _Block, settings: DeepSpeedSettings, variant: str, *, adapters: bool) -> None:
     kind = settings.optimizer
     if not settings.zero_force_ds_cpu_optimizer:
         block.put(
@@ -285,7 +289,7 @@ def _put_optimizer(block: _Block, settings: DeepSpeedSettings, variant: str) -> 
     if kind is None or variant == "accelerate":
         return
     block.put("optimizer.type", kind, "states and step time are planned for it")
-    for name, value in optimizer_params(kind).items():
+    for name, value in optimizer_params(kind, adapters=adapters).items():
         filled = variant == "trainer" and f"optimizer.params.{name}" in TRAINER_FILLS
         block.put(
             f"optimizer.params.{name}",

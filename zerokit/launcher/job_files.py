@@ -78,7 +78,13 @@ def deepspeed_json(folder: str, variant: str) -> str:
     Raises:
         InputError: there is no such plan, or no such variant.
     """
-    return json.dumps(deepspeed_config(read_plan_file(folder).strategy(), Job(), variant=variant), indent=2)
+    plan = read_plan_file(folder)
+    return json.dumps(deepspeed_config(plan.strategy(), _job(plan), variant=variant), indent=2)
+
+
+def _job(plan: PlanFile) -> Job:
+    """What the file's starting points depend on."""
+    return Job(method=str(plan.request.get("method") or "full"))
 
 
 def accelerate_config(folder: str, form: str, config: str | None) -> str:
@@ -165,7 +171,7 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
         plan.nodes,
         launched.command,
         image=image,
-        ds_config=deepspeed_config(plan.strategy(), Job(), variant=variant),
+        ds_config=deepspeed_config(plan.strategy(), _job(plan), variant=variant),
         style=launched.style,
         environment=environment,
         name=name,

@@ -69,7 +69,8 @@ def check_agrees(
     if options.style == "accelerate":
         unlike = tuple(
             f"warning: {path}: {one.text}: the file's value counts"
-            + (f"; give the script {shlex.join(one.arguments)}" if one.arguments else "")
+            + (f"; write {one.scripts} there" if one.scripts is not None else "")
+            + (f", or give the script {shlex.join(one.arguments)}" if one.arguments else "")
             for one in file_mismatches.of_accelerate(options, config)
         )
         made = scripts_optimizer.refused_beside_file(options, config)

@@ -7,10 +7,14 @@ import json
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from zerokit.linter.accelerate.keys import short
-from zerokit.linter.finding import Finding, finding_at, is_missing
+from zerokit.linter.accelerate.keys import is_file, short
+from zerokit.linter.deepspeed.file import Context, lint_deepspeed
+from zerokit.linter.finding import Finding, finding_at, is_missing, meant
+from zerokit.linter.trainers import trainer_of
+from zerokit.rules import FRAMEWORKS
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document
 from zerokit.suggest import distance, fold, nearest
@@ -45,15 +49,24 @@ def _source() -> str:
     return f"Transformers {argument_list()['transformers']}, training_args.py"
 
 
-def lint_arguments(document: Document) -> Iterator[Finding]:
-    """Findings about a file of TrainingArguments."""
-    value = document.value
-    named = value.get("deepspeed")
+def named_deepspeed(document: Document) -> str | None:
+    """The path of a DeepSpeed JSON that a trainer's file names; a word alone may be a framework's own."""
+    named = document.value.get("deepspeed")
+    return named if isinstance(named, str) and _PATH.search(named) else None
+
+
+def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
+    """Findings about a file of TrainingArguments, and about the DeepSpeed block in a trainer's file."""
+    value, trainer = document.value, trainer_of(document.value)
+    named, path = value.get("deepspeed"), named_deepspeed(document)
+    if path and not find_beside(path, document.path):
+        yield _missing(document, "deepspeed", path)
+    if isinstance(named, dict):
+        yield from lint_deepspeed(document.below("deepspeed"), replace(context, readers=FRAMEWORKS))
+    if trainer is not None and not trainer.parses_arguments:
+        return
     yield from _misspelt(document)
     yield from _texts(document)
-    # a word alone may be the name of a framework's own configuration
-    if isinstance(named, str) and _PATH.search(named) and not _is_here(named, document.path):
-        yield _missing(document, "deepspeed", named)
     if named and value.get("fsdp"):
         yield finding_at(
             document, ("fsdp",), "arguments-fsdp-and-deepspeed",
@@ -68,7 +81,7 @@ def lint_arguments(document: Document) -> Iterator[Finding]:
             "fp16 and bf16 are both on: the Trainer refuses it",
             "keep one of the two", source=_source(),
         )  # fmt: skip
-    if named is None and not value.get("fsdp") and not value.get("fsdp_config"):
+    if trainer is None and named is None and not value.get("fsdp") and not value.get("fsdp_config"):
         yield finding_at(
             document, (), "not-a-configuration",
             "these are training arguments that name no DeepSpeed JSON: only their names are checked",
@@ -126,7 +139,7 @@ def _stands_for(kind: str, text: str) -> bool:
 def _fsdp(document: Document) -> Iterator[Finding]:
     value = document.value
     config = value.get("fsdp_config")
-    if isinstance(config, str) and config and not _is_here(config, document.path):
+    if isinstance(config, str) and config and not find_beside(config, document.path):
         yield _missing(document, "fsdp_config", config)
     if not value.get("fsdp"):
         yield finding_at(
@@ -170,7 +183,9 @@ def _fsdp_block(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             yield finding_at(
                 document, ("fsdp_config", key), "arguments-fsdp-ignored-key",
                 f"the Trainer ignores {short(key)} in fsdp_config",
-                f"did you mean {guess!r}?" if guess else f"use {', '.join(known_keys)}, or remove it",
+                meant(guess, {str(one).removeprefix("fsdp_") for one in block})
+                if guess
+                else f"use {', '.join(known_keys)}, or remove it",
                 severity="warning", source=_source(),
                 suggests=guess or "",
             )  # fmt: skip
@@ -196,13 +211,12 @@ def _severity(value: object) -> Severity:
 def _missing(document: Document, key: str, name: str) -> Finding:
     return finding_at(
         document, (key,), f"arguments-{key.replace('_', '-')}-missing",
-        is_missing(name, "the Trainer"),
-        "correct the path", severity="warning", source=_source(),
+        is_missing(name, "the Trainer"), "correct the path",
+        severity="warning" if trainer_of(document.value) is None else "note", source=_source(),
     )  # fmt: skip
 
 
-def _is_here(name: str, path: str) -> bool:
-    try:
-        return pathlib.Path(name).is_file() or (pathlib.Path(path).parent / name).is_file()
-    except (OSError, ValueError):
-        return False
+def find_beside(name: str, path: str) -> pathlib.Path | None:
+    """The file of a relative name: from here, beside the file at ``path``, or from a folder above it."""
+    folders = (pathlib.Path(), *(pathlib.Path.cwd() / path).parents)
+    return next((folder / name for folder in folders if is_file(folder / name)), None)

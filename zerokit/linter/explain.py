@@ -24,7 +24,7 @@ from zerokit.suggest import alike
 from zerokit.temporary import temporary_folder
 
 _EXAMPLES = pathlib.Path(__file__).with_name("examples.yaml")
-_SETTINGS = ("world_size", "gpus_per_node", "key_value_heads")
+_SETTINGS = ("world_size", "gpus_per_node", "key_value_heads", "model_code")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

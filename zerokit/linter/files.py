@@ -16,7 +16,7 @@ from zerokit.linter.accelerate.keys import LAUNCH, is_file
 from zerokit.linter.accelerate.pair import lint_pair
 from zerokit.linter.accelerate.processes import number_of_processes
 from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
-from zerokit.linter.arguments_file import lint_arguments
+from zerokit.linter.arguments_file import find_beside, lint_arguments, named_deepspeed
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.readers import forget_scripts
 from zerokit.linter.discover import leaves
@@ -25,6 +25,7 @@ from zerokit.linter.given_file import similar
 from zerokit.linter.hostfile import lint_hostfile
 from zerokit.linter.kinds import KINDS, UNKNOWN, detect_kind, parsed, what_else
 from zerokit.linter.suppress import without_ignored
+from zerokit.linter.trainers import Trainer, trainer_of
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.batch import ranks_of
 from zerokit.strictload import (
@@ -59,6 +60,12 @@ class CheckedFile:
     batch_ranks: int | None = None
 
     @property
+    def trainer(self) -> Trainer | None:
+        """Whose file it is, where a trainer has files of its own."""
+        value = self.document.value if self.document is not None and self.kind == "arguments" else None
+        return trainer_of(value) if isinstance(value, dict) else None
+
+    @property
     def failed(self) -> bool:
         """Whether there is an error."""
         return any(finding.severity == "error" for finding in self.findings)
@@ -72,7 +79,7 @@ def check_files(
     ignore: frozenset[str] = frozenset(),
     discovered: Mapping[str, str] = MappingProxyType({}),
 ) -> list[CheckedFile]:
-    """Lint every file, and every DeepSpeed JSON and hostfile that an accelerate YAML among them names.
+    """Lint every file, and every DeepSpeed JSON and hostfile that a YAML among them names.
 
     Files of kind ``plan`` and ``recipe`` are read and left to the caller; ``-`` is standard input.
 
@@ -91,7 +98,7 @@ def check_files(
     files = [read_file(path, kind=kind) for path in paths]
     files = [file for file in files if file.path not in discovered or _is_configuration(file)]
     real_paths = {_real(file.path) for file in files}
-    for yaml_file in [file for file in files if file.kind == "accelerate" and file.document is not None]:
+    for yaml_file in [file for file in files if _may_name(file)]:
         for named, named_kind in ((_named_file(yaml_file), "deepspeed"), (_hostfile(yaml_file), "hostfile")):
             folder = discovered.get(yaml_file.path)
             if named is None or _real(named) in real_paths or (folder is not None and leaves(named, folder)):
@@ -172,7 +179,7 @@ _MARKS = re.compile(
 
 def _is_configuration(file: CheckedFile) -> bool:
     """Whether a file that nobody named is one to check."""
-    if file.kind in ("hostfile", "plan", "recipe"):
+    if file.kind in ("hostfile", "plan", "recipe") or file.trainer:
         return True
     if file.document is not None and isinstance(file.document.value, list):
         return False
@@ -189,9 +196,18 @@ _MARK = Problem(
 )
 
 
+def _may_name(file: CheckedFile) -> bool:
+    return file.kind in ("accelerate", "arguments") and isinstance(
+        getattr(file.document, "value", None), dict
+    )
+
+
 def _named_file(file: CheckedFile) -> pathlib.Path | None:
-    """The DeepSpeed JSON an accelerate YAML names: from here, as Accelerate does, or beside the YAML."""
+    """The DeepSpeed JSON that a YAML names: from here, as Accelerate does, or beside the YAML."""
     assert file.document is not None
+    if file.kind == "arguments":
+        path = named_deepspeed(file.document)
+        return find_beside(path, file.path) if path else None
     name = named_config(file.document)
     if name is None or name.endswith((".yaml", ".yml")):
         return None  # the lint of the block speaks of a YAML
@@ -259,11 +275,16 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
     processes: dict[str, int] = {}
     named: set[str] = set()
     for file in files:
+        if file.kind == "arguments" and _may_name(file):
+            named.add(_real(_named_file(file) or file.path))
         if file.document is None or file.kind != "accelerate":
             continue
         partner = _partner(file, files)
         config = partner.document if partner is not None and partner.kind == "deepspeed" else None
-        _add(file, functools.partial(lint_accelerate, file.document, context.world_size, config))
+        lint = functools.partial(
+            lint_accelerate, file.document, context.world_size, config, context.model_code
+        )
+        _add(file, lint)
         count, hostfile = number_of_processes(file.document), _hostfile(file)
         if partner is not None and partner.kind not in ("deepspeed", "unknown"):
             file.findings.append(_not_a_config(file.document, partner))
@@ -282,7 +303,7 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
             file.findings.append(_unrecognised(file.document))
         elif file.kind == "arguments" and isinstance(getattr(file.document, "value", None), dict):
             assert file.document is not None
-            _add(file, functools.partial(lint_arguments, file.document))
+            _add(file, functools.partial(lint_arguments, file.document, context))
         elif file.kind == "hostfile" and file.document is not None:
             _add(file, functools.partial(lint_hostfile, file.document, world_size))
         elif file.kind == "deepspeed" and file.document is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Literal
@@ -182,6 +182,11 @@ def _causes(findings: Sequence[Finding]) -> dict[int, int]:
         if causes:
             cause_of[number] = min(causes)
     return cause_of
+
+
+def meant(guess: str, given: Collection[Any]) -> str:
+    """The fix for a name that nobody reads, where another was probably meant."""
+    return f"remove it; {guess!r} is given as well" if guess in given else f"did you mean {guess!r}?"
 
 
 def is_missing(name: str, reader: str) -> str:

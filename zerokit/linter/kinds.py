@@ -12,11 +12,12 @@ from zerokit.errors import FileInputError
 from zerokit.linter.accelerate.keys import key_list as accelerate_keys
 from zerokit.linter.deepspeed.keylist import wrapper
 from zerokit.linter.deepspeed.tables import key_list
+from zerokit.linter.trainers import trainer_of
 from zerokit.strictload import Document, parse_json, parse_yaml
 from zerokit.suggest import nearest, synonym
 
 KINDS = ("deepspeed", "accelerate", "hostfile", "plan", "recipe")
-"""What ``--kind`` takes; a file may also be ``arguments`` (of a Trainer) or ``other``."""
+"""What ``--kind`` takes; a file may also be ``arguments`` (of a trainer) or ``other``."""
 
 _HOSTFILE_LINE = re.compile(r"^\s*[^\s#{\[\"':]+\s+slots\s*=", re.MULTILINE)
 _PLAN_SCHEMA = "zerokit.planfile/"
@@ -72,7 +73,7 @@ def _kind_of_json(value: Mapping[str, Any]) -> str:
     deepspeed_keys = keys & {*table["blocks"][""]["keys"], *table["removed"]["top_level"]}
     if "zero_optimization" in keys or wrapper(value) is not None:
         return "deepspeed"
-    if len(keys & _ARGUMENTS) >= 2:
+    if len(keys & _ARGUMENTS) >= 2 or trainer_of(value):
         return "arguments"
     if keys & (_MODEL | _PACKAGE) and not keys & {"train_micro_batch_size_per_gpu", "train_batch_size"}:
         return "other"
@@ -95,6 +96,8 @@ def _kind_of_mapping(path: str, value: dict[str, Any]) -> str:
         return "plan"
     if keys & {"distributed_type", "compute_environment", "deepspeed_config", "num_machines"}:
         return "accelerate"
+    if trainer_of(value):
+        return "arguments"
     if keys & {"model", "params"} and keys & {"gpus", "gpu", "vram", "expect", "nodes"}:
         return "recipe"
     deepspeed = set(key_list()["blocks"][""]["keys"])

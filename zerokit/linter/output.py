@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ _FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)
 _GITHUB_LEVEL = {"error": "error", "warning": "warning", "note": "notice"}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'|[^\s,:{}\[\]]+|\S')
 _SECRET = re.compile(r"(?i)(api|access|secret|auth)[_-]?(key|token)|password")
+_FEW_FILES = 3
 _WIDEST = 100  # of a line of the file
 
 
@@ -41,7 +43,7 @@ def as_text(
                 lines.append(wrapped(f"  fix: {finding.fix}{_FIXABLE[finding.fixable]}", width))
             if finding.source:
                 lines.append(wrapped(f"  source: {finding.source}", width))
-        lines += [wrapped(text, width)] if (text := more(file, notes)) else []
+        lines += [wrapped(rest, width)] if (rest := more(file, notes)) else []
     lines.append(wrapped(summary(files, notes=notes, skipped=skipped), width))
     return "\n".join(lines)
 
@@ -97,12 +99,28 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False, skipped: int =
     if skipped:
         what = "file that is no configuration" if skipped == 1 else "files that are no configurations"
         hidden += f"; skipped {skipped} {what}"
+    read = [file for file in files if file.trainer is None or file.trainer.parses_arguments or file.findings]
     kinds = (
-        ", ".join(f"{shown(file.path)} ({_kind(file)})" for file in files)
-        if 0 < len(files) <= 3
-        else f"{len(files)} files"
+        ", ".join(f"{shown(file.path)} ({_kind(file)})" for file in read)
+        if 0 < len(read) <= _FEW_FILES
+        else f"{len(read)} files"
     )
-    return f"{kinds}: {', '.join(parts) or 'no problems'}{hidden}"
+    checked = f"{kinds}: {', '.join(parts) or 'no problems'}" if read else "no configuration to check"
+    return f"{checked}{hidden}{_of_trainers(files)}"
+
+
+def _of_trainers(files: Sequence[CheckedFile]) -> str:
+    """How many files of which trainer there are, and what is checked of them."""
+    counts = Counter(file.trainer for file in files if file.trainer is not None)
+    return "".join(
+        f"; {counted(count, 'file')} of {trainer.title}, "
+        + (
+            "of which check reads the Trainer's arguments and what names DeepSpeed"
+            if trainer.parses_arguments
+            else "which check does not read, but for what names DeepSpeed"
+        )
+        for trainer, count in counts.items()
+    )
 
 
 def _kind(file: CheckedFile) -> str:
@@ -112,6 +130,8 @@ def _kind(file: CheckedFile) -> str:
     no_deepspeed = isinstance(runs, str) and runs in key_list()["distributed_types"] and runs != "DEEPSPEED"
     if no_deepspeed:
         return f"{file.kind}, {runs}: without DeepSpeed"
+    if file.trainer is not None:
+        return file.trainer.title
     of_ranks = f", {counted(file.batch_ranks, 'rank')} by its train_batch_size" if file.batch_ranks else ""
     return f"{file.kind}{of_ranks}"
 
@@ -123,6 +143,7 @@ def as_dict(files: Sequence[CheckedFile], *, fixed: Sequence[Finding] = ()) -> d
         "ok": not any(file.failed for file in files),
         "files": [
             {"path": file.path, "kind": file.kind, "ok": not file.failed}
+            | ({"trainer": file.trainer.title} if file.trainer else {})
             | ({"findings_not_shown": rest} if (rest := not_shown(file, True)) else {})
             for file in files
         ],

@@ -361,11 +361,11 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def starting_points(strategy: Strategy) -> str:
+def starting_points(strategy: Strategy, job: Job) -> str:
     """The values that are written though nobody chose them; an optimizer that the script makes keeps its
     own."""
     kind = strategy.settings.optimizer
-    params = optimizer_params(kind) if kind is not None else {}
+    params = optimizer_params(kind, adapters=job.method != "full") if kind is not None else {}
     named = {"lr": "learning rate", "betas": "betas", "momentum": "momentum", "weight_decay": "weight decay"}
     values = [
         f"{words} {'/'.join(map(str, value)) if isinstance(value, list) else value}"

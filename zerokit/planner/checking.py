@@ -18,6 +18,7 @@ from zerokit.linter.deepspeed.tables import has_key
 from zerokit.linter.discover import files_of
 from zerokit.linter.files import CheckedFile, check_files
 from zerokit.linter.finding import Finding
+from zerokit.machine.model_code import model_code
 from zerokit.messages import shown
 from zerokit.planner.check_result import CheckResult, Fit
 from zerokit.planner.memory_source import Say, silent
@@ -156,6 +157,7 @@ def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> C
             f"{counted(ranks, 'rank')} cannot be divided over ⟨nodes⟩ {nodes}; use a multiple of {nodes}"
         )
     precisions = gpu_name = None
+    config = hf_config(str(options["model"]), say) if options.get("model") else None
     if options.get("gpu"):
         from zerokit.catalog import gpus
 
@@ -166,7 +168,8 @@ def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> C
         every_reader_must_do=settings.reader == "all",
         world_size=ranks,
         gpus_per_node=ranks // nodes if ranks else None,
-        key_value_heads=key_value_heads(str(options["model"]), say) if options.get("model") else None,
+        key_value_heads=_key_value_heads(config) if config is not None else None,
+        model_code=model_code(config) if config is not None else None,
         precisions=precisions,
         gpu_name=gpu_name,
     )
@@ -182,8 +185,8 @@ def _readers(word: str) -> frozenset[str]:
     return frozenset({word})
 
 
-def key_value_heads(model: str, say: Say = silent) -> int | None:
-    """Of a model: from a Hugging Face config.json (a path or its folder) or the catalogue."""
+def hf_config(model: str, say: Say = silent) -> Mapping[str, Any]:
+    """Of a model: a Hugging Face config.json (a path or its folder) or the catalogue's."""
     from zerokit.strictload import load_json
 
     path = Path(model)
@@ -197,8 +200,10 @@ def key_value_heads(model: str, say: Say = silent) -> int | None:
         for note in notes:
             say(note)
         config = entry.hf_config
-    if not isinstance(config, dict):
-        config = dict(config)
+    return config if isinstance(config, Mapping) else {}
+
+
+def _key_value_heads(config: Mapping[str, Any]) -> int | None:
     config = config.get("text_config") or config
     heads = config.get("num_key_value_heads") or config.get("num_attention_heads") or config.get("n_head")
     return heads if isinstance(heads, int) and not isinstance(heads, bool) else None

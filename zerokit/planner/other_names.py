@@ -39,6 +39,10 @@ OTHER_NAMES: Mapping[str, str] = {
     "grad_accum": "use ⟨gradient_accumulation⟩ N",
     "accumulation": "use ⟨gradient_accumulation⟩ N",
     "gradient_accumulation_steps": "use ⟨gradient_accumulation⟩ N",
+    **dict.fromkeys(
+        ("ep", "ep_size", "expert_parallel", "expert_parallel_size", "expert_model_parallel_size"),
+        "expert parallelism is not modelled: experts are divided by ⟨zero⟩ 3 or ⟨tp⟩ N",
+    ),
     "stage": "use ⟨zero⟩ 0|1|2|3",
     "zero_stage": "use ⟨zero⟩ 0|1|2|3",
     "lora": "use ⟨method⟩ lora",
@@ -166,3 +170,14 @@ def instead(name: str, candidates: Iterable[str]) -> str | None:
         return OTHER_NAMES[elsewhere[0]]
     close = close or by_words(key, names)
     return f"did you mean {' or '.join(f'⟨{name}⟩' for name in close)}?" if close else None
+
+
+_REHEARSED = (
+    "use full, lora or qlora; loss and loop are the script's: "
+    "`zerokit plan ⟨gpus⟩ N ⟨gpu⟩ GPU -- SCRIPT` plans with a rehearsal of it"
+)
+VALUES: Mapping[tuple[str, str], str] = dict.fromkeys(
+    (("method", word) for word in ("sft", "dpo", "grpo", "ppo", "rloo", "kto", "orpo", "reward", "gkd")),
+    _REHEARSED,
+)
+"""Values that an argument has elsewhere, and what is written here instead."""

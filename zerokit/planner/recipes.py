@@ -186,6 +186,8 @@ def parse_recipe(document: Document) -> Recipe:
     if not isinstance(body, dict):
         raise document.error((), "a recipe is a mapping of keys")
     request = {key: value for key, value in body.items() if key not in _ABOUT}
+    if body and not body.keys() & {*BY_NAME, *_ABOUT, "expect"}:
+        raise document.error((), "has no key of a recipe; `zerokit check` says what the file is")
     _check_request(document, request, ())
     for key in ("title", "description"):
         if not isinstance(body.get(key, ""), str):

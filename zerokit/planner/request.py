@@ -159,6 +159,8 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
     trainer = choice(options, "trainer", tuple(TRAINERS)) or "raw"
     row = TRAINERS[trainer]
     length = integer(options, "seq_len", 10**8)
+    if str(options.get("seq_len")).strip()[-1:] in ("k", "K"):
+        notes.append(f"sequences of {length:,} tokens: ⟨seq_len⟩ {options['seq_len']}, in units of 1,024")
     if length is None:
         length = min(2048, max_seq_len or 2048)
         limit = ", the model's limit" if length == max_seq_len else ""

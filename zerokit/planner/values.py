@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from zerokit.errors import InputError
+from zerokit.planner import other_names
 from zerokit.units import parse_count, parse_positive_int, parse_share
 
 MAX_GPUS = 1 << 20
@@ -21,7 +23,8 @@ def choice(options: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> s
     if value is None or value == "auto":
         return None
     if value not in allowed:
-        raise InputError(f"⟨{name}⟩ {value}: use one of {', '.join(allowed)}")
+        hint = other_names.VALUES.get((name, str(value).lower()))
+        raise InputError(f"⟨{name}⟩ {value}: " + (hint or f"use one of {', '.join(allowed)}"))
     return str(value)
 
 
@@ -35,6 +38,8 @@ def integer(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int 
     if value in (None, "auto"):
         return None
     example = "4096" if name == "seq_len" else "8"
+    thousands = re.fullmatch(r"(\d+)\s*[kK]", str(value)) if name == "seq_len" else None
+    value = int(thousands[1]) * 1024 if thousands else value  # as contexts are named: 4k, 128k
     return parse_positive_int(value, f"⟨{name}⟩", maximum, example=example)
 
 

@@ -65,11 +65,13 @@ class Mismatch:
     Attributes:
         key: path of the key in the file.
         arguments: what would make a Trainer's script agree; empty: there is no single one.
+        scripts: the script's own value, where an Accelerate script has one.
     """
 
     key: str
     text: str
     arguments: tuple[str, ...] = ()
+    scripts: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,12 +286,13 @@ def of_accelerate(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mis
             continue
         where = f"{given[1]} ({one.path}:{one.line})" if given is not None else one.text
         arguments = (one.option, str(held)) if one.option else ()
-        found.append(Mismatch(key=key, text=f"{key} {_json(held)}, but {where}", arguments=arguments))
+        text = f"{key} {_json(held)}, but {where}"
+        found.append(Mismatch(key=key, text=text, arguments=arguments, scripts=value))
     batch, loaded = _held(config, "train_micro_batch_size_per_gpu"), loader_batch(options)
     if batch is not None and loaded is not None and loaded.sequences != batch:
         gives = f"{loaded.location} gives each rank {loaded.sequences}"
         text = f"train_micro_batch_size_per_gpu {batch}, but {gives}"
-        found.append(Mismatch(key="train_micro_batch_size_per_gpu", text=text))
+        found.append(Mismatch(key="train_micro_batch_size_per_gpu", text=text, scripts=loaded.sequences))
     return found
 
 

@@ -8,11 +8,12 @@ import pathlib
 import re
 import stat
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from zerokit.errors import FileInputError
 from zerokit.values import frozen_dataclass
 
+T = TypeVar("T")
 Path = tuple[str | int, ...]
 """Keys and list indices from the top of the document down to a value."""
 
@@ -66,6 +67,19 @@ class Document:
         while path and path not in self.keys:
             path = path[:-1]
         return self.keys.get(path, Location(1, 1))
+
+    def below(self, key: str) -> Document:
+        """The value of a top-level key as a document of its own, with its locations in this file."""
+
+        def part(table: dict[Path, T]) -> dict[Path, T]:
+            return {path[1:]: found for path, found in table.items() if path[:1] == (key,)}
+
+        locations = {at for path, at in (*self.keys.items(), *self.values.items()) if path[:1] == (key,)}
+        return Document(
+            path=self.path, text=self.text, value=self.value[key], keys=part(self.keys),
+            values=part(self.values), problems=[at for at in self.problems if at.location in locations],
+            spans=part(self.spans),
+        )  # fmt: skip
 
     def error(self, path: Path, message: str) -> FileInputError:
         """A file error that points at ``path``."""

@@ -110,11 +110,11 @@ def test_a_plans_own_file_fits_and_a_copy_of_it_depends_on_the_script(
 
 
 def test_tensor_parallel_against_the_models_heads(tmp_path: Path) -> None:
-    from zerokit.planner.checking import key_value_heads
+    from zerokit.planner.checking import _key_value_heads, hf_config
 
     write(tmp_path, "config.json", {"num_key_value_heads": 4, "auto_map": {"AutoConfig": "evil.Evil"}})
-    assert key_value_heads(str(tmp_path)) == 4
-    assert key_value_heads("llama-3.1-8b") == 8
+    assert _key_value_heads(hf_config(str(tmp_path))) == 4
+    assert _key_value_heads(hf_config("llama-3.1-8b")) == 8
 
 
 def test_the_ranks_of_complete_batch_sizes_are_named_and_taken(

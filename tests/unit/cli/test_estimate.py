@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import call
+from zerokit import cli
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,13 @@ def test_a_file_estimated_for_cpu_ranks_is_launched_on_them(
     job = ("estimate", "--params", "1m", "--gpus", "2", "--device", "cpu", "--deepspeed", str(path))
     _, out, _ = call(capsys, *job)
     assert "--device cpu --gpus 2 train.py" in " ".join(out.replace("\\\n", " ").split())
+
+
+def test_the_nearest_change_that_fits_is_named(tmp_path, capsys):
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}}')
+    words = ["estimate", "--model", "llama-3.1-8b", "--method", "lora", "--gpus", "1", "--gpu", "l40s"]
+    assert cli.run([*words, "--deepspeed", str(file)]) == 3
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--checkpointing full" in out and "fits: " in out
+    assert cli.run([*words, "--micro-batch", "4", "--checkpointing", "full"]) == 0

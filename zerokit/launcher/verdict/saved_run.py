@@ -82,13 +82,18 @@ def _nothing_recorded(path: Path) -> str | None:
 
 def newest_runs(folder: Path = Path("runs"), introduction: str = "; the newest") -> str:
     """``; the newest: runs/20260131-120000-train``, for a message; empty where there are none."""
+    found = runs_in(folder)
+    return f"{introduction}: {', '.join(map(str, found[:_MOST_NAMED]))}" if found else ""
+
+
+def runs_in(folder: Path = Path("runs")) -> list[Path]:
+    """The runs of a folder, the newest first; none where it cannot be read."""
     try:
         found = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
         found = [path for path in found if (path / REPORT_FILE).exists() or find_rank_files(path)]
-        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError:
-        return ""
-    return f"{introduction}: {', '.join(map(str, found[:_MOST_NAMED]))}" if found else ""
+        return []
 
 
 class WatchedRun:

@@ -13,7 +13,7 @@ from zerokit.linter.accelerate.keys import (
     key_list,
     short,
 )
-from zerokit.linter.finding import Finding, finding_at
+from zerokit.linter.finding import Finding, finding_at, meant
 from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
@@ -52,11 +52,7 @@ def lint_deepspeed_block(document: Document, config: Document | None = None) -> 
     for key in block:
         if key not in known_keys:
             guess = _NAMED_OTHERWISE.get(str(key)) or nearest(str(key), known_keys)
-            fix = (
-                f"did you mean {guess!r}?"
-                if guess
-                else "remove it; what it should do belongs in a DeepSpeed JSON"
-            )
+            fix = meant(guess, block) if guess else "remove it; what it should do belongs in a DeepSpeed JSON"
             yield finding_at(
                 document,
                 ("deepspeed_config", key),

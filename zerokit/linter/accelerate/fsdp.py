@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.linter.accelerate.keys import LAUNCH, key_list, short
-from zerokit.linter.finding import Finding, finding_at
+from zerokit.linter.accelerate.keys import LAUNCH, fsdp_version, key_list, short
+from zerokit.linter.finding import Finding, finding_at, meant
 from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
+from zerokit.values import frozen_dataclass
 
 _PLUGIN = f"Accelerate {ACCELERATE_VERSION}, utils/dataclasses.py, FullyShardedDataParallelPlugin"
 _PREFIX = "fsdp_"
@@ -23,58 +25,169 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "fsdp_state_dict_type": ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "1", "2", "3"),
     "fsdp_version": ("1", "2"),
 }  # fmt: skip
+_TRUTH = ("TRUE", "FALSE")
+_OF_VERSION_2: Mapping[str, tuple[str, ...]] = {
+    "fsdp_reshard_after_forward": (*_TRUTH, "YES", "NO", "Y", "N", "T", "F", "ON", "OFF", "1", "0"),
+    "fsdp_state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "1", "3"),
+}
 
 
-def lint_fsdp(document: Document) -> Iterator[Finding]:
-    """Findings about the block."""
+_PATH = ("fsdp_config",)
+
+
+@frozen_dataclass
+class _ReadBy:
+    """A key that one version of FSDP reads.
+
+    Attributes:
+        same: values with which the other version does no other thing.
+        runs: what the other version does.
+        fix: what to write for it, where there is something.
+    """
+
+    version: int
+    same: tuple[str, ...]
+    runs: str
+    fix: str = "remove it"
+
+
+_ONLY_IN: Mapping[str, _ReadBy] = {
+    "sharding_strategy": _ReadBy(
+        version=1, same=("FULL_SHARD", "1"),
+        runs="fsdp_reshard_after_forward and the parallelism_config decide",
+        fix="for SHARD_GRAD_OP set fsdp_reshard_after_forward: false, for HYBRID_SHARD "
+        "parallelism_config_dp_replicate_size and dp_shard_size, and remove it",
+    ),
+    "backward_prefetch": _ReadBy(version=1, same=("BACKWARD_PRE", "NO_PREFETCH", "1"), runs="it prefetches"),
+    "forward_prefetch": _ReadBy(version=1, same=("FALSE",), runs="nothing more is prefetched in forward"),
+    "use_orig_params": _ReadBy(version=1, same=("TRUE",), runs="parameters stay as they are"),
+    "sync_module_states": _ReadBy(version=1, same=("TRUE", "FALSE"), runs="nothing is broadcast"),
+    "reshard_after_forward": _ReadBy(
+        version=2, same=("FULL_SHARD", "TRUE", "1"),
+        runs="fsdp_sharding_strategy decides, by default FULL_SHARD",
+        fix="set fsdp_sharding_strategy to it, or fsdp_version: 2",
+    ),
+}  # fmt: skip
+"""By FullyShardedDataParallelPlugin.__post_init__ and what the launcher exports (utils/launch.py:305)."""
+
+
+def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Finding]:
+    """Findings about the block.
+
+    Args:
+        model_code: the source that defines the model's classes.
+    """
     block = document.value.get("fsdp_config")
-    if block in (None, {}):
+    runs = document.value.get("distributed_type") == "FSDP"
+    if block in (None, {}) and not runs:
         return
-    path = ("fsdp_config",)
+    block = {} if block is None else block
     if not isinstance(block, dict):
         yield finding_at(
-            document, path, "accelerate-fsdp-block", f"fsdp_config is {short(block)}: it must be a mapping",
+            document, _PATH, "accelerate-fsdp-block", f"fsdp_config is {short(block)}: it must be a mapping",
             "write fsdp_… keys below it", source=LAUNCH,
         )  # fmt: skip
         return
     known_keys = key_list()["fsdp_config"]
+    version = fsdp_version(block)
     for key, value in block.items():
         # the launcher puts fsdp_ before a key that lacks it
         full = str(key) if str(key).startswith("fsdp") else f"{_PREFIX}{key}"
+        read_by = _ONLY_IN.get(full.removeprefix(_PREFIX))
         if full not in known_keys:
-            yield _unknown(document, str(key), full, known_keys)
-        elif full in _CHOICES and value is not None:
-            yield from _value(document, str(key), full, value)
-    loading = _get(block, "cpu_ram_efficient_loading") is True
-    if loading and _get(block, "sync_module_states") is False:
+            yield _unknown(document, str(key), full, known_keys, block)
+        elif full in _CHOICES and value is not None and not _is_choice(value, _CHOICES[full]):
+            yield _value(document, str(key), value, _CHOICES[full])
+        elif read_by is not None and read_by.version != version:
+            yield _ignored(document, str(key), value, version, read_by)
+        elif full in _OF_VERSION_2 and version == 2 and not _is_choice(value, _OF_VERSION_2[full]):
+            yield _value(document, str(key), value, _OF_VERSION_2[full])
+    # both are on unless the file turns them off, and the launcher asks for Python's truth of the first
+    if _get(block, "cpu_ram_efficient_loading", True) and _get(block, "sync_module_states", True) is False:
         yield finding_at(
-            document, ("fsdp_config", "fsdp_cpu_ram_efficient_loading"), "accelerate-fsdp-loading",
+            document, (*_PATH, "fsdp_sync_module_states"), "accelerate-fsdp-loading",
             "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: accelerate launch refuses it",
-            "set fsdp_sync_module_states: true", source=LAUNCH,
+            "set fsdp_sync_module_states: true, or fsdp_cpu_ram_efficient_loading: false", source=LAUNCH,
         )  # fmt: skip
+    if runs:
+        yield from _wrapping(document, block, version, model_code)
 
 
-def _get(block: Mapping[str, Any], name: str) -> Any:
-    return block.get(f"{_PREFIX}{name}", block.get(name))
+def _wrapping(
+    document: Document, block: Mapping[str, Any], version: int, model_code: str | None
+) -> Iterator[Finding]:
+    """What becomes of the model's layers: a unit is gathered whole, so that nothing is saved with one."""
+    checkpointing = _is_true(_get(block, "activation_checkpointing"))
+    if _is_true(_get(block, "activation_checkpointing_offload")) and not (checkpointing and version == 2):
+        yield finding_at(
+            document, (*_PATH, "fsdp_activation_checkpointing_offload"), "accelerate-fsdp-offload-alone",
+            "fsdp_activation_checkpointing_offload needs fsdp_activation_checkpointing and fsdp_version 2: "
+            "Accelerate refuses it",
+            "turn both on, or remove it", source=_PLUGIN,
+        )  # fmt: skip
+    if str(_get(block, "auto_wrap_policy") or "NO_WRAP").upper() == "NO_WRAP":
+        fails = checkpointing and version == 2
+        yield finding_at(
+            document, (*_PATH, "fsdp_auto_wrap_policy"),
+            "accelerate-fsdp-no-wrap-checkpointing" if fails else "accelerate-fsdp-no-wrap",
+            "no layer is wrapped, and fsdp_activation_checkpointing asks which: Accelerate fails with "
+            "'NoneType' object is not callable"
+            if fails
+            else f"no layer is wrapped: FSDP version {version} gathers all layers as one, so that every GPU "
+            "holds all weights and gradients from forward to the end of backward",
+            "set fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", severity="error" if fails else "warning",
+            source=f"Accelerate {ACCELERATE_VERSION}, utils/fsdp_utils.py:{'718' if fails else '852'}",
+            missing="fsdp_auto_wrap_policy",
+        )  # fmt: skip
+    named = _get(block, "transformer_layer_cls_to_wrap")
+    for name in str(named).split(",") if named and model_code else ():
+        if not re.search(rf"\b{re.escape(name)}\b", model_code or ""):
+            split = re.search(r"_no_split_modules = \[([^\]]+)\]", model_code or "")
+            yield finding_at(
+                document, (*_PATH, "fsdp_transformer_layer_cls_to_wrap"), "accelerate-fsdp-class",
+                f"the model has no class {short(name)}: Accelerate does not find it, and stops",
+                f"use {split[1].strip()}" if split else "remove it: Accelerate then takes the model's own",
+                source=f"{_PLUGIN}.set_auto_wrap_policy",
+            )  # fmt: skip
 
 
-def _unknown(document: Document, key: str, full: str, known_keys: list[str]) -> Finding:
+def _ignored(document: Document, key: str, value: object, version: int, read_by: _ReadBy) -> Finding:
+    harmless = value is None or str(value).upper() in read_by.same
+    return finding_at(
+        document, (*_PATH, key), "accelerate-fsdp-version-key",
+        f"{key} is {short(value)}, and FSDP version {version} does not read it: {read_by.runs}",
+        "remove it" if harmless else read_by.fix, severity="note" if harmless else "warning", source=_PLUGIN,
+    )  # fmt: skip
+
+
+def _get(block: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    return block.get(f"{_PREFIX}{name}", block.get(name, default))
+
+
+def _is_true(value: object) -> bool:
+    return str(value).lower() in ("true", "yes", "y", "t", "on", "1")
+
+
+def _is_choice(value: object, choices: tuple[str, ...]) -> bool:
+    return str(value).upper() in choices and (not isinstance(value, bool) or "TRUE" in choices)
+
+
+def _unknown(
+    document: Document, key: str, full: str, known_keys: list[str], block: Mapping[str, Any]
+) -> Finding:
     longer = [name for name in known_keys if name.startswith(f"{full}_")]
     guess = nearest(full, known_keys) or (longer[0] if len(longer) == 1 else None)
     edits = (Edit(kind="rename", key=f"fsdp_config.{key}", value=guess, safe=False),) if guess else ()
     return finding_at(
         document, ("fsdp_config", key), "accelerate-ignored-key",
         f"Accelerate ignores {short(key)} in fsdp_config",
-        f"did you mean {guess!r}?" if guess else "remove it", severity="warning", source=LAUNCH, edits=edits,
+        meant(guess, block) if guess else "remove it", severity="warning", source=LAUNCH, edits=edits,
     )  # fmt: skip
 
 
-def _value(document: Document, key: str, full: str, value: object) -> Iterator[Finding]:
-    choices = _CHOICES[full]
-    if str(value).upper() in choices and not isinstance(value, bool):
-        return
-    yield finding_at(
+def _value(document: Document, key: str, value: object, choices: tuple[str, ...]) -> Finding:
+    shown = [choice.lower() if choice in _TRUTH else choice for choice in choices if choice[0] != "_"]
+    return finding_at(
         document, ("fsdp_config", key), "accelerate-fsdp-value",
-        f"{key} is {short(value)}: Accelerate fails on it",
-        f"use {', '.join(choice for choice in choices if not choice.startswith('_'))}", source=_PLUGIN,
+        f"{key} is {short(value)}: Accelerate fails on it", f"use {', '.join(shown)}", source=_PLUGIN,
     )  # fmt: skip

@@ -46,6 +46,12 @@ def _load(version: str) -> Mapping[str, Any]:
     return loaded
 
 
+def fsdp_version(block: object) -> int:
+    """Of an ``fsdp_config``: 1 unless it says 2 (commands/launch.py, ``--fsdp_version``)."""
+    value = block.get("fsdp_version", block.get("version")) if isinstance(block, dict) else None
+    return 2 if str(value) == "2" else 1
+
+
 def short(value: object) -> str:
     """A value as it is shown in a message."""
     text = repr(value)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator
 
-from zerokit.linter.accelerate.keys import (
-    LAUNCH,
-    PARALLELISM_PREFIX,
-    key_list,
-    short,
-)
+from zerokit.linter.accelerate.keys import LAUNCH, short
 from zerokit.linter.accelerate.values import TOP_LEVEL, fits
 from zerokit.linter.finding import Finding, finding_at
 from zerokit.rules.types import ACCELERATE_VERSION
@@ -200,67 +194,3 @@ def _gpu_ids(document: Document, processes: int | None, machines: int) -> Iterat
             f"name {processes} GPUs, or write gpu_ids: all",
             source=LAUNCH,
         )
-
-
-def lint_parallelism(document: Document) -> Iterator[Finding]:
-    """Findings about ``parallelism_config``, which Accelerate reads for sequence parallelism."""
-    block = document.value.get("parallelism_config")
-    if block in (None, {}):
-        return
-    if not isinstance(block, dict):
-        yield finding_at(
-            document,
-            ("parallelism_config",),
-            "accelerate-ignored-key",
-            f"parallelism_config is {short(block)}: Accelerate ignores it",
-            "write a mapping of parallelism_config_… keys",
-            severity="warning",
-            source=LAUNCH,
-        )
-        return
-    known_keys = key_list()["parallelism_config"]
-    for key in block:
-        if key in known_keys:
-            continue
-        prefixed = f"{PARALLELISM_PREFIX}{key}"
-        guess = prefixed if prefixed in known_keys else nearest(str(key), known_keys)
-        yield finding_at(
-            document,
-            ("parallelism_config", key),
-            "accelerate-ignored-key",
-            f"Accelerate ignores {short(key)} in parallelism_config",
-            f"did you mean {guess!r}?" if guess else "remove it",
-            severity="warning",
-            source=LAUNCH,
-        )
-    for key, size in block.items():
-        if key in known_keys and str(key).endswith("_size") and not _is_size(size):
-            yield finding_at(
-                document,
-                ("parallelism_config", key),
-                "accelerate-number",
-                f"{key} is {short(size)}: accelerate launch fails on it",
-                "use a whole number of at least 1, without quotes",
-                source=LAUNCH,
-            )
-    sizes = [
-        block.get(f"{PARALLELISM_PREFIX}{name}_size", 1)
-        for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    ]
-    processes = number_of_processes(document)
-    if not all(map(_is_size, sizes)) or processes is None:
-        return
-    product = functools.reduce(lambda left, right: left * right, sizes)
-    if sizes[4] > 1 and product != processes:
-        yield finding_at(
-            document,
-            ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size"),
-            "accelerate-parallelism-product",
-            f"the sizes multiply to {product}, num_processes is {processes}: the device mesh cannot be built",
-            f"set {PARALLELISM_PREFIX}dp_replicate_size: {processes // sizes[4] or 1}",
-            source=f"Accelerate {ACCELERATE_VERSION}, parallelism_config.py",
-        )
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -6,7 +6,8 @@ Accelerate refuses unknown keys at the top level and checks neither nested keys 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from zerokit.linter.accelerate.beside_file import fix_beside_file
 from zerokit.linter.accelerate.deepspeed_block import lint_deepspeed_block
@@ -17,9 +18,10 @@ from zerokit.linter.accelerate.keys import (
     key_list,
     short,
 )
-from zerokit.linter.accelerate.processes import lint_parallelism, lint_processes
+from zerokit.linter.accelerate.parallelism import lint_parallelism
+from zerokit.linter.accelerate.processes import lint_processes, number_of_processes
 from zerokit.linter.accelerate.values import fits
-from zerokit.linter.finding import Finding, finding_at, one_for_each_cause
+from zerokit.linter.finding import Finding, finding_at, meant, one_for_each_cause
 from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document, Location, Path
 from zerokit.suggest import leaves_no_doubt, nearest, synonym
@@ -33,12 +35,16 @@ def named_config(document: Document) -> str | None:
 
 
 def lint_accelerate(
-    document: Document, world_size: int | None = None, config: Document | None = None
+    document: Document,
+    world_size: int | None = None,
+    config: Document | None = None,
+    model_code: str | None = None,
 ) -> list[Finding]:
     """Every finding about an accelerate YAML.
 
     Args:
         config: the DeepSpeed JSON that it names, where that was read.
+        model_code: the source that defines the model's classes.
     """
     if not isinstance(document.value, dict):
         return [
@@ -63,9 +69,9 @@ def lint_accelerate(
     findings += _precision(document)
     if document.value.get("distributed_type") == "DEEPSPEED":
         findings += lint_deepspeed_block(document, config)
-        findings += lint_parallelism(document)
     else:
-        findings += lint_fsdp(document)
+        findings += lint_fsdp(document, model_code)
+    findings += lint_parallelism(document, number_of_processes(document))
     return one_for_each_cause(findings)
 
 
@@ -92,16 +98,16 @@ def _unknown_keys(document: Document, sagemaker: bool, config: Document | None) 
         if key in known_keys:
             continue
         guess = nearest(str(key), known_keys) or synonym(str(key), dict.fromkeys(known_keys))
-        meant = str(key) if key in lists["deepspeed_config"] else guess
-        beside_file = fix_beside_file(document, meant, value[key], config)
+        plugin_key = str(key) if key in lists["deepspeed_config"] else guess
+        beside_file = fix_beside_file(document, plugin_key, value[key], config)
         if beside_file is not None:
             fix = beside_file
         elif key in lists["deepspeed_config"]:
-            fix = "move it below deepspeed_config"
+            fix = _moved(value, key, "deepspeed_config")
         elif key in lists["parallelism_config"]:
-            fix = "move it below parallelism_config"
+            fix = _moved(value, key, "parallelism_config")
         else:
-            fix = f"did you mean {guess!r}?" if guess else "remove it"
+            fix = meant(guess, value) if guess else "remove it"
         edits: tuple[Edit, ...] = ()
         is_misspelt = fix.startswith("did you mean")
         if guess and is_misspelt and guess not in value and fits(guess, value[key]):
@@ -117,6 +123,12 @@ def _unknown_keys(document: Document, sagemaker: bool, config: Document | None) 
             edits=edits,
             suggests=guess or str(key),
         )
+
+
+def _moved(value: Mapping[str, Any], key: str, block: str) -> str:
+    below = value.get(block)
+    is_there = isinstance(below, dict) and key in below
+    return f"remove it; {block} has it" if is_there else f"move it below {block}"
 
 
 def _distributed_type(document: Document, sagemaker: bool) -> Iterator[Finding]:

@@ -137,7 +137,8 @@ def _environment() -> dict[str, str]:
     variables = {
         name: value
         for name, value in os.environ.items()
-        if name not in dropped and not name.startswith(("ACCELERATE_", "PARALLELISM_CONFIG_", "OMPI_"))
+        if name not in dropped
+        and not name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "OMPI_"))
     }
     return {
         **variables,

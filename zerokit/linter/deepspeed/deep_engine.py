@@ -165,14 +165,52 @@ def _accelerate(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
     args = parser.parse_args(["--config_file", case["path"], "--main_process_port", "0", "train.py"])
     args, defaults, precision_from_file = launch._validate_launch_command(args)
     if not args.use_deepspeed:
-        return {"deepspeed": False}
+        return _without_deepspeed(args)
     fields = list(defaults.deepspeed_config) + ["mixed_precision"] * precision_from_file
     args.deepspeed_fields_from_accelerate_config = ",".join(fields)
     _, environment = prepare_deepspeed_cmd_env(args)
     os.environ.update(environment)
+    _lay_out(args, is_fsdp2=False)
     plugin = DeepSpeedPlugin()
     plugin.set_mixed_precision(environment["ACCELERATE_MIXED_PRECISION"])
     return {"deepspeed": True, "zero_stage": plugin.zero_stage}
+
+
+def _without_deepspeed(args: Any) -> dict[str, Any]:
+    """FSDP's plugin, and the layout of the ranks."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    if not (args.use_fsdp or args.use_parallelism_config):
+        return {"deepspeed": False}
+    os.environ.update(prepare_multi_gpu_env(args))
+    # version 1 asks for a GPU as soon as it is to broadcast
+    os.environ.update(FSDP_SYNC_MODULE_STATES="false", FSDP_CPU_RAM_EFFICIENT_LOADING="false")
+    plugin = FullyShardedDataParallelPlugin() if args.use_fsdp else None
+    _lay_out(args, is_fsdp2=plugin is not None and plugin.fsdp_version == 2)
+    if plugin is None:
+        return {"deepspeed": False}
+    read = ("sharding_strategy", "reshard_after_forward", "forward_prefetch", "auto_wrap_policy")
+    return {"deepspeed": False, **{name: str(getattr(plugin, name)) for name in read}}
+
+
+def _lay_out(args: Any, *, is_fsdp2: bool) -> None:
+    """What an Accelerator asks of its ``parallelism_config`` (accelerator.py:477, state.py:998)."""
+    from types import SimpleNamespace
+
+    if not args.use_parallelism_config:
+        return
+    from accelerate.parallelism_config import ParallelismConfig
+
+    layout = ParallelismConfig()
+    kind = "DEEPSPEED" if args.use_deepspeed else "FSDP" if args.use_fsdp else "MULTI_GPU"
+    if kind != "DEEPSPEED" and layout.cp_enabled and not is_fsdp2:
+        raise ValueError("`cp_size > 1` requires FSDP2")
+    accelerator = SimpleNamespace(
+        num_processes=int(args.num_processes), multi_device=kind == "MULTI_GPU", is_fsdp2=is_fsdp2,
+        distributed_type=kind, is_main_process=False,
+    )  # fmt: skip
+    layout._validate_accelerator(accelerator)
 
 
 def _sequence_parallel(case: Mapping[str, Any]) -> Any:

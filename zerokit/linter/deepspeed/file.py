@@ -24,6 +24,7 @@ class Context:
     """Where the files are to run; ``None`` where that was not said.
 
     Attributes:
+        model_code: the source that defines the model's classes.
         readers: who may read a DeepSpeed JSON; ``None``: inferred from what lies beside it.
         every_reader_must_do: what is fatal for one of them is an error, rather than for all.
     """
@@ -31,6 +32,7 @@ class Context:
     world_size: int | None = None
     gpus_per_node: int | None = None
     key_value_heads: int | None = None
+    model_code: str | None = None
     precisions: frozenset[str] | None = None
     gpu_name: str | None = None
     readers: frozenset[str] | None = None

@@ -163,6 +163,16 @@ def _unknown(
     owners = [name for name in _homes(key) if name != block_name]
     if owners:
         home = "the top level" if not owners[0] else owners[0]
+        there = _value_at(document, (*filter(None, owners[0].split(".")), key))
+        if there is not None:
+            # ignored, or the same: what runs stays as it is
+            edit = Edit(
+                kind="remove", key=".".join(map(str, path)), safe=not refused or there == siblings[key]
+            )
+            return finding(
+                document, path, "misplaced-key", problem, f"remove it; {home} has it, with {quoted(there)}",
+                severity="error" if refused else "warning", edits=() if "." in key else (edit,),
+            )  # fmt: skip
         if refused or key == "stage":
             return finding(document, path, "misplaced-key", problem, f"move it to {home}", suggests=key)
         return finding(
@@ -185,6 +195,14 @@ def _unknown(
     inside = standing_in(key, block["keys"])
     fix = f"did you mean {inside!r}?" if inside else "remove it, or correct the name"
     return finding(document, path, "unknown-key", problem, fix, severity=severity, suggests=inside or key)
+
+
+def _value_at(document: Document, path: Path) -> object:
+    """What stands at a path; ``None`` where nothing does."""
+    value = document.value
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _is_misspelt(key: str, guess: str) -> bool:
