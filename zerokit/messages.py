@@ -54,7 +54,11 @@ def visible(text: str) -> str:
 
 def printable(text: str, *, styles: bool = False) -> str:
     """Several lines for a terminal, where parts may be foreign: as :func:`visible`; no line of it is a
-    command of a CI system, and what was typed with a line end in it is on one line. ``styles``: bold and colours remain, which move and hide nothing."""
+    command of a CI system, and what was typed with a line end in it is on one line.
+
+    Args:
+        styles: bold and colours remain, which move and hide nothing.
+    """
     for word in _typed_escapes:
         text = text.replace(word, shown(word))
     kept = _STYLE.split(text) if styles else [text]  # what is between styles, and every second one a style

@@ -288,7 +288,8 @@ def _escapes(letter: str) -> bytes:
     forms |= {rb"\\{1,4}" + named} if named else set()
     forms |= {rb"\+"} if letter == " " else set()
     forms |= {rb"""'(?:"'"|\\'|\\"'\\")'"""} if letter == "'" else set()
-    return b"(?:" + b"|".join(sorted(forms, key=lambda form: len(form), reverse=True)) + b")"
+    longest_first = sorted(forms, key=len, reverse=True)
+    return b"(?:" + b"|".join(longest_first) + b")"
 
 
 def _is_path(value: str) -> bool:
