@@ -52,6 +52,15 @@ def shared(name: str) -> Callable[[F], F]:
     return add
 
 
+def unconfined(command: F) -> F:
+    """Adds the switch of the commands that rehearse."""
+    return click.option(
+        "--unconfined",
+        is_flag=True,
+        help="Rehearse even where the kernel gives no namespaces: what native code writes then remains.",
+    )(command)
+
+
 def of_check(command: F) -> F:
     """Adds the arguments that say whether a file fits."""
     for option in reversed(OPTIONS):
