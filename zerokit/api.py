@@ -88,9 +88,11 @@ def plan(
     64
     """
     from zerokit import planner, script_planner
+    from zerokit.emit.outside import remember
     from zerokit.errors import InputError
     from zerokit.script.entry_points import named_target
 
+    remember(options.get("nvme"))
     normalized_options = normalized(options)
     if script is None and module is None:
         if arguments or rehearsal_seconds is not None or unconfined:

@@ -254,10 +254,12 @@ def tune(
     from functools import partial
 
     from zerokit import tuner
+    from zerokit.emit.outside import remember
     from zerokit.script.entry_points import named_target
     from zerokit.script_planner.rehearsals import rehearse_strategy
     from zerokit.tuner.settings import TuneSettings
 
+    remember(options.get("nvme"))
     target = named_target(script, module, arguments)
     settings = TuneSettings(
         top=top, steps=steps, timeout=timeout, out=os.fspath(out), launcher=launcher, style=style,

@@ -53,8 +53,7 @@ def _machine(folder: Path) -> dict[str, object]:
         "/sys/fs/cgroup",
         str(Path.home()),
     )
-    listed = {place: {name for name in os.listdir(place) if "left" in name} for place in places
-              if os.path.isdir(place)}  # fmt: skip
+    listed = {place: {path.name for path in Path(place).glob("*left*")} for place in places}
     files = {
         str(path.relative_to(folder)): (path.lstat().st_mode, path.is_file() and path.read_bytes())
         for path in folder.rglob("*")

@@ -41,18 +41,18 @@ def _knock(family: int, address: object) -> None:
 def attack(victim: int) -> None:
     """All of it, each as far as it goes."""
     libc, home = ctypes.CDLL(None), str(Path.home())
-    paths = ["left", "mounted/left", "mounted/kept", "kept", f"{home}/left", "/left", "/tmp/left", "/etc/left",
-             "/run/left", "/dev/left", "/dev/shm/left", "/dev/mqueue/left", "/sys/fs/cgroup/left",
+    paths = ["left", "mounted/left", "mounted/kept", "kept", f"{home}/left", "/left", "/tmp/left",
+             "/etc/left", "/run/left", "/dev/left", "/dev/shm/left", "/dev/mqueue/left", "/sys/fs/cgroup/left",
              "/proc/sys/vm/swappiness", f"/proc/{os.getppid()}/cwd/left", "/proc/1/root/left",
              "/proc/1/oom_score_adj"]  # fmt: skip
     attempts: list[Callable[[], object]] = [
         *(lambda path=path: _write(path) for path in paths),
         lambda: shutil.rmtree("mounted"),
         lambda: shutil.rmtree("folder"),
-        lambda: os.remove("folder/kept"),
-        lambda: os.chmod("kept", 0o777),
-        lambda: os.rename("kept", "moved"),
-        lambda: os.mkdir("/sys/fs/cgroup/left"),
+        lambda: Path("folder/kept").unlink(),
+        lambda: Path("kept").chmod(0o777),
+        lambda: Path("kept").rename("moved"),
+        lambda: Path("/sys/fs/cgroup/left").mkdir(),
         lambda: os.mknod("device", 0o600 | 0o060000, os.makedev(254, 0)),
         lambda: os.write(os.open("pipe", os.O_WRONLY | os.O_NONBLOCK), b"left"),
         lambda: libc.shmget(_SHM_KEY, 4096, _CREATE),
@@ -68,7 +68,7 @@ def attack(victim: int) -> None:
         lambda: time.clock_settime(time.CLOCK_REALTIME, 0),
         _daemon,
         lambda: subprocess.Popen(["sleep", "98765"], start_new_session=True),
-        lambda: os.system("sh -c 'sleep 1; echo left > late' &"),
+        lambda: subprocess.Popen(["sh", "-c", "sleep 1; echo left > late"]),
     ]
     for attempt in attempts:
         with contextlib.suppress(OSError):
