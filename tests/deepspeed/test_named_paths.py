@@ -36,8 +36,8 @@ _NO_PATH = {
     "modules_to_not_convert": "names of a model's modules",
     "main_training_function": "a function of the script",
 }
-_PARTS = ("runtime", "monitor", "compile", "comm", "profiling", "autotuning", "checkpoint", "io", "datastates",
-          "elasticity", "utils")  # fmt: skip
+_PARTS = ("runtime", "monitor", "compile", "comm", "profiling", "autotuning", "checkpoint", "io",
+          "datastates", "elasticity", "utils")  # fmt: skip
 
 
 def _deepspeed_names() -> dict[str, str]:

@@ -42,9 +42,9 @@ def attack(victim: int) -> None:
     """All of it, each as far as it goes."""
     libc, home = ctypes.CDLL(None), str(Path.home())
     paths = ["left", "mounted/left", "mounted/kept", "kept", f"{home}/left", "/left", "/tmp/left",
-             "/etc/left", "/run/left", "/dev/left", "/dev/shm/left", "/dev/mqueue/left", "/sys/fs/cgroup/left",
-             "/proc/sys/vm/swappiness", f"/proc/{os.getppid()}/cwd/left", "/proc/1/root/left",
-             "/proc/1/oom_score_adj"]  # fmt: skip
+             "/etc/left", "/run/left", "/dev/left", "/dev/shm/left", "/dev/mqueue/left",
+             "/sys/fs/cgroup/left", "/proc/sys/vm/swappiness", f"/proc/{os.getppid()}/cwd/left",
+             "/proc/1/root/left", "/proc/1/oom_score_adj"]  # fmt: skip
     attempts: list[Callable[[], object]] = [
         *(lambda path=path: _write(path) for path in paths),
         lambda: shutil.rmtree("mounted"),
