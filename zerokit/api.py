@@ -48,6 +48,7 @@ def plan(
     *,
     module: str | None = None,
     rehearsal_seconds: float | None = None,
+    unconfined: bool = False,
     recipe: Path | None = None,
     out: Path | None = None,
     top: int = 5,
@@ -64,6 +65,8 @@ def plan(
         arguments: the script's own.
         rehearsal_seconds: with a script, after so long it is rehearsed only until one plan is that fits;
             None: 600.
+        unconfined: with a script, rehearse it even where the kernel gives no namespaces: what native code
+            writes then remains.
         recipe: a recipe's name or file, or a ``plan.yaml``, whose options hold where none is given here.
         out: a folder for ``ds_config.json``, ``accelerate.yaml`` and ``plan.yaml``; None: nothing is written
             (``PlanResult.write`` does it later).
@@ -85,13 +88,15 @@ def plan(
     64
     """
     from zerokit import planner, script_planner
+    from zerokit.emit.outside import remember
     from zerokit.errors import InputError
     from zerokit.script.entry_points import named_target
 
+    remember(options.get("nvme"))
     normalized_options = normalized(options)
     if script is None and module is None:
-        if arguments or rehearsal_seconds is not None:
-            raise InputError("⟨arguments⟩, ⟨rehearsal_seconds⟩: only with ⟨script⟩ or ⟨module⟩")
+        if arguments or rehearsal_seconds is not None or unconfined:
+            raise InputError("⟨arguments⟩, ⟨rehearsal_seconds⟩, ⟨unconfined⟩: only with ⟨script⟩ or ⟨module⟩")
         return planner.plan(
             normalized_options, recipe=_text(recipe), out=_text(out), top=top, say=plainly(say)
         )
@@ -102,6 +107,7 @@ def plan(
         out=_text(out),
         top=top,
         seconds=script_planner.DEFAULT_SECONDS if rehearsal_seconds is None else rehearsal_seconds,
+        unconfined=unconfined,
         say=plainly(say),
     )
 

@@ -54,6 +54,7 @@ def launch(
     max_restarts: int = 0,
     resume_option: str | None = None,
     rehearsal_seconds: float = 180.0,
+    unconfined: bool = False,
     dry_run: bool = False,
     say: Say = silent,
 ) -> LaunchResult | DryRun:
@@ -87,6 +88,7 @@ def launch(
             needs none.
         rehearsal_seconds: for the rehearsal that predicts a run which was not its plan's job or took other
             memory, or ran out of memory; 0: there is none.
+        unconfined: rehearse even where the kernel gives no namespaces: what native code writes then remains.
         dry_run: return the command and its environment, and run nothing.
         say: hears, line by line, how it goes.
 
@@ -128,7 +130,7 @@ def launch(
         retries=attempts.MOST_RETRIES if retry_smaller else 0,
         max_restarts=max_restarts,
         plan_again=planner.plan_into,
-        rehearsals=LaunchRehearsals(seconds=rehearsal_seconds),
+        rehearsals=LaunchRehearsals(seconds=rehearsal_seconds, unconfined=unconfined),
         host_speeds=LaunchHostSpeeds(probes=not no_host_probe),
         listener=attempts.Listener(say=say),
     )
@@ -151,6 +153,7 @@ def rehearse(
     versions: Path | None = None,
     no_arguments: bool = False,
     accept_mismatch: bool = False,
+    unconfined: bool = False,
     out: Path | None = None,
     say: Say = silent,
 ) -> Rehearsal:
@@ -171,6 +174,7 @@ def rehearse(
             the run will have: differences from the ones here are among the warnings.
         no_arguments: add no arguments of the plan to the script's.
         accept_mismatch: run a script that contradicts its plan.
+        unconfined: rehearse even where the kernel gives no namespaces: what native code writes then remains.
         out: a folder for what the script prints.
         say: hears, line by line, how it goes.
 
@@ -187,7 +191,8 @@ def rehearse(
     return request.rehearse(
         named_target(script, module, arguments), say=plainly(say), plan=_text(plan), gpus=gpus, gpu=gpu,
         vram=vram, rank=rank, ranks=ranks, steps=steps, launcher=launcher, host_speed=host_speed,
-        versions=versions, no_arguments=no_arguments, accept_mismatch=accept_mismatch, out=out,
+        versions=versions, no_arguments=no_arguments, accept_mismatch=accept_mismatch,
+        unconfined=unconfined, out=out,
     )  # fmt: skip
 
 
@@ -209,6 +214,7 @@ def tune(
     grace: float = 10.0,
     show: str = "none",
     rehearsal_seconds: float = 600.0,
+    unconfined: bool = False,
     dry_run: bool = False,
     say: Say = silent,
     **options: Unpack[PlanOptions],
@@ -232,6 +238,7 @@ def tune(
         show: which ranks' output to pass on: ``first``, ``all`` or ``none``.
         rehearsal_seconds: on GPUs the script is rehearsed with each plan first, and one that cannot fit is
             not tried; after so long no further plan is rehearsed. 0: none is.
+        unconfined: rehearse even where the kernel gives no namespaces: what native code writes then remains.
         dry_run: say what would be run, and run nothing.
         say: hears, line by line, how it goes.
         **options: see :data:`zerokit.planner.options.OPTIONS`.
@@ -244,11 +251,15 @@ def tune(
         NothingFits: no plan fits.
         NodeUnusable: no trial can run here. ReportNotWritten: the disk is full.
     """
+    from functools import partial
+
     from zerokit import tuner
+    from zerokit.emit.outside import remember
     from zerokit.script.entry_points import named_target
     from zerokit.script_planner.rehearsals import rehearse_strategy
     from zerokit.tuner.settings import TuneSettings
 
+    remember(options.get("nvme"))
     target = named_target(script, module, arguments)
     settings = TuneSettings(
         top=top, steps=steps, timeout=timeout, out=os.fspath(out), launcher=launcher, style=style,
@@ -257,7 +268,7 @@ def tune(
     return tuner.tune(
         target, normalized(options), settings,
         recipe=_text(recipe), run_dir=_text(run_dir), dry_run=dry_run, say=plainly(say),
-        rehearse=rehearse_strategy,
+        rehearse=partial(rehearse_strategy, unconfined=unconfined),
     )  # fmt: skip
 
 

@@ -182,7 +182,7 @@ def test_what_stops_a_script_before_its_engine_is_not_tried_at_every_batch(
     phases: dict[str, int], reason: str, rehearsals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(
-        target: Any, options: Any, request: Any, strategy: Strategy, seconds: float
+        target: Any, options: Any, request: Any, strategy: Strategy, seconds: float, **_: Any
     ) -> RehearsedScript:
         ranks = (SimpleNamespace(phases=phases),)
         stop = Stop(location="", operator="", reason=reason)
@@ -210,7 +210,7 @@ def test_a_plan_without_a_rehearsal_keeps_the_loss_that_was_asked_for(
     """A launch then gives it to the script."""
 
     def stopped(
-        target: Any, options: Any, request: Any, strategy: Strategy, seconds: float
+        target: Any, options: Any, request: Any, strategy: Strategy, seconds: float, **_: Any
     ) -> RehearsedScript:
         done: Any = SimpleNamespace(
             ranks=(SimpleNamespace(phases=IN_LOAD),), stopped=Stop(location="", operator="", reason="no data")
@@ -251,7 +251,7 @@ def test_an_error_of_the_scripts_own_is_to_be_fixed_before_a_launch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def stopped(
-        target: Any, options: Any, request: Any, strategy: Strategy, seconds: float
+        target: Any, options: Any, request: Any, strategy: Strategy, seconds: float, **_: Any
     ) -> RehearsedScript:
         stop = Stop(location="train.py:9", operator="", reason=reason, cause=cause)
         done: Any = SimpleNamespace(ranks=(SimpleNamespace(phases=IN_LOAD),), stopped=stop)

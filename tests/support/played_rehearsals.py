@@ -43,7 +43,7 @@ def play(
     rehearsed: list[Strategy] = []
 
     def rehearse(
-        target: Any, options: Any, request: Any, strategy: Strategy, seconds: float
+        target: Any, options: Any, request: Any, strategy: Strategy, seconds: float, **_: Any
     ) -> RehearsedScript:
         rehearsed.append(strategy)
         settings = strategy.settings

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerokit.cli.options import unconfined
 from zerokit.cli.say import echo, is_loud, say, write
 from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.errors import InputError
@@ -40,7 +41,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
         "Script": ("module", "style", "no_arguments", "no_trackers"),
         "Ranks": ("gpus", "num_ranks", "device", "nodes", "hostfile", "master_port", "launcher"),
         "Failures": ("heartbeat", "grace", "max_restarts", "resume_option", "retry_smaller"),
-        "Prediction": ("rehearsal_seconds", "no_host_probe"),
+        "Prediction": ("rehearsal_seconds", "unconfined", "no_host_probe"),
     },
 )
 @click.option(
@@ -172,6 +173,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) ->
     help="Time for the rehearsal that predicts a run which was not its plan's job or took other memory, or "
     "ran out of memory; 0: none.",
 )
+@unconfined
 @click.option("--dry-run", is_flag=True, help="Print the exact command and environment, and run nothing.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(arguments: tuple[str, ...], **options: Any) -> int:
@@ -221,7 +223,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         retries=attempts.MOST_RETRIES if options["retry_smaller"] else 0,
         max_restarts=options["max_restarts"],
         plan_again=plan_into,
-        rehearsals=LaunchRehearsals(seconds=options["rehearsal_seconds"]),
+        rehearsals=LaunchRehearsals(seconds=options["rehearsal_seconds"], unconfined=options["unconfined"]),
         host_speeds=LaunchHostSpeeds(probes=not options["no_host_probe"]),
         listener=attempts.Listener(say=say, show=_show, failure=_print_failure),
     )

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from zerokit.emit.outside import remember
 from zerokit.fields import as_options
 from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS, Option, folded
 
@@ -17,6 +18,8 @@ _SEARCHED = ("tp", "sp", "checkpointing", "offload_optimizer", "offload_param")
 
 
 def _fold(ctx: click.Context, param: click.Parameter, value: object) -> object:
+    if param.name == "nvme":
+        remember(value)
     return folded(BY_NAME[param.name or ""], value) if isinstance(value, str) else value
 
 
@@ -50,6 +53,15 @@ def shared(name: str) -> Callable[[F], F]:
         return command
 
     return add
+
+
+def unconfined(command: F) -> F:
+    """Adds the switch of the commands that rehearse."""
+    return click.option(
+        "--unconfined",
+        is_flag=True,
+        help="Rehearse even where the kernel gives no namespaces: what native code writes then remains.",
+    )(command)
 
 
 def of_check(command: F) -> F:

@@ -73,6 +73,7 @@ class PlanCommand(Command):
     metavar="SECONDS",
     help="With a script: after this time it is rehearsed only until one plan is that fits. [default: 600]",
 )
+@shared_options.unconfined
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
 def command(
@@ -82,6 +83,7 @@ def command(
     html: str | None,
     explain: bool,
     rehearsal_seconds: float | None,
+    unconfined: bool,
     as_json: bool,
     overrides: tuple[str, ...],
     **options: Any,
@@ -110,10 +112,12 @@ def command(
 
             result = plan_script(
                 _target(words), options, recipe=recipe, overrides=overrides, out=folder, top=count,
-                seconds=rehearsal_seconds or DEFAULT_SECONDS, say=say,
+                seconds=rehearsal_seconds or DEFAULT_SECONDS, unconfined=unconfined, say=say,
             )  # fmt: skip
-        elif rehearsal_seconds is not None:
-            raise InputError("⟨rehearsal_seconds⟩: only with a script: zerokit plan … -- train.py ARGS")
+        elif rehearsal_seconds is not None or unconfined:
+            raise InputError(
+                "⟨rehearsal_seconds⟩, ⟨unconfined⟩: only with a script: zerokit plan … -- train.py ARGS"
+            )
         else:
             result = planner.plan(options, recipe=recipe, overrides=overrides, out=folder, top=count, say=say)
     except (InputError, NothingFits) as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerokit.cli.base import WORDS
+from zerokit.cli.options import unconfined
 from zerokit.cli.say import say, write_json
 from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.files import write_whole
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     groups={
         "Plan": ("plan", "no_arguments", "accept_mismatch"),
         "Hardware": ("gpus", "gpu", "vram", "host_speed"),
-        "Rehearsal": ("module", "rank", "ranks", "steps", "launcher", "versions"),
+        "Rehearsal": ("module", "rank", "ranks", "steps", "launcher", "versions", "unconfined"),
     },
 )
 @click.option("--plan", metavar="DIR", help="A folder (or plan.yaml) that `zerokit plan` wrote.")
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
 )
 @click.option("--no-arguments", is_flag=True, help="Add no option from the plan to the script's own.")
 @click.option("--accept-mismatch", is_flag=True, help="Run a script that contradicts the plan all the same.")
+@unconfined
 @click.option("--out", metavar="DIR", help="Write rehearsal.json and the script's output there.")
 @click.option("--html", metavar="FILE", help="Write the result as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")

@@ -30,6 +30,7 @@ from zerokit.units import parse_positive_int
             "heartbeat",
             "grace",
             "rehearsal_seconds",
+            "unconfined",
             "launcher",
             "style",
             "module",
@@ -52,6 +53,7 @@ from zerokit.units import parse_positive_int
     show_default=True,
     help="On GPUs: after this time no further plan is rehearsed; 0 rehearses none.",
 )
+@shared_options.unconfined
 @click.option("--out", metavar="DIR", help=f"Where the fastest plan's files go. [default: {DEFAULT_FOLDER}]")
 @click.option("--run-dir", metavar="DIR", help="Run folder. [default: runs/<timestamp>-tune-<script>]")
 @click.option(
@@ -87,13 +89,15 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     over. The step times are kept for later plans on this machine. A trial ends in the middle of the script:
     what follows the training loop is not reached.
     """
+    from functools import partial
+
     from zerokit import tuner
     from zerokit.script.entry_points import target_of
     from zerokit.script_planner.rehearsals import rehearse_strategy
     from zerokit.tuner.settings import TuneSettings
 
     names = ("recipe", "top", "steps", "timeout", "out", "run_dir", "launcher", "style", "heartbeat", "grace",
-             "rehearsal_seconds", "show", "module", "dry_run", "as_json")  # fmt: skip
+             "rehearsal_seconds", "unconfined", "show", "module", "dry_run", "as_json")  # fmt: skip
     tune_options = {name: options.pop(name) for name in names}
     if tune_options["module"] is None and not arguments:
         raise no_script("--model gpt2")
@@ -115,7 +119,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     result = tuner.tune(
         resolved.target, options, settings,
         recipe=tune_options["recipe"], run_dir=tune_options["run_dir"], dry_run=tune_options["dry_run"],
-        say=say, rehearse=rehearse_strategy,
+        say=say, rehearse=partial(rehearse_strategy, unconfined=tune_options["unconfined"]),
     )  # fmt: skip
     _print(result.to_dict(), tune_options["as_json"])
     if result.interrupted is not None:

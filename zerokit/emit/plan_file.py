@@ -16,6 +16,7 @@ from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, from_config
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.trainers import TRAINERS
+from zerokit.emit.outside import check_outside
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml
@@ -249,12 +250,13 @@ class NotAPlan(FileInputError):
     """A readable file of another kind stands where a plan is expected."""
 
 
-def read(location: str | pathlib.Path) -> PlanFile:
-    """Read a plan from its folder or its file.
+def read(location: str | pathlib.Path, run_dir: str | pathlib.Path | None = None) -> PlanFile:
+    """Read a plan from its folder or its file; ``run_dir``: where it may write.
 
     Raises:
         NotAPlan: a file of another kind.
-        FileInputError: missing, or a value of the wrong kind, with line and column.
+        FileInputError: missing, a value of the wrong kind, or one that names what only a user may name, with
+            line and column.
     """
     path = pathlib.Path(location)
     if path.is_dir():
@@ -289,6 +291,7 @@ def read(location: str | pathlib.Path) -> PlanFile:
     _check_environment(document)
     _check_estimate(document)
     check_config(document, ("chosen", "deepspeed_config"))
+    check_outside(document, ("chosen", "deepspeed_config"), run_dir)
     return PlanFile(
         path=path,
         request=body["request"],
@@ -394,7 +397,7 @@ def read_of_run(folder: pathlib.Path) -> tuple[dict[str, Any] | None, list[str]]
     if not os.path.lexists(folder / FILE_NAME):
         return None, []
     try:
-        plan = read(folder)
+        plan = read(folder, run_dir=folder)
     except InputError as error:
         return None, [f"the plan is not used: {error}"]
     return {"request": plan.request, "chosen": plan.chosen, "cluster": plan.cluster}, []

@@ -16,7 +16,7 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher import plan_agreement, rehearsed_plan
 from zerokit.launcher.command import script_options
-from zerokit.launcher.given_plan import read_plan, read_plan_file
+from zerokit.launcher.given_plan import read_plan, read_plan_config, read_plan_file
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
@@ -263,6 +263,13 @@ def _for_gpus(folder: str) -> PlanFile:
 
 
 def _config(plan: PlanFile, variant: str) -> Path:
-    """The plan's DeepSpeed file for a consumer; where there is none, the raw one."""
+    """The plan's DeepSpeed file for a consumer; where there is none, the raw one.
+
+    Raises:
+        InputError: it cannot be read, or names what only a user may name.
+    """
     paths = [plan.folder / DEEPSPEED_NAMES[name] for name in (variant, "raw") if name in DEEPSPEED_NAMES]
-    return next((path for path in paths if path.is_file()), paths[-1])
+    path = next((path for path in paths if path.is_file()), paths[-1])
+    if path.is_file():
+        read_plan_config(path)
+    return path

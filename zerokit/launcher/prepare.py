@@ -53,9 +53,9 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     script = Path(target.script) if target.script is not None else None
     facts = reader.read_script(script, target.module, target.source)
     untrained, read = plan_agreement.read_of_source(facts, target, options.command)
-    plan, config = read_plan(options.plan) if options.plan is not None else (None, None)
+    plan, config = read_plan(options.plan, run_dir) if options.plan is not None else (None, None)
     if options.deepspeed is not None:
-        config = read_config(Path(options.deepspeed), "deepspeed")
+        config = read_config(Path(options.deepspeed))
     planned_ranks = plan.world_size if plan is not None else None
     placement = decide_placement(
         options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan), dry_run=dry_run

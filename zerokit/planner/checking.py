@@ -226,7 +226,11 @@ def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
     from zerokit.strictload import Location
 
     for file in checked:
-        if file.document is None or file.kind not in ("plan", "recipe"):
+        if file.document is None:
+            continue
+        if file.kind in ("deepspeed", "accelerate"):
+            file.findings += _named_by_plan(file.path, file.document, file.kind)
+        if file.kind not in ("plan", "recipe"):
             continue
         try:
             if file.kind == "plan":
@@ -251,6 +255,27 @@ def _plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
             )
         except Exception as error:
             file.findings.append(internal_error(file.path, error))
+
+
+def _named_by_plan(path: str, document: Document, kind: str) -> Iterator[Finding]:
+    """What a file of a plan names outside of a run folder."""
+    from zerokit.emit import outside, plan_file
+
+    folder = Path(path).parent
+    if not (folder / plan_file.FILE_NAME).is_file():
+        return
+    table, folders = (outside.DEEPSPEED, ()) if kind == "deepspeed" else (outside.ACCELERATE, (str(folder),))
+    for named in outside.outside(document.value, folders, table):
+        if named.path[-1] == "deepspeed_config_file" and (folder / Path(named.written).name).is_file():
+            continue  # a plan that was moved
+        yield Finding(
+            path=path,
+            location=document.location(named.path),
+            rule="plan-invalid",
+            severity="error",
+            marked=outside.say(named),
+            marked_fix="",
+        )
 
 
 def _look_up(recipe: Recipe, document: Document) -> None:

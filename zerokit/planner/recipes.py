@@ -17,6 +17,7 @@ from typing import Any
 
 from zerokit import fields, resources
 from zerokit.emit import plan_file
+from zerokit.emit.outside import remember
 from zerokit.errors import FileInputError, InputError, about
 from zerokit.files import write_whole
 from zerokit.linter.given_file import similar
@@ -306,6 +307,9 @@ def merged(
     """
     with about("recipe"):
         found = with_overrides(load_any(recipe), overrides, for_script=for_script)
+    is_typed = any(text.partition("=")[0].strip() == "nvme" for text in overrides)
+    if is_typed or found.path.parent == resources.folder("recipes"):
+        remember(found.request.get("nvme"))
     left_out = found.decided_by_script if for_script else ()
     result = dict(options)
     for key, value in found.request.items():

@@ -17,6 +17,7 @@ from typing import Any
 
 from zerokit.catalog import gpus
 from zerokit.domain.hardware import Gpu
+from zerokit.errors import InputError
 from zerokit.launcher.secrets import Secrets
 from zerokit.memory import card
 from zerokit.rehearsal import data_cache, step_time
@@ -33,6 +34,11 @@ from zerokit.timing.host_speed import HostSpeed
 
 BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"
 DEFAULT_STEPS = 5
+_NO_NAMESPACES = (
+    "no namespaces can be made here ({why}): what native code of the script writes would remain; allow them "
+    "(Docker: `--security-opt seccomp=unconfined`; Ubuntu 24.04: `sysctl "
+    "kernel.apparmor_restrict_unprivileged_userns=0`), or accept that with ⟨unconfined=True⟩"
+)
 _STEPS_WITH_WARM_UP = 20
 """Where a script counts on rounds of its loop that were left out: a warm-up takes 3, 5 or 10 as a rule."""
 _OUTPUT = "output"
@@ -83,6 +89,7 @@ class RehearsalRequest:
         host: the speed of the run's host; None: as measured on this machine, where it has such a GPU.
         operators: a file for the recorded operators (``zerokit.timing.operators.from_rows``).
         limit_seconds: after which it is ended; None: never.
+        unconfined: go on where the kernel gives no namespaces, and native code may write what remains.
         more_micro_steps: so many micro-batches more than are rehearsed are in the step that is timed.
     """
 
@@ -99,6 +106,7 @@ class RehearsalRequest:
     step_time: bool = True
     operators: Path | None = None
     limit_seconds: float | None = None
+    unconfined: bool = False
     more_micro_steps: int = 0
     host: HostSpeed | None = None
 
@@ -165,6 +173,8 @@ def _once(
             folder=folder,
         )
         report, tail = _run(request, script, folder, progress, exchange, fewest_steps)
+        if (why_not := (report or {}).get("no_namespaces")) is not None:
+            raise InputError(_NO_NAMESPACES.format(why=why_not))
         if report is not None and "needs" in report:
             nothing = {"complete": False, "stopped": None}
             so_far = _result(request, script, nothing, tail)
@@ -278,6 +288,7 @@ def _order(
         progress_fd=progress_fd,
         parent_pid=os.getpid(),
         gpu_name=request.gpu.name,
+        unconfined=request.unconfined,
         host_factor=_host_factor(request),
         operators_path=str(step_time.recorded(exchange.folder, request.rank)) if request.step_time else None,
         messages_folder=str(exchange.folder),
@@ -292,7 +303,9 @@ def _wait(process: subprocess.Popen[bytes], limit_seconds: float | None) -> int 
     except subprocess.TimeoutExpired:
         return None
     finally:
-        # the process where it still runs, and data loader workers of a script that was cut off
+        process.terminate()  # it waits until all that the script started has ended
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=5)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -320,10 +333,10 @@ def _result(
     complete = bool(report["complete"])
     needed = _min_vram_bytes(request.gpu, script.ranks, rank, report) if rank.peak_allocated_bytes else None
     notes = list(script.notes)
-    if not report.get("sandboxed", True):
+    if (why_not := report.get("unconfined")) is not None:
         notes.append(
-            f"no namespaces here ({report.get('sandbox_reason')}): writes outside of a temporary folder "
-            "were refused instead"
+            f"no namespaces here ({why_not}): what Python writes outside of a temporary folder was refused; "
+            "what native code wrote remains"
         )
     stopped = report.get("stopped")
     is_idle = not report.get("steps") and not {"eval", "generate"} & rank.phases.keys()
@@ -355,7 +368,7 @@ def _result(
         ),
         notes=tuple(notes),
         versions=report.get("versions", {}),
-        sandboxed=report.get("sandboxed", True),
+        sandboxed=why_not is None,
         engine=report.get("engine"),
         model=report.get("model"),
         bf16=report.get("bf16", False),

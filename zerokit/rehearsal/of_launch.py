@@ -35,9 +35,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRehearsals:
-    """Rehearsals of a launch that is over. ``seconds``: each is ended after so long; 0: there are none."""
+    """Rehearsals of a launch that is over.
+
+    Attributes:
+        seconds: each is ended after so long; 0: there are none.
+        unconfined: as of a :class:`RehearsalRequest`.
+    """
 
     seconds: float = MOST_SECONDS
+    unconfined: bool = False
 
     def of_oom(self, launch: Launch, report: RunReport, say: Say) -> RehearsedRun | None:
         """Rehearse the command that ran out of a GPU's memory, on the rank that did; None where it was no
@@ -53,7 +59,7 @@ class LaunchRehearsals:
             return RehearsedRun(stopped=f"not rehearsed: {why}")
         say(f"rehearsing the command that ran out of memory, {self.seconds:g} s at most (Ctrl-C skips it)")
         try:
-            done = rehearse(_request(launch, gpu, failure.rank, self.seconds))
+            done = rehearse(self._request(launch, gpu, failure.rank))
         except ZerokitError as error:
             return RehearsedRun(stopped=f"not rehearsed: {error}")
         except KeyboardInterrupt:
@@ -87,7 +93,7 @@ class LaunchRehearsals:
                 f"{self.seconds:g} s at most (Ctrl-C skips it)"
             )
             step_time = report.gpu_measured
-            done = rehearse(_request(launch, gpu, predicted.rank, self.seconds, step_time=step_time))
+            done = rehearse(self._request(launch, gpu, predicted.rank, step_time=step_time))
             why_not = _why_unlike(done, report)
             if done.stopped is not None and done.stopped.location:
                 command = None  # it would stop at the same line
@@ -108,32 +114,30 @@ class LaunchRehearsals:
         note = f"rehearsed: rank {predicted.rank}, {done.steps} optimizer steps{location}"
         return PredictedAgain(by="rehearsal", plan=plan, note=note)
 
+    def _request(self, launch: Launch, gpu: Gpu, rank: int, *, step_time: bool = False) -> RehearsalRequest:
+        options = launch.options
+        return RehearsalRequest(
+            target=_off_cpu(launch),
+            gpu=gpu,
+            gpus=launch.expected_ranks,
+            rank=rank,
+            launcher=options.launcher,
+            plan=PlanUse(
+                folder=options.plan,
+                no_arguments=options.no_arguments,
+                accept_mismatch=options.accept_mismatch,
+            ),
+            step_time=step_time,
+            limit_seconds=self.seconds,
+            unconfined=self.unconfined,
+        )
+
 
 def _why(predicted: Predicted) -> str:
     """Why the plan's prediction is not enough."""
     if predicted.bare_loop is None:
         return "the run did another job than its plan's"
     return f"{why_bare(predicted.bare_loop)}, but the run's memory differs"
-
-
-def _request(
-    launch: Launch, gpu: Gpu, rank: int, seconds: float, *, step_time: bool = False
-) -> RehearsalRequest:
-    options = launch.options
-    return RehearsalRequest(
-        target=_off_cpu(launch),
-        gpu=gpu,
-        gpus=launch.expected_ranks,
-        rank=rank,
-        launcher=options.launcher,
-        plan=PlanUse(
-            folder=options.plan,
-            no_arguments=options.no_arguments,
-            accept_mismatch=options.accept_mismatch,
-        ),
-        step_time=step_time,
-        limit_seconds=seconds,
-    )
 
 
 def _off_cpu(launch: Launch) -> Target:

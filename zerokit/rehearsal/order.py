@@ -19,6 +19,7 @@ class Order:
         target: a script's path, or a module's name.
         output_path: the file that the script prints into.
         folder: temporary; what the process writes there remains until the parent has read it.
+        unconfined: without namespaces it runs all the same, and only what Python writes is refused.
         writable: another folder whose changes remain; None: there is none.
         most_steps: optimizer steps after which the data ends.
         fewest_steps: so many are rehearsed, alike or not, where the script has them.
@@ -45,6 +46,7 @@ class Order:
     progress_fd: int
     parent_pid: int
     gpu_name: str
+    unconfined: bool = False
     fewest_steps: int = 0
     host_factor: float | None = None
     operators_path: str | None = None

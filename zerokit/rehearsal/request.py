@@ -70,6 +70,7 @@ def request_of(
     host_speed: float | None = None,
     no_arguments: bool = False,
     accept_mismatch: bool = False,
+    unconfined: bool = False,
     out: str | os.PathLike[str] | None = None,
 ) -> RehearsalRequest:
     """What to rehearse; ``say`` hears what was assumed. See :func:`zerokit.rehearse` for the arguments.
@@ -93,6 +94,7 @@ def request_of(
         steps=steps,
         launcher=launcher,
         memory_named=memory_named,
+        unconfined=unconfined,
         host=HostSpeed(factor=host_speed, source="⟨host_speed⟩") if host_speed is not None else None,
         output=folder / "output.txt" if folder is not None else None,
     )

@@ -65,6 +65,7 @@ class ScriptPlanning:
     Attributes:
         seconds: after so long the script is rehearsed only until one plan is that fits.
         left_to_script: words that take a value out of the recipe (``seq_len=``), which the script tells.
+        unconfined: rehearse it without namespaces where the kernel gives none.
         search: the rehearsals so far, and what is found with them.
     """
 
@@ -73,6 +74,7 @@ class ScriptPlanning:
     seconds: float
     say: Say
     left_to_script: tuple[str, ...] = ()
+    unconfined: bool = False
     search: RehearsedSearch[RehearsedScript] = field(init=False)
     _script: ScriptOptions = field(init=False)
     _planned: PlannedFor = field(init=False)
@@ -94,7 +96,9 @@ class ScriptPlanning:
         )
 
     def _run(self, request: Request, strategy: Strategy, limit_seconds: float) -> RehearsedScript:
-        return rehearse_strategy(self.target, self._script, request, strategy, limit_seconds)
+        return rehearse_strategy(
+            self.target, self._script, request, strategy, limit_seconds, unconfined=self.unconfined
+        )
 
     def plan(self, top: int) -> PlanResult:
         """Probe the script, search, and rehearse what comes to the front.

@@ -85,7 +85,13 @@ def _said(text: str) -> str:
 
 
 def rehearse_strategy(
-    target: Target, options: ScriptOptions, request: Request, strategy: Strategy, limit_seconds: float
+    target: Target,
+    options: ScriptOptions,
+    request: Request,
+    strategy: Strategy,
+    limit_seconds: float,
+    *,
+    unconfined: bool = False,
 ) -> RehearsedScript:
     """Rehearse the script with a strategy. Of its accumulation two micro-batches are run, and the time of
     the others added: from the second on every one is alike.
@@ -107,6 +113,7 @@ def rehearse_strategy(
                 plan=PlanUse(folder=folder, no_arguments=True, accept_mismatch=True),
                 more_micro_steps=more,
                 limit_seconds=limit_seconds,
+                unconfined=unconfined,
             )
         )
     rank = done.ranks[0]

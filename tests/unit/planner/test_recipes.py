@@ -143,7 +143,17 @@ def test_arguments_are_those_of_plan() -> None:
 
 def test_a_recipe_can_say_all_that_plan_takes() -> None:
     taken = {name for option in plan_command.params for name in option.opts if name.startswith("--")}
-    beside = {"--recipe", "--out", "--top", "--json", "--explain", "--quiet", "--html", "--rehearsal-seconds"}
+    beside = {
+        "--recipe",
+        "--out",
+        "--top",
+        "--json",
+        "--explain",
+        "--quiet",
+        "--html",
+        "--rehearsal-seconds",
+        "--unconfined",
+    }
     assert {option.option for option in OPTIONS} == taken - beside
     text = "title: t\nparams: 7b\noverlap_comm: off\nreduce_bucket: 2e8\npipeline_module: false\n"
     recipe = recipes.parse_recipe(parse_yaml(text, "x.yaml"))

@@ -1,34 +1,51 @@
-"""No trace is left: the process runs on a view of the file system that forgets, without a network.
+"""No trace is left: the script runs in namespaces of its own, on a view of the file system that forgets.
 
-Linux namespaces of the user's own (no privileges): every folder is covered with an overlay whose
-upper layer is in memory, so the script reads what is there, writes what it likes, and nothing of it
-remains; a network of its own has nobody on it. Only the rehearsal's temporary folder is shared.
-Where the kernel refuses (:func:`enter` says why), the process stays offline by its environment, and writes
-outside of the temporary folder are refused, with the file's name.
+A new root is put together in memory and the old one taken away: every folder is an overlay whose upper layer
+is in memory, so the script reads what is there, writes what it likes, and nothing of it remains. The kernel
+takes no folder with a mount below it as a lower layer, so such a folder is made anew, its files are copied,
+and each mount is covered by itself. ``/dev`` is private, ``/proc`` and ``/sys`` are read-only. Processes,
+shared memory, semaphores, host name and network are those of namespaces that end with the script. Only the
+rehearsal's temporary folder is shared. No privileges are needed, and none are left inside.
+
+Where the kernel refuses (:func:`enter` says why), :mod:`zerokit.rehearsal.process.audit` is what remains.
 """
 
+# paths are text here, as a name is looked up below any of three roots
+# ruff: noqa: PTH101, PTH102, PTH103, PTH110, PTH112, PTH115, PTH116, PTH208, PTH211
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
 import os
+import platform
+import re
 import shutil
 import signal
 import socket
+import stat
 import struct
-import sys
-import tempfile
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
-_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_USER, _MOUNTS, _NETWORK, _IPC, _UTS, _PIDS = 1 << 28, 1 << 17, 1 << 30, 1 << 27, 1 << 26, 1 << 29
+_MS_RDONLY, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 4, 32, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_FLAGS = {"nosuid": 2, "nodev": 4, "noexec": 8}
+# <linux/prctl.h>
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_CAPABILITIES, _CAPABILITY_VERSION = 64, 0x20080522
+_OF_ROOT = (0, 1, 3, 4, 5, 6, 7, 10)
+"""What root keeps, over files of the view and processes inside: chown, dac_override, fowner, fsetid, kill,
+setgid, setuid, net_bind_service (``<linux/capability.h>``)."""
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_JOIN_SESSION_KEYRING = 1
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
-_KEPT = ("/proc", "/sys", "/dev")
+_UNSHARED = b"\0"
+_OWN = ("/proc", "/sys", "/dev")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_COPIED_BYTES, _LEAST_BYTES = 64 << 20, 4096
+"""Of files beside mounts, each of which counts as a page at least; the rest of them is read-only."""
 
 
 class NoSandbox(Exception):
@@ -46,8 +63,9 @@ def _check(result: int, step: str) -> None:
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     result = _libc().mount(
-        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode() or None
-    )
+        os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags),
+        os.fsencode(options) or None,
+    )  # fmt: skip
     _check(result, f"mount {kind or 'bind'} on {target}")
 
 
@@ -57,97 +75,282 @@ def end_with_parent() -> None:
         _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def enter(shared: list[Path]) -> None:
-    """Move this process, which must have one thread, into the forgetting view.
+def enter(shared: list[Path]) -> int | None:
+    """Go on in the forgetting view: None is returned in a process of its own there. To this process, which
+    must have one thread, that one's exit code is returned, once all that it started has ended; SIGTERM ends
+    them.
 
     Args:
         shared: what is written there remains; the first is the rehearsal's temporary folder.
 
     Raises:
-        NoSandbox: the process is where it was, or in namespaces that change nothing.
+        NoSandbox: nothing was started, and this process is as it was.
     """
-    user, group = os.getuid(), os.getgid()
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        try:
+            _enter(shared, theirs)
+            return None
+        except (NoSandbox, OSError) as error:
+            theirs.sendall(str(error).encode(errors="replace"))
+            os._exit(1)
+    theirs.close()
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
+    said = ours.recv(1)
+    if said == _UNSHARED:  # only from outside can root map others than itself
+        number = _map_users(child)
+        if not number:
+            ours.sendall(_UNSHARED)
+        said = os.strerror(number).encode() if number else b""
+        ours.shutdown(socket.SHUT_WR)
+    while part := ours.recv(4096):
+        said += part
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if said:
+        raise NoSandbox(said.decode())
+    return code
+
+
+def _enter(shared: list[Path], outside: socket.socket) -> None:
+    """Returns in the process that is to run the script, the second in its PID namespace."""
+    end_with_parent()
     folder = Path.cwd()
-    _check(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWNET), "unshare")
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{user} {user} 1"),
-        ("gid_map", f"{group} {group} 1"),
-    ):
-        try:
-            Path("/proc/self", name).write_text(text)
-        except OSError as error:
-            raise NoSandbox(f"/proc/self/{name}: {error.strerror}") from None
-    _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
-    mounts = _mounts()  # from here on nobody else mounts or unmounts anything in this view
-    memory = shared[0] / "memory"
-    memory.mkdir()
-    _mount("tmpfs", str(memory), "tmpfs", 0)
-    handles = [os.open(shared_folder, os.O_RDONLY | os.O_DIRECTORY) for shared_folder in shared]
-    folders = _coverable([mount for mount, _ in mounts])
-    siblings = Counter(os.path.dirname(shared_folder) for shared_folder in folders)  # noqa: PTH120
-    folders.sort(key=lambda shared_folder: _turn(shared_folder, shared[0], folder, siblings))
-    for number, shared_folder in enumerate(folders):
-        try:
-            _cover(shared_folder, memory, number)
-        except NoSandbox:
-            if os.path.lexists(shared_folder):
-                raise
-            # a temporary folder of another program, gone since the folders were listed
-    for path, handle in zip(shared, handles, strict=True):
-        _mount(f"/proc/self/fd/{handle}", str(path), "", _MS_BIND)
-        os.close(handle)
+    _libc().prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # or only root may map its users
+    _check(_libc().unshare(_USER | _MOUNTS | _NETWORK | _IPC | _UTS | _PIDS), "unshare")
+    outside.sendall(_UNSHARED)
+    if not outside.recv(1):
+        os._exit(1)  # its users could not be mapped
+    first = os.fork()
+    if first:
+        outside.close()
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(first, signal.SIGKILL))
+        os._exit(_code(os.waitpid(first, 0)[1]))
+    end_with_parent()  # and with this one, the first, ends what it started
+    _mount("none", "/", "", _MS_REC | _MS_PRIVATE)  # nobody else mounts or unmounts anything from here on
+    _View(shared).become_root()
     os.chdir(folder)
     _raise_loopback()
+    _drop_privileges()
+    script = os.fork()
+    outside.close()
+    if script:
+        _reap_until(script)
+    os.setsid()  # kill(0, …) reaches a process group, whatever namespace its members are in
 
 
-def _turn(folder: str, last: Path, working: Path, siblings: Counter[str]) -> tuple[bool, bool, int]:
-    """When a folder is covered. What the upper layers lie below comes last: nothing beneath it can be named
-    afterwards. The kernel takes some 500 overlays, and a mount point below ``/tmp`` makes one of each entry
-    there: they come behind the folders that have few beside them, and what is above becomes read-only."""
-    inside = folder.rstrip("/") + "/"
-    first = any(f"{path}/".startswith(inside) for path in (working, Path.home()))
-    return str(last).startswith(inside), not first, siblings[os.path.dirname(folder)]  # noqa: PTH120
+def _map_users(pid: int) -> int:
+    """The number of the kernel's error; 0: the users of this namespace are those of that process's."""
+    folder = Path("/proc", str(pid))
+    try:
+        if os.getuid() == 0:
+            with contextlib.suppress(OSError):  # not without the capability
+                for name in ("gid_map", "uid_map"):
+                    ranges = [line.split() for line in Path("/proc/self", name).read_text().splitlines()]
+                    text = "".join(f"{first} {first} {count}\n" for first, _, count in ranges)
+                    (folder / name).write_text(text)
+                return 0
+        (folder / "setgroups").write_text("deny")
+        for name, number in (("uid_map", os.getuid()), ("gid_map", os.getgid())):
+            (folder / name).write_text(f"{number} {number} 1")
+    except OSError as error:
+        return error.errno or errno.EPERM
+    return 0
 
 
-def _mounts() -> list[tuple[str, str]]:
-    """All mount points below ``/`` with their kinds."""
-    mounts = []
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, mount, kind, *_ = line.split(" ")
-        if mount != "/":
-            mounts.append((mount.replace("\\040", " "), kind))
-    return mounts
+def _reap_until(script: int) -> NoReturn:
+    """What the first process does: orphans are its children; the end of the script is its own."""
+    while True:
+        pid, status = os.wait()
+        if pid == script:
+            os._exit(_code(status))
 
 
-def _coverable(mounts: list[str], folder: str = "/") -> list[str]:
-    """The largest folders without a mount point below them: the kernel takes no others as a lower layer."""
-    folders = []
-    for entry in sorted(os.scandir(folder), key=lambda item: item.name):
-        path = entry.path
-        if path in _KEPT or entry.is_symlink() or not entry.is_dir(follow_symlinks=False):
-            continue
-        if any(mount.startswith(path + "/") for mount in mounts):
-            folders += _coverable(mounts, path)
-        else:
-            folders.append(path)
-    return folders
+def _code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
-def _cover(folder: str, memory: Path, number: int) -> None:
-    """An overlay over a folder; one that cannot be a lower layer becomes read-only."""
-    upper, work = memory / f"upper-{number}", memory / f"work-{number}"
-    upper.mkdir()
-    work.mkdir()
+def _drop_privileges() -> None:
+    """None of the namespace's, for good: the view could be taken apart with them."""
+    libc = _libc()
+    kept = _OF_ROOT if os.getuid() == 0 else ()
+    for capability in set(range(_CAPABILITIES)) - set(kept):
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the last that the kernel knows
+    bits = sum(1 << capability for capability in kept)
+    header, data = struct.pack("Ii", _CAPABILITY_VERSION, 0), struct.pack("6I", bits, bits, 0, 0, 0, 0)
+    _check(libc.capset(header, data), "capset")
+    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # its files in /proc are its own, as before
+    if platform.machine() in _KEYCTL:
+        libc.syscall(_KEYCTL[platform.machine()], _JOIN_SESSION_KEYRING, None)
+
+
+class _View:
+    """The new root, which is put together below the first shared folder."""
+
+    def __init__(self, shared: list[Path]) -> None:
+        self._shared = list(map(str, shared))
+        self._memory = f"{self._shared[0]}/memory"
+        self._root = f"{self._memory}/root"
+        self._mounts = _mount_points()
+        self._overlays, self._bytes_left = 0, _COPIED_BYTES
+        self._writable = {"/"}
+        """Mount points below the new root that may be written."""
+
+    def become_root(self) -> None:
+        """Put it together and make it this process's root.
+
+        Raises:
+            NoSandbox: something could be written that would remain.
+        """
+        os.mkdir(self._memory)
+        _mount("tmpfs", self._memory, "tmpfs", 0, "mode=755")
+        os.mkdir(self._root)
+        _mount(self._root, self._root, "", _MS_BIND)
+        self._remake("/")
+        for path in self._shared:
+            os.makedirs(self._root + path, exist_ok=True)
+            self._bind(path, writable=True)
+        self._devices()
+        self._read_only("/sys")
+        try:
+            self._mount_at("/proc", "proc", "proc", _MS_RDONLY)
+        except NoSandbox:  # parts of this one are hidden, as in containers
+            self._read_only("/proc")
+        os.chdir(self._root)
+        _check(_libc().pivot_root(b".", b"."), "pivot_root")
+        _check(_libc().umount2(b".", _MNT_DETACH), "umount /")
+        os.chdir("/")
+        open_to_all = [point for point, flags in _mount_points().items() if "ro" not in flags]
+        if left := sorted(set(open_to_all) - self._writable):
+            raise NoSandbox(f"{left[0]} would stay writable")
+
+    def _remake(self, folder: str) -> None:
+        """A folder that holds mounts, in memory: what is in it copied, covered or made."""
+        inside = folder.rstrip("/") + "/"
+        below = {point[len(inside) :].split("/")[0] for point in self._mounts if point.startswith(inside)} - {
+            ""
+        }
+        try:
+            names = sorted({*os.listdir(folder), *below})
+        except OSError:
+            names = sorted(below)  # it may be entered, but not read
+        for name in names:
+            path = inside + name
+            if path in _OWN:
+                os.mkdir(self._root + path)
+                continue
+            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                self._remake_entry(path)
+        _like(folder, self._root + folder)
+
+    def _remake_entry(self, path: str) -> None:
+        target = self._root + path
+        try:
+            status = os.lstat(path)
+        except PermissionError:
+            return  # nor can the script know what it is
+        mode = status.st_mode
+        if stat.S_ISLNK(mode):
+            os.symlink(os.readlink(path), target)
+        elif stat.S_ISDIR(mode):
+            os.mkdir(target)
+            if any(point.startswith(f"{path}/") for point in self._mounts):
+                self._remake(path)
+            else:
+                self._cover(path)
+        elif stat.S_ISREG(mode):
+            self._copy(path, status.st_size)
+        elif stat.S_ISFIFO(mode):
+            os.mkfifo(target)  # nobody is at its other end, nor at that of a socket
+
+    def _copy(self, path: str, size: int) -> None:
+        target, size = self._root + path, max(size, _LEAST_BYTES)
+        if size <= self._bytes_left:
+            try:
+                shutil.copyfile(path, target)
+                _like(path, target)
+                self._bytes_left -= size
+                return
+            except PermissionError:  # not to be read: it is there, and nothing more
+                pass
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+        self._read_only(path)
+
+    def _cover(self, folder: str) -> None:
+        """An overlay over a folder; one that cannot be a lower layer becomes read-only."""
+        upper, work = (f"{self._memory}/{layer}-{self._overlays}" for layer in ("upper", "work"))
+        self._overlays += 1
+        os.mkdir(upper)
+        os.mkdir(work)
+        _like(folder, upper)  # the upper layer's permissions are what is seen
+        options = f"lowerdir={_escaped(folder)},upperdir={_escaped(upper)},workdir={_escaped(work)}"
+        for extra in (",userxattr", ""):
+            with contextlib.suppress(NoSandbox):
+                self._mount_at(folder, "overlay", "overlay", 0, options + extra)
+                return
+        self._read_only(folder)
+
+    def _devices(self) -> None:
+        """A ``/dev`` that holds what every program expects, and shared memory as large as before."""
+        dev = f"{self._root}/dev"
+        for name in _DEVICES:
+            if os.path.exists(f"/dev/{name}"):
+                os.close(os.open(f"{dev}/{name}", os.O_CREAT | os.O_WRONLY))
+                self._bind(f"/dev/{name}", writable=True)
+        for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+            os.symlink(f"/proc/self/{target}", f"{dev}/{name}")
+        os.symlink("pts/ptmx", f"{dev}/ptmx")
+        os.mkdir(f"{dev}/shm")
+        size = os.statvfs("/dev/shm")
+        self._mount_at("/dev/shm", "tmpfs", "tmpfs", 0, f"mode=1777,size={size.f_blocks * size.f_frsize}")
+        for name, kind, options in (
+            ("pts", "devpts", "newinstance,ptmxmode=0666,mode=620"), ("mqueue", "mqueue", "")
+        ):  # fmt: skip
+            if os.path.isdir(f"/dev/{name}"):
+                os.mkdir(f"{dev}/{name}")
+                with contextlib.suppress(NoSandbox):
+                    self._mount_at(f"/dev/{name}", kind, kind, 0, options)
+
+    def _mount_at(self, path: str, source: str, kind: str, flags: int, options: str = "") -> None:
+        _mount(source, self._root + path, kind, flags, options)
+        self._writable.add(path)
+
+    def _bind(self, path: str, *, writable: bool, flags: int = 0) -> None:
+        _mount(path, self._root + path, "", _MS_BIND | flags)
+        if writable:
+            self._writable.add(path)
+
+    def _read_only(self, path: str) -> None:
+        """What is at a path and all that is mounted below, without devices. The kernel wants flags kept."""
+        self._bind(path, writable=False, flags=_MS_REC)
+        around = max((p for p in self._mounts if f"{path}/".startswith(p.rstrip("/") + "/")), key=len)
+        for point in (around, *(p for p in self._mounts if p.startswith(f"{path}/"))):
+            has = sum(_FLAGS[option] for option in self._mounts[point] & _FLAGS.keys())
+            target = self._root + (path if point == around else point)
+            _mount("none", target, "", has | _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NODEV)
+
+
+def _mount_points() -> dict[str, set[str]]:
+    """What is mounted, by its path, and how."""
+    points = {}
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+        _, _, _, _, point, options, *_ = line.split(" ")
+        path = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)
+        points[path] = set(options.split(","))
+    return points
+
+
+def _like(source: str, target: str) -> None:
+    """Owner and permissions; what another user owns is not to be written, where its owner cannot be kept."""
     with contextlib.suppress(OSError):
-        shutil.copystat(folder, upper)  # the upper layer's permissions are what is seen
-    options = f"lowerdir={_escaped(folder)},upperdir={upper},workdir={work}"
-    for extra in (",userxattr", ""):
-        with contextlib.suppress(NoSandbox):
-            _mount("overlay", folder, "overlay", 0, options + extra)
-            return
-    _mount(folder, folder, "", _MS_BIND | _MS_REC)
-    _mount("none", folder, "", _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
+        shutil.copystat(source, target)
+        status = os.stat(source)
+        if not os.access(source, os.W_OK):
+            os.chmod(target, stat.S_IMODE(status.st_mode) & ~0o222)
+        os.chown(target, status.st_uid, status.st_gid)
 
 
 def _escaped(path: str) -> str:
@@ -164,74 +367,3 @@ def _raise_loopback() -> None:
             fcntl.ioctl(handle, _SIOCSIFFLAGS, request)
         except OSError:  # nobody needs it as a rule
             return
-
-
-def refuse_writes(shared: list[Path]) -> None:
-    """Without namespaces: what Python writes, makes, moves and removes elsewhere is refused, and starting
-    other programs, which would write what they like. Libraries that write without Python are asked first
-    (:func:`about_to_write`)."""
-    allowed = tuple(os.path.realpath(root) for root in (*map(str, shared), "/dev", "/proc"))
-
-    def refuse(path: Any, action: str) -> None:
-        if not isinstance(path, str | bytes | os.PathLike) or path == ":memory:":
-            return
-        text: str = os.path.realpath(os.fsdecode(os.fspath(path)))
-        if not any(text == root or text.startswith(root + os.sep) for root in allowed):
-            raise PermissionError(
-                errno.EACCES, f"a rehearsal leaves no trace: {action} outside of {shared[0]}", text
-            )
-
-    sys.addaudithook(_hook(refuse))
-    tempfile.tempdir = str(shared[0])
-
-
-def about_to_write(path: Any) -> None:
-    """Ask for a library that opens files without Python (safetensors).
-
-    Raises:
-        PermissionError: refused, as for Python's own.
-    """
-    sys.audit("open", os.fspath(path), "w", os.O_WRONLY | os.O_CREAT)
-
-
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_PATH_EVENTS = {
-    "os.remove": 1,
-    "os.rmdir": 1,
-    "os.mkdir": 1,
-    "os.rename": 2,
-    "os.link": 2,
-    "os.symlink": 2,
-    "os.truncate": 1,
-    "os.chmod": 1,
-    "os.chown": 1,
-    "os.utime": 1,
-    "sqlite3.connect": 1,
-    "shutil.rmtree": 1,
-    "shutil.move": 2,
-}
-
-
-_STARTING = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
-
-
-def _hook(refuse: Callable[[Any, str], None]) -> Callable[[str, tuple[Any, ...]], None]:
-    def audit(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, _, flags = args
-            if isinstance(flags, int) and flags & _WRITING:
-                refuse(path, "writing")
-        elif event in _PATH_EVENTS:
-            for path in args[: _PATH_EVENTS[event]]:
-                refuse(path, event.partition(".")[2])
-        elif event in _STARTING:  # audit hooks end where another program begins
-            raise PermissionError(
-                errno.EACCES,
-                f"a rehearsal leaves no trace: starting {args[0]!r} is refused without namespaces",
-            )
-        elif event == "socket.connect" and isinstance(args[1], tuple):
-            host = str(args[1][0])
-            if not host.startswith(("127.", "::1", "localhost")):
-                raise PermissionError(errno.EACCES, f"a rehearsal is offline: connecting to {host}")
-
-    return audit

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from zerokit.rehearsal.process import sandbox
+from zerokit.rehearsal.process import audit
 from zerokit.rehearsal.process.context import Context
 
 _MARK = "saved in a rehearsal "
@@ -27,7 +27,7 @@ def safetensors(context: Context, module: ModuleType) -> None:
 
     def save(tensors: Any, filename: Any, metadata: Any = None) -> None:
         _count(context, tensors)
-        sandbox.about_to_write(filename)
+        audit.about_to_write(filename)
         save_file({}, filename, metadata)
         saved[os.path.realpath(filename)] = _shapes(tensors)
 
