@@ -186,6 +186,11 @@ class ModelShape:
         """Elements of all layers that bitsandbytes quantises."""
         return sum(s.layers * g.parameters for s in self.stacks for g in s.gemms if g.packable)
 
+    def adapts_stacked_experts(self, targets: tuple[str, ...]) -> bool:
+        """Whether adapters on these modules sit on experts that are one tensor."""
+        gemms = (gemm for stack in self.stacks for gemm in stack.gemms)
+        return any(gemm.stacked and gemm.copies > 1 and gemm.adapted(targets) for gemm in gemms)
+
     @property
     def stacked_parameters(self) -> int:
         """Elements of the experts that are no linear modules, in all layers."""

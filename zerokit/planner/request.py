@@ -97,6 +97,8 @@ def resolve(
         options.get("params"), options.get("model"), single=single, say=say, images=requested_images(options)
     )
     job, notes = _job(options, chosen)
+    if job.lora is not None and not job.lora.dropout:  # a trainer's default is none where peft refuses it
+        given["lora-dropout"] = "0"
     machine = hardware(options)
     if (doubted := doubted_vram(options)) is not None:
         say(doubted)
@@ -198,12 +200,21 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
     loss = loss_of(options)
     if options.get("loss") is None and chosen.shape.head == "causal" and not inference:
         loss = row.loss
+    lora = _adapters(options, method, row)
+    if lora is not None and lora.dropout and chosen.shape.adapts_stacked_experts(lora.targets):
+        refused = "peft refuses dropout on experts stacked in one parameter (0.21, ParamWrapper)"
+        if options.get("lora_dropout") is not None:
+            raise InputError(
+                f"⟨lora_dropout⟩ {lora.dropout:g}: {refused}; use 0, or ⟨lora_targets⟩ without them"
+            )
+        lora = replace(lora, dropout=0.0)
+        notes.append(f"⟨lora_dropout⟩ 0: {refused}; the script must set it")
     notes += [*row.notes(method), *loss_notes(loss), *offloading_notes(options)]
     return Job(
         seq_len=length,
         global_batch=integer(options, "global_batch"),
         method=method,
-        lora=_adapters(options, method, row),
+        lora=lora,
         optimizer=optimizer,
         attention=attention,
         loss=loss,
