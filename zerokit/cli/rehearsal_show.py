@@ -10,7 +10,7 @@ import click
 from zerokit.cli import prose
 from zerokit.cli.aligned_text import terminal_width, wrapped
 from zerokit.rehearsal.next_steps import NextStep
-from zerokit.rehearsal.result import GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting
+from zerokit.rehearsal.result import MANAGED, GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting
 from zerokit.timing.recorded_step import StepTime
 from zerokit.units import counted, format_gib, format_seconds, times
 
@@ -107,6 +107,8 @@ def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
         _show_phase(
             "host", rank.host_bytes, f"tensors in host memory{loaded if _LOADED in done.stubbed else ''}"
         )
+    if rank.managed_bytes:
+        _show_phase("managed", rank.managed_bytes, MANAGED)
     if rank.written_bytes:
         _show_phase("written", rank.written_bytes, "tensors on disk")
     if rank.at_peak:

@@ -11,7 +11,7 @@ from typing import Any
 from zerokit import __version__
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
-from zerokit.rehearsal.result import HeldAtPeak, RankMemory, Rehearsal, waiting
+from zerokit.rehearsal.result import MANAGED, HeldAtPeak, RankMemory, Rehearsal, waiting
 from zerokit.report import charts
 from zerokit.report.context import made_at, model_words, read_context, script_and_model
 from zerokit.report.html import fill
@@ -113,6 +113,7 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
         "reserved, on the smallest card": rank.smallest_reserved_bytes,
         "fragmented: reserved and not allocated": rank.fragmented_bytes,
         "tensors in host memory": rank.host_bytes,
+        **({MANAGED: rank.managed_bytes} if rank.managed_bytes else {}),
         "written to disk": rank.written_bytes,
     }
     by_module = summed(rank.at_peak, lambda row: row.module or "outside of modules")

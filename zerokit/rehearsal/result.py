@@ -19,6 +19,11 @@ GRADIENTS, BACKWARD = "gradients", "backward temporaries"
 is freed before backward ends, above all gradients of activations."""
 LOSS = "loss"
 """What a cross-entropy's own kernels hold."""
+MANAGED = (
+    "of that, CUDA managed memory (paged optimizer states): on the GPU as far as it has room, beside what "
+    "PyTorch counts there"
+)
+"""What ``managed_bytes`` are, in words."""
 NO_STEP_TIME = "no step time: "
 """How the note begins that says why a step was not timed."""
 _LEAST_SHOWN_SHARE = 0.001
@@ -83,6 +88,8 @@ class RankMemory:
         smallest_reserved_bytes: with which it still serves the run, after giving back what it caches.
         host_bytes: tensors in host memory at their most: weights before they move, offloaded states, pinned
             buffers; without the Python process and its libraries.
+        managed_bytes: of ``host_bytes``, CUDA managed memory (paged optimizer states): the driver keeps it
+            on the GPU as far as there is room, beside what PyTorch's allocator counts.
         written_bytes: tensors that the script saved.
         phases: peak allocated by phase; those that occurred.
         lower_bounds: phases that take at least their figure, each with what is not modelled in it.
@@ -98,6 +105,7 @@ class RankMemory:
     phases: dict[str, int]
     at_peak: tuple[HeldAtPeak, ...]
     lower_bounds: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    managed_bytes: int = 0
 
     @property
     def fragmented_bytes(self) -> int:
@@ -307,6 +315,7 @@ def of_process(report: dict[str, Any], rank: int) -> RankMemory:
         peak_reserved_bytes=report.get("peak_reserved_bytes", 0),
         smallest_reserved_bytes=report.get("smallest_reserved_bytes", 0),
         host_bytes=report.get("host_bytes", 0),
+        managed_bytes=report.get("managed_bytes", 0),
         written_bytes=report.get("written_bytes", 0),
         phases={name: phases[name] for name in PHASES if name in phases},
         at_peak=tuple(HeldAtPeak(**row) for row in report.get("at_peak", ())),

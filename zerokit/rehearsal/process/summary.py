@@ -58,6 +58,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "at_peak": at_peak(ledger),
         "bf16": torch.bfloat16 in ledger.dtypes,
         "host_bytes": machine.peak_host_bytes,
+        "managed_bytes": machine.managed_bytes,
         "written_bytes": machine.written_bytes,
         "guesses": [*_guesses(machine.guesses.shapes, True), *_guesses(machine.guesses.values, False)],
         "stubbed": sorted(machine.stubbed),

@@ -30,6 +30,7 @@ ADAPTERS: dict[str, Adapter] = {
     "accelerate.local_sgd": training.local_sgd,
     "accelerate.utils.deepspeed": deepspeed.accelerate_configuration,
     "bitsandbytes.cextension": bitsandbytes.native_library,
+    "bitsandbytes.functional": bitsandbytes.managed_memory,
     "datasets.arrow_dataset": datasets.preparation,
     "deepspeed.ops.op_builder.builder": deepspeed.operators,
     "deepspeed.runtime.config": deepspeed.configuration,
