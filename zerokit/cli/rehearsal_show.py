@@ -29,6 +29,10 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
     Args:
         following: what to type where the script as it is does not fit.
     """
+    if done.fed is not None:
+        _echo(f"fed: {done.fed.text}")
+        for warning in done.of_feed:
+            _echo(f"warning: {warning}")
     for note in done.notes:
         _echo(note)
     if done.trained_by:
@@ -47,7 +51,8 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
     for name in done.stubbed:
         _echo(f"stood in for: {name}")
     for warning in done.warnings:
-        _echo(f"warning: {warning}")
+        if warning not in done.of_feed:
+            _echo(f"warning: {warning}")
     click.echo("")
     _echo(done.verdict, indent="")
     if done.fits is None and done.complete and done.min_vram_bytes is not None:

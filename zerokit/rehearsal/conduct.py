@@ -22,6 +22,7 @@ from zerokit.memory import card
 from zerokit.rehearsal import data_cache, step_time
 from zerokit.rehearsal import result as results
 from zerokit.rehearsal.changes import changes
+from zerokit.rehearsal.fed import Fed
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.order import Order
 from zerokit.rehearsal.progress import pass_on
@@ -327,8 +328,10 @@ def _result(
     stopped = report.get("stopped")
     is_idle = not report.get("steps") and not {"eval", "generate"} & rank.phases.keys()
     untrained = script.untrained if complete and is_idle else None
+    fed = Fed.read(report.get("fed"), script.length_limit)
     fits_here = needed is not None and needed <= request.gpu.driver_vram_bytes
     return results.Rehearsal(
+        fed=fed,
         complete=complete,
         # what was seen so far may be too much already; that it is enough only the end can tell, and only
         # where nothing is missing from the figures
@@ -348,7 +351,7 @@ def _result(
         stubbed=tuple(report.get("stubbed", ())),
         untrained=untrained,
         stopped=results.Stop(**stopped) if stopped else None,
-        warnings=tuple(report.get("warnings", ())),
+        warnings=(*(fed.warnings if fed is not None else ()), *report.get("warnings", ())),
         notes=tuple(notes),
         versions=report.get("versions", {}),
         sandboxed=report.get("sandboxed", True),

@@ -132,7 +132,8 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
 
 def _answer(done: Rehearsal) -> list[str]:
     """What a reader wants first: whether it fits, the peak and where, the time of a step."""
-    lines = [_sentence(done.verdict), *filter(None, [_sentence(done.trained_by)])]
+    fed = f"Fed: {done.fed.text}" if done.fed is not None else ""
+    lines = [*map(_sentence, filter(None, (fed, *done.of_feed, done.verdict, done.trained_by)))]
     if done.ranks and any(rank.phases for rank in done.ranks):
         rank = max(done.ranks, key=lambda rank: rank.peak_allocated_bytes)
         lines.append(

@@ -7,6 +7,7 @@ from typing import Any
 
 from zerokit.domain.phases import PHASES
 from zerokit.errors import INCOMPLETE_REHEARSAL, NothingFits
+from zerokit.rehearsal.fed import Fed
 from zerokit.timing.recorded_step import StepTime
 from zerokit.units import counted, format_gib, format_seconds
 
@@ -118,6 +119,7 @@ class Rehearsal:
     """A script's memory, before there is a GPU.
 
     Attributes:
+        fed: what its training forwards were given; None: there were none.
         complete: whether it went to the end.
         fits: on the card that was named; None where it is not known: no card was named, the rehearsal
             stopped, a phase is a lower bound (``lower_bound``), or the script did not train (``untrained``).
@@ -143,6 +145,7 @@ class Rehearsal:
             a model; ``fully_sharded``: whether its FSDP shards the one that is trained.
     """
 
+    fed: Fed | None = None
     complete: bool
     fits: bool | None
     min_vram_bytes: int | None
@@ -174,6 +177,12 @@ class Rehearsal:
     last_steps_differ_by: float | None = None
     vram_bytes: int | None = None
     own_vram: bool = True
+    unlike_plan: tuple[str, ...] = ()
+
+    @property
+    def of_feed(self) -> tuple[str, ...]:
+        """Warnings of what was fed, which come before all others."""
+        return (*self.unlike_plan, *(self.fed.warnings if self.fed is not None else ()))
 
     @property
     def step_of_run(self) -> StepTime | None:
@@ -227,7 +236,10 @@ class Rehearsal:
                 f"rank {ranks} fits: {required} required{self._of_card}; other ranks may not: they may take "
                 f"up to about {format_gib(self.unlike_bytes, 1)} more"
             )
-        return f"{'fits' if self.fits else 'does not fit'}: {required} required{self._of_card}"
+        fits = "fits" if self.fits else "does not fit"
+        if self.fits and self.fed is not None and self.fed.is_unlikely:
+            fits = f"fits with rows of {counted(self.fed.tokens or 0, 'token')}, hardly the run's"
+        return f"{fits}: {required} required{self._of_card}"
 
     @property
     def unlike_bytes(self) -> int:

@@ -186,7 +186,8 @@ class ApplyRotaryEmb(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Turn back."""
-        return apply_rotary(gradients[0], *ctx.saved_tensors, inplace=ctx.inplace), None, None, None
+        cos, sin = ctx.saved_tensors
+        return apply_rotary(gradients[0], cos, sin, inplace=ctx.inplace), None, None, None
 
 
 def apply_rotary_emb(

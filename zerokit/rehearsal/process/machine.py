@@ -129,6 +129,7 @@ class Machine:
         unwaited: tensors of collectives that nobody waits for.
         attention_plans: the shapes that cuDNN's attention was given.
         under_way: of the collective that goes on now.
+        product: hears of each matrix product on the GPU, with its output.
         messages: from and to other ranks.
         collectives: issued while somebody observed; the last one's number.
     """
@@ -155,6 +156,7 @@ class Machine:
         self.unwaited = Unwaited(self.ledger)
         self.attention_plans = AttentionPlans()
         self.under_way = UnderWay()
+        self.product: Callable[[str, torch.Tensor], None] = lambda name, output: None
         self.messages = messages
         self.collectives = 0
         self.warnings: dict[str, int] = {}

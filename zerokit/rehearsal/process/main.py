@@ -181,6 +181,7 @@ class Rehearsed:
         machine.ledger.origin = self.phases.origin
         machine.workspaces = Workspaces(machine.ledger, machine.gpu.capability)
         machine.guesses = Guesses()
+        self.phases.feed.batches = 0
         self.phases.on_phase = lambda phase: self._say(f"{PHASE}{phase}")
 
     def _step_done(self, number: int) -> None:

@@ -273,6 +273,7 @@ class FakeCuda(TorchDispatchMode):
             output = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)), None)
             if output is not None and output.fake_device.type == "cuda":
                 machine.workspaces.product(name, args, kwargs)
+                machine.product(name, output)
         return result
 
     def _track(self, result: Any, name: str, args: tuple[Any, ...]) -> None:

@@ -22,7 +22,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from zerokit.instrument import engine_facts
 from zerokit.rehearsal.process import model_facts
 from zerokit.rehearsal.process.endings import StopRehearsal
+from zerokit.rehearsal.process.feed import Feed
 from zerokit.rehearsal.process.guesses import script_line
+from zerokit.rehearsal.process.kernels import SCALED_PRODUCTS
 from zerokit.rehearsal.process.ledger import Origin
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.recorder import Recorder
@@ -103,6 +105,7 @@ class Phases:
         self.on_phase: Callable[[str], None] | None = None  # where it begins for the first time
         self._entered: set[str] = set()
         self.recorder: Recorder | None = None
+        self.feed = Feed()
         self._steps_by: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._steps_of_last = 0
         self._late_steps = 0
@@ -183,6 +186,7 @@ class Phases:
             StopRehearsal: the script goes on although it was shown the end of its data.
         """
         self.steps += 1
+        self.feed.step_done()
         self._steps_of_last = self._steps_by.get(optimizer, 0) + 1
         self._steps_by[optimizer] = self._steps_of_last
         self.optimizers += self._steps_of_last == 1
@@ -244,9 +248,15 @@ class Phases:
         self._wrap_backward()
         register_optimizer_step_pre_hook(self._before_optimizer)
         register_optimizer_step_post_hook(self._after_optimizer)
+        self._machine.product = self._product
 
-    def note_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _product(self, name: str, output: torch.Tensor) -> None:
+        if self._ledger.phase == "forward":
+            self.feed.product(output, is_fp8=name in SCALED_PRODUCTS)
+
+    def note_batch(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a forward that trains was given."""
+        self.feed.batch(module, args, kwargs)
         rows, columns = engine_facts.batch(args, kwargs)
         self.most_rows = max(self.most_rows, rows or 0)
         if columns and "input_ids" in kwargs:
@@ -264,7 +274,7 @@ class Phases:
             if not stack:
                 phases._outermost_call(self)
                 if phases.phase == "forward":
-                    phases.note_batch(args, kwargs)
+                    phases.note_batch(self, args, kwargs)
             stack.append(self)
             try:
                 return call(self, *args, **kwargs)
@@ -301,6 +311,7 @@ class Phases:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if not phases.has_engine:
                 phases.enter("backward")
+            phases.feed.batches += not phases._in_backward  # reentrant checkpointing has its own inside
             phases._in_backward += 1
             try:
                 return backward(*args, **kwargs)

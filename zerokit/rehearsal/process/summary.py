@@ -41,6 +41,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
     return {
         "complete": stopped is None,
         "stopped": stopped,
+        "fed": phases.feed.to_dict(),
         "steps": phases.steps,
         "repeats": phases.repeats,
         "last_steps_differ_by": phases.last_steps_differ_by,

@@ -168,7 +168,7 @@ def _observe(context: Context, cls: Any) -> None:
                 phases.model = model_facts.describe(self.module)
                 phases.find_weights(self.module)
             phases.observed.training_forward(self, args, kwargs, phases.engines)
-            phases.note_batch(args, kwargs)
+            phases.note_batch(self, args, kwargs)
         return forward(self, *args, **kwargs)
 
     cls.forward = observed
