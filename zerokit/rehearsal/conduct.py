@@ -368,6 +368,7 @@ def _result(
             expandable_segments=bool(report.get("expandable_segments")),
             batch_rows=report.get("batch_rows") or None,
             checkpointing=report.get("gradient_checkpointing"),
+            unwrapped=report.get("unwrapped") or ((), 1.0),
         ),
         seconds=report.get("seconds", 0.0),
         cpu_seconds=report.get("cpu_seconds", 0.0),

@@ -15,9 +15,12 @@ SCHEMA = "zerokit.rehearsal/1"
 WEIGHTS, FROZEN, QUANTISED = "model", "frozen parameters", "quantised parameters"
 """What weights are called among what is live: those that are loaded or trained, those that are not, and those
 in 4 or 8 bits."""
+GATHERED = "gathered parameters"
+"""Whole weights that ranks gather of each other's shards (FSDP, ZeRO-3), and the buffers for that."""
 GRADIENTS, BACKWARD = "gradients", "backward temporaries"
 """What backward allocates: gradients that stay for the optimizer's step, as those of parameters do, and what
 is freed before backward ends, above all gradients of activations."""
+ACTIVATIONS = "activations"
 LOSS = "loss"
 """What a cross-entropy's own kernels hold."""
 MANAGED = (
@@ -93,6 +96,8 @@ class RankMemory:
             on the GPU as far as there is room, beside what PyTorch's allocator counts.
         written_bytes: tensors that the script saved.
         phases: peak allocated by phase; those that occurred.
+        freed: by how much the peak would be lower with what ``checkpointing`` frees, and with half of what
+            the ``batch`` takes, everything else as it was.
         lower_bounds: phases that take at least their figure, each with what is not modelled in it.
     """
 
@@ -107,6 +112,7 @@ class RankMemory:
     at_peak: tuple[HeldAtPeak, ...]
     lower_bounds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     managed_bytes: int = 0
+    freed: dict[str, int] = field(default_factory=dict)
 
     @property
     def fragmented_bytes(self) -> int:
@@ -328,6 +334,7 @@ def of_process(report: dict[str, Any], rank: int) -> RankMemory:
         smallest_reserved_bytes=report.get("smallest_reserved_bytes", 0),
         host_bytes=report.get("host_bytes", 0),
         managed_bytes=report.get("managed_bytes", 0),
+        freed=report.get("freed", {}),
         written_bytes=report.get("written_bytes", 0),
         phases={name: phases[name] for name in PHASES if name in phases},
         at_peak=tuple(HeldAtPeak(**row) for row in report.get("at_peak", ())),

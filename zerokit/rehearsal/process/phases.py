@@ -78,6 +78,7 @@ class Phases:
         config_files: DeepSpeed configurations that were read.
         data_parallel: whether PyTorch's DistributedDataParallel wraps a model.
         fully_sharded: whether PyTorch's FSDP shards the model that is trained.
+        unwrapped: see :func:`zerokit.rehearsal.process.model_facts.unwrapped`.
         checkpointing: whether layers of the model that is trained recompute, without an engine; None: not
             known.
     """
@@ -97,6 +98,7 @@ class Phases:
         self.config_files: set[str] = set()
         self.data_parallel = False
         self.fully_sharded = False
+        self.unwrapped: tuple[list[str], float] = ([], 1.0)
         self.checkpointing: bool | None = None
         self.observed = engine_facts.EngineFacts()
         self.model: dict[str, Any] | None = None
@@ -295,7 +297,8 @@ class Phases:
             self._enter("forward")
             if is_new:
                 self.find_weights(module)
-                self.fully_sharded = self.fully_sharded or model_facts.is_fully_sharded(module)
+                if not self.fully_sharded and model_facts.is_fully_sharded(module):
+                    self.fully_sharded, self.unwrapped = True, model_facts.unwrapped(module)
                 self.checkpointing = self.checkpointing or engine_facts.checkpointing(module)
         elif self._ledger.phase != "eval":
             self._before_eval = self._ledger.phase

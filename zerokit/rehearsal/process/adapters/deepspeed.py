@@ -115,6 +115,11 @@ def engine(context: Context, module: ModuleType) -> None:
         within(cls, name, functools.partial(phases.inside, "save"))
 
 
+def coordinator(context: Context, module: ModuleType) -> None:
+    """ZeRO-3 gathers what a module needs, and what comes next."""
+    within(module.PartitionedParameterCoordinator, "fetch_sub_module", context.machine.ledger.gathering)
+
+
 def accelerate_configuration(context: Context, module: ModuleType) -> None:
     """Which file Accelerate, or a Trainer, reads for DeepSpeed."""
     _note_file(context, module.HfDeepSpeedConfig)
