@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from zerokit.instrument import engine_facts
+from zerokit.rehearsal.order import LENGTH_ARGUMENTS
 from zerokit.rehearsal.process.twins import twin
-from zerokit.script.option_values import LENGTHS
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -66,7 +66,7 @@ class Feed:
 
     def trainer_began(self, arguments: Any) -> None:
         """A Trainer's arguments, which may say at how many tokens it cuts a sequence."""
-        for name in LENGTHS:
+        for name in LENGTH_ARGUMENTS:
             value = getattr(arguments, name, None)
             if isinstance(value, int) and value > 0:
                 self.limit = value, f"{name} of {type(arguments).__name__}"

@@ -236,15 +236,15 @@ class FakeCuda(TorchDispatchMode):
     # ---------------------------------------------------------------- GPU
 
     def _shaped(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """By FakeTensor's rules; raises RuntimeError as the operators do, which scripts catch (Axolotl)."""
+        """By FakeTensor's rules; raises RuntimeError as the operators do, which scripts catch."""
         try:
             return self._machine.fake.dispatch(func, types, args, kwargs)
         except ValueError as error:
             raise RuntimeError(str(error)) from error
         except UnsupportedOperatorException:
-            if func._overloadname.rpartition("_")[2] != "out":
-                raise
-            return kwargs["out"]  # what compiled code calls (aten::_scaled_mm.out) writes there, and is it
+            if "out" not in kwargs:
+                raise  # compiled code calls aten::_scaled_mm.out
+            return kwargs["out"]
 
     def _run(
         self,
@@ -255,8 +255,7 @@ class FakeCuda(TorchDispatchMode):
         kwargs: dict[str, Any],
         fakes: list[Any],
     ) -> Any:
-        machine = self._machine
-        on_gpu = bool(fakes) and fakes[0].fake_device.type == "cuda"
+        machine, on_gpu = self._machine, bool(fakes) and fakes[0].fake_device.type == "cuda"
         if on_gpu:
             batch_norms.check(machine, name, args)
             refuse_unknown_to(machine.gpu.capability, name)
