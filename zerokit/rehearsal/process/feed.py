@@ -111,7 +111,7 @@ def _is_tokens(value: Any) -> bool:
 
 
 def _attention(module: Any) -> str | None:
-    for part in module.modules():
+    for part in module.modules() if isinstance(module, torch.nn.Module) else ():
         name = getattr(getattr(part, "config", None), "_attn_implementation", None)
         if isinstance(name, str):
             return name
