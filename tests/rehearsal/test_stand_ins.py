@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import UnsupportedOperatorException  # noqa: E402
 
-from zerokit.rehearsal.process import guesses, native, stand_ins  # noqa: E402
+from zerokit.rehearsal.process import causes, guesses, native, stand_ins  # noqa: E402
 
 KERNELS = [name for name in stand_ins.NOT_STOOD_IN if importlib.util.find_spec(name) is None]
 
@@ -131,3 +131,47 @@ def test_packages_in_a_folder_of_their_own_are_no_code_of_the_users(
         assert not guesses.is_library(str(own / "train.py"))
     finally:
         guesses._targets.cache_clear()
+
+
+LIBRARY = """from flash_attn.bert_padding import index_first_axis, pad_input, rearrange, unpad_input
+from flash_attn.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
+from flash_attn.utils.distributed import all_gather
+"""
+LATE = """import torch, optional, rings
+assert optional.flash_attn is None
+q = torch.randn(2, 1024, 8, 64, device="cuda", dtype=torch.bfloat16)
+out, lse, _, _ = rings._flash_attn_forward(q, q, q, 0.0, 0.125, True, -1, -1, 0.0, None, False)
+dq, dk, dv = (torch.empty_like(q) for _ in range(3))
+before = torch.cuda.memory_allocated()
+options = 0.0, 0.125, True, -1, -1, 0.0, None, False
+rings._flash_attn_backward(out, q, q, q, out, lse, dq, dk, dv, *options)
+assert torch.cuda.memory_allocated() == before
+left, right = (torch.empty(256, 256, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+one, product = torch.ones((), device="cuda"), torch.empty(256, 256, device="cuda", dtype=torch.bfloat16)
+assert torch._scaled_mm(left, right.t(), one, one, out_dtype=torch.bfloat16, out=product) is product
+if True:
+    from flash_attn.modules.mha import MHA
+MHA(8)
+"""
+
+
+def test_what_a_library_imports_of_flash_attention_is_there_or_named(tmp_path: Path) -> None:
+    (tmp_path / "optional.py").write_text(
+        "try:\n    import flash_attn\nexcept ImportError:\n    flash_attn = None\n"
+    )
+    (tmp_path / "rings.py").write_text(LIBRARY)
+    (tmp_path / "late.py").write_text(LATE)
+    _, said, _ = rehearse(tmp_path, "--gpu", "h200", "late.py")
+    assert said["stopped"]["operator"] == "flash_attn.modules.mha.MHA", said["stopped"]
+    assert not [text for text in said["warnings"] if "flash-attn" in text]
+
+
+def test_the_import_that_failed_first_is_the_cause() -> None:
+    try:
+        try:
+            importlib.import_module("nothing_of_this_name")
+        except ImportError as error:
+            raise ModuleNotFoundError("Could not import module 'VoxtralProcessor'") from error
+    except ImportError as error:
+        assert str(causes.of_import(error)) == "No module named 'nothing_of_this_name'"
+    assert str(causes.of_import(other := ValueError("other"))) == str(other)

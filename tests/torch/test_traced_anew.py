@@ -33,5 +33,5 @@ def test_an_estimate_traces_anew_where_another_transformers_is_installed(
     asked = ["estimate", "--model", "gpt2", "--gpus", "1", "--gpu", "h200", "--seq-len", "512", "--json"]
     assert run(asked) == 0
     out, err = capsys.readouterr()
-    assert "tracing gpt2 (training, sdpa attention, 16 bits), which takes seconds to a minute" in err
+    assert "tracing gpt2 (training, sdpa attention, 16 bits), which takes seconds for a small" in err
     assert any("traced again" in line for line in json.loads(out)["assumptions"])

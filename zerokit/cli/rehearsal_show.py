@@ -9,7 +9,7 @@ from zerokit.cli import prose
 from zerokit.cli.aligned_text import terminal_width, wrapped
 from zerokit.cli.say import write
 from zerokit.rehearsal.next_steps import NextStep
-from zerokit.rehearsal.result import GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting
+from zerokit.rehearsal.result import MANAGED, GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting
 from zerokit.timing.recorded_step import StepTime
 from zerokit.units import counted, format_gib, format_seconds, times
 
@@ -28,6 +28,10 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
     Args:
         following: what to type where the script as it is does not fit.
     """
+    if done.fed is not None:
+        _echo(f"fed: {done.fed.text}")
+        for warning in done.of_feed:
+            _echo(f"warning: {warning}")
     for note in done.notes:
         _echo(note)
     if done.trained_by:
@@ -46,7 +50,8 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
     for name in done.stubbed:
         _echo(f"stood in for: {name}")
     for warning in done.warnings:
-        _echo(f"warning: {warning}")
+        if warning not in done.of_feed:
+            _echo(f"warning: {warning}")
     write()
     _echo(done.verdict, indent="")
     if done.fits is None and done.complete and done.min_vram_bytes is not None:
@@ -106,6 +111,8 @@ def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
         _show_phase(
             "host", rank.host_bytes, f"tensors in host memory{loaded if _LOADED in done.stubbed else ''}"
         )
+    if rank.managed_bytes:
+        _show_phase("managed", rank.managed_bytes, MANAGED)
     if rank.written_bytes:
         _show_phase("written", rank.written_bytes, "tensors on disk")
     if rank.at_peak:

@@ -27,6 +27,7 @@ class RehearsedStrategy:
         host_factor: of the host that the step is timed for, as measured on this machine; None: not known.
         untimed: why there is no step time; empty: there is one.
         warnings: what the rehearsal warned of.
+        fed: what its training forwards were given, in words.
     """
 
     strategy: Strategy
@@ -40,6 +41,7 @@ class RehearsedStrategy:
     host_factor: float | None = None
     untimed: str = ""
     warnings: tuple[str, ...] = ()
+    fed: str = ""
 
     @property
     def peak_allocated_bytes(self) -> int:

@@ -175,8 +175,8 @@ class Source:
         if cached_profile is None or not cached_profile.has_all(job, strategy):
             name = Path(self.name).stem if Path(self.name).is_absolute() else self.name
             self.say(
-                f"tracing {name} ({variant.words}), which takes seconds to a minute; later runs use "
-                "this trace"
+                f"tracing {name} ({variant.words}), which takes seconds for a small model and minutes for a "
+                "large one; later runs use this trace"
             )
         try:
             self.profile = complete(

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zerokit.rehearsal.result import (
+    ACTIVATIONS,
     BACKWARD,
     FROZEN,
+    GATHERED,
     GRADIENTS,
     LOSS,
     QUANTISED,
@@ -49,6 +51,7 @@ def changes(
     expandable_segments: bool,
     batch_rows: int | None = None,
     checkpointing: bool | None = None,
+    unwrapped: tuple[Sequence[str], float] = ((), 1.0),
 ) -> tuple[Change, ...]:
     """What would lower the rank's peak, most first.
 
@@ -57,6 +60,8 @@ def changes(
         batch_rows: of a batch per GPU, where there was no engine; None: not known.
         checkpointing: whether layers recompute already, where there was no engine; None: not known.
         expandable_segments: of the run's allocator.
+        unwrapped: classes of layers that are no FSDP units, and the largest share of the model that is
+            gathered at once where they are.
     """
     if not rank.peak_allocated_bytes:
         return ()
@@ -67,6 +72,7 @@ def changes(
         ),
         *_of_states(rank, gpus, engine),
         *_of_frozen(rank),
+        *_of_units(rank, *unwrapped),
         *_of_allocator(rank, expandable_segments),
     ]
     least = _LEAST_SHARE * rank.peak_allocated_bytes
@@ -95,17 +101,19 @@ def _of_phase(rank: RankMemory) -> Iterator[Change]:
 
 def _of_activations(rank: RankMemory, engine: Mapping[str, Any]) -> Iterator[Change]:
     live = _live(rank)
-    activations = live["activations"]
-    of_the_batch = activations + live[LOSS] + live[BACKWARD]
+    activations = live[ACTIVATIONS]
+    half = (activations + live[LOSS] + live[BACKWARD]) // 2
+    activations = min(activations, rank.freed.get("checkpointing", activations))
+    half = min(half, rank.freed.get("batch", half))
     if engine.get("gradient_checkpointing") is not True:
         yield Change(what=CHECKPOINTING, saves_bytes=activations)
     rows = engine.get("micro_batch")
     if rows is None or rows > 1:
         of = f" ({rows // 2} in place of {rows})" if rows else ""
-        yield Change(what=f"half the batch size per GPU{of}", saves_bytes=of_the_batch // 2)
+        yield Change(what=f"half the batch size per GPU{of}", saves_bytes=half)
     else:
         what = "half the sequence length (the batch size per GPU is 1 already)"
-        yield Change(what=what, saves_bytes=of_the_batch // 2)
+        yield Change(what=what, saves_bytes=half)
 
 
 def _of_states(rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None) -> Iterator[Change]:
@@ -146,6 +154,16 @@ def _of_frozen(rank: RankMemory) -> Iterator[Change]:
         yield Change(
             what="the frozen weights in 4 bits (QLoRA: `load_in_4bit` of BitsAndBytesConfig)",
             saves_bytes=int(live[FROZEN] * (1 - _FOUR_BITS_OF_16)),
+        )
+
+
+def _of_units(rank: RankMemory, classes: Sequence[str], left: float) -> Iterator[Change]:
+    """What one unit holds is gathered whole, whatever part of it runs."""
+    for name in classes:
+        yield Change(
+            what=f"each {name} as an FSDP unit of its own (Accelerate's `transformer_cls_names_to_wrap`, or "
+            "`fully_shard` of each): one unit gathers them all",
+            saves_bytes=int(_live(rank)[GATHERED] * (1 - left)),
         )
 
 

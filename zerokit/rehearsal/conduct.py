@@ -23,6 +23,7 @@ from zerokit.memory import card
 from zerokit.rehearsal import data_cache, step_time
 from zerokit.rehearsal import result as results
 from zerokit.rehearsal.changes import changes
+from zerokit.rehearsal.fed import Fed
 from zerokit.rehearsal.gpu import FakeGpu
 from zerokit.rehearsal.order import Order
 from zerokit.rehearsal.progress import pass_on
@@ -341,8 +342,10 @@ def _result(
     stopped = report.get("stopped")
     is_idle = not report.get("steps") and not {"eval", "generate"} & rank.phases.keys()
     untrained = script.untrained if complete and is_idle else None
+    fed = Fed.read(report.get("fed"), script.length_limit)
     fits_here = needed is not None and needed <= request.gpu.driver_vram_bytes
     return results.Rehearsal(
+        fed=fed,
         complete=complete,
         # what was seen so far may be too much already; that it is enough only the end can tell, and only
         # where nothing is missing from the figures
@@ -363,6 +366,7 @@ def _result(
         untrained=untrained,
         stopped=results.Stop(**stopped) if stopped else None,
         warnings=(
+            *(fed.warnings if fed is not None else ()),
             *report.get("warnings", ()),
             *(finding.text for finding in training.of_script({request.rank: report})),
         ),
@@ -382,6 +386,7 @@ def _result(
             expandable_segments=bool(report.get("expandable_segments")),
             batch_rows=report.get("batch_rows") or None,
             checkpointing=report.get("gradient_checkpointing"),
+            unwrapped=report.get("unwrapped") or ((), 1.0),
         ),
         seconds=report.get("seconds", 0.0),
         cpu_seconds=report.get("cpu_seconds", 0.0),

@@ -11,7 +11,7 @@ from typing import Any
 from zerokit import __version__
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
-from zerokit.rehearsal.result import HeldAtPeak, RankMemory, Rehearsal, waiting
+from zerokit.rehearsal.result import MANAGED, HeldAtPeak, RankMemory, Rehearsal, waiting
 from zerokit.report import charts
 from zerokit.report.context import made_at, model_words, read_context, script_and_model
 from zerokit.report.html import fill
@@ -113,6 +113,7 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
         "reserved, on the smallest card": rank.smallest_reserved_bytes,
         "fragmented: reserved and not allocated": rank.fragmented_bytes,
         "tensors in host memory": rank.host_bytes,
+        **({MANAGED: rank.managed_bytes} if rank.managed_bytes else {}),
         "written to disk": rank.written_bytes,
     }
     by_module = summed(rank.at_peak, lambda row: row.module or "outside of modules")
@@ -131,7 +132,8 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
 
 def _answer(done: Rehearsal) -> list[str]:
     """What a reader wants first: whether it fits, the peak and where, the time of a step."""
-    lines = [_sentence(done.verdict), *filter(None, [_sentence(done.trained_by)])]
+    fed = f"Fed: {done.fed.text}" if done.fed is not None else ""
+    lines = [*map(_sentence, filter(None, (fed, *done.of_feed, done.verdict, done.trained_by)))]
     if done.ranks and any(rank.phases for rank in done.ranks):
         rank = max(done.ranks, key=lambda rank: rank.peak_allocated_bytes)
         lines.append(

@@ -111,7 +111,8 @@ class LaunchRehearsals:
         location = (
             f" on a simulated {gpu.title}" if report.on_gpu else "; a simulated GPU stands for host memory"
         )
-        note = f"rehearsed: rank {predicted.rank}, {done.steps} optimizer steps{location}"
+        fed = f"{done.fed.text}; " if done.fed is not None else ""
+        note = f"rehearsed: {fed}rank {predicted.rank}, {done.steps} optimizer steps{location}"
         return PredictedAgain(by="rehearsal", plan=plan, note=note)
 
     def _request(self, launch: Launch, gpu: Gpu, rank: int, *, step_time: bool = False) -> RehearsalRequest:

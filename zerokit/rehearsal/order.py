@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerokit.rehearsal.gpu import FakeGpu
+from zerokit.script.option_values import LENGTHS
 
+LENGTH_ARGUMENTS = LENGTHS
+"""What a Trainer's arguments may call the length at which it cuts a sequence."""
 PHASE = "phase: "
 """What a line about the progress begins with that names a phase which has begun; others are for people."""
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from zerokit.rehearsal.order import PHASE
 from zerokit.units import format_seconds
 
+LIKELY_STEPS = 3
+"""Optimizer steps after which the peaks of most scripts repeat; the last one's time tells what is left."""
 QUIET_SECONDS = 30.0
 """After so long without a line one says where the rehearsal is."""
 
@@ -27,6 +29,7 @@ def pass_on(
         over: the process has ended; what it left running may keep the pipe open.
     """
     started_at, reached, rest = time.monotonic(), "in load", b""
+    step_began, left, done = started_at, 0.0, 0
     with os.fdopen(descriptor, "rb", buffering=0) as pipe:
         while True:
             ready, _, _ = select.select([pipe], [], [], quiet_seconds)
@@ -34,7 +37,9 @@ def pass_on(
             if not ready:
                 if over.is_set():
                     return
-                say(f"rehearsing for {took} so far: {reached}")
+                rest_of_steps = left - (time.monotonic() - step_began)
+                more = f", about {format_seconds(rest_of_steps)} left" if rest_of_steps > 0 else ""
+                say(f"rehearsing for {took} so far: {reached}{more}")
                 continue
             data = pipe.read(1 << 16)
             if not data:
@@ -44,6 +49,10 @@ def pass_on(
                 text = line.decode("utf-8", "replace")
                 if text.startswith(PHASE):
                     reached = f"in {text.removeprefix(PHASE)}"
+                    if reached == "in forward" and not done:
+                        step_began = time.monotonic()
                 else:
-                    reached = f"after {text.partition(':')[0]}"
+                    reached, done = f"after {text.partition(':')[0]}", done + 1
+                    now = time.monotonic()
+                    left, step_began = max(0, LIKELY_STEPS - done) * (now - step_began), now
                     say(f"{text}, after {took}")

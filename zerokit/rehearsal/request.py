@@ -53,7 +53,21 @@ def rehearse(
     )
     done = several.rehearse_ranks(request, chosen, say) if chosen else senders.rehearse(request, say)
     differences = compared.differences(done.versions, remote_versions, str(versions))
-    return replace(done, warnings=(*differences, *done.unlike_ranks, *done.warnings))
+    unlike = _unlike_plan(done, options["plan"]) if options.get("plan") else ()
+    warnings = (*unlike, *done.warnings, *differences, *done.unlike_ranks)
+    return replace(done, unlike_plan=unlike, warnings=warnings)
+
+
+def _unlike_plan(done: Rehearsal, path: str) -> tuple[str, ...]:
+    """Where what was rehearsed is not what the plan was made for."""
+    from zerokit.launcher.given_plan import read_plan
+    from zerokit.report.what_ran import of_engine
+
+    plan, _ = read_plan(path)
+    if done.engine is None:
+        return ()
+    request = plan.request if isinstance(plan.request, dict) else None
+    return tuple(f"not as planned: {one.text}" for one in of_engine(plan.chosen, done.engine, request))
 
 
 def request_of(

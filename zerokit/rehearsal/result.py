@@ -7,6 +7,7 @@ from typing import Any
 
 from zerokit.domain.phases import PHASES
 from zerokit.errors import INCOMPLETE_REHEARSAL, NothingFits
+from zerokit.rehearsal.fed import Fed
 from zerokit.timing.recorded_step import StepTime
 from zerokit.units import counted, format_gib, format_seconds
 
@@ -14,11 +15,19 @@ SCHEMA = "zerokit.rehearsal/1"
 WEIGHTS, FROZEN, QUANTISED = "model", "frozen parameters", "quantised parameters"
 """What weights are called among what is live: those that are loaded or trained, those that are not, and those
 in 4 or 8 bits."""
+GATHERED = "gathered parameters"
+"""Whole weights that ranks gather of each other's shards (FSDP, ZeRO-3), and the buffers for that."""
 GRADIENTS, BACKWARD = "gradients", "backward temporaries"
 """What backward allocates: gradients that stay for the optimizer's step, as those of parameters do, and what
 is freed before backward ends, above all gradients of activations."""
+ACTIVATIONS = "activations"
 LOSS = "loss"
 """What a cross-entropy's own kernels hold."""
+MANAGED = (
+    "of that, CUDA managed memory (paged optimizer states): on the GPU as far as it has room, beside what "
+    "PyTorch counts there"
+)
+"""What ``managed_bytes`` are, in words."""
 NO_STEP_TIME = "no step time: "
 """How the note begins that says why a step was not timed."""
 _LEAST_SHOWN_SHARE = 0.001
@@ -83,8 +92,12 @@ class RankMemory:
         smallest_reserved_bytes: with which it still serves the run, after giving back what it caches.
         host_bytes: tensors in host memory at their most: weights before they move, offloaded states, pinned
             buffers; without the Python process and its libraries.
+        managed_bytes: of ``host_bytes``, CUDA managed memory (paged optimizer states): the driver keeps it
+            on the GPU as far as there is room, beside what PyTorch's allocator counts.
         written_bytes: tensors that the script saved.
         phases: peak allocated by phase; those that occurred.
+        freed: by how much the peak would be lower with what ``checkpointing`` frees, and with half of what
+            the ``batch`` takes, everything else as it was.
         lower_bounds: phases that take at least their figure, each with what is not modelled in it.
     """
 
@@ -98,6 +111,8 @@ class RankMemory:
     phases: dict[str, int]
     at_peak: tuple[HeldAtPeak, ...]
     lower_bounds: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    managed_bytes: int = 0
+    freed: dict[str, int] = field(default_factory=dict)
 
     @property
     def fragmented_bytes(self) -> int:
@@ -110,6 +125,7 @@ class Rehearsal:
     """A script's memory, before there is a GPU.
 
     Attributes:
+        fed: what its training forwards were given; None: there were none.
         complete: whether it went to the end.
         fits: on the card that was named; None where it is not known: no card was named, the rehearsal
             stopped, a phase is a lower bound (``lower_bound``), or the script did not train (``untrained``).
@@ -135,6 +151,7 @@ class Rehearsal:
             a model; ``fully_sharded``: whether its FSDP shards the one that is trained.
     """
 
+    fed: Fed | None = None
     complete: bool
     fits: bool | None
     min_vram_bytes: int | None
@@ -166,6 +183,12 @@ class Rehearsal:
     last_steps_differ_by: float | None = None
     vram_bytes: int | None = None
     own_vram: bool = True
+    unlike_plan: tuple[str, ...] = ()
+
+    @property
+    def of_feed(self) -> tuple[str, ...]:
+        """Warnings of what was fed, which come before all others."""
+        return (*self.unlike_plan, *(self.fed.warnings if self.fed is not None else ()))
 
     @property
     def step_of_run(self) -> StepTime | None:
@@ -219,7 +242,10 @@ class Rehearsal:
                 f"rank {ranks} fits: {required} required{self._of_card}; other ranks may not: they may take "
                 f"up to about {format_gib(self.unlike_bytes, 1)} more"
             )
-        return f"{'fits' if self.fits else 'does not fit'}: {required} required{self._of_card}"
+        fits = "fits" if self.fits else "does not fit"
+        if self.fits and self.fed is not None and self.fed.is_unlikely:
+            fits = f"fits with rows of {counted(self.fed.tokens or 0, 'token')}, hardly the run's"
+        return f"{fits}: {required} required{self._of_card}"
 
     @property
     def unlike_bytes(self) -> int:
@@ -307,6 +333,8 @@ def of_process(report: dict[str, Any], rank: int) -> RankMemory:
         peak_reserved_bytes=report.get("peak_reserved_bytes", 0),
         smallest_reserved_bytes=report.get("smallest_reserved_bytes", 0),
         host_bytes=report.get("host_bytes", 0),
+        managed_bytes=report.get("managed_bytes", 0),
+        freed=report.get("freed", {}),
         written_bytes=report.get("written_bytes", 0),
         phases={name: phases[name] for name in PHASES if name in phases},
         at_peak=tuple(HeldAtPeak(**row) for row in report.get("at_peak", ())),

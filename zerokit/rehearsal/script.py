@@ -24,6 +24,7 @@ from zerokit.script import adapt_config, misplaced_options
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
 from zerokit.script.entry_points import Target
+from zerokit.script.sequence_length import longest_sequence
 from zerokit.script.training_switch import why_no_training
 
 LAUNCHERS = ("auto", "none", *LAUNCHERS_OF_A_RUN)
@@ -44,6 +45,7 @@ class PreparedScript:
         ranks: the plan's, where there is a plan.
         folder: where a plan's configuration was written.
         untrained: why the script will not train, as far as its source tells; None: it may.
+        length_limit: at how many tokens the script cuts a sequence, and where that stands; None: not known.
     """
 
     target: str
@@ -54,6 +56,7 @@ class PreparedScript:
     ranks: int
     folder: Path
     untrained: str | None
+    length_limit: tuple[int, str] | None = None
     notes: list[str] = field(default_factory=list)
 
     def config_title(self, path: str) -> str:
@@ -107,8 +110,8 @@ def prepare(
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     arguments = target.arguments
     environment = {name: value for name, value in base.items() if not _OF_A_LAUNCHER.fullmatch(name)}
+    script_options = script_arguments.ScriptOptions.read(facts, facts.style, target.arguments)
     if read is None:
-        script_options = script_arguments.ScriptOptions.read(facts, facts.style, target.arguments)
         own_file.refuse_missing(script_options)
         notes += own_file.of_arguments(script_options, ranks)
         notes += accelerate_variables.warnings(environment)
@@ -129,6 +132,7 @@ def prepare(
         ranks=ranks,
         folder=folder,
         untrained=untrained,
+        length_limit=longest_sequence(script_options),
         notes=list(all_as_options(notes)),
     )
 

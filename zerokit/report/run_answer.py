@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerokit.report import failure_text, figure_text, render, run_charts
 from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport
-from zerokit.units import counted, format_gib
+from zerokit.units import counted, format_gib, told_apart
 
 GOOD = ("ok", "stopped", "running")
 _STACKS = f"What each rank was doing, as Python stacks: {render.STACKS} in the run's folder"
@@ -77,7 +77,7 @@ def _predicted(run: RunReport) -> list[str]:
     pair = predicted.peak_bytes if predicted else None
     if predicted is None or pair is None or not pair.predicted or not pair.measured:
         return []
-    text = f"Predicted peak {format_gib(pair.predicted, 1)}, measured {format_gib(pair.measured, 1)}"
+    text = "Predicted peak {}, measured {}".format(*told_apart(pair.predicted, pair.measured))
     failure = run.first_failure
     if failure is not None and failure.oom is not None:  # what it would have taken nobody saw
         return [f"{text} until then (rank {predicted.rank})"]

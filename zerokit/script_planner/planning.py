@@ -307,6 +307,8 @@ class ScriptPlanning:
         if self.search.passed_over:
             self._decisions.notes.append(self.search.passed_over)
         rehearsed = self.search.profile.of(chosen.strategy)
+        if rehearsed is not None and rehearsed.fed:
+            self._decisions.notes.insert(0, f"rehearsed with {rehearsed.fed}")
         if rehearsed is not None and rehearsed.step_seconds_range is not None:
             self._decisions.notes.append(time_note(rehearsed.step_seconds_range, rehearsed.host_factor))
         own_half = request.precision in ("bf16", "fp16") and not self._decisions.is_asked("precision")

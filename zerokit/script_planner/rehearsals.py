@@ -135,6 +135,7 @@ def rehearse_strategy(
         host_factor=step.host_factor if step is not None else None,
         untimed=done.why_untimed,
         warnings=done.warnings,
+        fed=replace(done.fed, batches=strategy.settings.gradient_accumulation).text if done.fed else "",
     )
     return RehearsedScript(strategy=strategy, done=done, rehearsed=rehearsed)
 

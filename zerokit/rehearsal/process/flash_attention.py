@@ -12,18 +12,13 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-__all__ = [
-    "flash_attn_func",
-    "flash_attn_kvpacked_func",
-    "flash_attn_qkvpacked_func",
-    "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func",
-    "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache",
-    "index_first_axis",
-    "pad_input",
-    "unpad_input",
-]
+from zerokit.rehearsal.process import temporaries, twins
+from zerokit.rehearsal.process.machine import Machine
+
+Lengths = tuple[Any, Any, int, int]
+"""Of sequences that lie one behind the other, cumulated, or None; and the longest of queries and of keys."""
+MACHINES: list[Machine] = []
+"""The one that this process rehearses."""
 
 
 def flash_attn_func(
@@ -79,40 +74,90 @@ def flash_attn_with_kvcache(
     return flash_attn_func(q, k_cache, v_cache, causal=bool(options.get("causal")))
 
 
-def _attention(
-    inputs: tuple[Any, Any, Any], lengths: tuple[Any, Any, int, int], dropout_p: float,
-    scale: float | None, causal: bool, window: tuple[int, int], options: dict[str, Any],
+def _flash_attn_forward(
+    q: Any, k: Any, v: Any, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
+    window_size_right: int, softcap: float, alibi_slopes: Any, return_softmax: bool,
 ) -> Any:  # fmt: skip
-    query, key, value = inputs
-    dim = query.shape[-1]
-    missing = -dim % 8
+    """The kernel itself, outside of autograd, as other libraries call it: output, log-sum-exp, weights, and
+    the state of dropout (flash_attn_interface.py:77, 2.8.3; ring attention reads its parameters' names)."""
+    lengths = None, None, q.shape[1], k.shape[1]
+    window = window_size_left, window_size_right
+    return _kernel((q, k, v), lengths, dropout_p, causal, return_softmax, softmax_scale, window)
+
+
+def _flash_attn_varlen_forward(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int = -1,
+    window_size_right: int = -1, softcap: float = 0.0, alibi_slopes: Any = None,
+    return_softmax: bool = False, block_table: Any = None, leftpad_k: Any = None, seqused_k: Any = None,
+    zero_tensors: bool = False,
+) -> Any:  # fmt: skip
+    """As :func:`_flash_attn_forward`, of shapes (tokens, heads, dim)."""
+    if block_table is not None:
+        raise NotImplementedError("_flash_attn_varlen_forward with a block_table has no stand-in")
+    lengths = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
+    window = window_size_left, window_size_right
+    return _kernel((q, k, v), lengths, dropout_p, causal, return_softmax, softmax_scale, window)
+
+
+def _flash_attn_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, softmax_lse: Any, dq: Any, dk: Any, dv: Any,
+    dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int, window_size_right: int,
+    softcap: float, alibi_slopes: Any, deterministic: bool, rng_state: Any = None,
+) -> Any:  # fmt: skip
+    """Writes into ``dq``, ``dk`` and ``dv``; gives the sums of ``dout`` and ``out``."""
+    lengths = None, None, q.shape[1], k.shape[1]
+    return _kernel_backward((dout, q, k, v, out, softmax_lse, *lengths, dropout_p, causal), (dq, dk, dv))
+
+
+def _flash_attn_varlen_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, softmax_lse: Any, dq: Any, dk: Any, dv: Any,
+    cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int, dropout_p: float,
+    softmax_scale: float, causal: bool, window_size_left: int, window_size_right: int, softcap: float,
+    alibi_slopes: Any, deterministic: bool, rng_state: Any = None, zero_tensors: bool = False,
+) -> Any:  # fmt: skip
+    """As :func:`_flash_attn_backward`, of shapes (tokens, heads, dim)."""
+    lengths = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
+    return _kernel_backward((dout, q, k, v, out, softmax_lse, *lengths, dropout_p, causal), (dq, dk, dv))
+
+
+def _attention(
+    inputs: tuple[Any, Any, Any], lengths: Lengths, dropout_p: float, scale: float | None, causal: bool,
+    window: tuple[int, int], options: dict[str, Any],
+) -> Any:  # fmt: skip
+    dim = inputs[0].shape[-1]
+    missing, wants_weights = -dim % 8, bool(options.get("return_attn_probs"))
     if missing:
         query, key, value = (pad(tensor, (0, missing)) for tensor in inputs)
-    left, right = (None if side < 0 else side for side in window)
-    out, log_sum_exp, _, _, weights = torch.ops.aten._flash_attention_forward(
-        query, key, value, *lengths, dropout_p, causal, bool(options.get("return_attn_probs")),
-        scale=scale if scale is not None else dim**-0.5, window_size_left=left, window_size_right=right,
-    )  # fmt: skip
+        inputs = query, key, value
+    scale = scale if scale is not None else dim**-0.5
+    out, log_sum_exp, weights, _ = _kernel(inputs, lengths, dropout_p, causal, wants_weights, scale, window)
     out = out[..., :dim] if missing else out
-    return (out, log_sum_exp, weights) if options.get("return_attn_probs") else out
+    return (out, log_sum_exp, weights) if wants_weights else out
 
 
-def index_first_axis(tensor: Any, indices: Any) -> Any:
-    """Rows of a tensor."""
-    return tensor[indices]
+def _kernel(
+    inputs: tuple[Any, Any, Any], lengths: Lengths, dropout_p: float, causal: bool, wants_weights: bool,
+    scale: float, window: tuple[int, int],
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    left, right = (None if side < 0 else side for side in window)
+    out, log_sum_exp, state, _, weights = torch.ops.aten._flash_attention_forward(
+        *inputs, *lengths, dropout_p, causal, wants_weights,
+        scale=scale, window_size_left=left, window_size_right=right,
+    )  # fmt: skip
+    return out, log_sum_exp, weights, state
 
 
-def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None) -> Any:
-    """Tokens without padding, their positions, cumulated lengths, the longest, and each sequence's tokens."""
-    used = attention_mask.sum(dim=-1, dtype=torch.int32)
-    positions = torch.nonzero(attention_mask.flatten(), as_tuple=False).flatten()
-    longest = used.max().item()
-    lengths = torch.nn.functional.pad(torch.cumsum(used, dim=0, dtype=torch.int32), (1, 0))
-    return hidden_states.flatten(0, 1)[positions], positions, lengths, longest, used
-
-
-def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
-    """The reverse of :func:`unpad_input`."""
-    output = hidden_states.new_zeros(batch * seqlen, *hidden_states.shape[1:])
-    output[indices] = hidden_states
-    return output.unflatten(0, (batch, seqlen))
+def _kernel_backward(arguments: tuple[Any, ...], gradients: tuple[Any, Any, Any]) -> Any:
+    """What PyTorch's operator takes beside its results, which are the caller's here."""
+    machine, operator = MACHINES[-1], torch.ops.aten._flash_attention_backward.default
+    written = [
+        torch.empty_like(of) if gradient is None else gradient
+        for of, gradient in zip(arguments[1:4], gradients, strict=True)
+    ]
+    twins.forget(written)
+    for blocks in temporaries.afterwards("_flash_attention_backward", arguments, machine.gpu):
+        machine.ledger.pass_through(blocks, "_flash_attention_backward")
+    for observer in machine.observers:
+        observer.operator(operator, arguments, {}, tuple(written))
+    return torch.empty_like(arguments[5])

@@ -15,13 +15,28 @@ from zerokit.rehearsal.process.ledger import GpuMemory
 Arguments = tuple[Any, ...]
 MIB = 1 << 20
 
+SCALED_PRODUCTS = ("_scaled_mm", "_scaled_mm_v2")
+"""Of FP8 factors with their scales (``native/cuda/ScaledBlas.cpp``)."""
 PRODUCTS = frozenset(
-    {"mm", "bmm", "addmm", "baddbmm", "_scaled_mm", "_grouped_mm", "linear", "addmm_", "baddbmm_"}
+    {"mm", "bmm", "addmm", "baddbmm", *SCALED_PRODUCTS, "_grouped_mm", "linear", "addmm_", "baddbmm_"}
 )
 """Operators that run in cuBLAS."""
 
 _LT_WORKSPACE_KIB = 1024
 """``_getWorkspaceSize`` of cublasLt (``aten/src/ATen/cuda/CUDABlas.cpp``), CUBLASLT_WORKSPACE_SIZE."""
+
+
+_FP8_CAPABILITY = (8, 9)
+
+
+def refuse_unknown_to(capability: tuple[int, int], name: str) -> None:
+    """Raise what PyTorch raises of products in FP8 on a GPU without them (``ScaledBlas.cpp``,
+    _scaled_mm_allowed_device)."""
+    if name in SCALED_PRODUCTS and capability < _FP8_CAPABILITY:
+        raise RuntimeError(
+            "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or "
+            "ROCm MI300+"
+        )
 
 
 def _safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from zerokit.rehearsal.process.allocator import Block, CachingAllocator
 from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
+from zerokit.rehearsal.result import GATHERED
 
 STILL_LIVE = -1
 BORN, DIED, EMPTIED = 0, 1, 2
@@ -113,7 +114,8 @@ class GpuMemory:
         self.threads = threading.local()  # .stream: the current stream of each thread
         self.origin: Callable[[str, int], Origin] | None = None
         """Says where an allocation of so many bytes by an operator comes from."""
-        self.ends_of_backward: list[int] = []  # on the clock
+        self.starts_of_backward: list[int] = []  # on the clock
+        self.ends_of_backward: list[int] = []
         self.dtypes: set[Any] = set()  # of all tensors that were counted
         self.contents: dict[int, str] = {}  # what a block holds, by its number, where that is known
         self._origin_numbers: dict[Origin, int] = {NOWHERE: 0}
@@ -136,6 +138,16 @@ class GpuMemory:
         """A block that is nobody's storage (a workspace); returns its number."""
         number, _ = self._take(size, why)
         return number
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """What this thread allocates here are parameters gathered from all ranks."""
+        before = getattr(self.threads, "gathers", False)
+        self.threads.gathers = True
+        try:
+            yield
+        finally:
+            self.threads.gathers = before
 
     def hold(self, size: int, why: str) -> tuple[int, Block]:
         """A block that :meth:`release` gives back."""
@@ -177,6 +189,8 @@ class GpuMemory:
         history.block_bytes.append(block.size)
         history.stream.append(stream)
         history.origin.append(self._number_of_origin(why, size))
+        if getattr(self.threads, "gathers", False):
+            self.contents[number] = GATHERED
         self._raise_peaks()
         return number, block
 
@@ -263,6 +277,8 @@ class GpuMemory:
         """A phase begins; what is in use now belongs to it too."""
         if self.phase == "backward" != phase:
             self.ends_of_backward.append(self.clock)
+        if self.phase != "backward" == phase:
+            self.starts_of_backward.append(self.clock)
         self.phase = phase
         self._raise_peaks()
 

@@ -124,10 +124,12 @@ class Machine:
         fake: makes tensors without memory; it is never on the stack of modes.
         lock: one operator at a time: FakeTensorMode keeps its state in plain attributes.
         unseen: above 0 while the rehearsal itself uses operators that no GPU would run.
+        managed_bytes: of CUDA managed memory that was asked for; part of ``host_bytes``.
         kept_evaluation_batches: after so many an evaluation moves its outputs to the host; None: never.
         unwaited: tensors of collectives that nobody waits for.
         attention_plans: the shapes that cuDNN's attention was given.
         under_way: of the collective that goes on now.
+        product: hears of each matrix product on the GPU, with its output.
         messages: from and to other ranks.
         collectives: issued while somebody observed; the last one's number.
     """
@@ -154,6 +156,7 @@ class Machine:
         self.unwaited = Unwaited(self.ledger)
         self.attention_plans = AttentionPlans()
         self.under_way = UnderWay()
+        self.product: Callable[[str, torch.Tensor], None] = lambda name, output: None
         self.messages = messages
         self.collectives = 0
         self.warnings: dict[str, int] = {}
@@ -162,6 +165,7 @@ class Machine:
         self.pinned: set[int] = set()
         self.host_bytes = 0
         self.peak_host_bytes = 0
+        self.managed_bytes = 0
         self._on_host: set[int] = set()
         self._in_files: set[int] = set()
         self.written_bytes = 0
@@ -224,6 +228,13 @@ class Machine:
             tensor: torch.Tensor = factories.empty(shape, dtype=dtype, device=device)
         if tensor.device.type == "cuda":
             self.ledger.track(tensor, "empty")
+        return tensor
+
+    def managed(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in CUDA managed memory: PyTorch's allocator knows nothing of it, and the driver keeps it
+        on the GPU as far as there is room, else on the host, where it is counted."""
+        tensor = self.track_host(self.empty(shape, dtype, "cpu"))
+        self.managed_bytes += tensor.untyped_storage().nbytes()
         return tensor
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -60,13 +60,14 @@ class Rehearsed:
         if why_not is not None:
             self._write({"complete": False, "stopped": {"location": "", "operator": "", "reason": why_not}})
             return 0
-        from zerokit.rehearsal.process import native, stand_ins
+        from zerokit.rehearsal.process import flash_attention, native, stand_ins
         from zerokit.rehearsal.process.endings import NeedsSenders
 
         self._forget_self_test()
         if (note := native.version_note()) is not None:
             self.machine.warn(note)
-        sys.meta_path.append(stand_ins.Missing(self.machine.warn))
+        flash_attention.MACHINES.append(self.machine)
+        sys.meta_path.append(stand_ins.Missing(self.machine.warn, self._stand_in_late))
         for made_up in stand_ins.offer(self._order):
             self.machine.stub(made_up)
         with contextlib.suppress(AttributeError, ValueError):
@@ -83,6 +84,18 @@ class Rehearsed:
         self._write_operators(result)
         self._write(result)
         return 0
+
+    def _stand_in_late(self) -> Path:
+        """A library imports flash-attn and would end without it: what was asked before is asked again."""
+        from zerokit.rehearsal.process import stand_ins
+
+        folder = Path(self._order.folder, "stand-ins")
+        self.machine.stub(stand_ins.stand_in(folder))
+        self.machine.warnings.pop(stand_ins.missing(stand_ins.NOT_STOOD_IN["flash_attn"]), None)
+        for question in list(vars(sys.modules.get("transformers.utils.import_utils", sys)).values()):
+            with contextlib.suppress(AttributeError):
+                question.cache_clear()
+        return folder
 
     # ---------------------------------------------------------------- before
 
@@ -137,7 +150,6 @@ class Rehearsed:
         self.phases.see_at_least(order.fewest_steps)
         self.machine.ledger.origin = self.phases.origin
         self.phases.on_step = self._step_done
-        self.phases.on_phase = lambda phase: self.say(f"{PHASE}{phase}")
         if order.operators_path is not None:
             self.phases.recorder = Recorder(self.machine)
         context = Context(self.machine, self.phases)
@@ -171,6 +183,8 @@ class Rehearsed:
         machine.ledger.origin = self.phases.origin
         machine.workspaces = Workspaces(machine.ledger, machine.gpu.capability)
         machine.guesses = Guesses()
+        self.phases.feed.batches = 0
+        self.phases.on_phase = lambda phase: self.say(f"{PHASE}{phase}")
 
     def _step_done(self, number: int) -> None:
         self.machine.unwaited.step_done()
@@ -188,7 +202,7 @@ class Rehearsed:
         """Why it stopped early; None where it did not."""
         from zerokit.launcher.rank.process import Program, run_target
         from zerokit.rehearsal.process import loops, offline
-        from zerokit.rehearsal.process.causes import OF_FEW_ROUNDS, cause_of
+        from zerokit.rehearsal.process.causes import OF_FEW_ROUNDS, cause_of, of_import
         from zerokit.rehearsal.process.endings import NeedsSenders, NotRehearsed, StopRehearsal
         from zerokit.rehearsal.process.stand_ins import explain
 
@@ -212,11 +226,13 @@ class Rehearsed:
         except BaseException as error:
             traceback.print_exc()
             self._lacks_rounds = loops.STUB in self.machine.stubbed and isinstance(error, OF_FEW_ROUNDS)
-            unreached, explained, operator = offline.unreached(error), explain(error), _operator_of(error)
-            reason = unreached or f"{error}{explained}"
+            inner = of_import(error)
+            behind = "" if inner is error else f", behind {type(error).__name__}: {error}"
+            unreached, explained, operator = offline.unreached(error), explain(inner), _operator_of(error)
+            reason = unreached or f"{inner}{explained}{behind}"
             is_ours = bool(unreached or explained or operator)
             return {
-                **_stopped(error, f"{type(error).__name__}: {reason}"),
+                **_stopped(error, f"{type(error if unreached else inner).__name__}: {reason}"),
                 "operator": operator,
                 "cause": "rehearsal"
                 if is_ours

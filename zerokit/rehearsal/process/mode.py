@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -29,7 +29,7 @@ from zerokit.rehearsal.process import (
     temporaries,
     twins,
 )
-from zerokit.rehearsal.process.kernels import OF_OPERATORS, PRODUCTS
+from zerokit.rehearsal.process.kernels import OF_OPERATORS, PRODUCTS, refuse_unknown_to
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.shapes import RULES
 from zerokit.rehearsal.process.twins import twin
@@ -236,11 +236,15 @@ class FakeCuda(TorchDispatchMode):
     # ---------------------------------------------------------------- GPU
 
     def _shaped(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """By FakeTensor's rules; raises RuntimeError as the operators do, which scripts catch (Axolotl)."""
+        """By FakeTensor's rules; raises RuntimeError as the operators do, which scripts catch."""
         try:
             return self._machine.fake.dispatch(func, types, args, kwargs)
         except ValueError as error:
             raise RuntimeError(str(error)) from error
+        except UnsupportedOperatorException:
+            if "out" not in kwargs:
+                raise  # compiled code calls aten::_scaled_mm.out
+            return kwargs["out"]
 
     def _run(
         self,
@@ -251,10 +255,10 @@ class FakeCuda(TorchDispatchMode):
         kwargs: dict[str, Any],
         fakes: list[Any],
     ) -> Any:
-        machine = self._machine
-        on_gpu = bool(fakes) and fakes[0].fake_device.type == "cuda"
+        machine, on_gpu = self._machine, bool(fakes) and fakes[0].fake_device.type == "cuda"
         if on_gpu:
             batch_norms.check(machine, name, args)
+            refuse_unknown_to(machine.gpu.capability, name)
         rule = RULES.get(full_name(func))
         result = rule(machine, args, kwargs) if rule is not None else self._shaped(func, types, args, kwargs)
         if on_gpu and name in convolutions.OPERATORS:
@@ -268,6 +272,7 @@ class FakeCuda(TorchDispatchMode):
             output = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)), None)
             if output is not None and output.fake_device.type == "cuda":
                 machine.workspaces.product(name, args, kwargs)
+                machine.product(name, output)
         return result
 
     def _track(self, result: Any, name: str, args: tuple[Any, ...]) -> None:

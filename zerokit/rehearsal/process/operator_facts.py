@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from zerokit.rehearsal.process.kernels import SCALED_PRODUCTS
 from zerokit.rehearsal.process.twins import twin
 from zerokit.timing import operators as kinds
 
@@ -33,6 +34,7 @@ WAITING = frozenset({
 _WRITE_ONLY = frozenset(
     {"copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
 )
+_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_", "_int_mm", *SCALED_PRODUCTS})
 REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "linalg_vector_norm", "norm", "_foreach_norm"})
 _GATHERS = frozenset({"embedding", "index", "index_select", "gather", "take_along_dim"})
 _WRITES_AT = frozenset({"index_put_", "_index_put_impl_", "index_add_", "scatter_", "scatter_add_"})
@@ -104,7 +106,7 @@ def facts(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], r
     """Of an operator with tensors on the GPU."""
     inputs = [tensor for tensor in tensors_in([args, kwargs], []) if on_gpu(tensor)]
     outputs = [tensor for tensor in tensors_in(result, []) if on_gpu(tensor)]
-    if name in ("mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_", "_scaled_mm", "_int_mm"):
+    if name in _PRODUCTS:
         return _product(name, args, inputs, outputs)
     if name.startswith("_scaled_dot_product") or name in (
         "_flash_attention_forward",

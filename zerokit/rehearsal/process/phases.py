@@ -22,7 +22,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from zerokit.instrument import engine_facts
 from zerokit.rehearsal.process import model_facts
 from zerokit.rehearsal.process.endings import StopRehearsal
+from zerokit.rehearsal.process.feed import Feed
 from zerokit.rehearsal.process.guesses import script_line
+from zerokit.rehearsal.process.kernels import SCALED_PRODUCTS
 from zerokit.rehearsal.process.ledger import Origin
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.recorder import Recorder
@@ -76,6 +78,7 @@ class Phases:
         config_files: DeepSpeed configurations that were read.
         data_parallel: whether PyTorch's DistributedDataParallel wraps a model.
         fully_sharded: whether PyTorch's FSDP shards the model that is trained.
+        unwrapped: see :func:`zerokit.rehearsal.process.model_facts.unwrapped`.
         checkpointing: whether layers of the model that is trained recompute, without an engine; None: not
             known.
     """
@@ -95,6 +98,7 @@ class Phases:
         self.config_files: set[str] = set()
         self.data_parallel = False
         self.fully_sharded = False
+        self.unwrapped: tuple[list[str], float] = ([], 1.0)
         self.checkpointing: bool | None = None
         self.observed = engine_facts.EngineFacts()
         self.model: dict[str, Any] | None = None
@@ -103,6 +107,7 @@ class Phases:
         self.on_phase: Callable[[str], None] | None = None  # where it begins for the first time
         self._entered: set[str] = set()
         self.recorder: Recorder | None = None
+        self.feed = Feed()
         self._steps_by: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._steps_of_last = 0
         self._late_steps = 0
@@ -183,6 +188,7 @@ class Phases:
             StopRehearsal: the script goes on although it was shown the end of its data.
         """
         self.steps += 1
+        self.feed.step_done()
         self._steps_of_last = self._steps_by.get(optimizer, 0) + 1
         self._steps_by[optimizer] = self._steps_of_last
         self.optimizers += self._steps_of_last == 1
@@ -244,9 +250,15 @@ class Phases:
         self._wrap_backward()
         register_optimizer_step_pre_hook(self._before_optimizer)
         register_optimizer_step_post_hook(self._after_optimizer)
+        self._machine.product = self._product
 
-    def note_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _product(self, name: str, output: torch.Tensor) -> None:
+        if self._ledger.phase == "forward":
+            self.feed.product(output, is_fp8=name in SCALED_PRODUCTS)
+
+    def note_batch(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a forward that trains was given."""
+        self.feed.batch(module, args, kwargs)
         rows, columns = engine_facts.batch(args, kwargs)
         self.most_rows = max(self.most_rows, rows or 0)
         if columns and "input_ids" in kwargs:
@@ -264,7 +276,7 @@ class Phases:
             if not stack:
                 phases._outermost_call(self)
                 if phases.phase == "forward":
-                    phases.note_batch(args, kwargs)
+                    phases.note_batch(self, args, kwargs)
             stack.append(self)
             try:
                 return call(self, *args, **kwargs)
@@ -285,7 +297,8 @@ class Phases:
             self._enter("forward")
             if is_new:
                 self.find_weights(module)
-                self.fully_sharded = self.fully_sharded or model_facts.is_fully_sharded(module)
+                if not self.fully_sharded and model_facts.is_fully_sharded(module):
+                    self.fully_sharded, self.unwrapped = True, model_facts.unwrapped(module)
                 self.checkpointing = self.checkpointing or engine_facts.checkpointing(module)
         elif self._ledger.phase != "eval":
             self._before_eval = self._ledger.phase
@@ -301,6 +314,7 @@ class Phases:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if not phases.has_engine:
                 phases.enter("backward")
+            phases.feed.batches += not phases._in_backward  # reentrant checkpointing has its own inside
             phases._in_backward += 1
             try:
                 return backward(*args, **kwargs)

@@ -7,15 +7,22 @@ which the script would end.
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import functools
 import importlib.util
+import linecache
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import Any
 
 from zerokit.rehearsal.order import Order
+from zerokit.rehearsal.process.endings import NotRehearsed
 
 FLASH_ATTENTION_VERSION = "2.8.3"
 NOT_STOOD_IN = {
@@ -28,10 +35,65 @@ NOT_STOOD_IN = {
     "flash_attn": "flash-attn",
 }
 """Packages of kernels by the module that is imported, which code takes where they are installed."""
+_KERNELS = "_flash_attn_forward _flash_attn_varlen_forward _flash_attn_backward _flash_attn_varlen_backward"
+_CALLS = (
+    "flash_attn_func flash_attn_kvpacked_func flash_attn_qkvpacked_func flash_attn_varlen_func "
+    "flash_attn_varlen_kvpacked_func flash_attn_varlen_qkvpacked_func flash_attn_with_kvcache"
+)
+FLASH_ATTENTION = {
+    "": _CALLS,
+    "flash_attn_interface": f"{_CALLS} {_KERNELS} FlashAttnFunc FlashAttnVarlenFunc FlashAttnKVPackedFunc "
+    "FlashAttnQKVPackedFunc FlashAttnVarlenKVPackedFunc FlashAttnVarlenQKVPackedFunc",
+    "bert_padding": "index_first_axis index_put_first_axis index_first_axis_residual unpad_input "
+    "unpad_input_for_concatenated_sequences pad_input rearrange repeat IndexFirstAxis IndexPutFirstAxis",
+    "utils": "",
+    "utils.distributed": "all_gather_raw reduce_scatter_raw all_reduce_raw AllGatherFunc all_gather "
+    "ReduceScatterFunc reduce_scatter AllReduceFunc all_reduce sync_shared_params "
+    "allreduce_sequence_parallel_grad get_dim_for_local_rank",
+    "utils.generation": "InferenceParams GenerationMixin decode sample update_graph_cache",
+    "utils.pretrained": "state_dict_from_pretrained",
+    "utils.torch": "custom_amp_decorator custom_fwd custom_bwd",
+    "layers": "",
+    "layers.patch_embed": "PatchEmbed",
+    "layers.rotary": "ApplyRotaryEmb apply_rotary_emb apply_rotary_emb_func apply_rotary_emb_torch "
+    "apply_rotary_emb_qkv_ apply_rotary_emb_kv_ rotate_half RotaryEmbedding",
+    "losses": "",
+    "losses.cross_entropy": "CrossEntropyLoss",
+    "ops": "",
+    "ops.activations": "bias_gelu_impl fast_gelu_impl sqrelu_fwd sqrelu_bwd swiglu SwiGLUFunction",
+    "ops.fused_dense": "fused_dense_func FusedDense fused_mlp_func FusedMLP ColumnParallelLinear "
+    "RowParallelLinear ParallelFusedMLP",
+    "ops.layer_norm": "layer_norm dropout_add_layer_norm dropout_add_layer_norm_subset "
+    "dropout_add_layer_norm_parallel_residual DropoutAddLayerNorm",
+    "ops.rms_norm": "rms_norm dropout_add_rms_norm dropout_add_rms_norm_subset RMSNorm DropoutAddRMSNorm",
+    "ops.triton": "",
+    "ops.triton.cross_entropy": "cross_entropy_loss",
+    "ops.triton.layer_norm": "layer_norm_fn rms_norm_fn layer_norm_linear_fn RMSNorm LayerNormFn",
+    "ops.triton.linear": "triton_linear_act triton_dgrad_act",
+    "ops.triton.mlp": "fused_dense_sqrelu_dense_function FusedDenseSqreluDense",
+    "ops.triton.rotary": "apply_rotary",
+    "modules": "",
+    "modules.block": "Block ParallelBlock",
+    "modules.embedding": "GPT2Embeddings BertEmbeddings ParallelGPT2Embeddings VocabParallelEmbedding "
+    "ColumnParallelEmbedding",
+    "modules.mha": "get_alibi_slopes FlashSelfAttention FlashCrossAttention SelfAttention CrossAttention "
+    "MHA ParallelMHA",
+    "modules.mlp": "Mlp ParallelMLP GatedMlp ParallelGatedMlp",
+    "models": "",
+    **dict.fromkeys(
+        (f"models.{name}" for name in ("bert", "gpt", "llama", "falcon", "gpt_neox", "opt")), "*"
+    ),
+}
+"""The modules of flash-attn 2.8.3, and their public names; of models any."""
 _ASK_WITHOUT_USE = {"deepspeed"}
 """Import apex wherever it is, and use it only where a configuration says ``amp``."""
-_ASKS = re.compile(r"flash_attention_2|^(?:from|import) flash_attn\b", re.MULTILINE)
+_ASKS = re.compile(
+    r"flash_attention_2|^(?:from|import) flash_attn\b|^\s*flash_attention: *true\b|^\s*flash_attn: *fa2\b",
+    re.MULTILINE,
+)
+"""The last two: axolotl's and LLaMA-Factory's files."""
 _MOST_BYTES = 1 << 20
+_OURS = str(Path(__file__).resolve().parents[2])
 _READ = (".json", ".yaml", ".yml", ".toml", ".sh")
 
 
@@ -43,22 +105,58 @@ def offer(order: Order) -> list[str]:
     """
     if not _asks_for_flash_attention(order) or importlib.util.find_spec("flash_attn") is not None:
         return []
-    folder = Path(order.folder, "stand-ins")
+    return [stand_in(Path(order.folder, "stand-ins"))]
+
+
+def stand_in(folder: Path) -> str:
+    """Put flash-attn where imports find it; what it is, in words."""
     package, about = folder / "flash_attn", folder / f"flash_attn-{FLASH_ATTENTION_VERSION}.dist-info"
-    for path in (package, about):
-        path.mkdir(parents=True)
-    module = "zerokit.rehearsal.process.flash_attention"
-    for name in ("__init__", "flash_attn_interface", "bert_padding"):
-        (package / f"{name}.py").write_text(
-            f'from {module} import *\n__version__ = "{FLASH_ATTENTION_VERSION}"\n'
+    for name in FLASH_ATTENTION:
+        path = package.joinpath(*name.split("."))
+        is_package = not name or any(other.startswith(f"{name}.") for other in FLASH_ATTENTION)
+        file = path / "__init__.py" if is_package else path.with_suffix(".py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            f"from {__name__} import contents\n"
+            f'__version__ = "{FLASH_ATTENTION_VERSION}"\nglobals().update(contents({name!r}))\n'
         )
+    about.mkdir()
     (about / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: flash-attn\nVersion: {FLASH_ATTENTION_VERSION}\n"
     )
     (about / "top_level.txt").write_text("flash_attn\n")
     (about / "RECORD").write_text("flash_attn/__init__.py,,\n")
     sys.path.append(str(folder))
-    return [f"flash-attn, which is not installed here: as version {FLASH_ATTENTION_VERSION}"]
+    importlib.invalidate_caches()
+    return f"flash-attn, which is not installed here: as version {FLASH_ATTENTION_VERSION}"
+
+
+def contents(module: str) -> dict[str, Any]:
+    """What a module of flash-attn holds: ours by their names, and in place of each other name what ends a
+    rehearsal that uses it."""
+    from zerokit.rehearsal.process import flash_attention, flash_attn_python
+
+    ours = {**vars(flash_attention), **vars(flash_attn_python)}
+    with contextlib.suppress(ImportError):  # flash-attn requires it
+        import einops
+
+        ours |= {"rearrange": einops.rearrange, "repeat": einops.repeat}
+    names = FLASH_ATTENTION[module].split()
+    if names == ["*"]:
+        return {"__getattr__": functools.partial(_absent, module)}
+    return {name: ours[name] if name in ours else _absent(module, name) for name in names}
+
+
+def _absent(module: str, name: str) -> type:
+    """A class, which may be imported and derived from, and not made."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        reason = f"the stand-in for flash-attn {FLASH_ATTENTION_VERSION} has no {name}"
+        raise NotRehearsed(f"flash_attn.{module}.{name}", reason)
+
+    return type(name, (), {"__new__": refuse, "apply": staticmethod(refuse)})
 
 
 _SPARSE = re.compile(r"aten[.:]+_?\w*(to_sparse|sparse_(csr|csc|bsr|bsc|compressed)_tensor|to_dense)")
@@ -68,20 +166,73 @@ class Missing:
     """A meta path finder, the last one: what is imported, and not found, of :data:`NOT_STOOD_IN`.
 
     A look-up (``importlib.util.find_spec``) is no import.
+
+    Args:
+        stand_in: puts a package where imports find it, and gives the folder; for flash-attn.
     """
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
+    def __init__(self, warn: Callable[[str], None], stand_in: Callable[[], Path] | None = None) -> None:
+        self._warn, self._stand_in = warn, stand_in
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        """Nothing; tells what is missing."""
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The stand-in of what a script cannot do without; else nothing: tells what is missing."""
         name = NOT_STOOD_IN.get(fullname)
         importer = _importer() if name is not None else None
-        if importer is not None and importer not in _ASK_WITHOUT_USE:
-            self._warn(
-                f"{name} is imported and not installed here: where the run has it, it may take other code "
-                "and allocate otherwise"
+        if importer is None or importer in _ASK_WITHOUT_USE:
+            return None
+        if fullname == "flash_attn" and self._stand_in is not None and not _is_guarded(sys._getframe(1)):
+            return PathFinder.find_spec(fullname, [str(self._stand_in())])
+        self._warn(missing(str(name)))
+        return None
+
+
+def missing(name: str) -> str:
+    """What is said of a package that is imported, and that the script does without."""
+    return (
+        f"{name} is imported and not installed here: where the run has it, it may take other code and "
+        "allocate otherwise"
+    )
+
+
+def _is_guarded(frame: FrameType | None) -> bool:
+    """Whether an import that fails is caught on its way up, by a handler that raises nothing: the code does
+    without the package then."""
+    while frame is not None:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if not file.startswith(("<", _OURS)) and any(
+            (isinstance(node, ast.Try) and _is_in(node.body, line) and any(map(_goes_on, node.handlers)))
+            or (
+                isinstance(node, ast.With)
+                and _is_in(node.body, line)
+                and "suppress(" in ast.unparse(node.items[0])
             )
+            for node in ast.walk(_tree(file))
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.cache
+def _tree(file: str) -> ast.AST:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+def _is_in(body: list[ast.stmt], line: int) -> bool:
+    return body[0].lineno <= line <= (body[-1].end_lineno or 0)
+
+
+def _goes_on(handler: ast.ExceptHandler) -> bool:
+    caught = "Exception" if handler.type is None else ast.unparse(handler.type)
+    names = re.split(r"\W+", caught)
+    return not {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}.isdisjoint(
+        names
+    ) and not any(isinstance(node, ast.Raise) for node in ast.walk(handler))
 
 
 def _importer() -> str | None:
@@ -105,8 +256,10 @@ def explain(error: BaseException) -> str:
             "option for dense ones, rehearse it with that"
         )
     root = (getattr(error, "name", None) or "").partition(".")[0]
-    if not isinstance(error, ModuleNotFoundError) or root not in NOT_STOOD_IN:
+    if not isinstance(error, ImportError) or root not in NOT_STOOD_IN:
         return ""
+    if getattr(sys.modules.get(root), "__version__", None) == FLASH_ATTENTION_VERSION:
+        return f"; the stand-in for {NOT_STOOD_IN[root]} {FLASH_ATTENTION_VERSION} has no such name"
     return (
         f"; nothing stands in for {NOT_STOOD_IN[root]} in a rehearsal: where the script has an option for "
         "PyTorch's own kernels, rehearse it with that"

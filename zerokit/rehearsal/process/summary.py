@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from typing import Any
 
+import numpy as np
 import torch
 
 from zerokit.rehearsal.process import smallest_card
@@ -12,14 +13,14 @@ from zerokit.rehearsal.process.guesses import Guess
 from zerokit.rehearsal.process.ledger import STILL_LIVE, GpuMemory
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.phases import Phases
-from zerokit.rehearsal.result import BACKWARD, GRADIENTS, LOSS, WEIGHTS
+from zerokit.rehearsal.result import ACTIVATIONS, BACKWARD, GRADIENTS, LOSS, WEIGHTS
 
 MOST_HOLDINGS = 40
 
 _WHAT = {
     "load": WEIGHTS,
     "init": "engine and its buffers",
-    "forward": "activations",
+    "forward": ACTIVATIONS,
     "backward": GRADIENTS,
     "step": "optimizer states",
     "eval": "no-gradient forward",
@@ -44,6 +45,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
     return {
         "complete": stopped is None,
         "stopped": stopped,
+        "fed": phases.feed.to_dict(),
         "steps": phases.steps,
         "repeats": phases.repeats,
         "last_steps_differ_by": phases.last_steps_differ_by,
@@ -57,6 +59,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "at_peak": at_peak(ledger),
         "bf16": torch.bfloat16 in ledger.dtypes,
         "host_bytes": machine.peak_host_bytes,
+        "managed_bytes": machine.managed_bytes,
         "written_bytes": machine.written_bytes,
         "guesses": [*_guesses(machine.guesses.shapes, True), *_guesses(machine.guesses.values, False)],
         "stubbed": sorted(machine.stubbed),
@@ -66,6 +69,8 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "config_files": sorted(phases.config_files),
         "data_parallel": phases.data_parallel,
         "fully_sharded": phases.fully_sharded,
+        "unwrapped": phases.unwrapped,
+        "freed": freed(ledger),
         "gradient_checkpointing": phases.checkpointing,
         "batch_rows": phases.observed.loader_rows or int(phases.most_rows == 1),
     }
@@ -76,11 +81,8 @@ def at_peak(ledger: GpuMemory) -> list[dict[str, Any]]:
     totals: dict[tuple[str, str, str], int] = {}
     history = ledger.history
     for number in history.live_at(ledger.peak.clock):
-        phase, operator, module, location = ledger.origins[history.origin[number]]
-        component = ledger.contents.get(number) or _what(phase, operator)
-        if component == GRADIENTS and _ends_with_backward(ledger, number):
-            component = BACKWARD
-        key = component, module, location
+        _, _, module, location = ledger.origins[history.origin[number]]
+        key = _component(ledger, number), module, location
         totals[key] = totals.get(key, 0) + history.block_bytes[number]
     ordered = sorted(totals.items(), key=lambda item: -item[1])
     rows = [
@@ -91,6 +93,42 @@ def at_peak(ledger: GpuMemory) -> list[dict[str, Any]]:
     if rest:
         rows.append({"what": "smaller ones", "module": "", "location": "", "bytes": rest})
     return rows
+
+
+def freed(ledger: GpuMemory) -> dict[str, int]:
+    """By how much the run's peak would be lower, at whatever instant it then is: without activations that
+    backward needs, and with half of what the batch takes."""
+    history = ledger.history
+    sizes, born, died = (
+        np.asarray(part, np.int64) for part in (history.block_bytes, history.born, history.died)
+    )
+    if not sizes.size:
+        return {}
+    kinds = np.asarray([_component(ledger, number) for number in range(len(sizes))])
+    starts = np.append(ledger.starts_of_backward, np.iinfo(np.int64).max)
+    is_kept = (died == STILL_LIVE) | (died > starts[np.searchsorted(starts[:-1], born)])
+    without = sizes * (is_kept & (kinds == ACTIVATIONS))
+    half = sizes // 2 * np.isin(kinds, (ACTIVATIONS, LOSS, BACKWARD))
+    return {
+        name: ledger.peak.allocated_bytes - _peak(sizes - less, born, died, ledger.clock)
+        for name, less in (("checkpointing", without), ("batch", half))
+    }
+
+
+def _peak(sizes: Any, born: Any, died: Any, clock: int) -> int:
+    """The most that is live at once."""
+    changes = np.zeros(clock + 1, np.int64)
+    np.add.at(changes, born, sizes)
+    ended = died != STILL_LIVE
+    np.subtract.at(changes, died[ended], sizes[ended])
+    return int(changes.cumsum().max())
+
+
+def _component(ledger: GpuMemory, number: int) -> str:
+    """What a block holds."""
+    phase, operator, _, _ = ledger.origins[ledger.history.origin[number]]
+    component = ledger.contents.get(number) or _what(phase, operator)
+    return BACKWARD if component == GRADIENTS and _ends_with_backward(ledger, number) else component
 
 
 def _what(phase: str, operator: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.machine import StoodIn
 
@@ -34,3 +36,15 @@ class SilentLibrary:
 def native_library(context: Context, module: ModuleType) -> None:
     """In place of ``libbitsandbytes_cuda*.so``."""
     vars(module)["lib"] = SilentLibrary(context.machine.stand_in("bitsandbytes", "bitsandbytes' kernels"))
+
+
+def managed_memory(context: Context, module: ModuleType) -> None:
+    """``get_paged`` wraps what ``cudaMallocManaged`` gives in a tensor that PyTorch takes for the host's
+    (functional.py:91, 0.50): the memory is made up, its size is counted."""
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Any:
+        tensor: Any = context.machine.managed(shape, dtype)
+        tensor.is_paged, tensor.page_deviceid = True, getattr(device, "index", None) or 0
+        return tensor
+
+    vars(module)["get_paged"] = get_paged

@@ -135,6 +135,11 @@ def flattening(context: Context, module: ModuleType) -> None:
     after(cls, "_update_model_bit16_weights", joined)
 
 
+def coordinator(context: Context, module: ModuleType) -> None:
+    """ZeRO-3 gathers what a module needs, and what comes next."""
+    within(module.PartitionedParameterCoordinator, "fetch_sub_module", context.machine.ledger.gathering)
+
+
 def accelerate_configuration(context: Context, module: ModuleType) -> None:
     """Which file Accelerate, or a Trainer, reads for DeepSpeed."""
     _note_file(context, module.HfDeepSpeedConfig)
@@ -188,7 +193,7 @@ def _observe(context: Context, cls: Any) -> None:
                 phases.model = model_facts.describe(self.module)
                 phases.find_weights(self.module)
             phases.observed.training_forward(self, args, kwargs, phases.engines)
-            phases.note_batch(args, kwargs)
+            phases.note_batch(self, args, kwargs)
         return forward(self, *args, **kwargs)
 
     cls.forward = observed

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import distributed
 
+from zerokit.rehearsal.process.adapters.wrapping import within
 from zerokit.rehearsal.process.context import Context
 
 
@@ -65,3 +67,15 @@ def data_parallel(context: Context) -> None:
     cls._register_builtin_comm_hook = register_builtin
     # counts iterations, from the first of which the reducer times them with CUDA events (reducer.cpp)
     torch.distributed.Reducer.prepare_for_forward = lambda self: None
+
+
+def sharded_units(context: Context, module: ModuleType) -> None:
+    """FSDP 2 gathers a unit's parameters in a buffer, then copies them out."""
+    for name in ("unshard", "wait_for_unshard"):
+        within(module.FSDPParamGroup, name, context.machine.ledger.gathering)
+
+
+def flat_parameters(context: Context, module: ModuleType) -> None:
+    """FSDP 1 gathers a unit's in one flat parameter."""
+    for name in ("pre_unshard", "unshard"):
+        within(module.FlatParamHandle, name, context.machine.ledger.gathering)

@@ -113,6 +113,7 @@ def callbacks(context: Context, module: ModuleType) -> None:
     @functools.wraps(began)
     def on_train_begin(self: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
         phases.observed.trainer_began(int(args.train_batch_size))
+        phases.feed.trainer_began(args)
         return began(self, args, *rest, **kwargs)
 
     @functools.wraps(original)
