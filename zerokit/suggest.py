@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,7 +217,7 @@ def standing_in(word: str, known: Iterable[str]) -> str | None:
     return max(names, key=len, default=None)
 
 
-def _may_be(wrong: str, right: str, words: set[str]) -> bool:
+def _may_be(wrong: str, right: str, words: Collection[str]) -> bool:
     """Whether the difference is one of spelling, not of words."""
     if _DIGITS.findall(wrong) != _DIGITS.findall(right):
         return False

@@ -6,7 +6,8 @@ import click
 
 from zerokit.cli.aligned_text import aligned
 from zerokit.cli.base import Group
-from zerokit.cli.say import write, write_json
+from zerokit.cli.say import write as show
+from zerokit.cli.say import write_json
 
 
 @click.group("recipes", cls=Group)
@@ -32,7 +33,7 @@ def list_command(as_json: bool) -> None:
         return
     rows = [("recipe", "for")] + [(recipe.name, recipe.title) for recipe in loaded]
     for line in aligned(rows):
-        write(line)
+        show(line)
 
 
 @command.command("show")
@@ -51,10 +52,10 @@ def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
         write_json(recipe.to_dict(), 2)
         return
     if overrides:
-        write(f"{recipe.title}, with {' '.join(overrides)}")
+        show(f"{recipe.title}, with {' '.join(overrides)}")
     else:
-        write(recipe.path.read_text(encoding="utf-8").rstrip())
-    write("\n".join(["", *command_lines(f"zerokit plan {shlex.join(recipe.arguments())}")]))
+        show(recipe.path.read_text(encoding="utf-8").rstrip())
+    show("\n".join(["", *command_lines(f"zerokit plan {shlex.join(recipe.arguments())}")]))
 
 
 @command.command("copy")
@@ -67,7 +68,7 @@ def copy_command(name: str, destination: str) -> None:
     """
     from zerokit.planner import recipes
 
-    write(recipes.copy(name, destination))
+    show(str(recipes.copy(name, destination)))
 
 
 @command.command("check")
@@ -90,6 +91,6 @@ def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
     else:
         for name, problems in results.items():
             for problem in problems:
-                write(f"{name}: {problem}")
-        write(f"{len(results) - failed} of {len(results)} recipes as expected")
+                show(f"{name}: {problem}")
+        show(f"{len(results) - failed} of {len(results)} recipes as expected")
     return 2 if failed else 0

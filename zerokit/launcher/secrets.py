@@ -288,7 +288,7 @@ def _escapes(letter: str) -> bytes:
     forms |= {rb"\\{1,4}" + named} if named else set()
     forms |= {rb"\+"} if letter == " " else set()
     forms |= {rb"""'(?:"'"|\\'|\\"'\\")'"""} if letter == "'" else set()
-    return b"(?:" + b"|".join(sorted(forms, key=len, reverse=True)) + b")"
+    return b"(?:" + b"|".join(sorted(forms, reverse=True)) + b")"
 
 
 def _is_path(value: str) -> bool:

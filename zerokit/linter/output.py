@@ -41,7 +41,7 @@ def as_text(
                 lines.append(wrapped(f"  fix: {finding.fix}{_FIXABLE[finding.fixable]}", width))
             if finding.source:
                 lines.append(wrapped(f"  source: {finding.source}", width))
-        lines += [wrapped(text, width)] if (text := more(file, notes)) else []
+        lines += [wrapped(rest, width)] if (rest := more(file, notes)) else []
     lines.append(wrapped(summary(files, notes=notes, skipped=skipped), width))
     return "\n".join(lines)
 
