@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes | str, *, durable: bool = True, through_links: bool = False) -> None:
+def write_whole(
+    path: Path, data: bytes | str, *, durable: bool = True, through_links: bool = False, mode: int = 0o666
+) -> None:
     """Write a file so that a reader sees the old one or the whole new one, never a part.
 
     The temporary file beside it has a name that nobody can guess, and is never one that was there before.
@@ -18,6 +20,7 @@ def write_whole(path: Path, data: bytes | str, *, durable: bool = True, through_
         durable: on the disk before this returns; a full disk may speak up only then (NFS, quotas).
         through_links: a link stays one, and its file is written; a device or pipe is written to. Otherwise
             a link is replaced.
+        mode: of a new file, less the umask.
 
     Raises:
         OSError: the folder cannot be written; an older file is untouched.
@@ -30,7 +33,7 @@ def write_whole(path: Path, data: bytes | str, *, durable: bool = True, through_
         path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name[:200]}.{os.urandom(8).hex()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+    with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
         try:
             file.write(content)
             file.flush()

@@ -57,3 +57,11 @@ def test_a_reader_that_goes_away_changes_no_exit_code(words: list[str], code: in
     finally:
         os.close(writer)
     assert ended.returncode == code
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_changes_no_exit_code(closed: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m zerokit gpus h200 {closed}', sys.executable], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and not done.stderr

@@ -6,7 +6,8 @@ import click
 
 from zerokit.cli.aligned_text import aligned
 from zerokit.cli.base import Group
-from zerokit.cli.say import write, write_json
+from zerokit.cli.say import write as show
+from zerokit.cli.say import write_json
 
 
 @click.group("recipes", cls=Group)
@@ -32,7 +33,7 @@ def list_command(as_json: bool) -> None:
         return
     rows = [("recipe", "for")] + [(recipe.name, recipe.title) for recipe in loaded]
     for line in aligned(rows):
-        write(line)
+        show(line)
 
 
 @command.command("show")
@@ -51,10 +52,10 @@ def show_command(name: str, overrides: tuple[str, ...], as_json: bool) -> None:
         write_json(recipe.to_dict(), 2)
         return
     if overrides:
-        write(f"{recipe.title}, with {' '.join(overrides)}")
+        show(f"{recipe.title}, with {' '.join(overrides)}")
     else:
-        write(recipe.path.read_text(encoding="utf-8").rstrip())
-    write("\n".join(["", *command_lines(f"zerokit plan {shlex.join(recipe.arguments())}")]))
+        show(recipe.path.read_text(encoding="utf-8").rstrip())
+    show("\n".join(["", *command_lines(f"zerokit plan {shlex.join(recipe.arguments())}")]))
 
 
 @command.command("copy")
@@ -67,7 +68,7 @@ def copy_command(name: str, destination: str) -> None:
     """
     from zerokit.planner import recipes
 
-    write(str(recipes.copy(name, destination)))
+    show(str(recipes.copy(name, destination)))
 
 
 @command.command("check")
@@ -76,7 +77,7 @@ def copy_command(name: str, destination: str) -> None:
 @click.option(
     "--write", "rewrite", is_flag=True, help="Write what is planned today into the files' expect block."
 )
-def check_command(names: tuple[str, ...], as_json: bool, rewrite: bool) -> int:
+def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
     """Plan each recipe and compare with what it expects.
 
     All recipes, unless some are named. Unknown keys are errors.
@@ -84,7 +85,7 @@ def check_command(names: tuple[str, ...], as_json: bool, rewrite: bool) -> int:
     from zerokit.planner import recipes
     from zerokit.planner.recipe_check import check_recipes
 
-    results = check_recipes(names or recipes.names(), write=rewrite)
+    results = check_recipes(names or recipes.names(), write=write)
     failed = sum(bool(problems) for problems in results.values())
     if as_json:
         body = {"schema": "zerokit.recipes-check/1", "ok": not failed, "problems": results}
@@ -92,6 +93,6 @@ def check_command(names: tuple[str, ...], as_json: bool, rewrite: bool) -> int:
     else:
         for name, problems in results.items():
             for problem in problems:
-                write(f"{name}: {problem}")
-        write(f"{len(results) - failed} of {len(results)} recipes as expected")
+                show(f"{name}: {problem}")
+        show(f"{len(results) - failed} of {len(results)} recipes as expected")
     return 2 if failed else 0

@@ -108,7 +108,7 @@ class RankWriter:
     def _append(self, line: bytes) -> bool:
         if self._descriptor is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-            self._descriptor = os.open(self.path, flags, 0o644)
+            self._descriptor = os.open(self.path, flags, 0o600)
             self._cut = self._ends_cut()
         if self._cut:  # what the full disk cut off must not swallow this line too
             line = b"\n" + line
@@ -147,7 +147,7 @@ class RankWriter:
             if self._closed:
                 return False
             lines = [json.dumps(record, separators=(",", ":"), allow_nan=False) for record in records]
-            write_whole(self.path, "".join(line + "\n" for line in lines), durable=False)
+            write_whole(self.path, "".join(line + "\n" for line in lines), durable=False, mode=0o600)
             self._close()
             return True
         except (OSError, ValueError, TypeError):

@@ -141,7 +141,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         ReportNotWritten: disk full, read-only, or the like.
     """
     try:
-        write_whole(path, data)
+        write_whole(path, data, mode=0o600)
     except OSError as error:
         raise ReportNotWritten(
             f"{path}: cannot be written: {error.strerror}; free some space or name another "

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerokit.errors import InputError
+from zerokit.errors import InputError, about
 from zerokit.machine.versions import DECIDING
+from zerokit.strictload import read_text
 
 _PINNED = re.compile(
-    r"^\s*([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*===?\s*([^\s;,#\\*]+)\s*(?:$|[;#\\])", re.MULTILINE
+    r"^[ \t]*([A-Za-z0-9][\w.-]*)[ \t]*(?:\[[^\]\n]*\][ \t]*)?===?[ \t]*([^\s;,#\\*]+)[ \t]*(?:$|[;#\\])",
+    re.MULTILINE,
 )
-_BLOCK = re.compile(r"^\[\[packages?\]\]\s*$", re.MULTILINE)
+_BLOCK = re.compile(r"^\[\[packages?\]\][ \t]*$", re.MULTILINE)
 _NAME = re.compile(r"^name\s*=\s*\"([^\"]+)\"", re.MULTILINE)
 _VERSION = re.compile(r"^version\s*=\s*\"([^\"]+)\"", re.MULTILINE)
 
@@ -28,10 +30,8 @@ def read(path: Path) -> dict[str, str]:
     Raises:
         InputError: it cannot be read, or names no version of such a package.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"⟨versions⟩ {path}: cannot be read: {error}") from None
+    with about("versions"):
+        text = read_text(path)
     if text.lstrip().startswith(("{", "[{")):
         pairs = _of_json(path, text)
     elif _BLOCK.search(text):

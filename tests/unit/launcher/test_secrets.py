@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import html
+import json
 import random
+import shlex
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -151,3 +155,54 @@ def test_what_is_inside_a_url_or_a_header_is_nowhere_by_itself() -> None:
         for value in ("Zq7%2FvB93kLm", "Zq7/vB93kLm", "Zq7-vB93kLmP0wx"):
             assert secrets.text(f"failed with '{value}' at h") == "failed with '<redacted>' at h"
         assert secrets.text(url) == "postgres://u:<redacted>@h/d"
+
+
+def test_a_value_is_nowhere_in_any_form_programs_print() -> None:
+    value = "p/w+x'y z\"\\ä&1"
+    secrets = Secrets({"DB_PASS": value})
+    quoted = (
+        urllib.parse.quote(value),
+        urllib.parse.quote_plus(value),
+        shlex.quote(value),
+        html.escape(value),
+    )
+    nested = (json.dumps(value), json.dumps(json.dumps(value)), repr(value), repr(repr(value)), ascii(value))
+    for form in (
+        value,
+        *quoted,
+        *nested,
+        json.dumps(value).replace("/", "\\/"),
+        json.dumps({"u": quoted[0]}),
+    ):
+        assert "<DB_PASS>" in secrets.text(f"see {form} there"), form
+
+
+@pytest.mark.parametrize("name", ["DB_PASS", "SSHPASS", "HF_TOKENS", "JWT", "AccountKey"])
+def test_further_names_hold_secrets(name: str) -> None:
+    assert is_secret_name(name) and VALUE not in redact(f"{name}={VALUE}", {})
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "num_tokens", "forward_pass", "bypass", "compass", "keys"])
+def test_words_that_look_alike_hold_none(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize("start", ["nvapi-", "gsk_", "npm_", "pypi-", "sk_live_", "r8_", "xai-"])
+def test_further_tokens_are_known_by_their_beginning(start: str) -> None:
+    assert redact(f"got {start}{'aB3' * 14} back", {}) == "got <redacted> back"
+    assert redact("https://0123456789abcdef0123@o1.example/2", {}) == "https://<redacted>@o1.example/2"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a.", "x://:a@", "-eyJ", "authorization: ", "token=_token", "cookie:", "-----BEGIN ", "key_", "a"],
+)
+def test_a_line_without_end_is_passed_on_in_pieces(unit: str, tmp_path: Path) -> None:
+    """What is held back stays small, so that the time for a line is that of its length."""
+    log = Log(tmp_path / "x", Secrets({"HF_TOKEN": VALUE}))
+    for _ in range(16):
+        log.feed((unit * (1 << 16))[: 1 << 16].encode())
+        assert len(log._rest) <= 3 << 16
+    log.feed(f"\n{VALUE} end\n".encode())
+    log.close()
+    assert (tmp_path / "x").read_text().endswith("\n<HF_TOKEN> end\n")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import random
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from zerokit.cli import run
+from zerokit.linter.discover import files_of
+from zerokit.linter.gitignore import Ignored
 
 BROKEN = '{\n "train_micro_batch_size_per_gpu": 1,\n "zero_optimization": {"stage": 7}\n}\n'
 GOOD = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'
@@ -98,3 +103,83 @@ def test_pyproject_says_what_the_command_line_does_not(
     (tree / "batch.json").write_text(GOOD[:-1] + ', "train_batch_size": 6, "gradient_accumulation_steps": 1}')
     assert run(["check", "batch.json"]) == 2
     assert run(["check", "batch.json", "--world-size", "6"]) == 0
+
+
+HOSTILE = "a\x1b[2J\n::error::forged \u202e\x9b.json"
+
+
+def test_links_out_of_the_folder_are_neither_read_nor_fixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, fixable = tmp_path / "pull", '{"zero_optimization": {"stagee": 2}}'
+    folder.mkdir()
+    (tmp_path / ".netrc").write_text("machine h login me password s3cretpw\n")
+    (tmp_path / "theirs.json").write_text(fixable)
+    (folder / "hostfile").symlink_to("../.netrc")
+    (folder / "ds.json").symlink_to("../theirs.json")
+    block = "deepspeed_config:\n  deepspeed_hostfile: ../.netrc\n  deepspeed_config_file: ../.netrc\n"
+    (folder / "acc.yaml").write_text(f"distributed_type: DEEPSPEED\n{block}")
+    monkeypatch.chdir(folder)
+    for arguments in (["."], [".", "--fix"], ["hostfile"], ["ds.json", "--fix"], ["../.netrc"], ["acc.yaml"]):
+        run(["check", *arguments])
+        told = "".join(capsys.readouterr())
+        assert "s3cretpw" not in told and ("skipped" in told) == (arguments[0] == ".")
+    assert (tmp_path / "theirs.json").read_text() == fixable
+
+
+@pytest.mark.parametrize("style", ["text", "json", "github", "sarif", "junit"])
+def test_a_hostile_name_is_shown_escaped_in_every_form(
+    style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / HOSTILE).write_text(BROKEN)
+    (tmp_path / "\udcff\ufffe.json").write_text(BROKEN)
+    (tmp_path / "n.json").write_text('{"zero_optimization": {"a\\u001b\\u202e\\n::error::b": 1}}')
+    monkeypatch.chdir(tmp_path)
+    assert run(["check", "--format", style, "."]) == 2
+    told = "".join(capsys.readouterr())
+    assert not set("\x1b\u202e\x9b\ufffe\udcff") & set(told)
+    ours = ("::error file=", "::warning file=")
+    assert all(line.startswith(ours) for line in told.splitlines() if line.lstrip().startswith("::"))
+
+
+def test_a_gitignore_that_never_ends_is_passed_over(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ("a" * 120 + ".json")).write_text(GOOD)
+    (tmp_path / "a" / ".gitignore").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "b" / ".gitignore")
+    (tmp_path / "c" / ".gitignore").write_text("a*" * 40 + "b\n" + "**/a" * 40 + "\n" + "[" * 99 + "\n")
+    assert len(files_of([str(tmp_path)]).paths) == 3
+
+
+def test_patterns_are_git_s_own(tmp_path: Path) -> None:
+    """2,000 answers of ``git check-ignore``, for patterns and paths at random."""
+    chance = random.Random(7)
+    for number in range(20):
+        repository = tmp_path / str(number)
+        repository.mkdir()
+        subprocess.run(["git", "init", "-q"], cwd=repository, check=True)
+        patterns = [
+            chance.choice(("", "", "!", "/"))
+            + "/".join(
+                chance.choice(("a", "b*", "*", "**", "?b", "[ab]", "*.j", "\\a", "a*b*")) for _ in range(n)
+            )
+            + chance.choice(("", "", "/"))
+            for n in chance.choices((1, 1, 2, 3), k=4)
+        ]
+        (repository / ".gitignore").write_text("\n".join(patterns) + "\n")
+        paths = [
+            "/".join(chance.choices(("a", "b", "ab", "bab", "x.j"), k=chance.randint(1, 3)))
+            for _ in range(100)
+        ]
+        asked = subprocess.run(
+            ["git", "check-ignore", "--stdin"], cwd=repository, input="\n".join(paths), text=True,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+        theirs, ignored = set(asked.stdout.split()), Ignored(patterns)
+        for path in paths:
+            parts = path.split("/")
+            ours = any(
+                ignored.says(parts[:end], is_folder=end < len(parts)) for end in range(1, len(parts) + 1)
+            )
+            assert ours == (path in theirs), (patterns, path)

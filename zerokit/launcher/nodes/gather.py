@@ -205,7 +205,7 @@ class Gatherer:
         path = self.run_dir / name
         with suppress(OSError):
             if offset == 0:  # new, or compacted: what is read at the same time is whole
-                write_whole(path, data.encode("latin-1"), durable=False)
+                write_whole(path, data.encode("latin-1"), durable=False, mode=0o600)
                 return
             with path.open("r+b") as file:
                 file.seek(offset)
@@ -214,7 +214,7 @@ class Gatherer:
 
 def write_beat(path: Path, number: int) -> None:
     """Overwrite the beat in place: on a full disk that still works."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(descriptor, b"%020d" % number, 0)
     finally:

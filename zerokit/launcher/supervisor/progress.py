@@ -108,8 +108,7 @@ class Progress:
     def poll(self) -> list[tuple[int, dict[str, Any]]]:
         """Read what was added; returns the new records that are not ticks, with their rank."""
         now = time.monotonic()
-        if now - self._polled_at > _STALL_SECONDS:
-            self._forgive(now - self._polled_at)
+        self._forgive(now - self._polled_at)
         self._polled_at = now
         events = []
         for state in self.ranks.values():
@@ -122,9 +121,8 @@ class Progress:
         return events
 
     def _forgive(self, seconds: float) -> None:
-        """We were stopped ourselves (Ctrl-Z, a suspended machine, long lines): that is not the ranks'
-        silence, nor their idleness, for whoever prints waits for us."""
-        for state in self.ranks.values():
+        """We were stopped (Ctrl-Z, a long line): no rank's silence, nor idleness: who prints waits for us."""
+        for state in self.ranks.values() if seconds > _STALL_SECONDS else ():
             if state.heard_at is not None:
                 state.heard_at += seconds
                 state.forgiven_seconds += seconds
@@ -139,11 +137,9 @@ class Progress:
         steps = int(record.get("steps") or 0)
         progress = int(record.get("progress") or 0)
         cpu_seconds = float(record.get("cpu_seconds") or state.cpu_seconds)
-        idle = float(record.get("idle_seconds") or 0.0)
         has_progress = steps != state.steps or progress != state.progress
-        if has_progress:
-            state.forgiven_seconds = 0.0
-        idle = max(0.0, idle - state.forgiven_seconds)
+        state.forgiven_seconds *= not has_progress
+        idle = max(0.0, float(record.get("idle_seconds") or 0.0) - state.forgiven_seconds)
         if has_progress or idle < state.idle_at_hearing:
             phase = record.get("phase")
             self.heartbeat.note_progress(state.rank, phase, state.idle_at_hearing, trained=steps > 0)

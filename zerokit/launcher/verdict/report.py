@@ -208,7 +208,7 @@ def write_report(run_dir: Path, report: RunReport) -> None:
 def _replace(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed during the run
-        write_whole(path, text)
+        write_whole(path, text, mode=0o600)
     except OSError as error:
         raise ReportNotWritten(
             f"{path} could not be written: {error.strerror or error}; {_way_out(path)}"
