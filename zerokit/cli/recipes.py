@@ -74,9 +74,7 @@ def copy_command(name: str, destination: str) -> None:
 @command.command("check")
 @click.argument("names", nargs=-1, metavar="[NAME|FILE]…")
 @click.option("--json", "as_json", is_flag=True, help="One object on standard output.")
-@click.option(
-    "--write", "rewrite", is_flag=True, help="Write what is planned today into the files' expect block."
-)
+@click.option("--write", is_flag=True, help="Write what is planned today into the files' expect block.")
 def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
     """Plan each recipe and compare with what it expects.
 
