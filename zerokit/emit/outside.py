@@ -7,6 +7,7 @@ name it: on the command line, or in a file that the user names (⟨deepspeed⟩,
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -207,7 +208,7 @@ def say(found: Outside, key_path: Path = (), run_dir: str | os.PathLike[str] | N
     return f"{dotted}: {found.problem}{where}, and a plan may not name it; {fix}"
 
 
-_KEPT = "nvme-folders"
+_KEPT = "nvme-folders.json"
 
 
 def remember(folder: object) -> None:
@@ -218,11 +219,11 @@ def remember(folder: object) -> None:
     path = cache_folder() / _KEPT
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, "".join(f"{name}\n" for name in sorted(known) if "\n" not in name), durable=False)
+        write_whole(path, json.dumps(sorted(known)), durable=False)
 
 
 def _remembered() -> set[str]:
     try:
-        return set((cache_folder() / _KEPT).read_text(errors="surrogateescape").splitlines())
-    except OSError:
+        return set(map(str, json.loads((cache_folder() / _KEPT).read_text())))
+    except (OSError, ValueError, TypeError):
         return set()
