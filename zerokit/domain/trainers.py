@@ -29,6 +29,7 @@ class Trainer:
         loss: one of ``zerokit.domain.job.LOSSES``.
         checkpointing: where nobody says: ``none`` or ``full``.
         kbit_prepared: whether it calls peft's ``prepare_model_for_kbit_training`` for 4-bit weights.
+        gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own.
         double_quant: of 4-bit weights, whether their block constants are quantised too.
         packages: whose scripts are this trainer's; ``names``: which its scripts use.
         arguments: how it is asked for adapters, on ``all`` linear modules or on those ``named``, for weights
@@ -43,6 +44,7 @@ class Trainer:
     checkpointing: str = "none"
     double_quant: bool = True
     kbit_prepared: bool = False
+    gathers: bool = True
     packages: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -91,7 +93,7 @@ class Trainer:
 
 
 TRAINERS: Mapping[str, Trainer] = {
-    "raw": Trainer(title="a plain loop"),
+    "raw": Trainer(title="a plain loop", gathers=False),
     "transformers": Trainer(
         title="Transformers' Trainer 5.23",
         sources={"checkpointing": "training_args.py, gradient_checkpointing: False"},

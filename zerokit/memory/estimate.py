@@ -154,7 +154,7 @@ def estimate_traced(
         host[HostComponent.ACTIVATIONS.value] = each * replayed.degrees.per_node
     return MemoryEstimate(
         ranks=ranks,
-        min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak),
+        min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak, gathers=job.defaults.gathers),
         host_bytes_per_node=sum(host.values()),
         host_components=host,
         nvme_bytes_per_node=replayed.nvme_bytes_per_node,
@@ -223,7 +223,7 @@ def _pipeline(
     )
     return MemoryEstimate(
         ranks=tuple(ranks),
-        min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak),
+        min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak, gathers=job.defaults.gathers),
         host_bytes_per_node=sum(host.values()),
         host_components=host,
         nvme_bytes_per_node=0,

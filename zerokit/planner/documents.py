@@ -220,7 +220,7 @@ class Estimate:
             return {}
         return around_peak(
             self.planned.cluster.gpu, self.planned.strategy, self.peak_allocated_bytes, self.min_vram_bytes,
-            is_rough=self.basis == CLOSED_FORM,
+            is_rough=self.basis == CLOSED_FORM, gathers=self.planned.job.defaults.gathers,
         )  # fmt: skip
 
     @property
