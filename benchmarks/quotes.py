@@ -31,7 +31,7 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "README.md",
-        "its activations are known to some 10 to {within} %",
+        "its activations are known to {within} %",
         figures.closed_form,
     ),
     (
@@ -52,7 +52,7 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/predictions.md",
-        "activations within some 10 to {within} %",
+        "activations within {within} %",
         figures.closed_form,
     ),
     (

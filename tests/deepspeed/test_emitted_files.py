@@ -188,7 +188,7 @@ def test_sbatch_script_runs_torchrun_on_every_node(style: str, tmp_path: Path) -
     }
     done = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=True)
     words = done.stdout.split("\0")[:-1]
-    assert words[1] == "torchrun"
+    assert words[1].startswith("--cpus-per-task=") and words[2] == "torchrun"
     assert "--nnodes=2" in words and "--nproc-per-node=8" in words
     assert "--rdzv-endpoint=node-1:21000" in words
     start = words.index("train.py")
@@ -203,7 +203,7 @@ def threads_of_ranks(folder: Path, job: str, environment: dict[str, str], **offl
     """OMP_NUM_THREADS of the torchrun that a job of 8 ranks a node starts, on nodes of 96 cores."""
     strategy = a_strategy(**offload)
     stub(folder, "torchrun", 'echo "threads ${OMP_NUM_THREADS-unset}"\n')
-    stub(folder, "srun", 'shift\nexec "$@"\n')
+    stub(folder, "srun", 'shift 2\nexec "$@"\n')
     stub(folder, "scontrol", "echo node-1\n")
     stub(folder, "nproc", "echo 96\n")
     if job == "slurm":

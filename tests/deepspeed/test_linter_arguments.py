@@ -116,7 +116,7 @@ def test_a_trainers_file_is_told_by_keys_that_it_alone_has(
 ) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(json.dumps(values))
-    (file,) = check_files([str(path)], discovered=[str(path)]) or [None]
+    (file,) = check_files([str(path)], discovered={str(path): str(tmp_path)}) or [None]
     assert (file and file.trainer and file.trainer.title) == title
     assert file is None or not [finding for finding in file.findings if finding.severity != "note"]
 

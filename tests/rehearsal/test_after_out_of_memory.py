@@ -141,7 +141,7 @@ def test_a_run_with_a_second_model_is_predicted_by_a_rehearsal(tmp_path: Path, p
     teacher, beside_tensors = 2 * 16384**2, 1 << 30
     assert teacher < compared.peak_bytes.predicted - beside_tensors < 1.2 * teacher
     assert [pair.predicted is not None for pair in compared.per_rank] == [False, True]  # the fullest
-    assert "rehearsed: rank 1" in (compared.note or "")
+    assert "rank 1, " in (compared.note or "")
 
 
 def test_a_run_with_more_than_its_plan_s_bare_loop_is_predicted_by_a_rehearsal(tmp_path: Path) -> None:

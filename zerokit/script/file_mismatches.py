@@ -53,8 +53,8 @@ _LEFT_OUT: Mapping[str, object] = {
     "zero_optimization.offload_param.device": "none",
 }
 """What a file without the key has."""
-_IN_PLACE_OF_AUTO: Mapping[str, object] = {"gradient_clipping": 1.0}
-"""What Accelerate fills in where its own arguments say nothing (1.15.0, accelerator.py:2224)."""
+_IN_PLACE_OF_AUTO = 1.0
+"""The norm that Accelerate fills in where its plugin says none (1.15.0, accelerator.py:2224)."""
 _BATCH = frozenset({"train_micro_batch_size_per_gpu", "train_batch_size"})
 
 
@@ -275,10 +275,17 @@ def _mismatch(
 def of_accelerate(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mismatch]:
     """Where an Accelerate script's code counts on another value than the file's, which wins (accelerate 1.15,
     accelerator.py, ``_prepare_deepspeed``; utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``)."""
-    found = []
-    for one in made_once(options.facts.code_settings):
+    found, made = [], list(made_once(options.facts.code_settings))
+    norms = (one.value for one in made if (one.call, one.name) == ("DeepSpeedPlugin", "gradient_clipping"))
+    filled_in = next(norms, _IN_PLACE_OF_AUTO)
+    for one in made:
         key = _KEYS_OF_CALLS.get((one.call, one.name))
-        if key is None or (held := _in_force(config, key)) is None:
+        if key is None:
+            continue
+        held = _in_force(config, key)
+        if one.call == CLIPPING and config.get("gradient_clipping") == "auto":
+            held = filled_in
+        if held is None:
             continue
         given = options.given(one.option.removeprefix("--")) if one.option else None
         value = given[0] if given is not None else one.value
@@ -334,7 +341,7 @@ def _in_force(config: Mapping[str, Any], path: str) -> Any:
         value = value.get(key) if isinstance(value, Mapping) else None
     if value is None:
         return _LEFT_OUT.get(path)
-    return _IN_PLACE_OF_AUTO.get(path) if value == "auto" else value
+    return None if value == "auto" else value
 
 
 def _is_same(held: object, value: object) -> bool:
