@@ -35,7 +35,7 @@ from zerokit.values import frozen_dataclass
 CLOSED_FORM = "analytic"
 """``basis`` of these estimates."""
 ASSUMPTION = "memory in closed form, not traced: activations ± 25 %, the rest ± 5 %"
-WITHIN, _CROSS_WITHIN, _REST_WITHIN, _WITHIN_BYTES = 0.25, 1.5, 0.05, 3 * GIB // 4
+WITHIN, _CROSS_WITHIN, REST_WITHIN, WITHIN_BYTES = 0.25, 1.5, 0.05, 3 * GIB // 4
 """How far above it a trace may be, with 0.75 GiB more (``python -m benchmarks.closed_form``); the second of
 the activations of a decoder that reads an encoder: T5's take 2.3 times as much."""
 _CROSS_ASSUMPTION = "of encoder-decoders the closed form knows activations within 150 % only"
@@ -370,7 +370,7 @@ def _finish(
 def _unsure_bytes(parts: dict[Component, int], is_crossed: bool) -> float:
     """How much more a phase may take."""
     activations, within = parts.get(Component.ACTIVATIONS, 0), _CROSS_WITHIN if is_crossed else WITHIN
-    return within * activations + _REST_WITHIN * (sum(parts.values()) - activations) + _WITHIN_BYTES
+    return within * activations + REST_WITHIN * (sum(parts.values()) - activations) + WITHIN_BYTES
 
 
 def _inference(
