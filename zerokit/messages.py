@@ -67,8 +67,8 @@ def printable(text: str, *, styles: bool = False) -> str:
     return _COMMAND_OF_CI.sub(lambda match: rf"{match[1]}\x3a" if match[1] is not None else r"#\x23", text)
 
 
-_STYLE = re.compile("(\x1b\\[(?:[01]|3[1-3])m)")
-"""Bold, red, green, yellow and none of them, as click writes them."""
+_STYLE = re.compile("(\x1b\\[(?:[0-2]|3[0-7])m)")
+"""Bold, dim, a colour and none of them, as click writes them."""
 _typed_escapes: list[str] = []
 
 

