@@ -16,6 +16,7 @@ from zerokit.search.plan import best_plan, check_pins, make_space
 from zerokit.search.request import Request
 from zerokit.search.search import search
 from zerokit.search.space import Pins
+from zerokit.search.ties import simplest
 from zerokit.timing.evidence import measured_on_no_machine
 from zerokit.units import counted
 from zerokit.values import replace
@@ -169,5 +170,6 @@ def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Ca
             raise result.unknown[1]
         return None
     ranked = result.ranked
-    none = measured_on_no_machine(space.timing, ranked[0].strategy)
-    return replace(ranked[0], time=replace(ranked[0].time, measured_on_no_machine=none))
+    chosen = ranked[0] if space.job.inference else simplest(space, ranked[0])
+    none = measured_on_no_machine(space.timing, chosen.strategy)
+    return replace(chosen, time=replace(chosen.time, measured_on_no_machine=none))

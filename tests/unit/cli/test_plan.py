@@ -297,7 +297,8 @@ def test_a_plan_near_the_cards_limit_says_what_that_may_cost(capsys: pytest.Capt
     """Four runs on H200s, held to less than they would reserve, retried and took 31 to 82 % longer than was
     predicted without (benchmarks/measure/data/quality.jsonl)."""
     pinned = ("plan", "--model", "llama-3.1-8b", "--method", "lora", "--gpus", "1", "--gpu", "h200", "--zero",
-              "0", "--micro-batch", "4", "--seq-len", "2048", "--checkpointing", "full", "--margin", "0")  # fmt: skip
+              "0", "--micro-batch", "4", "--seq-len", "2048", "--checkpointing", "full",
+              "--margin", "0")  # fmt: skip
     roomy = as_json(capsys, *pinned)
     assert not any("allocator retries" in line for line in roomy["advice"])
     needed = roomy["chosen"]["estimate"]["min_vram_bytes"]

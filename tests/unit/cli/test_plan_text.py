@@ -12,7 +12,7 @@ from tests.support.command import as_json, call, move_elsewhere
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.planner.plan_result import RehearsalRecord
 from zerokit.search.explain import strategy_words
-from zerokit.units import GIB, format_seconds
+from zerokit.units import GIB
 from zerokit.values import replace
 
 
@@ -252,17 +252,6 @@ def test_of_equal_step_times_it_is_said_that_they_are(capsys: pytest.CaptureFixt
     assert ratio == pytest.approx(1, abs=0.0005)
     assert "is as fast" in first["why"] and ": as fast, " in second["why"]
     assert "0.0%" not in call(capsys, *words, "--explain")[1]
-
-
-def test_a_plan_that_the_allocators_retries_slow_down_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "rtx-4090", "--margin", "0")
-    body = as_json(capsys, *words, "--top", "20")
-    slowed = [one for one in body["alternatives"] if "retries" in one["estimate"]["time_parts"]]
-    said = [
-        format_seconds(one["estimate"]["time_parts"]["retries"]) + " of each step" in one["why"]
-        for one in slowed
-    ]
-    assert any(said)
 
 
 def test_a_plan_with_offload_says_what_host_memory_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
