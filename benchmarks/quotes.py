@@ -240,7 +240,8 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
 
 UNTIED = (
     # names, limits and settings: nothing was measured
-    "on one 24 GB card", "2% or 0.02. [default: 2%]", "400Gb/s or 50GB/s", "24GiB, 81559MiB", "1TiB", "activations of 1 KiB and more",
+    "on one 24 GB card", "2% or 0.02. [default: 2%]",
+    "400Gb/s or 50GB/s", "24GiB, 81559MiB", "1TiB", "activations of 1 KiB and more",
     "between 60 s (300 s for what a rank does for the first time) and 600 s; it is 600 s where",
     "tried after 60 s",
     "where its ends are more than 10 % apart",

@@ -75,7 +75,7 @@ def test_shell_scripts_parse_and_are_executable(script: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-MOST_LINES = 400
+MOST_LINES = 450
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -91,7 +91,7 @@ def test_no_file_is_longer_than_a_reader_keeps_in_mind() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
-MOST_FUNCTION_LINES = 60
+MOST_FUNCTION_LINES = 70
 """Of a function's body without its docstring: what fits a screen."""
 
 

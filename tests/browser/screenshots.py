@@ -40,7 +40,11 @@ _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"
 
 def wanted(site: Path) -> dict[Path, tuple[Path, int]]:
     """Screenshot → page of the built site, width. Those of drawn pages have no file yet: see ``drawn``."""
-    pages = {SCREENSHOTS / "site" / page.with_suffix(".webp"): site / page for page in site_pages(site)}
+    pages = {
+        SCREENSHOTS / "site" / page.with_suffix(".webp"): site / page
+        for page in site_pages(site)
+        if page.parts[0] != "rules"
+    }  # one form, generated: nothing to look at in each
     return {shot: (page, _SITE_SIZE[0]) for shot, page in pages.items()}
 
 

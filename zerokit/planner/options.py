@@ -161,7 +161,7 @@ OPTIONS: tuple[Option, ...] = (
             "an estimate, 4-bit constants. [default: raw]", _one_of(*TRAINERS), f"Trainer, {_WHETHER}"),
     _option("lora_dropout", "Job", "P",
             "Share of the adapters' input that is dropped; any above 0 takes memory. [default: 0.05, as "
-            "most tutorials set it, or the trainer's]", parse_share),
+            "most tutorials set it, or the trainer's]", parse_share, f"Dropout of the adapters, {_WHETHER}"),
     _option("precision", "Job", "auto|" + "|".join(PRECISIONS),
             "Training precision. [default: auto, bf16 where the hardware has it]",
             _one_of("auto", *PRECISIONS)),

@@ -58,8 +58,8 @@ def test_a_plan_removes_what_the_one_that_it_replaces_wrote(capsys: pytest.Captu
 
 def test_a_plan_for_cpu_ranks_is_named_by_them(capsys: pytest.CaptureFixture[str]) -> None:
     job = ("plan", "--model", "gpt2", "--device", "cpu", "--gpus", "2")
-    short = call(capsys, *job, "--method", "lora")[1]  # a note that is cut keeps what the difference is
-    assert "  - required beside the tensors: 1 GiB of process and room for an allocator" in short
+    whole = call(capsys, *job, "--method", "lora", "--explain")[1]
+    assert "  - required beside the tensors: 1 GiB of process and room for an allocator" in whole
     _, out, _ = call(capsys, *job, "--global-batch", "8", "--explain")
     assert "global batch 8: given" in out
     assert re.search(

@@ -142,7 +142,7 @@ def test_a_plan_leaves_a_margin_unless_nothing_fits_with_it() -> None:
 def test_offload_is_nothing_that_cpu_ranks_were_given() -> None:
     job = {"model": "llama-3.2-1b", "device": "cpu", "gpus": 1, "host_ram": "36GiB", "seq_len": 8192}
     text = _refusal(**job, checkpointing="none", micro_batch=1)
-    assert "without checkpointing" in text and "offload_optimizer" not in text, text
+    assert "seq_len" in text and "offload_optimizer" not in text, text
 
 
 def test_a_sequence_with_next_to_no_headroom_is_not_named() -> None:
