@@ -4,8 +4,8 @@
 the plan by it; and an answer says in the trainer's own arguments what the plan counts on. Below ZeRO-3
 DeepSpeed casts every parameter that is not packed to the training precision (runtime/engine.py:1851, 0.19.8,
 ``_cast_module_mixed_precision``), so ``autocast_adapter_dtype``, ``prepare_model_for_kbit_training`` and the
-precision in which the base was loaded change nothing there once the engine stands; what the preparation casts to
-fp32 counts before it (``kbit_prepared``).
+precision in which the base was loaded change nothing once the engine stands;
+what the preparation casts to fp32 counts before it (``kbit_prepared``).
 """
 
 from __future__ import annotations
