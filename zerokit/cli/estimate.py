@@ -101,9 +101,6 @@ def _launch_with(file: str, result: Estimate) -> NextCommand:
 
     strategy, cluster = result.planned.strategy, result.planned.cluster
     arguments = trainer_arguments(strategy, result.planned.job.loss)
-    if not strategy.settings.gradient_clipping:  # the file has none, and the Trainer's own then stays
-        at = arguments.index("--max_grad_norm")
-        del arguments[at : at + 2]
     must_agree = added_arguments(of_defaults(result.file_config or {}))
     pairs, decided = _pairs(arguments) | _pairs(must_agree), decided_by(result.file_config or {})
     left = {name: value for name, value in pairs.items() if name.removeprefix("--") not in decided}

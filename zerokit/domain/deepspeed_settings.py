@@ -238,7 +238,8 @@ def from_config(config: Mapping[str, Any]) -> DeepSpeedSettings:
         gradient_accumulation=_number(
             config.get("gradient_accumulation_steps", 1), "gradient_accumulation_steps"
         ),
-        gradient_clipping=_real(config.get("gradient_clipping") or 0.0, "gradient_clipping"),
+        # clips at 1.0 unless told otherwise (constants.py:203 of 0.19.8; 0 before)
+        gradient_clipping=_real(config.get("gradient_clipping", 1.0) or 0.0, "gradient_clipping"),
         grad_accum_dtype=_block(config, "data_types").get("grad_accum_dtype"),
         communication_data_type=config.get("communication_data_type"),
         seq_parallel_communication_data_type=config.get("seq_parallel_communication_data_type"),
