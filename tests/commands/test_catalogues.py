@@ -60,7 +60,7 @@ def test_models_of_one_family() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("gpus", "H100"), "h100-pcie-80gb, h100-sxm-80gb"),
+        (("gpus", "A100"), "a100-pcie-40gb, a100-pcie-80gb"),
         (("gpus", "gtx-9000"), "not in the catalogue"),
         (("models", "mixtral"), "mixtral-8x22b, mixtral-8x7b"),
         (("models", "no-such", "--json"), "neither a file nor in the catalogue"),
@@ -92,7 +92,7 @@ def test_what_surrounds_a_plan_is_called_alike_on_the_card(
 
 
 @pytest.mark.parametrize(
-    ("command", "typed", "option"), [("gpus", "h100", "--gpu"), ("models", "qwen-14b", "--model")]
+    ("command", "typed", "option"), [("gpus", "a100", "--gpu"), ("models", "qwen-14b", "--model")]
 )
 def test_a_name_is_refused_by_the_option_that_was_typed_and_by_no_other(
     command: str, typed: str, option: str

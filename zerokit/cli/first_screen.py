@@ -71,8 +71,8 @@ def _notes(
     """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines.
 
     Where they are too long for the screen, what was not given is one note, then minor notes are left out and
-    some cut after a clause, then advice is left to ``--explain``, and then the first assumptions are:
-    warnings stand last, and go only where what the script must do fills the screen.
+    some cut after a clause, then advice is left to ``--explain``, and then the assumptions from the second
+    on: the first has the values that were not given, and warnings stand last.
     """
     marked = answer.worth_a_look(assumptions)
     short = _without_defaults(marked)
@@ -99,7 +99,7 @@ def _notes(
         (both(short, first), closing),
         (within(weighty, first, closed), closing),
         (within(weighty, (), closed), closing),
-        *((within(weighty[at:], (), room), []) for at in range(max(1, len(weighty)))),
+        *((within([*weighty[:1], *weighty[at:]], (), room), []) for at in range(1, len(weighty) + 1)),
         ([], paragraph("--explain adds what was assumed, memory and time in detail, and other plans")),
     ]
     return next((choice for choice in choices if _height([*choice[0], *choice[1]]) <= room), choices[-1])
