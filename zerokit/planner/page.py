@@ -192,7 +192,7 @@ def _frontier(result: PlanResult, others: Survey) -> Markup:
     ]
     keys = [("chosen", "the choice"), ("better", "no other is faster with less memory"),
             ("others", "fits, with its fastest settings")]  # fmt: skip
-    keys += [("speck", "fits, with other settings")] if settings else []
+    keys += [("speck", "fits, with slower settings")] if settings else []
     available = float(result.cluster.gpu.driver_vram_bytes)
     if others.misfits:
         above = sum(one.memory.min_vram_bytes > available * charts.ABOVE_LIMIT for one in others.misfits)

@@ -38,7 +38,7 @@ _BY_PHASE = {
     "generate": "fewer or shorter sequences generated at a time",
     "save": "saving without gathering the weights on the GPU",
     "load": "loading the weights in 16 bits, or straight to where they stay",
-    "init": "weights that the engine needs not copy: in the precision that they train in",
+    "init": "loading the model in the precision that it trains in, of which the engine makes no second copy",
     "other": "what the script holds outside of training and evaluation",
 }
 
