@@ -21,6 +21,8 @@ from tests.support.allocator import Allocator, installed, probe_on, train_step  
 from zerokit.launcher.rank import split_budget  # noqa: E402
 from zerokit.launcher.rank.oom_record import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
 from zerokit.launcher.rank.probe import Probe  # noqa: E402
+from zerokit.launcher.rank_file import RankLog  # noqa: E402
+from zerokit.launcher.verdict.rank_end import RankExit, rank_end  # noqa: E402
 
 MIB = 1 << 20
 
@@ -334,6 +336,23 @@ def test_an_oom_tells_what_was_asked_and_what_was_live(probe, allocator, monkeyp
         {"bytes": 200_192, "shape": [1000, 50], "dtype": "float32", "name": "lm_head.weight"},
         {"bytes": 512},
     ]
+
+
+@pytest.mark.parametrize(("free", "is_full"), [(3 * MIB, True), (2048 * MIB, False)])
+def test_nccl_without_memory(probe, monkeypatch, free, is_full):
+    """As seen on an H200 whose allocator had taken what was free before the first log."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 140 << 30))
+    error = torch.distributed.DistBackendError(
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, unhandled cuda error\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Failed to CUDA calloc async 608 bytes"
+    )
+    record = error_record(probe, error, "")
+    assert (record.get("out_of_memory"), record.get("memory")) == ((True, "gpu") if is_full else (None, None))
+    log = RankLog(rank=0, path=Path("rank0"), records=[{**record, "time": 1.0}])
+    end = rank_end(0, log, RankExit(rank=0, code=1))
+    assert (end.oom is not None, end.consequence) == (is_full, not is_full)
+    assert ("the GPU was full" in str(end.error)) is is_full
 
 
 def test_what_counts_as_out_of_memory(probe):

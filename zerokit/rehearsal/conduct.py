@@ -402,7 +402,10 @@ def _min_vram_bytes(gpu: Gpu, ranks: int, rank: results.RankMemory, report: dict
     outside = (gpu.context_bytes or card.DEFAULT_CONTEXT_BYTES) + card.LIBRARIES_BYTES
     if ranks > 1:
         outside += card.NCCL_BYTES
+    further = report.get("communicators", [])[1:]
+    outside += len(further) * card.NCCL_FURTHER_BYTES
     segments, peak = rank.smallest_reserved_bytes, report["required_allocated_bytes"]
     if report.get("expandable_segments"):
         segments = max(segments, peak + card.allocator_bytes(replace(gpu, expandable_segments=True), peak))
+    segments = max(segments, *further, 0)  # NCCL gets nothing of what the allocator keeps
     return segments + outside + gpu.driver_kept_bytes

@@ -19,6 +19,8 @@ _MAX_OBJECTS = 5_000_000
 _MOST_BYTES = 1 << 62
 _TEXT = 2000
 _SLACK = 1 << 14  # characters more, so that no secret is cut in two before it is masked
+_NCCL_ASKS_FOR = 64 << 20
+"""At most at a time; a communicator takes some hundred MiB (zerokit.memory.card)."""
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
 _CPU_ASKED = re.compile(r"you tried to allocate (\d+) bytes")  # c10/core/impl/alloc_cpu.cpp
@@ -30,6 +32,17 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = _text_of(error)
     return "out of memory" in text or "DefaultCPUAllocator: can't allocate memory" in text
+
+
+def _nccl_had_no_room(message: str) -> str | None:
+    """What to add where NCCL's call of CUDA failed on a full GPU: PyTorch gives it nothing of what it caches."""
+    if "ncclUnhandledCudaError" not in message:
+        return None
+    with contextlib.suppress(Exception):
+        free = sys.modules["torch"].cuda.mem_get_info()[0]
+        if free < _NCCL_ASKS_FOR:
+            return f"the GPU was full ({free >> 20} MiB free): NCCL got no memory beside PyTorch's"
+    return None
 
 
 def _text_of(error: BaseException) -> str:
@@ -149,7 +162,8 @@ def error_record(probe: Probe, error: BaseException, traceback_text: str) -> Rec
     message = _text_of(error)
     start = f"{type(error).__name__}: {message[: _TEXT + _SLACK]}".strip(": ")  # of what may have 50 MB
     text = redact(start, arguments=sys.argv)[:_TEXT]
-    full = full_disk(error, message)
+    no_room = _nccl_had_no_room(message)
+    full = no_room or full_disk(error, message)
     if full is not None:
         text = f"{text[: _TEXT - len(full)]}; {full}"
         traceback_text = f"{traceback_text.rstrip()}; {full}"  # whose last line is what people are shown
@@ -158,9 +172,9 @@ def error_record(probe: Probe, error: BaseException, traceback_text: str) -> Rec
         "type": "error", "error": text, "traceback": ending,
         "phase": probe.phase_left_by(error), "step": probe.steps + 1,
     }  # fmt: skip
-    if is_out_of_memory(error):
+    if no_room or is_out_of_memory(error):
         record["out_of_memory"] = True
         record["asked_bytes"] = asked_bytes(message)
-        on_gpu = type(error).__name__ == "OutOfMemoryError" or "CUDA" in message
+        on_gpu = no_room or type(error).__name__ == "OutOfMemoryError" or "CUDA" in message
         record["memory"] = "gpu" if on_gpu else "host"
     return record

@@ -189,6 +189,7 @@ def rank_end(
     start = (log.last("start") if log else None) or {}
     exit_code = exit_.code if exit_ and exit_.code is not None else None
     aborted = exit_ is not None and exit_.signal == signals.SIGABRT
+    oom = _oom_of(log, error, killed=killed_for_memory)
     base = RankEnd(
         rank=rank,
         state=RankState.LOST,
@@ -200,18 +201,19 @@ def rank_end(
         step=_step_of(error, tick),
         error=error.get("error") or (end.get("error") if end.get("state") == "failed" else None),
         traceback=error.get("traceback"),
-        oom=_oom_of(log, error, killed=killed_for_memory),
+        oom=oom,
         left_at=end.get("left_at"),
         left_in=end.get("left_in"),
         steps=tick.get("steps") or 0,
         last_line=_last_line(last_words),
-        consequence=bool(_BROKEN_PEER.search(str(error.get("error") or (last_words if aborted else "")))),
+        consequence=oom is None
+        and bool(_BROKEN_PEER.search(str(error.get("error") or (last_words if aborted else "")))),
     )
     ended_by_run = exit_ is not None and run_end.ended(exit_, was_terminated=end.get("state") == "terminated")
     state, text = _state_and_error(
         base, end, bool(error), exit_, ended_by_run=ended_by_run, killed=killed_for_memory
     )
-    if state is RankState.FAILED and base.oom is None and not base.consequence and not _crashed(exit_):
+    if state is RankState.FAILED and oom is None and not base.consequence and not _crashed(exit_):
         base = replace(base, oom=_oom_not_overcome(log, base.steps))
     return replace(base, state=state, error=text)
 

@@ -58,6 +58,9 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
     Raises:
         NeedsSenders, NotRehearsed: as :meth:`zerokit.rehearsal.process.messages.Messages.receive`.
     """
+    for group in args:
+        if isinstance(group, torch.ScriptObject) and "ProcessGroup" in str(group._type()):
+            _communicates(machine, dist.ProcessGroup.unbox(group))
     name = func._schema.name.split("::")[1]
     handler = _KNOWN_VALUES.get(name)
     if handler is not None:
@@ -67,6 +70,11 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
     work = FakeWork()
     boxed = work.boxed() if hasattr(work, "boxed") else work
     return (args[0], boxed) if func in CollectiveOp.WK_ARG_1 else boxed
+
+
+def _communicates(machine: Machine, group: Any) -> None:
+    """NCCL makes a group's communicator at its first collective, in memory that PyTorch's allocator has not."""
+    machine.communicators.setdefault(group.group_name, machine.ledger.allocator.reserved_bytes)
 
 
 def _value(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -273,6 +281,8 @@ class Barriers:
         if not any(host_group is group for host_group in self.on_host):
             ledger, last = self._machine.ledger, self._last
             self._last = ledger.hold(self._BYTES, "barrier")
+            if dist.is_initialized():
+                _communicates(self._machine, group or dist.group.WORLD)
             if last is not None:
                 ledger.release(last)
         return FakeWork() if async_op else None

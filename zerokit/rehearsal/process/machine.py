@@ -132,6 +132,8 @@ class Machine:
         product: hears of each matrix product on the GPU, with its output.
         messages: from and to other ranks.
         collectives: issued while somebody observed; the last one's number.
+        communicators: what the allocator had reserved when NCCL made each (at the first collective of a
+            group), by the group's name.
     """
 
     def __init__(
@@ -159,6 +161,7 @@ class Machine:
         self.product: Callable[[str, torch.Tensor], None] = lambda name, output: None
         self.messages = messages
         self.collectives = 0
+        self.communicators: dict[str, int] = {}
         self.warnings: dict[str, int] = {}
         self.stubbed: dict[str, int] = {}
         self._stood_in: list[StoodIn] = []

@@ -55,6 +55,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "peak_phase": max(phase_peaks, key=lambda name: phase_peaks[name], default=""),
         "smallest_reserved_bytes": segments,
         "required_allocated_bytes": required,
+        "communicators": list(machine.communicators.values()),
         "expandable_segments": ledger.allocator.settings.expandable_segments,
         "at_peak": at_peak(ledger),
         "bf16": torch.bfloat16 in ledger.dtypes,
