@@ -19,8 +19,8 @@ NCCL_BYTES = 480 * MIB
 
 NCCL_FURTHER_BYTES = 388 * MIB
 """More for each further group that has a communicator, as a Trainer's has, where Accelerate waits and gathers
-in PyTorch's default group and DeepSpeed below stage 3 in its own: 388 MiB for a group of one rank, measured
-at its first collective on an H200 (torch 2.11); runs of TRL's trainers take 1.68 GiB in all, 1.29 at stage 3."""
+in PyTorch's default group and DeepSpeed below stage 3 in its own: 388 MiB for a group of one rank, at its
+first collective on an H200 (torch 2.11); runs of TRL's trainers take 1.68 GiB in all, 1.29 at stage 3."""
 
 NCCL_PER_GROUP_MEMBER_BYTES = 450 * MIB
 """More with tensor parallel: 2.47 GiB in all at 2, 3.51 GiB at 4 on the group's first rank."""

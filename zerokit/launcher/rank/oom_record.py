@@ -35,7 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _nccl_had_no_room(message: str) -> str | None:
-    """What to add where NCCL's call of CUDA failed on a full GPU: PyTorch gives it nothing of what it caches."""
+    """What to add where NCCL's call of CUDA failed on a full GPU: PyTorch's allocator shares nothing."""
     if "ncclUnhandledCudaError" not in message:
         return None
     with contextlib.suppress(Exception):

@@ -73,7 +73,7 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _communicates(machine: Machine, group: Any) -> None:
-    """NCCL makes a group's communicator at its first collective, in memory that PyTorch's allocator has not."""
+    """NCCL makes a group's communicator at its first collective, beside what PyTorch's allocator has."""
     machine.communicators.setdefault(group.group_name, machine.ledger.allocator.reserved_bytes)
 
 
