@@ -118,11 +118,6 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/predictions.md",
-        "which the model now gives within {before} %",
-        figures.bare_loops,
-    ),
-    (
-        "docs/predictions.md",
         "The planner made {number} choices for {jobs} jobs on two H200s. {good} were the fastest of the "
         "strategies run or within {within} % of it; {slower} were {low} to {high} % slower",
         figures.choices,
