@@ -240,7 +240,7 @@ UNTIED = (
     "between 60 s (300 s for what a rank does for the first time) and 600 s; it is 600 s where",
     "tried after 60 s",
     "where its ends are more than 10 % apart",
-    "more than 4,096 rows or 32 MiB", "differs by more than 2 %", "measured hosts differ by more than 2 %",
+    "more than 4,096 rows or 32 MiB", "measured hosts differ by more than 2 %",
     "which looks every 0.1 s", "its records (every 0.4 s) explain",
     "a difference above 0.1 % in a phase",
     # rounded so far that a reader takes them for what they are
