@@ -241,7 +241,7 @@ UNTIED = (
     "tried after 60 s",
     "where its ends are more than 10 % apart",
     "more than 4,096 rows or 32 MiB", "measured hosts differ by more than 2 %",
-    "which looks every 0.1 s", "its records (every 0.4 s) explain",
+    "which looks every 0.1 s",
     "a difference above 0.1 % in a phase",
     # rounded so far that a reader takes them for what they are
     "some 15 s, once", "costs at most 0.1 % of the time", "by some 2 to 4 GiB", "10 to 60 s of",
