@@ -140,7 +140,7 @@ def best_of_three() -> Figures:
 
 
 def bare_loops() -> Figures:
-    """ZeRO-3 loops on two GPUs, predicted first; the steps of one run; the loops of the host before."""
+    """ZeRO-3 loops on two GPUs, predicted first; the steps of one run."""
     first = {row["id"]: row["seconds_by_host_factor"] for row in rows(DATA / "zero-3-second-predicted.jsonl")}
     found = rows(DATA / "zero-3-second.jsonl")
     then = [
@@ -155,7 +155,6 @@ def bare_loops() -> Figures:
         "worst_now": size(max(_loops_now("zero-3-second"), key=abs), 1),
         "below": size(1 - min(of_median)), "above": size(max(of_median) - 1),
         "low": f"{min(rounds):.1f}", "high": f"{max(rounds):.1f}",
-        "before": size(max(_loops_now("zero-3-pilot"), key=abs)),
     }  # fmt: skip
 
 

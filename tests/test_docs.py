@@ -83,7 +83,10 @@ def test_every_page_has_a_screenshot(site: Path) -> None:
 def test_every_command_and_rule_is_documented(site: Path) -> None:
     page = (site / "commands.html").read_text()
     assert all(f'id="zerokit-{name}"' in page for name in commands())
-    assert {path.stem for path in (site / "rules").glob("*.html")} == {*examples(), "index"}
+    rules = {path.stem: path.read_text() for path in (site / "rules").glob("*.html")}
+    assert set(rules) == {*examples(), "index"}
+    for rule in examples():
+        assert f'href="{rule}.html"' in rules["index"] and f'id="{rule}"' in rules[rule]
 
 
 @pytest.mark.parametrize("words", [[], ["size"], ["launch"], ["emit", "sbatch"]])

@@ -6,13 +6,14 @@ MkDocs calls the hooks (``mkdocs.yml``); ``mkdocs build`` needs nothing but them
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePath
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from zerokit.cli import cli, commands
-from zerokit.linter.explain import examples, explain, section
+from zerokit.linter.explain import FIXABLE, Explanation, examples, explain, readers_text, versions
 
 _COLUMNS = 78
 """That click fills of a terminal of 80."""
@@ -75,5 +76,25 @@ def rule_pages() -> Iterator[tuple[str, str]]:
         message = one.finding.message.replace("|", "\\|")
         rows.append(f"| [`{rule}`]({rule}.md) | {one.finding.severity} | {message} |")
         yield f"rules/{rule}.md", "\n".join(["---", f"title: {rule}", "search: {boost: 0.5}", "---", "",
-                                             *section(one, "#")]) + "\n"  # fmt: skip
+                                             *rule_page(one)]) + "\n"  # fmt: skip
     yield "rules/index.md", "\n".join(rows) + "\n"
+
+
+def rule_page(one: Explanation) -> list[str]:
+    """The lines of a rule's page: what it finds, why, the example that breaks it, and the fix."""
+    message = one.finding.message
+    lines = [f"# {one.rule}", "", f"{message[:1].upper()}{message[1:]} ({one.finding.severity})"]
+    if one.why:
+        lines += ["", one.why]
+    if readers_text(one.rule):
+        lines += ["", f"Holds for {readers_text(one.rule)}."]
+    if versions(one.rule):
+        lines += ["", f"Versions: {versions(one.rule)}."]
+    for name, text in one.files.items():
+        kind = PurePath(name).suffix.removeprefix(".") or "text"
+        lines += ["", f"`{name}`:", "", f"```{kind}", text.rstrip().replace("\ufeff", ""), "```"]
+    if one.finding.fix:
+        lines += ["", f"Fix: {one.finding.fix}{FIXABLE[one.finding.fixable]}"]
+    if one.finding.source:
+        lines += ["", f"Source: {one.finding.source}"]
+    return lines

@@ -1,4 +1,4 @@
-"""What a rule says, why, an example and its source: for ``--explain`` and for the rules' page.
+"""What a rule says, why, an example and its source: for ``--explain`` and for the rules' pages.
 
 The texts are those of the finding itself, in a file that breaks the rule.
 """
@@ -24,6 +24,8 @@ from zerokit.suggest import alike
 from zerokit.temporary import temporary_folder
 
 _EXAMPLES = pathlib.Path(__file__).with_name("examples.yaml")
+FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)", None: ""}
+"""What is said behind a fix, by whether ``check`` can write it."""
 _SETTINGS = ("world_size", "gpus_per_node", "key_value_heads", "model_code")
 
 
@@ -141,55 +143,6 @@ def as_text(explanation: Explanation, width: int | None = None) -> str:
     for name, text in explanation.files.items():
         quoted = "\n".join(f"    {line}" for line in text.rstrip().splitlines())
         parts += [f"  {name}", quoted.replace("\ufeff", "<BOM>")]
-    parts += part("Fix", finding.fix and f"{finding.fix}{_FIXABLE[finding.fixable]}")
+    parts += part("Fix", finding.fix and f"{finding.fix}{FIXABLE[finding.fixable]}")
     parts += part("Source", finding.source)
     return "\n".join(parts)
-
-
-_FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)", None: ""}
-
-
-def page() -> str:
-    """The rules' page of the documentation."""
-    rules = sorted(examples())
-    lines = [
-        "# What `zerokit check` finds", "",
-        "Written by `python -m tools.rule_pages` from the rules themselves: every message below is what the",
-        "example really gives. `zerokit check --explain RULE` prints the same.", "",
-        "| rule | severity | finds |", "| --- | --- | --- |",
-    ]  # fmt: skip
-    explained = [explain(rule) for rule in rules]
-    for one in explained:
-        lines.append(
-            f"| [`{one.rule}`](#{one.rule}) | {one.finding.severity} | {_cell(one.finding.message)} |"
-        )
-    for one in explained:
-        lines += ["", *section(one, "##")]
-    return "\n".join(lines) + "\n"
-
-
-def section(one: Explanation, heading: str) -> list[str]:
-    """A rule's part of a page in Markdown, below a heading such as ``##``."""
-    lines = [f"{heading} {one.rule}", "", f"{_sentence(one.finding.message)} ({one.finding.severity})"]
-    if one.why:
-        lines += ["", one.why]
-    if readers_text(one.rule):
-        lines += ["", f"Holds for {readers_text(one.rule)}."]
-    if versions(one.rule):
-        lines += ["", f"Versions: {versions(one.rule)}."]
-    for name, text in one.files.items():
-        kind = pathlib.Path(name).suffix.removeprefix(".") or "text"
-        lines += ["", f"`{name}`:", "", f"```{kind}", text.rstrip().replace("\ufeff", ""), "```"]
-    if one.finding.fix:
-        lines += ["", f"Fix: {one.finding.fix}{_FIXABLE[one.finding.fixable]}"]
-    if one.finding.source:
-        lines += ["", f"Source: {one.finding.source}"]
-    return lines
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

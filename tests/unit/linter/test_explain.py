@@ -1,4 +1,4 @@
-"""Every rule has an example that breaks it, an explanation, and its place on the rules' page."""
+"""Every rule has an example that breaks it, and an explanation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.rule_pages import PAGE
 from zerokit.cli import run
-from zerokit.linter.explain import as_text, examples, explain, page
+from zerokit.linter.explain import as_text, examples, explain
 from zerokit.rules import RULES
 from zerokit.rules.layout import LAYOUT_RULES
 
@@ -36,10 +35,6 @@ def test_every_rule_has_an_example() -> None:
     rules = {rule.id for rule in RULES} - {rule.id for rule in LAYOUT_RULES}  # those are the planner's
     assert rules - WITHOUT_EXAMPLE <= set(examples())
     assert named - WITHOUT_EXAMPLE - {"json-"} <= set(examples())
-
-
-def test_the_page_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.rule_pages"
 
 
 def test_explain_prints_and_suggests(capsys: pytest.CaptureFixture[str]) -> None:
