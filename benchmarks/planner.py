@@ -299,11 +299,12 @@ def rank_agreement(runs: Sequence[Measured]) -> float:
 
 
 def memory_of(run: Run) -> MemoryEstimate:
-    """The closed form's, with llm-foundry's fused loss and FSDP's gradients, which are reduced block by
-    block rather than in a bucket of 5e8 elements."""
+    """The closed form's, with llm-foundry's flash attention (Transformers' MPT has none), fused loss and
+    FSDP's gradients, which are reduced block by block rather than in a bucket of 5e8 elements."""
     zero = replace(run.strategy.settings.zero, reduce_bucket_size=50_000_000)
     strategy = replace(run.strategy, settings=replace(run.strategy.settings, zero=zero))
-    return estimate_analytic(run.shape, run.job, strategy, run.cluster, bytes_per_logit=FUSED_LOSS_BYTES)
+    shape = replace(run.shape, kept=replace(run.shape.kept, score_bytes=(0.0, 0.0)))
+    return estimate_analytic(shape, run.job, strategy, run.cluster, bytes_per_logit=FUSED_LOSS_BYTES)
 
 
 def fits(run: Run) -> bool:
