@@ -111,11 +111,14 @@ _FORMS = tuple(
         ),
     )
 )
+_ASSIGNED = _FORMS[-1][1]  # the slowest: tried where a word of its is assigned something
+_ASSIGNS = re.compile(rb"(?:token|secret|pass|pwd|credential|key|auth|jwt)[a-z]{0,12}[\"']?\s*[:=]")
 _JWT = re.compile(rb"[\w-]{11,}\.[\w-]{8,}\.[\w-]+")
 _NUMBER = re.compile(rb"[\d.eE+-]*")
 _OPTION = re.compile(r"--[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
 
 
+@functools.lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Whether what a variable or option of this name holds is a secret, by the usual conventions."""
     if name in _NOT_SECRETS:
@@ -169,7 +172,7 @@ class Secrets:
         """How much of a line that has not ended may be passed on with no secret cut in two."""
         end = max(0, len(data) - self.held_bytes)
         for pattern in (*(pattern for pattern, _ in self._literals), *_forms_in(data)):
-            for match in pattern.finditer(data):
+            for match in pattern.finditer(data, max(0, end - _LONGEST_HELD)):  # no secret is longer
                 if match.start() < end < match.end():
                     end = match.start()
         return end
@@ -215,19 +218,24 @@ def _inside(texts: Iterable[str]) -> Iterable[str]:
 def _forms_in(data: bytes) -> list[re.Pattern[bytes]]:
     """The forms that a text may have."""
     lower = data.lower()
-    return [form for hints, form in _FORMS if any(hint in lower for hint in hints)]
+    return [
+        form
+        for hints, form in _FORMS
+        if any(hint in lower for hint in hints) and (form is not _ASSIGNED or _ASSIGNS.search(lower))
+    ]
 
 
 def _mask(match: re.Match[bytes]) -> bytes:
-    groups = match.groupdict()
-    secret, name = match["secret"], groups.get("name")
+    groups, secret = match.re.groupindex, match["secret"]
     if "jwt" in groups and _JWT.fullmatch(secret) is None:
         return match[0]
     if "user" in groups and not re.search(rb"\d", secret):
         return match[0]  # a name
     if secret.startswith(b"<") or MASK.encode() in secret or _FLAG.fullmatch(secret.decode("latin-1")):
         return match[0]
-    if name is not None and (_NUMBER.fullmatch(secret) or not is_secret_name(name.decode("latin-1"))):
+    if "name" in groups and (
+        _NUMBER.fullmatch(secret) or not is_secret_name(match["name"].decode("latin-1"))
+    ):
         return match[0]
     return match["kept"] + MASK.encode()
 

@@ -60,6 +60,7 @@ class Supervisor:
         self.streams = PipeReader(
             launch.run_dir / folder_module.LOGS_FOLDER, self.selector, self.terminal,
             Secrets(launch.environment, launch.options.target.arguments), launch.options.show_ranks,
+            self._forgive,
         )  # fmt: skip
         self.guard: subprocess.Popen[bytes] | None = None
         self.remote = RemoteProcesses(launch)
@@ -277,6 +278,12 @@ class Supervisor:
                 self._stop(0.0)
 
     # ---- judging while it runs
+
+    def _forgive(self, rank: int, seconds: float) -> None:
+        """A rank may have waited for us that long to take what it prints."""
+        self.progress.forgive(rank, seconds)
+        if rank in self.seen.errors:
+            self.seen.errors[rank] += seconds
 
     def _living(self) -> list[int]:
         return [rank for rank, state in self.progress.ranks.items() if not state.exited]
