@@ -26,23 +26,12 @@ _HELD = 512  # bytes kept back where a line is cut: what a form can need
 # Words of names: anywhere in one; at its end; "pass", "tokens" and "key" only behind one of those named.
 _STRONG = frozenset(
     ("secret", "secrets", "password", "passwords", "passwd", "passphrase", "passcode", "credential",
-     "credentials", "pgpassword", "sshpass", "userpass")
+     "credentials", "pgpassword", "sshpass", "userpass", "dbpass", "webhook")
 )  # fmt: skip
 _LAST = frozenset(
-    (
-        "token",
-        "pwd",
-        "auth",
-        "pat",
-        "apikey",
-        "authtoken",
-        "accesstoken",
-        "jwt",
-        "bearer",
-        "dsn",
-        "accountkey",
-    )
-)
+    ("token", "pwd", "auth", "pat", "apikey", "authtoken", "accesstoken", "jwt", "bearer", "dsn", "accountkey",
+     "masterkey", "secretkey", "privatekey", "cookie", "cookies")
+)  # fmt: skip
 _OWNERS = frozenset(
     ("hf", "hub", "api", "access", "auth", "bot", "user", "db", "database", "git", "github", "gitlab", "npm",
      "pypi", "wandb", "slack", "smtp", "mail", "ftp", "ldap", "http", "proxy", "admin", "root", "mysql", "pg",
@@ -51,7 +40,7 @@ _OWNERS = frozenset(
 _BEHIND_OWNER = frozenset(("pass", "tokens", "keys"))
 _KEYS = frozenset(
     ("api", "access", "private", "secret", "signing", "encryption", "auth", "service", "license", "master",
-     "session", "account", "storage", "deploy", "subscription", "shared")
+     "session", "account", "storage", "deploy", "subscription", "shared", "wandb", "openai")
 )  # fmt: skip
 # of a tokenizer, or of a rate
 _NO_TOKEN = frozenset(
@@ -75,6 +64,12 @@ _TOKENS: Mapping[str, str] = {
     "nvapi-": "[A-Za-z0-9_-]{20,}", "gsk_": "[A-Za-z0-9]{20,}", "npm_": "[A-Za-z0-9]{30,}",
     "pypi-": "[A-Za-z0-9_-]{30,}", "r8_": "[A-Za-z0-9]{30,}", "xai-": "[A-Za-z0-9]{30,}",
     "dop_v1_": "[a-f0-9]{40,}", "pplx-": "[A-Za-z0-9]{30,}", "wandb_v1_": "[A-Za-z0-9_]{20,}",
+    "rpa_": "[A-Z0-9]{30,}", "tgp_v1_": "[A-Za-z0-9_-]{30,}", "dckr_pat_": "[A-Za-z0-9_-]{20,}",
+    "hv[sb]\\.": "[A-Za-z0-9_-]{20,}", "SG\\.": "[A-Za-z0-9_-]{16,}\\.[A-Za-z0-9_-]{16,}",
+    "xapp-": "[A-Za-z0-9-]{16,}", "shp(?:at|ss|ca)_": "[a-f0-9]{30,}", "lin_api_": "[A-Za-z0-9]{30,}",
+    "tskey-": "[A-Za-z0-9-]{16,}", "dapi": "[a-f0-9]{32}", "ntn_": "[A-Za-z0-9]{30,}",
+    "sntry[su]_": "[A-Za-z0-9+/=_-]{30,}", "jina_": "[A-Za-z0-9_-]{30,}", "pul-": "[a-f0-9]{40}",
+    "glsa_": "[A-Za-z0-9_]{30,}", "ATATT3": "[A-Za-z0-9_=-]{30,}", "sb_secret_": "[A-Za-z0-9_-]{16,}",
 }  # fmt: skip
 # Forms, behind words of which one stands, in lower case, in every text that has the form. In none a part that
 # may be long follows another that takes the same letters, and none can begin inside a long part of its own:
@@ -96,7 +91,9 @@ _FORMS = tuple(
         (b"bearer", rb"(?i)(?P<kept>\bbearer\s+)(?P<secret>[a-z0-9._~+/=-]{8,})"),
         (
             b"hf_ api_org_ sk- k_live_ k_test_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- xox akia asia "
-            b"aiza ya29. nvapi- gsk_ npm_ pypi- r8_ xai- dop_v1_ pplx- wandb_v1_",
+            b"aiza ya29. nvapi- gsk_ npm_ pypi- r8_ xai- dop_v1_ pplx- wandb_v1_ "
+            b"rpa_ tgp_v1_ dckr_pat_ hvs. hvb. sg. xapp- shpat_ shpss_ shpca_ lin_api_ tskey- dapi ntn_ sntrys_ "
+            b"sntryu_ jina_ pul- glsa_ atatt3 sb_secret_",
             rb"(?P<kept>)(?P<secret>\b(?:"
             + "|".join(start + rest for start, rest in _TOKENS.items()).encode()
             + rb"))",
