@@ -31,8 +31,9 @@ _OF_CI = re.compile(
 )
 _SHARP = (
     "\n::error::forged", "::set-output name=a::b", "\n##[error]forged", "\x1b]0;title\x07",
-    "\x1b[2J\x1b[1;1H", "\u202egnp.exe", "\u2066a\u2069", "\r::warning::forged", "\x9b31m", "\ufffe", "\udcff\udc80",
-    "\U000e0041", "[bold red]x[/]", "[/]", "a" * 200, "-rf", "--fix", "{x}", "%s%n", "⟨gpus⟩",
+    "\x1b[2J\x1b[1;1H", "\u202egnp.exe", "\u2066a\u2069", "\r::warning::forged", "\x9b31m",
+    "\ufffe", "\udcff\udc80", "\U000e0041",
+    "[bold red]x[/]", "[/]", "a" * 200, "-rf", "--fix", "{x}", "%s%n", "⟨gpus⟩",
     "`zerokit check .`",
 )  # fmt: skip
 

@@ -29,8 +29,8 @@ _STRONG = frozenset(
      "credentials", "pgpassword", "sshpass", "userpass", "dbpass", "webhook")
 )  # fmt: skip
 _LAST = frozenset(
-    ("token", "pwd", "auth", "pat", "apikey", "authtoken", "accesstoken", "jwt", "bearer", "dsn", "accountkey",
-     "masterkey", "secretkey", "privatekey", "cookie", "cookies")
+    ("token", "pwd", "auth", "pat", "apikey", "authtoken", "accesstoken", "jwt", "bearer", "dsn",
+     "accountkey", "masterkey", "secretkey", "privatekey", "cookie", "cookies")
 )  # fmt: skip
 _OWNERS = frozenset(
     ("hf", "hub", "api", "access", "auth", "bot", "user", "db", "database", "git", "github", "gitlab", "npm",
@@ -91,9 +91,9 @@ _FORMS = tuple(
         (b"bearer", rb"(?i)(?P<kept>\bbearer\s+)(?P<secret>[a-z0-9._~+/=-]{8,})"),
         (
             b"hf_ api_org_ sk- k_live_ k_test_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- xox akia asia "
-            b"aiza ya29. nvapi- gsk_ npm_ pypi- r8_ xai- dop_v1_ pplx- wandb_v1_ "
-            b"rpa_ tgp_v1_ dckr_pat_ hvs. hvb. sg. xapp- shpat_ shpss_ shpca_ lin_api_ tskey- dapi ntn_ sntrys_ "
-            b"sntryu_ jina_ pul- glsa_ atatt3 sb_secret_",
+            b"aiza ya29. nvapi- gsk_ npm_ pypi- r8_ xai- dop_v1_ pplx- wandb_v1_ rpa_ tgp_v1_ dckr_pat_ "
+            b"hvs. hvb. sg. xapp- shpat_ shpss_ shpca_ lin_api_ tskey- dapi ntn_ sntrys_ sntryu_ jina_ pul- "
+            b"glsa_ atatt3 sb_secret_",
             rb"(?P<kept>)(?P<secret>\b(?:"
             + "|".join(start + rest for start, rest in _TOKENS.items()).encode()
             + rb"))",
