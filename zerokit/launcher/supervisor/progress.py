@@ -109,9 +109,8 @@ class Progress:
         """Read what was added; returns the new records that are not ticks, with their rank."""
         now = time.monotonic()
         if now - self._polled_at > _STALL_SECONDS:  # we were stopped (Ctrl-Z, a long line)
-            for state in self.ranks.values():
-                state.heard_at = state.heard_at and state.heard_at + now - self._polled_at
-                self.forgive(state.rank, now - self._polled_at)
+            for rank in self.ranks:
+                self.forgive(rank, now - self._polled_at)
         self._polled_at = now
         events = []
         for state in self.ranks.values():
@@ -124,9 +123,11 @@ class Progress:
         return events
 
     def forgive(self, rank: int, seconds: float) -> None:
-        """Take no idleness for the rank's of which it may have waited for us that long: who prints does."""
-        if rank in self.ranks:
-            self.ranks[rank].forgiven_seconds += seconds
+        """Count no idleness or silence of a rank that may have waited for us that long, as who prints does."""
+        state = self.ranks.get(rank)
+        if state is not None and state.heard_at is not None:
+            state.heard_at = min(state.heard_at + seconds, time.monotonic())
+            state.forgiven_seconds += seconds
 
     def _update(self, state: RankProgress, record: dict[str, Any], now: float) -> None:
         if record["type"] == "start":
