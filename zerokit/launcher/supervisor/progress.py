@@ -123,7 +123,7 @@ class Progress:
         return events
 
     def forgive(self, rank: int, seconds: float) -> None:
-        """Count no idleness or silence of a rank that may have waited for us that long, as who prints does."""
+        """Count no idleness or silence of a rank that may have waited for us that long: who prints does."""
         state = self.ranks.get(rank)
         if state is not None and state.heard_at is not None:
             state.heard_at = min(state.heard_at + seconds, time.monotonic())
