@@ -169,6 +169,12 @@ ROWS = [
         demand="goes on from the newest complete checkpoint; a verdict for each attempt; 0 left; on fewer "
         "ranks after the conversion that is named",
         tests={"tests/faults/test_restarts.py": ("",)}),
+    Row(name="29", inject="SIGSTOP to the guard and to the launcher",
+        demand="continued, and said: nobody waits for them without end",
+        tests={"tests/faults/test_processes.py": (
+            "test_a_guard_and_a_launcher_that_are_stopped_are_continued",)}),
+    Row(name="30", inject="`ulimit -n 24`", demand="exit 13 with the limit required; no run folder",
+        tests={"tests/faults/test_resources.py": ("test_too_few_open_files_are_said_before_the_start",)}),
 ]  # fmt: skip
 
 

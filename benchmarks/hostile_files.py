@@ -2,9 +2,12 @@
 
     python -m benchmarks.hostile_files                     # 1,500 cases; some ten minutes, most of it models
     python -m benchmarks.hostile_files --kinds model,hostfile --count 100 --seed 3
+    python -m benchmarks.hostile_files --kinds stranger    # 2,000 of 500 names x 200 texts x every command
 
 Of each kind of file that zerokit reads: values of the wrong type, infinities, huge and negative numbers, keys
-that are gone or renamed, bytes that are changed, added or cut off.
+that are gone or renamed, bytes that are changed, added or cut off. A stranger's folder has hostile names,
+texts, links out of it, links to devices and pipes: nothing may be printed raw, nothing outside of it read or
+written, and no command may take more than 5 s of CPU (tests/support/strangers.py).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Any
 
 import yaml
 
+from tests.support import strangers
 from tests.support.hostile import damaged, odd
 from tests.support.plans import write_plan
 from tests.support.run_folders import PLAN_COMMANDS, write_run
@@ -123,6 +127,23 @@ KINDS: dict[str, tuple[Case, int]] = {
 }  # fmt: skip
 
 
+def stranger(seed: int) -> dict[str, Any]:
+    """One folder of a stranger and one command: names, texts and commands are passed through evenly."""
+    name = NAMES[seed * 7 % len(NAMES)]
+    words = strangers.commands(name)
+    with tempfile.TemporaryDirectory(prefix="stranger-") as folder:
+        before = Path.cwd()
+        try:
+            strangers.lay(Path(folder), name, TEXTS[seed * 3 % len(TEXTS)], random.Random(seed))
+            row = strangers.try_command(Path(folder), words[seed % len(words)])
+        finally:
+            os.chdir(before)
+    return {"kind": "stranger", "seed": seed, **row}
+
+
+NAMES, TEXTS = strangers.names(500), strangers.texts(200)
+
+
 def one(kind: str, seed: int) -> dict[str, Any]:
     """One case: its command, exit code and CPU seconds, and what was wrong."""
     words = KINDS[kind][0](random.Random(f"{kind} {seed}"))
@@ -173,8 +194,8 @@ def main() -> int:
         write_plan(Path("whole"))
         Path("t.py").write_text("print(1)\n")
         for kind in args.kinds.split(","):
-            for seed in range(args.seed, args.seed + (args.count or KINDS[kind][1])):
-                row = one(kind, seed)
+            for seed in range(args.seed, args.seed + (args.count or KINDS.get(kind, (None, 2000))[1])):
+                row = stranger(seed) if kind == "stranger" else one(kind, seed)
                 counts[f"{kind}: exit {row['exit_code']}"] += 1
                 slowest[kind] = max(slowest.get(kind, 0.0), row["seconds"])
                 if log:

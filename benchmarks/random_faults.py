@@ -47,7 +47,7 @@ HEARTBEAT, HEARTBEAT_REAL = 3.0, 20.0  # a busy machine is quiet for long while 
 LIMIT_SECONDS = 60.0
 LIMIT_REAL_SECONDS = 240.0
 LEFT_SECONDS = 10.0
-KINDS = ("plain", "noisy", "lockstep", "saves", "deaf", "workers")
+KINDS = ("plain", "noisy", "lockstep", "saves", "deaf", "workers", "long", "raises")
 PHASES = ("load", "init", "forward", "backward", "step", "save")
 MOMENTS = ("launching", "starting", "running", "running", "ending")
 TARGETS = ("rank", "rank", "rank", "ranks", "zerokit", "zerokit", "guard", "outer", "inner")
@@ -215,6 +215,8 @@ class Injection:
         allowed = self._allowed()
         if fault.target not in ("rank", "ranks", "zerokit") and done == {0, 1}:
             allowed |= {0}  # the launcher may go when nobody needs it any more
+        if fault.kind == "raises":
+            allowed = allowed - {0} | {10}
         if fault.trouble in UNWRITABLE:
             allowed |= {74, 2} if fault.moment == "launching" else {74}  # 2: no folder can be made there
         if code not in allowed:
@@ -256,7 +258,7 @@ class Injection:
     def _misnamed(self, report: dict[str, object]) -> list[str]:
         """Whether the rank and the signal of a failure that the fault caused are named."""
         fault = self.fault
-        if fault.target not in ("rank", "ranks"):
+        if fault.target not in ("rank", "ranks") or fault.kind == "raises":
             return []
         named = {fault.rank} if fault.target == "rank" else {0, 1}
         first, hang = report.get("first_failure") or {}, report.get("hang") or {}

@@ -49,6 +49,21 @@ def noisy(seconds: float) -> None:
         os.write(1, f"line {number} of rank {RANK}\n".encode() * 50)
 
 
+def long(seconds: float) -> None:
+    """One line of 75 MB."""
+    for _ in work(seconds / 2):
+        pass
+    sys.stdout.write("loss 0.1, tokens 12; " * (75_000_000 // 21) + "\n")
+    sys.stdout.flush()
+
+
+def raises(seconds: float) -> None:
+    """An exception whose text has 50 MB."""
+    for _ in work(seconds):
+        pass
+    raise RuntimeError("shape [1, 2] " * (50_000_000 // 13))
+
+
 def lockstep(seconds: float) -> None:
     """Each step waits for the other rank, as a collective does."""
     address = (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ["MASTER_PORT"]))

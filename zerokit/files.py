@@ -1,11 +1,84 @@
-"""Files of ours: written whole or not at all, and where a user's cache lies. Standard library only."""
+"""Files: a stranger's opened so that none hangs us or leads elsewhere, ours written whole or not at all, and
+where a user's cache lies. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: str | os.PathLike[str], inside: str | os.PathLike[str] | None = None) -> BinaryIO:
+    """Open a file that a stranger may have made, for reading: no pipe, device or folder is.
+
+    Args:
+        inside: the folder that links may not lead out of (``/``: they may lead anywhere); where it is not
+            named, that of :func:`root_of`.
+
+    Raises:
+        OSError: not there, not a regular file, or outside; ``strerror`` says which.
+    """
+    root = root_of(path) if inside is None else inside
+    if root is not None and leaves(path, root):
+        raise OSError(0, f"is a link that leads out of {os.fspath(root)}: name the file that it leads to")
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - opening a device may do something
+            raise OSError(0, _NOT_REGULAR)
+        # a pipe may have taken its place: it must not hold us
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+    except ValueError:
+        raise OSError(0, "not a file name") from None
+    file = os.fdopen(handle, "rb")
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        file.close()
+        raise OSError(0, _NOT_REGULAR)
+    return file
+
+
+def root_of(path: str | os.PathLike[str]) -> str | None:
+    """The folder out of which links of a path that somebody named may not lead: the working folder, where the
+    file is in it, else the path's own.
+
+    None: they may lead anywhere: of zerokit's own files, which an installer may have linked, and of the Hub's
+    cache, whose files are links to its ``blobs``.
+    """
+    named = os.path.abspath(path)  # noqa: PTH100 - it follows no links
+    real = os.path.realpath(path)
+    if named.startswith(_OURS) or os.path.basename(os.path.dirname(real)) == "blobs":  # noqa: PTH119, PTH120
+        return None
+    return os.curdir if not leaves(path, os.curdir) else os.path.dirname(named)  # noqa: PTH120
+
+
+_OURS = f"{Path(__file__).parent}{os.sep}"
+_NOT_REGULAR = "is not a regular file"
+
+
+def read_regular(
+    path: str | os.PathLike[str], most_bytes: int, inside: str | os.PathLike[str] | None = None
+) -> bytes:
+    """A file that a stranger may have made, opened as :func:`open_regular` does.
+
+    Raises:
+        OSError: as there; or it has more than ``most_bytes``.
+    """
+    with open_regular(path, inside) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(most_bytes + 1) if size <= most_bytes else b""
+    if max(size, len(data)) > most_bytes:
+        raise OSError(0, f"is {max(size, len(data))} bytes; at most {most_bytes} bytes are read")
+    return data
+
+
+def leaves(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+    """Whether a path leads, through links or ``..``, to what is not below the folder."""
+    try:
+        real, root = os.path.realpath(path), os.path.realpath(folder)
+    except (OSError, ValueError):
+        return True
+    return not Path(real).is_relative_to(root)
 
 
 def write_whole(

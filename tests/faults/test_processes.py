@@ -247,6 +247,16 @@ def test_a_rank_stalls(launch: Launch, how: str, figure: Figure) -> None:
     assert not run.left()
 
 
+def test_a_guard_and_a_launcher_that_are_stopped_are_continued(launch: Launch) -> None:
+    run = launch("all:short")
+    run.until_started(2)
+    for pid in (*run.children("guard.py"), *run.children("bin/deepspeed")):
+        os.kill(pid, signal.SIGSTOP)
+    code, _, err = run.end()
+    assert code == 0 and "it is continued" in err
+    assert not run.left()
+
+
 def test_a_run_that_works_is_not_hung(launch: Launch) -> None:
     run = launch("all:work", options=("--heartbeat", "4"))
     run.until_started(2)

@@ -50,6 +50,16 @@ def test_two_launches_at_once_meet_at_different_ports(stub_python: Path, tmp_pat
     assert len(ports) == 2
 
 
+def test_too_few_open_files_are_said_before_the_start(stub_python: Path, tmp_path: Path) -> None:
+    command = [str(stub_python), "-m", "zerokit", "launch", "--device", "cpu", "--num-ranks", "2"]
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'ulimit -n 24; exec "$@"', "sh", *command, "--run-dir", "run", str(SCRIPT)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 13 and "ulimit -n 50" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 # ---- disks
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokit.files import cache_folder, home_folder, write_whole
+from zerokit.files import cache_folder, home_folder, read_regular, write_whole
 
 
 def test_a_file_is_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -49,3 +49,34 @@ def test_a_user_without_a_home(home: str) -> None:
     with pytest.raises(OSError, match=r".*"):
         found.mkdir(parents=True)
     assert cache_folder({"HOME": home, "XDG_CACHE_HOME": "/x"}) == Path("/x/zerokit")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("fifo", "regular"),
+        ("/dev/zero", "leads out"),
+        ("../x", "leads out"),
+        ("loop", "symbolic"),
+        ("big", "bytes"),
+    ],
+)
+def test_a_stranger_s_file_neither_hangs_nor_leads_elsewhere(
+    kind: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, path = tmp_path / "folder", tmp_path / "folder" / "loop"
+    folder.mkdir()
+    (tmp_path / "x").write_text("secret")
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "big":
+        path.write_bytes(b"x" * 99)
+    else:
+        path.symlink_to(kind)
+    with pytest.raises(OSError, match=says):
+        read_regular(path, 98)
+    if kind == "../x":  # from where both are below, and of the Hub's cache, it is read
+        monkeypatch.chdir(tmp_path)
+        assert read_regular(path, 98) == b"secret"
+        with pytest.raises(OSError, match=says):
+            read_regular(path, 98, folder)

@@ -261,6 +261,7 @@ class _Session:
         from zerokit.launcher import prepare, run_folder
         from zerokit.launcher.supervisor import supervisor
 
+        is_new = options.run_dir is None or not os.path.lexists(options.run_dir)
         run_dir = run_folder.make_run_folder(options.run_dir, options.target.name, self.locks, self.say)
         with ExitStack() as stack:
             try:
@@ -270,7 +271,7 @@ class _Session:
                 prepare.write_files(launch)
             except BaseException:
                 # Nothing ran: an empty folder would only look like a run.
-                if options.run_dir is None:
+                if is_new:
                     self.locks.close()
                     with suppress(OSError):  # not empty: what was written tells why
                         run_dir.rmdir()

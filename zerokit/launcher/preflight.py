@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,9 @@ _PROBE = (
 )
 
 
+_OWN_OPEN_FILES, _OPEN_FILES_OF_RANK = 40, 5  # of a rank: two pipes, two logs, its record
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """What one node answered, or why it did not."""
@@ -74,6 +78,24 @@ def check_packages(launcher: str) -> None:
             f"⟨launcher⟩ {launcher}: {' and '.join(missing)} not installed for {sys.executable}; "
             f"{INSTALL_TRAINING}"
         )
+
+
+def check_open_files(local_ranks: int) -> None:
+    """Whether this process may open the pipes, logs and record of each rank; the soft limit is raised if not.
+
+    Raises:
+        NodeUnusable: the hard limit is lower, too.
+    """
+    required = _OWN_OPEN_FILES + _OPEN_FILES_OF_RANK * local_ranks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= required:
+        return
+    if hard != resource.RLIM_INFINITY and hard < required:
+        raise NodeUnusable(
+            f"at most {hard} files may be open here, and {counted(local_ranks, 'rank')} require {required}: "
+            f"raise the limit (ulimit -n {required})"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (required, hard))
 
 
 def check_versions(launcher: str, style: str) -> None:

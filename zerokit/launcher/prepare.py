@@ -61,6 +61,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan), dry_run=dry_run
     )
     notes = [*placement.notes, *_several_nodes(plan, placement), *read]
+    preflight.check_open_files(placement.local_ranks)
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
     configured = _configured(options, plan, config, facts, style, placement)

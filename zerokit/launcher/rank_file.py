@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from zerokit.files import write_whole
+from zerokit.files import open_regular, write_whole
 
 SCHEMA = "zerokit.rank/1"
 TICK_SECONDS = 0.4  # below the half second that may be lost at most
@@ -298,8 +298,7 @@ def read_rank_file(path: Path) -> RankLog:
     if match is None:
         raise ValueError(f"{path.name} is not a rank file")
     log = RankLog(rank=int(match[1]), path=path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block us
-    with os.fdopen(descriptor, "rb") as file:
+    with open_regular(path, path.parent) as file:
         data = file.read(_READ_LIMIT_BYTES)
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():

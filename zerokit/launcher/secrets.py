@@ -26,23 +26,12 @@ _HELD = 512  # bytes kept back where a line is cut: what a form can need
 # Words of names: anywhere in one; at its end; "pass", "tokens" and "key" only behind one of those named.
 _STRONG = frozenset(
     ("secret", "secrets", "password", "passwords", "passwd", "passphrase", "passcode", "credential",
-     "credentials", "pgpassword", "sshpass", "userpass")
+     "credentials", "pgpassword", "sshpass", "userpass", "dbpass", "webhook")
 )  # fmt: skip
 _LAST = frozenset(
-    (
-        "token",
-        "pwd",
-        "auth",
-        "pat",
-        "apikey",
-        "authtoken",
-        "accesstoken",
-        "jwt",
-        "bearer",
-        "dsn",
-        "accountkey",
-    )
-)
+    ("token", "pwd", "auth", "pat", "apikey", "authtoken", "accesstoken", "jwt", "bearer", "dsn",
+     "accountkey", "masterkey", "secretkey", "privatekey", "cookie", "cookies")
+)  # fmt: skip
 _OWNERS = frozenset(
     ("hf", "hub", "api", "access", "auth", "bot", "user", "db", "database", "git", "github", "gitlab", "npm",
      "pypi", "wandb", "slack", "smtp", "mail", "ftp", "ldap", "http", "proxy", "admin", "root", "mysql", "pg",
@@ -51,7 +40,7 @@ _OWNERS = frozenset(
 _BEHIND_OWNER = frozenset(("pass", "tokens", "keys"))
 _KEYS = frozenset(
     ("api", "access", "private", "secret", "signing", "encryption", "auth", "service", "license", "master",
-     "session", "account", "storage", "deploy", "subscription", "shared")
+     "session", "account", "storage", "deploy", "subscription", "shared", "wandb", "openai")
 )  # fmt: skip
 # of a tokenizer, or of a rate
 _NO_TOKEN = frozenset(
@@ -75,6 +64,12 @@ _TOKENS: Mapping[str, str] = {
     "nvapi-": "[A-Za-z0-9_-]{20,}", "gsk_": "[A-Za-z0-9]{20,}", "npm_": "[A-Za-z0-9]{30,}",
     "pypi-": "[A-Za-z0-9_-]{30,}", "r8_": "[A-Za-z0-9]{30,}", "xai-": "[A-Za-z0-9]{30,}",
     "dop_v1_": "[a-f0-9]{40,}", "pplx-": "[A-Za-z0-9]{30,}", "wandb_v1_": "[A-Za-z0-9_]{20,}",
+    "rpa_": "[A-Z0-9]{30,}", "tgp_v1_": "[A-Za-z0-9_-]{30,}", "dckr_pat_": "[A-Za-z0-9_-]{20,}",
+    "hv[sb]\\.": "[A-Za-z0-9_-]{20,}", "SG\\.": "[A-Za-z0-9_-]{16,}\\.[A-Za-z0-9_-]{16,}",
+    "xapp-": "[A-Za-z0-9-]{16,}", "shp(?:at|ss|ca)_": "[a-f0-9]{30,}", "lin_api_": "[A-Za-z0-9]{30,}",
+    "tskey-": "[A-Za-z0-9-]{16,}", "dapi": "[a-f0-9]{32}", "ntn_": "[A-Za-z0-9]{30,}",
+    "sntry[su]_": "[A-Za-z0-9+/=_-]{30,}", "jina_": "[A-Za-z0-9_-]{30,}", "pul-": "[a-f0-9]{40}",
+    "glsa_": "[A-Za-z0-9_]{30,}", "ATATT3": "[A-Za-z0-9_=-]{30,}", "sb_secret_": "[A-Za-z0-9_-]{16,}",
 }  # fmt: skip
 # Forms, behind words of which one stands, in lower case, in every text that has the form. In none a part that
 # may be long follows another that takes the same letters, and none can begin inside a long part of its own:
@@ -96,7 +91,9 @@ _FORMS = tuple(
         (b"bearer", rb"(?i)(?P<kept>\bbearer\s+)(?P<secret>[a-z0-9._~+/=-]{8,})"),
         (
             b"hf_ api_org_ sk- k_live_ k_test_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- xox akia asia "
-            b"aiza ya29. nvapi- gsk_ npm_ pypi- r8_ xai- dop_v1_ pplx- wandb_v1_",
+            b"aiza ya29. nvapi- gsk_ npm_ pypi- r8_ xai- dop_v1_ pplx- wandb_v1_ rpa_ tgp_v1_ dckr_pat_ "
+            b"hvs. hvb. sg. xapp- shpat_ shpss_ shpca_ lin_api_ tskey- dapi ntn_ sntrys_ sntryu_ jina_ pul- "
+            b"glsa_ atatt3 sb_secret_",
             rb"(?P<kept>)(?P<secret>\b(?:"
             + "|".join(start + rest for start, rest in _TOKENS.items()).encode()
             + rb"))",
@@ -111,11 +108,14 @@ _FORMS = tuple(
         ),
     )
 )
+_ASSIGNED = _FORMS[-1][1]  # the slowest: tried where a word of its is assigned something
+_ASSIGNS = re.compile(rb"(?:token|secret|pass|pwd|credential|key|auth|jwt)[a-z]{0,12}[\"']?\s*[:=]")
 _JWT = re.compile(rb"[\w-]{11,}\.[\w-]{8,}\.[\w-]+")
 _NUMBER = re.compile(rb"[\d.eE+-]*")
 _OPTION = re.compile(r"--[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
 
 
+@functools.lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Whether what a variable or option of this name holds is a secret, by the usual conventions."""
     if name in _NOT_SECRETS:
@@ -169,7 +169,7 @@ class Secrets:
         """How much of a line that has not ended may be passed on with no secret cut in two."""
         end = max(0, len(data) - self.held_bytes)
         for pattern in (*(pattern for pattern, _ in self._literals), *_forms_in(data)):
-            for match in pattern.finditer(data):
+            for match in pattern.finditer(data, max(0, end - _LONGEST_HELD)):  # no secret is longer
                 if match.start() < end < match.end():
                     end = match.start()
         return end
@@ -215,19 +215,24 @@ def _inside(texts: Iterable[str]) -> Iterable[str]:
 def _forms_in(data: bytes) -> list[re.Pattern[bytes]]:
     """The forms that a text may have."""
     lower = data.lower()
-    return [form for hints, form in _FORMS if any(hint in lower for hint in hints)]
+    return [
+        form
+        for hints, form in _FORMS
+        if any(hint in lower for hint in hints) and (form is not _ASSIGNED or _ASSIGNS.search(lower))
+    ]
 
 
 def _mask(match: re.Match[bytes]) -> bytes:
-    groups = match.groupdict()
-    secret, name = match["secret"], groups.get("name")
+    groups, secret = match.re.groupindex, match["secret"]
     if "jwt" in groups and _JWT.fullmatch(secret) is None:
         return match[0]
     if "user" in groups and not re.search(rb"\d", secret):
         return match[0]  # a name
     if secret.startswith(b"<") or MASK.encode() in secret or _FLAG.fullmatch(secret.decode("latin-1")):
         return match[0]
-    if name is not None and (_NUMBER.fullmatch(secret) or not is_secret_name(name.decode("latin-1"))):
+    if "name" in groups and (
+        _NUMBER.fullmatch(secret) or not is_secret_name(match["name"].decode("latin-1"))
+    ):
         return match[0]
     return match["kept"] + MASK.encode()
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from zerokit.files import leaves
 from zerokit.linter.gitignore import Ignored, ignored_by
 
 _SUFFIXES = (".json", ".yaml", ".yml")
@@ -48,15 +49,6 @@ def files_of(paths: Sequence[str], *, exclude: Sequence[str] = ()) -> Files:
                 files.paths.append(below)
                 files.discovered[below] = path
     return files
-
-
-def leaves(path: str | pathlib.Path, folder: str | pathlib.Path) -> bool:
-    """Whether a path leads, through links or ``..``, to what is not below the folder."""
-    try:
-        real, root = os.path.realpath(path), os.path.realpath(folder)
-    except (OSError, ValueError):
-        return True
-    return not pathlib.Path(real).is_relative_to(root)
 
 
 def _is_small_file(path: str) -> bool:

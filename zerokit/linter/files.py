@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from zerokit.errors import FileInputError, InputError
+from zerokit.files import leaves
 from zerokit.linter.accelerate.keys import LAUNCH, is_file
 from zerokit.linter.accelerate.pair import lint_pair
 from zerokit.linter.accelerate.processes import number_of_processes
@@ -19,7 +20,6 @@ from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
 from zerokit.linter.arguments_file import find_beside, lint_arguments, named_deepspeed
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.readers import forget_scripts
-from zerokit.linter.discover import leaves
 from zerokit.linter.finding import Finding, finding_at, is_missing
 from zerokit.linter.given_file import similar
 from zerokit.linter.hostfile import lint_hostfile
@@ -46,8 +46,6 @@ class CheckedFile:
 
     Attributes:
         text: as it was read.
-        is_foreign: it was reached by a link, or is named in another file, not by who runs us: what stands in
-            it is not shown.
         batch_ranks: the only number of ranks that its batch sizes are for, where the run's was not said.
     """
 
@@ -56,7 +54,6 @@ class CheckedFile:
     document: Document | None = field(repr=False)
     findings: list[Finding] = field(default_factory=list)
     text: str = field(default="", repr=False)
-    is_foreign: bool = False
     batch_ranks: int | None = None
 
     @property
@@ -100,11 +97,12 @@ def check_files(
     real_paths = {_real(file.path) for file in files}
     for yaml_file in [file for file in files if _may_name(file)]:
         for named, named_kind in ((_named_file(yaml_file), "deepspeed"), (_hostfile(yaml_file), "hostfile")):
-            folder = discovered.get(yaml_file.path)
-            if named is None or _real(named) in real_paths or (folder is not None and leaves(named, folder)):
+            if named is None or _real(named) in real_paths:
                 continue
             real_paths.add(_real(named))
-            files.append(read_file(str(named), kind=named_kind, is_foreign=True))
+            folders = (discovered.get(yaml_file.path, os.curdir), pathlib.Path(yaml_file.path).parent)
+            is_outside = all(leaves(named, folder) for folder in folders)
+            files.append(_outside(named, yaml_file) if is_outside else read_file(str(named), kind=named_kind))
     _lint(files, context)
     for file in files:
         file.findings = without_ignored(file.findings, file.text, ignore)
@@ -112,14 +110,27 @@ def check_files(
     return files
 
 
+def _outside(named: pathlib.Path, by: CheckedFile) -> CheckedFile:
+    """A file that is not read, because another file alone names it."""
+    path = str(named)
+    finding = Finding(
+        path=path,
+        location=Location(1, 1),
+        rule="unreadable",
+        severity="warning",
+        marked=f"skipped: {by.path} names it, and it is outside of that folder",
+        marked_fix="name it, too, to check it",
+    )
+    return CheckedFile(path=path, kind="unknown", document=None, findings=[finding])
+
+
 STANDARD_INPUT = "<stdin>"
 _ENDINGS = (".json", ".yaml", ".yml", "")
 
 
-def read_file(path: str, *, kind: str | None = None, is_foreign: bool = False) -> CheckedFile:
+def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
     """Read one file (``-``: standard input); what keeps it from being read is its only finding."""
     text = ""
-    is_foreign = is_foreign or pathlib.Path(path).is_symlink()
     try:
         if path == "-":
             path, text = STANDARD_INPUT, decode(sys.stdin.buffer.read(MAX_BYTES), STANDARD_INPUT)
@@ -129,7 +140,7 @@ def read_file(path: str, *, kind: str | None = None, is_foreign: bool = False) -
         with few_searches():
             kind = kind or detect_kind(path, without_bom)
         document = _parse(path, text, without_bom, kind)
-        return CheckedFile(path=path, kind=kind, document=document, text=text, is_foreign=is_foreign)
+        return CheckedFile(path=path, kind=kind, document=document, text=text)
     except FileInputError as error:
         finding = Finding(
             path=path,
@@ -138,8 +149,6 @@ def read_file(path: str, *, kind: str | None = None, is_foreign: bool = False) -
             severity="error",
             marked=_not_there(path)
             if not os.path.lexists(path) and path != STANDARD_INPUT
-            else "cannot be read as what it should be"
-            if is_foreign and error.line and error.message != UNKNOWN
             else error.message,
             marked_fix="",
         )
@@ -147,14 +156,7 @@ def read_file(path: str, *, kind: str | None = None, is_foreign: bool = False) -
         finding = internal_error(path, error)
     finally:
         parsed.cache_clear()
-    return CheckedFile(
-        path=path,
-        kind=kind or "unknown",
-        document=None,
-        findings=[finding],
-        text=text,
-        is_foreign=is_foreign,
-    )
+    return CheckedFile(path=path, kind=kind or "unknown", document=None, findings=[finding], text=text)
 
 
 def _not_there(path: str) -> str:

@@ -11,10 +11,8 @@ from typing import Any
 
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
-from zerokit.linter.discover import leaves
 from zerokit.linter.files import CheckedFile
 from zerokit.linter.finding import Finding
-from zerokit.messages import shown
 from zerokit.rules.types import Edit
 from zerokit.strictload import Document, Lines, Path, parse_json, parse_yaml
 
@@ -35,12 +33,6 @@ def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
     """
     if file.document is None or file.kind not in ("deepspeed", "accelerate"):
         return []
-    if (
-        file.is_foreign
-        and leaves(file.path, pathlib.Path.cwd())
-        and leaves(file.path, pathlib.Path(file.path).parent)
-    ):
-        raise InputError(f"{shown(file.path)}: a link or another file leads here; name the file to fix it")
     if any(problem.rule == "duplicate-key" for problem in file.document.problems):
         return []  # a key names two locations
     as_json = bool(file.document.spans) and file.document.text.lstrip().startswith(("{", "/", "#"))

@@ -33,7 +33,7 @@ def as_text(
     """
     lines: list[str] = []
     for file in files:
-        text = [] if file.is_foreign or file.kind == "hostfile" else file.text.split("\n")
+        text = [] if file.kind == "hostfile" else file.text.split("\n")
         for finding in listed([file], notes):
             location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
             headline = f"{location}: {finding.severity}: {finding.message} [{finding.rule}]"

@@ -13,6 +13,7 @@ from typing import Any
 
 from zerokit.domain.script_words import by_option
 from zerokit.errors import ZerokitError
+from zerokit.files import read_regular
 from zerokit.report.schema import RunReport, plain
 from zerokit.units import counted
 
@@ -71,7 +72,7 @@ def read_context(folder: Path) -> RunContext:
     return RunContext(
         plan=_plan(folder / _PLAN_FILE),
         command=_command(folder / _COMMAND_FILE),
-        config=_config(folder / _CONFIG_FILE),
+        config=_json(folder / _CONFIG_FILE),
     )
 
 
@@ -150,33 +151,26 @@ def _plan(path: Path) -> Mapping[str, Any]:
     from zerokit.strictload import load_yaml
 
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return {}
-        value = load_yaml(path).value
+        value = load_yaml(path).value if path.exists() else {}
     except (OSError, ZerokitError):
         return {}
     return value if isinstance(value, Mapping) else {}
 
 
-def _command(path: Path) -> tuple[str, ...]:
+def _json(path: Path) -> Mapping[str, Any]:
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return ()
-        body = json.loads(path.read_text(encoding="utf-8"))
-        parts = [*body["script_arguments"], *body["added_arguments"]]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return ()
-    return tuple(map(str, parts))
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return {}
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path, _MOST_BYTES, path.parent))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, Mapping) else {}
+
+
+def _command(path: Path) -> tuple[str, ...]:
+    body = _json(path)
+    try:
+        return tuple(map(str, (*body["script_arguments"], *body["added_arguments"])))
+    except (TypeError, KeyError):
+        return ()
 
 
 def _not_planned(value: str, planned: str | None) -> str:

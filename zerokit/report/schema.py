@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zerokit.errors import FileInputError
+from zerokit.files import read_regular
 from zerokit.messages import printable
 from zerokit.report.outcome import Outcome, RankState
 
@@ -375,14 +376,9 @@ def load_report(path: Path) -> RunReport:
         FileInputError: it is missing, damaged, or not a report.
     """
     try:
-        if not path.is_file():
-            raise FileInputError(path, "is no file")
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        data = read_regular(path, _MOST_BYTES)
     except OSError as error:
-        raise FileInputError(path, f"cannot be read: {error.strerror}") from error
-    if len(data) > _MOST_BYTES:
-        raise FileInputError(path, "is too large for a report")
+        raise FileInputError(path, str(error.strerror)) from error
     try:
         report = plain(json.loads(data, parse_float=_finite, parse_constant=_finite))
     except (ValueError, RecursionError) as error:

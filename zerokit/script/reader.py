@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerokit.errors import InputError
+from zerokit.files import read_regular
 from zerokit.script.adapter_calls import AdapterCalls, adapter_calls
 from zerokit.script.assignments import Assignment, assignments
 from zerokit.script.code_settings import CodeSetting, code_settings
@@ -260,9 +262,7 @@ def _add_parsers(facts: ScriptFacts, calls: ParserCalls) -> None:
 
 def _parse(path: Path, facts: ScriptFacts) -> ast.Module | None:
     try:
-        if path.stat().st_size > _LARGEST_SOURCE_BYTES:
-            raise ValueError("is too large to be a script")
-        return ast.parse(path.read_bytes(), str(path))
+        return ast.parse(read_regular(path, _LARGEST_SOURCE_BYTES, os.sep), str(path))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if path == facts.path:
             facts.unreadable = f"its source cannot be read as Python ({type(error).__name__})"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
+from zerokit.files import read_regular
 from zerokit.script.reader import ARGUMENT_FILES, ScriptFacts
 
 _PARSE_SECONDS = 120.0
@@ -67,9 +68,7 @@ def _read(name: str) -> dict[str, object]:
     (then the script itself will say why)."""
     path = Path(name)
     with suppress(OSError, ValueError, RecursionError):
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
-            return {}
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path, _LARGEST_FILE_BYTES).decode("utf-8-sig")
         if path.suffix == ".json":
             body: Any = json.loads(text)
         else:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import os
 import pathlib
 import re
-import stat
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from zerokit.errors import FileInputError
+from zerokit.files import read_regular
 from zerokit.values import frozen_dataclass
 
 T = TypeVar("T")
@@ -93,33 +92,14 @@ BYTE_ORDER_MARK = "\ufeff"
 def read_text(path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES, keep_mark: bool = False) -> str:
     """Read a regular UTF-8 file of at most ``max_bytes`` bytes; a byte order mark is dropped unless kept.
 
-    Pipes, devices and directories are refused without being read.
-
     Raises:
-        FileInputError: missing, not a regular file, too large, or not UTF-8.
+        FileInputError: missing, not a regular file, a link that leads elsewhere, too large, or not UTF-8.
     """
     try:
-        # non-blocking, so that a pipe without a writer cannot hold us
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a file name"
-        raise FileInputError(path, f"cannot be read: {reason}") from None
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise FileInputError(path, "is not a regular file")
-        if status.st_size > max_bytes:
-            raise FileInputError(
-                path, f"is {status.st_size} bytes; a configuration has at most {max_bytes} bytes"
-            )
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            data = file.read(max_bytes + 1)
+        data = read_regular(path, max_bytes)
     except OSError as error:
-        raise FileInputError(path, f"cannot be read: {error.strerror}") from None
-    finally:
-        os.close(handle)
-    if len(data) > max_bytes:
-        raise FileInputError(path, f"grew past {max_bytes} bytes while being read")
+        reason = error.strerror if error.errno == 0 else f"cannot be read: {error.strerror}"
+        raise FileInputError(path, str(reason)) from None
     text = decode(data, str(path))
     return text if keep_mark else text.removeprefix(BYTE_ORDER_MARK)
 

@@ -127,7 +127,7 @@ def test_wrong_use_is_explained(tmp_path, capsys):
     assert run_cli(["report", str(tmp_path), "--html", str(tmp_path / "no" / "x.html")]) == 74
     with pytest.raises(ReportNotWritten):
         write_html(tmp_path / "no" / "x.html", report_of(tmp_path, 1))
-    with pytest.raises(FileInputError, match="is no file"):
+    with pytest.raises(FileInputError, match="is not a regular file"):
         load_report(Path("/dev/zero"))
 
 

@@ -187,7 +187,9 @@ def test_words_that_look_alike_hold_none(name: str) -> None:
     assert not is_secret_name(name)
 
 
-@pytest.mark.parametrize("start", ["nvapi-", "gsk_", "npm_", "pypi-", "sk_live_", "r8_", "xai-"])
+@pytest.mark.parametrize(
+    "start", ["nvapi-", "gsk_", "npm_", "pypi-", "sk_live_", "r8_", "xai-", "tgp_v1_", "dckr_pat_", "hvs."]
+)
 def test_further_tokens_are_known_by_their_beginning(start: str) -> None:
     assert redact(f"got {start}{'aB3' * 14} back", {}) == "got <redacted> back"
     assert redact("https://0123456789abcdef0123@o1.example/2", {}) == "https://<redacted>@o1.example/2"

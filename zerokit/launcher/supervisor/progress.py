@@ -108,7 +108,9 @@ class Progress:
     def poll(self) -> list[tuple[int, dict[str, Any]]]:
         """Read what was added; returns the new records that are not ticks, with their rank."""
         now = time.monotonic()
-        self._forgive(now - self._polled_at)
+        if now - self._polled_at > _STALL_SECONDS:  # we were stopped (Ctrl-Z, a long line)
+            for rank in self.ranks:
+                self.forgive(rank, now - self._polled_at)
         self._polled_at = now
         events = []
         for state in self.ranks.values():
@@ -120,12 +122,12 @@ class Progress:
                     events.append((state.rank, record))
         return events
 
-    def _forgive(self, seconds: float) -> None:
-        """We were stopped (Ctrl-Z, a long line): no rank's silence, nor idleness: who prints waits for us."""
-        for state in self.ranks.values() if seconds > _STALL_SECONDS else ():
-            if state.heard_at is not None:
-                state.heard_at += seconds
-                state.forgiven_seconds += seconds
+    def forgive(self, rank: int, seconds: float) -> None:
+        """Count no idleness or silence of a rank that may have waited for us that long: who prints does."""
+        state = self.ranks.get(rank)
+        if state is not None and state.heard_at is not None:
+            state.heard_at = min(state.heard_at + seconds, time.monotonic())
+            state.forgiven_seconds += seconds
 
     def _update(self, state: RankProgress, record: dict[str, Any], now: float) -> None:
         if record["type"] == "start":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import selectors
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ class PipeReader:
 
     Attributes:
         show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
+        forgive: hears of a rank that may have waited for us, its pipe being full, and of the seconds.
     """
 
     def __init__(
@@ -29,8 +32,10 @@ class PipeReader:
         terminal: Terminal,
         secrets: Secrets,
         show_ranks: str,
+        forgive: Callable[[int, float], None],
     ) -> None:
         self.show_ranks = show_ranks
+        self.forgive = forgive
         self._folder = folder
         self._selector = selector
         self._terminal = terminal
@@ -42,9 +47,12 @@ class PipeReader:
         name = f"launcher.{stream}" if rank is None else f"rank-{rank:05d}.{stream}"
         log = self._logs[name] = Log(self._folder / f"{name}.log", self._secrets)
         show = self._destination(rank, stream)
+        capacity, read_at = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ), time.monotonic()
         prefix = b"" if rank in (None, 0) or self.show_ranks != "all" else f"[rank {rank}] ".encode()
 
         def read() -> None:
+            nonlocal read_at
+            before, read_at = read_at, time.monotonic()
             try:
                 data = os.read(fd, _LARGEST_READ)
             except BlockingIOError:
@@ -53,6 +61,8 @@ class PipeReader:
                 self._selector.unregister(fd)
                 os.close(fd)
                 data = b""
+            if rank is not None and len(data) > capacity - select.PIPE_BUF:
+                self.forgive(rank, read_at - before)
             lines = log.feed(data)
             if show is not None and lines:
                 show(b"".join(prefix + line for line in lines.splitlines(keepends=True)) if prefix else lines)

@@ -60,6 +60,7 @@ class Supervisor:
         self.streams = PipeReader(
             launch.run_dir / folder_module.LOGS_FOLDER, self.selector, self.terminal,
             Secrets(launch.environment, launch.options.target.arguments), launch.options.show_ranks,
+            self._forgive,
         )  # fmt: skip
         self.guard: subprocess.Popen[bytes] | None = None
         self.remote = RemoteProcesses(launch)
@@ -278,6 +279,12 @@ class Supervisor:
 
     # ---- judging while it runs
 
+    def _forgive(self, rank: int, seconds: float) -> None:
+        """A rank may have waited for us that long to take what it prints."""
+        self.progress.forgive(rank, seconds)
+        if rank in self.seen.errors:
+            self.seen.errors[rank] += seconds
+
     def _living(self) -> list[int]:
         return [rank for rank, state in self.progress.ranks.items() if not state.exited]
 
@@ -295,6 +302,7 @@ class Supervisor:
         if self.inquiry.open and self.inquiry.done(self._living()):
             self._explain_hang()
             self._stop(self.launch.options.grace_seconds)
+        self._wake_stopped()
         if self.stopping or self.seen.hung:
             return
         self._check_error_exits(now)
@@ -306,6 +314,18 @@ class Supervisor:
             if (word := self.progress.word(self._living())) is not None:
                 self.terminal.say(word)
             self._show_status(now)
+
+    def _wake_stopped(self) -> None:
+        """A guard that somebody stopped, or a launcher when its ranks have ended, would be waited for without
+        end."""
+        assert self.guard is not None
+        guard = processes.read_process(self.guard.pid)
+        others = [] if self._living() else processes.descendants(self.guard.pid)
+        for process in (guard, *others):
+            if process is not None and process.state == "T":
+                self.terminal.say(f"process {process.pid} of this launch was stopped; it is continued")
+                with suppress(OSError):
+                    os.kill(process.pid, signal.SIGCONT)
 
     def _warn_once(self, texts: list[str]) -> None:
         for text in texts:

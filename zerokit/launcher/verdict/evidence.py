@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerokit.files import open_regular
 from zerokit.launcher.rank_file import RankLog, Record, find_rank_files, rank_file, read_rank_file
 from zerokit.launcher.run_folder import LOGS_FOLDER
 
@@ -67,7 +68,8 @@ def read_rank_files(run_dir: Path, accounts: Mapping[int, list[Record]] | None =
 def _last_words(run_dir: Path, ranks: Iterable[int]) -> dict[int, str]:
     last_words = {}
     for rank in ranks:
-        with suppress(OSError), (run_dir / LOGS_FOLDER / f"rank-{rank:05d}.err.log").open("rb") as file:
+        path = run_dir / LOGS_FOLDER / f"rank-{rank:05d}.err.log"
+        with suppress(OSError), open_regular(path, run_dir) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _LAST_WORDS_BYTES))
             last_words[rank] = file.read(_LAST_WORDS_BYTES).decode("utf-8", "replace")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerokit.files import open_regular
 from zerokit.launcher.rank_file import native_stacks_file, stacks_file
 
 _LARGEST_STACKS = 1 << 20
@@ -231,7 +232,7 @@ def _threads(value: object) -> list[tuple[str, Frame]]:
 def _stack(path: Path) -> tuple[Frame, ...]:
     """The last stack that faulthandler wrote of the thread that trains: the one that gets the signals."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, path.parent) as file:
             text = file.read(_LARGEST_STACKS).decode("utf-8", "replace")
     except OSError:
         return ()
@@ -254,7 +255,7 @@ def traceback_frames(text: str) -> list[Frame]:
 def _native_stack(path: Path) -> tuple[str, ...]:
     """The functions of the first thread in what ``py-spy dump`` printed, innermost first."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, path.parent) as file:
             text = file.read(_LARGEST_STACKS).decode("utf-8", "replace")
     except OSError:
         return ()

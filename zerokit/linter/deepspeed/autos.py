@@ -8,6 +8,7 @@ then walk the whole file in ``Accelerator.prepare`` and raise on whatever still 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -124,10 +125,8 @@ class _Unfilled:
 
 def _once(document: Document, what: _Unfilled, paths: Sequence[tuple[str, ...]]) -> Finding:
     """One finding for all keys of which the same comes, at the first of them."""
-    last = [path[-1] for path in paths]
-    names = [
-        path[-1] if last.count(path[-1]) == 1 and path[-1] != "enabled" else ".".join(path) for path in paths
-    ]
+    last = Counter(path[-1] for path in paths)
+    names = [path[-1] if last[path[-1]] == 1 and path[-1] != "enabled" else ".".join(path) for path in paths]
     told = finding(
         document,
         paths[0],

@@ -11,6 +11,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
+from zerokit.files import read_regular
 from zerokit.rules import EVERY_READER
 
 _MARKS = {
@@ -62,9 +63,7 @@ def _read_scripts(folder: pathlib.Path) -> Iterator[tuple[str, frozenset[str], s
         return
     for script in scripts:
         try:
-            if not script.is_file() or script.stat().st_size > _MOST_BYTES:
-                continue
-            text = script.read_text(encoding="utf-8", errors="replace")
+            text = read_regular(script, _MOST_BYTES, inside=folder).decode("utf-8", "replace")
         except OSError:
             continue
         readers = frozenset(reader for reader, mark in _MARKS.items() if mark.search(text))

@@ -238,7 +238,7 @@ def _choice(
     document: Document, path: Path, entry: Mapping[str, Any], value: object, readers: frozenset[str]
 ) -> Iterator[Finding]:
     choices = entry.get("choices", [])
-    if isinstance(value, str) and value.isdecimal() and int(value) in choices:
+    if isinstance(value, str) and value in map(str, choices):
         yield from number_as_text(document, path, entry, value, refused=True, readers=readers)
         return
     lower = value.lower() if isinstance(value, str) else None

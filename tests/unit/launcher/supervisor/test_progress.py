@@ -101,6 +101,20 @@ def test_our_own_pause_is_not_the_ranks(tmp_path: Path, monkeypatch: pytest.Monk
     assert ranks.progress.hung([0, 1]) is None
 
 
+def test_a_rank_that_waits_for_us_to_take_what_it_prints_is_not_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of 75 MB, for 200 s; then a hang."""
+    ranks, verdicts = Ranks(tmp_path, monkeypatch, 1), []
+    for second in range(1, 300):
+        ranks.clock.now += 1
+        ranks.progress.forgive(0, 1.0 if second <= 200 else 0.0)
+        ranks.write(0, steps=5, idle_seconds=second, cpu_seconds=0.0)
+        ranks.progress.poll()
+        verdicts.append(ranks.progress.hung([0]))
+    assert not any(verdicts[:258]) and "no progress for 60.0 s" in str(verdicts[258])
+
+
 def test_a_rank_that_ended_its_script_may_upload_for_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
