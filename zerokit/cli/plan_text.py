@@ -17,7 +17,7 @@ from zerokit.cli.prose import bullets, command_lines, heading, paragraph, styled
 from zerokit.domain import time_parts
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
-from zerokit.fields import as_options
+from zerokit.fields import all_as_options, as_options
 from zerokit.memory.closed_form import ASSUMPTION
 from zerokit.memory.components import label
 from zerokit.planner import answer
@@ -271,10 +271,7 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     lines += _details(result.chosen)
     if body["alternatives"]:
         lines += [heading("Next best"), *bullets(alternative["why"] for alternative in body["alternatives"])]
-    sized = sorted((*result.plan.gains, *result.plan.gains_of_size()), key=lambda gain: -gain.share)
-    words = [as_options(gain.words) for gain in sized]
-    faster = [*words, *(line for line in body["faster_with"] if line not in words)]
-    if faster:
+    if faster := all_as_options(result.plan.faster_with):
         lines += [heading("Would be faster"), *bullets(faster)]
     search = body["search"]
     lines += [heading(f"Rejected, of {search['candidates']:,} candidates in {search['seconds']:.2f} s")]

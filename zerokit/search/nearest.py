@@ -59,6 +59,7 @@ def _freed(request: Request) -> tuple[Request, str] | None:
         search_tensor=pins.search_tensor,
         search_sequence=pins.search_sequence,
         micro_batch=pins.micro_batch,
+        settings=pins.settings,
     )
     fixed = fixed_options(request)
     if pins == free or not (fixed or pins.sizes() or pins.overlap_comm is not None):
@@ -123,7 +124,7 @@ def _remedied(remedy: Remedy) -> Callable[[Request, Works], str | None]:
     return attempt
 
 
-_REMEDIES = tuple(_remedied(remedy) for remedy in REMEDIES if not remedy.is_of_size)
+_REMEDIES = tuple(_remedied(remedy) for remedy in REMEDIES if remedy.told != "size")
 
 
 def adapters(request: Request, works: Works) -> str | None:
