@@ -34,9 +34,10 @@ from zerokit.planner.plan_result import PlanResult
 from zerokit.planner.request import resolve
 from zerokit.search.plan import make_plan
 from zerokit.search.request import Request
+from zerokit.search.ties import NOISE
 
-SAME_FIGURE = 1 + 1e-6
-"""By how much a figure may be above another that is the same but for the order of sums."""
+ALIKE = (1 + NOISE) * (1 + 1e-6)
+"""A simpler strategy may be so much slower than the fastest (:mod:`zerokit.search.ties`)."""
 _IDLE = 0.05
 _EXPECTED_ENDS = (0, 2, 3)
 """A plan, a request that cannot be, nothing fits."""
@@ -121,7 +122,7 @@ def violations(request: dict[str, Any]) -> list[str]:
         return []
     chosen, found = step_seconds(plan), []
     others = [other["estimate"]["step_seconds"] for other in plan.to_dict()["alternatives"]]
-    if any(seconds * SAME_FIGURE < chosen for seconds in others):
+    if any(seconds * ALIKE < chosen for seconds in others):
         found.append(f"an alternative takes {min(others):.6f} s, the choice {chosen:.6f} s")
     asked = resolve(normalized(request)).request
     share = _share_of_peak(plan, asked, request.get("method", "full"))
@@ -140,7 +141,7 @@ def violations(request: dict[str, Any]) -> list[str]:
     return found + [
         f"with {what} {seconds:.6f} s, without {chosen:.6f} s"
         for what, seconds in seconds_with.items()
-        if seconds > chosen * SAME_FIGURE
+        if seconds > chosen * ALIKE
     ]
 
 

@@ -35,7 +35,7 @@ def in_a_plans_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     (tmp_path / "bin").mkdir()
     stand_ins = {
         "torchrun": SHOW,
-        "srun": '#!/bin/sh\nshift\nexec "$@"\n',
+        "srun": '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"\n',
         "scontrol": "#!/bin/sh\necho node-1\n",
     }
     for name, text in stand_ins.items():

@@ -140,6 +140,8 @@ def test_a_command_is_one_file(copy: Path) -> None:
 
 def test_an_option_of_a_plan_is_one_file(copy: Path) -> None:
     """The command line, recipes, ``check`` and the library take it from the table."""
+    shutil.copytree(ROOT / "recipes", copy / "recipes")
+    shutil.copy(ROOT / "pyproject.toml", copy)
     path = copy / "zerokit/planner/options.py"
     table, row = "OPTIONS: tuple[Option, ...] = (\n", '_option("colour", "Job", "NAME", "A.", _text, "A."),\n'
     replace_once(path, table, f"{table}    {row}")

@@ -215,8 +215,7 @@ def _buckets(pins: Pins, trainable: int) -> tuple[int, ...]:
 
 
 def second_copies(pins: Pins, cluster: Cluster) -> tuple[int, ...]:
-    """Sizes of the groups that may keep a second copy of ZeRO-3's weights (hpZ, arXiv 2306.10209): nodes,
-    where the GPUs of one are joined by more than the network between them.
+    """Sizes of the groups that may keep a second copy of ZeRO-3's weights (hpZ, arXiv 2306.10209): nodes.
 
     Numerics stay: reports of losses and gradients of 0 (DeepSpeed's issues 4851 and 5059, LLaMA-Factory's
     6372) are of versions whose copy could be gathered before it was whole. In 0.19.8 each rank copies its
@@ -226,9 +225,7 @@ def second_copies(pins: Pins, cluster: Cluster) -> tuple[int, ...]:
     (tests/deepspeed/test_hpz.py).
     """
     per_node = cluster.gpus_per_node
-    inside = cluster.gpu.link_bytes_per_second
-    is_faster = inside > cluster.node_network_bytes_per_second / per_node
-    if not pins.second_copy or cluster.nodes == 1 or per_node == 1 or not is_faster:
+    if not pins.second_copy or cluster.nodes == 1 or per_node == 1:
         return (1,)
     return (per_node, 1)
 

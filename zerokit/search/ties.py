@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zerokit.domain.strategy import Candidate
+from zerokit.search.headroom import is_sure
 from zerokit.search.search import search
 from zerokit.search.space import OffloadChoice, placements
 from zerokit.search.strategies import Space
@@ -20,12 +21,13 @@ def complexity(placement: OffloadChoice) -> tuple[int, int, int]:
 
 
 def simplest(space: Space, fastest: Candidate) -> Candidate:
-    """The simplest strategy that is as fast as the fastest but for :data:`NOISE`; of these its fastest."""
+    """The simplest strategy that is as fast as the fastest but for :data:`NOISE`, and fits as surely; of these
+    its fastest."""
     zero = fastest.strategy.settings.zero
     chosen = OffloadChoice(
         stage=zero.stage, optimizer=zero.offload_optimizer.device, parameters=zero.offload_param.device
     )
-    limit = fastest.time.step_seconds * (1 + NOISE)
+    gpu, limit = space.cluster.gpu, fastest.time.step_seconds * (1 + NOISE)
     spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
     simpler = [one for one in sorted(spots, key=complexity) if complexity(one) < complexity(chosen)]
     if zero.zero_hpz_partition_size > 1:
@@ -36,6 +38,6 @@ def simplest(space: Space, fastest: Candidate) -> Candidate:
             offload_param=spot.parameters, second_copy=False,
         )  # fmt: skip
         ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit).ranked
-        if ranked:
+        if ranked and (is_sure(ranked[0].memory, gpu) or not is_sure(fastest.memory, gpu)):
             return ranked[0]
     return fastest

@@ -17,17 +17,16 @@ def test_the_answer_says_where_the_states_go(capsys: pytest.CaptureFixture[str],
     assert "2 × h100-sxm-80gb and offload to NVMe (" in body["answer"][0]
 
 
-def test_of_two_strategies_that_barely_fit_the_faster_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_faster_strategy_is_named_before_one_that_barely_fits_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     body = as_json(
-        capsys, "size", "--model", "qwen3-14b", "--method", "lora", "--gpu", "rtx-4090", "--vram", "23.4GiB"
+        capsys, "size", "--model", "qwen3-14b", "--method", "lora", "--gpu", "rtx-4090", "--vram", "24GiB"
     )
     without, offloading = body["sizes"]
     assert without["gpus"] == offloading["gpus"]
     assert offloading["gpu_hours_per_1e9_tokens"] < without["gpu_hours_per_1e9_tokens"]
-    assert all(23.4 - row["min_vram_bytes"] / 2**30 < 1 for row in body["sizes"])
     assert "2 × rtx-4090 with offload to host memory (" in body["answer"][0]
-    assert (
-        f", or without, slower ({without['min_vram_bytes'] / 2**30:.1f} GiB required, barely: "
-        in (body["answer"][0])
-    )
+    barely = f"({without['min_vram_bytes'] / 2**30:.1f} GiB required, barely: "
+    assert f", or without, slower {barely}" in body["answer"][0]
     assert "offload" not in body["next"]  # plan chooses the same

@@ -42,10 +42,13 @@ def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
     ("text", "message"),
     [
         (b"\xef\xbb\xbfnode-1 slots=8\n", "1:1: a byte order mark"),
-        (b"node-1 slots=8\n::1 slots=8\n", "2:1: '::1' is an IPv6 address"),
+        (b"node-1 slots=8\n::1 slots=8\n", "2:1: the host is an IPv6 address"),
         (b"node-1 slots=8\nnode-1 slots=8\n", "2:1: node-1 is already in line 1"),
         (b"node-1 slots=0\n", "1:8: 0 slots"),
-        (b"-oProxyCommand=x slots=1\n", "1:1: '-oProxyCommand=x' would be given to ssh as an option"),
+        (
+            b"-oProxyCommand=x slots=1\n",
+            "1:1: the host begins with -, and would be given to ssh as an option",
+        ),
     ],
 )
 def test_the_first_error_names_its_place(text: bytes, message: str, tmp_path: Path) -> None:
