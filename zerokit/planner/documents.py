@@ -14,7 +14,6 @@ from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.memory.card import around_peak
-from zerokit.memory.closed_form import CLOSED_FORM
 from zerokit.planner.rank_predictions import RankPrediction, per_rank
 from zerokit.search.explain import strategy_words
 from zerokit.search.headroom import is_sure
@@ -220,7 +219,7 @@ class Estimate:
             return {}
         return around_peak(
             self.planned.cluster.gpu, self.planned.strategy, self.peak_allocated_bytes, self.min_vram_bytes,
-            is_rough=self.basis == CLOSED_FORM, gathers=self.planned.job.defaults.gathers,
+            gathers=self.planned.job.defaults.gathers,
         )  # fmt: skip
 
     @property

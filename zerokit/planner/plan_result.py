@@ -170,8 +170,8 @@ class PlanResult:
         return write_plan(Path(folder), self.chosen, self.request, assumptions=self.plan.assumptions)
 
     def to_dict(self, *, detailed: bool = True) -> dict[str, Any]:
-        """What ``plan --json`` prints. Not ``detailed``: of the alternatives only why they come next, and nothing
-        that takes more searches."""
+        """What ``plan --json`` prints. Not ``detailed``: of the alternatives only why they come next, and
+        nothing that takes more searches."""
         from zerokit.planner.answer import script_must
 
         plan = self.plan

@@ -18,9 +18,9 @@ def frugal_settings(
 ) -> tuple[Knobs, ...]:
     """The settings of which one requires the least, the likeliest last.
 
-    The last of each order of work, which overlap, the reuse distance and who owns which weights decide: either may hold less at the
-    peak. Where ZeRO-1 releases gradients into its buckets, all settings that do: gradients larger than a
-    bucket stay, so the smallest is not always the best.
+    The last of each order of work, which overlap, the reuse distance and who owns which weights decide: any
+    may hold less at the peak. Where ZeRO-1 releases gradients into its buckets, all settings that do:
+    gradients larger than a bucket stay, so the smallest is not always the best.
 
     Args:
         batch: micro-batch and accumulation.

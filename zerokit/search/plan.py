@@ -185,7 +185,7 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         advice_beside=lambda told: (
             *surer,
             *_advice(request, space, chosen, others, on_loss(space, chosen, told)),
-        ),  # fmt: skip
+        ),
     )
 
 

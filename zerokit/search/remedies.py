@@ -53,7 +53,7 @@ def _of_job(request: Request, **changes: object) -> Request:
 
 
 def _with_settings(request: Request, **changes: object) -> Request | None:
-    """With other values of DeepSpeed's settings, where the job has weights of 16 bits and a DeepSpeed Adam."""
+    """With other values of DeepSpeed's settings, where weights have 16 bits and DeepSpeed makes an Adam."""
     job, pins = request.job, request.pins
     is_adam = (job.optimizer or "").lower() in ("adam", "adamw")
     if job.inference or request.on_cpu or request.precision == "fp32" or not is_adam:

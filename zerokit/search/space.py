@@ -237,8 +237,8 @@ def knobs(
 
     ``trainable``: elements of the weights that get gradients. ``copies``: of :func:`second_copies`.
 
-    ``round_robin_gradients`` changes which weights a rank owns and no time: beside an offloaded optimizer, and
-    the smallest bucket, a GPU holds up to 3 % less with it or up to 1 % more.
+    ``round_robin_gradients`` changes which weights a rank owns, and no time: beside an offloaded optimizer
+    and the smallest bucket a GPU holds up to 3 % less with it, or up to 1 % more.
 
     Time never grows towards the first in any knob, and memory never towards the last: larger
     buckets send fewer messages, overlap hides them, a longer reuse distance saves gathers.
