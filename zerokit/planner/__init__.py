@@ -132,7 +132,8 @@ def estimate(
     from zerokit.planner.request import resolve
     from zerokit.search.explain import unsure_near_limit
     from zerokit.search.host_memory import note_on_estimate
-    from zerokit.search.plan import estimate_strategy
+    from zerokit.search.nearest import nearest_to
+    from zerokit.search.plan import best_plan, estimate_strategy
     from zerokit.values import replace
 
     with about("deepspeed"):
@@ -162,7 +163,12 @@ def estimate(
         not_modelled=moves_memory(unmodelled),
     )
     config = None if file is None else file.config
-    return Estimate(planned=planned, model_name=resolved.model_name, file_config=config)
+    return Estimate(
+        planned=planned,
+        model_name=resolved.model_name,
+        file_config=config,
+        nearest=lambda: nearest_to(request.for_remarks(), strategy, best_plan),
+    )
 
 
 @_without_collecting()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -181,11 +181,13 @@ class Estimate:
         planned: the strategy, with what the models say of it.
         model_name: the model's.
         file_config: the DeepSpeed file that decided the strategy, as it stands; None: there was none.
+        nearest: looks for as few changes as make it fit, in sentences; called where they are shown.
     """
 
     planned: PlannedStrategy
     model_name: str = ""
     file_config: Mapping[str, Any] | None = None
+    nearest: Callable[[], Sequence[str]] = tuple
 
     def __repr__(self) -> str:
         """What a Python prompt shows: strategy, memory and time in a line."""
