@@ -107,7 +107,7 @@ def _table(
     left_out = set()
     if all(row["cost_per_1e9_tokens"] is None for row in rows):
         left_out.add("cost")
-    if len({row["global_batch"] for row in rows if row.get("global_batch")}) < 2:
+    if strategies or len({row["global_batch"] for row in rows if row.get("global_batch")}) < 2:
         left_out.add("batch")
     columns = [number for number, title in enumerate(_TITLES[0]) if title not in left_out]
     widths = {
