@@ -1,15 +1,17 @@
 """What the closed form says fits, against traces: ``python -m benchmarks.closed_form [NAME…] [--trace]``.
 
 For every model of the catalogue × method × card × 1 and 8 GPUs, the plans that the closed form alone would
-give, traced: with the catalogue's traces, or with ``--trace`` with new ones where it has none (torch, hours).
-One line for each plan that says "Fits" where the trace does not fit, or whose trace is beyond its margin;
-then the counts.
+give, traced: with the catalogue's traces (four minutes), or with ``--trace`` with new ones where it has none
+(torch), the smallest models first, for ``--seconds``. One line for each plan that says "Fits" where the trace
+does not fit, or whose trace is beyond its margin; the counts; and for each half of the families what of their
+activations the margin must be, so that each half judges a margin that was sized on the other.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,6 +20,8 @@ from zerokit.catalog import models, profiles
 from zerokit.domain.job import METHODS
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import ZerokitError
+from zerokit.memory.closed_form import REST_WITHIN
+from zerokit.memory.components import Component
 from zerokit.memory.estimate import covers, estimate_traced
 from zerokit.planner.memory_source import Model, Source
 from zerokit.planner.request import resolve
@@ -29,16 +33,27 @@ from zerokit.values import replace
 
 CARDS = ("rtx-4090", "a100-80gb", "h200")
 GPUS = (1, 8)
+CROSSED = ("bart", "switch", "t5", "whisper")
+"""Families whose decoder reads an encoder, with a margin of their own."""
 
 
 class Answer(NamedTuple):
     """A plan in closed form, and the least memory of its trace on such a card. Bytes."""
 
     words: str
+    family: str
     candidate: Candidate
     is_sure: bool
     fits_traced: bool
     traced_bytes: int
+
+    @property
+    def needed_share(self) -> float:
+        """Of the activations, how much more the margin must hold beside its share of the rest."""
+        parts = self.candidate.memory.worst.components
+        activations = parts.get(Component.ACTIVATIONS, 0)
+        rest = REST_WITHIN * (sum(parts.values()) - activations)
+        return (self.traced_bytes - self.candidate.memory.min_vram_bytes - rest) / max(1, activations)
 
     @property
     def beyond_bytes(self) -> int:
@@ -72,6 +87,7 @@ def answers(
             traced = estimate_traced(profile, space.job, candidate.strategy, request.cluster)
             yield Answer(
                 words=f"{name} {method} {gpus} x {card}",
+                family=known.shape.family,
                 candidate=candidate,
                 is_sure=is_sure(candidate.memory, request.cluster.gpu),
                 fits_traced=headroom_bytes(traced, request.cluster.gpu) >= 0,
@@ -84,12 +100,23 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.closed_form", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*", help="of the catalogue; all unless given")
     parser.add_argument("--trace", action="store_true", help="trace what the catalogue has no trace of")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="of tracing (default: 1200)")
     options = parser.parse_args(arguments)
-    counts = Counter[str]()
-    for name in options.names or (models.names() if options.trace else profiles.names()):
+    counts, needed = Counter[str](), dict[str, tuple[float, str]]()
+    names = options.names or (models.names() if options.trace else profiles.names())
+    if options.trace:
+        names = sorted(names, key=lambda name: models.load(name).parameters)
+    until = time.monotonic() + options.seconds
+    for name in names:
         if not models.load(name).has_closed_form:
             continue
+        if options.trace and time.monotonic() > until:
+            counts["models left out for time"] += 1
+            continue
         for answer in answers(name, trace=options.trace):
+            if answer.family not in CROSSED:
+                need = (answer.needed_share, answer.words)
+                needed[answer.family] = max(needed.get(answer.family, need), need)
             said = "fits" if answer.is_sure else "may fit"
             counts[f"{said}, traced {'fits' if answer.fits_traced else 'does not'}"] += 1
             counts["beyond the margin"] += answer.beyond_bytes > 0
@@ -102,6 +129,10 @@ def main(arguments: list[str]) -> int:
                 )
     for words, count in sorted(counts.items()):
         print(f"{count:6,}  {words}")
+    for at in range(min(2, len(needed))):
+        half = sorted(needed)[at::2]
+        share, words = max(needed[family] for family in half)
+        print(f"{share:6.1%}  of activations needed ({words}) in {', '.join(half)}")
     return int(counts["fits, traced does not"] > 0)
 
 

@@ -17,7 +17,7 @@ from benchmarks import bare_loop_times, rehearsal_page, step_time
 from benchmarks.measure import limits, quality
 from benchmarks.rehearsal_page import DATA, PEAKS, PREDICTED, ROOT, TIMES, Case, Step, cases, steps
 from zerokit.catalog import gpus
-from zerokit.memory.closed_form import REST_WITHIN, WITHIN, WITHIN_BYTES
+from zerokit.memory.closed_form import REST_WITHIN, WITHIN
 from zerokit.rehearsal.process.attention_plans import PLAN_SECONDS
 from zerokit.report.bare_loop import MOST_BYTES, MOST_FRACTION
 from zerokit.timing import host_speed
@@ -346,7 +346,7 @@ def _line_of(page: str, name: str) -> list[float]:
 
 def closed_form() -> Figures:
     """How far the closed form may be off."""
-    return {"within": size(WITHIN), "rest": size(REST_WITHIN), "gib": f"{WITHIN_BYTES / 2**30:g}"}
+    return {"within": size(WITHIN), "rest": size(REST_WITHIN)}
 
 
 def attention_plans() -> Figures:

@@ -52,7 +52,7 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/predictions.md",
-        "activations within {within} % and all else within {rest} % and {gib} GiB",
+        "activations within {within} % and all else within {rest} %",
         figures.closed_form,
     ),
     (

@@ -70,27 +70,8 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
             if host:
                 does += f", for nodes with {host['host_ram']} of host memory"
             following = plan_text.NextCommand(command=same, does=does)
-        nearest = _nearest(options, deepspeed, result) if result.fits is False else ()
-        write(
-            plan_text.estimate(
-                result, explain=explain, plan_command=searched, next_command=following, nearest=nearest
-            )
-        )
+        write(plan_text.estimate(result, explain=explain, plan_command=searched, next_command=following))
     return code
-
-
-def _nearest(
-    options: Mapping[str, Any], deepspeed: str | None, result: Estimate
-) -> list[tuple[str, Estimate]]:
-    """The commands that estimate the nearest changes with which it fits, and their answers."""
-    from zerokit.planner.nearest_fit import nearest_fits
-
-    found = []
-    for changes, then in nearest_fits(options, deepspeed, result):
-        words = shlex.split(_plan_command({**options, **changes}, None, same_strategy=True))[2:]
-        file = ["--deepspeed", deepspeed] if deepspeed else []
-        found.append((shlex.join(["zerokit", "estimate", *words, *file]), then))
-    return found
 
 
 def _launch_with(file: str, result: Estimate) -> NextCommand:

@@ -17,7 +17,7 @@ from zerokit.cli.prose import bullets, command_lines, heading, paragraph, styled
 from zerokit.domain import time_parts
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
-from zerokit.fields import as_options
+from zerokit.fields import all_as_options, as_options
 from zerokit.memory.closed_form import ASSUMPTION
 from zerokit.memory.components import label
 from zerokit.planner import answer
@@ -32,6 +32,7 @@ from zerokit.search.explain import (
     strategy_words,
 )
 from zerokit.search.headroom import is_sure, remark
+from zerokit.search.plan import WHAT_WOULD_FIT
 from zerokit.search.sure_fit import NARROW, SURELY_FITS
 from zerokit.units import counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
@@ -271,10 +272,7 @@ def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
     lines += _details(result.chosen)
     if body["alternatives"]:
         lines += [heading("Next best"), *bullets(alternative["why"] for alternative in body["alternatives"])]
-    sized = sorted((*result.plan.gains, *result.plan.gains_of_size()), key=lambda gain: -gain.share)
-    words = [as_options(gain.words) for gain in sized]
-    faster = [*words, *(line for line in body["faster_with"] if line not in words)]
-    if faster:
+    if faster := all_as_options(result.plan.faster_with):
         lines += [heading("Would be faster"), *bullets(faster)]
     search = body["search"]
     lines += [heading(f"Rejected, of {search['candidates']:,} candidates in {search['seconds']:.2f} s")]
@@ -367,14 +365,12 @@ def estimate(
     explain: bool,
     plan_command: str,
     next_command: NextCommand | None,
-    nearest: Sequence[tuple[str, Estimate]] = (),
 ) -> str:
     """The answer for one configuration; ``explain`` adds memory and time in detail.
 
     Args:
         plan_command: what plans the same job, shown where this configuration does not fit.
         next_command: the next step where it fits.
-        nearest: where it does not, commands that estimate what is nearest and does, with their answers.
     """
     planned, body = result.planned, result.to_dict()
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
@@ -386,9 +382,8 @@ def estimate(
         lines += _details(planned)
     following = []
     if planned.fits is False:
-        for command, then in nearest:
-            following += command_lines(command)
-            following += paragraph(f"fits: {format_gib(then.min_vram_bytes)} required")
+        if nearest := all_as_options(result.nearest()):
+            lines += [heading(WHAT_WOULD_FIT.removesuffix(":")), *bullets(nearest)]
         following += [*command_lines(plan_command), *paragraph("finds the fastest strategy that fits")]
     elif planned.fits and next_command is not None:
         following += [*command_lines(next_command.command, next_command.comment)]

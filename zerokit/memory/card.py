@@ -55,27 +55,20 @@ def room_in_init(gpu: Gpu, strategy: Strategy) -> int:
 
 
 def around_peak(
-    gpu: Gpu, strategy: Strategy, peak_bytes: int, required_bytes: int, *, is_rough: bool, gathers: bool
+    gpu: Gpu, strategy: Strategy, peak_bytes: int, required_bytes: int, *, gathers: bool
 ) -> dict[str, int]:
     """What a card must have beside the tensors of a peak, by what it is; it sums to ``required_bytes`` less
     the peak. Bytes.
 
     Args:
-        is_rough: the peak is of a closed form (:func:`rough_overhead_bytes`).
         gathers: as of :func:`min_vram_bytes`.
     """
     rest = required_bytes - peak_bytes
-    if is_rough:
-        outside = {
-            CONTEXT: gpu.context_bytes or ROUGH_CONTEXT_BYTES,
-            NCCL: _rough_nccl_bytes(strategy),
-        }
-    else:
-        outside = {
-            CONTEXT: (gpu.context_bytes or DEFAULT_CONTEXT_BYTES) + LIBRARIES_BYTES,
-            NCCL: _nccl_bytes(strategy, gathers),
-            DRIVER: gpu.driver_kept_bytes,
-        }
+    outside = {
+        CONTEXT: (gpu.context_bytes or DEFAULT_CONTEXT_BYTES) + LIBRARIES_BYTES,
+        NCCL: _nccl_bytes(strategy, gathers),
+        DRIVER: gpu.driver_kept_bytes,
+    }
     reserved = rest - sum(outside.values())
     parts = {RESERVED if reserved > 0 else FLAT_COPY: reserved, **outside}
     return {name: size for name, size in parts.items() if size}
@@ -115,25 +108,3 @@ def min_vram_bytes(gpu: Gpu, strategy: Strategy, peak_bytes: int, *, gathers: bo
         + outside_allocator_bytes(gpu, strategy, gathers)
         + gpu.driver_kept_bytes
     )
-
-
-ROUGH_CONTEXT_BYTES = 600 * MIB
-ROUGH_NCCL_BYTES = 700 * MIB
-ROUGH_GROUPS_BYTES = 1200 * MIB
-ROUGH_FRAGMENTS_BYTES, ROUGH_FRAGMENTS_SHARE = 800 * MIB, 50
-ROUGH_SPLIT_BLOCKS_BYTES, ROUGH_SPLIT_BLOCKS_SHARE = 3 * GIB, 10
-"""Context, NCCL, NCCL of tensor, sequence and pipeline groups, fragments with expandable segments and
-without: near the figures above, with margins, as a closed form is itself within some ten per cent."""
-
-
-def _rough_nccl_bytes(strategy: Strategy) -> int:
-    groups = max(strategy.tensor_parallel, strategy.sequence_parallel, strategy.pipeline_parallel)
-    return (ROUGH_NCCL_BYTES if strategy.world_size > 1 else 0) + (ROUGH_GROUPS_BYTES if groups > 1 else 0)
-
-
-def rough_overhead_bytes(gpu: Gpu, strategy: Strategy, peak_bytes: int) -> int:
-    """What a run needs beside a peak of the closed form. Bytes."""
-    total = (gpu.context_bytes or ROUGH_CONTEXT_BYTES) + _rough_nccl_bytes(strategy)
-    if gpu.expandable_segments:
-        return total + max(ROUGH_FRAGMENTS_BYTES, peak_bytes // ROUGH_FRAGMENTS_SHARE)
-    return total + max(ROUGH_SPLIT_BLOCKS_BYTES, peak_bytes // ROUGH_SPLIT_BLOCKS_SHARE)

@@ -11,7 +11,7 @@ from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import QUANTIZED_BYTES, Job, Lora
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
-from zerokit.memory.card import rough_overhead_bytes
+from zerokit.memory.card import min_vram_bytes
 from zerokit.memory.closed_form_activations import (
     CAPPED_BYTES,
     EAGER_LOSS_BYTES,
@@ -29,15 +29,14 @@ from zerokit.memory.rank_model import prepared_bytes
 from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
 from zerokit.memory.replay.model_states import CUBLAS_THREADS
 from zerokit.memory.replay.optimizers import state_bytes
-from zerokit.units import GIB
 from zerokit.values import frozen_dataclass
 
 CLOSED_FORM = "analytic"
 """``basis`` of these estimates."""
 ASSUMPTION = "memory in closed form, not traced: activations ± 25 %, the rest ± 5 %"
-WITHIN, _CROSS_WITHIN, REST_WITHIN, WITHIN_BYTES = 0.25, 1.5, 0.05, 3 * GIB // 4
-"""How far above it a trace may be, with 0.75 GiB more (``python -m benchmarks.closed_form``); the second of
-the activations of a decoder that reads an encoder: T5's take 2.3 times as much."""
+WITHIN, _CROSS_WITHIN, REST_WITHIN = 0.25, 1.5, 0.05
+"""How far above it a trace may be (``python -m benchmarks.closed_form``); the second of the activations of a
+decoder that reads an encoder."""
 _CROSS_ASSUMPTION = "of encoder-decoders the closed form knows activations within 150 % only"
 _FP32 = 4.0
 _STEP_BYTES = 6.0
@@ -48,10 +47,14 @@ _STAGE_0_STEP_BYTES = 10.0
 _STAGE_0_INIT_BYTES = {2: 18.0, 4: 12.0}
 """Beside the weights, by bytes of one: gradients in fp32 and Adam's two moments; in 16-bit training master
 weights and the flat copy too (runtime/fp16/fused_optimizer.py, initialize_optimizer_states)."""
+_HEAD_INPUT_BYTES = 8.0
+"""Per token and hidden element while the loss is worked on: the last norm's input in 16 bits and in fp32, and
+its output (traces of Llama 3.1 8B and OPT 6.7B with full checkpointing: 6 to 8)."""
 _ADAM_BYTES = 8.0
 """Of Adam's two moments."""
-_REUSED_SHARE = 1 / 2
-"""Of the reuse distance, what is gathered at the worst instant on average over layers: an approximation."""
+_AHEAD_SHARE = 1 / 2
+"""Of a layer, what is fetched beyond ``max_live_parameters`` on average, whatever the reuse distance and the
+prefetch bucket (replays of OPT 6.7B, Llama 3.2 3B and Qwen3 30B: 0.02 to 0.6)."""
 
 
 @frozen_dataclass
@@ -137,32 +140,30 @@ def estimate_analytic(
     gathered = _gathered(sizes, strategy)
     base = sum(persistent.values())
     losses = _losses(shape, job, strategy, cluster, bytes_per_logit)
-    forward = {
-        **persistent,
-        Component.ACTIVATIONS: layers_before + transient,
-        Component.LOSS: losses[0],
-    }
-    backward = {
-        **persistent,
-        **gradients,
-        Component.ACTIVATIONS: layers_before + transient,
-        Component.LOSS: losses[1],
-    }
-    forward[Component.GATHERED_PARAMETERS] = backward[Component.GATHERED_PARAMETERS] = gathered
-    late = {
-        **persistent,
-        **gradients,
-        Component.ACTIVATIONS: layers_before + transient,
-        Component.GATHERED_PARAMETERS: gathered,
-    }
+    kept = {**persistent, Component.GATHERED_PARAMETERS: gathered}
+    in_layer = {**kept, Component.ACTIVATIONS: layers_before + transient}
+    # what a layer works on, and what it computes again, is gone while the loss is worked on
+    head_input = _HEAD_INPUT_BYTES * shape.hidden * strategy.settings.micro_batch * job.seq_len
+    at_loss = {**kept, Component.ACTIVATIONS: layers_before + head_input / strategy.sequence_parallel}
+    # gradients pile up as activations go: those of one micro-batch never meet its loss
+    before, in_forward = gradients, dict[Component, float]()
     if strategy.settings.zero.stage in (0, 1):
-        # gradients pile up as activations go: those of one micro-batch never meet its loss
-        early = backward.copy()
+        summed = {Component.GRADIENTS: gradients[Component.GRADIENTS]}
         if strategy.settings.gradient_accumulation > 1:
-            forward[Component.GRADIENTS] = gradients[Component.GRADIENTS]
+            in_forward = summed
         else:
-            early.pop(Component.GRADIENTS, None)
-        backward = max((early, late), key=lambda parts: sum(parts.values()))
+            before = {name: size for name, size in gradients.items() if name not in summed}
+    forward = _highest({**in_layer, **in_forward}, {**at_loss, **in_forward, Component.LOSS: losses[0]})
+    # a tied head's gradient waits for the embedding's: two and their sum at the end
+    table = sizes.element_bytes * shape.head_parameters / strategy.tensor_parallel if shape.tied else 0.0
+    table = table if job.method == "full" and strategy.pipeline_parallel == 1 else 0.0
+    waiting = table if strategy.settings.zero.stage >= 2 else 0.0
+    piled = gradients.get(Component.GRADIENTS, 0.0) + waiting
+    backward = _highest(
+        {**in_layer, **gradients, Component.GRADIENTS: piled},
+        {**at_loss, **before, Component.LOSS: losses[1]},
+        {**kept, **gradients, Component.GRADIENTS: piled + 2 * table},
+    )
     step = {**persistent, **gradients, Component.OPTIMIZER_TEMPORARIES: _step(sizes, strategy)}
     setup = _init(sizes, strategy, base, cluster.gpu)
     loaded = loaded_bytes(sizes.weight_bytes, sizes.element_bytes, sizes.trainable)
@@ -173,6 +174,10 @@ def estimate_analytic(
     init = {Component.LOADED_MODEL: loaded} if loaded > setup else {Component.INITIALISATION: setup}
     phases = {"init": init, "forward": forward, "backward": backward, "step": step}
     return _finish(phases, shape, strategy, cluster, job, sizes)
+
+
+def _highest(*instants: dict[Component, float]) -> dict[Component, float]:
+    return max(instants, key=lambda parts: sum(parts.values()))
 
 
 def _losses(
@@ -285,11 +290,10 @@ def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
     zero = strategy.settings.zero
     if zero.stage != 3 or (sizes.ranks == 1 and not _offloads(strategy)[1]):
         return 0.0
-    in_use = max(sizes.layer, sizes.largest)
-    reused = _REUSED_SHARE * min(zero.max_reuse_distance, zero.max_live_parameters)
+    others = max(sizes.layer, sizes.largest, zero.max_live_parameters + _AHEAD_SHARE * sizes.layer)
     if strategy.checkpointing == "none":  # views of them, saved for backward (``Modules._saved``, modules.py)
-        reused += sizes.viewed
-    others = min(sizes.weights - sizes.persistent, in_use + 2 * zero.prefetch_bucket_size + reused)
+        others += sizes.viewed
+    others = min(sizes.weights - sizes.persistent, others)
     elements = sizes.persistent + others
     return elements * sizes.weight_bytes / max(1.0, sizes.weights)
 
@@ -318,7 +322,7 @@ def _init(sizes: _Sizes, strategy: Strategy, base: float, gpu: Gpu) -> float:
     flat = sizes.weight_bytes + sizes.element_bytes * sizes.trainable
     first = sizes.weight_bytes + (0 if _offloads(strategy)[0] else 2 * _FP32 * sizes.trainable / sizes.ranks)
     # replay/model_states.py, flattening_bytes
-    is_copied = flat + rough_overhead_bytes(gpu, strategy, int(flat)) <= gpu.driver_vram_bytes
+    is_copied = min_vram_bytes(gpu, strategy, int(flat)) <= gpu.driver_vram_bytes
     return max(flat, first) if is_copied or runs_bf16_optimizer(strategy.settings) else first
 
 
@@ -352,7 +356,7 @@ def _finish(
     highest = max(sum(parts.values()) + _unsure_bytes(parts, is_crossed) for parts in rounded.values())
     return MemoryEstimate(
         ranks=(rank,),
-        min_vram_bytes=peaks[worst] + rough_overhead_bytes(cluster.gpu, strategy, peaks[worst]),
+        min_vram_bytes=min_vram_bytes(cluster.gpu, strategy, peaks[worst], gathers=job.defaults.gathers),
         unsure_bytes=int(highest - peaks[worst]),
         host_bytes_per_node=total,
         host_components=on_host,
@@ -370,7 +374,7 @@ def _finish(
 def _unsure_bytes(parts: dict[Component, int], is_crossed: bool) -> float:
     """How much more a phase may take."""
     activations, within = parts.get(Component.ACTIVATIONS, 0), _CROSS_WITHIN if is_crossed else WITHIN
-    return within * activations + REST_WITHIN * (sum(parts.values()) - activations) + WITHIN_BYTES
+    return within * activations + REST_WITHIN * (sum(parts.values()) - activations)
 
 
 def _inference(

@@ -52,21 +52,24 @@ def plan(
     from zerokit.planner.memory_source import silent
     from zerokit.planner.plan_folder import check_folder
     from zerokit.planner.plan_result import PlanResult
-    from zerokit.planner.recipes import merged
     from zerokit.planner.request import resolve
     from zerokit.planner.trace_command import with_command
-    from zerokit.planner.without_script import script_before
     from zerokit.search.plan import make_plan, make_space
     from zerokit.values import replace
 
     if out is not None:
         check_folder(Path(out))
-    requested = merged(recipe, options, overrides) if recipe is not None else options
+    requested, before = options, None
+    if recipe is not None:
+        from zerokit.planner.recipes import merged
+        from zerokit.planner.without_script import script_before
+
+        requested = merged(recipe, options, overrides)
+        before = script_before(recipe, overrides, options, requested)
     resolved = resolve(requested, say=say or silent)
     request = resolved.request
     planned = make_plan(request, top=top)
     notes = unread(requested, [planned.chosen.strategy])
-    before = script_before(recipe, overrides, options, requested) if recipe is not None else None
     if before is not None:
         notes = (before.note, *notes)
     noted = with_command((*planned.assumptions, *notes), resolved.options, planned.chosen.strategy)
@@ -129,7 +132,8 @@ def estimate(
     from zerokit.planner.request import resolve
     from zerokit.search.explain import unsure_near_limit
     from zerokit.search.host_memory import note_on_estimate
-    from zerokit.search.plan import estimate_strategy
+    from zerokit.search.nearest import nearest_to
+    from zerokit.search.plan import best_plan, estimate_strategy
     from zerokit.values import replace
 
     with about("deepspeed"):
@@ -159,7 +163,12 @@ def estimate(
         not_modelled=moves_memory(unmodelled),
     )
     config = None if file is None else file.config
-    return Estimate(planned=planned, model_name=resolved.model_name, file_config=config)
+    return Estimate(
+        planned=planned,
+        model_name=resolved.model_name,
+        file_config=config,
+        nearest=lambda: nearest_to(request.for_remarks(), strategy, best_plan),
+    )
 
 
 @_without_collecting()

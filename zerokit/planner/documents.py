@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,6 @@ from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.memory.card import around_peak
-from zerokit.memory.closed_form import CLOSED_FORM
 from zerokit.planner.rank_predictions import RankPrediction, per_rank
 from zerokit.search.explain import strategy_words
 from zerokit.search.headroom import is_sure
@@ -182,11 +181,13 @@ class Estimate:
         planned: the strategy, with what the models say of it.
         model_name: the model's.
         file_config: the DeepSpeed file that decided the strategy, as it stands; None: there was none.
+        nearest: looks for as few changes as make it fit, in sentences; called where they are shown.
     """
 
     planned: PlannedStrategy
     model_name: str = ""
     file_config: Mapping[str, Any] | None = None
+    nearest: Callable[[], Sequence[str]] = tuple
 
     def __repr__(self) -> str:
         """What a Python prompt shows: strategy, memory and time in a line."""
@@ -220,7 +221,7 @@ class Estimate:
             return {}
         return around_peak(
             self.planned.cluster.gpu, self.planned.strategy, self.peak_allocated_bytes, self.min_vram_bytes,
-            is_rough=self.basis == CLOSED_FORM, gathers=self.planned.job.defaults.gathers,
+            gathers=self.planned.job.defaults.gathers,
         )  # fmt: skip
 
     @property

@@ -17,7 +17,7 @@ _STAGE_3_SIZES = ("prefetch_bucket", "persistence", "sub_group")
 _BUCKETS = ("reduce_bucket", "overlap_comm")
 _OF_TRAINING = (
     "optimizer", "loss", "offload_activations", "gradient_accumulation", "checkpointing", "reduce_bucket",
-    "overlap_comm", "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module", "all_gpus",
+    "overlap_comm", "set", "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module", "all_gpus",
 )  # fmt: skip
 _ZERO = "zero_optimization"
 IN_FILE: Mapping[str, tuple[str, ...]] = {
@@ -104,6 +104,8 @@ def refuse_beside_file(options: Options, path: Path, config: Mapping[str, Any]) 
         InputError: names the option, and the key of the file with its value.
     """
     left_open = open_options(config)
+    if is_given(options, "set"):
+        raise InputError(f"{_as_written(options, 'set')}: {path} decides it: set it there")
     for name, keys in IN_FILE.items():
         if is_given(options, name) and name not in left_open:
             edits = " and ".join(f"{key} ({_value_at(config, key)})" for key in keys)

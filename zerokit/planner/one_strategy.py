@@ -169,7 +169,7 @@ def _default_strategy(
         enough = "1, 2 or 3" if placement.parameters == "none" else "3"
         raise InputError(f"{option}: ZeRO stage 0 offloads nothing; add ⟨zero⟩ {enough}")
     refuse_placement(request.job, placement.stage, placement.optimizer)
-    chosen = Knobs(overlap_comm=pins.overlap_comm, **pins.sizes())
+    chosen = replace(Knobs(overlap_comm=pins.overlap_comm), **pins.sizes())
     job = replace(request.job, global_batch=micro * steps * layout.data)
     space = make_space(replace(request, job=job, precision=precision))[0]
     strategy = build_strategy(space, layout, placement, checkpointing, micro, steps, chosen)

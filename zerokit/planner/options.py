@@ -209,6 +209,9 @@ OPTIONS: tuple[Option, ...] = (
             parse_count),
     _option("sub_group", "Strategy", "ELEMENTS", "DeepSpeed's sub_group_size.", parse_count),
     _option("overlap_comm", "Strategy", "on|off", "DeepSpeed's overlap_comm.", _switch),
+    _option("set", "Strategy", "KEY[=VALUE],…",
+            "Keys of DeepSpeed's file that are counted and have no option: zero_quantized_weights, "
+            "bf16_optimizer_states, grad_accum_dtype=fp32.", _targets),
     _option("device", "Hardware", "auto|cuda|cpu|local",
             "cpu: CPU ranks of this machine, ⟨gpus⟩ is then their number; local: its GPUs, else CPU ranks. "
             "[default: auto]",
@@ -312,6 +315,7 @@ class PlanOptions(TypedDict, total=False):
     persistence: Count | None
     sub_group: Count | None
     overlap_comm: bool | str | None
+    set: str | Sequence[str] | None
     device: Literal["auto", "cuda", "cpu", "local"]
     inference: bool
     no_calibration: bool

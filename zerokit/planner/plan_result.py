@@ -170,7 +170,8 @@ class PlanResult:
         return write_plan(Path(folder), self.chosen, self.request, assumptions=self.plan.assumptions)
 
     def to_dict(self, *, detailed: bool = True) -> dict[str, Any]:
-        """What ``plan --json`` prints. Not ``detailed``: of the alternatives only why they come next."""
+        """What ``plan --json`` prints. Not ``detailed``: of the alternatives only why they come next, and
+        nothing that takes more searches."""
         from zerokit.planner.answer import script_must
 
         plan = self.plan
@@ -188,7 +189,7 @@ class PlanResult:
             "search": {"candidates": plan.candidates, "seconds": plan.seconds},
             "global_batch": plan.global_batch,
             "assumptions": list(all_as_options(plan.assumptions)),
-            "faster_with": list(all_as_options(plan.faster_with)),
+            **({"faster_with": list(all_as_options(plan.faster_with))} if detailed else {}),
             "advice": list(all_as_options(plan.advice)),
             "script_must": list(script_must(self.plan.chosen.strategy, self.job)),
             "files": dict(self.files),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, from_config
 from zerokit.domain.hardware import DEFAULT_MARGIN
 from zerokit.domain.job import (
     ATTENTIONS,
@@ -346,6 +347,42 @@ def _of_client_optimizer(name: str, client: ClientOptimizer) -> list[str]:
     return notes
 
 
+_FLAG, _DTYPE = ("true", "false"), ("fp32", "bf16", "fp16")
+_SETTABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "bf16_master_weights_and_grads": ("bf16", _FLAG),
+    "bf16_optimizer_states": ("bf16", _FLAG),
+    "fp16_master_weights_and_grads": ("fp16", _FLAG),
+    "grad_accum_dtype": ("data_types", _DTYPE),
+    "contiguous_gradients": ("zero_optimization", _FLAG),
+    "reduce_scatter": ("zero_optimization", _FLAG),
+    "round_robin_gradients": ("zero_optimization", _FLAG),
+    "zero_quantized_weights": ("zero_optimization", _FLAG),
+    "zero_quantized_gradients": ("zero_optimization", _FLAG),
+}
+"""Key → its block, and the values that it takes."""
+
+
+def _fixed_settings(options: Mapping[str, Any]) -> DeepSpeedSettings:
+    """What ⟨set⟩ says, beside DeepSpeed's defaults.
+
+    Raises:
+        InputError: a key that it does not take, or a value that the key does not.
+    """
+    config: dict[str, dict[str, object]] = {}
+    for part in filter(None, str(options.get("set") or "").split(",")):
+        key, _, value = part.strip().partition("=")
+        name, value = key.rpartition(".")[2], value.strip().lower() or "true"
+        if name not in _SETTABLE:
+            raise InputError(
+                f"⟨set⟩ {key}: use some of {', '.join(_SETTABLE)}; others have options, or are chosen"
+            )
+        block, allowed = _SETTABLE[name]
+        if value not in allowed:
+            raise InputError(f"⟨set⟩ {key}={value}: use one of {', '.join(allowed)}")
+        config.setdefault(block, {})[name] = value == "true" if allowed == _FLAG else value
+    return from_config(config)
+
+
 def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
     zero = options.get("zero")
     stage = None
@@ -381,6 +418,7 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         sub_group_size=count(options, "sub_group"),
         overlap_comm=None if overlap is None else overlap == "on",
         pipeline_module=bool(options.get("pipeline_module")),
+        settings=_fixed_settings(options),
         # a server is started for the degrees it is given; a training script must do its part
         search_tensor=options.get("tp") == "auto" or bool(options.get("inference")),
         search_sequence=options.get("sp") == "auto",

@@ -136,6 +136,8 @@ class FewestGpus:
             "host_bytes_per_node": candidate.memory.host_bytes_per_node,
             "measured_on_no_machine": list(self.measured_on_no_machine),
             "strategy": degrees(candidate.strategy),
+            "global_batch": candidate.strategy.global_batch,
+            "remark": remark(candidate, self.size.gpu),
             "why": as_options(self._why),
         }
 

@@ -47,7 +47,7 @@ from zerokit.script_planner.script_decisions import CannotRehearse, Fed, ScriptD
 from zerokit.script_planner.trained_model import is_named
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.request import Request
-from zerokit.search.space import Knobs, knobs
+from zerokit.search.space import Knobs, OffloadChoice, knobs
 from zerokit.units import counted, format_count
 
 REHEARSED_BEST = 3
@@ -270,7 +270,9 @@ class ScriptPlanning:
             ),
         )
         if self._sizes is None:
-            self._sizes = knobs(stage, pins, make_space(probe_request)[0].timing.trainable)[0]
+            self._sizes = knobs(
+                OffloadChoice(stage=stage), pins, make_space(probe_request)[0].timing.trainable
+            )[0]
         sized = replace(
             probe_request.pins,
             reduce_bucket_size=self._sizes.reduce_bucket_size,

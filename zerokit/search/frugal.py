@@ -18,14 +18,14 @@ def frugal_settings(
 ) -> tuple[Knobs, ...]:
     """The settings of which one requires the least, the likeliest last.
 
-    The last of each order of work, which overlap and the reuse distance decide: either may hold less at the
-    peak. Where ZeRO-1 releases gradients into its buckets, all settings that do: gradients larger than a
-    bucket stay, so the smallest is not always the best.
+    The last of each order of work, which overlap, the reuse distance and who owns which weights decide: any
+    may hold less at the peak. Where ZeRO-1 releases gradients into its buckets, all settings that do:
+    gradients larger than a bucket stay, so the smallest is not always the best.
 
     Args:
         batch: micro-batch and accumulation.
     """
-    last = {(chosen.overlap_comm, chosen.reuse_distance): chosen for chosen in settings}
+    last = {(chosen.overlap_comm, chosen.reuse_distance, chosen.round_robin): chosen for chosen in settings}
     if placement.stage != 1 or batch[1] > 1:
         return tuple(last.values())
     strategies = (build_strategy(space, layout, placement, "none", *batch, chosen) for chosen in settings)

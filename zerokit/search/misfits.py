@@ -24,6 +24,12 @@ class KnobFamily:
     frugal: tuple[Knobs, ...]
 
     @property
+    def fastest(self) -> tuple[Knobs, ...]:
+        """The settings of which one is the fastest: a second copy of quantised weights may save nothing."""
+        first = {chosen.hpz_partition_size: chosen for chosen in reversed(self.variants)}
+        return tuple(first.values())
+
+    @property
     def relatives(self) -> tuple[object, ...]:
         """What it shares with the families of other micro-batches: with as much accumulation (three are as
         many), a larger one requires more."""

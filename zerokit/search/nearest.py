@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 
-from zerokit.domain.strategy import Candidate
+from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.search.explain import BY_SCRIPT, host_lack_words, strategy_words
 from zerokit.search.gap import halved
 from zerokit.search.headroom import remark
@@ -59,6 +59,7 @@ def _freed(request: Request) -> tuple[Request, str] | None:
         search_tensor=pins.search_tensor,
         search_sequence=pins.search_sequence,
         micro_batch=pins.micro_batch,
+        settings=pins.settings,
     )
     fixed = fixed_options(request)
     if pins == free or not (fixed or pins.sizes() or pins.overlap_comm is not None):
@@ -123,7 +124,7 @@ def _remedied(remedy: Remedy) -> Callable[[Request, Works], str | None]:
     return attempt
 
 
-_REMEDIES = tuple(_remedied(remedy) for remedy in REMEDIES if not remedy.is_of_size)
+_REMEDIES = tuple(_remedied(remedy) for remedy in REMEDIES if remedy.told != "size")
 
 
 def adapters(request: Request, works: Works) -> str | None:
@@ -286,6 +287,80 @@ def nearest_changes(request: Request, works: Works) -> list[str]:
     )  # fmt: skip
     sentences = (attempt(request, works) for attempt in attempts)
     return [sentence for sentence in sentences if sentence]
+
+
+_FREED: tuple[tuple[str, ...], ...] = (
+    ("checkpointing",), ("micro_batch", "gradient_accumulation"), ("offload_optimizer",),
+    ("zero_stage", "offload_optimizer", "offload_param"),
+)  # fmt: skip
+"""What is freed of one strategy, the least first: what changes no file before what does."""
+_MOST_TOGETHER, _MOST_SHOWN = 3, 2
+
+
+def nearest_to(request: Request, strategy: Strategy, works: Works) -> list[str]:
+    """Sentences: as few changes of one strategy, the same batch with it, as make it fit, two ways at most."""
+    settings, zero = strategy.settings, strategy.settings.zero
+    pins = replace(
+        request.pins, **_values(strategy), tensor_parallel=strategy.tensor_parallel,
+        pipeline_parallel=strategy.pipeline_parallel, sequence_parallel=strategy.sequence_parallel,
+        reduce_bucket_size=zero.reduce_bucket_size, overlap_comm=zero.overlap_comm, settings=settings,
+        pipeline_module=strategy.pipeline_parallel > 1, search_tensor=False, search_sequence=False,
+    )  # fmt: skip
+    optimizer = settings.optimizer or settings.client_optimizer or request.job.optimizer
+    job = replace(request.job, global_batch=strategy.global_batch, optimizer=optimizer)
+    fixed = replace(request, job=job, pins=pins, precision=settings.precision, all_gpus=True)
+    ways: list[tuple[str, ...] | Remedy] = [*_FREED[:2], *(one for one in REMEDIES if one.told == "first")]
+    ways += _FREED[2:]
+    for count in range(1, _MOST_TOGETHER + 1):
+        found = dict.fromkeys(
+            sentence
+            for together in itertools.combinations(ways, count)
+            if (sentence := _with_changes(fixed, together, works)) is not None
+        )
+        if found:
+            return list(found)[:_MOST_SHOWN]
+    return []
+
+
+def _with_changes(
+    request: Request, together: tuple[tuple[str, ...] | Remedy, ...], works: Works
+) -> str | None:
+    """The plan with these changes; None: it does not fit, or one of them changes nothing."""
+    changed, titles, needs = request, list[str](), list[str]()
+    for way in together:
+        if isinstance(way, Remedy):
+            with_it = way.change(changed)
+            if with_it is None:
+                return None
+            changed = with_it
+            titles.append(way.title)
+            needs.append(way.needs)
+        else:
+            changed = replace(changed, pins=replace(changed.pins, **dict.fromkeys(way)))
+    candidate = works(changed)
+    if candidate is None:
+        return None
+    then = _values(candidate.strategy)
+    before = {name: getattr(request.pins, name) for name in then}
+    titles += [
+        f"⟨{_OPTIONS.get(name, name)}⟩ {value}" for name, value in then.items() if before[name] != value
+    ]
+    return "; ".join([f"{' '.join(titles)}: {_words(candidate, request)}", *needs])
+
+
+_OPTIONS = {"zero_stage": "zero"}
+
+
+def _values(strategy: Strategy) -> dict[str, object]:
+    zero = strategy.settings.zero
+    return {
+        "zero_stage": zero.stage,
+        "offload_optimizer": zero.offload_optimizer.device,
+        "offload_param": zero.offload_param.device,
+        "micro_batch": strategy.settings.micro_batch,
+        "gradient_accumulation": strategy.settings.gradient_accumulation,
+        "checkpointing": strategy.checkpointing,
+    }
 
 
 def larger_gpus(nearest: Candidate | None, request: Request) -> list[str]:

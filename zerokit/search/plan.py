@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster
 from zerokit.domain.job import Job
@@ -49,16 +50,17 @@ WHAT_WOULD_FIT = "What would make it fit:"
 """Heads the changes after which something fits, in the message of what does not."""
 
 
-@frozen_dataclass
+@frozen_dataclass(slots=False)
 class Plan:
     """The choice and what it was chosen from.
 
+    What would be faster takes more searches than the choice: it is looked for where it is shown.
+
     Attributes:
         cluster: what the choice uses: less than there is where fewer GPUs are faster.
-        gains: what changes of the job would gain, most first.
-        gains_of_size: the same of those that change its size; called where they are shown.
-        faster_with: sentences: what would be faster and what it takes.
-        advice: sentences that the figures support.
+        gains_told: what the changes of the job that are told somewhere would gain (:class:`Remedy`).
+        by_script: sentences: what a script that does its part, or fewer GPUs, would gain.
+        advice_beside: sentences that the figures support, beside the gains that are told first.
         left_idle: where the choice uses fewer GPUs than there are, that it does; begins an assumption too.
     """
 
@@ -71,11 +73,26 @@ class Plan:
     global_batch: int
     cluster: Cluster
     assumptions: tuple[str, ...]
-    gains: tuple[Gain, ...] = ()
-    gains_of_size: Callable[[], tuple[Gain, ...]] = tuple
-    faster_with: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
+    gains_told: Callable[[tuple[str, ...]], tuple[Gain, ...]] = lambda _: ()
+    by_script: Callable[[], tuple[str, ...]] = tuple
+    advice_beside: Callable[[tuple[Gain, ...]], tuple[str, ...]] = lambda _: ()
     left_idle: str = ""
+
+    @cached_property
+    def gains(self) -> tuple[Gain, ...]:
+        """What the changes that keep the job's results would gain, most first."""
+        return self.gains_told(("first",))
+
+    @cached_property
+    def faster_with(self) -> tuple[str, ...]:
+        """Sentences: what would be faster and what it takes."""
+        told = sorted((*self.gains, *self.gains_told(("explained", "size"))), key=lambda gain: -gain.share)
+        return (*(gain.words for gain in told), *self.by_script())
+
+    @cached_property
+    def advice(self) -> tuple[str, ...]:
+        """Sentences that the figures support."""
+        return self.advice_beside(self.gains)
 
 
 def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> tuple[str, str]:
@@ -142,7 +159,6 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
     if request.timed and not request.job.inference:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
     surer += sure_fit.narrow(chosen, request)
-    told = gains(request, space, chosen, chosen_within)
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
@@ -164,14 +180,12 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         cluster=space.cluster,
         left_idle=idle,
         assumptions=assumptions,
-        gains=told,
-        gains_of_size=lambda: gains(request, space, chosen, chosen_within, of_size=True),
-        faster_with=(
-            *(gain.words for gain in told),
-            *faster_with(request, space, chosen),
-            *_with_fewer(request, fewer, chosen),
+        gains_told=lambda told: gains(request, space, chosen, chosen_within, told),
+        by_script=lambda: (*faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
+        advice_beside=lambda told: (
+            *surer,
+            *_advice(request, space, chosen, others, on_loss(space, chosen, told)),
         ),
-        advice=(*surer, *_advice(request, space, chosen, others, on_loss(space, chosen, told))),
     )
 
 
@@ -307,7 +321,7 @@ def _check_placement(space: Space, layout: Layout) -> None:
         optimizer=pins.offload_optimizer or "none",
         parameters=pins.offload_param or "none",
     )
-    fastest = knobs(pins.zero_stage, pins, space.timing.trainable)[0]
+    fastest = knobs(placement, pins, space.timing.trainable)[0]
     strategy = build_strategy(space, layout, placement, "none", 1, 1, fastest)
     violation = first_violation(strategy, key_value_heads=space.shape.kv_heads)
     if violation is not None:

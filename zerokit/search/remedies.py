@@ -38,17 +38,38 @@ class Remedy:
         title: the options that ask for it.
         needs: what it changes, or what the script must do.
         change: the request with it; None: it is so already, or is not modelled here.
-        is_of_size: it changes how much is computed, or on how much: told under ``--explain`` alone.
+        told: ``first``: results stay those of the job, so it stands on the first screen; ``explained``: it
+            changes the numbers or what is trained; ``size``: how much is computed, or on how much.
     """
 
     title: str
     needs: str
     change: Callable[[Request], Request | None]
-    is_of_size: bool = False
+    told: str = "explained"
 
 
 def _of_job(request: Request, **changes: object) -> Request:
     return replace(request, job=replace(request.job, **changes))
+
+
+def _with_settings(request: Request, **changes: object) -> Request | None:
+    """With other values of DeepSpeed's settings, where weights have 16 bits and DeepSpeed makes an Adam."""
+    job, pins = request.job, request.pins
+    is_adam = (job.optimizer or "").lower() in ("adam", "adamw")
+    if job.inference or request.on_cpu or request.precision == "fp32" or not is_adam:
+        return None
+    settings = replace(pins.settings, **changes)
+    return None if settings == pins.settings else replace(request, pins=replace(pins, settings=settings))
+
+
+def _with_zero(request: Request, **changes: object) -> Request | None:
+    return _with_settings(request, zero=replace(request.pins.settings.zero, **changes))
+
+
+def _bf16_states(request: Request) -> Request | None:
+    if not request.cluster.gpu.supports("bf16") or request.precision == "fp16":
+        return None
+    return _with_settings(request, bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
 
 
 def _fused_loss(request: Request) -> Request | None:
@@ -80,6 +101,18 @@ def _half_as_long(request: Request) -> Request | None:
     return _of_job(request, seq_len=job.seq_len // 2)
 
 
+def _without_dropout(request: Request) -> Request | None:
+    lora = request.job.lora
+    return _of_job(request, lora=replace(lora, dropout=0.0)) if lora is not None and lora.dropout else None
+
+
+def _frozen_tower(request: Request) -> Request | None:
+    images = request.job.images
+    if request.job.method != "full" or images is None or images.tower == "frozen":
+        return None
+    return _of_job(request, images=replace(images, tower="frozen"))
+
+
 def _twice_the_gpus(request: Request) -> Request | None:
     cluster, batch = request.cluster, request.job.global_batch
     gpus = 2 * cluster.gpus
@@ -91,23 +124,56 @@ def _twice_the_gpus(request: Request) -> Request | None:
 
 REMEDIES = (
     Remedy(
+        title="⟨precision⟩ bf16",
+        needs="multiplies in 16 bits beside fp32 master weights",
+        change=_sixteen_bits,
+        told="first",
+    ),
+    Remedy(
         title="⟨loss⟩ chunked (TRL) or liger (Trainer)",
         needs="the script must fuse head and loss (use_liger_kernel), as TRL's SFTTrainer does",
         change=_fused_loss,
+        told="first",
+    ),
+    Remedy(
+        title="⟨attention⟩ sdpa",
+        needs="fused kernels, which keep no scores",
+        change=lambda request: (
+            _of_job(request, attention="sdpa") if request.job.attention == "eager" else None
+        ),
+        told="first",
     ),
     Remedy(
         title=f"⟨optimizer⟩ {_EIGHT_BITS}",
         needs="keeps its states in 8 bits (bitsandbytes), which changes the numbers a little; the script "
         f"makes it (a Trainer's optim={_EIGHT_BITS})",
         change=_eight_bits,
+        told="first",
     ),
     Remedy(
-        title="⟨precision⟩ bf16",
-        needs="multiplies in 16 bits beside fp32 master weights",
-        change=_sixteen_bits,
+        title="⟨set⟩ bf16_master_weights_and_grads,bf16_optimizer_states",
+        needs="weights are updated in bf16, which drops updates below 1/256 of a weight",
+        change=_bf16_states,
     ),
-    Remedy(title="half of ⟨seq_len⟩", needs="shorter sequences", change=_half_as_long, is_of_size=True),
-    Remedy(title="twice the ⟨gpus⟩", needs="the same global batch", change=_twice_the_gpus, is_of_size=True),
+    Remedy(
+        title="⟨set⟩ grad_accum_dtype=fp32",
+        needs="gradients of micro-batches add up in fp32",
+        change=lambda request: _with_settings(request, grad_accum_dtype="fp32"),
+    ),
+    Remedy(
+        title="⟨set⟩ zero_quantized_weights",
+        needs="ZeRO++ sends weights in 8 bits, which rounds them",
+        change=lambda request: _with_zero(request, zero_quantized_weights=True),
+    ),
+    Remedy(
+        title="⟨set⟩ zero_quantized_gradients",
+        needs="ZeRO++ sends gradients in 4 bits, which rounds them",
+        change=lambda request: _with_zero(request, zero_quantized_gradients=True),
+    ),
+    Remedy(title="⟨lora_dropout⟩ 0", needs="adapters without dropout", change=_without_dropout),
+    Remedy(title="⟨vision_tower⟩ frozen", needs="trains the language model alone", change=_frozen_tower),
+    Remedy(title="half of ⟨seq_len⟩", needs="shorter sequences", change=_half_as_long, told="size"),
+    Remedy(title="twice the ⟨gpus⟩", needs="the same global batch", change=_twice_the_gpus, told="size"),
 )
 
 
@@ -127,14 +193,14 @@ class Gain:
 
 
 def gains(
-    request: Request, space: Space, chosen: Candidate, fastest: Fastest, *, of_size: bool = False
+    request: Request, space: Space, chosen: Candidate, fastest: Fastest, told: tuple[str, ...]
 ) -> tuple[Gain, ...]:
     """What each remedy would gain in tokens per second, most first; those within the noise left out.
 
     Nothing of a script that was rehearsed: it computes what it does, whatever is asked for.
 
     Args:
-        of_size: those that change the size of the work, instead of the others.
+        told: the remedies that are asked for, by where they are told.
     """
     if not request.timed or request.job.inference or chosen.memory.basis == REHEARSED:
         return ()
@@ -142,7 +208,7 @@ def gains(
 
     def all_gains() -> Iterator[Gain]:
         for remedy in REMEDIES:
-            changed = remedy.change(asked) if remedy.is_of_size == of_size else None
+            changed = remedy.change(asked) if remedy.told in told else None
             if changed is None:
                 continue
             tokens = changed.job.seq_len / asked.job.seq_len

@@ -135,7 +135,7 @@ class Search:
         ticket = itertools.count()
         queue: list[tuple[float, int, int, KnobFamily, _Variant | Candidate | None]] = []
         for order, family in enumerate(self.families()):
-            seconds = self._seconds(family, family.variants[0])
+            seconds = min(self._seconds(family, chosen) for chosen in family.fastest)
             if seconds > self.limit_seconds:
                 self.rejected[_SLOWER] += len(family.variants)
                 continue
@@ -181,10 +181,10 @@ class Search:
 
         def settings_of(layout: Layout, placement: OffloadChoice) -> tuple[Knobs, ...]:
             alone = placement.parameters != "none" or layout.data < space.cluster.gpus or space.job.inference
-            return settings[placement.stage, (1,) if alone else copies]
+            return settings[placement, (1,) if alone else copies]
 
         settings = {
-            (placement.stage, sizes): knobs(placement.stage, space.pins, space.timing.trainable, sizes)
+            (placement, sizes): knobs(placement, space.pins, space.timing.trainable, sizes)
             for placement in spots
             for sizes in {copies, (1,)}
         }

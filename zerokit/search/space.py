@@ -29,6 +29,7 @@ class Pins:
         search_tensor, search_sequence: the script does what the degree needs of it.
         pipeline_module: it builds a PipelineModule; pipelines and tensor parallel are searched.
         second_copy: whether hpZ may keep one inside each node.
+        settings: values of what is not searched, with DeepSpeed's defaults.
     """
 
     zero_stage: int | None = None
@@ -49,6 +50,7 @@ class Pins:
     search_tensor: bool = False
     search_sequence: bool = False
     second_copy: bool = True
+    settings: DeepSpeedSettings = DeepSpeedSettings()
 
     def sizes(self) -> dict[str, int]:
         """The fixed sizes, by the names of :class:`Knobs`."""
@@ -194,6 +196,7 @@ class Knobs:
     persistence_threshold: int = DEFAULT_ZERO.param_persistence_threshold
     reuse_distance: int = DEFAULT_ZERO.max_reuse_distance
     hpz_partition_size: int = 1
+    round_robin: bool = False
 
 
 _BUCKETS = (DEFAULT_ZERO.reduce_bucket_size, 200_000_000, 50_000_000, 10_000_000)
@@ -227,20 +230,30 @@ def second_copies(pins: Pins, cluster: Cluster) -> tuple[int, ...]:
     return (per_node, 1)
 
 
-def knobs(stage: int, pins: Pins, trainable: int, copies: tuple[int, ...] = (1,)) -> tuple[Knobs, ...]:
+def knobs(
+    placement: OffloadChoice, pins: Pins, trainable: int, copies: tuple[int, ...] = (1,)
+) -> tuple[Knobs, ...]:
     """Every setting of the memory-relevant sizes: first the fastest, last the most frugal.
 
     ``trainable``: elements of the weights that get gradients. ``copies``: of :func:`second_copies`.
 
+    ``round_robin_gradients`` changes which weights a rank owns, and no time: beside an offloaded optimizer
+    and the smallest bucket a GPU holds up to 3 % less with it, or up to 1 % more.
+
     Time never grows towards the first in any knob, and memory never towards the last: larger
     buckets send fewer messages, overlap hides them, a longer reuse distance saves gathers.
     """
+    stage = placement.stage
     if stage == 0:
         return (Knobs(),)
     buckets = _buckets(pins, trainable)
     if stage < 3:
         overlaps = (pins.overlap_comm,) if pins.overlap_comm is not None else (True, False)
-        return tuple(Knobs(reduce_bucket_size=b, overlap_comm=o) for o in overlaps for b in buckets)
+        in_turns = ((buckets[-1], True),) if placement.optimizer != "none" else ()
+        return tuple(
+            Knobs(reduce_bucket_size=b, overlap_comm=o, round_robin=r)
+            for o in overlaps for b, r in (*((b, False) for b in buckets), *in_turns)
+        )  # fmt: skip
     groups = (pins.sub_group_size,) if pins.sub_group_size else _SUB_GROUPS
     prefetch = pins.prefetch_bucket_size or Knobs().prefetch_bucket_size
     overlap = True if pins.overlap_comm is None else pins.overlap_comm

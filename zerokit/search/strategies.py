@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from zerokit.domain.client_optimizers import client_optimizer
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
+from zerokit.domain.deepspeed_settings import Offload, ZeroSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -14,7 +14,7 @@ from zerokit.domain.strategy import Strategy
 from zerokit.search.request import HostBytes, LeastVram, MemoryModel
 from zerokit.search.space import Knobs, Layout, OffloadChoice, Pins, divisors
 from zerokit.timing.step_time import TimeModel
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 
 @frozen_dataclass
@@ -39,13 +39,15 @@ def build_strategy(
     accumulation: int, chosen: Knobs,
 ) -> Strategy:  # fmt: skip
     """The strategy of one point of the space."""
+    fixed = space.pins.settings
     zero = _zero_settings(
-        placement, chosen, nvme_path=space.cluster.nvme_path,
+        fixed.zero, placement, chosen, nvme_path=space.cluster.nvme_path,
         saves_16_bit=placement.stage == 3 and not space.job.inference,
         largest_parameter=space.shape.largest_parameter if placement.parameters == "nvme" else 0,
     )  # fmt: skip
     by_script = not space.job.inference and client_optimizer(space.job.optimizer) is not None
-    settings = DeepSpeedSettings(
+    settings = replace(
+        fixed,
         precision=space.precision,
         micro_batch=micro_batch,
         gradient_accumulation=accumulation,
@@ -68,6 +70,7 @@ def build_strategy(
 
 @lru_cache(maxsize=4096)
 def _zero_settings(
+    fixed: ZeroSettings,
     placement: OffloadChoice,
     chosen: Knobs,
     *,
@@ -76,7 +79,8 @@ def _zero_settings(
     largest_parameter: int,
 ) -> ZeroSettings:
     """ZeRO's part of a strategy; the same for every layout and batch."""
-    return ZeroSettings(
+    return replace(
+        fixed,
         stage=placement.stage,
         overlap_comm=chosen.overlap_comm,
         reduce_bucket_size=chosen.reduce_bucket_size,
@@ -86,6 +90,7 @@ def _zero_settings(
         param_persistence_threshold=chosen.persistence_threshold,
         max_reuse_distance=chosen.reuse_distance,
         zero_hpz_partition_size=chosen.hpz_partition_size,
+        round_robin_gradients=chosen.round_robin or fixed.round_robin_gradients,
         gather_16bit_weights_on_model_save=saves_16_bit,
         offload_optimizer=Offload(
             device=placement.optimizer, nvme_path=nvme_path if placement.optimizer == "nvme" else None

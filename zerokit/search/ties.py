@@ -21,8 +21,8 @@ def complexity(placement: OffloadChoice) -> tuple[int, int, int]:
 
 
 def simplest(space: Space, fastest: Candidate) -> Candidate:
-    """The simplest that fits as surely as the fastest and is as fast but for :data:`NOISE`; of these its
-    fastest."""
+    """The simplest strategy that is as fast as the fastest but for :data:`NOISE`, and fits as surely; of
+    these its fastest."""
     zero = fastest.strategy.settings.zero
     chosen = OffloadChoice(
         stage=zero.stage, optimizer=zero.offload_optimizer.device, parameters=zero.offload_param.device

@@ -61,5 +61,5 @@ def test_the_nearest_change_that_fits_is_named(tmp_path, capsys):
     words = ["estimate", "--model", "llama-3.1-8b", "--method", "lora", "--gpus", "1", "--gpu", "l40s"]
     assert cli.run([*words, "--deepspeed", str(file)]) == 3
     out = " ".join(capsys.readouterr().out.split())
-    assert "--checkpointing full" in out and "fits: " in out
+    assert "What would make it fit - --checkpointing full: " in out
     assert cli.run([*words, "--micro-batch", "4", "--checkpointing", "full"]) == 0

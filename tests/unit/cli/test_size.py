@@ -39,10 +39,11 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
     words = ("size", "--model", "qwen2.5-14b", "--method", "lora", "--gpu", "l4,h200,l40s")
     code, out, _ = call(capsys, *words, "--price", "l40s=1,h200=9")
     assert code == 0
-    first, _, rest = out.partition("Assumed")
+    first, _, rest = out.partition("Next")
     assert "fewest GPUs: 1 × l40s (" in first and "1 × h200 would do as well" in " ".join(first.split())
     assert "fewest GPU-hours: 1 × h200" in first and "none given for l4): 1 × l40s" in first
     assert "at 1 per GPU-hour" in " ".join(first.split())
+    rest = call(capsys, *words, "--explain")[1].partition("Assumed")[2]
     assert rest.count("  l40s") == 1 and rest.count("  l4 ") == 2  # offload changes the answer for l4 alone
     command = next(line.strip() for line in out.splitlines() if line.startswith("  zerokit plan"))
     assert command == "zerokit plan --model qwen2.5-14b --method lora --gpus 1 --gpu l40s"
@@ -51,7 +52,7 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
     assert body["next"] == command and len(body["sizes"]) == 6
     assert "lowest cost:" not in rest  # it is that plan
     _, out, _ = call(capsys, *words, "--price", "l40s=5,h200=6")
-    cheapest = out.partition("# or, for the lowest cost:\n")[2].strip()
+    cheapest = out.partition("# or, for the lowest cost:\n")[2].splitlines()[0].strip()
     assert cheapest == command.replace("l40s", "h200")
     assert as_json(capsys, *words, "--price", "l40s=5,h200=6")["next_for_lowest_cost_by_method"] == {
         "lora": cheapest
@@ -61,7 +62,7 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("model", "more", "beside"),
     [
-        (("--params", "14b"), ("--gpu", "l40s,a100-80gb", "--price", "a100-80gb=2,l40s=1"), ["lora"]),
+        (("--params", "14b"), ("--gpu", "l40s,a100-80gb", "--price", "a100-80gb=2,l40s=1"), []),
         (("--model", "qwen3-14b"), ("--gpu", "l40s,h200,b200", "--price", "2.10"), ["lora", "qlora"]),
     ],
 )
@@ -70,7 +71,7 @@ def test_the_lowest_cost_of_each_method_has_its_command(
 ) -> None:
     """A plan that is made so takes as long as the row that costs least, with offload where that is faster."""
     words = ("size", *model, "--method", "lora,qlora", *more)
-    _, out, _ = call(capsys, *words)
+    _, out, _ = call(capsys, *words, "--explain")
     body = as_json(capsys, *words)
     commands = body["next_for_lowest_cost_by_method"]
     assert list(commands) == beside  # of others the plan for the fewest GPUs is it
@@ -232,7 +233,7 @@ def test_the_table_keeps_to_80_columns_and_shows_what_each_row_requires(
     words = ("size", "--params", "70b", "--gpu", "rtx-4090,h200,rtx-pro-6000-server", "--method", "full,lora")
     for more in ((), ("--price", "2.10")):
         rows = as_json(capsys, *words, *more)["sizes"]
-        out = call(capsys, *words, *more)[1]
+        out = call(capsys, *words, *more, "--explain")[1]
         assert (" cost " in out) == bool(more)  # no column of dashes
         assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("  zerokit plan"))
         lines = [line.split() for line in out.splitlines()]
@@ -285,7 +286,7 @@ def test_where_no_method_fits_each_says_what_would_make_it_fit(capsys: pytest.Ca
         assert f"{method}: {named}" in err
         assert "What would make it fit:\n  - " in alone
     assert "more GPUs (--gpus 16 " in err  # LoRA
-    required, least = re.findall(r"requires? (39\.\d) GiB|at least (39\.\d) GiB each", err)
+    required, least = re.findall(r"requires? (40\.\d) GiB|at least (40\.\d) GiB each", err)
     assert required[0] == least[1]  # QLoRA, which no number of these helps
 
 

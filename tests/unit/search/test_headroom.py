@@ -37,7 +37,7 @@ def test_what_would_make_it_fit_says_may_fit_where_a_plan_with_it_does(
 def test_a_kind_that_only_may_fit_is_named_after_one_that_surely_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ("--params", "12b", "--method", "lora", "--gpu", "l4,a100-80gb", "--host-ram", "76GiB")
+    words = ("--params", "14b", "--method", "lora", "--gpu", "l4,a100-80gb", "--host-ram", "76GiB")
     size = as_json(capsys, "size", *words)
     first, _, second = size["answer"][0].partition("; ")
     assert "fewest GPUs: 1 × a100-80gb (" in first and "l4 (with offload, may fit: " in second

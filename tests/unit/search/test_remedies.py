@@ -2,64 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import zerokit
-from zerokit.errors import ZerokitError
-from zerokit.search.ties import NOISE
-
-_JOBS: list[dict[str, Any]] = [
-    {"model": model, "gpus": gpus, "gpu": gpu, "method": method}
-    for model in ("qwen2.5-3b", "llama-3.1-8b", "qwen2.5-14b", "mistral-7b-v0.1", "llama-3.1-70b")
-    for gpus, gpu, method in (
-        (1, "h200", "lora"), (4, "h100-sxm-80gb", "full"), (8, "a100-40gb", "full"), (8, "l40s", "lora"),
-        (16, "h100-sxm-80gb", "full"), (64, "a100-80gb", "full"),
-    )
-]  # fmt: skip
-_ZERO = ("zero_hpz_partition_size", "round_robin_gradients", "overlap_comm", "reduce_bucket_size")
-_VALUES = {"zero_hpz_partition_size": 8, "round_robin_gradients": True, "overlap_comm": True}
-_QUICK = [{"model": "llama-3.1-8b", "gpus": 4, "gpu": "h100-sxm-80gb"}]
+from benchmarks.levers import JOBS, unnamed_gains
 
 
-def unnamed_gains(job: dict[str, Any], folder: Path) -> list[tuple[str, float]]:
-    """Levers with which an estimate of the plan is faster, though the plan does not name them."""
-    plan = zerokit.plan(**job)
-    chosen, body = plan.chosen, plan.to_dict()
-    config, seconds = body["chosen"]["deepspeed_config"], chosen.estimate.step_seconds
-    tried: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        (key, {key: _VALUES.get(key, 500_000_000)}, {}) for key in _ZERO
-    ]
-    tried += [("loss", {}, {"loss": "chunked"}), ("adamw_8bit", {}, {"optimizer": "adamw_8bit"})]
-    found = []
-    for name, zero, options in tried:
-        changed = {**config, "zero_optimization": {**config["zero_optimization"], **zero}}
-        if "optimizer" in options:
-            changed.pop("optimizer", None)
-        file = folder / "ds.json"
-        file.write_text(json.dumps(changed))
-        try:
-            estimate = zerokit.estimate(
-                **{**job, **options}, deepspeed=file, checkpointing=chosen.strategy.checkpointing
-            )
-        except ZerokitError:
-            continue  # refused: no lever of this plan
-        faster = seconds / estimate.step_seconds - 1
-        if estimate.fits and faster > NOISE and not any(name in line for line in body["faster_with"]):
-            found.append((name, round(faster, 3)))
-    return found
-
-
-@pytest.mark.parametrize("job", _QUICK, ids=str)
+@pytest.mark.parametrize("job", [{"model": "llama-3.1-8b", "gpus": 4, "gpu": "h100-sxm-80gb"}], ids=str)
 def test_no_lever_is_missed(job: dict[str, Any], tmp_path: Path) -> None:
     assert not unnamed_gains(job, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", _JOBS, ids=lambda job: "-".join(map(str, job.values())))
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: "-".join(map(str, job.values())))
 def test_no_lever_is_missed_over_the_catalogue(job: dict[str, Any], tmp_path: Path) -> None:
     assert not unnamed_gains(job, tmp_path)
 

@@ -37,7 +37,7 @@ def everything(space: Space):  # type: ignore[no-untyped-def]
         for placement, mode, (micro, steps) in itertools.product(
             choices, checkpointings(space), list(batches(space, layout))
         ):
-            for chosen in knobs(placement.stage, space.pins, space.timing.trainable):
+            for chosen in knobs(placement, space.pins, space.timing.trainable):
                 strategy = build_strategy(space, layout, placement, mode, micro, steps, chosen)
                 if first_violation(
                     strategy, gpus_per_node=space.cluster.gpus_per_node, key_value_heads=space.shape.kv_heads
@@ -173,7 +173,7 @@ def test_host_memory_is_known_without_the_rest() -> None:
     space, strategies = make_space(request)[0], set()
     for placement in placements(space.pins, job, has_nvme=False):
         layout = next(iter(layouts(space.cluster, space.pins)))
-        for chosen in knobs(placement.stage, space.pins, space.timing.trainable)[::4]:
+        for chosen in knobs(placement, space.pins, space.timing.trainable)[::4]:
             strategies.add(build_strategy(space, layout, placement, "full", 1, 16, chosen))
     for strategy in strategies:
         exact = memory(job, strategy, space.cluster).host_bytes_per_node
