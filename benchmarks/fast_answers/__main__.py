@@ -135,7 +135,7 @@ def estimate(cell: dict[str, Any], folder: Path) -> Any:
     adapters = {} if cell["method"] == "full" else {"lora_dropout": DROPOUT[cell["model"]], "lora_rank": 16}
     return zerokit.estimate(
         model=path, gpus=RANKS, gpu="h200", seq_len=LENGTH, deepspeed=settings, method=cell["method"],
-        trainer="trl" if trl else cell["trainer"], precision="bf16",
+        trainer="trl" if trl else cell["trainer"],
         checkpointing="full" if cell["checkpointing"] else "none", **adapters,
     )  # fmt: skip
 
