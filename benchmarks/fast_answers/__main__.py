@@ -81,12 +81,12 @@ def command(cell: dict[str, Any], folder: Path, inputs: Inputs) -> list[str]:
     script = cell["trainer"].removeprefix("trl-")
     spec = importlib.util.find_spec("trl")
     assert spec is not None and spec.origin is not None
-    data = inputs.folder / ("sft" if script == "sft" else "dpo")
-    if script == "reward":  # its trainer leaves out what is longer than a row may be
+    data = inputs.folder / "sft"
+    if script != "sft":  # as long as a row may be, and nearly all of it an answer: what an estimate counts
         data = folder / "pairs"
         data.mkdir()
-        words = " ".join(f"w{number % 200}" for number in range(LENGTH - 1))
-        line = json.dumps({"prompt": words[:400], "chosen": words[400:], "rejected": words[400:]}) + "\n"
+        answer = " ".join(f"w{number % 200}" for number in range(LENGTH - 2))
+        line = json.dumps({"prompt": "w0 ", "chosen": answer, "rejected": answer}) + "\n"
         for split in ("train", "test"):
             (data / f"{split}.jsonl").write_text(line * 64)
     arguments = [
@@ -131,11 +131,10 @@ def estimate(cell: dict[str, Any], folder: Path) -> Any:
     path.write_text(json.dumps(MODELS[cell["model"]]))
     settings = folder / "ds.json"
     settings.write_text(json.dumps(deepspeed_config(cell["stage"])))
-    trl = cell["trainer"].startswith("trl")
     adapters = {} if cell["method"] == "full" else {"lora_dropout": DROPOUT[cell["model"]], "lora_rank": 16}
     return zerokit.estimate(
         model=path, gpus=RANKS, gpu="h200", seq_len=LENGTH, deepspeed=settings, method=cell["method"],
-        trainer="trl" if trl else cell["trainer"],
+        trainer="trl" if cell["trainer"] == "trl-sft" else cell["trainer"],
         checkpointing="full" if cell["checkpointing"] else "none", **adapters,
     )  # fmt: skip
 

@@ -201,6 +201,9 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
     if options.get("loss") is None and chosen.shape.head == "causal" and not inference:
         loss = row.loss
     lora = _adapters(options, method, row)
+    if lora is not None and lora.dropout and row.disables_dropout:
+        lora = replace(lora, dropout=0.0)
+        notes.append(f"⟨lora_dropout⟩ 0: {row.title} disables dropout (disable_dropout: True)")
     if lora is not None and lora.dropout and chosen.shape.adapts_stacked_experts(lora.targets):
         refused = "peft refuses dropout on experts stacked in one parameter (0.21, ParamWrapper)"
         if options.get("lora_dropout") is not None:
