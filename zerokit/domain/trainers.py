@@ -86,7 +86,7 @@ class Trainer:
             "named": targets != ("all-linear",),
             "packed": method == "qlora",
             "nested": method == "qlora" and nested and not self.double_quant,
-            "dropout": bool(dropout) != bool(self.lora_dropout),
+            "dropout": bool(dropout) != bool(self.lora_dropout) and not self.disables_dropout,
         }
         values = {"method": method, "rank": rank, "dropout": dropout, "dtype": dtype,
                   "spaced": " ".join(targets), "listed": ", ".join(targets)}  # fmt: skip

@@ -265,7 +265,9 @@ def _pipeline(
             # BF16_Optimizer (runtime/bf16_optimizer.py:191): gradients of all micro-batches in a flat copy
             flat = stage.model.trainable_numel * ElementBytes.of(settings).accumulation
             timeline = timeline.raised(flat)
-        replayed = _replayed_ranks(stage.model, _settings_of_replay(job, strategy, cluster), degrees, every_rank)
+        replayed = _replayed_ranks(
+            stage.model, _settings_of_replay(job, strategy, cluster), degrees, every_rank
+        )
         offset = stage.index * degrees.world_size
         estimates, required = _ranks(replayed, timeline)
         peak = max(peak, required)

@@ -174,8 +174,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         )
     elif max_seq_len is not None and length > max_seq_len:
         notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} {POSITIONS_EXCEEDED}")
-    method = _method(options)
-    inference = bool(options.get("inference"))
+    method, inference = _method(options), bool(options.get("inference"))
     quantization = choice(options, "quant", QUANTIZATIONS) or "none"
     notes += _refuse_quantization(options, quantization, method)
     new_tokens = integer(options, "new_tokens", 10**8)

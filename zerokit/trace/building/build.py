@@ -240,7 +240,7 @@ def _quantise(model: torch.nn.Module, variant: Variant) -> dict[str, int]:
 def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -> BuiltModel:
     """Build the model on the meta device, with the variant's shards and adapters, and cut its layers.
 
-    With ``variant.zero3_linear`` adapters are in fp32, unless they are narrow, whatever the model's dtype; with ``variant.autocast``
+    With ``variant.zero3_linear`` adapters are in fp32, unless they are narrow; with ``variant.autocast``
     parameters have the precision in which DeepSpeed's ``torch_autocast`` sends their gradients.
 
     Raises:
