@@ -34,6 +34,7 @@ from benchmarks.accuracy_runs import (
     rows_of,
     runs,
 )
+from benchmarks.fast_answers import section
 from benchmarks.measure import limits, quality
 from zerokit.memory.inference import phase_peaks
 
@@ -246,6 +247,7 @@ def write_text(found: Sequence[Run]) -> str:
         tuners=tuners(),
         overhead="\n".join(overhead()),
         serving="\n".join(serving()),
+        trainers=section.section(),
         all_runs="\n".join(all_runs(found)),
     )
     return text

@@ -1,7 +1,9 @@
-"""One job as a bare DeepSpeed loop or under the Trainer: ``loop.py SETTINGS.json``.
+"""One job as a bare DeepSpeed loop, under the Trainer or by a tool: ``loop.py SETTINGS.json``.
 
-Settings: ``trainer`` raw|transformers, ``model`` (a folder), ``method`` full|lora|qlora, ``dropout``,
-``checkpointing`` (bool), ``deepspeed`` (a configuration without ``auto``), ``rows``, ``length``, ``steps``.
+Settings: ``trainer`` raw|transformers|axolotl|llamafactory; of a tool ``config``, what its own command reads
+(``axolotl train FILE``, ``llamafactory-cli train FILE``), and ``output``; of the others ``model`` (a folder),
+``method`` full|lora|qlora, ``dropout``, ``checkpointing`` (bool), ``deepspeed`` (a configuration without
+``auto``), ``rows``, ``length``, ``steps``.
 """
 
 from __future__ import annotations
@@ -91,6 +93,21 @@ def train_under_trainer(job: dict[str, Any]) -> None:
     Trainer(model=build(job), args=arguments, train_dataset=rows_of(job)).train()
 
 
+def train_by_tool(job: dict[str, Any]) -> None:
+    """What the tool's command does in each rank."""
+    if job["trainer"] == "llamafactory":
+        from llamafactory.train.tuner import run_exp
+
+        run_exp(job["config"])
+        return
+    from axolotl.cli.train import do_cli
+
+    file = Path(job["output"]).with_suffix(".json")  # YAML as well
+    file.write_text(json.dumps(job["config"]))
+    do_cli(config=str(file))
+
+
 if __name__ == "__main__":
     settings = json.loads(Path(sys.argv[1]).read_text())
-    (train_raw if settings["trainer"] == "raw" else train_under_trainer)(settings)
+    ways = {"raw": train_raw, "transformers": train_under_trainer}
+    ways.get(settings["trainer"], train_by_tool)(settings)

@@ -25,9 +25,10 @@ def traced(config: dict[str, Any], variant: Variant) -> ModelProfile:
     ("config", "variant"),
     [
         (LLAMA, Variant(lora_rank=4)),
+        (LLAMA, Variant(lora_rank=4, checkpointing="full")),
         (LLAMA, Variant(lora_rank=4, checkpointing="full", zero3_linear=True)),
     ],
-    ids=["llama", "llama, checkpointed under ZeRO-3"],
+    ids=["llama", "llama, checkpointed", "llama, checkpointed under ZeRO-3"],
 )
 def test_every_instant_is_that_of_a_trace_with_dropout(
     config: dict[str, Any], variant: Variant, monkeypatch: pytest.MonkeyPatch
@@ -45,3 +46,5 @@ def test_every_instant_is_that_of_a_trace_with_dropout(
     assert max(derived.forward.peaks) == max(real.forward.peaks)
     assert max(derived.backward.peaks) == max(real.backward.peaks)
     assert max(derived.gradients.peaks) == max(real.gradients.peaks)
+    # the buckets of ZeRO-1 and 2 come with the first gradient of all
+    assert derived.gradients.levels[0] == real.gradients.levels[0]

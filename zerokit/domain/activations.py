@@ -266,6 +266,8 @@ class Timeline:
     backward: Pass
     forward_peak: float
     gradients: Pass  # the backward pass below ZeRO-3, one entry a gradient
+    reference: Pass | None = None
+    """A pass through a reference model after ``forward``, what that left included; it has the same marks."""
 
     def __hash__(self) -> int:  # of the tuples it would cost more than what is looked up by it
         return id(self)
@@ -295,6 +297,7 @@ def _raised(timeline: Timeline, extra: float, in_flight: float) -> Timeline:
         backward=raised(timeline.backward),
         forward_peak=timeline.forward_peak + extra,
         gradients=raised(timeline.gradients),
+        reference=None if timeline.reference is None else raised(timeline.reference),
     )
 
 

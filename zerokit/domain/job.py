@@ -115,6 +115,20 @@ class Job:
         return self.lora or Lora(dropout=self.defaults.lora_dropout)
 
     @property
+    def row_tokens(self) -> int:
+        """Of a row of the data, which counts once in a batch."""
+        return self.seq_len * self.defaults.sequences
+
+    def is_reentrant(self, stage: int) -> bool:
+        """Whether checkpointing is reentrant at this ZeRO stage."""
+        by_trainer = self.defaults.reentrant or self.has_narrow_adapters(stage)
+        return self.use_reentrant_checkpointing or by_trainer
+
+    def has_narrow_adapters(self, stage: int) -> bool:
+        """Whether its trainer keeps adapters under ZeRO-3 in the training dtype."""
+        return stage == 3 and self.method == "lora" and self.defaults.narrow_adapters
+
+    @property
     def kbit_prepared(self) -> bool:
         """Whether peft's ``prepare_model_for_kbit_training`` casts what is not quantised to fp32, before
         DeepSpeed casts it back."""

@@ -40,6 +40,7 @@ class Variant:
         autocast: weights in fp32, operators in 16 bits under ``torch.autocast``.
         offloaded: activations go to the host in forward.
         images: of each sequence, for a model with a vision tower.
+        narrow_adapters: ZeRO-3's adapters are in the training dtype, not in fp32.
     """
 
     attention: str = "sdpa"
@@ -57,6 +58,7 @@ class Variant:
     autocast: bool = False
     offloaded: bool = False
     images: SequenceImages | None = None
+    narrow_adapters: bool = False
 
     @staticmethod
     def of(job: Job, strategy: Strategy, phase: str = "train") -> Variant:
@@ -71,7 +73,8 @@ class Variant:
         )
         if phase != "train":
             return replace(variant, quantization=job.quantization)
-        reentrant = strategy.checkpointing == "full" and job.use_reentrant_checkpointing
+        stage = strategy.settings.zero.stage
+        reentrant = strategy.checkpointing == "full" and job.is_reentrant(stage)
         lora = job.lora if job.method != "full" else None
         autocast = strategy.settings.torch_autocast is not None
         return replace(
@@ -79,12 +82,13 @@ class Variant:
             checkpointing="reentrant" if reentrant else strategy.recomputed(job.attention),
             lora_rank=lora.rank if lora is not None else 0,
             lora_targets=lora.targets if lora is not None else ("all-linear",),
-            zero3_linear=(lora is not None or autocast) and strategy.settings.zero.stage == 3,
+            zero3_linear=(lora is not None or autocast) and stage == 3,
             quantized=job.method == "qlora",
             double_quant=job.defaults.double_quant,
             quantization=job.quantization if job.method == "lora" else "none",
             autocast=autocast,
             offloaded=job.offload_activations,
+            narrow_adapters=job.has_narrow_adapters(stage),
         )
 
     @property
@@ -98,7 +102,7 @@ class Variant:
         if self.tensor_parallel > 1:
             parts.append(f"tp{self.tensor_parallel}")
         if self.zero3_linear:
-            parts.append("zero3")
+            parts.append("zero3" + "narrow" * self.narrow_adapters)
         if self.quantized:
             parts.append("nf4")
         if self.autocast:
@@ -143,14 +147,23 @@ def inference_phases(head: str | None) -> tuple[str, ...]:
 
 
 def variants_of(job: Job, strategy: Strategy, head: str | None = None) -> tuple[Variant, ...]:
-    """The variants whose traces this job and strategy need; of inference one for each pass of its head."""
+    """The variants whose traces this job and strategy need; of inference one for each pass of its head, of a
+    reference model's pass that under checkpointing (``zerokit.memory.reference_pass``)."""
     phases = inference_phases(head) if job.inference else ("train",)
-    return tuple(Variant.of(job, strategy, phase) for phase in phases)
+    variants = tuple(Variant.of(job, strategy, phase) for phase in phases)
+    if job.defaults.reference and not job.inference and variants[0].checkpointing == "none":
+        return (*variants, replace(variants[0], checkpointing="full"))
+    return variants
 
 
 def tokens_of_a_rank(job: Job, strategy: Strategy) -> int:
     """Tokens of a sequence on one rank: Ulysses divides them."""
     return max(1, job.seq_len // strategy.sequence_parallel)
+
+
+def sequences_of_a_rank(job: Job, strategy: Strategy) -> int:
+    """Sequences of a micro-batch on one rank."""
+    return strategy.settings.micro_batch * job.defaults.sequences
 
 
 @frozen_dataclass
@@ -226,7 +239,7 @@ class ModelProfile:
         if job.inference:
             return all(self.has(variant) for variant in variants)
         tokens = tokens_of_a_rank(job, strategy)
-        batch = strategy.settings.micro_batch
+        batch = sequences_of_a_rank(job, strategy)
         return all(self.trace(variant, tokens, batch) is not None for variant in variants)
 
     def trace(self, variant: Variant, seq_len: int, micro_batch: int = 2) -> ActivationTrace | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import field
 
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 DEFAULT_DROPOUT = 0.05
 """Of the adapters' input, as most tutorials set it; that of peft's own class is 0 (tuners/lora/config.py:653,
@@ -27,9 +27,14 @@ class Trainer:
     Attributes:
         title: with the version that was read; ``sources``: what was read, by attribute.
         lora_dropout: share of the adapters' input that is dropped.
-        loss: one of ``zerokit.domain.job.LOSSES``.
+        loss: one of ``zerokit.domain.job.LOSSES``, or ``score``: a head of one output, as of reward models.
         checkpointing: where nobody says: ``none`` or ``full``.
         kbit_prepared: whether it calls peft's ``prepare_model_for_kbit_training`` for 4-bit weights.
+        reentrant: whether its checkpointing is reentrant. ``narrow_adapters``: whether that is so of adapters
+            under ZeRO-3, which stay in the training dtype there (``autocast_adapter_dtype=False``).
+        disables_dropout: whether it sets every dropout of the model to 0, that of adapters too.
+        sequences: of a row. ``reference``: whether they pass through a reference model too: with adapters the
+            base, else a copy of the weights in the training dtype.
         gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own.
         double_quant: of 4-bit weights, whether their block constants are quantised too.
         packages: whose scripts are this trainer's; ``names``: which its scripts use.
@@ -45,6 +50,11 @@ class Trainer:
     checkpointing: str = "none"
     double_quant: bool = True
     kbit_prepared: bool = False
+    reentrant: bool = False
+    narrow_adapters: bool = False
+    disables_dropout: bool = False
+    sequences: int = 1
+    reference: bool = False
     gathers: bool = True
     packages: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
@@ -76,7 +86,7 @@ class Trainer:
             "named": targets != ("all-linear",),
             "packed": method == "qlora",
             "nested": method == "qlora" and nested and not self.double_quant,
-            "dropout": bool(dropout) != bool(self.lora_dropout),
+            "dropout": bool(dropout) != bool(self.lora_dropout) and not self.disables_dropout,
         }
         values = {"method": method, "rank": rank, "dropout": dropout, "dtype": dtype,
                   "spaced": " ".join(targets), "listed": ", ".join(targets)}  # fmt: skip
@@ -93,43 +103,76 @@ class Trainer:
         return (f"as {self.title} does by default; not counted: {'; '.join(left_out)}",) if left_out else ()
 
 
+_TRL = Trainer(
+    title="TRL's SFTTrainer 1.16",
+    loss="chunked",
+    checkpointing="full",
+    double_quant=False,
+    narrow_adapters=True,
+    packages=("trl",),
+    names=("SFTTrainer",),
+    arguments={
+        "lora": "--use_peft --lora_r {rank}",
+        "all": "--lora_target_modules all-linear",
+        "named": "--lora_target_modules {spaced}",
+        "packed": "--load_in_4bit --dtype {dtype}",
+        "nested": "--use_bnb_nested_quant",
+        "dropout": "--lora_dropout {dropout:g}",
+    },
+    separator=" ",
+    not_counted={
+        "products of 4-bit weights in fp32 (its --dtype float32; give --dtype bfloat16)": ("qlora",),
+    },
+    sources={
+        "lora_dropout": "trl/trainer/model_config.py, lora_dropout: 0.05",
+        "loss": "trl/trainer/sft_config.py:283, loss_type: nll, and kernels/chunked_logprob.py",
+        "checkpointing": "trl/trainer/base_config.py, gradient_checkpointing: True",
+        "narrow_adapters": "trl/trainer/sft_trainer.py:857 and :895",
+        "double_quant": "trl/trainer/model_config.py, use_bnb_nested_quant: False, dtype: float32",
+    },
+)
+_PAIRS = replace(_TRL, lora_dropout=0.0, disables_dropout=True, sequences=2)
+"""Both of TRL's trainers on preferences: a row is an answer chosen and one rejected, each with the prompt."""
+
 TRAINERS: Mapping[str, Trainer] = {
     "raw": Trainer(title="a plain loop", gathers=False),
     "transformers": Trainer(
         title="Transformers' Trainer 5.23",
         sources={"checkpointing": "training_args.py, gradient_checkpointing: False"},
     ),
-    "trl": Trainer(
-        title="TRL's SFTTrainer 1.16",
-        loss="chunked",
-        checkpointing="full",
-        double_quant=False,
-        packages=("trl",),
-        names=("SFTTrainer",),
-        arguments={
-            "lora": "--use_peft --lora_r {rank}",
-            "all": "--lora_target_modules all-linear",
-            "named": "--lora_target_modules {spaced}",
-            "packed": "--load_in_4bit --dtype {dtype}",
-            "nested": "--use_bnb_nested_quant",
-            "dropout": "--lora_dropout {dropout:g}",
-        },
-        separator=" ",
+    "trl": _TRL,
+    "trl-dpo": replace(
+        _PAIRS,
+        title="TRL's DPOTrainer 1.16",
+        names=("DPOTrainer",),
+        reference=True,
         not_counted={
-            "products of 4-bit weights in fp32 (its --dtype float32; give --dtype bfloat16)": ("qlora",),
-            "under ZeRO-3 its adapters in 16 bits (they are counted in fp32)": ("lora",),
+            **_TRL.not_counted,
+            "the reference pass in the step time": ("full", "lora", "qlora"),
         },
         sources={
-            "lora_dropout": "trl/trainer/model_config.py, lora_dropout: 0.05",
-            "loss": "trl/trainer/sft_config.py:283, loss_type: nll, and kernels/chunked_logprob.py",
-            "checkpointing": "trl/trainer/base_config.py, gradient_checkpointing: True",
-            "double_quant": "trl/trainer/model_config.py, use_bnb_nested_quant: False, dtype: float32",
+            **_TRL.sources,
+            "loss": "trl/trainer/dpo_trainer.py:1301, fused_lm_head, and kernels/chunked_logprob.py",
+            "disables_dropout": "trl/trainer/dpo_config.py:185, disable_dropout: True",
+            "reference": "trl/trainer/dpo_trainer.py:909 and :1327, models/utils.py:246 prepare_deepspeed",
+        },
+    ),
+    "trl-reward": replace(
+        _PAIRS,
+        title="TRL's RewardTrainer 1.16",
+        names=("RewardTrainer",),
+        loss="score",
+        sources={
+            **_TRL.sources,
+            "loss": "trl/trainer/reward_trainer.py:778 over Transformers' ForSequenceClassification",
+            "disables_dropout": "trl/trainer/reward_config.py:128, disable_dropout: True",
         },
     ),
     "axolotl": Trainer(
-        title="axolotl",
+        title="axolotl 0.19",
         lora_dropout=0.0,
         kbit_prepared=True,
+        reentrant=True,
         packages=("axolotl",),
         arguments={
             "lora": "adapter: {method}, lora_r: {rank}",
@@ -145,12 +188,14 @@ TRAINERS: Mapping[str, Trainer] = {
             "lora_dropout": "axolotl/utils/schemas/peft.py, lora_dropout: 0.0 (its examples set 0.05)",
             "double_quant": "axolotl/loaders/model.py, bnb_4bit_use_double_quant: True",
             "kbit_prepared": "axolotl/loaders/model.py, _prepare_model_for_quantization",
+            "reentrant": "axolotl/utils/config/__init__.py:401 (0.19)",
             "checkpointing": "axolotl/utils/schemas/model.py, gradient_checkpointing: False",
         },
     ),
     "llamafactory": Trainer(
         title="LLaMA-Factory 0.9.5",
         lora_dropout=0.0,
+        reentrant=True,
         checkpointing="full",
         packages=("llamafactory",),
         arguments={
@@ -162,6 +207,7 @@ TRAINERS: Mapping[str, Trainer] = {
         },
         sources={
             "lora_dropout": "llamafactory/hparams/finetuning_args.py, lora_dropout: 0.0",
+            "reentrant": "llamafactory/hparams/model_args.py:149, use_reentrant_gc: True",
             "double_quant": "llamafactory/hparams/model_args.py, double_quantization: True",
             "checkpointing": "llamafactory/hparams/model_args.py, disable_gradient_checkpointing: False",
         },
@@ -173,7 +219,6 @@ TRAINERS: Mapping[str, Trainer] = {
 def trainer_named(package: str | None, names: Iterable[str]) -> str | None:
     """Whose defaults a script of this package, which uses these names, has; None: not known."""
     used = {*names}
-    for key, row in TRAINERS.items():
-        if package in row.packages or used & {*row.names}:
-            return key
-    return None
+    by_name = (key for key, row in TRAINERS.items() if used & {*row.names})
+    by_package = (key for key, row in TRAINERS.items() if package in row.packages)
+    return next(by_name, next(by_package, None))

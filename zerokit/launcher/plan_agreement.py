@@ -130,19 +130,28 @@ def _of_trainer(plan: PlanFile, options: ScriptOptions, target: Target) -> list[
         return []
     row, planned, request, lora = TRAINERS[name], TRAINERS[plan.trainer], dict(plan.request), plan.lora
     different = []
-    if row.loss != (loss := str(request.get("loss", planned.loss))) and facts.mentions & {*row.names}:
+    is_other_job = (row.sequences, row.reference) != (planned.sequences, planned.reference)
+    if is_other_job:
+        request["trainer"] = name
+        request.pop("loss", None)
+        what = "two sequences" if row.sequences == 2 else "one sequence"
+        different.append(f"{what} in a row{' and a reference model' if row.reference else ''}")
+    elif row.loss != (loss := str(request.get("loss", planned.loss))) and facts.mentions & {*row.names}:
         request["loss"] = row.loss
         different.append(f"a {row.loss} loss, not the {loss} one")
     dropout = options.given("lora_dropout")
-    share = row.lora_dropout if dropout is None else float(str(dropout[0]))
+    share = row.lora_dropout if dropout is None or row.disables_dropout else float(str(dropout[0]))
     if lora is not None and bool(share) != bool(lora.dropout):
         different.append(f"lora_dropout {share:g}, not {lora.dropout:g}")
     nested = options.given("use_bnb_nested_quant")
     doubly = row.double_quant if nested is None else truth(nested[0]) is True
     if plan.method == "qlora" and doubly != planned.double_quant:
-        request["trainer"] = next(key for key, one in TRAINERS.items() if one.double_quant == doubly)
+        if not is_other_job:
+            request["trainer"] = next(key for key, one in TRAINERS.items() if one.double_quant == doubly)
         different.append(f"4-bit weights {'' if doubly else 'not '}doubly quantised")
-    request |= {"loss": request.get("loss", planned.loss), "lora-dropout": f"{share:g}"}
+    request |= {"lora-dropout": f"{share:g}"} | (
+        {} if is_other_job else {"loss": request.get("loss", planned.loss)}
+    )
     again = predict_again({"request": request, "chosen": chosen}, []) if different else None
     if again is None or again.plan is None:
         return []

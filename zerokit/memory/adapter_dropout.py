@@ -49,14 +49,18 @@ def with_dropout(profile: ModelProfile, variant: Variant, trace: ActivationTrace
     segments: dict[tuple[Mark, ...], int] = {}
     rewritten: dict[tuple[int, bool, int], int] = {}
 
+    again = _segments_of(trace.backward) if trace.gradients else {}
+
     def changed(runs: Iterable[Run], is_forward: bool) -> tuple[Run, ...]:
         changed_runs: list[Run] = []
         for run in runs:
             for position, layer in enumerate(run.layers()):
-                known = inputs.get((run.stack, layer if run.stack else 0), {})
+                at = (run.stack, layer if run.stack else 0)
+                known = inputs.get(at, {})
                 key = (run.segment, is_forward, id(known))
                 if key not in rewritten:
-                    marks = tuple(_Marks(known, is_forward).of(trace.segments[run.segment]))
+                    with_modules = [trace.segments[number] for number in again.get(at, ())]
+                    marks = tuple(_Marks(known, is_forward, with_modules).of(trace.segments[run.segment]))
                     rewritten[key] = segments.setdefault(marks, len(segments))
                 if position and changed_runs[-1].segment == rewritten[key]:
                     changed_runs[-1] = replace(changed_runs[-1], count=changed_runs[-1].count + 1)
@@ -144,11 +148,17 @@ def _after_backward(marks: tuple[Mark, ...], inputs: Mapping[str, _Input]) -> It
 
 
 class _Marks:
-    """One segment, mark by mark; ``more``: what dropout holds more than at its start."""
+    """One segment, mark by mark; ``more``: what dropout holds more than at its start.
 
-    def __init__(self, inputs: Mapping[str, _Input], is_forward: bool) -> None:
+    ``again``: the segments of the same layer that mark modules too, where this one may mark gradients alone.
+    """
+
+    def __init__(
+        self, inputs: Mapping[str, _Input], is_forward: bool, again: Iterable[tuple[Mark, ...]] = ()
+    ) -> None:
         self.inputs = inputs
         self.is_forward = is_forward
+        self.again = again
         self.more = _ZERO
         self.leaving: list[tuple[str, Polynomial]] = []  # (module after whose forward it goes, bytes)
         self.next = _ZERO  # goes on the way to the next mark
@@ -156,11 +166,17 @@ class _Marks:
     def of(self, marks: tuple[Mark, ...]) -> Iterator[Mark]:
         """The marks with what dropout adds."""
         self.with_modules = any(mark.kind == "bwd_post" and mark.name.endswith(_DROPOUT) for mark in marks)
+        recomputed = {} if self.is_forward or self.with_modules else self._recomputed()
         last = _ZERO
         for mark in marks:
             start = (_sum(last, self.more),) if self.next != _ZERO else ()
             self.more, self.next = _sum(self.more, self.next), _ZERO
-            before, within = self.more, self._on_the_way(mark)
+            before = self.more
+            if (mark.kind, mark.name) in recomputed:
+                kept, peaks = recomputed[mark.kind, mark.name]
+                self.more = _sum(before, kept)
+                start = (*start, *(_sum(_sum(mark.level, self.more), peak) for peak in peaks))
+            within = self._on_the_way(mark)
             level = after = self.more
             self._after(mark)
             if mark is marks[-1]:
@@ -173,6 +189,25 @@ class _Marks:
                 sums=tuple(replace(one, level=_sum(one.level, before)) for one in mark.sums),
             )  # fmt: skip
             last = mark.after
+
+    def _recomputed(self) -> Mapping[tuple[str, str], tuple[Polynomial, tuple[Polynomial, ...]]]:
+        """By the mark of the first gradient after a part of forward that backward runs again: what is kept of
+        it more then, and the peaks on the way, relative to that mark. The marks of modules show it."""
+        found: dict[tuple[str, str], tuple[Polynomial, tuple[Polynomial, ...]]] = {}
+        for segment in self.again:
+            kept, peaks = _ZERO, list[Polynomial]()
+            for mark in _Marks(self.inputs, is_forward=False).of(segment):
+                one = self.inputs.get(mark.name.removesuffix(_DROPOUT))
+                if peaks or mark.kind == "fwd_pre":
+                    peaks += mark.peaks
+                if mark.kind == "fwd_post" and mark.name.endswith(_DROPOUT) and one is not None:
+                    held = _sum(one.left, one.mask) if one.needs_grad else one.left
+                    kept = _sum(_sum(kept, held), one.sole, -1)
+                elif mark.kind in ("grad", "kept") and peaks:
+                    relative = tuple(_sum(peak, mark.level, -1) for peak in peaks)
+                    found[mark.kind, mark.name] = (kept, relative)
+                    kept, peaks = _ZERO, []
+        return found
 
     def _saves(self, one: _Input) -> bool:
         return not (self.is_forward and one.recomputed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import QUANTIZED_BYTES, Job, Lora
 from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.profile import sequences_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.card import min_vram_bytes
 from zerokit.memory.closed_form_activations import (
@@ -135,6 +136,9 @@ def estimate_analytic(
     if job.inference:
         return _inference(shape, job, strategy, cluster, sizes)
     persistent = _persistent(sizes, strategy, cluster.gpu)
+    if job.defaults.reference and job.method == "full":
+        copies = sizes.ranks if strategy.settings.zero.stage == 3 else 1
+        persistent[Component.SCRIPT] = sizes.weight_bytes / copies
     layers_before, transient = activation_bytes(shape, job, strategy)
     gradients = _gradients(sizes, strategy)
     gathered = _gathered(sizes, strategy)
@@ -190,7 +194,7 @@ def _losses(
     fused = fused_loss(
         job.loss,
         LossSize(
-            sequences=strategy.settings.micro_batch,
+            sequences=sequences_of_a_rank(job, strategy),
             seq_len=max(1, job.seq_len // strategy.sequence_parallel),
             hidden=shape.hidden,
             vocabulary=shape.vocab,

@@ -102,7 +102,7 @@ def _score_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float
 
 def activation_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float, float]:
     """Bytes kept through the forward pass, and the transient ones of the layer being worked on."""
-    tokens = strategy.settings.micro_batch * job.seq_len / strategy.sequence_parallel
+    tokens = strategy.settings.micro_batch * job.row_tokens / strategy.sequence_parallel
     element_bytes, tp, pp = (
         strategy.settings.parameter_bytes,
         strategy.tensor_parallel,
@@ -137,5 +137,5 @@ def logits(shape: ModelShape, job: Job, strategy: Strategy) -> float:
     """Elements of the logits of one micro-batch."""
     rows = strategy.settings.micro_batch
     if shape.head != "image-classification":
-        rows *= max(1, job.seq_len // strategy.sequence_parallel)
+        rows *= max(1, job.row_tokens // strategy.sequence_parallel)
     return float(rows) * shape.vocab

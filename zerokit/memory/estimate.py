@@ -12,17 +12,18 @@ from zerokit.domain.activations import ActivationTrace, Timeline
 from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings, ZeroSettings
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
-from zerokit.domain.profile import ModelProfile, Variant, tokens_of_a_rank
+from zerokit.domain.profile import ModelProfile, Variant, sequences_of_a_rank, tokens_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
 from zerokit.memory.adapter_dropout import with_dropout
 from zerokit.memory.components import HostComponent, in_ram, on_nvme
-from zerokit.memory.fused_loss import loss_size, with_loss
+from zerokit.memory.fused_loss import loss_size, with_loss, with_score_head
 from zerokit.memory.host import activation_copies, host_components
 from zerokit.memory.inference import estimate_serving, serving_traces
 from zerokit.memory.pipeline import can_be_cut, stages
 from zerokit.memory.rank_estimate import Degrees, rank_estimate
 from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
+from zerokit.memory.reference_pass import with_reference
 from zerokit.memory.replay.model_states import flattening_bytes
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.step import RankBytes, rank_bytes
@@ -48,8 +49,10 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         return serving_traces(profile, job, strategy) is not None
     if not replayed(job, strategy):
         return False
-    trace = usable_trace(profile, job, strategy)
-    return trace is not None and (strategy.pipeline_parallel == 1 or can_be_cut(profile, trace[1]))
+    usable = usable_trace(profile, job, strategy)
+    if usable is None or (strategy.pipeline_parallel > 1 and not can_be_cut(profile, usable[1])):
+        return False
+    return not job.defaults.reference or _checkpointed(profile, job, strategy, usable) is not None
 
 
 def replayed(job: Job, strategy: Strategy) -> bool:
@@ -78,10 +81,17 @@ def usable_trace(
     profile: ModelProfile, job: Job, strategy: Strategy
 ) -> tuple[Variant, ActivationTrace, tuple[int, int] | None] | None:
     """The variant to use, its trace, and (traced, wanted) LoRA rank where these differ: the widths
-    of the adapters hardly move the activations, whose terms in the model's width dwarf them."""
-    tokens, batch = tokens_of_a_rank(job, strategy), strategy.settings.micro_batch
+    of the adapters hardly move the activations, whose terms in the model's width dwarf them. The variant of a
+    stored profile may be another than the job's: see :func:`_instead_notes`."""
+    tokens, batch = tokens_of_a_rank(job, strategy), sequences_of_a_rank(job, strategy)
     variant, ranks = Variant.of(job, strategy), None
     trace, lora = profile.trace(variant, tokens, batch), None if job.method == "full" else job.lora
+    if trace is None and variant.narrow_adapters:
+        variant = replace(variant, narrow_adapters=False)
+        trace = profile.trace(variant, tokens, batch)
+    if trace is None and variant.checkpointing == "reentrant":
+        variant = replace(variant, checkpointing="full")
+        trace = profile.trace(variant, tokens, batch)
     if trace is None and lora is not None and lora.rank <= 4 * CATALOGUE_LORA_RANK:
         variant, ranks = replace(variant, lora_rank=CATALOGUE_LORA_RANK), (CATALOGUE_LORA_RANK, lora.rank)
         trace = profile.trace(variant, tokens, batch)
@@ -102,8 +112,14 @@ def _shared_settings(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     return replace(settings, micro_batch=1, gradient_accumulation=accumulation, zero=zero)
 
 
-def _settings_of_replay(strategy: Strategy, cluster: Cluster) -> DeepSpeedSettings:
+def _settings_of_replay(job: Job, strategy: Strategy, cluster: Cluster) -> DeepSpeedSettings:
     settings = _shared_settings(strategy.settings)
+    if job.defaults.reference and job.method != "full" and settings.zero.stage == 3:
+        # the base's pass goes through the policy's hooks (runtime/zero/parameter_offload.py, 0.19.8,
+        # _start_of_forward_hook): the order of fetches never holds, so nothing is fetched ahead, or kept
+        settings = replace(
+            settings, zero=replace(settings.zero, max_reuse_distance=0, prefetch_bucket_size=0)
+        )
     return settings if strategy.sequence_parallel == 1 else with_sequence_peers(settings, cluster.gpu)
 
 
@@ -125,32 +141,37 @@ def estimate_traced(
     variant, trace, adapters = usable
     if strategy.sequence_parallel > 1:
         trace = _with_exchanges(profile, trace, strategy)
-    of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, job.kbit_prepared)
-    model = rank_model(profile, variant, trace, *of_job)
+    has_copy = job.defaults.reference and job.method == "full"
+    of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, job.kbit_prepared, has_copy)
+    model = with_score_head(rank_model(profile, variant, trace, *of_job))
+    checkpointed = _checkpointed(profile, job, strategy, usable) if job.defaults.reference else None
     # views of experts, saved without checkpointing, add up over all layers
     if strategy.settings.zero.stage == 3 and not (profile.views and model.checkpointing == "none"):
-        trace = trace.shortened(_layers_kept(model, strategy.settings.zero))
-        model = rank_model(profile, variant, trace, *of_job)
+        kept = _layers_kept(model, strategy.settings.zero)
+        trace = trace.shortened(kept)
+        checkpointed = None if checkpointed is None else checkpointed.shortened(kept)
+        model = with_score_head(rank_model(profile, variant, trace, *of_job))
     if strategy.pipeline_parallel > 1:
         return _pipeline(model, job, strategy, cluster, every_rank, adapters)
-    timeline = timeline_of(model, job, strategy, cluster.gpu)
+    timeline = timeline_of(model, job, strategy, cluster.gpu, checkpointed)
     # DeepSpeed's own bytes are the same whatever the activations are
     events = trace.events(with_gradients=strategy.settings.zero.stage < 3)
     replayed = _replayed_ranks(
-        rank_model(profile, variant, events, *of_job),
-        _settings_of_replay(strategy, cluster),
+        with_score_head(rank_model(profile, variant, events, *of_job)),
+        _settings_of_replay(job, strategy, cluster),
         Degrees.of(strategy, cluster),
         every_rank,
     )
     ranks, peak = _ranks(replayed, timeline)
-    notes = _with_adapters(replayed.assumptions, adapters)
+    notes = (*_with_adapters(replayed.assumptions, adapters), *_instead_notes(variant, job, strategy))
     if peak < max(rank.peak_allocated_bytes for rank in ranks):
         notes = (*notes, FLATTENS_ON_GPU)
     if strategy.recomputed(job.attention) == "selective":
         notes = (*notes, SELECTIVE)
     host = dict(replayed.host)
     if job.offload_activations:
-        each = activation_copies(usable[1], strategy.settings.micro_batch, tokens_of_a_rank(job, strategy))
+        tokens = tokens_of_a_rank(job, strategy)
+        each = activation_copies(usable[1], sequences_of_a_rank(job, strategy), tokens)
         host[HostComponent.ACTIVATIONS.value] = each * replayed.degrees.per_node
     return MemoryEstimate(
         ranks=ranks,
@@ -163,14 +184,48 @@ def estimate_traced(
     )
 
 
-def timeline_of(model: RankModel, job: Job, strategy: Strategy, gpu: Gpu) -> Timeline:
-    """The activations of one micro-batch, with the job's loss."""
-    sequences, tokens = strategy.settings.micro_batch, tokens_of_a_rank(job, strategy)
-    timeline = model.trace.timeline(sequences, tokens, gpu.processors)
-    if model.loss == "standard":
+def timeline_of(
+    model: RankModel,
+    job: Job,
+    strategy: Strategy,
+    gpu: Gpu,
+    checkpointed: ActivationTrace | None = None,
+) -> Timeline:
+    """The activations of one micro-batch, with the job's loss; ``checkpointed``: the trace of a reference
+    model's pass, if there is one."""
+    point = sequences_of_a_rank(job, strategy), tokens_of_a_rank(job, strategy)
+    timeline, size = model.trace.timeline(*point, gpu.processors), None
+    if model.loss != "standard":
+        size = loss_size(model, *point, strategy.settings.parameter_bytes, gpu.supports("bf16"))
+        timeline = timeline if size is None else with_loss(model, timeline, size)
+    if checkpointed is None:
         return timeline
-    size = loss_size(model, sequences, tokens, strategy.settings.parameter_bytes, gpu.supports("bf16"))
-    return timeline if size is None else with_loss(model, timeline, size)
+    return with_reference(model, checkpointed, timeline, point, size, gpu.processors)
+
+
+def _checkpointed(
+    profile: ModelProfile,
+    job: Job,
+    strategy: Strategy,
+    usable: tuple[Variant, ActivationTrace, tuple[int, int] | None],
+) -> ActivationTrace | None:
+    """The trace with full checkpointing beside a usable one."""
+    variant = usable[0]
+    if variant.checkpointing in ("full", "reentrant"):
+        return usable[1]
+    variant = replace(variant, checkpointing="full")
+    return profile.trace(variant, tokens_of_a_rank(job, strategy), sequences_of_a_rank(job, strategy))
+
+
+def _instead_notes(variant: Variant, job: Job, strategy: Strategy) -> tuple[str, ...]:
+    """Where the stored trace of another variant stands for the job's: what differs."""
+    wanted = Variant.of(job, strategy)
+    notes = []
+    if wanted.narrow_adapters and not variant.narrow_adapters:
+        notes.append("adapters in fp32 are counted, where its trainer keeps them in 16 bits: this is more")
+    if wanted.checkpointing != variant.checkpointing:
+        notes.append("checkpointing is counted as not reentrant, where its trainer's is")
+    return tuple(notes)
 
 
 def _with_exchanges(profile: ModelProfile, trace: ActivationTrace, strategy: Strategy) -> ActivationTrace:
@@ -200,16 +255,19 @@ def _pipeline(
     cut, peak = stages(model, strategy.pipeline_parallel), 0
     ranks: list[RankEstimate] = []
     host: dict[str, int] = {}
+    sequences = sequences_of_a_rank(job, strategy)
     for stage in cut:
         timeline = stage.timeline(
-            settings.micro_batch, tokens, settings.gradient_accumulation, settings.parameter_bytes,
+            sequences, tokens, settings.gradient_accumulation, settings.parameter_bytes,
             cluster.gpu.processors,
         )  # fmt: skip
         if settings.zero.stage == 0 and settings.precision == "bf16":
             # BF16_Optimizer (runtime/bf16_optimizer.py:191): gradients of all micro-batches in a flat copy
             flat = stage.model.trainable_numel * ElementBytes.of(settings).accumulation
             timeline = timeline.raised(flat)
-        replayed = _replayed_ranks(stage.model, _settings_of_replay(strategy, cluster), degrees, every_rank)
+        replayed = _replayed_ranks(
+            stage.model, _settings_of_replay(job, strategy, cluster), degrees, every_rank
+        )
         offset = stage.index * degrees.world_size
         estimates, required = _ranks(replayed, timeline)
         peak = max(peak, required)
@@ -295,7 +353,7 @@ def host_bytes_per_node(profile: ModelProfile, job: Job, strategy: Strategy, clu
         return None
     variant, trace, adapters = usable
     model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
-    settings = _settings_of_host(_settings_of_replay(strategy, cluster))
+    settings = _settings_of_host(_settings_of_replay(job, strategy, cluster))
     return _host_bytes(model, settings, Degrees.of(strategy, cluster))
 
 

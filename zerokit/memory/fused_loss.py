@@ -7,7 +7,9 @@ instants of head and loss are taken out and those of the library's own function 
   than the hidden states; both gradients are made in forward and kept until backward);
 * ``chunked``: TRL 1.16, kernels/chunked_logprob.py (tiles of 4,096 tokens by 32,768 words, made again in
   backward, which adds both gradients up in fp32), the loss of its SFT trainer;
-* ``cut``: cut-cross-entropy 25.1, cce.py and cce_backward.py (no logits in memory at all).
+* ``cut``: cut-cross-entropy 25.1, cce.py and cce_backward.py (no logits in memory at all);
+* ``score``: one output for each token instead of the words, of which the last counts
+  (transformers/modeling_layers.py, ``GenericForSequenceClassification``, 5.23).
 
 Every token counts as a target but the last of each sequence, as in a batch without masked labels.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from zerokit.domain.activations import Pass, Timeline
+from zerokit.domain.activations import ActivationTrace, Mark, Pass, Polynomial, Run, Timeline
 from zerokit.memory.loss import head_marks
 from zerokit.memory.rank_model import RankModel
 from zerokit.values import frozen_dataclass, replace
@@ -133,7 +135,18 @@ def _cut(size: LossSize) -> LossBytes:
     )
 
 
-_FORMULAS = {"liger": _liger, "chunked": _chunked, "cut": _cut}
+def _score(size: LossSize) -> LossBytes:
+    scores = size.tokens * size.element_bytes
+    places = size.tokens * (1 + 2 * _FP32)  # which tokens are no padding, and their places in int32
+    gradients = size.hidden_bytes + scores + size.gradient_bytes
+    return LossBytes(
+        forward=size.hidden_bytes + scores + places,
+        kept=size.hidden_bytes + scores,
+        backward=size.hidden_bytes + scores + gradients,
+    )
+
+
+_FORMULAS = {"liger": _liger, "chunked": _chunked, "cut": _cut, "score": _score}
 
 
 def loss_size(
@@ -158,6 +171,35 @@ def fused_loss(loss: str, size: LossSize) -> LossBytes:
     return _FORMULAS[loss](size)
 
 
+@lru_cache(maxsize=64)
+def with_score_head(model: RankModel) -> RankModel:
+    """The model with one trained output instead of those of its words, as its loss asks for."""
+    marks = head_marks(model)
+    if model.loss != "score" or marks is None:
+        return model
+    weight = f"{marks.name}.weight"
+    tied = weight in model.profile.ties
+    listed = next(p for p in model.parameters if p.name == model.profile.ties.get(weight, weight))
+    score = replace(listed, name=weight, shape=(1, listed.shape[1]), trainable=True, stored_bytes=0)
+    model = replace(model, trace=_with_gradient(model.trace, weight))
+    if not tied:
+        parameters = tuple(score if p is listed else p for p in model.parameters)
+        return replace(model, parameters=parameters)
+    ties = {name: own for name, own in model.profile.ties.items() if name != weight}
+    return replace(model, parameters=(*model.parameters, score), profile=replace(model.profile, ties=ties))
+
+
+def _with_gradient(trace: ActivationTrace, weight: str) -> ActivationTrace:
+    """The trace with the gradient of the head's weight before all others, below ZeRO-3: its level is the
+    loss's to say."""
+    if not trace.gradients or trace.marks_gradients[0][1] == weight:
+        return trace
+    nothing: Polynomial = (0, 0, 0, 0, 0, 0)
+    mark = Mark(kind="grad", name=weight, peaks=(nothing,), level=nothing, after=nothing)
+    gradients = (Run(segment=len(trace.segments)), *trace.gradients)
+    return replace(trace, segments=(*trace.segments, (mark,)), gradients=gradients)
+
+
 @lru_cache(maxsize=512)
 def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     """The timeline with the model's own loss instead of the one traced."""
@@ -167,7 +209,10 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     base = timeline.forward.levels[marks.forward] - size.hidden_bytes
     forward = _forward(timeline.forward, marks.forward, base, loss, size)
     backward = _backward(timeline.backward, marks.backward, base, loss)
-    first = model.trace.marks_gradients[0][1]
+    names = [name for _, name in model.trace.marks_gradients]
+    # of an output that the trace does not train the gradient is there with the loss's
+    own = int(names[0] == f"{marks.name}.weight" and ("grad", names[0]) not in model.trace.marks_backward)
+    first = names[own]
     complete = (
         position
         for position, (kind, name) in enumerate(model.trace.marks_backward)
@@ -176,13 +221,19 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     reached = next(complete, marks.backward)
     # on the way to the first gradient: the loss, and what the layers before it do since
     later = backward.peaks[marks.backward + 1 : reached + 1]
-    peak = max(base + loss.kept, base + loss.backward, *later)
+    whole = max(base + loss.kept, base + loss.backward)
     gradients = timeline.gradients
+    peaks = ((whole,) * own + (max(whole, *later),))[: len(gradients.peaks)]
+    at_own = (base + loss.backward,) * own
     return Timeline(
         forward=forward,
         backward=backward,
         forward_peak=max(forward.peaks),
-        gradients=replace(gradients, peaks=(peak, *gradients.peaks[1:])),
+        gradients=Pass(
+            peaks=(*peaks, *gradients.peaks[len(peaks) :]),
+            levels=(*at_own, *gradients.levels[own:]),
+            afters=(*at_own, *gradients.afters[own:]),
+        ),
     )
 
 

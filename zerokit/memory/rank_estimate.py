@@ -80,7 +80,7 @@ def rank_estimate(
         own: what DeepSpeed holds beside them.
         flattens_on_gpu: the card has room for ``own.flattening``.
     """
-    phases, kinds = _phases(own, timeline)
+    phases, kinds = _phases(own, timeline, has_copy=model.has_reference)
     if flattens_on_gpu:
         phases["init"] = max(phases["init"], own.flattening)
     phases["init"] = max(phases["init"], model.prepared_bytes)
@@ -135,14 +135,21 @@ def _instants(replayed: _Replayed, kinds: Mapping[str, int]) -> tuple[dict[str, 
     return {"forward": (kinds["forward"], *last), "backward": (kinds["backward"], *backward)}, losses
 
 
-def _phases(own: RankBytes, timeline: Timeline) -> tuple[dict[str, int], dict[str, int]]:
-    """Peak bytes of each phase, and the kind of micro-step that each is reached in."""
+def _phases(own: RankBytes, timeline: Timeline, *, has_copy: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """Peak bytes of each phase, and the kind of micro-step that each is reached in; ``has_copy``: of the
+    weights, as a reference model."""
     forward, backward, ahead_at, back_at = 0.0, 0.0, 0, 0
     for number, micro in enumerate(own.micro_steps):
+        reference = timeline.reference
         if micro.forward is None:
             forward_bytes, activations = timeline.forward_peak + micro.start, timeline.gradients
+            if reference is not None:
+                forward_bytes = max(forward_bytes, max(reference.peaks) + micro.start)
         else:
             forward_bytes, activations = highest(timeline.forward, micro.forward), timeline.backward
+            if reference is not None:  # a copy gathers its own weights, beside what the policy leaves
+                left = micro.forward.after[-1] - micro.forward.start if has_copy else 0
+                forward_bytes = max(forward_bytes, highest(reference, micro.forward) + left)
         back = max(highest(activations, micro.backward), micro.at_end(activations))
         if forward_bytes > forward:
             forward, ahead_at = forward_bytes, number

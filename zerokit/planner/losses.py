@@ -16,7 +16,8 @@ from zerokit.search.space import Pins, unmodelled_with_loss
 
 _REHEARSE = "`zerokit rehearse` runs the script with it"
 _NOTES = {
-    "chunked": "⟨loss⟩ chunked: that of TRL's SFTTrainer (TRL 1.16), every label a target",
+    "chunked": "⟨loss⟩ chunked: that of TRL's trainers (TRL 1.16), every label a target",
+    "score": "a head of one output stands for that of the words, as in a reward model",
     "liger": "⟨loss⟩ liger: Liger Kernel's fused linear cross-entropy alone (0.8.5); use_liger_kernel "
     "replaces norms, rotary embedding and MLPs too, which keep less than is counted here",
     "cut": "⟨loss⟩ cut: linear_cross_entropy of cut-cross-entropy (25.1), every label a target",

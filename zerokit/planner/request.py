@@ -175,8 +175,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
         )
     elif max_seq_len is not None and length > max_seq_len:
         notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} {POSITIONS_EXCEEDED}")
-    method = _method(options)
-    inference = bool(options.get("inference"))
+    method, inference = _method(options), bool(options.get("inference"))
     quantization = choice(options, "quant", QUANTIZATIONS) or "none"
     notes += _refuse_quantization(options, quantization, method)
     new_tokens = integer(options, "new_tokens", 10**8)
@@ -202,6 +201,9 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
     if options.get("loss") is None and chosen.shape.head == "causal" and not inference:
         loss = row.loss
     lora = _adapters(options, method, row)
+    if lora is not None and lora.dropout and row.disables_dropout:
+        lora = replace(lora, dropout=0.0)
+        notes.append(f"⟨lora_dropout⟩ 0: {row.title} disables dropout (disable_dropout: True)")
     if lora is not None and lora.dropout and chosen.shape.adapts_stacked_experts(lora.targets):
         refused = "peft refuses dropout on experts stacked in one parameter (0.21, ParamWrapper)"
         if options.get("lora_dropout") is not None:

@@ -41,7 +41,7 @@ def large_blocks(shape: ModelShape, job: Job, strategy: Strategy, owned: float) 
     blocks: list[tuple[float, int]] = []
     if shape.head == "causal":
         # transformers/loss/loss_utils.py, ForCausalLMLoss: "Upcast to float"
-        tokens = settings.micro_batch * job.seq_len / strategy.sequence_parallel
+        tokens = settings.micro_batch * job.row_tokens / strategy.sequence_parallel
         blocks.append((_FP32 * tokens * shape.vocab, settings.gradient_accumulation))
     if zero.stage > 0 and zero.offload_optimizer.device == "none":
         # the owned gradients, flattened in fp32 (zero/stage_1_and_2.py: single_grad_partition), at stage 3

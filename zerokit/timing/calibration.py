@@ -116,7 +116,7 @@ def job_key(shape: ModelShape, job: Job) -> tuple[object, ...]:
 
 def layer_point(shape: ModelShape, job: Job, strategy: Strategy) -> LayerPoint:
     """Where on the map of layers a strategy's lie."""
-    tokens = strategy.settings.micro_batch * job.seq_len / strategy.sequence_parallel
+    tokens = strategy.settings.micro_batch * job.row_tokens / strategy.sequence_parallel
     return (shape.hidden, strategy.tensor_parallel, max(1, round(tokens)))
 
 

@@ -82,6 +82,7 @@ class KernelTimes:
             strategy.tensor_parallel,
             strategy.sequence_parallel,
             settings.precision,
+            self.job.is_reentrant(settings.zero.stage),
         )
         if key not in self._cached:
             layers = (
@@ -104,8 +105,9 @@ class KernelTimes:
     def tokens(self, stack: Stack, strategy: Strategy) -> float:
         """Rows of a layer's products."""
         micro = strategy.settings.micro_batch
-        per_sequence = stack.fixed_tokens if stack.fixed_tokens is not None else self.job.seq_len
-        return micro * per_sequence / strategy.sequence_parallel
+        fixed = stack.fixed_tokens
+        per_row = self.job.row_tokens if fixed is None else fixed * self.job.defaults.sequences
+        return micro * per_row / strategy.sequence_parallel
 
     def _gemm(self, rows: float, n: float, k: float, peak: float) -> float:
         """Seconds of one product; ``rows`` × ``k`` by ``k`` × ``n``."""
@@ -163,7 +165,7 @@ class KernelTimes:
         again, which is before it (torch/utils/checkpoint.py, ``_StopRecomputationError``); but an adapter
         saves its own after it (peft/tuners/lora/layer.py, ``Linear.forward``)."""
         rows = [gemm for gemm in stack.gemms if gemm.kind == "mlp" and gemm.split == "row"]
-        if self.job.use_reentrant_checkpointing or not rows or self._adapts(rows[-1]):
+        if self.job.is_reentrant(strategy.settings.zero.stage) or not rows or self._adapts(rows[-1]):
             return 0.0
         last = rows[-1]
         peak = self.peak(strategy.settings.precision)
@@ -204,7 +206,7 @@ class KernelTimes:
         micro = strategy.settings.micro_batch
         rows = float(micro)
         if shape.head != "image-classification":
-            rows = micro * self.job.seq_len / strategy.sequence_parallel
+            rows = micro * self.job.row_tokens / strategy.sequence_parallel
         if self.job.inference:
             rows = float(micro)
         product = self._gemm(rows, shape.vocab, shape.hidden, peak) / strategy.tensor_parallel

@@ -121,7 +121,7 @@ class TimeModel:
 
     def _estimate(self, strategy: Strategy, parts: Mapping[str, float]) -> TimeEstimate:
         total = sum(parts.values())
-        tokens = strategy.global_batch * self.job.seq_len
+        tokens = strategy.global_batch * self.job.row_tokens
         bounds = {name: value for name, value in parts.items() if name not in ("bubble", "optimizer")}
         return TimeEstimate(
             step_seconds=total,

@@ -226,8 +226,8 @@ class Traffic:
             passes = passes // 2
         elif strategy.checkpointing == "full":
             # early stop spares the all-reduce after the last product
-            passes += passes // 2 - (0 if self.job.use_reentrant_checkpointing else 1)
-        tokens = settings.micro_batch * self.job.seq_len / strategy.sequence_parallel
+            passes += passes // 2 - (0 if self.job.is_reentrant(settings.zero.stage) else 1)
+        tokens = settings.micro_batch * self.job.row_tokens / strategy.sequence_parallel
         seconds = 0.0
         for stack in self.shape.stacks:
             size = settings.parameter_bytes * tokens * stack.hidden
@@ -246,7 +246,7 @@ class Traffic:
             return 0.0, "link"
         way = self._route(sp, strategy.tensor_parallel)
         passes = 3 if strategy.checkpointing == "full" else 1 if self.job.inference else 2
-        tokens = strategy.settings.micro_batch * self.job.seq_len / sp
+        tokens = strategy.settings.micro_batch * self.job.row_tokens / sp
         seconds = 0.0
         for stack in self.shape.stacks:
             exchanged = 2 * stack.attention_width + max(
@@ -266,7 +266,7 @@ class Traffic:
         inner = strategy.tensor_parallel * strategy.sequence_parallel * strategy.data_parallel
         inside = inner * p <= self.cluster.gpus_per_node
         way = self._route(2, inner if not inside else 1)
-        size = settings.parameter_bytes * settings.micro_batch * self.job.seq_len * self.shape.hidden
+        size = settings.parameter_bytes * settings.micro_batch * self.job.row_tokens * self.shape.hidden
         send = 2 * way.seconds(size * 2 / strategy.sequence_parallel)
         parts[way.kind] = parts.get(way.kind, 0.0) + settings.gradient_accumulation * send
         parts["bubble"] = (p - 1) * (max(0.0, per_micro - work.head_seconds) + send)

@@ -82,6 +82,18 @@ def share_bytes(model: RankModel, ranks: int, element_bytes: int) -> int:
     )
 
 
+def reference_bytes(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> int:
+    """Of the reference model's weights and buffers, which has an engine of its own: of stage 3 like the
+    policy's, else of stage 0 (trl/models/utils.py:246, 1.16, ``prepare_deepspeed``)."""
+    zero = settings.zero
+    if not model.has_reference:
+        return 0
+    if zero.stage < 3:
+        return sum(model.sizes) * settings.parameter_bytes + model.profile.buffer_bytes
+    own = 0 if zero.offload_param.device != "none" else share_bytes(model, ranks, settings.parameter_bytes)
+    return own + model.profile.buffer_bytes
+
+
 def second_copy_bytes(model: RankModel, zero: ZeroSettings, element_bytes: int) -> int:
     """hpZ's share of every weight inside a group, made with its partition (``_partition_param_sec``,
     runtime/zero/partition_parameters.py:1900); it lies where offloaded weights do. It comes layer by layer in
@@ -120,6 +132,8 @@ def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, r
         components[Component.CUBLAS_WORKSPACE] = workspaces
     if model.profile.buffer_bytes:
         components[Component.BUFFERS] = model.profile.buffer_bytes
+    if reference := reference_bytes(model, settings, ranks):
+        components[Component.SCRIPT] = reference
     if zero.stage == 3:
         trainable, _ = shares(model, ranks)
         if zero.offload_param.device == "none":
@@ -179,7 +193,8 @@ def flattening_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
         return 0
     trained = model.trainable_numel * settings.parameter_bytes
     weights = model.frozen_bytes(settings.parameter_bytes) + _first_adagrad_bytes(model, settings)
-    return weights + 2 * trained + model.profile.buffer_bytes
+    reference = reference_bytes(model, settings, ranks=1)
+    return weights + 2 * trained + model.profile.buffer_bytes + reference
 
 
 def init_peak(model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int) -> int:

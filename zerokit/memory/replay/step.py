@@ -12,7 +12,13 @@ from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import Overlay, RankModel
 from zerokit.memory.replay.bf16_optimizer import Bf16OptimizerGradients, runs_bf16_optimizer
 from zerokit.memory.replay.gradient_reduction import GradientReduction
-from zerokit.memory.replay.model_states import Persistent, flattening_bytes, init_peak, persistent
+from zerokit.memory.replay.model_states import (
+    Persistent,
+    flattening_bytes,
+    init_peak,
+    persistent,
+    reference_bytes,
+)
 from zerokit.memory.replay.partition import Partition, partition
 from zerokit.memory.replay.zero_0 import WholeGradients
 from zerokit.memory.replay.zero_1_2 import Stage1Gradients, Stage2Gradients
@@ -158,8 +164,9 @@ def rank_bytes(model: RankModel, settings: DeepSpeedSettings, ranks: int, rank: 
     kinds = micro_step_kinds(settings)
     micro_steps = tuple(replay.micro_step(boundary, first) for boundary, first in kinds)
     step_peak = replay.step()
+    reference = reference_bytes(model, settings, ranks)
     return RankBytes(
-        init_peak=init_peak(model, settings, replay.part, ranks) + model.profile.buffer_bytes,
+        init_peak=init_peak(model, settings, replay.part, ranks) + model.profile.buffer_bytes + reference,
         flattening=flattening_bytes(model, settings),
         micro_steps=micro_steps,
         step_peak=step_peak,

@@ -240,7 +240,7 @@ def _quantise(model: torch.nn.Module, variant: Variant) -> dict[str, int]:
 def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -> BuiltModel:
     """Build the model on the meta device, with the variant's shards and adapters, and cut its layers.
 
-    With ``variant.zero3_linear`` adapters are in fp32 whatever the model's dtype; with ``variant.autocast``
+    With ``variant.zero3_linear`` adapters are in fp32, unless they are narrow; with ``variant.autocast``
     parameters have the precision in which DeepSpeed's ``torch_autocast`` sends their gradients.
 
     Raises:
@@ -266,10 +266,9 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
     if variant.lora_rank:
         from zerokit.trace.building.adapters import add_lora
 
+        cast = None if variant.zero3_linear and not variant.narrow_adapters else dtype
         spared = vision_tower.INSIDE if variant.images and variant.images.tower == "frozen" else None
-        model = add_lora(
-            model, variant.lora_rank, variant.lora_targets, None if variant.zero3_linear else dtype, spared
-        )
+        model = add_lora(model, variant.lora_rank, variant.lora_targets, cast, spared)
     packed = _quantise(model, variant)
     sent = communication_bytes(model) if variant.autocast else {}
     parameters = tuple(
