@@ -35,7 +35,8 @@ class Trainer:
         disables_dropout: whether it sets every dropout of the model to 0, that of adapters too.
         sequences: of a row. ``reference``: whether they pass through a reference model too: with adapters the
             base, else a copy of the weights in the training dtype.
-        gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own.
+        gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own. ``waits``: whether
+            its ranks wait for each other before training, which makes that communicator.
         double_quant: of 4-bit weights, whether their block constants are quantised too.
         packages: whose scripts are this trainer's; ``names``: which its scripts use.
         arguments: how it is asked for adapters, on ``all`` linear modules or on those ``named``, for weights
@@ -56,6 +57,7 @@ class Trainer:
     sequences: int = 1
     reference: bool = False
     gathers: bool = True
+    waits: bool = False
     packages: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -109,6 +111,7 @@ _TRL = Trainer(
     checkpointing="full",
     double_quant=False,
     narrow_adapters=True,
+    waits=True,
     packages=("trl",),
     names=("SFTTrainer",),
     arguments={
@@ -128,6 +131,7 @@ _TRL = Trainer(
         "loss": "trl/trainer/sft_config.py:283, loss_type: nll, and kernels/chunked_logprob.py",
         "checkpointing": "trl/trainer/base_config.py, gradient_checkpointing: True",
         "narrow_adapters": "trl/trainer/sft_trainer.py:857 and :895",
+        "waits": "trl/trainer/utils.py:1410, main_process_first; rehearsed",
         "double_quant": "trl/trainer/model_config.py, use_bnb_nested_quant: False, dtype: float32",
     },
 )

@@ -360,7 +360,7 @@ def _finish(
     highest = max(sum(parts.values()) + _unsure_bytes(parts, is_crossed) for parts in rounded.values())
     return MemoryEstimate(
         ranks=(rank,),
-        min_vram_bytes=min_vram_bytes(cluster.gpu, strategy, peaks[worst], gathers=job.defaults.gathers),
+        min_vram_bytes=min_vram_bytes(cluster.gpu, strategy, peaks[worst], job.defaults),
         unsure_bytes=int(highest - peaks[worst]),
         host_bytes_per_node=total,
         host_components=on_host,

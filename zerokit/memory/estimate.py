@@ -175,7 +175,7 @@ def estimate_traced(
         host[HostComponent.ACTIVATIONS.value] = each * replayed.degrees.per_node
     return MemoryEstimate(
         ranks=ranks,
-        min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak, gathers=job.defaults.gathers),
+        min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak, job.defaults),
         host_bytes_per_node=sum(host.values()),
         host_components=host,
         nvme_bytes_per_node=replayed.nvme_bytes_per_node,
@@ -281,7 +281,7 @@ def _pipeline(
     )
     return MemoryEstimate(
         ranks=tuple(ranks),
-        min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak, gathers=job.defaults.gathers),
+        min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak, job.defaults),
         host_bytes_per_node=sum(host.values()),
         host_components=host,
         nvme_bytes_per_node=0,

@@ -221,7 +221,7 @@ class Estimate:
             return {}
         return around_peak(
             self.planned.cluster.gpu, self.planned.strategy, self.peak_allocated_bytes, self.min_vram_bytes,
-            gathers=self.planned.job.defaults.gathers,
+            self.planned.job.defaults,
         )  # fmt: skip
 
     @property

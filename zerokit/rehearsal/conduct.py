@@ -407,5 +407,5 @@ def _min_vram_bytes(gpu: Gpu, ranks: int, rank: results.RankMemory, report: dict
     segments, peak = rank.smallest_reserved_bytes, report["required_allocated_bytes"]
     if report.get("expandable_segments"):
         segments = max(segments, peak + card.allocator_bytes(replace(gpu, expandable_segments=True), peak))
-    segments = max(segments, *further, 0)  # NCCL gets nothing of what the allocator keeps
+    segments = max([segments, *map(int, further)])  # NCCL gets nothing of what the allocator keeps
     return segments + outside + gpu.driver_kept_bytes
