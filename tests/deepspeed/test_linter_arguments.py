@@ -121,7 +121,10 @@ def test_a_trainers_file_is_told_by_keys_that_it_alone_has(
     assert file is None or not [finding for finding in file.findings if finding.severity != "note"]
 
 
-def test_of_a_trainers_file_what_it_names_for_deepspeed_is_checked(tmp_path: Path) -> None:
+def test_of_a_trainers_file_what_it_names_for_deepspeed_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "examples").mkdir()
     (tmp_path / "configs" / "ds.json").write_text(

@@ -40,7 +40,7 @@ def test_the_first_screen_names_the_closed_form_and_the_whole_command(
     given = dict(zip(asked[::2], asked[1::2], strict=True))
     traced = dict(zip(words[::2], words[1::2], strict=True))
     assert {name: traced.pop(name) for name in given} == given
-    assert traced.keys() <= {"--micro-batch", "--gradient-accumulation"}
+    assert traced.keys() <= {"--micro-batch", "--gradient-accumulation", "--checkpointing"}
 
 
 def test_the_command_is_of_the_plans_batch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_it_stands_beside_the_figure_in_text_and_on_the_page(tmp_path: Path) -> 
     page = tmp_path / "plan.html"
     shown = CliRunner().invoke(cli, ["plan", *asked, "--html", str(page)], catch_exceptions=False)
     assert f"\n{words}\n" in shown.stdout.partition("\nStep: ")[2] and words in page.read_text()
-    shown = CliRunner().invoke(cli, ["size", "--model", "llama-3.2-1b", "--gpu", "b200"])
+    shown = CliRunner().invoke(cli, ["size", "--model", "llama-3.2-1b", "--gpu", "b200", "--explain"])
     assert "No step time was ever measured on: b200 (" in shown.stdout
     shown = CliRunner().invoke(cli, ["estimate", "--model", "llama-3.2-1b", "--gpu", "h200", "--gpus", "16"])
     assert "measured on: several nodes with h200\n" in shown.stdout  # of A100 and H100 they were
