@@ -8,7 +8,12 @@ Every cell is one job on two simulated GPUs at reduced depth: a bare DeepSpeed l
 0.19 and LLaMA-Factory 0.9.5 run (``loop.py``). ``rehearse`` runs it as rank 0, with Triton installed, which
 TRL's losses ask for; ``compare`` asks ``zerokit estimate`` for the same job without its script and writes
 the result into docs/accuracy.md. QLoRA needs bitsandbytes. LLaMA-Factory runs with its own pins
-(Transformers 5.6, TRL 0.24, PEFT 0.18.1). A cell is right where its peak is within 2 % of the rehearsed one.
+(Transformers 5.6, TRL 0.24, PEFT 0.18.1), axolotl with the Transformers and PEFT of the other rows. A cell is
+right where its peak is within 2 % of the rehearsed one.
+
+``measured.jsonl`` and ``at_the_limit.jsonl`` are runs on GPUs of plans made without their script, the second
+on cards that have no more than the plan requires: six of TRL's ran; the Trainer's loop (``q15.trainer``) ended
+in its second step, where NCCL made a communicator that was not counted then.
 """
 
 from __future__ import annotations
