@@ -5,7 +5,7 @@
 
 Plans, estimates and sizes of the recipes and of random requests, checks of the corpus, dry runs of the tests'
 scripts, and with ``--rehearsals`` what they rehearse as. Each command runs in a process of its own, in a copy
-of the tests' files; times, dates and folders are left out. Takes five minutes, with rehearsals twenty.
+of the tests' files; times, dates and folders are left out. 380 answers took 6.3 minutes on two busy cores.
 """
 
 from __future__ import annotations

@@ -55,21 +55,19 @@ _HARMLESS_LAST = frozenset(
 _NOT_SECRETS = frozenset(("PWD", "OLDPWD"))
 _FLAG = re.compile(r"true|false|yes|no|on|off|none|null|auto", re.IGNORECASE)
 
-# Tokens by their beginning, and what follows it.
+# Tokens by their beginnings, and what follows these.
 _TOKENS: Mapping[str, str] = {
-    "hf_": "[A-Za-z0-9]{16,}", "api_org_": "[A-Za-z0-9]{16,}", "sk-": "[A-Za-z0-9_-]{16,}",
-    "[sr]k_(?:live|test)_": "[A-Za-z0-9]{16,}", "gh[pousr]_": "[A-Za-z0-9]{20,}",
-    "github_pat_": "[A-Za-z0-9_]{20,}", "glpat-": "[A-Za-z0-9_-]{16,}", "xox[abeprs]-": "[A-Za-z0-9-]{10,}",
-    "A[KS]IA": "[A-Z0-9]{16}", "AIza": "[A-Za-z0-9_-]{30,}", "ya29\\.": "[A-Za-z0-9_-]{20,}",
-    "nvapi-": "[A-Za-z0-9_-]{20,}", "gsk_": "[A-Za-z0-9]{20,}", "npm_": "[A-Za-z0-9]{30,}",
-    "pypi-": "[A-Za-z0-9_-]{30,}", "r8_": "[A-Za-z0-9]{30,}", "xai-": "[A-Za-z0-9]{30,}",
-    "dop_v1_": "[a-f0-9]{40,}", "pplx-": "[A-Za-z0-9]{30,}", "wandb_v1_": "[A-Za-z0-9_]{20,}",
-    "rpa_": "[A-Z0-9]{30,}", "tgp_v1_": "[A-Za-z0-9_-]{30,}", "dckr_pat_": "[A-Za-z0-9_-]{20,}",
-    "hv[sb]\\.": "[A-Za-z0-9_-]{20,}", "SG\\.": "[A-Za-z0-9_-]{16,}\\.[A-Za-z0-9_-]{16,}",
-    "xapp-": "[A-Za-z0-9-]{16,}", "shp(?:at|ss|ca)_": "[a-f0-9]{30,}", "lin_api_": "[A-Za-z0-9]{30,}",
-    "tskey-": "[A-Za-z0-9-]{16,}", "dapi": "[a-f0-9]{32}", "ntn_": "[A-Za-z0-9]{30,}",
-    "sntry[su]_": "[A-Za-z0-9+/=_-]{30,}", "jina_": "[A-Za-z0-9_-]{30,}", "pul-": "[a-f0-9]{40}",
-    "glsa_": "[A-Za-z0-9_]{30,}", "ATATT3": "[A-Za-z0-9_=-]{30,}", "sb_secret_": "[A-Za-z0-9_-]{16,}",
+    "hf_ api_org_ sk_live_ rk_live_ sk_test_ rk_test_": "[A-Za-z0-9]{16,}",
+    "sk- glpat- sb_secret_": "[A-Za-z0-9_-]{16,}", "xapp- tskey-": "[A-Za-z0-9-]{16,}",
+    "ghp_ gho_ ghu_ ghs_ ghr_ gsk_": "[A-Za-z0-9]{20,}", "github_pat_ wandb_v1_": "[A-Za-z0-9_]{20,}",
+    "xoxa- xoxb- xoxe- xoxp- xoxr- xoxs-": "[A-Za-z0-9-]{10,}", "AKIA ASIA": "[A-Z0-9]{16}",
+    "ya29. nvapi- dckr_pat_ hvs. hvb.": "[A-Za-z0-9_-]{20,}",
+    "AIza pypi- tgp_v1_ jina_": "[A-Za-z0-9_-]{30,}",
+    "npm_ r8_ xai- pplx- lin_api_ ntn_": "[A-Za-z0-9]{30,}", "glsa_": "[A-Za-z0-9_]{30,}",
+    "dop_v1_": "[a-f0-9]{40,}", "pul-": "[a-f0-9]{40}", "dapi": "[a-f0-9]{32}",
+    "shpat_ shpss_ shpca_": "[a-f0-9]{30,}", "rpa_": "[A-Z0-9]{30,}",
+    "SG.": "[A-Za-z0-9_-]{16,}\\.[A-Za-z0-9_-]{16,}",
+    "sntrys_ sntryu_": "[A-Za-z0-9+/=_-]{30,}", "ATATT3": "[A-Za-z0-9_=-]{30,}",
 }  # fmt: skip
 # Forms, behind words of which one stands, in lower case, in every text that has the form. In none a part that
 # may be long follows another that takes the same letters, and none can begin inside a long part of its own:
@@ -90,12 +88,11 @@ _FORMS = tuple(
         (b"cookie", rb"(?i)(?P<kept>\b(?:set-)?cookie[\"']?\s*:\s*[\"']?)(?P<secret>[^\r\n\"']{4,})"),
         (b"bearer", rb"(?i)(?P<kept>\bbearer\s+)(?P<secret>[a-z0-9._~+/=-]{8,})"),
         (
-            b"hf_ api_org_ sk- k_live_ k_test_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- xox akia asia "
-            b"aiza ya29. nvapi- gsk_ npm_ pypi- r8_ xai- dop_v1_ pplx- wandb_v1_ rpa_ tgp_v1_ dckr_pat_ "
-            b"hvs. hvb. sg. xapp- shpat_ shpss_ shpca_ lin_api_ tskey- dapi ntn_ sntrys_ sntryu_ jina_ pul- "
-            b"glsa_ atatt3 sb_secret_",
+            " ".join(_TOKENS).lower().encode(),
             rb"(?P<kept>)(?P<secret>\b(?:"
-            + "|".join(start + rest for start, rest in _TOKENS.items()).encode()
+            + "|".join(
+                f"(?:{'|'.join(map(re.escape, starts.split()))}){rest}" for starts, rest in _TOKENS.items()
+            ).encode()
             + rb"))",
         ),
         (b"eyj", rb"(?P<kept>)(?P<secret>\b(?P<jwt>eyJ[\w-]*(?:\.[\w-]+)*))"),

@@ -63,6 +63,11 @@ def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
         (_BUCKETS, lambda: _stage(options, single, file) == "0", "DeepSpeed reads it with ⟨zero⟩ 1, 2 or 3"),
         (_STAGE_3_SIZES, lambda: _stage(options, single, file) in ("0", "1", "2"), "only with ⟨zero⟩ 3"),
         (("nvme",), lambda: single and not _to_nvme(options), "only with ⟨offload_⟩… nvme"),
+        (
+            ("set",),
+            lambda: _stage(options, single, file) in ("0", "1", "2") and _quantises(options),
+            "DeepSpeed quantises what it sends with ⟨zero⟩ 3 only",
+        ),
         (("margin",), lambda: single, "estimate counts one strategy, whatever room it leaves"),
         (("all_gpus",), lambda: single, "estimate takes all of the GPUs that it is given"),
         (("pipeline_module",), lambda: single and not _piped(options), "estimate takes the degree: ⟨pp⟩ N"),
@@ -85,6 +90,11 @@ def unread(options: Options, strategies: Sequence[Strategy]) -> tuple[str, ...]:
     }
     rules = (
         (_STAGE_3_SIZES, 3 not in stages, f"only ZeRO-3 reads it, and {chosen} was chosen"),
+        (
+            ("set",),
+            3 not in stages and _quantises(options),
+            f"only ZeRO-3 quantises what it sends, and {chosen} was chosen",
+        ),
         (_BUCKETS, stages == [0], "ZeRO-0, which was chosen, does not read it"),
         (("nvme",), "nvme" not in devices, "nothing is offloaded to it"),
     )
@@ -127,6 +137,10 @@ def _stage(options: Options, single: bool, file: bool) -> str | None:
         return None
     named = options.get("zero")
     return ("0" if single else None) if named in (None, "auto") else str(named)
+
+
+def _quantises(options: Options) -> bool:
+    return "zero_quantized_" in str(options.get("set"))
 
 
 def _to_nvme(options: Options) -> bool:

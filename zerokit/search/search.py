@@ -263,7 +263,8 @@ class Search:
             self.rejected[_TOO_LARGE] += len(family.variants)
             return
         if least:
-            headroom = most_spare_bytes(least, self.space.cluster)
+            strategy = self._strategy(family, family.variants[0])
+            headroom = most_spare_bytes(least, strategy, self.space.job, self.space.cluster)
             self.floors[order] = self._frugal_retries(family, headroom)
         elif len(family.variants) > 1:
             # no bound (closed form): to ask takes less than to time every setting
@@ -294,8 +295,8 @@ class Search:
         if candidate.time.step_seconds > bound and order not in self.settled and len(family.variants) > 1:
             self.settled.add(order)
             headroom = max(
-                spare_bytes(self._memory(self._strategy(family, frugal)), self.space.cluster)
-                for frugal in family.frugal
+                spare_bytes(self._memory(one), one, self.space.job, self.space.cluster)
+                for one in (self._strategy(family, frugal) for frugal in family.frugal)
             )
             self.floors[order] = max(self.floors.get(order, 0.0), self._frugal_retries(family, headroom))
 

@@ -19,16 +19,17 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, Strategy
-from zerokit.memory.card import allocator_bytes
+from zerokit.memory.card import allocator_bytes, keeps_memory
 from zerokit.timing.constants import Constants
 
 _FP32 = 4
 
 
-def spare_bytes(memory: MemoryEstimate, cluster: Cluster) -> int:
+def spare_bytes(memory: MemoryEstimate, strategy: Strategy, job: Job, cluster: Cluster) -> int:
     """What the allocator may hold beyond the peak on this card; below 0 where the run does not fit."""
-    peak = memory.worst.peak_allocated_bytes
-    return cluster.gpu.driver_vram_bytes - memory.min_vram_bytes + allocator_bytes(cluster.gpu, peak)
+    keeps, peak = keeps_memory(strategy, job.defaults), memory.worst.peak_allocated_bytes
+    required = memory.min_vram_bytes - allocator_bytes(cluster.gpu, peak, keeps=keeps)
+    return cluster.gpu.driver_vram_bytes - required
 
 
 def large_blocks(shape: ModelShape, job: Job, strategy: Strategy, owned: float) -> list[tuple[float, int]]:
@@ -50,9 +51,10 @@ def large_blocks(shape: ModelShape, job: Job, strategy: Strategy, owned: float) 
     return blocks
 
 
-def most_spare_bytes(least_vram: int, cluster: Cluster) -> int:
+def most_spare_bytes(least_vram: int, strategy: Strategy, job: Job, cluster: Cluster) -> int:
     """The most that ``spare_bytes`` can say of an estimate that needs ``least_vram`` or more."""
-    return cluster.gpu.driver_vram_bytes - least_vram + allocator_bytes(cluster.gpu, cluster.gpu.vram_bytes)
+    keeps, vram = keeps_memory(strategy, job.defaults), cluster.gpu.vram_bytes
+    return cluster.gpu.driver_vram_bytes - least_vram + allocator_bytes(cluster.gpu, vram, keeps=keeps)
 
 
 def retry_seconds(

@@ -108,7 +108,7 @@ class TimeModel:
         self, estimate: TimeEstimate, strategy: Strategy, memory: MemoryEstimate
     ) -> TimeEstimate:
         """The estimate and what the allocator costs where ``memory`` leaves it little of the card."""
-        seconds = self.retry_seconds(strategy, spare_bytes(memory, self.cluster))
+        seconds = self.retry_seconds(strategy, spare_bytes(memory, strategy, self.job, self.cluster))
         return self._estimate(strategy, {**estimate.parts, "retries": seconds}) if seconds else estimate
 
     def retry_seconds(self, strategy: Strategy, headroom: int) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
-import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +15,7 @@ from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.profile_check import check
 from zerokit.domain.profile_json import FORMAT, from_json, to_json
-from zerokit.files import cache_folder, write_whole
+from zerokit.files import cache_folder, read_regular, write_whole
 from zerokit.machine.versions import installed
 
 _CACHE_FORMAT = b"zerokit.profile-cache/1"
@@ -61,7 +59,7 @@ def read(path: Path) -> ModelProfile | None:
         DamagedProfile: there is a file, and it is not what :func:`keep` wrote.
     """
     try:
-        content = _read_regular(path)
+        content = read_regular(path, _LARGEST_BYTES, path.parent)
         header, _, data = content.partition(b"\n")
         if header + b"\n" != _header(data, path):
             raise DamagedProfile("its checksum does not match")
@@ -76,18 +74,6 @@ def read(path: Path) -> ModelProfile | None:
         raise DamagedProfile(error.strerror or str(error)) from None
     except (ValueError, RecursionError, zlib.error) as error:
         raise DamagedProfile(str(error)) from None
-
-
-def _read_regular(path: Path) -> bytes:
-    """The bytes of a regular file of ours; a pipe is not waited for, a link not followed."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise DamagedProfile("it is not a regular file")
-        if status.st_size > _LARGEST_BYTES:
-            raise DamagedProfile("it is too large")
-        return file.read()
 
 
 def _traces(profiles: Sequence[ModelProfile]) -> dict[str, tuple[ActivationTrace, ...]]:

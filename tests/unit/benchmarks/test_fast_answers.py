@@ -72,4 +72,5 @@ def test_the_page_has_every_compared_cell() -> None:
         name: row["peak"] for name, row in REHEARSED.items() if "problem" not in row
     }
     assert len(found) >= 150
-    assert min(map(section.error, found)) > -0.021  # one mixture under ZeRO-3 in DPO; the page names it
+    outside = {row["id"] for row in found if abs(section.error(row)) > 0.02}  # the page names them
+    assert outside == {"trl-dpo.lora.moe.ck.z3", "axolotl.lora.dense.no.z0", "axolotl.lora.dense.ck.z2"}

@@ -20,7 +20,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.search.plan import make_plan
 from zerokit.search.space import Pins
-from zerokit.timing.allocator_retries import retry_seconds
+from zerokit.timing.allocator_retries import retry_seconds, spare_bytes
 from zerokit.timing.constants import HUGGING_FACE
 
 GIB = 1 << 30
@@ -30,6 +30,17 @@ DATA = Path(step_time.DATA)
 def seconds(spare: int, strategy: Strategy, cluster: Cluster, owned: float = 0.0) -> float:
     request = request_for("llama-3.2-1b")
     return retry_seconds(request.shape, Job(seq_len=2048), strategy, cluster, HUGGING_FACE, owned, spare)
+
+
+def test_what_a_late_communicator_needs_is_spare_until_then() -> None:
+    """Of what the allocator may hold the Trainer's communicator takes its own 388 MiB alone."""
+    request = request_for("llama-3.2-1b", "h200")
+    spare = {}
+    for trainer in ("raw", "transformers"):
+        job = replace(request.job, trainer=trainer)
+        chosen = make_plan(replace(request, job=job, pins=Pins(zero_stage=1, micro_batch=1))).chosen
+        spare[trainer] = spare_bytes(chosen.memory, chosen.strategy, job, request.cluster)
+    assert spare["raw"] - spare["transformers"] == 388 * (1 << 20)
 
 
 def a_strategy(micro: int = 4, count: int = 4) -> tuple[Strategy, Cluster]:
