@@ -21,7 +21,7 @@ __all__ = ["estimate", "plan", "plan_into", "plan_recipe_into", "size"]
 
 
 @contextmanager
-def _without_collecting() -> Iterator[None]:
+def without_collecting() -> Iterator[None]:
     """What a plan imports and makes is kept, and looking through it for garbage takes a sixth of its time."""
     collected = gc.isenabled()
     gc.disable()
@@ -32,7 +32,7 @@ def _without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-@_without_collecting()
+@without_collecting()
 def plan(
     options: Mapping[str, Any],
     *,
@@ -113,7 +113,7 @@ def plan_recipe_into(name: str, overrides: Sequence[str], folder: Path) -> None:
         raise InputError(f"⟨recipe⟩ {name}: {error.marked}") from None
 
 
-@_without_collecting()
+@without_collecting()
 def estimate(
     options: Mapping[str, Any], *, deepspeed: str | Path | None = None, say: Say | None = None
 ) -> Estimate:
@@ -171,7 +171,7 @@ def estimate(
     )
 
 
-@_without_collecting()
+@without_collecting()
 def size(options: Mapping[str, Any], *, price: str | None = None, say: Say | None = None) -> SizeResult:
     """Find the fewest GPUs of each kind that can do the job.
 

@@ -19,6 +19,7 @@ from zerokit.linter.files import CheckedFile, check_files
 from zerokit.linter.finding import Finding
 from zerokit.machine.model_code import model_code
 from zerokit.messages import shown
+from zerokit.planner import without_collecting
 from zerokit.planner.check_plans import add_plans_and_recipes
 from zerokit.planner.check_result import CheckResult, Fit
 from zerokit.planner.memory_source import Say, silent
@@ -98,7 +99,7 @@ def check(
         raise InputError("name files or folders to check, or - for standard input")
     if "-" in paths and settings.fix:
         raise InputError("⟨fix⟩ writes files, and - is standard input; leave one out")
-    with for_versions(settings.deepspeed_version, settings.accelerate_version):
+    with without_collecting(), for_versions(settings.deepspeed_version, settings.accelerate_version):
         return _checked(paths, options, settings, say)
 
 

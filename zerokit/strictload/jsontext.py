@@ -84,19 +84,22 @@ class _Reader:
         return self.text[self.at : self.at + 1]
 
     def skip(self) -> None:
-        """Pass white space and comments."""
+        """Pass white space and comments; those that follow each other are one problem."""
+        begun = False
         while True:
             space = _SPACE.match(self.text, self.at)
             self.at = space.end() if space else self.at
             comment = _COMMENT.match(self.text, self.at) if self.peek() in ("/", "#") else None
             if comment is None:
                 return
-            self.note(
-                "json-comment",
-                self.at,
-                "a comment: raw DeepSpeed reads past it, Accelerate and the Trainer fail",
-                "remove it",
-            )
+            if not begun:
+                self.note(
+                    "json-comment",
+                    self.at,
+                    "a comment: raw DeepSpeed reads past it, Accelerate and the Trainer fail",
+                    "remove it",
+                )
+            begun = True
             self.at = comment.end()
 
     def read_value(self, path: Path, depth: int) -> Any:
@@ -121,6 +124,7 @@ class _Reader:
 
     def read_object(self, path: Path, depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
+        repeated: set[str] = set()
         self.at += 1
         self.skip()
         while self.peek() != "}":
@@ -129,7 +133,8 @@ class _Reader:
                 raise self.error(self.key_message())
             key = self.read_string()
             key_path = (*path, key)
-            if key in result:
+            if key in result and key not in repeated:
+                repeated.add(key)
                 first = self.document.keys[key_path].line
                 self.note(
                     "duplicate-key",

@@ -239,3 +239,11 @@ def test_any_punctuation_gives_a_value_or_a_file_error(text: str) -> None:
     for parse in (parse_yaml, parse_json):
         with contextlib.suppress(FileInputError):
             parse(text)
+
+
+def test_what_goes_on_is_one_problem() -> None:
+    text = '{"a": 1,\n// one\n// another\n"a": 2, "a": 3, "b": 4, "b": 5} # end'
+    problems = parse_json(text, "x.json", strict=False).problems
+    assert [(problem.rule, problem.location.line) for problem in problems] == [
+        ("json-comment", 2), ("duplicate-key", 4), ("duplicate-key", 4), ("json-comment", 4)
+    ]  # fmt: skip

@@ -136,7 +136,8 @@ def _once(document: Document, what: _Unfilled, paths: Sequence[tuple[str, ...]])
         severity=what.severity,
         source=what.source,
     )
-    return replace(told, also=tuple(document.location(path) for path in paths[1:]))
+    also = tuple(document.location(path) for path in paths[1:])
+    return replace(told, also=also) if also else told
 
 
 def _for_frameworks(
