@@ -75,7 +75,7 @@ def test_shell_scripts_parse_and_are_executable(script: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-MOST_LINES = 450
+MOST_LINES = 650
 
 
 def python_files(*folders: str) -> list[Path]:
