@@ -2,7 +2,6 @@
 
     python -m benchmarks.rehearsal_time                        # the given rows
     python -m benchmarks.rehearsal_time sft.z2 --host 0.9      # some of them, on a host of that speed
-    python -m benchmarks.rehearsal_time --kernels              # and the cases of kernels.jsonl
 
 Each line: measured seconds; predicted on the usual host (the middle of those measured) with the error; the
 range over the hosts that were measured and whether the measured time is in it; what paces the step. No host
@@ -24,7 +23,6 @@ from typing import Any
 
 from benchmarks.rehearsal.__main__ import Bench, allocator_of_run
 from benchmarks.rehearsal.rows import DATA, MeasuredRun, timed_runs
-from benchmarks.script_time_cases import PIPELINE
 from zerokit.catalog import gpus
 from zerokit.machine import measured as measurements
 from zerokit.planner.calibration import of_measured
@@ -32,16 +30,13 @@ from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.script import PlanUse
 from zerokit.rehearsal.senders import Senders
 from zerokit.rehearsal.step_time import recorded
-from zerokit.script.entry_points import Target
 from zerokit.temporary import temporary_folder
 from zerokit.timing import operators
 from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
 from zerokit.timing.recorded_step import StepTime, step_time
 
-KERNELS = Path(__file__).resolve().parent / "measure" / "data" / "kernels.jsonl"
-KERNEL_CASE = Path(__file__).resolve().parent / "rehearsal" / "kernel_case.py"
-
+PIPELINE = "zerokit: tests/rehearsal/scripts/pipeline_llama.py"
 Streams = dict[int, list[operators.IssuedOperator]]
 FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75)
 
@@ -53,9 +48,6 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", help="parts of the names of rows")
     parser.add_argument("--rows", type=Path, default=DATA / "h200-script-times.jsonl")
-    parser.add_argument(
-        "--kernels", action="store_true", help="the cases of kernels.jsonl on one GPU instead"
-    )
     parser.add_argument(
         "--measured", type=Path, help="`doctor --measure --json` of the rows' machine: its rates are used"
     )
@@ -74,9 +66,9 @@ def main() -> int:
         setattr(options, name, path.resolve() if path else None)
     with tempfile.TemporaryDirectory(prefix="zerokit-benchmark-") as folder:
         times = Times(Path(folder), options)
-        for name, measured, row in times.rows():
-            if not options.names or any(part in name for part in options.names):
-                times.compare(name, measured, row)
+        for run in timed_runs(options.rows):
+            if not options.names or any(part in run.name for part in options.names):
+                times.compare(run)
     times.summary()
     return 0
 
@@ -98,31 +90,20 @@ class Times:
         self._inside = 0
         self._unanswered: list[str] = []
 
-    def rows(self) -> list[tuple[str, float, Any]]:
-        """Name, measured seconds, and what to rehearse."""
-        if self.options.kernels:
-            found = [json.loads(line) for line in KERNELS.read_text().splitlines()]
-            return [
-                (row["id"], row["step_seconds"], row)
-                for row in found
-                if row.get("world_size", 1) == 1 and "step_seconds" in row
-            ]
-        runs = timed_runs(self.options.rows)
-        return [(run.name, run.row.get("step_seconds_median", 0.0), run) for run in runs]
-
-    def compare(self, name: str, measured: float, row: Any) -> None:
+    def compare(self, run: MeasuredRun) -> None:
         """One line."""
-        if isinstance(row, MeasuredRun) and (title := row.row.get("versions", {}).get("gpu")):
+        name, measured = run.name, run.row.get("step_seconds_median", 0.0)
+        if title := run.row.get("versions", {}).get("gpu"):
             self.gpu = gpus.lookup(title)
         try:
-            streams, ranks = self._streams(name, row)
-            found = self._timed(streams, ranks)
+            streams = self._streams(run)
+            found = self._timed(streams, run.gpus)
         except Exception as error:
             self._unanswered.append(name)
             print(f"{name:<32} measured {measured:.4f} s  no answer: {error}", flush=True)
             return
         if self.options.jsonl:
-            self._keep(name, streams, ranks, row)
+            self._keep(run, streams)
         if not measured:
             print(
                 f"{name:<32} predicted {found.seconds:.4f} s  range {found.low:.4f} to {found.high:.4f}  "
@@ -137,7 +118,7 @@ class Times:
         print(
             f"{name:<32} measured {measured:.4f} s  predicted {found.seconds:.4f} {100 * error:+.1f} %  "
             f"range {found.low:.4f} to {found.high:.4f} ({'inside' if inside else 'outside'})  "
-            f"{self._known(streams, measured, row, ranks)}{_why(found)}",
+            f"{self._known(streams, measured, run)}{_why(found)}",
             flush=True,
         )
 
@@ -148,58 +129,50 @@ class Times:
             streams[rank], self.gpu, ranks, rank=rank, others={one: streams[one] for one in others}, **known
         )
 
-    def _keep(self, name: str, streams: Streams, ranks: int, row: Any) -> None:
+    def _keep(self, run: MeasuredRun, streams: Streams) -> None:
         """The prediction by the host's factor, for a row that is yet to be measured."""
         by_factor = {
-            factor: round(self._timed(streams, ranks, host=_host(factor, row, "")).seconds, 5)
+            factor: round(self._timed(streams, run.gpus, host=_host(factor, run, "")).seconds, 5)
             for factor in FACTORS
         }
         with self.options.jsonl.open("a") as file:
-            line = {"name": name, "gpu": self.gpu.name, "seconds_by_host_factor": by_factor}
+            line = {"name": run.name, "gpu": self.gpu.name, "seconds_by_host_factor": by_factor}
             file.write(json.dumps(line) + "\n")
 
-    def _known(self, streams: Streams, measured: float, row: Any, ranks: int) -> str:
+    def _known(self, streams: Streams, measured: float, run: MeasuredRun) -> str:
         """The prediction where the host was probed."""
-        given = row.row.get("host_factor") if isinstance(row, MeasuredRun) else None
+        given = run.row.get("host_factor")
         factor = given or self.options.host
         if not factor:
             return ""
-        host = _host(factor, row, "the row's probe" if given else "--host")
-        rates = self._machine
-        if rates is None and isinstance(row, MeasuredRun):
-            rates = Calibration(**row.row.get("host_rates", {}))
-        found = self._timed(streams, ranks, host=host, calibration=rates)
+        host = _host(factor, run, "the row's probe" if given else "--host")
+        rates = self._machine or Calibration(**run.row.get("host_rates", {}))
+        found = self._timed(streams, run.gpus, host=host, calibration=rates)
         error = found.seconds / measured - 1
         self._known_errors.append(abs(error))
         return f"host {factor:.2f}: {found.seconds:.4f} {100 * error:+.1f} %  "
 
-    def _streams(self, name: str, row: Any) -> tuple[Streams, int]:
-        kept = (self.options.kept or self.options.keep or self.folder).resolve() / f"{name}.json"
+    def _streams(self, run: MeasuredRun) -> Streams:
+        kept = (self.options.kept or self.options.keep or self.folder).resolve() / f"{run.name}.json"
         if self.options.kept is None:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(self._record(row)))
-        ranks = row.gpus if isinstance(row, MeasuredRun) else 1
+            kept.write_text(json.dumps(self._record(run)))
         rows = json.loads(kept.read_text())
         by_rank = {int(rank): rows[rank] for rank in rows} if isinstance(rows, dict) else {0: rows}
-        return {rank: list(operators.from_rows(found)) for rank, found in by_rank.items()}, ranks
+        return {rank: list(operators.from_rows(found)) for rank, found in by_rank.items()}
 
-    def _record(self, row: Any) -> Any:
+    def _record(self, run: MeasuredRun) -> Any:
         """Rows of operators: rank 0's, or by rank where ranks work on what others send."""
-        if isinstance(row, MeasuredRun):
-            if self._bench is None:
-                self._bench = Bench(self.folder, self.options)
-                os.chdir(self._bench.inputs.folder)  # finetune_llama.py reads tatsu-lab/alpaca from there
-            target, plan, allocator, launcher = self._bench._target(row)
-        else:
-            target = Target(script=str(KERNEL_CASE), module=None, arguments=(row["id"],))
-            plan, allocator, launcher = None, "", "deepspeed"
-        ranks = row.gpus if isinstance(row, MeasuredRun) else 1
-        is_pipeline = isinstance(row, MeasuredRun) and row.script == PIPELINE
+        if self._bench is None:
+            self._bench = Bench(self.folder, self.options)
+            os.chdir(self._bench.inputs.folder)  # finetune_llama.py reads tatsu-lab/alpaca from there
+        target, plan, allocator, launcher = self._bench._target(run)
+        is_pipeline = run.script == PIPELINE
         request = RehearsalRequest(
             target=target,
             gpu=self.gpu,
-            gpus=ranks,
-            rank=ranks - 1 if is_pipeline else 0,  # the last stage works on what all others send
+            gpus=run.gpus,
+            rank=run.gpus - 1 if is_pipeline else 0,  # the last stage works on what all others send
             plan=PlanUse(folder=plan),
             launcher=launcher,
             steps=self.options.steps,
@@ -229,12 +202,11 @@ class Times:
             print(f"without answer: {', '.join(self._unanswered)}")
 
 
-def _host(factor: float, row: Any, source: str) -> HostSpeed:
+def _host(factor: float, run: MeasuredRun, source: str) -> HostSpeed:
     """The host's speed, with its spread where the row has one and the factor is its own."""
-    given = row.row if isinstance(row, MeasuredRun) else {}
     low, high = None, None
-    if factor == given.get("host_factor"):
-        low, high = given.get("host_factor_range") or (None, None)
+    if factor == run.row.get("host_factor"):
+        low, high = run.row.get("host_factor_range") or (None, None)
     return HostSpeed(factor=factor, source=source, low=low, high=high)
 
 

@@ -1,1 +1,0 @@
-"""Cases that are rehearsed first and measured on GPUs afterwards."""
