@@ -27,8 +27,8 @@ from zerokit.catalog import gpus
 from zerokit.machine import measured as measurements
 from zerokit.planner.calibration import of_measured
 from zerokit.rehearsal.conduct import RehearsalRequest
+from zerokit.rehearsal.ranks import Senders
 from zerokit.rehearsal.script import PlanUse
-from zerokit.rehearsal.senders import Senders
 from zerokit.rehearsal.step_time import recorded
 from zerokit.temporary import temporary_folder
 from zerokit.timing import operators

@@ -30,7 +30,7 @@ from benchmarks.rehearsal.__main__ import allocator_of_run
 from zerokit.catalog import gpus
 from zerokit.domain.images import images_of
 from zerokit.rehearsal.conduct import RehearsalRequest
-from zerokit.rehearsal.senders import rehearse
+from zerokit.rehearsal.ranks import rehearse
 from zerokit.script.entry_points import Target
 from zerokit.trace.on_demand import complete
 from zerokit.trace.shape import complete_config

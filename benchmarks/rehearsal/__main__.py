@@ -36,9 +36,9 @@ from benchmarks.rehearsal.rows import (
 )
 from zerokit.catalog import gpus
 from zerokit.rehearsal.conduct import RehearsalRequest
+from zerokit.rehearsal.ranks import rehearse
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
-from zerokit.rehearsal.senders import rehearse
 from zerokit.script.entry_points import Target
 
 HERE = Path(__file__).resolve().parent

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerokit.rehearsal.process.allocator import Block, CachingAllocator, CardFull
-from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
-from zerokit.rehearsal.process.ledger import GpuMemory, History
-from zerokit.rehearsal.process.smallest_card import STEP_BYTES, smallest
+from zerokit.rehearsal.process.allocator import AllocatorSettings, Block, CachingAllocator, CardFull
+from zerokit.rehearsal.process.ledger import STEP_BYTES, GpuMemory, History, smallest
 
 HISTORY = Path(__file__).parents[1] / "data" / "h200" / "allocator-history.gz"
 MIB = 1 << 20

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from zerokit.catalog import gpus
-from zerokit.rehearsal.gpu import FakeGpu
-from zerokit.rehearsal.process import batch_norms
-from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
-from zerokit.rehearsal.process.convolutions import Convolutions
-from zerokit.rehearsal.process.cudnn import (
+from zerokit.rehearsal.order import FakeGpu
+from zerokit.rehearsal.process.allocator import AllocatorSettings
+from zerokit.rehearsal.process.kernels.cudnn import (
     FORWARD,
     WEIGHT_GRADIENT,
     Choice,
     Convolution,
+    Convolutions,
     Cudnn,
     CudnnError,
+    check,
 )
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.messages import Messages
@@ -143,10 +143,10 @@ def test_a_batch_norm_of_cudnn_is_a_lower_bound(
 ) -> None:  # fmt: skip
     """PyTorch's conditions: ``_select_batch_norm_backend`` in ``native/Normalization.cpp``."""
     images, scale, mean = torch.empty(sizes, dtype=source), torch.empty(8, dtype=weight), torch.empty(8)
-    batch_norms.check(machine, "native_batch_norm", (images, scale, scale, mean, mean, training, 0.1, 1e-5))
+    check(machine, "native_batch_norm", (images, scale, scale, mean, mean, training, 0.1, 1e-5))
     assert ("batch norm" in _missing(machine)) is marked
     machine.ledger.lower_bounds.clear()
-    batch_norms.check(machine, "native_batch_norm_backward", (
+    check(machine, "native_batch_norm_backward", (
         images, images, scale, mean, mean, mean, mean, training, 1e-5, [True, True, True],
     ))  # fmt: skip
     assert ("batch norm" in _missing(machine)) is marked

@@ -18,11 +18,17 @@ pa = pytest.importorskip("pyarrow")
 from torch.utils.data import dataloader  # noqa: E402
 
 from tests.support.rehearsals import rehearse  # noqa: E402
-from zerokit.rehearsal import data_cache  # noqa: E402
+from zerokit.rehearsal import conduct  # noqa: E402
 from zerokit.rehearsal.process.adapters import data_loaders, training  # noqa: E402
-from zerokit.rehearsal.process.adapters.datasets import _inside, preparation, rows_for_each  # noqa: E402
-from zerokit.rehearsal.process.allocator_settings import AllocatorSettings  # noqa: E402
-from zerokit.rehearsal.process.data_sample import chosen_rows, element_bytes, row_bytes  # noqa: E402
+from zerokit.rehearsal.process.adapters.data_loaders import (  # noqa: E402
+    _inside,
+    chosen_rows,
+    element_bytes,
+    preparation,
+    row_bytes,
+    rows_for_each,
+)
+from zerokit.rehearsal.process.allocator import AllocatorSettings  # noqa: E402
 from zerokit.rehearsal.process.ledger import GpuMemory  # noqa: E402
 
 
@@ -175,13 +181,13 @@ def test_small_data_stays_whole_and_every_rank_gets_some_of_long_rows() -> None:
 
 def test_what_was_prepared_before_is_found_and_nothing_is_put_beside_it(tmp_path: Path) -> None:
     home, copy = tmp_path / "home", tmp_path / "copy"
-    cache = data_cache.of_user({"HOME": str(home)})
+    cache = conduct.user_data_cache({"HOME": str(home)})
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
     files = {"data_files": str(tmp_path / "rows.jsonl"), "split": "train"}
     datasets.load_dataset("json", cache_dir=str(cache), **files)
     before = sorted(cache.rglob("*"))
     (tmp_path / "rows.jsonl").touch()
-    data_cache.link(cache, copy)
+    conduct.link_data_cache(cache, copy)
     (prepared,) = copy.rglob("*.arrow")
     found = datasets.Dataset.from_file(str(prepared))
     found.map(lambda row: {"length": len(row["text"])}, cache_file_name=str(prepared.parent / "made.arrow"))
@@ -201,14 +207,14 @@ def test_a_link_that_leads_nowhere_is_no_obstacle(tmp_path: Path) -> None:
     cache.mkdir()
     (cache / "loop").symlink_to(cache / "loop")
     (cache / "there").write_text("x")
-    data_cache.link(cache, tmp_path / "copy")
+    conduct.link_data_cache(cache, tmp_path / "copy")
     assert (tmp_path / "copy" / "there").read_text() == "x"
 
 
 def test_the_cache_is_where_the_environment_says() -> None:
-    assert data_cache.of_user({"HF_DATASETS_CACHE": "/x", "HF_HOME": "/y"}) == Path("/x")
-    assert data_cache.of_user({"HF_HOME": "/y", "HOME": "/h"}) == Path("/y/datasets")
-    assert data_cache.of_user({"XDG_CACHE_HOME": "/z"}) == Path("/z/huggingface/datasets")
+    assert conduct.user_data_cache({"HF_DATASETS_CACHE": "/x", "HF_HOME": "/y"}) == Path("/x")
+    assert conduct.user_data_cache({"HF_HOME": "/y", "HOME": "/h"}) == Path("/y/datasets")
+    assert conduct.user_data_cache({"XDG_CACHE_HOME": "/z"}) == Path("/z/huggingface/datasets")
 
 
 def test_what_follows_an_evaluation_counts_a_prediction_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:

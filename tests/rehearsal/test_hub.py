@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 hf_api = pytest.importorskip("huggingface_hub.hf_api")
 
-from zerokit.rehearsal.process.adapters import hub  # noqa: E402
+from zerokit.rehearsal.process.adapters import saving  # noqa: E402
 
 
 def test_what_a_trainer_pushes_is_taken_as_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_what_a_trainer_pushes_is_taken_as_done(monkeypatch: pytest.MonkeyPatch)
     copy.api = copy.HfApi()  # type: ignore[attr-defined]
     stubbed: list[str] = []
     context: Any = SimpleNamespace(machine=SimpleNamespace(stub=stubbed.append))
-    hub.writing(context, copy)
+    saving.writing(context, copy)
     api = copy.HfApi(token="secret")
     assert api.create_repo("me/model", private=True, exist_ok=True).repo_id == "me/model"
     assert copy.create_repo("model").repo_id == "rehearsal/model"

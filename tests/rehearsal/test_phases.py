@@ -13,9 +13,11 @@ pytest.importorskip("deepspeed")
 from zerokit.rehearsal.process.adapters import deepspeed as adapter  # noqa: E402
 from zerokit.rehearsal.process.adapters import training  # noqa: E402
 from zerokit.rehearsal.process.allocator import AllocatorSettings  # noqa: E402
-from zerokit.rehearsal.process.context import Context  # noqa: E402
 from zerokit.rehearsal.process.ledger import GpuMemory  # noqa: E402
-from zerokit.rehearsal.process.phases import Phases  # noqa: E402
+from zerokit.rehearsal.process.phases import (  # noqa: E402
+    Context,
+    Phases,
+)
 
 MIB = 1 << 20
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from zerokit.catalog import gpus
-from zerokit.rehearsal.gpu import FakeGpu
-from zerokit.rehearsal.process.reductions import of_operator, temporary_blocks
+from zerokit.rehearsal.order import FakeGpu
+from zerokit.rehearsal.process.temporaries import of_operator, temporary_blocks
 
 H200 = FakeGpu.of(gpus.load("h200"), 1)
 

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from zerokit.catalog import gpus  # noqa: E402
-from zerokit.rehearsal.gpu import FakeGpu  # noqa: E402
-from zerokit.rehearsal.process.adapters.silent_kernels import SilentKernel  # noqa: E402
-from zerokit.rehearsal.process.allocator_settings import AllocatorSettings  # noqa: E402
+from zerokit.rehearsal.order import FakeGpu  # noqa: E402
+from zerokit.rehearsal.process.adapters.compiled import SilentKernel  # noqa: E402
+from zerokit.rehearsal.process.allocator import AllocatorSettings  # noqa: E402
 from zerokit.rehearsal.process.ledger import GpuMemory  # noqa: E402
 
 MIB = 1 << 20

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import UnsupportedOperatorException  # noqa: E402
 
-from zerokit.rehearsal.process import causes, guesses, native, stand_ins  # noqa: E402
+from zerokit.rehearsal.process import endings, guesses, native, stand_ins  # noqa: E402
 
 KERNELS = [name for name in stand_ins.NOT_STOOD_IN if importlib.util.find_spec(name) is None]
 
@@ -173,5 +173,5 @@ def test_the_import_that_failed_first_is_the_cause() -> None:
         except ImportError as error:
             raise ModuleNotFoundError("Could not import module 'VoxtralProcessor'") from error
     except ImportError as error:
-        assert str(causes.of_import(error)) == "No module named 'nothing_of_this_name'"
-    assert str(causes.of_import(other := ValueError("other"))) == str(other)
+        assert str(endings.of_import(error)) == "No module named 'nothing_of_this_name'"
+    assert str(endings.of_import(other := ValueError("other"))) == str(other)

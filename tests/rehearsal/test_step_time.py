@@ -15,7 +15,7 @@ from zerokit.machine import measured
 from zerokit.machine.measured import Measured
 from zerokit.rehearsal import step_time
 from zerokit.rehearsal.conduct import RehearsalRequest
-from zerokit.rehearsal.senders import rehearse
+from zerokit.rehearsal.ranks import rehearse
 from zerokit.script.entry_points import Target
 from zerokit.timing import operators
 from zerokit.timing.host_speed import HostSpeed

@@ -9,7 +9,7 @@ import pytest
 from zerokit.domain.job import PACKED_LORA, Lora
 from zerokit.instrument.engine_facts import adapters, unlike_lora
 from zerokit.instrument.live_models import elements
-from zerokit.rehearsal.process.model_facts import describe
+from zerokit.rehearsal.process.phases import describe
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

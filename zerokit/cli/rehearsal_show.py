@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from zerokit.cli import prose
 from zerokit.cli.aligned_text import terminal_width, wrapped
 from zerokit.cli.say import write
-from zerokit.rehearsal.next_steps import NextStep
+from zerokit.rehearsal.changes import NextStep
 from zerokit.rehearsal.result import MANAGED, GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting
 from zerokit.timing.recorded_step import StepTime
 from zerokit.units import counted, format_gib, format_seconds, times

@@ -17,7 +17,7 @@ from zerokit.files import write_whole
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerokit.rehearsal.next_steps import NextStep
+    from zerokit.rehearsal.changes import NextStep
     from zerokit.rehearsal.result import Rehearsal
     from zerokit.script.entry_points import Target
 
@@ -116,7 +116,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 
 def _following(done: Rehearsal, target: Target, options: dict[str, Any]) -> Sequence[NextStep]:
     """What to type next, for the same script on the same GPUs."""
-    from zerokit.rehearsal.next_steps import next_steps
+    from zerokit.rehearsal.changes import next_steps
 
     if options["plan"]:
         return ()

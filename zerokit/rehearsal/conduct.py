@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +22,98 @@ from zerokit.domain.hardware import Gpu
 from zerokit.errors import InputError
 from zerokit.launcher.secrets import Secrets
 from zerokit.memory import card
-from zerokit.rehearsal import data_cache, step_time
 from zerokit.rehearsal import result as results
+from zerokit.rehearsal import step_time
 from zerokit.rehearsal.changes import changes
-from zerokit.rehearsal.fed import Fed
-from zerokit.rehearsal.gpu import FakeGpu
-from zerokit.rehearsal.order import Order
-from zerokit.rehearsal.progress import pass_on
+from zerokit.rehearsal.order import PHASE, FakeGpu, Order
+from zerokit.rehearsal.result import Fed
 from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
 from zerokit.report import training
 from zerokit.script.entry_points import Target
 from zerokit.temporary import temporary_folder
 from zerokit.timing.host_speed import HostSpeed
+from zerokit.units import format_seconds
+
+VARIABLE = "HF_DATASETS_CACHE"
+_LEFT_OUT = "downloads"
+
+
+def user_data_cache(environment: Mapping[str, str]) -> Path:
+    """Where ``datasets`` keeps what it prepared (``datasets/config.py``, HF_DATASETS_CACHE)."""
+    named = environment.get(VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    home = environment.get("HF_HOME")
+    if home:
+        return Path(home).expanduser() / "datasets"
+    caches = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".cache"
+    return Path(caches, "huggingface", "datasets")
+
+
+def link_data_cache(cache: Path, folder: Path) -> None:
+    """Make ``folder`` look like ``cache``, as far as that can be read.
+
+    The user's prepared data sets, in a cache that a rehearsal may write into.
+
+    Every folder is a new one and every file a link: what is there is found, and what ``Dataset.map`` puts
+    beside it is gone with the temporary folder.
+    """
+    for source, folders, files in os.walk(cache):
+        if Path(source) == cache:
+            folders[:] = [folder_name for folder_name in folders if folder_name != _LEFT_OUT]
+        target = folder / Path(source).relative_to(cache)
+        target.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            if not name.endswith(".lock"):
+                (target / name).symlink_to(Path(source, name).absolute())
+
+
+LIKELY_STEPS = 3
+"""Optimizer steps after which the peaks of most scripts repeat; the last one's time tells what is left."""
+QUIET_SECONDS = 30.0
+"""After so long without a line one says where the rehearsal is."""
+
+
+def pass_on(
+    descriptor: int,
+    say: Callable[[str], None],
+    over: threading.Event,
+    quiet_seconds: float = QUIET_SECONDS,
+) -> None:
+    """Say each line that a rehearsed process writes, with the time so far, until it writes no more.
+
+    Args:
+        over: the process has ended; what it left running may keep the pipe open.
+    """
+    started_at, reached, rest = time.monotonic(), "in load", b""
+    step_began, left, done = started_at, 0.0, 0
+    with os.fdopen(descriptor, "rb", buffering=0) as pipe:
+        while True:
+            ready, _, _ = select.select([pipe], [], [], quiet_seconds)
+            took = format_seconds(time.monotonic() - started_at)
+            if not ready:
+                if over.is_set():
+                    return
+                rest_of_steps = left - (time.monotonic() - step_began)
+                more = f", about {format_seconds(rest_of_steps)} left" if rest_of_steps > 0 else ""
+                say(f"rehearsing for {took} so far: {reached}{more}")
+                continue
+            data = pipe.read(1 << 16)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                text = line.decode("utf-8", "replace")
+                if text.startswith(PHASE):
+                    reached = f"in {text.removeprefix(PHASE)}"
+                    if reached == "in forward" and not done:
+                        step_began = time.monotonic()
+                else:
+                    reached, done = f"after {text.partition(':')[0]}", done + 1
+                    now = time.monotonic()
+                    left, step_began = max(0, LIKELY_STEPS - done) * (now - step_began), now
+                    say(f"{text}, after {took}")
+
 
 BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"
 DEFAULT_STEPS = 5
@@ -217,7 +299,7 @@ def _environment(script: PreparedScript, folder: Path) -> dict[str, str]:
     caches = {name: str(folder / "caches" / kind) for name, kind in _CACHES.items()}
     for path in caches.values():
         Path(path).mkdir(parents=True)
-    data_cache.link(data_cache.of_user(script.environment), Path(caches[data_cache.VARIABLE]))
+    link_data_cache(user_data_cache(script.environment), Path(caches[VARIABLE]))
     threads = {"OMP_NUM_THREADS": "1"} if "OMP_NUM_THREADS" not in script.environment else {}
     return script.environment | _OFFLINE | caches | threads | {"TMPDIR": str(folder)}
 

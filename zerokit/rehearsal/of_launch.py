@@ -15,9 +15,9 @@ from zerokit.fields import as_options
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.secrets import Secrets
 from zerokit.rehearsal.conduct import RehearsalRequest
+from zerokit.rehearsal.ranks import rehearse
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
-from zerokit.rehearsal.senders import rehearse
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.prediction_text import why_bare
 from zerokit.report.schema import Predicted, RehearsedRun, RunReport

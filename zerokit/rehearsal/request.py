@@ -20,6 +20,101 @@ from zerokit.units import counted
 if TYPE_CHECKING:
     from zerokit.planner.memory_source import Say
 
+import json
+import re
+from collections.abc import Mapping
+
+from zerokit.errors import about
+from zerokit.machine.versions import DECIDING
+from zerokit.strictload import read_text
+
+_PINNED = re.compile(
+    r"^[ \t]*([A-Za-z0-9][\w.-]*)[ \t]*(?:\[[^\]\n]*\][ \t]*)?===?[ \t]*([^\s;,#\\*]+)[ \t]*(?:$|[;#\\])",
+    re.MULTILINE,
+)
+_BLOCK = re.compile(r"^\[\[packages?\]\][ \t]*$", re.MULTILINE)
+_NAME = re.compile(r"^name\s*=\s*\"([^\"]+)\"", re.MULTILINE)
+_VERSION = re.compile(r"^version\s*=\s*\"([^\"]+)\"", re.MULTILINE)
+
+
+def read_versions(path: Path) -> dict[str, str]:
+    """Versions by package, of those that decide what is allocated.
+
+    ``zerokit doctor --json``, ``pip list --format json``, ``pip freeze`` or requirements with exact versions,
+    and the lock files of uv, Poetry and PEP 751.
+
+    Raises:
+        InputError: it cannot be read, or names no version of such a package.
+    """
+    with about("versions"):
+        text = read_text(path)
+    if text.lstrip().startswith(("{", "[{")):
+        pairs = _of_json(path, text)
+    elif _BLOCK.search(text):
+        pairs = _of_lock(text)
+    else:
+        pairs = dict(_PINNED.findall(text))
+    names = {_key(name): name for name in DECIDING}
+    versions = {names[_key(name)]: version for name, version in pairs.items() if _key(name) in names}
+    if not versions:
+        raise InputError(
+            f"⟨versions⟩ {path}: no exact version of {', '.join(DECIDING[:4])} or the like: give a lock "
+            "file, requirements with ==, or what `zerokit doctor --json` printed on the machine of the run"
+        )
+    return versions
+
+
+def version_differences(local: Mapping[str, str], remote: Mapping[str, str], source: str) -> tuple[str, ...]:
+    """One sentence for each package whose version differs, or that only the run has. Builds of one version
+    (``2.11.0+cu130``) are alike."""
+    lines = []
+    for name, version in remote.items():
+        local_version = local.get(name)
+        if local_version is None:
+            lines.append(
+                f"{name} {version} ({source}) is not installed here: libraries choose their code by what is "
+                "installed, so the run may allocate otherwise"
+            )
+        elif _public(local_version) != _public(version):
+            lines.append(
+                f"{name} is {local_version} here and {version} in {source}: the run may allocate otherwise"
+            )
+    return tuple(lines)
+
+
+def _of_json(path: Path, text: str) -> dict[str, str]:
+    try:
+        document: Any = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"⟨versions⟩ {path}: not JSON: {error}") from None
+    if isinstance(document, dict):
+        packages = document.get("packages")
+        if isinstance(packages, dict):
+            return {str(name): str(version) for name, version in packages.items() if version}
+        document = packages if isinstance(packages, list) else []
+    return {
+        str(package["name"]): str(package["version"])
+        for package in document
+        if isinstance(package, dict) and package.get("name") and package.get("version")
+    }
+
+
+def _of_lock(text: str) -> dict[str, str]:
+    versions = {}
+    for block in _BLOCK.split(text)[1:]:
+        name, version = _NAME.search(block), _VERSION.search(block)
+        if name is not None and version is not None:
+            versions[name[1]] = version[1]
+    return versions
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _public(version: str) -> str:
+    return version.partition("+")[0]
+
 
 def rehearse(
     target: Target,
@@ -36,25 +131,23 @@ def rehearse(
     """
     from zerokit.launcher.plan_agreement import of_missing_model
     from zerokit.rehearsal import ranks as several
-    from zerokit.rehearsal import senders
-    from zerokit.rehearsal import versions as compared
     from zerokit.script.reader import read_script
 
     script = Path(target.script) if target.script is not None else None
     facts = read_script(script, target.module, target.source)  # before anything is said of a run
     for warning in of_missing_model(facts, target):
         say(warning)
-    remote_versions = compared.read(Path(versions)) if versions is not None else {}
+    remote_versions = read_versions(Path(versions)) if versions is not None else {}
     chosen = several.parse(ranks) if isinstance(ranks, str) else tuple(ranks or ())
     request = request_of(target, say=say, **options)
     say(
         f"rehearsing {target.name}, as a rule {counted(request.steps, 'optimizer step')} at most: that takes "
         "seconds for a small model, minutes for a large one"
     )
-    done = several.rehearse_ranks(request, chosen, say) if chosen else senders.rehearse(request, say)
-    differences = compared.differences(done.versions, remote_versions, str(versions))
+    done = several.rehearse_ranks(request, chosen, say) if chosen else several.rehearse(request, say)
+    unlike_versions = version_differences(done.versions, remote_versions, str(versions))
     unlike = _unlike_plan(done, options["plan"]) if options.get("plan") else ()
-    warnings = (*unlike, *done.warnings, *differences, *done.unlike_ranks)
+    warnings = (*unlike, *done.warnings, *unlike_versions, *done.unlike_ranks)
     return replace(done, unlike_plan=unlike, warnings=warnings)
 
 

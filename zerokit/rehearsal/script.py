@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerokit import suggest
 from zerokit.errors import InputError
 from zerokit.fields import all_as_options
 from zerokit.launcher import command as commands
@@ -19,13 +20,50 @@ from zerokit.launcher.given_plan import read_plan
 from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
-from zerokit.rehearsal import accelerate_variables
 from zerokit.script import adapt_config, misplaced_options
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
 from zerokit.script.entry_points import Target
 from zerokit.script.sequence_length import longest_sequence
 from zerokit.script.training_switch import why_no_training
+
+SWITCH = "ACCELERATE_USE_DEEPSPEED"
+FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+_PREFIX = "ACCELERATE_DEEPSPEED_"
+_STAGE = f"{_PREFIX}ZERO_STAGE"
+_KNOWN = frozenset((SWITCH, FILE, _STAGE, *(
+    f"{_PREFIX}{name}"
+    for name in (
+        "OFFLOAD_OPTIMIZER_DEVICE", "OFFLOAD_PARAM_DEVICE", "OFFLOAD_OPTIMIZER_NVME_PATH",
+        "OFFLOAD_PARAM_NVME_PATH", "ZERO3_SAVE_16BIT_MODEL", "ZERO3_INIT", "MOE_LAYER_CLS_NAMES",
+    )
+)))  # fmt: skip
+"""accelerate/utils/dataclasses.py, DeepSpeedPlugin; accelerate/state.py (Accelerate 1.15.0)."""
+
+
+def warnings(environment: Mapping[str, str]) -> list[str]:
+    """What to say of variables that do less than was meant: misspelt, or one without the other."""
+    result = []
+    for name in sorted(name for name in environment if name.startswith("ACCELERATE_") and name not in _KNOWN):
+        near = suggest.nearest(name, _KNOWN)
+        if near is not None or "DEEPSPEED" in name:
+            meant = f"; did you mean {near}?" if near is not None else ""
+            result.append(f"warning: Accelerate does not read {name}{meant}")
+    switch = environment.get(SWITCH)
+    others = sorted((_KNOWN - {SWITCH}) & environment.keys())
+    if switch is None and others:
+        result.append(f"warning: {others[0]} is set, but Accelerate uses DeepSpeed only with {SWITCH}=true")
+    elif switch is not None and switch.lower() not in ("true", "false"):
+        result.append(f"warning: {SWITCH}={switch} does not turn DeepSpeed on: Accelerate takes only true")
+    elif switch is not None and switch.lower() == "true" and not {FILE, _STAGE} & environment.keys():
+        result.append(
+            f"warning: {SWITCH}=true without {FILE}: unless the script gives a plugin, Accelerate makes its "
+            "own DeepSpeed configuration (ZeRO-2)"
+        )
+    elif switch is not None and switch.lower() == "false" and others:
+        result.append(f"warning: {others[0]} is set, but {SWITCH}=false leaves DeepSpeed off")
+    return result
+
 
 LAUNCHERS = ("auto", "none", *LAUNCHERS_OF_A_RUN)
 _PORT = 29500
@@ -114,7 +152,7 @@ def prepare(
     if read is None:
         own_file.refuse_missing(script_options)
         notes += own_file.of_arguments(script_options, ranks)
-        notes += accelerate_variables.warnings(environment)
+        notes += warnings(environment)
     else:
         planned = _Planned(target, facts, read, plan, ranks, chosen, folder, notes)
         arguments = planned.arguments()

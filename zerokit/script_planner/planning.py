@@ -28,7 +28,7 @@ from zerokit.planner.rehearsed_search import (
     RehearsedSearch,
 )
 from zerokit.planner.request import ResolvedRequest, resolve
-from zerokit.rehearsal.gpu import FakeGpu
+from zerokit.rehearsal.order import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.script import misplaced_options
 from zerokit.script.agreement import refuse_unplannable

@@ -13,9 +13,9 @@ from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Str
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.plan_folder import write_plan
 from zerokit.rehearsal.conduct import RehearsalRequest
+from zerokit.rehearsal.ranks import rehearse
 from zerokit.rehearsal.result import Rehearsal, Stop
 from zerokit.rehearsal.script import PlanUse
-from zerokit.rehearsal.senders import rehearse
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.search.request import Request

@@ -11,7 +11,7 @@ import pytest
 from tests.support import nearmiss
 from zerokit.catalog import gpus
 from zerokit.errors import FileInputError, InputError
-from zerokit.rehearsal.gpu import FakeGpu
+from zerokit.rehearsal.order import FakeGpu
 from zerokit.units import GIB, MIB
 
 FILES = sorted(gpus.FOLDER.glob("*.yaml"))

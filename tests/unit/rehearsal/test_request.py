@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from zerokit.cli import run
 from zerokit.errors import InputError
 from zerokit.machine import host_speeds
 from zerokit.rehearsal import step_time
-from zerokit.rehearsal.request import request_of
+from zerokit.rehearsal.request import read_versions, request_of, version_differences
 from zerokit.script.entry_points import Target
 from zerokit.units import MIB
 
@@ -74,3 +75,67 @@ def test_a_gpu_here_that_the_catalogue_lacks_is_not_passed_over(has_gpus: Path) 
     has_gpus.write_text("#!/bin/sh\necho '0, GPU-aa, NVIDIA Unheard, [N/A], 0, 580.1'\n")
     with pytest.raises(InputError, match="this machine's GPUs cannot be used for a prediction"):
         request_of(SCRIPT, say=print)
+
+
+REQUIREMENTS = """
+# pip freeze
+torch==2.11.0+cu130
+transformers[torch] == 5.17.0 ; python_version >= "3.10"
+peft>=0.17
+Liger-Kernel==0.8.5
+flash_attn @ file:///wheels/flash_attn.whl
+numpy==2.0.0
+"""
+UV_LOCK = """
+version = 1
+[[package]]
+name = "torch"
+version = "2.11.0"
+source = { registry = "https://pypi.org/simple" }
+dependencies = [{ name = "numpy" }]
+
+[[package]]
+name = "transformers"
+version = "5.17.0"
+"""
+PYLOCK = UV_LOCK.replace("[[package]]", "[[packages]]").replace("version = 1", 'lock-version = "1.0"')
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (REQUIREMENTS, {"torch": "2.11.0+cu130", "transformers": "5.17.0", "liger_kernel": "0.8.5"}),
+        (UV_LOCK, {"torch": "2.11.0", "transformers": "5.17.0"}),
+        (PYLOCK, {"torch": "2.11.0", "transformers": "5.17.0"}),
+        (json.dumps([{"name": "flash-attn", "version": "2.8.0"}]), {"flash_attn": "2.8.0"}),
+        (
+            json.dumps({"schema": "zerokit.doctor/1", "packages": {"torch": "2.11.0", "trl": None}}),
+            {"torch": "2.11.0"},
+        ),
+    ],
+)
+def test_versions_are_read_from_what_people_have(tmp_path: Path, text: str, found: dict[str, str]) -> None:
+    path = tmp_path / "versions"
+    path.write_text(text)
+    assert read_versions(path) == found
+
+
+@pytest.mark.parametrize("text", ["", "torch>=2", "{", '{"schema": "zerokit.doctor/1"}', "numpy==2.0.0"])
+def test_a_file_without_such_versions_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "versions"
+    path.write_text(text)
+    with pytest.raises(InputError, match="versions"):
+        read_versions(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_versions(tmp_path / "nothing")
+
+
+def test_builds_of_one_version_are_alike_and_the_rest_is_told() -> None:
+    here = {"torch": "2.13.0+cpu", "transformers": "5.23.0"}
+    there = {"torch": "2.13.0+cu130", "transformers": "5.17.0", "flash_attn": "2.8.0"}
+    transformers, flash = version_differences(here, there, "uv.lock")
+    assert transformers.startswith("transformers is 5.23.0 here and 5.17.0 in uv.lock")
+    assert flash.startswith("flash_attn 2.8.0 (uv.lock) is not installed here")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+
+from zerokit.rehearsal.process.guesses import is_library
 
 
 class StopRehearsal(BaseException):
@@ -23,3 +28,42 @@ class NeedsSenders(BaseException):
     def __init__(self, ranks: Iterable[int]) -> None:
         self.ranks = tuple(ranks)
         super().__init__(f"ranks {self.ranks}")
+
+
+OF_FEW_ROUNDS = (ZeroDivisionError, IndexError, statistics.StatisticsError)
+"""What a script meets that counts on more rounds of its training loop than were rehearsed: the mean of
+times after a warm-up."""
+_WRONG_ARGUMENT = 2  # the exit code of argparse and click
+_HF_ARGUMENT_PARSER = "hf_argparser.py"  # of Transformers, and a copy in TRL
+
+
+def of_import(error: BaseException) -> BaseException:
+    """The import that failed first, where others were raised for it (Transformers' lazy modules name what
+    they were asked for); else the error itself. Python's own import errors name a module."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, ImportError) and cause.name):
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return cause or error
+
+
+def cause_of(error: BaseException, *, has_guessed: bool) -> str:
+    """``argument``: the script does not take its arguments; ``script``: raised in the script's own file;
+    ``rehearsal``: anything else, which a run may not meet.
+
+    Args:
+        has_guessed: values were guessed, so that a run may take other branches.
+    """
+    if isinstance(error, SystemExit):
+        return "argument" if error.code == _WRONG_ARGUMENT else "rehearsal"
+    frames = traceback.extract_tb(error.__traceback__)
+    raised_in = frames[-1].filename if frames else ""
+    if Path(raised_in).name.endswith(_HF_ARGUMENT_PARSER):
+        return "argument"
+    of_surroundings = (OSError, MemoryError, *OF_FEW_ROUNDS)
+    is_own = isinstance(error, Exception) and not isinstance(error, of_surroundings)
+    if has_guessed or not is_own or not raised_in or is_library(raised_in):
+        return "rehearsal"
+    return "rehearsal" if raised_in.startswith(_PACKAGE) else "script"
+
+
+_PACKAGE = str(Path(__file__).resolve().parents[2])

@@ -1,4 +1,4 @@
-"""What training forwards were given, as the rehearsed process sees it (:mod:`zerokit.rehearsal.fed`)."""
+"""What training forwards were given, as the rehearsed process sees it (:mod:`zerokit.rehearsal.result`)."""
 
 from __future__ import annotations
 

@@ -2,23 +2,30 @@
 
 Every allocation and release has a number on one clock, and its birth and death stay in compact arrays:
 what was live at a peak is then looked up afterwards, and the same sequence can be played again on a
-smaller card (:mod:`zerokit.rehearsal.process.smallest_card`).
+smaller card.
 """
 
 from __future__ import annotations
 
 import heapq
+import os
 import threading
+import time
 import weakref
 from array import array
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from zerokit.rehearsal.process.allocator import Block, CachingAllocator
-from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
+import torch
+
+from zerokit.domain.hardware import cublas_workspace_bytes
+from zerokit.rehearsal.process.allocator import MIB, AllocatorSettings, Block, CachingAllocator, CardFull
 from zerokit.rehearsal.result import GATHERED
+from zerokit.timing.lanes import Lanes, Prices
+from zerokit.timing.operators import IssuedOperator
 
 STILL_LIVE = -1
 BORN, DIED, EMPTIED = 0, 1, 2
@@ -292,3 +299,282 @@ class GpuMemory:
         """``torch.cuda.reset_peak_memory_stats()``: what the script sees; the phases' peaks stay."""
         self.peak_since_reset_bytes = self.allocator.allocated_bytes
         self.allocator.peak_reserved_bytes = self.allocator.reserved_bytes
+
+
+Arguments = tuple[Any, ...]
+
+
+SCALED_PRODUCTS = ("_scaled_mm", "_scaled_mm_v2")
+"""Of FP8 factors with their scales (``native/cuda/ScaledBlas.cpp``)."""
+PRODUCTS = frozenset(
+    {"mm", "bmm", "addmm", "baddbmm", *SCALED_PRODUCTS, "_grouped_mm", "linear", "addmm_", "baddbmm_"}
+)
+"""Operators that run in cuBLAS."""
+
+_LT_WORKSPACE_KIB = 1024
+"""``_getWorkspaceSize`` of cublasLt (``aten/src/ATen/cuda/CUDABlas.cpp``), CUBLASLT_WORKSPACE_SIZE."""
+
+
+_FP8_CAPABILITY = (8, 9)
+
+
+def refuse_unknown_to(capability: tuple[int, int], name: str) -> None:
+    """Raise what PyTorch raises of products in FP8 on a GPU without them (``ScaledBlas.cpp``,
+    _scaled_mm_allowed_device)."""
+    if name in SCALED_PRODUCTS and capability < _FP8_CAPABILITY:
+        raise RuntimeError(
+            "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or "
+            "ROCm MI300+"
+        )
+
+
+def _safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Rows that are masked whole become zeros (``native/transformers/attention.cpp``), in place, as the
+    allocations of PyTorch 2.11 on an H200 show."""
+    out = torch.softmax(scores, dim, dtype=dtype)
+    masked = scores.eq(-torch.inf)
+    masked_rows = masked.all(dim, keepdim=True)
+    zero = torch.zeros((), dtype=out.dtype, device=out.device)
+    return out.masked_fill_(masked_rows, zero)
+
+
+OF_OPERATORS: dict[str, Callable[..., Any]] = {"aten::_safe_softmax": _safe_softmax}
+"""Operators that a GPU runs as others."""
+
+
+class Workspaces:
+    """cuBLAS's and cublasLt's workspaces: kept for each thread that ever multiplied.
+
+    A handle is kept for each thread, device and stream; autograd's backward runs in a thread of its own
+    (``aten/src/ATen/cuda/CublasHandlePool.cpp``). ``addmm`` with a bias of one dimension runs in cublasLt
+    (``native/cuda/Blas.cpp``, addmm_out_cuda_impl), whose handle is cuBLAS's with its workspace
+    (``getCurrentCUDABlasLtHandle``): a thread of such products has both.
+    """
+
+    def __init__(self, ledger: GpuMemory, capability: tuple[int, int]) -> None:
+        self._ledger = ledger
+        self._have: set[tuple[int, bool]] = set()
+        self._bytes = _configured(cublas_workspace_bytes(capability))
+        self._lt_bytes = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", _LT_WORKSPACE_KIB)) << 10
+
+    def product(self, name: str, args: Arguments, kwargs: dict[str, Any]) -> None:
+        """A product is about to run in this thread."""
+        self._keep(False, self._bytes)
+        if name == "addmm" and _through_lt(args, kwargs):
+            self._keep(True, self._lt_bytes)
+
+    def _keep(self, is_lt: bool, size: int) -> None:
+        key = threading.get_ident(), is_lt
+        if key not in self._have:
+            self._have.add(key)
+            self._ledger.reserve(size, "cuBLAS workspace")
+
+
+def _through_lt(args: Arguments, kwargs: dict[str, Any]) -> bool:
+    bias, _, right = args[:3]
+    return (
+        bias.dim() == 1
+        and bias.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and min(right.shape) > 1
+        and kwargs.get("beta", 1) == 1
+        and kwargs.get("alpha", 1) == 1
+    )
+
+
+def _configured(default: int) -> int:
+    """``CUBLAS_WORKSPACE_CONFIG``: ``:KIB:COUNT`` pairs (``parseChosenWorkspaceSize``)."""
+    text = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    numbers = [part for part in text.split(":") if part]
+    if len(numbers) < 2 or len(numbers) % 2 or not all(part.isdigit() for part in numbers):
+        return default
+    return sum(int(size) * int(count) for size, count in zip(numbers[::2], numbers[1::2], strict=True)) << 10
+
+
+def peak_reserved_bytes(
+    history: History,
+    settings: AllocatorSettings,
+    events: Sequence[IssuedOperator],
+    clocks: Sequence[int],
+    prices: Prices,
+) -> int:
+    """The most that the allocator reserves.
+
+    What is reserved although it is free: blocks of one stream that another one still works with.
+
+    After ``Tensor.record_stream`` a freed block can be used again only when the other stream has done what
+    was issued to it until then; the allocator asks at each request (``insert_events`` and ``process_events``
+    in ``c10/cuda/CUDACachingAllocator.cpp``). ``memory_allocated`` does not count such a block, and the next
+    request takes another one. ZeRO-3 frees its gathered weights and full gradients like this. How much this
+    adds depends on how far the host is ahead of the GPU, so the recorded step is timed while its requests
+    are played again. The requests before it are played without delays.
+
+    Args:
+        events: of one step; ``clocks``: the history's, when each was issued.
+        prices: of the host and the GPU.
+    """
+    player = _Player(history, settings, Lanes(prices))
+    issued = 0
+    first, last = (clocks[0], clocks[-1]) if events else (0, 0)
+    for clock, kind, number in history.events():
+        is_timed = first < clock <= last
+        while is_timed and clocks[issued] < clock:
+            player.lanes.take(events[issued])
+            issued += 1
+        if kind == BORN:
+            player.request(number)
+        elif kind == DIED:
+            player.free(number, is_timed=is_timed)
+        else:
+            player.empty_cache()
+    return player.allocator.peak_reserved_bytes
+
+
+class _Player:
+    """Requests and releases, with the blocks that are not back yet."""
+
+    def __init__(self, history: History, settings: AllocatorSettings, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self.allocator = CachingAllocator(settings)
+        self._history = history
+        self._blocks: dict[int, Block] = {}
+        self._late: dict[int, deque[tuple[float, int]]] = defaultdict(deque)  # by stream: when, number
+        self._waits_for: dict[int, int] = {}  # streams, by number
+
+    def request(self, number: int) -> None:
+        self._take_back(self.lanes.host)
+        history = self._history
+        block = self.allocator.allocate(history.requested_bytes[number], history.stream[number])
+        self._blocks[number] = block
+
+    def free(self, number: int, *, is_timed: bool) -> None:
+        streams = self._history.other_streams.get(number)
+        if not streams or not is_timed:
+            self.allocator.release(self._blocks.pop(number))
+            return
+        self._waits_for[number] = len(streams)
+        for stream in streams:
+            self._late[stream].append((self.lanes.done(stream), number))
+
+    def empty_cache(self) -> None:
+        """It waits for all streams first (``synchronize_and_free_events``)."""
+        self._take_back(float("inf"))
+        self.allocator.empty_cache()
+
+    def _take_back(self, now: float) -> None:
+        for waiting in self._late.values():
+            while waiting and waiting[0][0] <= now:
+                _, number = waiting.popleft()
+                self._waits_for[number] -= 1
+                if not self._waits_for[number]:
+                    del self._waits_for[number]
+                    self.allocator.release(self._blocks.pop(number))
+
+
+class Unwaited:
+    """Tensors of collectives that nobody waits for (``work.get_future()`` in a communication hook of DDP's).
+
+    PyTorch's NCCL watchdog, which looks every 0.1 s, hands them over when the collective is done, and the
+    next collective that the main thread issues frees them
+    (``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp`` of 2.11, runLoop and workEnqueue). How many steps
+    end within 0.1 s is not known here: a step's tensors stay until the next step's first collective, and
+    every phase of training takes at least its figure. Measured with accelerate's ddp_comm_hook.py on two
+    H200s: eleven steps' tensors, 610 MB.
+    """
+
+    _NAME = "tensors of collectives that nobody waits for"
+    _BEFORE_TRAINING = ("load", "init")
+
+    def __init__(self, ledger: GpuMemory) -> None:
+        self._ledger = ledger
+        self._of_this_step: list[torch.Tensor] = []
+        self._of_last_step: list[torch.Tensor] = []
+        self._bytes = self._most_bytes = 0
+
+    def put(self, tensors: list[torch.Tensor]) -> None:
+        """The last reference to a collective's work is gone."""
+        self._of_this_step += tensors
+        self._bytes += sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        self._most_bytes = max(self._most_bytes, self._bytes)
+
+    def collective_issued(self) -> None:
+        """What the last step left is freed."""
+        self._of_last_step = []
+
+    def step_done(self) -> None:
+        """An optimizer step ended."""
+        self._of_last_step += self._of_this_step
+        self._of_this_step = []
+        self._bytes = 0
+
+    def note(self) -> str | None:
+        """What to say of them, once the phases are known; None where every collective was waited for."""
+        if not self._most_bytes:
+            return None
+        for phase in self._ledger.peaks:
+            if phase not in self._BEFORE_TRAINING:
+                self._ledger.lower_bounds.setdefault(phase, set()).add(self._NAME)
+        return (
+            "nobody waits for some asynchronous collectives (a communication hook of DDP's): PyTorch keeps "
+            f"their tensors for 0.1 s and more, {self._most_bytes / 2**20:.1f} MiB for each step. One step's "
+            "are counted; if a step takes less than 0.1 s, add as many again for each further step in 0.1 s"
+        )
+
+
+STEP_BYTES = 32 * MIB
+"""The answer is no finer than this."""
+LIMIT_SECONDS = 20.0
+
+
+def runs_with(
+    events: list[HistoryEvent], history: History, settings: AllocatorSettings, capacity: int
+) -> bool:
+    """Whether the same requests succeed with so many bytes of segments."""
+    allocator = CachingAllocator(settings, capacity)
+    live: dict[int, Block] = {}
+    try:
+        for event in events:
+            number = event.number
+            if event.kind == BORN:
+                live[number] = allocator.allocate(history.requested_bytes[number], history.stream[number])
+            elif event.kind == DIED:
+                allocator.release(live.pop(number))
+            else:
+                allocator.empty_cache()
+    except CardFull:
+        return False
+    return True
+
+
+def smallest(history: History, settings: AllocatorSettings, reserved: int) -> tuple[int, int]:
+    """(the least that is known to do, in bytes of segments; what is allocated at most on a card of it).
+
+    The least memory with which the allocator can serve the run: what was allocated and freed, played again.
+
+    A full allocator gives back what it has cached and tries again, so a card smaller than what was reserved
+    may do; how much smaller depends on how live blocks lie among free ones, which no formula knows.
+
+    Args:
+        reserved: what does.
+    """
+    began = time.monotonic()
+    events = list(history.events())
+    peak = _most_allocated(events, history)
+    fails, runs = peak - 1, reserved
+    while runs - fails > STEP_BYTES and time.monotonic() - began < LIMIT_SECONDS:
+        middle = (fails + runs) // 2
+        if runs_with(events, history, settings, middle):
+            runs = middle
+        else:
+            fails = middle
+    return runs, peak
+
+
+def _most_allocated(events: list[HistoryEvent], history: History) -> int:
+    level = most = 0
+    for event in events:
+        if event.kind == BORN:
+            level += history.block_bytes[event.number]
+            most = max(most, level)
+        elif event.kind == DIED:
+            level -= history.block_bytes[event.number]
+    return most

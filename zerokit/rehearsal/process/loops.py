@@ -18,8 +18,8 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
-from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.guesses import is_library
+from zerokit.rehearsal.process.phases import Context
 
 _FOR, _WHILE, _EVERY = "__zerokit_rounds__", "__zerokit_goes_on__", "__zerokit_every__"
 _TRAINS = re.compile(r"(?:^|_)(?:step|backward|train|fit|epoch)", re.IGNORECASE)

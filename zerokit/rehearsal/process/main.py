@@ -18,10 +18,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from zerokit.rehearsal.order import PHASE, Order
-from zerokit.rehearsal.process import audit, sandbox
+from zerokit.rehearsal.process import sandbox
 
 if TYPE_CHECKING:
-    from zerokit.rehearsal.process.context import Context
+    from zerokit.rehearsal.process.phases import Context
 
 
 def main(order_path: str) -> int:
@@ -40,7 +40,7 @@ def main(order_path: str) -> int:
             return 0
         rehearsed = Rehearsed(order, str(error))
         rehearsed.say(f"no namespaces here ({error}): what native code writes remains")
-        audit.refuse_writes(shared)
+        sandbox.refuse_writes(shared)
         return rehearsed.run()
     return Rehearsed(order).run() if code is None else code
 
@@ -124,12 +124,11 @@ class Rehearsed:
         from zerokit.instrument.training_facts import TrainingFacts
         from zerokit.rehearsal.process import collectives, device, loops, tensors
         from zerokit.rehearsal.process.adapters import ADAPTERS, compiled, data_loaders, distributed, saving
-        from zerokit.rehearsal.process.allocator_settings import AllocatorSettings
-        from zerokit.rehearsal.process.context import Context
+        from zerokit.rehearsal.process.allocator import AllocatorSettings
         from zerokit.rehearsal.process.machine import Machine
         from zerokit.rehearsal.process.messages import Messages
         from zerokit.rehearsal.process.mode import FakeCuda
-        from zerokit.rehearsal.process.phases import Phases
+        from zerokit.rehearsal.process.phases import Context, Phases
         from zerokit.rehearsal.process.recorder import Recorder
 
         order = self._order
@@ -173,8 +172,7 @@ class Rehearsed:
     def _forget_self_test(self) -> None:
         """Its tensors are gone; its cuBLAS workspaces belong to the script's first product."""
         from zerokit.rehearsal.process.guesses import Guesses
-        from zerokit.rehearsal.process.kernels import Workspaces
-        from zerokit.rehearsal.process.ledger import GpuMemory
+        from zerokit.rehearsal.process.ledger import GpuMemory, Workspaces
 
         gc.collect()
         machine = self.machine
@@ -202,8 +200,14 @@ class Rehearsed:
         """Why it stopped early; None where it did not."""
         from zerokit.launcher.rank.process import Program, run_target
         from zerokit.rehearsal.process import loops, offline
-        from zerokit.rehearsal.process.causes import OF_FEW_ROUNDS, cause_of, of_import
-        from zerokit.rehearsal.process.endings import NeedsSenders, NotRehearsed, StopRehearsal
+        from zerokit.rehearsal.process.endings import (
+            OF_FEW_ROUNDS,
+            NeedsSenders,
+            NotRehearsed,
+            StopRehearsal,
+            cause_of,
+            of_import,
+        )
         from zerokit.rehearsal.process.stand_ins import explain
 
         order = self._order
@@ -252,7 +256,7 @@ class Rehearsed:
     # ---------------------------------------------------------------- after
 
     def _result(self, stopped: dict[str, str] | None) -> dict[str, Any]:
-        from zerokit.rehearsal.process import summary, without_triton
+        from zerokit.rehearsal.process import native, summary
 
         if stopped is None and not self.phases.steps:
             self.machine.warn("no optimizer step was seen")
@@ -267,7 +271,7 @@ class Rehearsed:
             self.machine.warn(new_lengths)
         if (unwaited := self.machine.unwaited.note()) is not None:
             self.machine.warn(unwaited)
-        if (lacking := without_triton.note(self.machine.idle_packages)) is not None:
+        if (lacking := native.note(self.machine.idle_packages)) is not None:
             self.machine.warn(lacking)
         reserved = self._peak_reserved_bytes()
         return {
@@ -285,7 +289,7 @@ class Rehearsed:
         Ranks that wait for each other are as far ahead as the slowest one's host lets them be.
         """
         from zerokit.catalog import gpus
-        from zerokit.rehearsal.process import late_reuse
+        from zerokit.rehearsal.process.ledger import peak_reserved_bytes
         from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL, of_slowest_usually
         from zerokit.timing.recorded_step import prices
 
@@ -294,7 +298,7 @@ class Rehearsed:
             return ledger.peak_reserved_bytes
         usual = of_slowest_usually(order.host_factor or USUAL, order.world_size)
         peaks = [
-            late_reuse.peak_reserved_bytes(
+            peak_reserved_bytes(
                 ledger.history,
                 ledger.allocator.settings,
                 recorder.events,

@@ -20,16 +20,14 @@ from torch.utils._pytree import tree_leaves
 
 from zerokit.rehearsal.process import (
     answers,
-    batch_norms,
     collectives,
-    convolutions,
     factories,
     in_place_adds,
-    sparse_operators,
     temporaries,
     twins,
 )
-from zerokit.rehearsal.process.kernels import OF_OPERATORS, PRODUCTS, refuse_unknown_to
+from zerokit.rehearsal.process.kernels import cudnn, sparse
+from zerokit.rehearsal.process.ledger import OF_OPERATORS, PRODUCTS, refuse_unknown_to
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.shapes import RULES
 from zerokit.rehearsal.process.twins import twin
@@ -118,12 +116,12 @@ class FakeCuda(TorchDispatchMode):
         super().__init__()
         self._machine = machine
         self.thread_settings = ThreadSettings()
-        self._convolutions = convolutions.Convolutions(machine)
+        self._convolutions = cudnn.Convolutions(machine)
         self._plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, FakeTensor}
         self.cuda_kernels: dict[str, Any] = dict(OF_OPERATORS)
         """Operators whose CUDA kernel is written in Python (``torch.library.register_kernel``): it runs
         with fake tensors, so that its temporaries count."""
-        self._makes_sparse = sparse_operators.kernels(machine)
+        self._makes_sparse = sparse.kernels(machine)
 
     def __torch_dispatch__(
         self,
@@ -206,7 +204,7 @@ class FakeCuda(TorchDispatchMode):
         """What Python runs in an operator's place, in this mode; None: nothing."""
         name = full_name(func)
         kernel = self._makes_sparse.get(name)
-        if kernel is not None and (name != sparse_operators.COPY or args[0].layout is torch.sparse_coo):
+        if kernel is not None and (name != sparse.COPY or args[0].layout is torch.sparse_coo):
             return kernel
         on_gpu = any(value.fake_device.type == "cuda" for value in fakes)
         return self.cuda_kernels.get(name) if on_gpu else None
@@ -257,11 +255,11 @@ class FakeCuda(TorchDispatchMode):
     ) -> Any:
         machine, on_gpu = self._machine, bool(fakes) and fakes[0].fake_device.type == "cuda"
         if on_gpu:
-            batch_norms.check(machine, name, args)
+            cudnn.check(machine, name, args)
             refuse_unknown_to(machine.gpu.capability, name)
         rule = RULES.get(full_name(func))
         result = rule(machine, args, kwargs) if rule is not None else self._shaped(func, types, args, kwargs)
-        if on_gpu and name in convolutions.OPERATORS:
+        if on_gpu and name in cudnn.OPERATORS:
             self._convolutions.count(name, args, result)
         else:
             with machine.ledger.holding(temporaries.first(name, args) if on_gpu else (), name):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from zerokit.rehearsal.process.kernels import SCALED_PRODUCTS
+from zerokit.rehearsal.process.ledger import SCALED_PRODUCTS
 from zerokit.rehearsal.process.twins import twin
 from zerokit.timing import operators as kinds
 

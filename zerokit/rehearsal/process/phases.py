@@ -9,25 +9,86 @@ optimizer's hooks do.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from zerokit.instrument import engine_facts
-from zerokit.rehearsal.process import model_facts
+from zerokit.instrument.engine_facts import adapter_targets
 from zerokit.rehearsal.process.endings import StopRehearsal
 from zerokit.rehearsal.process.feed import Feed
 from zerokit.rehearsal.process.guesses import script_line
-from zerokit.rehearsal.process.kernels import SCALED_PRODUCTS
-from zerokit.rehearsal.process.ledger import Origin
+from zerokit.rehearsal.process.ledger import SCALED_PRODUCTS, Origin
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.recorder import Recorder
+from zerokit.rehearsal.result import FROZEN, QUANTISED, WEIGHTS
+
+
+def describe(module: Any) -> dict[str, Any]:
+    """``config``: Hugging Face's, None of another model; ``method``; adapters' ``lora_rank`` and targets."""
+    adapters = getattr(module, "peft_config", None)
+    base = module
+    if adapters:
+        with contextlib.suppress(Exception):  # another peft
+            base = module.get_base_model()
+    config = _config(base)
+    facts: dict[str, Any] = {"config": config, "method": "full"}
+    lora = next(iter(adapters.values()), None) if isinstance(adapters, dict) else None
+    if lora is not None and getattr(lora, "r", None):
+        facts |= {"method": "lora", "lora_rank": int(lora.r), "lora_targets": list(adapter_targets(module)),
+                  "lora_dropout": float(getattr(lora, "lora_dropout", 0.0))}  # fmt: skip
+        if getattr(base, "is_loaded_in_4bit", False):
+            facts["method"] = "qlora"
+    return facts
+
+
+def is_fully_sharded(module: Any) -> bool:
+    """Whether PyTorch's FSDP, of either version, shards it."""
+    return any(base.__module__.startswith("torch.distributed.fsdp") for base in type(module).__mro__)
+
+
+def unwrapped(module: Any) -> tuple[list[str], float]:
+    """Classes of layers that are no FSDP units of their own, so that one unit holds several of them; and the
+    largest share of all elements that is gathered at once where each is one."""
+    classes, layers, within_layers = set[str](), list[int](), 0
+    for part in module.modules():
+        if isinstance(part, torch.nn.ModuleList) and len(part) > 1 and len(set(map(type, part))) == 1:
+            sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in part]
+            if is_fully_sharded(part[0]) or sum(sizes) <= within_layers:  # layers inside of layers
+                continue
+            classes, layers, within_layers = {type(part[0]).__name__}, sizes, sum(sizes)
+    every = sum(parameter.numel() for parameter in module.parameters())
+    return sorted(classes), max(every - within_layers, *layers) / every if layers and every else 1.0
+
+
+def weights(module: Any) -> Iterator[tuple[Any, str]]:
+    """Each parameter's storage, and what it holds; under ZeRO-3 and FSDP 2 that of the rank's share."""
+    for parameter in module.parameters():
+        what = WEIGHTS if parameter.requires_grad else FROZEN
+        if not parameter.dtype.is_floating_point or getattr(parameter, "quant_state", None) is not None:
+            what = QUANTISED
+        own = getattr(parameter, "ds_tensor", getattr(parameter, "_local_tensor", parameter))
+        yield own.untyped_storage(), what
+
+
+def _config(module: Any) -> dict[str, Any] | None:
+    config = getattr(module, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        return None
+    try:
+        values: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
+    except (TypeError, ValueError):
+        return None
+    return values
+
 
 STEPS_AFTER_ENOUGH = 6
 """A script that goes on with other steps after its data has ended is stopped after so many."""
@@ -78,7 +139,7 @@ class Phases:
         config_files: DeepSpeed configurations that were read.
         data_parallel: whether PyTorch's DistributedDataParallel wraps a model.
         fully_sharded: whether PyTorch's FSDP shards the model that is trained.
-        unwrapped: see :func:`zerokit.rehearsal.process.model_facts.unwrapped`.
+        unwrapped: see :func:`unwrapped`.
         checkpointing: whether layers of the model that is trained recompute, without an engine; None: not
             known.
     """
@@ -239,7 +300,7 @@ class Phases:
 
     def find_weights(self, module: torch.nn.Module) -> None:
         """Tell the ledger where the weights are of a module that is trained."""
-        for storage, what in model_facts.weights(module):
+        for storage, what in weights(module):
             self._ledger.holds(storage, what)
 
     # ---------------------------------------------------------------- without an engine
@@ -297,8 +358,8 @@ class Phases:
             self._enter("forward")
             if is_new:
                 self.find_weights(module)
-                if not self.fully_sharded and model_facts.is_fully_sharded(module):
-                    self.fully_sharded, self.unwrapped = True, model_facts.unwrapped(module)
+                if not self.fully_sharded and is_fully_sharded(module):
+                    self.fully_sharded, self.unwrapped = True, unwrapped(module)
                 self.checkpointing = self.checkpointing or engine_facts.checkpointing(module)
         elif self._ledger.phase != "eval":
             self._before_eval = self._ledger.phase
@@ -331,3 +392,11 @@ class Phases:
         if not self.has_engine:
             self.enter("other")
             self.step_done(optimizer)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One rehearsed process."""
+
+    machine: Machine
+    phases: Phases

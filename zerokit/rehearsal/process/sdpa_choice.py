@@ -22,6 +22,12 @@ from zerokit.trace.sdpa_workspaces import FLASH_MAX_HEAD_DIM
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.machine import Machine
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
 _HALF = (torch.float16, torch.bfloat16)
 _CUDNN_HEAD_DIM = 128
 """``check_cudnn_tensor_shapes``; 192 for queries with 128 for values, with cuDNN from 9.11."""

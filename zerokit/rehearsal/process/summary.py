@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from zerokit.rehearsal.process import smallest_card
 from zerokit.rehearsal.process.guesses import Guess
-from zerokit.rehearsal.process.ledger import STILL_LIVE, GpuMemory
+from zerokit.rehearsal.process.ledger import STILL_LIVE, GpuMemory, smallest
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.phases import Phases
 from zerokit.rehearsal.result import ACTIVATIONS, BACKWARD, GRADIENTS, LOSS, WEIGHTS
@@ -38,9 +37,7 @@ _OF_THE_LOSS = ("_log_softmax", "nll_loss")
 def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -> dict[str, Any]:
     """The child's part of the result."""
     ledger = machine.ledger
-    segments, required = smallest_card.smallest(
-        ledger.history, ledger.allocator.settings, ledger.peak_reserved_bytes
-    )
+    segments, required = smallest(ledger.history, ledger.allocator.settings, ledger.peak_reserved_bytes)
     phase_peaks = {name: peak.allocated_bytes for name, peak in ledger.peaks.items() if peak.allocated_bytes}
     return {
         "complete": stopped is None,

@@ -10,19 +10,17 @@ from collections.abc import Callable
 from types import ModuleType
 
 from zerokit.rehearsal.process.adapters import (
-    bitsandbytes,
-    datasets,
+    data_loaders,
     deepspeed,
     distributed,
     generation,
-    hub,
     kernels,
-    peft,
     saving,
     training,
+    transformers,
 )
 from zerokit.rehearsal.process.adapters import transformers as weights
-from zerokit.rehearsal.process.context import Context
+from zerokit.rehearsal.process.phases import Context
 
 Adapter = Callable[[Context, ModuleType], None]
 
@@ -30,9 +28,9 @@ ADAPTERS: dict[str, Adapter] = {
     "accelerate.accelerator": training.accelerator,
     "accelerate.local_sgd": training.local_sgd,
     "accelerate.utils.deepspeed": deepspeed.accelerate_configuration,
-    "bitsandbytes.cextension": bitsandbytes.native_library,
-    "bitsandbytes.functional": bitsandbytes.managed_memory,
-    "datasets.arrow_dataset": datasets.preparation,
+    "bitsandbytes.cextension": kernels.native_library,
+    "bitsandbytes.functional": kernels.managed_memory,
+    "datasets.arrow_dataset": data_loaders.preparation,
     "deepspeed.ops.op_builder.builder": deepspeed.operators,
     "deepspeed.runtime.config": deepspeed.configuration,
     "deepspeed.runtime.engine": deepspeed.engine,
@@ -43,8 +41,8 @@ ADAPTERS: dict[str, Adapter] = {
     "deepspeed.runtime.zero.utils": deepspeed.agreement,
     "deepspeed.sequence.cross_entropy": deepspeed.vocabulary,
     "diffusers.schedulers.scheduling_utils": generation.sampling,
-    "huggingface_hub.hf_api": hub.writing,
-    "peft.peft_model": peft.loading,
+    "huggingface_hub.hf_api": saving.writing,
+    "peft.peft_model": transformers.adapter_loading,
     "safetensors.torch": saving.safetensors,
     "torch.distributed.checkpoint.default_planner": saving.sharded_plan,
     "torch.distributed.checkpoint.filesystem": saving.sharded_files,

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from zerokit.rehearsal.process import model_facts, twins
+from zerokit.rehearsal.process import twins
 from zerokit.rehearsal.process.adapters.wrapping import after, before, within
-from zerokit.rehearsal.process.context import Context
 from zerokit.rehearsal.process.endings import NotRehearsed
 from zerokit.rehearsal.process.machine import Machine
-from zerokit.rehearsal.process.phases import EVERY_STEP, Phases
+from zerokit.rehearsal.process.phases import EVERY_STEP, Context, Phases, describe
 from zerokit.timing import operators as kinds
 
 _TENSORS_A_LAUNCH = 36
@@ -190,7 +189,7 @@ def _observe(context: Context, cls: Any) -> None:
     def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             if phases.model is None:
-                phases.model = model_facts.describe(self.module)
+                phases.model = describe(self.module)
                 phases.find_weights(self.module)
             phases.observed.training_forward(self, args, kwargs, phases.engines)
             phases.note_batch(self, args, kwargs)

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import distributed
 
 from zerokit.rehearsal.process.adapters.wrapping import within
-from zerokit.rehearsal.process.context import Context
+from zerokit.rehearsal.process.phases import Context
 
 
 class _SilentLogger:

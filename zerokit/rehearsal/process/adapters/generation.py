@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from zerokit.rehearsal.process import factories
-from zerokit.rehearsal.process.context import Context
+from zerokit.rehearsal.process.phases import Context
 
 _FEW = 4
 """Generations up to here run whole."""

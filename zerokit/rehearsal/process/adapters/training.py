@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from zerokit.rehearsal.process.adapters.wrapping import after, within
-from zerokit.rehearsal.process.context import Context
+from zerokit.rehearsal.process.phases import Context
 
 _MOST_REPEATED_BYTES = 256 << 20
 """Larger outputs of an evaluation stay as they are: a copy for each row of the data set may not fit."""

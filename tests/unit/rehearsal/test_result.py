@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zerokit.rehearsal.fed import Fed
+from zerokit.rehearsal.result import Fed
 
 FED = Fed(rows=4, tokens=2048, shortest=512, padding=0.125, precision="bf16", attention="sdpa", batches=2,
           limit=(2048, "--max_length"))  # fmt: skip

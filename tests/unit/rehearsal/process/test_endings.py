@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokit.rehearsal.process.causes import cause_of
+from zerokit.rehearsal.process.endings import cause_of
 
 
 def raised(folder: Path, source: str, name: str = "train.py") -> BaseException:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
-from zerokit.rehearsal.process.allocator_settings import MIB, AllocatorSettings
-from zerokit.rehearsal.process.late_reuse import peak_reserved_bytes
-from zerokit.rehearsal.process.ledger import STILL_LIVE, History
+from zerokit.rehearsal.process.allocator import MIB, AllocatorSettings
+from zerokit.rehearsal.process.ledger import STILL_LIVE, History, peak_reserved_bytes
 from zerokit.timing import operators
 from zerokit.timing.lanes import Prices
 from zerokit.timing.operators import IssuedOperator
@@ -65,3 +66,39 @@ def test_a_block_that_stays_and_an_unrecorded_step_change_nothing() -> None:
     history.stream.extend((SIDE, SIDE))
     history.other_streams[0] = {0}
     assert peak_reserved_bytes(history, AllocatorSettings.parse(""), [], [], PRICES) == 30 * MIB
+
+
+torch = pytest.importorskip("torch")
+
+from zerokit.rehearsal.process.ledger import (  # noqa: E402
+    GpuMemory,
+    Unwaited,
+)
+
+
+def test_a_steps_tensors_stay_until_the_next_steps_first_collective() -> None:
+    unwaited = Unwaited(GpuMemory(AllocatorSettings.parse("")))
+    tensor = torch.zeros(1 << 20)
+    held = weakref.ref(tensor)
+    unwaited.put([tensor])
+    del tensor
+    unwaited.collective_issued()
+    assert held() is not None
+    unwaited.step_done()
+    assert held() is not None
+    unwaited.collective_issued()
+    assert held() is None
+
+
+def test_every_phase_of_training_is_a_lower_bound_then() -> None:
+    ledger = GpuMemory(AllocatorSettings.parse(""))
+    unwaited = Unwaited(ledger)
+    for phase in ("load", "forward", "step"):
+        ledger.enter(phase)
+    assert unwaited.note() is None and not ledger.lower_bounds
+    for _ in range(2):
+        unwaited.put([torch.zeros(1 << 20)])
+        unwaited.step_done()
+    note = unwaited.note()
+    assert note is not None and "4.0 MiB for each step" in note
+    assert set(ledger.lower_bounds) == {"forward", "step"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerokit.rehearsal.accelerate_variables import FILE, SWITCH, warnings
+from zerokit.rehearsal.script import FILE, SWITCH, warnings
 
 
 @pytest.mark.parametrize(

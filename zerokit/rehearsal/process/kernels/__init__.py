@@ -1,0 +1,1 @@
+"""Kernels of their own arithmetic (cuDNN, sparse tensors), each loaded when a script first meets it."""
