@@ -10,6 +10,7 @@ not what one run executes.
 from __future__ import annotations
 
 import ast
+import itertools
 import statistics
 import subprocess
 import sys
@@ -223,7 +224,7 @@ def figures(root: Path) -> dict[str, str]:
             continue
         left: set[str] = set()
         returns = 0
-        for before, here in zip(stays, stays[1:], strict=False):
+        for before, here in itertools.pairwise(stays):
             left |= {before} if before != here else set()
             returns += before != here and here in left
         found[path] = f"{len(stays)} stays, {len(set(stays))} files, {returns} returns"
