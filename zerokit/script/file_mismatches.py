@@ -49,6 +49,7 @@ _KEYS_OF_CALLS: Mapping[tuple[str, str], str] = {
 """Keywords of Accelerate's calls, and the key of a file that counts in their place."""
 _LEFT_OUT: Mapping[str, object] = {
     "gradient_accumulation_steps": 1,  # Accelerate writes it into the file
+    "gradient_clipping": 1.0,  # DeepSpeed's own default (runtime/constants.py:203, 0.19.8)
     "zero_optimization.offload_optimizer.device": "none",
     "zero_optimization.offload_param.device": "none",
 }

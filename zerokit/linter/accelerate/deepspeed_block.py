@@ -13,6 +13,7 @@ from zerokit.linter.accelerate.keys import (
     key_list,
     short,
 )
+from zerokit.linter.deepspeed.clipping import lint_clipping
 from zerokit.linter.finding import Finding, finding_at, meant
 from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document
@@ -174,12 +175,14 @@ def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Fi
             "use auto, or a whole number of at least 1",
             source=PLUGIN,
         )
+    key = ("deepspeed_config", "gradient_clipping")
+    yield from lint_clipping(document, key, clipping, frozenset({"accelerate"}))
     try:
         float("0" if clipping in (None, "auto") else str(clipping))
     except ValueError:
         yield finding_at(
             document,
-            ("deepspeed_config", "gradient_clipping"),
+            key,
             "accelerate-plugin-number",
             f"gradient_clipping is {short(clipping)}: Accelerate fails on it",
             "use auto, or a number; 0 turns clipping off",

@@ -8,6 +8,7 @@ from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
 from zerokit.linter.deepspeed.autos import lint_autos, stops_initialize
+from zerokit.linter.deepspeed.clipping import lint_clipping
 from zerokit.linter.deepspeed.keylist import lint_keys, wrapper
 from zerokit.linter.deepspeed.readers import readers_of
 from zerokit.linter.deepspeed.tables import key_list, minor, version
@@ -73,6 +74,12 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
         findings += lint_autos(document, readers, every_reader=context.every_reader_must_do)
         findings += _rules(document, reading)
         findings += _hardware(document, context)
+        stage = settings_of(
+            document.value
+        ).zero.stage  # below 1 gradients are whole, and PyTorch's call clips
+        clipped_by = readers & ({"raw", "accelerate"} if stage else {"accelerate"})
+        clipping = document.value.get("gradient_clipping")
+        findings += lint_clipping(document, ("gradient_clipping",), clipping, clipped_by)
     return _without_consequences(findings)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from zerokit.files import read_regular
 from zerokit.rules import EVERY_READER
+from zerokit.values import frozen_dataclass
 
 _MARKS = {
     "raw": re.compile(r"\bdeepspeed\.initialize\s*\("),
@@ -23,27 +24,36 @@ _MOST_SCRIPTS = 100
 _MOST_BYTES = 512 << 10
 
 
+@frozen_dataclass
+class Script:
+    """A script beside a file; ``readers``: which of those that read such files it uses."""
+
+    path: pathlib.Path
+    readers: frozenset[str]
+    text: str
+
+
+def scripts_of(path: str) -> tuple[list[Script], bool]:
+    """Scripts that may read the file at ``path``, and whether they name it; else they lie in its folder."""
+    file = pathlib.Path(path)
+    folder = file.parent
+    scripts = [
+        script for parent in dict.fromkeys((folder, folder.parent)) for script in _scripts(str(parent))
+    ]
+    named = [script for script in scripts if file.name in script.text]
+    return named or [script for script in scripts if script.path.parent == folder], bool(named)
+
+
 def readers_of(path: str, *, has_auto: bool) -> frozenset[str]:
     """Everybody who may read the file at ``path``.
 
     Args:
         has_auto: whether the file says ``"auto"`` where ``deepspeed.initialize`` fails on it.
     """
-    file = pathlib.Path(path)
-    folder = file.parent
-    named: set[str] = set()
-    in_folder: set[str] = set()
-    for parent in (folder, folder.parent):
-        for name, text_readers, text in _scripts(str(parent)):
-            if file.name in text:
-                named |= text_readers
-            elif parent == folder and name:
-                in_folder |= text_readers
-    readers = frozenset(named or in_folder)
+    scripts, are_sure = scripts_of(path)
+    readers = frozenset[str]().union(*(script.readers for script in scripts))
     possible = EVERY_READER - {"raw"} if has_auto else EVERY_READER
-    if named:
-        return readers
-    return (readers & possible) or possible
+    return readers if are_sure else (readers & possible) or possible
 
 
 def forget_scripts() -> None:
@@ -52,20 +62,20 @@ def forget_scripts() -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _scripts(folder: str) -> tuple[tuple[str, frozenset[str], str], ...]:
+def _scripts(folder: str) -> tuple[Script, ...]:
     return tuple(_read_scripts(pathlib.Path(folder)))
 
 
-def _read_scripts(folder: pathlib.Path) -> Iterator[tuple[str, frozenset[str], str]]:
+def _read_scripts(folder: pathlib.Path) -> Iterator[Script]:
     try:
-        scripts = sorted(folder.glob("*.py"))[:_MOST_SCRIPTS]
+        paths = sorted(folder.glob("*.py"))[:_MOST_SCRIPTS]
     except OSError:
         return
-    for script in scripts:
+    for path in paths:
         try:
-            text = read_regular(script, _MOST_BYTES, inside=folder).decode("utf-8", "replace")
+            text = read_regular(path, _MOST_BYTES, inside=folder).decode("utf-8", "replace")
         except OSError:
             continue
         readers = frozenset(reader for reader, mark in _MARKS.items() if mark.search(text))
         if readers:
-            yield script.name, readers, text
+            yield Script(path=path, readers=readers, text=text)

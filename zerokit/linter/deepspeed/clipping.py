@@ -1,0 +1,50 @@
+"""Clipping in a script's code, which does nothing under DeepSpeed: the value of its configuration counts."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from zerokit.linter.deepspeed.readers import scripts_of
+from zerokit.linter.finding import Finding, finding_at
+from zerokit.script.code_settings import CLIPPING, code_settings, made_once
+from zerokit.strictload import Document, Path
+
+DEFAULT = 1.0
+"""Of DeepSpeed where nobody says one (runtime/constants.py:203, 0.19.8; seen at every stage), and what
+Accelerate fills in for ``"auto"`` (1.15.0, accelerator.py:2224)."""
+
+
+def lint_clipping(document: Document, key: Path, value: Any, readers: frozenset[str]) -> Iterator[Finding]:
+    """Where a script that reads the file clips at another norm than the file.
+
+    Args:
+        key: where the file would say it; ``value``: what it says, None: nothing.
+        readers: those under whom the code's own clipping does nothing.
+    """
+    held = DEFAULT if value in (None, "auto") else value
+    if isinstance(held, bool) or not isinstance(held, int | float):
+        return
+    for script in scripts_of(document.path)[0]:
+        if CLIPPING not in script.text or not script.readers & readers:
+            continue
+        try:
+            tree = ast.parse(script.text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        for one in made_once(code_settings(tree, script.path)):
+            limit = one.value if (one.call, one.name) == (CLIPPING, "max_norm") else None
+            if isinstance(limit, bool) or not isinstance(limit, int | float) or limit in (held, math.inf):
+                continue
+            yield finding_at(
+                document,
+                key if value is not None else key[:-1],
+                "clipping-in-code",
+                f"{CLIPPING} of {limit:g} in {script.path.name}:{one.line} does nothing under DeepSpeed, "
+                f"which clips at {held:g}",
+                f"set gradient_clipping to {limit:g}",
+                severity="warning",
+                source="DeepSpeed 0.19.8, runtime/engine.py:1778, constants.py:203",
+            )
