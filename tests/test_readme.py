@@ -243,7 +243,7 @@ def options_table() -> str:
     lines = ["| argument | option | value | meaning |", "| --- | --- | --- | --- |"]
     for option in OPTIONS:
         value = option.metavar.replace("|", " \\| ") or "(a switch)"
-        mark = " \\*" if option.in_check else ""
+        mark = " \\*" if option.name in ELSEWHERE["check"] else ""
         name = f"`{option.name}`{mark}"
         lines.append(f"| {name} | `{option.option}` | {value} | {plain(option.help)} |")
     return "\n".join(lines) + "\n"
@@ -258,6 +258,8 @@ def differing_table() -> str:
     """What is refused, or said otherwise, by a command that shares the arguments of a plan."""
     lines = ["| command | option | there |", "| --- | --- | --- |"]
     for command, texts in ELSEWHERE.items():
+        if command == "check":
+            continue
         refused = [BY_NAME[name].option for name, text in texts.items() if text is None]
         lines.append(f"| `{command}` | {', '.join(f'`{option}`' for option in refused)} | refused |")
         lines += [

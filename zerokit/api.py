@@ -20,19 +20,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zerokit.api_scripts import launch, rehearse, tune
-from zerokit.planner.memory_source import plainly, silent
-from zerokit.planner.options import PlanOptions, normalized
-from zerokit.planner.signatures import shows_options
+from zerokit.fields import plainly, silent
+from zerokit.options import divided
+from zerokit.planner.options import ELSEWHERE, CheckOptions, PlanOptions, normalized, shows_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from zerokit.fields import Say
     from zerokit.planner.check_result import CheckResult
     from zerokit.planner.documents import Estimate
-    from zerokit.planner.memory_source import Say
     from zerokit.planner.plan_result import PlanResult
     from zerokit.planner.size_result import SizeResult
 
@@ -167,36 +168,14 @@ def size(
     return planner.size(normalized(options), price=None if price is None else str(price), say=plainly(say))
 
 
-def check(
-    *paths: Path,
-    kind: str | None = None,
-    reader: str | None = None,
-    world_size: int | str | None = None,
-    deepspeed_classes: bool = False,
-    deep: bool = False,
-    fix: bool = False,
-    unsafe: bool = False,
-    ignore: Sequence[str] = (),
-    deepspeed_version: str | None = None,
-    accelerate_version: str | None = None,
-    say: Say = silent,
-    **options: Unpack[PlanOptions],
-) -> CheckResult:
+@partial(shows_options, own=CheckOptions)
+def check(*paths: Path, say: Say = silent, **options: Unpack[CheckOptions]) -> CheckResult:
     """Find what DeepSpeed, Accelerate or the launcher would ignore, refuse or trip over in configurations.
 
     Args:
         *paths: DeepSpeed JSON, accelerate YAML, hostfiles, plans or recipes, or folders with them.
-        kind: ``deepspeed``, ``accelerate``, ``hostfile``, ``plan`` or ``recipe`` for all; None: each is told.
-        reader: who reads a DeepSpeed JSON (``--for``): ``raw``, ``trainer``, ``accelerate`` or ``all``.
-        world_size: ranks of the run, for batch arithmetic.
-        deepspeed_classes: also ask DeepSpeed's and Accelerate's own classes (imports them in a process).
-        deep: also run the real ``deepspeed.initialize`` for every rank, on this CPU.
-        fix: write the fixes that cannot change what runs; ``unsafe``: also those that let an ignored setting
-            take effect.
-        ignore: rules that are not told.
-        deepspeed_version, accelerate_version: to check for; None: the installed one, else the newest known.
         say: hears what else is worth knowing.
-        **options: of a plan, those that ``zerokit check --help`` lists; with a model, says whether it fits.
+        **options: its own, and of a plan those that tell whether a file fits, with a model.
 
     Returns:
         Files with their findings; ``stopped`` is the error that kept a later step from its answer.
@@ -205,19 +184,13 @@ def check(
         InputError: an argument that cannot be; ``field`` names it.
     """
     from zerokit.errors import InputError
-    from zerokit.planner.checking import CheckSettings
     from zerokit.planner.checking import check as check_paths
-    from zerokit.planner.options import BY_NAME
 
-    normalized_options = normalized(options)
+    settings, plan_options = divided(CheckOptions, options)
+    normalized_options = normalized(plan_options)
     for name in normalized_options:
-        if BY_NAME[name].in_check is None:
+        if name not in ELSEWHERE["check"]:
             raise InputError(f"⟨{name}⟩: check does not take it")
-    settings = CheckSettings(
-        kind=kind, reader=reader, world_size=world_size, deepspeed_classes=deepspeed_classes, deep=deep,
-        fix=fix, unsafe=unsafe, ignore=frozenset(ignore),
-        deepspeed_version=deepspeed_version, accelerate_version=accelerate_version,
-    )  # fmt: skip
     return check_paths([os.fspath(path) for path in paths], normalized_options, settings, say=plainly(say))
 
 

@@ -8,8 +8,10 @@ on is marked ``⟨no_plan=True⟩``; words that hold only where options are type
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+Say = Callable[[str], None]
+"""Hears, line by line, of what takes long, or of what is worth knowing."""
 _MARKED = re.compile(r"⟨([a-z_]+)(=True)?⟩")
 _ONLY_TYPED = re.compile(r"⟪([^⟫]*)⟫")
 _BEFORE_VALUE = re.compile(r"⟨([a-z_]+)⟩( (?!or ⟨)(?=[^\s⟨]))?")
@@ -76,3 +78,12 @@ def first(text: str) -> str | None:
 def named(text: str) -> tuple[str, ...]:
     """The arguments that a message names, each once."""
     return tuple(dict.fromkeys(match[1] for match in _MARKED.finditer(text)))
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
+
+
+def plainly(say: Say) -> Say:
+    """Passes each line on with the names that arguments have in Python."""
+    return lambda line: say(plain(line))

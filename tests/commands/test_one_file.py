@@ -143,10 +143,10 @@ def test_an_option_of_a_plan_is_one_file(copy: Path) -> None:
     shutil.copytree(ROOT / "recipes", copy / "recipes")
     shutil.copy(ROOT / "pyproject.toml", copy)
     path = copy / "zerokit/planner/options.py"
-    table, row = "OPTIONS: tuple[Option, ...] = (\n", '_option("colour", "Job", "NAME", "A.", _text, "A."),\n'
-    replace_once(path, table, f"{table}    {row}")
-    typed = "    params: Count | None\n    model"
-    replace_once(path, typed, typed.replace("    model", "    colour: str | None\n    model"))
+    field = '    params: Annotated[Count, Option("Model", "COUNT", parse_count)]\n'
+    new = '    colour: Annotated[str | None, Option("Job", "NAME", _text)]\n    """A colour."""\n'
+    replace_once(path, field, new + field)
+    replace_once(path, '    "check": {\n', '    "check": {\n        "colour": "A colour.",\n')
     asked = ["--params", "350m", "--gpus", "1", "--gpu", "l4"]
     plan = json.loads(in_copy(copy, "-m", "zerokit", "plan", *asked, "--colour", "red", "--json"))
     assert plan["request"]["colour"] == "red"
@@ -158,3 +158,28 @@ def test_an_option_of_a_plan_is_one_file(copy: Path) -> None:
     assert plan["request"]["colour"] == "blue"
     code = "import zerokit; plan = zerokit.plan(params='350m', gpus=1, gpu='l4', colour='green')\n"
     assert "green" in in_copy(copy, "-c", code + "print(plan.to_dict()['request']['colour'])")
+
+
+def test_an_option_of_a_launch_is_its_field_and_its_use(copy: Path, tmp_path: Path) -> None:
+    """The command line, its help, the library's signature and what ``help()`` says come from the field."""
+    field = '    gpus: Annotated[int | None, Option("Ranks", "N", between=RANKS)] = None\n'
+    new = '    colour: Annotated[str, Option("Ranks", "NAME")] = "red"\n    """Of the ranks."""\n'
+    replace_once(copy / "zerokit/launcher/options.py", field, new + field)
+    replace_once(
+        copy / "zerokit/launcher/command.py",
+        'command.set_variables[OFF_VARIABLE] = "1"\n',
+        'command.set_variables[OFF_VARIABLE] = "1"\n    command.set_variables["COLOUR"] = options.colour\n',
+    )
+    (copy / "train.py").write_text("import torch\n")
+    help_text = in_copy(copy, "-m", "zerokit", "launch", "--help")
+    assert "--colour NAME" in help_text and "Of the ranks.  [default: red]" in help_text
+    asked = ["--device", "cpu", "--gpus", "1", "--dry-run", "train.py"]
+    assert "export COLOUR=blue" in in_copy(copy, "-m", "zerokit", "launch", "--colour", "blue", *asked)
+    code = (
+        "import inspect, zerokit\n"
+        "print(inspect.signature(zerokit.launch).parameters['colour'], zerokit.launch.__doc__)\n"
+        "dry = zerokit.launch('train.py', device='cpu', num_ranks=1, colour='green', dry_run=True)\n"
+        "print(dry.environment['COLOUR'])\n"
+    )
+    told = in_copy(copy, "-c", code)
+    assert "colour: str = 'red'" in told and "colour: Of the ranks." in told and told.endswith("green\n")

@@ -20,6 +20,7 @@ from tests.support.api_calls import DEEPSPEED, JOB, as_json
 from tests.support.scripts_read import TRAINER
 from zerokit import api, fields
 from zerokit.cli import run
+from zerokit.domain import images, job, trainers
 from zerokit.errors import InputError, NothingFits
 from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS, PlanOptions, normalized
 
@@ -225,10 +226,22 @@ def test_arguments_that_there_are_not_are_refused(tmp_path: Path) -> None:
         zerokit.check(tmp_path / "ds.json", tp=2)
 
 
+def test_the_words_of_an_option_are_those_that_the_domain_knows() -> None:
+    choices = {
+        "method": job.METHODS, "trainer": trainers.TRAINERS, "attention": job.ATTENTIONS, "loss": job.LOSSES,
+        "precision": ("auto", *job.PRECISIONS), "quant": job.QUANTIZATIONS, "vision_tower": images.TOWERS,
+        "offload_param": ("auto", *job.OFFLOAD_DEVICES), "checkpointing": ("auto", *job.CHECKPOINTINGS),
+        "offload_optimizer": ("auto", *job.OFFLOAD_DEVICES),
+    }  # fmt: skip
+    assert {name: BY_NAME[name].metavar.split("|") for name in choices} == {
+        n: list(c) for n, c in choices.items()
+    }
+
+
 def test_one_table_of_options() -> None:
     """Keyword arguments, options of the command line and keys of a recipe are the rows of one table."""
     names = [option.name for option in OPTIONS]
-    assert set(PlanOptions.__annotations__) == set(names) == set(BY_NAME)
+    assert list(PlanOptions.__annotations__) == names == list(BY_NAME)
     for function in (api.plan, api.estimate, api.size, api.tune):
         parameters = inspect.signature(function).parameters
         assert list(parameters)[-len(names) :] == names

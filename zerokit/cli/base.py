@@ -14,10 +14,8 @@ from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.fields import first as first_argument
 from zerokit.messages import program
-from zerokit.planner import options
-from zerokit.planner.options import BY_NAME
+from zerokit.planner.options import BY_NAME, GROUPS
 
-GROUPS: tuple[options.Group, ...] = ("Model", "Hardware", "Job", "Strategy")
 _QUIET = ("-q", "--quiet")
 WORDS = "zerokit.words"
 """Of a context's ``meta``: the words that were typed, the command's name first, where a page says them."""

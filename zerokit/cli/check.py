@@ -10,25 +10,25 @@ from zerokit.cli import options as shared_options
 from zerokit.cli.base import Command
 from zerokit.cli.say import echo, say, write, write_json
 from zerokit.messages import width_of
+from zerokit.options import divided
+from zerokit.planner.options import CheckOptions
 
 if TYPE_CHECKING:
     from zerokit.linter.suppress import Settings
     from zerokit.planner.check_result import CheckResult
 
 
+GROUPS = dict(shared_options.groups(CheckOptions))
+GROUPS["Findings"] = (*GROUPS["Findings"], "notes", "strict")
+
+
 @click.command(
     "check",
     cls=Command,
-    groups={
-        "Files": ("kind", "reader", "world_size", "deepspeed_version", "accelerate_version"),
-        "Findings": ("deepspeed_classes", "deep", "ignore", "notes", "strict", "fix", "unsafe"),
-    },
+    groups=GROUPS,
 )
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER|-]…")
-@click.option(
-    "--deepspeed-version", metavar="V", help="DeepSpeed to check for; the installed one unless given."
-)
-@click.option("--accelerate-version", metavar="V", help="Accelerate to check for; likewise.")
+@shared_options.declared(CheckOptions)
 @click.option("--explain", metavar="RULE", help="What a rule finds, why, an example, the fix and its source.")
 @click.option(
     "--schema",
@@ -37,29 +37,7 @@ if TYPE_CHECKING:
     type=click.Choice(["deepspeed", "accelerate"]),
     help="Print a JSON Schema for editors, of a DeepSpeed JSON unless accelerate is named.",
 )
-@click.option("--ignore", metavar="RULE", multiple=True, help="Do not show this rule; may be repeated.")
-@click.option(
-    "--kind",
-    metavar="KIND",
-    help="deepspeed, accelerate, hostfile, plan or recipe; by default each file shows it.",
-)
-@click.option(
-    "--for",
-    "reader",
-    metavar="raw|trainer|accelerate|all",
-    help="Who reads a DeepSpeed JSON: deepspeed.initialize, the Trainer, Accelerate, or each of them; "
-    "otherwise inferred from what lies beside it.",
-)
-@click.option("--world-size", metavar="N", help="Ranks of the run, for batch arithmetic (also: --gpus).")
-@shared_options.of_check
-@click.option("--deepspeed-classes", is_flag=True, help="Also ask DeepSpeed's and Accelerate's own classes.")
-@click.option(
-    "--deep", is_flag=True, help="Also run the real deepspeed.initialize for every rank, on this CPU."
-)
-@click.option("--fix", is_flag=True, help="Write the fixes that cannot change what runs.")
-@click.option(
-    "--unsafe", is_flag=True, help="With --fix: also those that let an ignored setting take effect."
-)
+@shared_options.shared("check")
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
 @click.option("--notes", is_flag=True, help="Show notes as well.")
 @click.option(
@@ -77,22 +55,17 @@ def command(files: tuple[str, ...], **options: Any) -> int:
 
     Names the line, what will happen and the fix. Exit code 0: nothing wrong; 2: errors.
     """
-    from zerokit.planner.checking import CheckSettings, check, for_versions
+    from zerokit.planner.checking import check, for_versions
 
     if options["explain"]:
         return _explain(options["explain"])
     project_settings = _settings(options)
-    names = ("kind", "reader", "world_size", "deepspeed_classes", "deep", "fix", "unsafe",
-             "deepspeed_version", "accelerate_version")  # fmt: skip
-    settings = CheckSettings(
-        **{name: options[name] for name in names},
-        ignore=project_settings.ignore | frozenset(options["ignore"]),
-        exclude=project_settings.exclude,
-    )
-    with for_versions(settings.deepspeed_version, settings.accelerate_version):
+    options["ignore"] = project_settings.ignore | frozenset(options["ignore"])
+    settings, more = divided(CheckOptions, options)
+    with for_versions(settings["deepspeed_version"], settings["accelerate_version"]):
         if options["schema"]:
             return _schema(options["schema"])
-        result = check(files, options, settings, say=say)
+        result = check(files, more, settings, exclude=project_settings.exclude, say=say)
         _show(result, options)
     if result.stopped is not None:
         raise result.stopped

@@ -1,15 +1,16 @@
-"""The arguments of a plan (:data:`zerokit.planner.options.OPTIONS`) as options of the command line."""
+"""The options that :mod:`zerokit.options` describes, as options of the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from zerokit.emit.outside import remember
 from zerokit.fields import as_options
-from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS, Option, folded
+from zerokit.options import Option, options_of
+from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS, folded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,30 +24,31 @@ def _fold(ctx: click.Context, param: click.Parameter, value: object) -> object:
     return folded(BY_NAME[param.name or ""], value) if isinstance(value, str) else value
 
 
-def _metavar(option: Option, *, searches: bool = False) -> str | None:
+def _metavar(option: Option, *, searches: bool) -> str | None:
     """What stands for the option's value; ``searches``: the command looks for those that nobody gave."""
-    if option.is_flag or searches or option.name not in _SEARCHED:
+    if searches or option.name not in _SEARCHED:
         return option.metavar or None
     return "|".join(word for word in option.metavar.split("|") if word != "auto")
 
 
 def shared(name: str) -> Callable[[F], F]:
-    """Adds every argument of a plan to the command of this name, in the order of the table.
+    """Adds the arguments of a plan to the command of this name, in the order of the table.
 
-    Those that a command refuses are hidden: the error says what to do instead.
+    Those that a command refuses are hidden: the error says what to do instead. ``check`` gets its own alone.
     """
     elsewhere = ELSEWHERE.get(name, {})
 
     def add(command: F) -> F:
         for option in reversed(OPTIONS):
+            if name == "check" and option.name not in elsewhere:
+                continue
             text = elsewhere.get(option.name, option.help)
-            metavar = _metavar(option, searches=name != "estimate")
             command = click.option(
                 option.option,
                 is_flag=option.is_flag,
-                metavar=metavar,
+                metavar=_metavar(option, searches=name not in ("estimate", "check")),
                 callback=_fold,
-                default="auto" if option.name == "device" else None,
+                default=None if option.is_flag or name == "check" else option.default,
                 help=as_options(text or option.help),
                 hidden=text is None,
             )(command)
@@ -55,23 +57,50 @@ def shared(name: str) -> Callable[[F], F]:
     return add
 
 
-def unconfined(command: F) -> F:
-    """Adds the switch of the commands that rehearse."""
+def declared(by: type) -> Callable[[F], F]:
+    """Adds the options that the fields of a class declare."""
+
+    def add(command: F) -> F:
+        for option in reversed(options_of(by)):
+            command = _option(option)(command)
+        return command
+
+    return add
+
+
+def groups(by: type) -> Mapping[str, Sequence[str]]:
+    """The titles of the help, each with its options, in the order of the fields."""
+    found: dict[str, list[str]] = {}
+    for option in options_of(by):
+        if option.group:
+            found.setdefault(option.group, []).append(option.name)
+    return found
+
+
+def _option(option: Option) -> Callable[[F], F]:
+    text = as_options(option.help)
+    if option.is_flag:
+        return click.option(option.option, option.name, is_flag=True, help=text)
+    kind: Any = option.kind
+    if option.between is not None:
+        ranges: Mapping[type, Any] = {int: click.IntRange, float: click.FloatRange}
+        kind = ranges[kind](*option.between)
     return click.option(
-        "--unconfined",
-        is_flag=True,
-        help="Rehearse even where the kernel gives no namespaces: what native code writes then remains.",
-    )(command)
+        *option.spellings or (option.option,),
+        option.name,
+        metavar=option.metavar,
+        type=kind,
+        multiple=option.multiple,
+        default=option.default,
+        show_default=option.default is not None and not option.multiple,
+        help=text,
+    )
 
 
-def of_check(command: F) -> F:
-    """Adds the arguments that say whether a file fits."""
-    for option in reversed(OPTIONS):
-        if option.in_check is not None:
-            command = click.option(
-                option.option, metavar=_metavar(option), help=option.in_check, callback=_fold
-            )(command)
-    return command
+def unconfined(command: F) -> F:
+    """Adds the switch of a command that may rehearse."""
+    text = "Rehearse even where the kernel gives no namespaces: what native code writes then remains."
+    return click.option("--unconfined", is_flag=True, help=text)(command)
 
 
 def explain(command: F) -> F:

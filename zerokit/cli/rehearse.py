@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerokit.cli.base import WORDS
-from zerokit.cli.options import unconfined
+from zerokit.cli.options import declared, groups
 from zerokit.cli.say import say, write_json
 from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.files import write_whole
+from zerokit.rehearsal.options import RehearsalArguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,63 +27,11 @@ if TYPE_CHECKING:
     cls=ScriptCommand,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="Example: zerokit rehearse --gpus 8 --gpu h100-sxm-80gb train.py --deepspeed ds_config.json",
-    groups={
-        "Plan": ("plan", "no_arguments", "accept_mismatch"),
-        "Hardware": ("gpus", "gpu", "vram", "host_speed"),
-        "Rehearsal": ("module", "rank", "ranks", "steps", "launcher", "versions", "unconfined"),
-    },
+    groups=groups(RehearsalArguments),
 )
-@click.option("--plan", metavar="DIR", help="A folder (or plan.yaml) that `zerokit plan` wrote.")
-@click.option(
-    "--gpus", metavar="N", type=click.IntRange(1, 65536), help="Ranks in all. [default: the plan's, or 1]"
-)
-@click.option(
-    "--gpu",
-    metavar="NAME",
-    help="A GPU of `zerokit gpus`. [default: the plan's, else this machine's, else h100-sxm-80gb]",
-)
-@click.option("--vram", metavar="SIZE", help="Memory per GPU, such as 24GiB.")
-@click.option(
-    "--rank", metavar="N", default=0, show_default=True, type=click.IntRange(0), help="Which rank to run."
-)
-@click.option("--ranks", metavar="LIST", help="Several ranks, one after another, such as 0,7 or 0,last.")
-@click.option(
-    "--steps",
-    metavar="N",
-    default=5,
-    show_default=True,
-    type=click.IntRange(1, 1000),
-    help="Optimizer steps until training ends; fewer where the peaks of all phases repeat. A loop that does "
-    "something every so many rounds gets one more.",
-)
-@click.option(
-    "--launcher",
-    default="auto",
-    show_default=True,
-    metavar="auto|none|deepspeed|torchrun|accelerate",
-    help="Whose environment the script gets.",
-)
-@click.option(
-    "--host-speed",
-    type=click.FloatRange(0.05, 20),
-    metavar="FACTOR",
-    help="The run's host over the reference host, as `zerokit doctor --measure` prints it on that machine.",
-)
-@click.option(
-    "--versions",
-    metavar="FILE",
-    help="Versions of the run: a lock file, requirements, or `zerokit doctor --json` of its machine. "
-    "Differences are warned of.",
-)
-@click.option("--no-arguments", is_flag=True, help="Add no option from the plan to the script's own.")
-@click.option("--accept-mismatch", is_flag=True, help="Run a script that contradicts the plan all the same.")
-@unconfined
-@click.option("--out", metavar="DIR", help="Write rehearsal.json and the script's output there.")
+@declared(RehearsalArguments)
 @click.option("--html", metavar="FILE", help="Write the result as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
-@click.option(
-    "-m", "--module", metavar="PKG.MOD", help="Run a module, as python -m does, instead of a script."
-)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(arguments: tuple[str, ...], **options: Any) -> int:
     """Run SCRIPT, unmodified, as one rank of N on a simulated GPU.
@@ -93,18 +42,18 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     from zerokit.rehearsal.request import rehearse
     from zerokit.script import entry_points
 
-    module, out = options.pop("module"), options["out"]
     as_json, html = options.pop("as_json"), options.pop("html")
-    if module is None and not arguments:
+    asked = RehearsalArguments(**options, say=say)
+    if asked.module is None and not arguments:
         raise no_script("--gpu h200")
-    resolved = entry_points.target_of(module, arguments, "rehearse")
+    resolved = entry_points.target_of(asked.module, arguments, "rehearse")
     if resolved.note is not None:
         say(resolved.note)
-    done = rehearse(resolved.target, say=say, **options)
-    if out is not None:
-        write_whole(Path(out) / "rehearsal.json", json.dumps(done.to_dict(), indent=1))
+    done = rehearse(resolved.target, asked)
+    if asked.out is not None:
+        write_whole(Path(asked.out) / "rehearsal.json", json.dumps(done.to_dict(), indent=1))
     if html is not None:
-        _write_page(Path(html), done, module or arguments[0], options["plan"])
+        _write_page(Path(html), done, asked.module or arguments[0], options["plan"])
     if as_json:
         write_json(done.to_dict())
     else:

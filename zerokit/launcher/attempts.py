@@ -81,12 +81,14 @@ class DryRun:
 
     Attributes:
         rehearsal: of this command, as :attr:`Launch.rehearsal` has it.
+        has_plan: whether it is given a plan.
     """
 
     argv: tuple[str, ...]
     unset: tuple[str, ...]
     environment: Mapping[str, str]
     rehearsal: str
+    has_plan: bool
 
 
 def dry_run(options: LaunchOptions, say: Say) -> DryRun:
@@ -109,6 +111,7 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
             unset=tuple(launch.command.unset_variables),
             environment={name: secrets.text(value) for name, value in launch.command.set_variables.items()},
             rehearsal=launch.rehearsal,
+            has_plan=options.plan is not None,
         )
 
 
@@ -261,8 +264,9 @@ class _Session:
         from zerokit.launcher import prepare, run_folder
         from zerokit.launcher.supervisor import supervisor
 
-        is_new = options.run_dir is None or not os.path.lexists(options.run_dir)
-        run_dir = run_folder.make_run_folder(options.run_dir, options.target.name, self.locks, self.say)
+        folder = None if options.run_dir is None else os.fspath(options.run_dir)
+        is_new = folder is None or not os.path.lexists(folder)
+        run_dir = run_folder.make_run_folder(folder, options.target.name, self.locks, self.say)
         with ExitStack() as stack:
             try:
                 launch = prepare.prepare(options, run_dir, stack)

@@ -1,73 +1,138 @@
-"""What the user asks of a launch, and what is to be run: given, and never changed."""
+"""What the user asks of a launch, and what is to be run: given, and never changed.
 
-from __future__ import annotations
+To add an option: a field of :class:`LaunchArguments`, and what it does.
+"""
 
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from zerokit.errors import InputError
-from zerokit.script.entry_points import Target
+from zerokit.fields import Say, silent
+from zerokit.options import Option, check_options, seconds
+
+if TYPE_CHECKING:
+    from zerokit.planner.plan_result import PlanResult
+    from zerokit.script.entry_points import Target
 
 LAUNCHERS = ("deepspeed", "accelerate", "torchrun")
 SHOWN_RANKS = ("first", "all", "none")
 BOOTSTRAP = Path(__file__).with_name("rank") / "bootstrap.py"
 AGENT = Path(__file__).with_name("agent.py")
 
+PathLike = str | os.PathLike[str]
+RANKS = (1, 65536)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchArguments:
+    """What a user may ask of a launch: the command's options, and the arguments of ``zerokit.launch()``."""
+
+    script: PathLike | None = None
+    arguments: Sequence[str] = ()
+    _: KW_ONLY
+    plan: Annotated[Optional["PathLike | PlanResult"], Option("Plan", "DIR")] = None
+    """A folder (or plan.yaml) that `zerokit plan` wrote. [default: zerokit-plan, if it exists]"""
+    no_plan: Annotated[bool, Option("Plan")] = False
+    """Run without a plan, even if zerokit-plan exists."""
+    deepspeed: Annotated[PathLike | None, Option("Plan", "FILE")] = None
+    """A DeepSpeed JSON of your own in place of a plan; nothing is predicted."""
+    recipe: Annotated[PathLike | None, Option("Plan", "NAME")] = None
+    """Plan from a recipe first, and run that⟪; KEY=VALUE before SCRIPT changes it⟫."""
+    accept_mismatch: Annotated[bool, Option("Plan")] = False
+    """Run a script whose own configuration contradicts the plan, or a DeepSpeed file with errors."""
+    module: Annotated[str | None, Option("Script", "PKG.MOD", spellings=("-m", "--module"))] = None
+    """Run a module, as python -m does, instead of a script."""
+    style: Annotated[str, Option("Script", "auto|raw|accelerate|trainer|none")] = "auto"
+    """How the script takes its DeepSpeed configuration; auto reads its source."""
+    no_arguments: Annotated[bool, Option("Script")] = False
+    """Add nothing from the plan to the script's arguments."""
+    no_trackers: Annotated[bool, Option("Script")] = False
+    """Log no memory to the TensorBoard, W&B, MLflow or Trackio that the script uses."""
+    gpus: Annotated[int | None, Option("Ranks", "N", between=RANKS)] = None
+    """Ranks in all, one on each GPU. [default: the plan's number]"""
+    num_ranks: Annotated[int | None, Option("Ranks", "N", between=RANKS)] = None
+    """Ranks in all, on GPUs or CPUs. [default: the plan's number]"""
+    device: Annotated[str, Option("Ranks", "auto|cuda|cpu")] = "auto"
+    """Where the ranks run; auto: CUDA where there is a GPU, else CPU."""
+    nodes: Annotated[int | None, Option("Ranks", "N", between=RANKS)] = None
+    """Use the first N hosts of the hostfile."""
+    hostfile: Annotated[PathLike | None, Option("Ranks", "FILE")] = None
+    """Machines to run on, one line each: NAME slots=N."""
+    master_port: Annotated[int | None, Option("Ranks", "PORT")] = None
+    """Where the ranks meet. [default: a free port]"""
+    launcher: Annotated[str, Option("Ranks", "|".join(LAUNCHERS))] = "deepspeed"
+    """What starts the ranks."""
+    heartbeat: Annotated[float | None, Option("Failures", "SECONDS", seconds)] = None
+    """Time without progress after which the run counts as hung; 0: never. [default: adapts to the run, from
+    60 s (300 s for what it does for the first time) to 600 s]"""
+    grace: Annotated[float, Option("Failures", "SECONDS", seconds)] = 10.0
+    """When ranks are stopped: time from SIGTERM to SIGKILL."""
+    max_restarts: Annotated[int, Option("Failures", "N", between=(0, 1000))] = 0
+    """After a failure or a hang, restart the script, at most N times, from the newest checkpoint that every
+    rank finished writing."""
+    resume_option: Annotated[str | None, Option("Failures", "OPTION")] = None
+    """How the script takes a checkpoint: an option of its own, with {folder} and {tag} filled in where they
+    stand in it. A Trainer needs none; empty: it finds its checkpoint by itself."""
+    retry_smaller: Annotated[bool, Option("Failures")] = False
+    """After an out-of-memory error, run the next plan that would fit, at most 3 times."""
+    rehearsal_seconds: Annotated[float, Option("Prediction", "SECONDS", seconds)] = 180.0
+    """Time for the rehearsal that predicts a run which was not its plan's job or took other memory, or ran
+    out of memory; 0: none."""
+    unconfined: Annotated[bool, Option("Prediction")] = False
+    """Rehearse even where the kernel gives no namespaces: what native code writes then remains."""
+    no_host_probe: Annotated[bool, Option("Prediction")] = False
+    """Do not measure this host's speed before its first launch on GPUs, some 15 s."""
+    run_dir: Annotated[PathLike | None, Option("", "DIR", spellings=("--run-dir", "--out"))] = None
+    """Run folder. [default: runs/<timestamp>-<script>]"""
+    show: Annotated[str, Option("", "|".join(SHOWN_RANKS))] = "first"
+    """Which ranks' output to pass on to the terminal."""
+    dry_run: Annotated[bool, Option()] = False
+    """Print the exact command and environment, and run nothing."""
+    say: Say = silent
+
+    def __post_init__(self) -> None:
+        check_options(self, LaunchArguments)
+        if self.num_ranks and self.gpus:
+            raise InputError("⟨num_ranks⟩ and ⟨gpus⟩ say the same: give one of them")
+        if self.show not in SHOWN_RANKS:
+            raise InputError(f"⟨show⟩ {self.show}: use first, all or none")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
-    """The options of ``zerokit launch``. Seconds; ``None``: not given.
+class LaunchOptions(LaunchArguments):
+    """A launch that is to be made: what the user asked, and what came of it or was added. Seconds.
 
     Attributes:
-        command: of zerokit, that was typed: in whose options the script's name ends.
+        target: the script or module, as it is run.
         plan: a folder that ``zerokit plan`` wrote, or its plan.yaml.
-        deepspeed: a DeepSpeed JSON of the user's own, in place of a plan.
-        device: ``auto``, ``cuda`` or ``cpu``.
-        style: how the script takes its configuration; ``auto`` reads its source.
-        run_dir: by default ``runs/<timestamp>-<script>``.
-        grace_seconds: from SIGTERM to SIGKILL.
-        heartbeat_seconds: without progress for so long, the run counts as hung; 0: never; None: what the run
-            has shown decides (:mod:`zerokit.launcher.supervisor.heartbeat_default`).
-        asks_for_gpus: its number of ranks is one of GPUs.
-        show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
+        command: of zerokit, that was typed: in whose options the script's name ends.
         show_progress: a line on how far the run is goes to the terminal, and notes on a quiet one.
         stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
-        resume_option: how the script is told of a checkpoint, ``{folder}`` and ``{tag}`` filled in; None: a
-            Trainer needs none. resume_from: the checkpoint that a Trainer goes on from.
         limit_seconds: the run is ended after so long; None: never.
-        no_arguments: nothing is added to the script's own arguments.
-        accept_mismatch: the script may contradict its plan.
-        no_trackers: memory is not logged to the tracker that the script uses.
+        resume_from: the checkpoint that a Trainer goes on from.
     """
 
-    target: Target
-    command: str = "launch"
+    target: "Target"
     plan: str | None = None
-    deepspeed: str | None = None
-    device: str = "auto"
-    launcher: str = "deepspeed"
-    style: str = "auto"
-    run_dir: str | None = None
-    grace_seconds: float = 10.0
-    heartbeat_seconds: float | None = None
-    num_ranks: int | None = None
-    asks_for_gpus: bool = False
-    nodes: int | None = None
-    hostfile: str | None = None
-    master_port: int | None = None
-    show_ranks: str = "first"
+    command: str = "launch"
     show_progress: bool = True
     stop_after_steps: int | None = None
     limit_seconds: float | None = None
-    resume_option: str | None = None
     resume_from: str | None = None
-    no_arguments: bool = False
-    accept_mismatch: bool = False
-    no_trackers: bool = False
 
-    def __post_init__(self) -> None:
-        if self.show_ranks not in SHOWN_RANKS:
-            raise InputError(f"⟨show⟩ {self.show_ranks}: use first, all or none")
+    @classmethod
+    def of(cls, asked: LaunchArguments, **more: Any) -> "LaunchOptions":
+        """What the user asked for, and more."""
+        own = {one.name: getattr(asked, one.name) for one in fields(LaunchArguments)}
+        return cls(**own | more)
+
+    @property
+    def ranks(self) -> int | None:
+        """How many were asked for; None: the plan says."""
+        return self.num_ranks or self.gpus
 
 
 def check_launcher(launcher: str) -> None:

@@ -13,7 +13,9 @@ from zerokit.errors import InputError
 from zerokit.linter.finding import Finding
 from zerokit.linter.suppress import settings_beside
 from zerokit.messages import listed
-from zerokit.planner.checking import CheckSettings, check, for_versions
+from zerokit.options import divided
+from zerokit.planner.checking import check, for_versions
+from zerokit.planner.options import CheckOptions
 from zerokit.script import file_mismatches, scripts_optimizer
 from zerokit.script.arguments import ScriptOptions
 from zerokit.strictload import load_json
@@ -145,7 +147,8 @@ def _stop_or_warn(
 
 def _findings(path: str, reader: str, ranks: int) -> Sequence[Finding]:
     project = settings_beside(Path.cwd())
-    settings = CheckSettings(kind="deepspeed", reader=reader, world_size=ranks, ignore=project.ignore)
+    asked = {"kind": "deepspeed", "reader": reader, "world_size": ranks, "ignore": project.ignore}
+    settings, _ = divided(CheckOptions, asked)
     with for_versions(None, None):
         return check([path], {}, settings).findings
 

@@ -95,8 +95,8 @@ def decide_placement(
     slurm = cluster.slurm_job() if hosts is None else None
     node_count = len(hosts) if hosts else len(slurm.nodes) if slurm else 1
     devices = device_module.resolve(
-        options.device, num_ranks=options.num_ranks, planned_ranks=planned_ranks, planned_gpu=planned_gpu,
-        asks_for_gpus=options.asks_for_gpus, nodes=node_count, dry_run=dry_run,
+        options.device, num_ranks=options.ranks, planned_ranks=planned_ranks, planned_gpu=planned_gpu,
+        asks_for_gpus=options.gpus is not None, nodes=node_count, dry_run=dry_run,
     )  # fmt: skip
     port = stack.enter_context(ports.reserve(options.master_port))
     unshared: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ def decide_placement(
         hosts=None if hosts is None else tuple(hosts),
         slurm=slurm,
         unshared_hosts=unshared,
-        alive_seconds=deadman.patience_seconds(options.heartbeat_seconds),
+        alive_seconds=deadman.patience_seconds(options.heartbeat),
         notes=tuple(notes),
     )
 
@@ -139,7 +139,7 @@ def _hosts(options: LaunchOptions) -> list[hostfile.Host] | None:
         if options.nodes not in (None, 1):
             raise InputError(f"⟨nodes⟩ {options.nodes} needs ⟨hostfile⟩ FILE with the machines' names")
         return None
-    return hostfile.choose_hosts(hostfile.read_hostfile(options.hostfile), options.nodes)
+    return hostfile.choose_hosts(hostfile.read_hostfile(Path(options.hostfile)), options.nodes)
 
 
 def _check_nodes(hosts: list[hostfile.Host], run_dir: Path, *, need_gpus: bool, port: int) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from zerokit.planner.answer import not_modelled
 from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.check_result import Fit
 from zerokit.planner.memory_source import Say
-from zerokit.planner.options import BY_NAME, OPTIONS
+from zerokit.planner.options import BY_NAME, ELSEWHERE
 from zerokit.search import headroom
 from zerokit.search.explain import host_lack_words
 from zerokit.units import format_gib
@@ -146,7 +146,7 @@ def _estimate_options(path: str, options: Mapping[str, Any], world_size: int | s
 
 def _given(options: Mapping[str, Any], ranks: object) -> dict[str, str]:
     """The options that ``check`` takes for this, the number of GPUs from ``ranks`` where it was not given."""
-    values = {option.name: options.get(option.name) for option in OPTIONS if option.in_check is not None}
+    values = {name: options.get(name) for name in ELSEWHERE["check"]}
     values["gpus"] = values["gpus"] or ranks
     return {name: str(value) for name, value in values.items() if value}
 

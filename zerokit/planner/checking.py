@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerokit.domain.unmodelled import unmodelled_keys
 from zerokit.errors import InputError
+from zerokit.fields import Say, silent
 from zerokit.linter.accelerate.top_level import named_config
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.deepspeed.tables import has_key
@@ -22,43 +22,12 @@ from zerokit.messages import shown
 from zerokit.planner import without_collecting
 from zerokit.planner.check_plans import add_plans_and_recipes
 from zerokit.planner.check_result import CheckResult, Fit
-from zerokit.planner.memory_source import Say, silent
+from zerokit.planner.options import CheckOptions
 from zerokit.rules.batch import ranks_of
 from zerokit.units import counted, parse_positive_int
 
 # a key that was renamed may have a value to fix
 _MOST_PASSES = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckSettings:
-    """What to do beside reading the files.
-
-    Attributes:
-        kind: of all files; None: each file shows its own.
-        reader: who reads a DeepSpeed JSON: ``raw``, ``trainer``, ``accelerate`` or ``all``; None: inferred
-            from what lies beside it.
-        world_size: ranks of the run.
-        deepspeed_classes: also ask DeepSpeed's and Accelerate's own classes.
-        deep: also run the real ``deepspeed.initialize`` for every rank, on this CPU.
-        fix: write the fixes that cannot change what runs; ``unsafe``: also those that let an ignored setting
-            take effect.
-        ignore: rules that are not shown.
-        exclude: patterns of files that are left out of folders.
-        deepspeed_version, accelerate_version: to check for; None: the installed one, else the newest known.
-    """
-
-    kind: str | None = None
-    reader: str | None = None
-    world_size: int | str | None = None
-    deepspeed_classes: bool = False
-    deep: bool = False
-    fix: bool = False
-    unsafe: bool = False
-    ignore: frozenset[str] = frozenset()
-    exclude: tuple[str, ...] = ()
-    deepspeed_version: str | None = None
-    accelerate_version: str | None = None
 
 
 @contextmanager
@@ -86,37 +55,47 @@ def for_versions(deepspeed: str | None, accelerate: str | None) -> Iterator[None
 
 
 def check(
-    paths: Sequence[str], options: Mapping[str, Any], settings: CheckSettings, *, say: Say = silent
+    paths: Sequence[str],
+    options: Mapping[str, Any],
+    settings: CheckOptions,
+    *,
+    exclude: Sequence[str] = (),
+    say: Say = silent,
 ) -> CheckResult:
-    """Lint the files; ``options`` say what they are for (those of a plan that have ``in_check``).
+    """Lint the files; ``options`` say what they are for (those of a plan that ``check`` takes).
 
     Raises:
         InputError: an argument that cannot be.
     """
-    if settings.unsafe and not settings.fix:
+    if settings["unsafe"] and not settings["fix"]:
         raise InputError("⟨unsafe⟩ needs ⟨fix⟩")
     if not paths:
         raise InputError("name files or folders to check, or - for standard input")
-    if "-" in paths and settings.fix:
+    if "-" in paths and settings["fix"]:
         raise InputError("⟨fix⟩ writes files, and - is standard input; leave one out")
-    with without_collecting(), for_versions(settings.deepspeed_version, settings.accelerate_version):
-        return _checked(paths, options, settings, say)
+    with without_collecting(), for_versions(settings["deepspeed_version"], settings["accelerate_version"]):
+        return _checked(paths, options, settings, exclude, say)
 
 
 def _checked(
-    paths: Sequence[str], options: Mapping[str, Any], settings: CheckSettings, say: Say
+    paths: Sequence[str], options: Mapping[str, Any], settings: CheckOptions, exclude: Sequence[str], say: Say
 ) -> CheckResult:
     context = _context(options, settings, say)
-    files, discovered, leaving = files_of(paths, exclude=settings.exclude)
+    files, discovered, leaving = files_of(paths, exclude=tuple(exclude))
     for link in leaving:
         say(f"warning: {shown(link)} is a link that leaves the folder: skipped")
     read = functools.partial(
-        check_files, files, context, kind=settings.kind, ignore=settings.ignore, discovered=discovered
+        check_files,
+        files,
+        context,
+        kind=settings["kind"],
+        ignore=frozenset(settings["ignore"]),
+        discovered=discovered,
     )
     checked = read()
     fixed: list[Finding] = []
-    for _ in range(_MOST_PASSES if settings.fix else 0):
-        more = _fix(checked, unsafe=settings.unsafe, say=say)
+    for _ in range(_MOST_PASSES if settings["fix"] else 0):
+        more = _fix(checked, unsafe=settings["unsafe"], say=say)
         if not more:
             break
         fixed += more
@@ -125,18 +104,18 @@ def _checked(
     stopped: InputError | None = None
     fits: dict[str, Fit] = {}
     try:
-        if settings.deepspeed_classes or settings.deep:
-            _ask_deepspeed(checked, context, deep=settings.deep)
+        if settings["deepspeed_classes"] or settings["deep"]:
+            _ask_deepspeed(checked, context, deep=settings["deep"])
         if options.get("model") or options.get("params"):
-            fits = _ask_whether_it_fits(checked, options, settings.world_size, say)
+            fits = _ask_whether_it_fits(checked, options, settings["world_size"], say)
     except InputError as error:
         stopped = error  # what is known already is shown first
     skipped = len(set(discovered).difference(file.path for file in checked))
     return CheckResult(files=tuple(checked), fixed=tuple(fixed), fits=fits, skipped=skipped, stopped=stopped)
 
 
-def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> Context:
-    texts = {"world_size": settings.world_size, **{name: options.get(name) for name in ("gpus", "nodes")}}
+def _context(options: Mapping[str, Any], settings: CheckOptions, say: Say) -> Context:
+    texts = {"world_size": settings["world_size"], **{name: options.get(name) for name in ("gpus", "nodes")}}
     numbers = {
         name: parse_positive_int(value, f"⟨{name}⟩") if value else None for name, value in texts.items()
     }
@@ -163,8 +142,8 @@ def _context(options: Mapping[str, Any], settings: CheckSettings, say: Say) -> C
         gpu = gpus.lookup(str(options["gpu"]))
         gpu_name, precisions = gpu.title, frozenset({*gpu.peak_flops, "fp32"})
     return Context(
-        readers=None if settings.reader is None else _readers(settings.reader),
-        every_reader_must_do=settings.reader == "all",
+        readers=None if settings["reader"] is None else _readers(settings["reader"]),
+        every_reader_must_do=settings["reader"] == "all",
         world_size=ranks,
         gpus_per_node=ranks // nodes if ranks else None,
         key_value_heads=_key_value_heads(config) if config is not None else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from zerokit.domain.model_shape import ALL_LINEAR, ModelShape
 from zerokit.domain.profile import ModelProfile, variants_of
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError, MemoryUnknown
-from zerokit.fields import plain
+from zerokit.fields import Say as Say
+from zerokit.fields import plainly as plainly
+from zerokit.fields import silent as silent
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node, replayed
 from zerokit.memory.inference import traceable
@@ -28,18 +30,6 @@ from zerokit.values import frozen_dataclass, replace
 
 _MOST_TRACED_IN_A_SEARCH = 4
 _NOT_TRACED = "memory in closed form, not traced: "
-
-Say = Callable[[str], None]
-"""Hears, line by line, of what takes long."""
-
-
-def silent(line: str) -> None:
-    """Says nothing."""
-
-
-def plainly(say: Say) -> Say:
-    """Passes each line on with the names that arguments have in Python."""
-    return lambda line: say(plain(line))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,72 +1,20 @@
 """The arguments of a plan: the one table. From it come the options of the command line, the keys of a recipe,
 what ``check`` takes to say whether a file fits, the library's keyword arguments and docs/options.md.
 
-To add one: a row in :data:`OPTIONS`, a line in :class:`PlanOptions`, and what it does in ``request.py``.
+To add one: a field of :class:`PlanOptions`, and what it does in ``request.py``.
 """
-
-from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
-from zerokit.domain.images import TOWERS
-from zerokit.domain.job import (
-    ATTENTIONS,
-    CHECKPOINTINGS,
-    LOSSES,
-    METHODS,
-    OFFLOAD_DEVICES,
-    PRECISIONS,
-    QUANTIZATIONS,
-)
-from zerokit.domain.trainers import TRAINERS
 from zerokit.errors import InputError
+from zerokit.options import Check, Option, options_of, with_meanings
 from zerokit.units import parse_bytes, parse_count, parse_positive_int, parse_rate, parse_share
-from zerokit.values import frozen_dataclass
 
-Check = Callable[[object, str], object]
-"""Raises :class:`InputError`, which names the value as it is told to, for a value that cannot be."""
-Group = Literal["Model", "Hardware", "Job", "Strategy"]
-
-
-@frozen_dataclass
-class Option:
-    """One argument of a plan.
-
-    Attributes:
-        name: as in Python and in a recipe (``seq_len``); the command line says ``--seq-len``.
-        metavar: what stands for its value in the help; empty: it is a switch.
-        valid: raises for a value that cannot be.
-        in_check: what ``zerokit check`` says that it takes it for; None: it does not take it.
-    """
-
-    name: str
-    group: Group
-    metavar: str
-    help: str
-    valid: Check
-    in_check: str | None = None
-
-    @property
-    def is_flag(self) -> bool:
-        """Whether it is a switch, on where it is given."""
-        return not self.metavar
-
-    @property
-    def option(self) -> str:
-        """As the command line spells it."""
-        return "--" + self.name.replace("_", "-")
-
-
-def _one_of(*choices: str) -> Check:
-    def check(value: object, name: str) -> object:
-        if value not in choices:
-            raise InputError(f"{name}: {value!r}; use one of {', '.join(choices)}")
-        return value
-
-    return check
+F = TypeVar("F", bound=Callable[..., Any])
+GROUPS = ("Model", "Hardware", "Job", "Strategy")
 
 
 def _or_auto(check: Check) -> Check:
@@ -82,12 +30,6 @@ def _stage(value: object, name: str) -> object:
 def _text(value: object, name: str) -> object:
     if not isinstance(value, str) or not value.strip() or "\x00" in value:
         raise InputError(f"{name}: expected text, got {value!r}")
-    return value
-
-
-def _flag(value: object, name: str) -> object:
-    if not isinstance(value, bool):
-        raise InputError(f"{name}: expected true or false, got {value!r}")
     return value
 
 
@@ -116,116 +58,119 @@ def parse_image_size(value: object, name: str) -> tuple[int, int]:
 
 
 _WHETHER = "for whether it fits."
+Trainer = Literal["raw", "transformers", "trl", "trl-dpo", "trl-reward", "axolotl", "llamafactory"]
+Whole = int | str | None
+Count = int | float | str | None
+"""A number of parameters or elements: ``70b``, ``1.3e9``, 70_553_706_496."""
+Size = int | str | None
+"""Bytes, or text with a unit: ``24GiB``, ``80GB``."""
 
 
-def _option(
-    name: str, group: Group, metavar: str, text: str, valid: Check, in_check: str | None = None
-) -> Option:
-    return Option(name=name, group=group, metavar=metavar, help=text, valid=valid, in_check=in_check)
+class PlanOptions(TypedDict, total=False):
+    """The keyword arguments of the library, in the order of the help: each with what it means."""
+
+    params: Annotated[Count, Option("Model", "COUNT", parse_count)]
+    """Parameters: 70b, 350m, 1.3e9 or an exact number."""
+    model: Annotated[str | os.PathLike[str] | None, Option("Model", "NAME|PATH", _text)]
+    """A catalogue name, a config.json, or a folder with one."""
+    gpus: Annotated[Whole, Option("Hardware", "N", parse_positive_int)]
+    """GPUs on all nodes together. [default: those of this machine]"""
+    nodes: Annotated[Whole, Option("Hardware", "M", parse_positive_int)]
+    """Nodes they are on. [default: as few as hold them]"""
+    gpu: Annotated[str | None, Option("Hardware", "NAME", _text)]
+    """Kind of GPU; `zerokit gpus` lists them. [default: this machine's]"""
+    vram: Annotated[Size, Option("Hardware", "SIZE", parse_bytes)]
+    """Memory per GPU as nvidia-smi counts it: 24GiB, 81559MiB."""
+    host_ram: Annotated[Size, Option("Hardware", "SIZE", parse_bytes)]
+    """Host memory per node: 1TiB. [default: this machine's, or what such nodes have]"""
+    nvme: Annotated[str | os.PathLike[str] | None, Option("Hardware", "DIR", _text)]
+    """A folder on local NVMe on every node; allows NVMe offload."""
+    network: Annotated[Size, Option("Hardware", "RATE", parse_rate)]
+    """Network bandwidth per node and direction: 400Gb/s or 50GB/s. [default: usual for the GPU]"""
+    seq_len: Annotated[Whole, Option("Job", "TOKENS", parse_positive_int)]
+    """Tokens per sequence. [default: 2048, or the model's limit]"""
+    global_batch: Annotated[Whole, Option("Job", "N", parse_positive_int)]
+    """Sequences per optimizer step over all GPUs; met exactly."""
+    micro_batch: Annotated[Whole, Option("Job", "N", parse_positive_int)]
+    """Sequences per GPU and forward pass."""
+    gradient_accumulation: Annotated[Whole, Option("Job", "N", parse_positive_int)]
+    """Forward passes per optimizer step."""
+    method: Annotated[Literal["full", "lora", "qlora"] | None, Option("Job")]
+    """What is trained: all weights, or adapters. [default: full]"""
+    lora_rank: Annotated[Whole, Option("Job", "R", parse_positive_int)]
+    """Rank of the adapters. [default: 16]"""
+    lora_targets: Annotated[str | Sequence[str] | None, Option("Job", "NAMES", _targets)]
+    """Modules with adapters, comma-separated. [default: all-linear]"""
+    trainer: Annotated[Trainer | None, Option("Job")]
+    """Whose defaults count where nothing else is given: dropout of adapters, loss, checkpointing of an
+    estimate, 4-bit constants. [default: raw]"""
+    lora_dropout: Annotated[float | str | None, Option("Job", "P", parse_share)]
+    """Share of the adapters' input that is dropped; any above 0 takes memory. [default: 0.05, as most
+    tutorials set it, or the trainer's]"""
+    precision: Annotated[Literal["auto", "bf16", "fp16", "fp32"] | None, Option("Job")]
+    """Training precision. [default: auto, bf16 where the hardware has it]"""
+    optimizer: Annotated[str | None, Option("Job", "TYPE", _text)]
+    """DeepSpeed optimizer type, or a Trainer's optim. [default: AdamW]"""
+    attention: Annotated[Literal["sdpa", "eager", "flash_attention_2"] | None, Option("Job")]
+    """Attention implementation. [default: sdpa]"""
+    loss: Annotated[Literal["standard", "chunked", "liger", "cut"] | None, Option("Job")]
+    """Cross-entropy: the model's own, TRL's chunked, Liger's fused, cut-cross-entropy. [default:
+    standard]"""
+    quant: Annotated[Literal["none", "int8", "int4"] | None, Option("Job")]
+    """Quantised weights when serving; int8 also of the base under LoRA."""
+    new_tokens: Annotated[Whole, Option("Job", "N", parse_positive_int)]
+    """Of ⟨seq_len⟩, tokens that are generated when serving. [default: the prompt may take all]"""
+    images: Annotated[Whole, Option("Job", "N", parse_positive_int)]
+    """Images in each sequence, of a model of images and text."""
+    image_size: Annotated[str | None, Option("Job", "WxH", parse_image_size)]
+    """Pixels of an image as the data set has it: 1280x720."""
+    vision_tower: Annotated[Literal["trained", "frozen"] | None, Option("Job")]
+    """Whether the vision tower's weights are trained; the projector's are. [default: trained]"""
+    zero: Annotated[Whole, Option("Strategy", "0-3", _or_auto(_stage))]
+    """ZeRO stage."""
+    offload_optimizer: Annotated[Literal["auto", "none", "cpu", "nvme"] | None, Option("Strategy")]
+    """Where the optimizer states live. [default: auto]"""
+    offload_param: Annotated[Literal["auto", "none", "cpu", "nvme"] | None, Option("Strategy")]
+    """Where ZeRO-3's weights live. [default: auto]"""
+    tp: Annotated[Whole, Option("Strategy", "N|auto", _or_auto(parse_positive_int))]
+    """Tensor parallel degree; auto: searched. Ranks of a group must get the same batch."""
+    pp: Annotated[Whole, Option("Strategy", "N", _or_auto(parse_positive_int))]
+    """Pipeline stages of a script that builds a PipelineModule."""
+    sp: Annotated[Whole, Option("Strategy", "N|auto", _or_auto(parse_positive_int))]
+    """Sequence parallel degree (Ulysses); auto: searched. Batches must carry position_ids."""
+    checkpointing: Annotated[Literal["auto", "none", "selective", "full"] | None, Option("Strategy")]
+    """Activation checkpointing. [default: auto]"""
+    offload_activations: Annotated[bool, Option("Strategy")]
+    """The script moves activations to the host, as TRL's activation_offloading does."""
+    reduce_bucket: Annotated[Count, Option("Strategy", "ELEMENTS", parse_count)]
+    """DeepSpeed's reduce_bucket_size."""
+    prefetch_bucket: Annotated[Count, Option("Strategy", "ELEMENTS", parse_count)]
+    """DeepSpeed's stage3_prefetch_bucket_size."""
+    persistence: Annotated[Count, Option("Strategy", "ELEMENTS", parse_count)]
+    """DeepSpeed's stage3_param_persistence_threshold."""
+    sub_group: Annotated[Count, Option("Strategy", "ELEMENTS", parse_count)]
+    """DeepSpeed's sub_group_size."""
+    overlap_comm: Annotated[bool | str | None, Option("Strategy", "on|off", _switch)]
+    """DeepSpeed's overlap_comm."""
+    set: Annotated[str | Sequence[str] | None, Option("Strategy", "KEY[=VALUE],…", _targets)]
+    """Keys of DeepSpeed's file that are counted and have no option: zero_quantized_weights,
+    bf16_optimizer_states, grad_accum_dtype=fp32."""
+    device: Annotated[Literal["auto", "cuda", "cpu", "local"], Option("Hardware", default="auto")]
+    """cpu: CPU ranks of this machine, ⟨gpus⟩ is then their number; local: its GPUs, else CPU ranks.
+    [default: auto]"""
+    inference: Annotated[bool, Option("Job")]
+    """No training: weights, KV cache and the working set."""
+    no_calibration: Annotated[bool, Option("Hardware")]
+    """Ignore what `doctor --measure` and `tune` measured on this machine."""
+    all_gpus: Annotated[bool, Option("Hardware")]
+    """Plan for all GPUs, even where fewer of them do the same batch faster."""
+    margin: Annotated[float | str | None, Option("Hardware", "SHARE", parse_share)]
+    """Share of each GPU's memory that a chosen plan leaves: 2% or 0.02. [default: 2%]"""
+    pipeline_module: Annotated[bool, Option("Strategy")]
+    """The script builds a DeepSpeed PipelineModule: searches pipelines too."""
 
 
-OPTIONS: tuple[Option, ...] = (
-    _option("params", "Model", "COUNT", "Parameters: 70b, 350m, 1.3e9 or an exact number.", parse_count,
-            f"Parameters, {_WHETHER}"),
-    _option("model", "Model", "NAME|PATH", "A catalogue name, a config.json, or a folder with one.", _text,
-            "Model, for tensor parallelism and whether it fits."),
-    _option("gpus", "Hardware", "N", "GPUs on all nodes together. [default: those of this machine]",
-            parse_positive_int, "GPUs on all nodes together."),
-    _option("nodes", "Hardware", "M", "Nodes they are on. [default: as few as hold them]",
-            parse_positive_int, "Nodes; 1 unless given."),
-    _option("gpu", "Hardware", "NAME", "Kind of GPU; `zerokit gpus` lists them. [default: this machine's]",
-            _text, "Kind of GPU, for precision and memory."),
-    _option("vram", "Hardware", "SIZE", "Memory per GPU as nvidia-smi counts it: 24GiB, 81559MiB.",
-            parse_bytes, f"Memory per GPU, {_WHETHER}"),
-    _option("host_ram", "Hardware", "SIZE",
-            "Host memory per node: 1TiB. [default: this machine's, or what such nodes have]", parse_bytes),
-    _option("nvme", "Hardware", "DIR", "A folder on local NVMe on every node; allows NVMe offload.", _text),
-    _option("network", "Hardware", "RATE",
-            "Network bandwidth per node and direction: 400Gb/s or 50GB/s. [default: usual for the GPU]",
-            parse_rate),
-    _option("seq_len", "Job", "TOKENS", "Tokens per sequence. [default: 2048, or the model's limit]",
-            parse_positive_int, f"Tokens per sequence, {_WHETHER}"),
-    _option("global_batch", "Job", "N", "Sequences per optimizer step over all GPUs; met exactly.",
-            parse_positive_int),
-    _option("micro_batch", "Job", "N", "Sequences per GPU and forward pass.", parse_positive_int,
-            "Batch size per GPU, where the file leaves it open; for whether it fits."),
-    _option("gradient_accumulation", "Job", "N", "Forward passes per optimizer step.", parse_positive_int),
-    _option("method", "Job", "|".join(METHODS), "What is trained: all weights, or adapters. [default: full]",
-            _one_of(*METHODS), f"Training method, {_WHETHER}"),
-    _option("lora_rank", "Job", "R", "Rank of the adapters. [default: 16]", parse_positive_int,
-            f"Rank of the adapters, {_WHETHER}"),
-    _option("lora_targets", "Job", "NAMES", "Modules with adapters, comma-separated. [default: all-linear]",
-            _targets),
-    _option("trainer", "Job", "|".join(TRAINERS),
-            "Whose defaults count where nothing else is given: dropout of adapters, loss, checkpointing of "
-            "an estimate, 4-bit constants. [default: raw]", _one_of(*TRAINERS), f"Trainer, {_WHETHER}"),
-    _option("lora_dropout", "Job", "P",
-            "Share of the adapters' input that is dropped; any above 0 takes memory. [default: 0.05, as "
-            "most tutorials set it, or the trainer's]", parse_share, f"Dropout of the adapters, {_WHETHER}"),
-    _option("precision", "Job", "auto|" + "|".join(PRECISIONS),
-            "Training precision. [default: auto, bf16 where the hardware has it]",
-            _one_of("auto", *PRECISIONS)),
-    _option("optimizer", "Job", "TYPE",
-            "DeepSpeed optimizer type, or a Trainer's optim. [default: AdamW]", _text),
-    _option("attention", "Job", "|".join(ATTENTIONS), "Attention implementation. [default: sdpa]",
-            _one_of(*ATTENTIONS)),
-    _option("loss", "Job", "|".join(LOSSES),
-            "Cross-entropy: the model's own, TRL's chunked, Liger's fused, cut-cross-entropy. [default: "
-            "standard]", _one_of(*LOSSES)),
-    _option("quant", "Job", "|".join(QUANTIZATIONS),
-            "Quantised weights when serving; int8 also of the base under LoRA.", _one_of(*QUANTIZATIONS)),
-    _option("new_tokens", "Job", "N",
-            "Of ⟨seq_len⟩, tokens that are generated when serving. [default: the prompt may take all]",
-            parse_positive_int),
-    _option("images", "Job", "N", "Images in each sequence, of a model of images and text.",
-            parse_positive_int),
-    _option("image_size", "Job", "WxH", "Pixels of an image as the data set has it: 1280x720.",
-            parse_image_size),
-    _option("vision_tower", "Job", "|".join(TOWERS),
-            "Whether the vision tower's weights are trained; the projector's are. [default: trained]",
-            _one_of(*TOWERS)),
-    _option("zero", "Strategy", "0-3", "ZeRO stage.", _or_auto(_stage)),
-    _option("offload_optimizer", "Strategy", "auto|" + "|".join(OFFLOAD_DEVICES),
-            "Where the optimizer states live. [default: auto]", _one_of("auto", *OFFLOAD_DEVICES)),
-    _option("offload_param", "Strategy", "auto|" + "|".join(OFFLOAD_DEVICES),
-            "Where ZeRO-3's weights live. [default: auto]", _one_of("auto", *OFFLOAD_DEVICES)),
-    _option("tp", "Strategy", "N|auto",
-            "Tensor parallel degree; auto: searched. Ranks of a group must get the same batch.",
-            _or_auto(parse_positive_int)),
-    _option("pp", "Strategy", "N", "Pipeline stages of a script that builds a PipelineModule.",
-            _or_auto(parse_positive_int)),
-    _option("sp", "Strategy", "N|auto",
-            "Sequence parallel degree (Ulysses); auto: searched. Batches must carry position_ids.",
-            _or_auto(parse_positive_int)),
-    _option("checkpointing", "Strategy", "auto|" + "|".join(CHECKPOINTINGS),
-            "Activation checkpointing. [default: auto]", _one_of("auto", *CHECKPOINTINGS),
-            f"What the script turns on, {_WHETHER}"),
-    _option("offload_activations", "Strategy", "",
-            "The script moves activations to the host, as TRL's activation_offloading does.", _flag),
-    _option("reduce_bucket", "Strategy", "ELEMENTS", "DeepSpeed's reduce_bucket_size.", parse_count),
-    _option("prefetch_bucket", "Strategy", "ELEMENTS", "DeepSpeed's stage3_prefetch_bucket_size.",
-            parse_count),
-    _option("persistence", "Strategy", "ELEMENTS", "DeepSpeed's stage3_param_persistence_threshold.",
-            parse_count),
-    _option("sub_group", "Strategy", "ELEMENTS", "DeepSpeed's sub_group_size.", parse_count),
-    _option("overlap_comm", "Strategy", "on|off", "DeepSpeed's overlap_comm.", _switch),
-    _option("set", "Strategy", "KEY[=VALUE],…",
-            "Keys of DeepSpeed's file that are counted and have no option: zero_quantized_weights, "
-            "bf16_optimizer_states, grad_accum_dtype=fp32.", _targets),
-    _option("device", "Hardware", "auto|cuda|cpu|local",
-            "cpu: CPU ranks of this machine, ⟨gpus⟩ is then their number; local: its GPUs, else CPU ranks. "
-            "[default: auto]",
-            _one_of("auto", "cuda", "cpu", "local")),
-    _option("inference", "Job", "", "No training: weights, KV cache and the working set.", _flag),
-    _option("no_calibration", "Hardware", "",
-            "Ignore what `doctor --measure` and `tune` measured on this machine.", _flag),
-    _option("all_gpus", "Hardware", "",
-            "Plan for all GPUs, even where fewer of them do the same batch faster.", _flag),
-    _option("margin", "Hardware", "SHARE",
-            "Share of each GPU's memory that a chosen plan leaves: 2% or 0.02. [default: 2%]", parse_share),
-    _option("pipeline_module", "Strategy", "",
-            "The script builds a DeepSpeed PipelineModule: searches pipelines too.", _flag),
-)  # fmt: skip
+OPTIONS: tuple[Option, ...] = options_of(PlanOptions)
 """Every argument that ``plan``, ``estimate``, ``size`` and ``tune`` take, in the order of the help."""
 
 ELSEWHERE: Mapping[str, Mapping[str, str | None]] = {
@@ -261,67 +206,52 @@ ELSEWHERE: Mapping[str, Mapping[str, str | None]] = {
         "all_gpus": None,
         "gpu": "Refuses to run where this machine has another kind of GPU.",
     },
+    "check": {
+        "params": f"Parameters, {_WHETHER}",
+        "model": "Model, for tensor parallelism and whether it fits.",
+        "gpus": "GPUs on all nodes together.",
+        "nodes": "Nodes; 1 unless given.",
+        "gpu": "Kind of GPU, for precision and memory.",
+        "vram": f"Memory per GPU, {_WHETHER}",
+        "seq_len": f"Tokens per sequence, {_WHETHER}",
+        "micro_batch": "Batch size per GPU, where the file leaves it open; for whether it fits.",
+        "method": f"Training method, {_WHETHER}",
+        "lora_rank": f"Rank of the adapters, {_WHETHER}",
+        "trainer": f"Trainer, {_WHETHER}",
+        "lora_dropout": f"Dropout of the adapters, {_WHETHER}",
+        "checkpointing": f"What the script turns on, {_WHETHER}",
+    },
 }
-"""Command and argument → what the help says of it there; None: it is refused there, and not in the help."""
+"""Command and argument → what the help says of it there; None: it is refused there, and not in the help.
+``check`` takes what it names, and no more."""
 
 BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
 
-Count = int | float | str
-"""A number of parameters or elements: ``70b``, ``1.3e9``, 70_553_706_496."""
-Size = int | str
-"""Bytes, or text with a unit: ``24GiB``, ``80GB``."""
 
+class CheckOptions(PlanOptions, total=False):
+    """What ``zerokit check`` is to do beside reading the files; of a plan's options it takes some."""
 
-class PlanOptions(TypedDict, total=False):
-    """The keyword arguments of the library; what each means stands in :data:`OPTIONS`."""
-
-    params: Count | None
-    model: str | os.PathLike[str] | None
-    gpus: int | str | None
-    nodes: int | str | None
-    gpu: str | None
-    vram: Size | None
-    host_ram: Size | None
-    nvme: str | os.PathLike[str] | None
-    network: Size | None
-    seq_len: int | str | None
-    global_batch: int | str | None
-    micro_batch: int | str | None
-    gradient_accumulation: int | str | None
-    method: Literal["full", "lora", "qlora"] | None
-    lora_rank: int | str | None
-    lora_targets: str | Sequence[str] | None
-    trainer: Literal["raw", "transformers", "trl", "axolotl", "llamafactory"] | None
-    lora_dropout: float | str | None
-    precision: Literal["auto", "bf16", "fp16", "fp32"] | None
-    optimizer: str | None
-    attention: Literal["sdpa", "eager", "flash_attention_2"] | None
-    loss: Literal["standard", "chunked", "liger", "cut"] | None
-    quant: Literal["none", "int8", "int4"] | None
-    new_tokens: int | str | None
-    images: int | str | None
-    image_size: str | None
-    vision_tower: Literal["trained", "frozen"] | None
-    zero: int | str | None
-    offload_optimizer: Literal["auto", "none", "cpu", "nvme"] | None
-    offload_param: Literal["auto", "none", "cpu", "nvme"] | None
-    tp: int | str | None
-    pp: int | str | None
-    sp: int | str | None
-    checkpointing: Literal["auto", "none", "full", "selective"] | None
-    offload_activations: bool
-    reduce_bucket: Count | None
-    prefetch_bucket: Count | None
-    persistence: Count | None
-    sub_group: Count | None
-    overlap_comm: bool | str | None
-    set: str | Sequence[str] | None
-    device: Literal["auto", "cuda", "cpu", "local"]
-    inference: bool
-    no_calibration: bool
-    all_gpus: bool
-    margin: float | str | None
-    pipeline_module: bool
+    kind: Annotated[str | None, Option("Files", "KIND")]
+    """deepspeed, accelerate, hostfile, plan or recipe; by default each file shows it."""
+    reader: Annotated[str | None, Option("Files", "raw|trainer|accelerate|all", spellings=("--for",))]
+    """Who reads a DeepSpeed JSON: deepspeed.initialize, the Trainer, Accelerate, or each of them; otherwise
+    inferred from what lies beside it."""
+    world_size: Annotated[Whole, Option("Files", "N")]
+    """Ranks of the run, for batch arithmetic (also: --gpus)."""
+    deepspeed_version: Annotated[str | None, Option("Files", "V")]
+    """DeepSpeed to check for; the installed one unless given."""
+    accelerate_version: Annotated[str | None, Option("Files", "V")]
+    """Accelerate to check for; likewise."""
+    deepspeed_classes: Annotated[bool, Option("Findings")]
+    """Also ask DeepSpeed's and Accelerate's own classes."""
+    deep: Annotated[bool, Option("Findings")]
+    """Also run the real deepspeed.initialize for every rank, on this CPU."""
+    ignore: Annotated[Sequence[str], Option("Findings", "RULE", multiple=True, default=())]
+    """Do not show this rule; may be repeated."""
+    fix: Annotated[bool, Option("Findings")]
+    """Write the fixes that cannot change what runs."""
+    unsafe: Annotated[bool, Option("Findings")]
+    """With --fix: also those that let an ignored setting take effect."""
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,7 +291,7 @@ def normalized(options: Mapping[str, Any]) -> dict[str, Any]:
         if value is None or (option.is_flag and value is False):
             continue
         if option.is_flag:
-            result[name] = option.valid(value, f"⟨{name}⟩")
+            result[name] = option.checked(value, f"⟨{name}⟩")
         else:
             result[name] = folded(option, as_text(value))
     return result
@@ -372,3 +302,30 @@ def suggestion(name: str, *more: str) -> str:
     from zerokit.planner.other_names import instead
 
     return instead(name, (*BY_NAME, *more)) or f"use {', '.join(BY_NAME)}"
+
+
+def shows_options(function: F, own: type | None = None) -> F:
+    """What ``help()`` and tab completion show: the options by name, and what each means, out of the table.
+
+    They stand in the docstring where its Args have ``**options``.
+
+    Args:
+        own: declares the function's own options, beside those of a plan.
+    """
+    import inspect
+
+    elsewhere = ELSEWHERE.get(function.__name__, {})
+    options = (*(options_of(own) if own else ()), *OPTIONS)
+    if function.__name__ == "check":
+        options = tuple(o for o in options if o not in OPTIONS or o.name in elsewhere)
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    named = [
+        inspect.Parameter(
+            option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.annotation
+        )
+        for option in options
+    ]
+    function.__signature__ = signature.replace(parameters=[*parameters, *named])  # type: ignore[attr-defined]
+    function.__doc__ = with_meanings(function.__doc__ or "", options, elsewhere)
+    return function

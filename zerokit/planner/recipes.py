@@ -216,7 +216,7 @@ def _check_request(
             hint = _hint(str(key), ": ", *_ABOUT)
             raise document.error((*prefix, key), f"unknown key {key!r}; {hint}")
         try:
-            BY_NAME[key].valid(value, key)
+            BY_NAME[key].checked(value, key)
         except InputError as error:
             raise document.error((*prefix, key), str(error)) from None
     if "model" in request and "params" in request:

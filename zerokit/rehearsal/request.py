@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.hardware import Gpu
 from zerokit.errors import InputError
-from zerokit.rehearsal.conduct import DEFAULT_STEPS, RehearsalRequest
+from zerokit.rehearsal.conduct import RehearsalRequest
+from zerokit.rehearsal.options import RehearsalArguments
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.script.entry_points import Target
@@ -18,7 +18,7 @@ from zerokit.timing.host_speed import HostSpeed
 from zerokit.units import counted
 
 if TYPE_CHECKING:
-    from zerokit.planner.memory_source import Say
+    from zerokit.fields import Say
 
 import json
 import re
@@ -116,15 +116,8 @@ def _public(version: str) -> str:
     return version.partition("+")[0]
 
 
-def rehearse(
-    target: Target,
-    *,
-    say: Say,
-    ranks: str | Sequence[int] | None = None,
-    versions: str | os.PathLike[str] | None = None,
-    **options: Any,
-) -> Rehearsal:
-    """Rehearse what these words ask for. See :func:`zerokit.rehearse` for the arguments.
+def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
+    """Rehearse what was asked for, of this script.
 
     Raises:
         InputError: as :func:`request_of`; a script or ranks that are not there; versions that cannot be read.
@@ -136,17 +129,19 @@ def rehearse(
     script = Path(target.script) if target.script is not None else None
     facts = read_script(script, target.module, target.source)  # before anything is said of a run
     for warning in of_missing_model(facts, target):
-        say(warning)
-    remote_versions = read_versions(Path(versions)) if versions is not None else {}
-    chosen = several.parse(ranks) if isinstance(ranks, str) else tuple(ranks or ())
-    request = request_of(target, say=say, **options)
-    say(
+        asked.say(warning)
+    remote_versions = read_versions(Path(asked.versions)) if asked.versions is not None else {}
+    chosen = several.parse(asked.ranks) if isinstance(asked.ranks, str) else tuple(asked.ranks or ())
+    request = request_of(target, asked)
+    asked.say(
         f"rehearsing {target.name}, as a rule {counted(request.steps, 'optimizer step')} at most: that takes "
         "seconds for a small model, minutes for a large one"
     )
-    done = several.rehearse_ranks(request, chosen, say) if chosen else several.rehearse(request, say)
-    unlike_versions = version_differences(done.versions, remote_versions, str(versions))
-    unlike = _unlike_plan(done, options["plan"]) if options.get("plan") else ()
+    done = (
+        several.rehearse_ranks(request, chosen, asked.say) if chosen else several.rehearse(request, asked.say)
+    )
+    unlike_versions = version_differences(done.versions, remote_versions, str(asked.versions))
+    unlike = _unlike_plan(done, os.fspath(asked.plan)) if asked.plan else ()
     warnings = (*unlike, *done.warnings, *unlike_versions, *done.unlike_ranks)
     return replace(done, unlike_plan=unlike, warnings=warnings)
 
@@ -163,48 +158,28 @@ def _unlike_plan(done: Rehearsal, path: str) -> tuple[str, ...]:
     return tuple(f"not as planned: {one.text}" for one in of_engine(plan.chosen, done.engine, request))
 
 
-def request_of(
-    target: Target,
-    *,
-    say: Say,
-    plan: str | None = None,
-    gpus: int | None = None,
-    gpu: str | None = None,
-    vram: str | int | None = None,
-    rank: int = 0,
-    steps: int = DEFAULT_STEPS,
-    launcher: str = "auto",
-    host_speed: float | None = None,
-    no_arguments: bool = False,
-    accept_mismatch: bool = False,
-    unconfined: bool = False,
-    out: str | os.PathLike[str] | None = None,
-) -> RehearsalRequest:
-    """What to rehearse; ``say`` hears what was assumed. See :func:`zerokit.rehearse` for the arguments.
+def request_of(target: Target, asked: RehearsalArguments) -> RehearsalRequest:
+    """What to rehearse; ``asked.say`` hears what was assumed.
 
     Raises:
         InputError: an unknown GPU, a size or a plan that cannot be read, a folder that cannot be made.
     """
-    card, memory_named = _gpu(gpu, vram, plan, say)
-    folder = Path(out) if out is not None else None
+    plan = os.fspath(asked.plan) if asked.plan is not None else None
+    card, memory_named = _gpu(asked.gpu, asked.vram, plan, asked.say)
+    folder = Path(asked.out) if asked.out is not None else None
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"⟨out⟩ {folder}: cannot be made: {error.strerror or error}") from None
     return RehearsalRequest(
-        target=target,
-        gpu=card,
-        gpus=gpus,
-        plan=PlanUse(folder=plan, no_arguments=no_arguments, accept_mismatch=accept_mismatch),
-        rank=rank,
-        steps=steps,
-        launcher=launcher,
+        target=target, gpu=card, gpus=asked.gpus, rank=asked.rank, steps=asked.steps, launcher=asked.launcher,
+        plan=PlanUse(folder=plan, no_arguments=asked.no_arguments, accept_mismatch=asked.accept_mismatch),
         memory_named=memory_named,
-        unconfined=unconfined,
-        host=HostSpeed(factor=host_speed, source="⟨host_speed⟩") if host_speed is not None else None,
+        unconfined=asked.unconfined,
+        host=HostSpeed(factor=asked.host_speed, source="⟨host_speed⟩") if asked.host_speed else None,
         output=folder / "output.txt" if folder is not None else None,
-    )
+    )  # fmt: skip
 
 
 def _gpu(name: str | None, vram: str | int | None, plan: str | None, say: Say) -> tuple[Gpu, bool]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zerokit.planner.memory_source import Say
+    from zerokit.fields import Say
     from zerokit.script.entry_points import Target
+    from zerokit.tuner.options import TuneOptions
     from zerokit.tuner.rehearsals import Rehearse
     from zerokit.tuner.result import TuneResult
-    from zerokit.tuner.settings import TuneSettings
 
 __all__ = ["tune"]
 
@@ -18,22 +18,22 @@ __all__ = ["tune"]
 def tune(
     target: Target,
     options: Mapping[str, Any],
-    settings: TuneSettings,
+    settings: TuneOptions,
     *,
-    recipe: str | None = None,
-    run_dir: str | None = None,
-    dry_run: bool = False,
     say: Say,
     rehearse: Rehearse | None = None,
+    show_progress: bool = True,
 ) -> TuneResult:
     """Run the planner's best plans, and keep the fastest; ``options`` are those of a plan.
 
     Args:
         rehearse: rehearses the script with a plan before it is tried; None: nothing is rehearsed.
+        show_progress: a line on how far each run is goes to the terminal.
 
     Raises:
         InputError, NothingFits, NodeUnusable: no trial can run. ReportNotWritten: the disk is full.
     """
+    import os
     import time
 
     from zerokit.planner.recipes import merged
@@ -41,9 +41,10 @@ def tune(
     from zerokit.tuner.tuning import Tuning
 
     started = time.monotonic()
-    requested = merged(recipe, options) if recipe is not None else options
-    tuning = Tuning.prepare(target, requested, settings, say, rehearse, body)
-    if dry_run:
+    recipe, run_dir = settings["recipe"], settings["run_dir"]
+    requested = merged(os.fspath(recipe), options) if recipe is not None else options
+    tuning = Tuning.prepare(target, requested, settings, say, rehearse, body, show_progress=show_progress)
+    if settings["dry_run"]:
         return TuneResult(tuning=tuning)
-    tuning.run(run_dir)
+    tuning.run(None if run_dir is None else os.fspath(run_dir))
     return TuneResult(tuning=tuning, seconds=time.monotonic() - started)

@@ -17,10 +17,10 @@ from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
 from zerokit.report import what_ran
 from zerokit.report.schema import RunReport
+from zerokit.tuner.options import FEWEST_STEPS
 
 _DECISIVE = ("ZeRO stage", "batch size per GPU", "gradient accumulation", "tensor parallel", "precision",
              "activation checkpointing")  # fmt: skip
-FEWEST_STEPS = 3  # two to warm up, one to time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -31,8 +32,8 @@ from zerokit.search.distinct import distinct
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, estimate_strategy, make_plan, make_space
 from zerokit.search.request import Request
+from zerokit.tuner.options import TuneOptions
 from zerokit.tuner.rehearsals import Rehearse, TrialRehearsals
-from zerokit.tuner.settings import TuneSettings
 from zerokit.tuner.trial import TrialMeasurement, attempt
 from zerokit.units import format_gib, format_seconds
 
@@ -107,10 +108,12 @@ class Tuning:
         cls,
         target: Target,
         options: Mapping[str, Any],
-        settings: TuneSettings,
+        settings: TuneOptions,
         say: Say,
         rehearse: Rehearse | None,
         describe: Callable[[Tuning], dict[str, Any]],
+        *,
+        show_progress: bool = True,
     ) -> Tuning:
         """Plan, and decide what to run. ``rehearse``: as ``zerokit rehearse`` does; None: nothing is.
 
@@ -118,14 +121,13 @@ class Tuning:
             InputError: bad options, or a script that a plan's configuration cannot reach.
             NothingFits: no plan fits.
         """
-        settings.check()
-        check_launcher(settings.launcher)
-        check_folder(Path(settings.out))
+        check_launcher(settings["launcher"])
+        check_folder(Path(settings["out"]))
         arguments = target.arguments
         script = Path(target.script) if target.script is not None else None
         facts = read_script(script, target.module, target.source)
         refuse_misspelt(arguments)
-        style = settings.style
+        style = settings["style"]
         if style == "auto":
             style = facts.style
         elif style not in STYLES:
@@ -141,32 +143,32 @@ class Tuning:
         if not request.on_cpu and not read.found_here:
             raise InputError("tune runs here, and no GPU was found; ⟨device⟩ cpu tunes on CPU ranks")
         _warn_of_another_model(script_options, read, say)
-        planned = PlannedFor.of(request, script_options)
+        planned, count = PlannedFor.of(request, script_options), int(settings["top"])
         request = planned.request
         plan = planned.with_own_reasons(
-            make_plan(replace(request, all_gpus=True), top=settings.top * LOOKED_THROUGH)
+            make_plan(replace(request, all_gpus=True), top=count * LOOKED_THROUGH)
         )
         job = make_space(request)[0].job
         memory = request.exact_memory or request.memory
         candidates = [
             replace(candidate, memory=memory(job, candidate.strategy, request.cluster))
-            for candidate in distinct([plan.chosen, *plan.alternatives], settings.top)
+            for candidate in distinct([plan.chosen, *plan.alternatives], count)
         ]
         launch_options = LaunchOptions(
-            target=target, device="cpu" if request.on_cpu else "cuda", launcher=settings.launcher,
-            style=style, heartbeat_seconds=settings.heartbeat, grace_seconds=settings.grace,
-            show_ranks=settings.show, show_progress=settings.show_progress, stop_after_steps=settings.steps,
-            limit_seconds=settings.timeout, command="tune", no_arguments=True, accept_mismatch=True,
+            target=target, device="cpu" if request.on_cpu else "cuda", launcher=settings["launcher"],
+            style=style, heartbeat=settings["heartbeat"], grace=settings["grace"], show=settings["show"],
+            show_progress=show_progress, stop_after_steps=int(settings["steps"]),
+            limit_seconds=settings["timeout"], command="tune", no_arguments=True, accept_mismatch=True,
             no_trackers=True,
         )  # fmt: skip
         return cls(
             target=target, read=replace(read, request=request),
             options={**read.options, **planned.decided}, script=script_options,
             rehearsals=TrialRehearsals(
-                target=target, script=script_options, request=request, job=job, count=settings.top,
-                seconds=settings.rehearsal_seconds, rehearse=rehearse, say=say,
+                target=target, script=script_options, request=request, job=job, count=count,
+                seconds=settings["rehearsal_seconds"], rehearse=rehearse, say=say,
             ),
-            plan=plan, job=job, launch_options=launch_options, out=settings.out, say=say,
+            plan=plan, job=job, launch_options=launch_options, out=os.fspath(settings["out"]), say=say,
             describe=describe, told=told, trials=[
                 Trial(number=number, candidate=candidate, planned=candidate,
                       arguments=script_options.arguments(candidate.strategy))

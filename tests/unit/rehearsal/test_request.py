@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from zerokit.cli import run
 from zerokit.errors import InputError
 from zerokit.machine import host_speeds
 from zerokit.rehearsal import step_time
+from zerokit.rehearsal.conduct import RehearsalRequest
+from zerokit.rehearsal.options import RehearsalArguments
 from zerokit.rehearsal.request import read_versions, request_of, version_differences
 from zerokit.script.entry_points import Target
 from zerokit.units import MIB
@@ -32,6 +35,10 @@ def has_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tool
 
 
+def request_for(**options: Any) -> RehearsalRequest:
+    return request_of(SCRIPT, RehearsalArguments(**options))
+
+
 def test_this_machines_gpu_is_taken_with_its_memory_and_host_speed(has_gpus: Path) -> None:
     host_speeds.add(
         host_speeds.Reading(
@@ -40,7 +47,7 @@ def test_this_machines_gpu_is_taken_with_its_memory_and_host_speed(has_gpus: Pat
         )
     )  # fmt: skip
     said: list[str] = []
-    request = request_of(SCRIPT, say=said.append)
+    request = request_for(say=said.append)
     assert (request.gpu.name, request.gpu.driver_vram_bytes) == ("h200", 100000 * MIB)
     assert request.memory_named and request.host is None  # which is then what was measured here
     host, _ = step_time.machine(request.gpu)
@@ -50,14 +57,14 @@ def test_this_machines_gpu_is_taken_with_its_memory_and_host_speed(has_gpus: Pat
 
 def test_what_was_named_goes_before_this_machine(has_gpus: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    assert request_of(SCRIPT, say=said.append, gpu="l4").gpu.name == "l4"
-    assert request_of(SCRIPT, say=said.append, vram="24GiB").gpu.driver_vram_bytes == 24 << 30
+    assert request_for(say=said.append, gpu="l4").gpu.name == "l4"
+    assert request_for(say=said.append, vram="24GiB").gpu.driver_vram_bytes == 24 << 30
     plan = tmp_path / "plan"
     assert run(["plan", "--params", "350m", "--gpus", "1", "--gpu", "a10", "--out", str(plan)]) == 0
-    assert request_of(SCRIPT, say=said.append, plan=str(plan)).gpu.name == "a10"
+    assert request_for(say=said.append, plan=str(plan)).gpu.name == "a10"
     assert not any("this machine" in line for line in said)
     assert run(["plan", "--params", "350m", "--gpus", "1", "--vram", "20GiB", "--out", str(plan)]) == 0
-    assert request_of(SCRIPT, say=said.append, plan=str(plan)).gpu.driver_vram_bytes == 20 << 30
+    assert request_for(say=said.append, plan=str(plan)).gpu.driver_vram_bytes == 20 << 30
 
 
 def test_without_gpus_one_is_assumed_whose_memory_is_no_limit(
@@ -65,7 +72,7 @@ def test_without_gpus_one_is_assumed_whose_memory_is_no_limit(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     said: list[str] = []
-    request = request_of(SCRIPT, say=said.append)
+    request = request_for(say=said.append)
     assert (request.gpu.name, request.memory_named) == ("h100-sxm-80gb", False)
     (line,) = said
     assert "none was named, none was found here (no GPU found: " in line
@@ -74,7 +81,7 @@ def test_without_gpus_one_is_assumed_whose_memory_is_no_limit(
 def test_a_gpu_here_that_the_catalogue_lacks_is_not_passed_over(has_gpus: Path) -> None:
     has_gpus.write_text("#!/bin/sh\necho '0, GPU-aa, NVIDIA Unheard, [N/A], 0, 580.1'\n")
     with pytest.raises(InputError, match="this machine's GPUs cannot be used for a prediction"):
-        request_of(SCRIPT, say=print)
+        request_for(say=print)
 
 
 REQUIREMENTS = """

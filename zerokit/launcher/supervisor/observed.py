@@ -112,7 +112,7 @@ def conclude(
         files=files,
         verdict=verdict,
         survivors=observed.survivors,
-        failure_tail=_failure_tail(verdict, tails, launch.options.show_ranks),
+        failure_tail=_failure_tail(verdict, tails, launch.options.show),
         dropped_bytes=dropped_bytes,
         elapsed_seconds=_elapsed_if_clock_was_set(progress),
         cause=cause,

@@ -54,12 +54,12 @@ class Supervisor:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.terminal = Terminal()
-        self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.options.heartbeat_seconds)
+        self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.options.heartbeat)
         self.seen = Observed()
         self.selector = selectors.DefaultSelector()
         self.streams = PipeReader(
             launch.run_dir / folder_module.LOGS_FOLDER, self.selector, self.terminal,
-            Secrets(launch.environment, launch.options.target.arguments), launch.options.show_ranks,
+            Secrets(launch.environment, launch.options.target.arguments), launch.options.show,
             self._forgive,
         )  # fmt: skip
         self.guard: subprocess.Popen[bytes] | None = None
@@ -217,7 +217,7 @@ class Supervisor:
         self.seen.exits.append(exit_)
         if self.rank_state_gone(exit_.rank) and exit_.failed and not self.stopping:
             self.terminal.say(f"{exit_.describe()}; ending the other ranks")
-            self._stop(min(self.launch.options.grace_seconds, FAILURE_GRACE_SECONDS))
+            self._stop(min(self.launch.options.grace, FAILURE_GRACE_SECONDS))
 
     def rank_state_gone(self, rank: int) -> bool:
         """Mark a rank as ended; True for a rank of this run."""
@@ -237,7 +237,7 @@ class Supervisor:
                 f"the launcher was lost ({ending}) with {counted(len(ranks_alive), 'rank')} still alive"
             )
             self.terminal.say(self.seen.launcher_lost + "; ending them")
-            self._stop(min(self.launch.options.grace_seconds, FAILURE_GRACE_SECONDS))
+            self._stop(min(self.launch.options.grace, FAILURE_GRACE_SECONDS))
 
     def _guard_lost(self) -> None:
         """The guard died: its children are ours now, because we are a sub-reaper too."""
@@ -271,9 +271,9 @@ class Supervisor:
                 self.seen.interrupted_by = number
                 self.terminal.say(
                     f"{signal.Signals(number).name}: ending the ranks, at most "
-                    f"{self.launch.options.grace_seconds:g} s (once more: at once)"
+                    f"{self.launch.options.grace:g} s (once more: at once)"
                 )
-                self._stop(self.launch.options.grace_seconds)
+                self._stop(self.launch.options.grace)
             else:
                 self._stop(0.0)
 
@@ -301,7 +301,7 @@ class Supervisor:
             self.terminal.say(f"warning: not as planned: {text}")
         if self.inquiry.open and self.inquiry.done(self._living()):
             self._explain_hang()
-            self._stop(self.launch.options.grace_seconds)
+            self._stop(self.launch.options.grace)
         self._wake_stopped()
         if self.stopping or self.seen.hung:
             return
@@ -338,13 +338,13 @@ class Supervisor:
         self.rank_state_gone(rank)
         if record.get("state") == "failed" and not self.stopping:
             self.terminal.say(f"rank {rank} failed; ending the other ranks")
-            self._stop(min(self.launch.options.grace_seconds, FAILURE_GRACE_SECONDS))
+            self._stop(min(self.launch.options.grace, FAILURE_GRACE_SECONDS))
 
     def _check_error_exits(self, now: float) -> None:
         for rank, since in self.seen.errors.items():
             if rank in self._living() and now - since > ERROR_EXIT_SECONDS and not self.stopping:
                 self.terminal.say(f"rank {rank} failed but does not end; ending all ranks")
-                self._stop(min(self.launch.options.grace_seconds, FAILURE_GRACE_SECONDS))
+                self._stop(min(self.launch.options.grace, FAILURE_GRACE_SECONDS))
 
     def _check_time_limit(self) -> None:
         limit = self.launch.options.limit_seconds
@@ -353,7 +353,7 @@ class Supervisor:
         done = counted(self.progress.steps, "step")
         self.seen.timed_out = f"not done within {format_seconds(limit)}: {done} until then"
         self.terminal.say(f"{self.seen.timed_out}; ending the ranks")
-        self._stop(self.launch.options.grace_seconds)
+        self._stop(self.launch.options.grace)
 
     def _on_hung(self, why: str) -> None:
         self.seen.hung = why
