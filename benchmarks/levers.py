@@ -15,7 +15,7 @@ from typing import Any
 
 import zerokit
 from zerokit.errors import ZerokitError
-from zerokit.search.ties import NOISE
+from zerokit.search.close_calls import NOISE
 
 JOBS: tuple[Mapping[str, Any], ...] = tuple(
     {"model": model, "gpus": gpus, "gpu": gpu, "method": method}

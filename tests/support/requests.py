@@ -8,8 +8,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.memory.closed_form import estimate_analytic
-from zerokit.search.request import Request
-from zerokit.search.space import Pins
+from zerokit.search.space import Pins, Request
 
 
 def request_for(

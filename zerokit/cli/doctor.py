@@ -6,8 +6,8 @@ import json
 
 import click
 
-from zerokit.cli.aligned_text import wrapped
 from zerokit.cli.base import Command
+from zerokit.cli.prose import wrapped
 from zerokit.cli.say import say, write
 from zerokit.doctor import DoctorFinding, Examination, examine, rates
 from zerokit.errors import NodeUnusable

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from zerokit.catalog import gpus
-from zerokit.cli.aligned_text import aligned, wrapped
 from zerokit.cli.base import Command
+from zerokit.cli.prose import aligned, wrapped
 from zerokit.cli.say import write, write_json
 from zerokit.domain.hardware import Gpu
 from zerokit.units import GIB, MIB, format_gib

@@ -7,8 +7,8 @@ import json
 import click
 
 from zerokit.catalog import models
-from zerokit.cli.aligned_text import aligned
 from zerokit.cli.base import Command
+from zerokit.cli.prose import aligned
 from zerokit.cli.say import say, write, write_json
 from zerokit.units import format_count
 

@@ -141,8 +141,7 @@ def _write_page(path: Path, result: PlanResult, folder: str) -> None:
 
     from zerokit.launcher.secrets import Secrets
     from zerokit.messages import program
-    from zerokit.planner.page import PlanPage, plan_page
-    from zerokit.planner.survey import survey
+    from zerokit.planner.page import PlanPage, plan_page, survey
     from zerokit.report.html import write_page
 
     meta = click.get_current_context().meta

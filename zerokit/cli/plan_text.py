@@ -23,6 +23,7 @@ from zerokit.memory.components import label
 from zerokit.planner import answer
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.trace_command import command_in
+from zerokit.search.close_calls import NARROW, SURELY_FITS, is_sure, remark
 from zerokit.search.explain import (
     NEAR_LIMIT,
     NEAR_LIMIT_IN_SHORT,
@@ -31,9 +32,7 @@ from zerokit.search.explain import (
     share_words,
     strategy_words,
 )
-from zerokit.search.headroom import is_sure, remark
 from zerokit.search.plan import WHAT_WOULD_FIT
-from zerokit.search.sure_fit import NARROW, SURELY_FITS
 from zerokit.units import counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from zerokit.cli.aligned_text import aligned
 from zerokit.cli.base import Group
+from zerokit.cli.prose import aligned
 from zerokit.cli.say import write as show
 from zerokit.cli.say import write_json
 
@@ -81,7 +81,7 @@ def check_command(names: tuple[str, ...], as_json: bool, write: bool) -> int:
     All recipes, unless some are named. Unknown keys are errors.
     """
     from zerokit.planner import recipes
-    from zerokit.planner.recipe_check import check_recipes
+    from zerokit.planner.recipes import check_recipes
 
     results = check_recipes(names or recipes.names(), write=write)
     failed = sum(bool(problems) for problems in results.values())

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from zerokit.cli import prose
-from zerokit.cli.aligned_text import terminal_width, wrapped
+from zerokit.cli.prose import terminal_width, wrapped
 from zerokit.cli.say import write
 from zerokit.rehearsal.changes import NextStep
 from zerokit.rehearsal.result import MANAGED, GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting

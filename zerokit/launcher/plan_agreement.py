@@ -12,7 +12,7 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher import own_file, rehearsed_plan
 from zerokit.launcher.predict_again import predict_again
-from zerokit.planner.named_models import config_of, unlike_planned
+from zerokit.planner.models import config_of, unlike_planned
 from zerokit.script import agreement, misplaced_options, unlike_adapters
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zerokit.planner.plan_result import PlanResult
     from zerokit.planner.size_result import SizeResult
 
+
 __all__ = ["estimate", "plan", "plan_into", "plan_recipe_into", "size"]
 
 
@@ -130,8 +131,7 @@ def estimate(
     from zerokit.planner.memory_source import silent
     from zerokit.planner.one_strategy import one_strategy, read_strategy_file, refuse_errors_on
     from zerokit.planner.request import resolve
-    from zerokit.search.explain import unsure_near_limit
-    from zerokit.search.host_memory import note_on_estimate
+    from zerokit.search.explain import note_on_estimate, unsure_near_limit
     from zerokit.search.nearest import nearest_to
     from zerokit.search.plan import best_plan, estimate_strategy
     from zerokit.values import replace

@@ -19,8 +19,8 @@ from zerokit.memory.saving import NO_ROOM, NONE_LOAD
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.planner.trace_command import TRACES_ARE_OF
+from zerokit.search.close_calls import headroom_bytes, headroom_words, remark
 from zerokit.search.explain import host_lack_words
-from zerokit.search.headroom import headroom_bytes, headroom_words, remark
 from zerokit.timing.evidence import NO_GPUS
 from zerokit.timing.ranges import NVME_RATES, SURE
 from zerokit.units import counted, format_gib, format_seconds, format_seconds_range, shown_unit

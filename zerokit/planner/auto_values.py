@@ -12,7 +12,7 @@ from typing import Any
 from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSettings
 from zerokit.errors import InputError
 from zerokit.search.plan import choose_precision
-from zerokit.search.request import Request
+from zerokit.search.space import Request
 from zerokit.units import counted
 from zerokit.values import replace
 

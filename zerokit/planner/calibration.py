@@ -11,7 +11,7 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy, TimeEstimate
 from zerokit.machine.measured import Measured
 from zerokit.search.plan import time_model
-from zerokit.search.request import Request
+from zerokit.search.space import Request
 from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
 from zerokit.units import counted

@@ -3,28 +3,260 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from zerokit import planner
 from zerokit.domain.unmodelled import unmodelled_keys
-from zerokit.errors import InputError
-from zerokit.fields import Say, silent
+from zerokit.errors import FileInputError, InputError, NothingFits
+from zerokit.fields import Say, as_options, silent
 from zerokit.linter.accelerate.top_level import named_config
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.deepspeed.tables import has_key
 from zerokit.linter.discover import files_of
-from zerokit.linter.files import CheckedFile, check_files
+from zerokit.linter.files import CheckedFile, check_files, internal_error
 from zerokit.linter.finding import Finding
+from zerokit.linter.given_file import rehearsal_of
 from zerokit.machine.model_code import model_code
 from zerokit.messages import shown
 from zerokit.planner import without_collecting
-from zerokit.planner.check_plans import add_plans_and_recipes
+from zerokit.planner.answer import not_modelled
+from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.check_result import CheckResult, Fit
-from zerokit.planner.options import CheckOptions
+from zerokit.planner.options import BY_NAME, ELSEWHERE, CheckOptions
+from zerokit.planner.recipes import Recipe
 from zerokit.rules.batch import ranks_of
-from zerokit.units import counted, parse_positive_int
+from zerokit.search import close_calls
+from zerokit.search.explain import host_lack_words
+from zerokit.strictload import Document, Location
+from zerokit.units import counted, format_gib, parse_positive_int
+from zerokit.values import replace
+
+_OF_THE_JOB = ("method", "lora-rank", "lora-targets", "lora-dropout", "trainer", "seq-len", "attention")
+"""Of a plan's request: what its DeepSpeed file does not say."""
+_ACCELERATE_STAGE = 2
+"""Where the YAML names none (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin.__post_init__)."""
+
+
+def whether_it_fits(path: str, options: Mapping[str, Any], world_size: int | str | None, say: Say) -> Fit:
+    """What an estimate of a DeepSpeed file says.
+
+    What the file does not say comes from the options, else from the ``plan.yaml`` beside it that it was
+    written with. Without either, activation checkpointing is left to the script: a file that fits only with
+    it gets a warning.
+
+    Raises:
+        InputError: an option that cannot be.
+    """
+    return _fit(_estimate_options(path, options, world_size), path, say)
+
+
+def whether_accelerate_fits(
+    value: Mapping[str, Any], options: Mapping[str, Any], world_size: int | str | None, say: Say
+) -> Fit | None:
+    """What an estimate of an accelerate YAML says; None where it names a DeepSpeed file, which speaks for it.
+
+    Accelerate takes the batch size per GPU from the script's DataLoader: the estimate takes ``micro_batch``,
+    else 1, and the message says so.
+
+    Raises:
+        InputError: an option that cannot be.
+    """
+    block = value.get("deepspeed_config")
+    if value.get("distributed_type") != "DEEPSPEED" or not isinstance(block, Mapping):
+        return Fit(fits=None, severity=None, marked=f"it does not use DeepSpeed: {rehearsal_of(value)}")
+    if block.get("deepspeed_config_file"):
+        return None  # checked as a file of its own
+    stage = block.get("zero_stage", _ACCELERATE_STAGE)
+    strategy = {"zero": stage, "gradient_accumulation": block.get("gradient_accumulation_steps", 1)}
+    if stage in (1, 2, 3):
+        strategy["offload_optimizer"] = block.get("offload_optimizer_device", "none")
+    if stage == 3:
+        strategy["offload_param"] = block.get("offload_param_device", "none")
+    # DeepSpeed runs in fp32 where it is no or absent, and beside fp8 in bf16 (accelerate 1.15,
+    # utils/dataclasses.py, set_mixed_precision)
+    precision = value.get("mixed_precision")
+    strategy["precision"] = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}.get(str(precision), "fp32")
+    ranks = world_size or value.get("num_processes")
+    job = _given(options, ranks)
+    stated = {name: str(value) for name, value in strategy.items() if value not in (None, "auto")}
+    fit = _fit(job | stated, None, say)
+    if precision is not None:
+        return fit
+    return replace(fit, marked=f"{fit.marked}; mixed_precision is not given, so fp32 is taken")
+
+
+def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say) -> Fit:
+    fits, message = _answer(estimate_options, path, say)
+    if fits is not False:
+        return Fit(fits=fits, severity=None, marked=message)
+    if "checkpointing" not in estimate_options:
+        fits_then, _ = _answer({**estimate_options, "checkpointing": "full"}, path, say)
+        if fits_then is not False:
+            return Fit(
+                fits=False,
+                severity="warning",
+                marked=f"{message} without activation checkpointing; it {'fits' if fits_then else 'may fit'} "
+                "if the script turns that on",
+            )
+    return Fit(fits=False, severity="error", marked=message)
+
+
+def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> tuple[bool | None, str]:
+    """Whether it fits, and a sentence with the figures."""
+    try:
+        answer = planner.estimate(estimate_options, deepspeed=path, say=say)
+    except NothingFits as error:
+        return False, error.marked
+    peak = f"peak of tensors {format_gib(answer.peak_allocated_bytes)}"
+    left_open = _left_open(answer.planned.notes, estimate_options, path)
+    required = f"{format_gib(answer.min_vram_bytes)} required"
+    settings, length = answer.planned.strategy.settings, answer.planned.job.seq_len
+    job = f"{peak}; {settings.precision}, batch size per GPU {settings.micro_batch}, {length:,} tokens each"
+    assumed = ["⟨micro_batch⟩"] if path is None and "micro_batch" not in estimate_options else []
+    assumed += [] if "seq_len" in estimate_options else ["⟨seq_len⟩"]
+    if assumed:
+        job += f": {' and '.join(assumed)} not given"
+    if answer.fits is False:
+        return False, f"does not fit: {required} on the worst GPU ({job}){left_open}"
+    if answer.planned.fits is None:
+        return None, f"{required} per GPU ({job}); ⟨gpu⟩ or ⟨vram⟩ tells whether it fits{left_open}"
+    memory, gpu = answer.planned.candidate.memory, answer.planned.cluster.gpu
+    available = format_gib(gpu.driver_vram_bytes)
+    lack = host_lack_words(memory, answer.planned.cluster)
+    host = f", and {lack}" if lack else ""
+    fits = "fits" if answer.planned.is_sure else "may fit"
+    if unmodelled := not_modelled(answer.planned.not_modelled):
+        fits += f" ({unmodelled})"
+    if not close_calls.is_sure(memory, gpu):
+        job = f"{close_calls.headroom_words(memory, gpu)}; {job}"
+    fits += " the GPU, but maybe not the host" if lack else ""
+    return answer.fits, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
+
+
+def _left_open(notes: Iterable[str], estimate_options: Mapping[str, str], path: str | None) -> str:
+    """What was taken for the keys that the file leaves to the script, and the command that takes others."""
+    taken = [note.split(LEFT_OPEN)[0] for note in notes if LEFT_OPEN in note]
+    if not taken or path is None:
+        return ""
+    words = ["zerokit", "estimate", "--deepspeed", path]
+    for name, value in estimate_options.items():
+        words += [BY_NAME[name].option, value]
+    return (
+        f"; left to the script, and taken as: {', '.join(taken)} (`{shlex.join(words)}` takes other values)"
+    )
+
+
+def _estimate_options(path: str, options: Mapping[str, Any], world_size: int | str | None) -> dict[str, str]:
+    """The options of the estimate."""
+    given = _given(options, world_size)
+    planned = _of_plan_beside(Path(path))
+    if given.get("method") not in (None, planned.get("method")):  # the plan's adapters are of another method
+        planned = {name: value for name, value in planned.items() if not name.startswith("lora_")}
+    return planned | given
+
+
+def _given(options: Mapping[str, Any], ranks: object) -> dict[str, str]:
+    """The options that ``check`` takes for this, the number of GPUs from ``ranks`` where it was not given."""
+    values = {name: options.get(name) for name in ELSEWHERE["check"]}
+    values["gpus"] = values["gpus"] or ranks
+    return {name: str(value) for name, value in values.items() if value}
+
+
+def _of_plan_beside(path: Path) -> dict[str, str]:
+    """What the plan that the file was written with says of its job."""
+    from zerokit.emit import plan_file
+
+    plan_path = path.parent / plan_file.FILE_NAME
+    if not plan_path.is_file():
+        return {}
+    try:
+        plan = plan_file.read(plan_path)
+    except InputError:
+        return {}
+    if path.name not in plan.files.values():
+        return {}
+    decided = {
+        name.replace("-", "_"): str(plan.request[name]) for name in _OF_THE_JOB if plan.request.get(name)
+    }
+    return decided | {"checkpointing": str(plan.chosen.get("activation_checkpointing", "none"))}
+
+
+def add_plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
+    """Add the findings about plans, their files, and recipes."""
+    for file in checked:
+        if file.document is None:
+            continue
+        if file.kind in ("deepspeed", "accelerate"):
+            file.findings += _named_by_plan(file.path, file.document, file.kind)
+        if file.kind not in ("plan", "recipe"):
+            continue
+        try:
+            if file.kind == "plan":
+                from zerokit.emit import plan_file
+
+                plan_file.read(file.path)
+            else:
+                from zerokit.planner.recipes import parse_recipe
+
+                _look_up(parse_recipe(file.document), file.document)
+        except InputError as error:
+            line, column = (error.line, error.column) if isinstance(error, FileInputError) else (1, 1)
+            file.findings.append(
+                Finding(
+                    path=file.path,
+                    location=Location(line or 1, column or 1),
+                    rule=f"{file.kind}-invalid",
+                    severity="error",
+                    marked=error.message if isinstance(error, FileInputError) else error.marked,
+                    marked_fix="",
+                )
+            )
+        except Exception as error:
+            file.findings.append(internal_error(file.path, error))
+
+
+def _named_by_plan(path: str, document: Document, kind: str) -> Iterator[Finding]:
+    """What a file of a plan names outside of a run folder."""
+    from zerokit.emit import outside, plan_file
+
+    folder = Path(path).parent
+    if not (folder / plan_file.FILE_NAME).is_file():
+        return
+    table, folders = (outside.DEEPSPEED, ()) if kind == "deepspeed" else (outside.ACCELERATE, (str(folder),))
+    for named in outside.outside(document.value, folders, table):
+        if named.path[-1] == "deepspeed_config_file" and (folder / Path(named.written).name).is_file():
+            continue  # a plan that was moved
+        yield Finding(
+            path=path,
+            location=document.location(named.path),
+            rule="plan-invalid",
+            severity="error",
+            marked=outside.say(named),
+            marked_fix="",
+        )
+
+
+def _look_up(recipe: Recipe, document: Document) -> None:
+    """The model and GPU that a recipe names.
+
+    Raises:
+        FileInputError: there is no such thing.
+    """
+    from zerokit.catalog import gpus, models
+
+    for key, look_up in (("gpu", gpus.lookup), ("model", models.lookup)):
+        name = recipe.request.get(key)
+        if name is None or (key == "model" and ("/" in name or Path(name).exists())):
+            continue
+        try:
+            look_up(name)
+        except InputError as error:
+            raise document.error((key,), as_options(error.marked)) from None
+
 
 # a key that was renamed may have a value to fix
 _MOST_PASSES = 5
@@ -279,7 +511,6 @@ def _ask_whether_it_fits(
     checked: Sequence[CheckedFile], options: Mapping[str, Any], world_size: int | str | None, say: Say
 ) -> dict[str, Fit]:
     """What is told of each file, by its path; what is lacking is a finding, too."""
-    from zerokit.planner.check_fits import whether_accelerate_fits, whether_it_fits
 
     told: dict[str, Fit] = {}
     for file in checked:

@@ -9,18 +9,17 @@ from zerokit.domain.hardware import Gpu
 from zerokit.domain.job import METHODS
 from zerokit.errors import InputError, NothingFits
 from zerokit.memory.closed_form import ASSUMPTION
-from zerokit.planner.hardware import doubted_vram
+from zerokit.planner.hardware import choice, doubted_vram, integer, prices_of
 from zerokit.planner.memory_source import Say, silent
-from zerokit.planner.prices import prices_of
 from zerokit.planner.request import resolve
 from zerokit.planner.size_result import FewestGpus, SizeResult
-from zerokit.planner.values import choice, integer
 from zerokit.units import counted
 from zerokit.values import replace
 
 if TYPE_CHECKING:
-    from zerokit.search.request import Request
     from zerokit.search.sizing import Size
+    from zerokit.search.space import Request
+
 
 TYPICAL = ("rtx-4090", "l40s", "a100-40gb", "a100-80gb", "h100-sxm-80gb", "h200", "b200", "mi300x")
 _MOST_GPUS = 1 << 14

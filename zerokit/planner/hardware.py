@@ -3,14 +3,75 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zerokit.domain.hardware import UNKNOWN_NETWORK_BYTES_PER_SECOND, Cluster, Gpu
 from zerokit.errors import InputError
-from zerokit.planner.values import MAX_GPUS, choice, integer
-from zerokit.units import counted, format_gib, parse_bytes, parse_rate
+from zerokit.planner import other_names
+from zerokit.units import (
+    counted,
+    format_gib,
+    parse_bytes,
+    parse_count,
+    parse_positive_int,
+    parse_rate,
+    parse_share,
+)
 from zerokit.values import frozen_dataclass, replace
+
+MAX_GPUS = 1 << 20
+
+
+def choice(options: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str | None:
+    """One of ``allowed``; ``None`` when it was not given, or is ``auto``.
+
+    Raises:
+        InputError: something else.
+    """
+    value = options.get(name)
+    if value is None or value == "auto":
+        return None
+    if value not in allowed:
+        hint = other_names.VALUES.get((name, str(value).lower()))
+        raise InputError(f"⟨{name}⟩ {value}: " + (hint or f"use one of {', '.join(allowed)}"))
+    return str(value)
+
+
+def integer(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int | None:
+    """A whole number; ``None`` when it was not given.
+
+    Raises:
+        InputError: not a whole number from 1 to ``maximum``.
+    """
+    value = options.get(name)
+    if value in (None, "auto"):
+        return None
+    example = "4096" if name == "seq_len" else "8"
+    thousands = re.fullmatch(r"(\d+)\s*[kK]", str(value)) if name == "seq_len" else None
+    value = int(thousands[1]) * 1024 if thousands else value  # as contexts are named: 4k, 128k
+    return parse_positive_int(value, f"⟨{name}⟩", maximum, example=example)
+
+
+def share(options: Mapping[str, Any], name: str) -> float | None:
+    """A share from 0 to below 1; ``None`` when it was not given.
+
+    Raises:
+        InputError: not a share.
+    """
+    value = options.get(name)
+    return None if value in (None, "auto") else parse_share(value, f"⟨{name}⟩")
+
+
+def count(options: Mapping[str, Any], name: str) -> int | None:
+    """A count such as 5e8 or 500m; ``None`` when it was not given.
+
+    Raises:
+        InputError: not a count.
+    """
+    value = options.get(name)
+    return None if value in (None, "auto") else parse_count(value, f"⟨{name}⟩")
+
 
 DEFAULT_GPU = "h100-sxm-80gb"
 _CPU_NOTES = (
@@ -291,3 +352,58 @@ def _cpu_ranks(
     )
     cluster = Cluster(gpu=gpu, gpus=ranks, nodes=1, host_ram_bytes=host_ram)
     return Hardware(cluster=cluster, notes=(*notes, *_CPU_NOTES), named=True, on_cpu=True)
+
+
+def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
+    """GPU name → price of a GPU-hour: one price for all, or one by each name.
+
+    Raises:
+        InputError: not a positive number, two prices of one GPU, or a GPU that is not asked about.
+    """
+    if text is None:
+        return {}
+    prices: dict[str, float] = {}
+    parts = text.split(",")
+    if len(parts) > 1 and any("=" not in part for part in parts):
+        raise InputError(
+            f"⟨price⟩ {text}: commas stand between the prices of several kinds, NAME=AMOUNT,NAME=AMOUNT; "
+            "write a decimal with a point, 2.10, and one price of all kinds alone"
+        )
+    for part in parts:
+        name, equals, amount = part.rpartition("=")
+        targets = [name.strip()] if equals else names
+        try:
+            value = float(amount)
+        except ValueError:
+            value = -1.0
+        if not 0 < value < 1e6:
+            raise InputError(
+                f"⟨price⟩ {part.strip()}: expected a price per GPU-hour such as 2.10 or h200=3.5"
+            )
+        for target in targets:
+            target = _compared(target, part.strip(), names)
+            if target in prices:
+                raise InputError(f"⟨price⟩ {text}: {target} has two prices; give one")
+            prices[target] = value
+    return prices
+
+
+def _compared(target: str, part: str, names: Sequence[str]) -> str:
+    """The kind of GPU that a price is of.
+
+    Raises:
+        InputError: it is none of those that are compared, or may be several of the catalogue's.
+    """
+    from zerokit.catalog import gpus as catalog
+
+    if target in names:
+        return target
+    try:
+        name = catalog.lookup(target).name
+    except InputError:  # its words are about the GPUs to compare
+        name, why = target, "is no GPU's whole name"
+    else:
+        why = "is not asked about"
+    if name not in names:
+        raise InputError(f"⟨price⟩ {part}: {name} {why}; compared: {', '.join(names)}")
+    return name

@@ -10,8 +10,8 @@ from typing import Any
 from zerokit.domain.images import TOWERS, SequenceImages, images_of
 from zerokit.domain.model_shape import ModelShape
 from zerokit.errors import INSTALL_TRAINING, InputError
+from zerokit.planner.hardware import choice, integer
 from zerokit.planner.options import parse_image_size
-from zerokit.planner.values import choice, integer
 from zerokit.units import counted, format_count
 from zerokit.values import frozen_dataclass
 

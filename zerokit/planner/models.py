@@ -1,12 +1,18 @@
-"""Which model a request means: a catalogue entry, a config.json, or a stand-in for a bare size."""
+"""Which model a request means: a catalogue entry, a config.json, or a stand-in for a bare size; and whether a
+script names the same."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerokit.catalog import models
 from zerokit.domain.families import FAMILIES, from_config
 from zerokit.domain.hf_classes import check_modelled, has_other_layers, is_named_for, named_head
 from zerokit.domain.images import SequenceImages
@@ -16,10 +22,8 @@ from zerokit.domain.module_names import can_be_separate
 from zerokit.domain.position_limits import longest_sequence, named_positions
 from zerokit.errors import FileInputError, InputError
 from zerokit.machine.versions import installed
-from zerokit.planner import hub_cache
 from zerokit.planner.image_models import RequestedImages, built_with_images, processor_of
 from zerokit.planner.memory_source import Model, Say, Source, silent
-from zerokit.planner.model_paths import MODEL_CONFIG, config_file
 from zerokit.planner.trace_command import ITS_BUCKETS, TRACES_ARE_OF, WITH_THESE_OPTIONS
 from zerokit.suggest import folder_alike
 from zerokit.units import counted, format_count, parse_count
@@ -27,6 +31,65 @@ from zerokit.values import frozen_dataclass, replace
 
 if TYPE_CHECKING:
     from zerokit.catalog.models import CatalogModel
+
+
+MODEL_CONFIG = "config.json"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
+
+
+def config_file(model: str) -> Path | None:
+    """The configuration that ``model`` is, or holds; None: it is no path that exists, nor looks like one.
+
+    Raises:
+        InputError: there is something else, or a JSON file is named that does not exist.
+    """
+    path = Path(model)
+    if path.is_dir() and not (path := path / MODEL_CONFIG).is_file():
+        raise InputError(f"⟨model⟩ {model}: the folder has no {MODEL_CONFIG}")
+    if not path.is_file():
+        if model.endswith(".json"):
+            raise InputError(f"⟨model⟩ {model}: no such file")
+        return None
+    if path.suffix == ".py":
+        raise InputError(f"⟨model⟩ {model}: a script is no model: zerokit plan … -- {model}")
+    if path.suffix in _WEIGHTS:
+        raise InputError(f"⟨model⟩ {model}: a file of weights; name its folder, {path.parent}")
+    return path
+
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def is_repository(name: str) -> bool:
+    """Whether it is spelt as a repository of the Hub: ``organisation/name``."""
+    return _REPOSITORY.fullmatch(name) is not None and ".." not in name
+
+
+def cached_config(name: str, environment: Mapping[str, str] | None = None) -> Path | None:
+    """The config.json of the repository's main branch in the cache (huggingface_hub 2.4, ``constants.py``);
+    None where it is not there."""
+    if not is_repository(name):
+        return None
+    variables = os.environ if environment is None else environment
+    home = (
+        variables.get("HF_HOME")
+        or Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    )
+    root = Path(variables.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    folder = root / f"models--{name.replace('/', '--')}"
+    with suppress(OSError):
+        commit = (folder / "refs" / "main").read_text().strip()
+        path = folder / "snapshots" / commit / "config.json"
+        if _COMMIT.fullmatch(commit) and path.is_file():
+            return path
+    return None
+
+
+def fetch_command(name: str) -> str:
+    """What brings the repository's config.json, and nothing else, into the cache."""
+    return f"hf download {shlex.quote(name)} config.json"
+
 
 # "7b" is what people call 6.74e9: a figure of so many digits within this names the model
 _SAME_SIZE = (0.0, 0.06, 0.06, 0.015)
@@ -162,21 +225,19 @@ def _of_other_version(source: Source) -> tuple[str, ...]:
 def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -> Chosen:
     if (path := config_file(model)) is not None:
         return _from_file(path, single, say, images)
-    from zerokit.catalog import models
 
     try:
         entry, notes = models.resolve(model)
     except InputError as error:
         if (folder := folder_alike(Path(model), holding=MODEL_CONFIG)) is not None:
             raise InputError(f"{error.marked}; there is a model in {folder}") from None
-        if not hub_cache.is_repository(model):
+        if not is_repository(model):
             raise
-        cached = hub_cache.cached_config(model)
+        cached = cached_config(model)
         if cached is not None:
             return _from_file(cached, single, say, images, name=model)
         raise InputError(
-            f"{error.marked}; to fetch that of the Hub into this machine's cache: "
-            f"{hub_cache.fetch_command(model)}"
+            f"{error.marked}; to fetch that of the Hub into this machine's cache: {fetch_command(model)}"
         ) from None
     if images is None and entry.head == "image-text":
         raise InputError(f"⟨model⟩ {model}: a model of images and text; give ⟨images⟩ N ⟨image_size⟩ WxH")
@@ -368,7 +429,6 @@ def _check_classes(config: Mapping[str, Any], path: str) -> None:
 
 
 def _sized(params: str, single: bool, say: Say) -> Chosen:
-    from zerokit.catalog import models
 
     count = parse_count(params, "⟨params⟩")
     if count < _FEWEST_PARAMETERS:
@@ -397,3 +457,88 @@ def _sized(params: str, single: bool, say: Say) -> Chosen:
         max_seq_len=None,
         assumptions=(note,),
     )
+
+
+_SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_experts",
+          "num_local_experts", "n_embd", "n_layer", "d_model", "num_layers")  # fmt: skip
+_SAME_PARAMETERS = 0.02  # a vocabulary that was resized, say
+
+
+def unlike_planned(
+    name: str, spelt: str, request: Mapping[str, Any], parameters: int | None, *, by_options: bool = True
+) -> str | None:
+    """What to say of a model that the script's arguments name, as :func:`another_model`.
+
+    Args:
+        by_options: say which option plans for it, as no command is named that plans with the script.
+    """
+    another = another_model(name, spelt, request, parameters)
+    if another is None:
+        return None
+    again = f"; plan again with ⟨model⟩ {name}" if by_options else ""
+    return f"{another}: memory and time are not those of this run{again}"
+
+
+def another_model(name: str, spelt: str, request: Mapping[str, Any], parameters: int | None) -> str | None:
+    """That the script's arguments name another model than a plan; None: it is the plan's, or not known.
+
+    Args:
+        name: as the script gets it: a folder, or a repository of the Hub.
+        spelt: how it stands in the arguments.
+        request: the plan's.
+        parameters: those of the plan's model.
+    """
+    planned, named = str(request.get("model") or ""), config_of(name)
+    if named is None or name == planned:
+        return None
+    config = config_of(planned) if planned else None
+    difference = _of_size(name, parameters) if config is None else _of_configs(named, config)
+    if difference is None:
+        return None
+    planned_model = planned or f"⟨params⟩ {request.get('params')}"
+    return f"{spelt} is another model than the plan's {planned_model} ({difference})"
+
+
+def config_of(name: str) -> Mapping[str, Any] | None:
+    """A model's configuration: of its folder, the catalogue, or this machine's cache of the Hub."""
+    from zerokit.strictload import load_json
+
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if not path.is_file():
+        try:
+            return models.resolve(name)[0].hf_config
+        except InputError:
+            cached = cached_config(name) if is_repository(name) else None
+        if cached is None:
+            return None
+        path = cached
+    try:
+        config = load_json(path, strict=False).value
+    except InputError:
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def _of_configs(named: Mapping[str, Any], planned: Mapping[str, Any]) -> str | None:
+    named, planned = _flat(named), _flat(planned)
+    if named.get("model_type") != planned.get("model_type"):
+        return f"{named.get('model_type')}, not {planned.get('model_type')}"
+    unlike = [key for key in _SIZES if key in named and key in planned and named[key] != planned[key]]
+    return ", ".join(f"{key} {named[key]}, not {planned[key]}" for key in unlike[:2]) or None
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With the sizes of the text part of a model of images and text."""
+    text = config.get("text_config")
+    return {**(text if isinstance(text, dict) else {}), **config}
+
+
+def _of_size(name: str, parameters: int | None) -> str | None:
+    """Of a plan for a bare size: the parameters of a model of the catalogue beside it."""
+    try:
+        count = models.resolve(name)[0].parameters
+    except InputError:
+        return None
+    if not parameters or abs(count / parameters - 1) <= _SAME_PARAMETERS:
+        return None
+    return f"{format_count(count)} parameters, not {format_count(parameters)}"

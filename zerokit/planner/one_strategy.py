@@ -15,14 +15,19 @@ from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
 from zerokit.planner.auto_values import batch_note, beside_auto, trainers_micro_batch, with_open_values
 from zerokit.planner.effects import refuse_beside_file
-from zerokit.planner.losses import refuse_strategy
-from zerokit.planner.request import note_on_optimizer, resolve_optimizer
+from zerokit.planner.request import note_on_optimizer, refuse_strategy, resolve_optimizer
 from zerokit.rules import Setup, violations
-from zerokit.search.global_batch import nearest_batches
-from zerokit.search.plan import choose_precision, make_space
-from zerokit.search.request import Request
-from zerokit.search.space import Knobs, Layout, OffloadChoice, Pins, layout_violation, refuse_placement
-from zerokit.search.strategies import build_strategy
+from zerokit.search.plan import choose_precision, make_space, nearest_batches
+from zerokit.search.space import (
+    Knobs,
+    Layout,
+    OffloadChoice,
+    Pins,
+    Request,
+    build_strategy,
+    layout_violation,
+    refuse_placement,
+)
 from zerokit.units import counted
 from zerokit.values import replace
 

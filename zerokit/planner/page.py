@@ -11,22 +11,131 @@ from typing import TYPE_CHECKING
 from zerokit import __version__
 from zerokit.domain import time_parts
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.domain.strategy import Candidate
 from zerokit.emit.deepspeed import emit_deepspeed
+from zerokit.errors import MemoryUnknown
 from zerokit.fields import all_as_options, as_options
 from zerokit.planner import answer
-from zerokit.planner.survey import Survey, fastest_by_family, frontier
+from zerokit.planner.plan_result import PlanResult
 from zerokit.report import charts, component_parts
 from zerokit.report.context import made_at, script_and_model
 from zerokit.report.html import fill
 from zerokit.search.explain import cluster_words, strategy_words
+from zerokit.search.search import KnobFamily, Search, fits
+from zerokit.search.space import Knobs, Space, build_strategy
 from zerokit.units import counted, format_count, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from zerokit.domain.strategy import Candidate, RankEstimate
-    from zerokit.planner.plan_result import PlanResult
+    from zerokit.domain.strategy import RankEstimate
+
+
+def surveyed(space: Space, most: int) -> tuple[tuple[Candidate, ...], int]:
+    """The candidates, in the order of their families; and how many are legal.
+
+    ``most``: where more are legal, so many settings of each family that they are about as many; its fastest
+    and its most frugal are always among them. Left out is what nobody knows the memory of.
+    """
+    families = list(Search(space, top=0).families())
+    legal = sum(len(family.variants) for family in families)
+    share = legal if legal <= most else max(2, most // len(families))
+    candidates = tuple(
+        candidate
+        for family in families
+        for chosen in _spread(family.variants, share)
+        if (candidate := _candidate(space, family, chosen)) is not None
+    )
+    return candidates, legal
+
+
+def _spread(variants: Sequence[Knobs], count: int) -> list[Knobs]:
+    """At most ``count`` of them, evenly: the first and the last among them."""
+    if len(variants) <= count:
+        return list(variants)
+    last = len(variants) - 1
+    return list(dict.fromkeys(variants[round(at * last / (count - 1))] for at in range(count)))
+
+
+def _candidate(space: Space, family: KnobFamily, chosen: Knobs) -> Candidate | None:
+    strategy = build_strategy(
+        space, family.layout, family.placement, family.checkpointing, family.micro_batch,
+        family.accumulation, chosen,
+    )  # fmt: skip
+    try:
+        memory = space.memory(space.job, strategy, space.cluster)
+    except MemoryUnknown:
+        return None
+    time = space.timing.estimate(strategy)
+    if fits(memory, space.cluster) is None:
+        time = space.timing.with_retries(time, strategy, memory)
+    return Candidate(strategy=strategy, memory=memory, time=time)
+
+
+_MOST = 2000
+
+
+@frozen_dataclass
+class Survey:
+    """Strategies beside the choice.
+
+    Attributes:
+        fitting: by step time; those alike but for their settings have one family.
+        misfits: those that require more memory than there is.
+        legal: how many the rules allow, of which those above were estimated.
+        is_whole: whether it was the whole space that was looked through, not a plan's ranking alone.
+    """
+
+    fitting: tuple[Candidate, ...] = ()
+    misfits: tuple[Candidate, ...] = ()
+    legal: int = 0
+    is_whole: bool = False
+
+
+def survey(result: PlanResult) -> Survey:
+    """Look through the whole space of a plan. Of a plan for a script: what was ranked, for its memory is
+    known by rehearsals."""
+    from zerokit.planner.memory_source import silent
+    from zerokit.planner.request import resolve
+    from zerokit.search.plan import make_space
+    from zerokit.search.remedies import on_cluster
+    from zerokit.search.search import fits
+
+    if result.script is not None:
+        ranked = result.plan.alternatives
+        return Survey(fitting=ranked, legal=len(ranked) + 1)
+    options = {name.replace("-", "_"): value for name, value in result.request.items()}
+    space = on_cluster(make_space(resolve(options, say=silent).request)[0], result.cluster)
+    candidates, legal = surveyed(space, _MOST)
+    others = sorted(
+        (candidate for candidate in candidates if candidate.strategy != result.plan.chosen.strategy),
+        key=lambda candidate: candidate.time.step_seconds,
+    )
+    fitting = [fits(candidate.memory, result.cluster) is None for candidate in others]
+    return Survey(
+        fitting=tuple(candidate for candidate, fit in zip(others, fitting, strict=True) if fit),
+        misfits=tuple(candidate for candidate, fit in zip(others, fitting, strict=True) if not fit),
+        legal=legal,
+        is_whole=True,
+    )
+
+
+def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other beats in step time and required memory, the fastest first."""
+    best: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda one: (one.time.step_seconds, one.memory.min_vram_bytes)):
+        if not best or candidate.memory.min_vram_bytes < best[-1].memory.min_vram_bytes:
+            best.append(candidate)
+    return best
+
+
+def fastest_by_family(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The first of each family, of candidates by step time."""
+    by_family: dict[object, Candidate] = {}
+    for candidate in candidates:
+        by_family.setdefault(candidate.strategy.family, candidate)
+    return list(by_family.values())
 
 
 @frozen_dataclass

@@ -10,8 +10,7 @@ from typing import Any
 
 from zerokit.errors import InputError
 from zerokit.fields import all_as_options
-from zerokit.planner.documents import PlannedStrategy
-from zerokit.planner.rank_predictions import per_rank
+from zerokit.planner.documents import PlannedStrategy, per_rank
 
 DEFAULT_FOLDER = "zerokit-plan"
 

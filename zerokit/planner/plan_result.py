@@ -20,6 +20,7 @@ from zerokit.values import frozen_dataclass, replace
 if TYPE_CHECKING:
     from zerokit.planner.memory_source import Say
 
+
 PLAN_SCHEMA = "zerokit.plan/1"
 
 

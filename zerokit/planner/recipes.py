@@ -11,19 +11,22 @@ import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from zerokit import fields, resources
+from zerokit import fields, planner, resources
 from zerokit.emit import plan_file
 from zerokit.emit.outside import remember
-from zerokit.errors import FileInputError, InputError, about
+from zerokit.errors import FileInputError, InputError, ZerokitError, about
+from zerokit.fields import as_options
 from zerokit.files import write_whole
 from zerokit.linter.given_file import similar
 from zerokit.planner.options import BY_NAME, as_text, suggestion
 from zerokit.strictload import Document, load_yaml, parse_yaml
+from zerokit.strictload.yamldump import dump_yaml
 from zerokit.suggest import alike, alternatives
+from zerokit.temporary import temporary_folder
 from zerokit.units import counted
 from zerokit.values import frozen_dataclass, replace
 
@@ -395,3 +398,50 @@ def prediction_of(chosen: Mapping[str, Any]) -> dict[str, float]:
     if speed is not None:
         figures["tokens_per_second_per_gpu"] = round(speed, 1)
     return figures
+
+
+def check_recipe(recipe: Recipe, *, write: bool = False) -> list[str]:
+    """Plan it, and say where the plan is not what it expects; ``write``: make that its expectation instead.
+
+    Raises:
+        InputError: it expects nothing yet, or cannot be planned or written.
+        NothingFits: no strategy fits.
+    """
+    with temporary_folder("recipe") as folder:
+        chosen = planner.plan(recipe.options(), top=1, out=folder).chosen.to_dict()
+    if write:
+        _write_expectation(recipe, chosen)
+        return []
+    if not recipe.expect:
+        raise InputError("has no expect block; `zerokit recipes check --write` fills it")
+    return differences(recipe, chosen)
+
+
+def check_recipes(names: Iterable[str], *, write: bool = False) -> dict[str, list[str]]:
+    """What is wrong with each recipe, by its name or file; nothing where it plans to what it expects."""
+    problems: dict[str, list[str]] = {}
+    for name in names:
+        try:
+            problems[name] = check_recipe(load_any(name), write=write)
+        except ZerokitError as error:
+            problems[name] = [as_options(error.marked)]
+    return problems
+
+
+def _write_expectation(recipe: Recipe, chosen: Mapping[str, Any]) -> None:
+    """Put the planned strategy and figures below the request, which stays as its author wrote it."""
+    document = load_yaml(recipe.path)
+    if "schema" in document.value:
+        raise InputError("is a plan, which holds its prediction already; --write is for recipes")
+    head = document.text
+    if "expect" in document.value:
+        if list(document.value)[-1] != "expect":
+            raise document.error(("expect",), "expect must be the last key, for --write to replace it")
+        line = document.keys[("expect",)].line
+        head = "".join(document.text.splitlines(keepends=True)[: line - 1])
+    head = head.rstrip() + "\n"
+    expect = {
+        "strategy": {key: chosen[key] for key in EXPECTED_STRATEGY},
+        "prediction": prediction_of(chosen),
+    }
+    write_whole(recipe.path, f"{head}\n{dump_yaml({'expect': expect})}", through_links=True)

@@ -14,13 +14,12 @@ from typing import Generic, Protocol, TypeVar
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile, same_memory
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
-from zerokit.planner.memory_source import Say
+from zerokit.planner.memory_source import Say, ScriptMemory
 from zerokit.planner.plan_result import RehearsalRecord
-from zerokit.planner.script_memory import ScriptMemory
-from zerokit.search.distinct import distinct
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, make_plan, make_space, time_model
-from zerokit.search.request import Request
+from zerokit.search.sizing import distinct
+from zerokit.search.space import Request
 from zerokit.timing.constants import Calibration, JobFactors
 from zerokit.units import counted, format_gib, format_seconds
 from zerokit.values import replace

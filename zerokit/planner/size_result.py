@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import degrees
+from zerokit.search.close_calls import is_roomy, is_sure, remark
 from zerokit.search.explain import gpu_words, strategy_words
-from zerokit.search.headroom import is_roomy, is_sure, remark
 from zerokit.suggest import alternatives
 from zerokit.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
     from zerokit.search.sizing import Size
+
 
 SCHEMA = "zerokit.size/1"
 _OF_ADAPTERS = ("lora-rank", "lora-targets", "lora-dropout")

@@ -10,10 +10,8 @@ from typing import Any
 from zerokit.errors import InputError
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.code_values import OFFLOAD, OPTIONS, CodeValue, code_values
-from zerokit.search.global_batch import data_ranks
-from zerokit.search.plan import Plan
-from zerokit.search.request import Request
-from zerokit.search.space import Pins
+from zerokit.search.plan import Plan, data_ranks
+from zerokit.search.space import Pins, Request
 from zerokit.units import counted
 
 _BATCH = {"micro_batch": "micro-batch", "gradient_accumulation": "accumulation"}

@@ -15,9 +15,8 @@ from zerokit.launcher.plan_agreement import of_missing_model
 from zerokit.launcher.secrets import Secrets
 from zerokit.planner import answer
 from zerokit.planner.effects import unread
-from zerokit.planner.losses import loss_of
 from zerokit.planner.memory_source import Say
-from zerokit.planner.named_models import another_model, unlike_planned
+from zerokit.planner.models import another_model, unlike_planned
 from zerokit.planner.one_strategy import one_strategy
 from zerokit.planner.options import given_options
 from zerokit.planner.plan_result import PlanResult
@@ -27,7 +26,7 @@ from zerokit.planner.rehearsed_search import (
     FOR_EACH_SEQUENCE,
     RehearsedSearch,
 )
-from zerokit.planner.request import ResolvedRequest, resolve
+from zerokit.planner.request import ResolvedRequest, loss_of, resolve
 from zerokit.rehearsal.order import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.script import misplaced_options
@@ -46,8 +45,7 @@ from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy
 from zerokit.script_planner.script_decisions import CannotRehearse, Fed, ScriptDecisions
 from zerokit.script_planner.trained_model import is_named
 from zerokit.search.plan import Plan, make_plan, make_space
-from zerokit.search.request import Request
-from zerokit.search.space import Knobs, OffloadChoice, knobs
+from zerokit.search.space import Knobs, OffloadChoice, Request, knobs
 from zerokit.units import counted, format_count
 
 REHEARSED_BEST = 3

@@ -18,7 +18,7 @@ from zerokit.rehearsal.result import Rehearsal, Stop
 from zerokit.rehearsal.script import PlanUse
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
-from zerokit.search.request import Request
+from zerokit.search.space import Request
 from zerokit.units import format_seconds, format_seconds_range
 
 

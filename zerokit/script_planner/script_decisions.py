@@ -8,8 +8,8 @@ from typing import Any
 
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
+from zerokit.planner.hardware import integer
 from zerokit.planner.memory_source import Say
-from zerokit.planner.values import integer
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.script_planner.trained_model import (
     contradiction,

@@ -11,7 +11,7 @@ from typing import Any
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.files import cache_folder, write_whole
-from zerokit.planner.values import integer, share
+from zerokit.planner.hardware import integer, share
 from zerokit.rehearsal.result import Rehearsal
 
 _SAME_PARAMETERS = 0.02

@@ -1,14 +1,18 @@
-"""How sure a time is, and where what nobody measured decides between two plans."""
+"""How sure a choice is: its headroom, its time, and what is as good, simpler, or fits more surely."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerokit.domain.strategy import Candidate
-from zerokit.search.explain import strategy_words
+from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster, Gpu
+from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
+from zerokit.search.explain import pace_words, strategy_words
+from zerokit.search.search import search
+from zerokit.search.space import OffloadChoice, Request, Space, placements
 from zerokit.timing.evidence import measured_on_no_machine
 from zerokit.timing.ranges import step_range, turned_by
 from zerokit.timing.step_time import TimeModel
+from zerokit.units import GIB, format_gib
 from zerokit.values import replace
 
 
@@ -31,3 +35,141 @@ def close_call(chosen: Candidate, others: Sequence[Candidate], timing: TimeModel
                 f"{turn.name} decides between the choice and {words}: {what_tells} tells which is faster",
             )
     return ()
+
+
+def headroom_bytes(memory: MemoryEstimate, gpu: Gpu) -> int:
+    """What is left of each GPU; negative: so much is lacking."""
+    return gpu.driver_vram_bytes - memory.min_vram_bytes
+
+
+def is_sure(memory: MemoryEstimate, gpu: Gpu) -> bool:
+    """Whether the headroom is at least what the estimate may be off by."""
+    return headroom_bytes(memory, gpu) >= memory.unsure_bytes
+
+
+def is_roomy(candidate: Candidate, gpu: Gpu) -> bool:
+    """Whether a strategy surely fits and leaves a GiB."""
+    return is_sure(candidate.memory, gpu) and headroom_bytes(candidate.memory, gpu) >= GIB
+
+
+def headroom_words(memory: MemoryEstimate, gpu: Gpu) -> str:
+    """``1.7 GiB headroom``; with how far the estimate may be off, where that is more:
+    ``0.6 ± 4.6 GiB headroom``."""
+    left = format_gib(headroom_bytes(memory, gpu), 1)
+    if is_sure(memory, gpu):
+        return f"{left} headroom"
+    return f"{left.removesuffix(' GiB')} ± {format_gib(memory.unsure_bytes, 1)} headroom"
+
+
+def remark(candidate: Candidate, gpu: Gpu) -> str:
+    """Of a strategy that is named as one that fits: ``may fit: 0.6 ± 4.6 GiB headroom``, ``barely: 0.1 GiB
+    headroom``; empty where it is roomy."""
+    if is_roomy(candidate, gpu):
+        return ""
+    word = "barely" if is_sure(candidate.memory, gpu) else "may fit"
+    return f"{word}: {headroom_words(candidate.memory, gpu)}"
+
+
+NOISE = 0.02
+"""Of a step, up to which two predicted times are alike. The steps of one run alone on its host differ as
+much: by 0.5 to 4 % in ZeRO-1 and 2 runs of Llama-3.1-8B on four H100s and H200s, by more under ZeRO-3."""
+_DEVICES = ("none", "cpu", "nvme")
+
+
+def complexity(placement: OffloadChoice) -> tuple[int, int, int]:
+    """Sorts by what is harder to run and to understand: weights away, states away, a higher stage."""
+    return _DEVICES.index(placement.parameters), _DEVICES.index(placement.optimizer), placement.stage
+
+
+def simplest(space: Space, fastest: Candidate) -> Candidate:
+    """The simplest strategy that is as fast as the fastest but for :data:`NOISE`, and fits as surely; of
+    these its fastest."""
+    zero = fastest.strategy.settings.zero
+    chosen = OffloadChoice(
+        stage=zero.stage, optimizer=zero.offload_optimizer.device, parameters=zero.offload_param.device
+    )
+    gpu, limit = space.cluster.gpu, fastest.time.step_seconds * (1 + NOISE)
+    spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
+    simpler = [one for one in sorted(spots, key=complexity) if complexity(one) < complexity(chosen)]
+    if zero.zero_hpz_partition_size > 1:
+        simpler.append(chosen)
+    for spot in simpler:
+        pins = replace(
+            space.pins, zero_stage=spot.stage, offload_optimizer=spot.optimizer,
+            offload_param=spot.parameters, second_copy=False,
+        )  # fmt: skip
+        ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit).ranked
+        if ranked and (is_sure(ranked[0].memory, gpu) or not is_sure(fastest.memory, gpu)):
+            return ranked[0]
+    return fastest
+
+
+LOOKED_AT = 100
+"""So many of the fastest are looked at for one that surely fits."""
+WORST_ERROR = 0.0092
+"""Of a traced peak, in 357 runs on H200s (docs/accuracy.md; a test compares them)."""
+NARROW = "may run out of memory: "
+"""Begins the remark beside a traced choice with next to no headroom."""
+SURELY_FITS = "surely fits, "
+"""Begins the remark beside a choice that only may fit."""
+
+
+def advise(space: Space, chosen: Candidate, request: Request) -> list[str]:
+    """What to say of a choice that only may fit: the fastest strategy that surely does, and what it costs.
+
+    The choice stays the fastest: a slower one that fits more surely would make a GPU with more memory, in
+    which it surely fits as well, slower than one with less.
+    """
+    if not request.timed or is_sure(chosen.memory, space.cluster.gpu):
+        return []
+    wider = search(space, top=LOOKED_AT).ranked  # the same remark however many plans are shown
+    gpu = space.cluster.gpu
+    sure = next((candidate for candidate in wider if is_sure(candidate.memory, gpu)), None)
+    if sure is None:
+        return []
+    costs = f"{_slower_words(sure, chosen)}, {_headroom_words(sure, space.cluster)}"
+    return [f"{SURELY_FITS}{costs}: plan with {_options(sure.strategy, request)}"]
+
+
+def narrow(chosen: Candidate, request: Request) -> list[str]:
+    """What to say of a traced choice that leaves less than predictions of measured runs were off by."""
+    cluster, memory = request.cluster, chosen.memory
+    room, off = headroom_bytes(memory, cluster.gpu), _worst_error_bytes(memory)
+    if memory.basis != "traced" or cluster.gpu.name == "cpu" or not 0 <= room < off:
+        return []
+    said = (
+        f"{NARROW}{format_gib(room, 1)} of headroom, and predictions of measured runs were off by up to "
+        f"{WORST_ERROR:.1%} of the peak (here {format_gib(off, 1)}; half of them by less than 0.001%)"
+    )
+    remedy = "plan without ⟨margin⟩" if request.cluster.margin < DEFAULT_MARGIN else "no strategy leaves more"
+    return [f"{said}; {remedy}"]
+
+
+def _worst_error_bytes(memory: MemoryEstimate) -> int:
+    """How far predictions of measured runs were off at worst, of this peak."""
+    return int(WORST_ERROR * memory.worst.peak_allocated_bytes)
+
+
+def _headroom_words(candidate: Candidate, cluster: Cluster) -> str:
+    return f"with {format_gib(headroom_bytes(candidate.memory, cluster.gpu), 1)} of headroom"
+
+
+def _slower_words(other: Candidate, chosen: Candidate) -> str:
+    return pace_words(other.time.step_seconds / chosen.time.step_seconds - 1)
+
+
+def _options(strategy: Strategy, request: Request) -> str:
+    """What plans this strategy, but for what the request fixes already: written after the options that were
+    given, none of them stands there twice."""
+    zero, settings, pins = strategy.settings.zero, strategy.settings, request.pins
+    options = (
+        ("zero", zero.stage, pins.zero_stage),
+        ("offload_optimizer", zero.offload_optimizer.device, pins.offload_optimizer),
+        ("offload_param", zero.offload_param.device if zero.stage == 3 else None, pins.offload_param),
+        ("micro_batch", settings.micro_batch, pins.micro_batch),
+        ("global_batch", strategy.global_batch, request.job.global_batch),
+        ("checkpointing", strategy.checkpointing, pins.checkpointing),
+    )
+    return " ".join(
+        f"⟨{name}⟩ {value}" for name, value, fixed in options if value is not None and fixed is None
+    )

@@ -5,16 +5,39 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 from zerokit.domain.strategy import Candidate, Strategy
+from zerokit.search.close_calls import remark
 from zerokit.search.explain import BY_SCRIPT, host_lack_words, strategy_words
-from zerokit.search.gap import halved
-from zerokit.search.headroom import remark
 from zerokit.search.remedies import REMEDIES, Remedy
-from zerokit.search.request import Request
-from zerokit.search.space import Pins
+from zerokit.search.space import Pins, Request
 from zerokit.units import GIB, counted, format_gib
 from zerokit.values import replace
+
+Found = TypeVar("Found")
+
+
+def halved(
+    misfit: int, fitting: int, found: Found, attempt: Callable[[int], Found | None]
+) -> tuple[int, Found]:
+    """The number next to one that does not fit, and what fits on it.
+
+    Args:
+        misfit: does not fit.
+        fitting: does, above or below the misfit.
+        found: what fits on it.
+        attempt: what fits on a number; None: nothing.
+    """
+    while abs(fitting - misfit) > 1:
+        middle = (misfit + fitting) // 2
+        between = attempt(middle)
+        if between is None:
+            misfit = middle
+        else:
+            fitting, found = middle, between
+    return fitting, found
+
 
 Works = Callable[[Request], Candidate | None]
 """The best plan of a changed request, or None."""

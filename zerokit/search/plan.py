@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
@@ -15,36 +16,134 @@ from zerokit.memory.quantised_load import LOADED_WHOLE, NOT_PACKED
 from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
 from zerokit.rules import first_violation
+from zerokit.search import close_calls, remedies
 from zerokit.search import explain as advice
-from zerokit.search import fewer_gpus, sure_fit
-from zerokit.search.by_script import faster_with
-from zerokit.search.close_calls import close_call, with_range
-from zerokit.search.fewer_gpus import fastest_with_fewer
-from zerokit.search.global_batch import (
-    check_batch,
-    choose_global_batch,
-    data_ranks,
-    nearest_batches,
-    refuse_micro_batch,
-)
-from zerokit.search.host_memory import assumed_host, note_on_choice, note_on_cores
+from zerokit.search.close_calls import close_call, simplest, with_range
+from zerokit.search.explain import assumed_host, note_on_choice, note_on_cores
 from zerokit.search.nearest import closest, fixed_options, larger_gpus, nearest_changes
-from zerokit.search.remedies import Gain, gains, on_loss
-from zerokit.search.request import Request
-from zerokit.search.search import HOST_REASON, SearchResult, fits, search
+from zerokit.search.remedies import Gain, faster_with, fastest_with_fewer, gains, on_loss
+from zerokit.search.search import BATCH_REASON, HOST_REASON, SearchResult, fits, search
 from zerokit.search.space import (
     Layout,
     OffloadChoice,
+    Pins,
+    Request,
+    Space,
+    build_strategy,
     divisors,
     knobs,
     layout_violation,
     refuse_placement,
 )
-from zerokit.search.strategies import Space, build_strategy
-from zerokit.search.ties import simplest
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import counted, format_gib
 from zerokit.values import frozen_dataclass, replace
+
+_TARGET_TOKENS = 262_144
+"""Of a step, where no global batch is given: a convention, which the answer states."""
+_MOST_SEQUENCES_PER_GPU = 32
+_HALFWAY = math.sqrt(2)
+"""A power of two is the nearest to a number, by ratio, up to this times itself."""
+
+
+def data_ranks(cluster: Cluster, pins: Pins) -> int:
+    """The data-parallel ranks that the fixed degrees leave."""
+    fixed = (pins.tensor_parallel or 1) * (pins.pipeline_parallel or 1) * (pins.sequence_parallel or 1)
+    return max(1, cluster.gpus // fixed)
+
+
+def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = False) -> tuple[int, str]:
+    """Sequences per optimizer step and why.
+
+    Raises:
+        InputError: fixed sizes that no division of the GPUs meets.
+    """
+    if job.global_batch is not None:
+        return job.global_batch, f"global batch {job.global_batch}: given"
+    ranks = data_ranks(cluster, pins)
+    if job.inference:
+        micro = pins.micro_batch or 1
+        return micro * ranks, f"{counted(micro, 'sequence')} a GPU at a time, of {job.seq_len} tokens in all"
+    if pins.micro_batch is not None or pins.gradient_accumulation is not None:
+        micro, steps = pins.micro_batch or 1, pins.gradient_accumulation or 1
+        return micro * steps * ranks, (
+            f"global batch {micro * steps * ranks}: micro-batch {micro} × accumulation {steps} × {ranks} "
+            "data-parallel ranks"
+        )
+    if on_cpu:
+        return 2 * ranks, f"global batch {2 * ranks}: two sequences per CPU rank"
+    per_gpu = _TARGET_TOKENS / job.seq_len / cluster.gpus
+    sequences = 1
+    while sequences * 2 <= min(per_gpu * _HALFWAY, _MOST_SEQUENCES_PER_GPU):
+        sequences *= 2
+    total = sequences * cluster.gpus
+    each = "each of " if cluster.gpus > 1 else ""
+    return total, (
+        f"global batch {counted(total, 'sequence')}, {total * job.seq_len:,} tokens a step: "
+        f"⟨global_batch⟩ not given; {sequences} for {each}{counted(cluster.gpus, 'GPU')}, the power of two "
+        f"(at most {_MOST_SEQUENCES_PER_GPU}) that comes nearest to {_TARGET_TOKENS:,} tokens a step"
+    )
+
+
+def refuse_micro_batch(batch: int, pins: Pins, ranks: int = 1) -> None:
+    """Refuse a fixed micro-batch that does not divide the global batch.
+
+    Args:
+        ranks: data-parallel ones; 1: not known.
+
+    Raises:
+        InputError: with global batches that it divides.
+    """
+    if pins.micro_batch and batch % pins.micro_batch:
+        each = f" on each of {ranks} data-parallel ranks" if ranks > 1 else ""
+        raise InputError(
+            f"⟨micro_batch⟩ {pins.micro_batch}{each} does not divide ⟨global_batch⟩ {batch}; "
+            f"{nearest_batches(batch, ranks, pins)}"
+        )
+
+
+def nearest_batches(batch: int, ranks: int, pins: Pins) -> str:
+    """The global batches next to one that the fixed sizes leave on so many data-parallel ranks."""
+    step = ranks * (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
+    if pins.micro_batch and pins.gradient_accumulation:
+        return f"use ⟨global_batch⟩ {step}"
+    lower = batch // step * step or step
+    return f"use ⟨global_batch⟩ {lower} or {lower + step}"
+
+
+def check_batch(result: SearchResult, request: Request) -> None:
+    """Refuse a fixed global batch when it alone is in the way.
+
+    Raises:
+        InputError: with the batches next to it that are possible.
+    """
+    if result.nearest is not None or BATCH_REASON not in result.rejected:
+        return
+    batch, pins = request.job.global_batch, request.pins
+    if batch is None:
+        return
+    ranks = data_ranks(request.cluster, pins)
+    sequences = (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
+    step = ranks * sequences
+    if pins.micro_batch and pins.gradient_accumulation:
+        ways = "" if batch % sequences or ranks % (batch // sequences) else _divided_by_script(request)
+        raise InputError(
+            f"⟨micro_batch⟩ {pins.micro_batch} × ⟨gradient_accumulation⟩ {pins.gradient_accumulation} × "
+            f"{counted(ranks, 'data-parallel rank')} are {counted(step, 'sequence')} a step, not "
+            f"⟨global_batch⟩ {batch}; leave one of the three out{ways}"
+        )
+    raise InputError(
+        f"⟨global_batch⟩ {batch} cannot be divided evenly over {counted(ranks, 'data-parallel rank')} with "
+        f"these options; {nearest_batches(batch, ranks, pins)}{_divided_by_script(request)}"
+    )
+
+
+def _divided_by_script(request: Request) -> str:
+    ways = [f"⟨{way.option}⟩ auto" for way in advice.BY_SCRIPT if way.searched(request) is not None]
+    return (
+        f", or {' or '.join(ways)} if the script gives the ranks of one group the same batch" if ways else ""
+    )
+
 
 WHAT_WOULD_FIT = "What would make it fit:"
 """Heads the changes after which something fits, in the message of what does not."""
@@ -148,17 +247,17 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
     idle = ""
     if fewer is not None and not request.all_gpus:
         fastest = search(fewer, top=max(2, top))
-        idle = fewer_gpus.left_idle(fastest.ranked[0], result.ranked[0], request.cluster)
-        notes = (f"{idle}; {fewer_gpus.why_idle(result.ranked[0])}", *notes)
+        idle = remedies.left_idle(fastest.ranked[0], result.ranked[0], request.cluster)
+        notes = (f"{idle}; {remedies.why_idle(result.ranked[0])}", *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
     chosen, *others = keep(_simplest_first(space, result.ranked, request))
-    surer = sure_fit.advise(space, chosen, request)
+    surer = close_calls.advise(space, chosen, request)
     exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
     if request.timed and not request.job.inference:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
-    surer += sure_fit.narrow(chosen, request)
+    surer += close_calls.narrow(chosen, request)
     why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
@@ -333,7 +432,7 @@ def _with_fewer(request: Request, fewer: Space | None, chosen: Candidate) -> tup
     if fewer is None or not request.all_gpus:
         return ()
     best = search(fewer, top=1).ranked[0]
-    return (fewer_gpus.would_be_faster(best, chosen, request.cluster),)
+    return (remedies.would_be_faster(best, chosen, request.cluster),)
 
 
 def _explain(request: Request, result: SearchResult) -> str:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from zerokit.domain.client_optimizers import client_optimizer
+from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import REHEARSED, Candidate
 from zerokit.memory.components import Component
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
-from zerokit.search.explain import share_words, strategy_words
-from zerokit.search.request import Request
-from zerokit.search.space import unmodelled_with_loss
-from zerokit.search.strategies import Space
-from zerokit.search.ties import NOISE
-from zerokit.units import format_gib
+from zerokit.search import explain as advice
+from zerokit.search.close_calls import NOISE
+from zerokit.search.explain import gain_words, share_words, strategy_words
+from zerokit.search.search import search
+from zerokit.search.space import Pins, Request, Space, divisors, layouts, unmodelled_with_loss
+from zerokit.timing.step_time import TimeModel
+from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass, replace
 
 _LARGE_SHARE = 0.15
@@ -238,3 +240,131 @@ def on_loss(space: Space, chosen: Candidate, told: tuple[Gain, ...]) -> tuple[st
     if with_what := unmodelled_with_loss(fused, space.shape, space.cluster, space.pins):
         return (f"a fused (chunked) cross-entropy {saves}; ⟨loss⟩ is not modelled with {with_what}",)
     return (f"⟨loss⟩ chunked (TRL) or liger (Trainer) {saves}",)
+
+
+_WORTH_SAYING_GAIN = 1.02
+"""How many times as fast a plan must be for a change of the script to be mentioned: a choice."""
+
+
+def faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
+    """What a script that does its part could gain: tensor and sequence parallel, pipelines."""
+    if request.cluster.gpus < 2 or request.job.inference or not request.timed:
+        return ()
+    known = request.for_remarks()
+    space = replace(space, memory=known.memory, least_vram=known.least_vram, host_bytes=known.host_bytes)
+    faster = []
+    for way in advice.BY_SCRIPT:
+        pins = way.searched(request)
+        best = _fastest(space, pins, chosen) if pins is not None else None
+        if best is not None:
+            words = f"{way.name} {way.degree(best.strategy)} ({advice.strategy_words(best.strategy)})"
+            faster.append(
+                f"{advice.gain_words(best, chosen)} faster with {words}: {way.needs}; "
+                f"then plan with ⟨{way.option}⟩"
+            )
+    return (*faster, *_faster_pipeline(request, space, chosen))
+
+
+def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
+    """What a script with a PipelineModule could gain."""
+    if request.pins.pipeline_module or request.job.method != "full" or request.shape.head != "causal":
+        return ()
+    with_pipeline = replace(request.pins, pipeline_module=True)
+    if unmodelled_with_loss(request.job, request.shape, request.cluster, with_pipeline):
+        return ()
+    best: Candidate | None = None
+    for degree in divisors(request.cluster.gpus)[1:]:
+        pins = replace(with_pipeline, pipeline_parallel=degree)
+        best = _fastest(space, pins, chosen, best) or best
+    if best is None:
+        return ()
+    s = best.strategy
+    return (
+        f"{advice.gain_words(best, chosen)} faster with {s.pipeline_parallel} pipeline stages "
+        f"(tensor parallel {s.tensor_parallel}, data parallel {s.data_parallel}, "
+        f"ZeRO-{s.settings.zero.stage}): needs a script that builds a DeepSpeed "
+        "PipelineModule; then plan with ⟨pipeline_module⟩",
+    )
+
+
+def _fastest(space: Space, pins: Pins, chosen: Candidate, best: Candidate | None = None) -> Candidate | None:
+    """The fastest under other pins, if it is clearly faster than the choice, and than ``best``."""
+    limit = best.time.step_seconds if best is not None else chosen.time.step_seconds / _WORTH_SAYING_GAIN
+    searched = frozenset(layouts(space.cluster, space.pins))  # the choice is the fastest of these
+    ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit, excluded=searched).ranked
+    return ranked[0] if ranked else None
+
+
+_PACE = {
+    "network": "the network",
+    "link": "the link between GPUs",
+    "launch": "the host, which launches as many kernels for a smaller batch per GPU,",
+}
+"""What makes fewer GPUs faster: of the bounds of a step, those that do not shrink with their number."""
+
+
+def halves(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with half of its GPUs, a quarter and so on, on as few of its nodes as hold them."""
+    gpus = cluster.gpus
+    while gpus % 2 == 0:
+        gpus //= 2
+        least = -(-gpus // cluster.gpus_per_node)
+        nodes = next(n for n in range(least, gpus + 1) if gpus % n == 0)
+        if nodes > cluster.nodes:
+            return
+        yield replace(cluster, gpus=gpus, nodes=nodes)
+
+
+def fastest_with_fewer(space: Space, best: Candidate) -> Space | None:
+    """The space of those fewer GPUs that do the same global batch fastest; None: all of them do.
+
+    ``best``: the fastest with all GPUs. Only links and launches make fewer GPUs faster, so
+    nothing is asked where something else sets the pace.
+    """
+    if best.time.bound_by not in _PACE:
+        return None
+    fastest, seconds = None, best.time.step_seconds
+    for cluster in halves(space.cluster):
+        smaller = on_cluster(space, cluster)
+        if smaller.timing.least_seconds(space.precision) > seconds:
+            break  # and with half of these GPUs it only becomes more
+        ranked = search(smaller, top=1, limit_seconds=seconds).ranked
+        if ranked and ranked[0].time.step_seconds < seconds:
+            fastest, seconds = smaller, ranked[0].time.step_seconds
+    return fastest
+
+
+def on_cluster(space: Space, cluster: Cluster) -> Space:
+    """The same job and global batch on other GPUs."""
+    time = space.timing
+    timing = TimeModel(space.shape, space.job, cluster, time.stack, time.calibration, time.trainable)
+    return replace(space, cluster=cluster, timing=timing)
+
+
+def left_idle(best: Candidate, on_all: Candidate, cluster: Cluster) -> str:
+    """That the plan does not use all GPUs, what that gains, and how it would."""
+    used = best.strategy.world_size
+    verb = "is" if used == 1 else "are"
+    return (
+        f"{used} of the {cluster.gpus} GPUs {verb} used and {cluster.gpus - used} left idle, which is "
+        f"{gain_words(best, on_all)} faster; ⟨all_gpus⟩ plans for all"
+    )
+
+
+def why_idle(on_all: Candidate) -> str:
+    """Why not all GPUs are used, and what would give all of them work."""
+    return (
+        f"{_PACE[on_all.time.bound_by]} sets the pace of the best plan for all GPUs "
+        f"({strategy_words(on_all.strategy)}, {format_seconds(on_all.time.step_seconds)} a step); "
+        "a larger ⟨global_batch⟩ gives all of them work"
+    )
+
+
+def would_be_faster(best: Candidate, on_all: Candidate, cluster: Cluster) -> str:
+    """What a plan that uses all GPUs misses."""
+    strategy = best.strategy
+    return (
+        f"{gain_words(best, on_all)} faster with {strategy.world_size} of the {cluster.gpus} GPUs "
+        f"({strategy_words(strategy)}): {_PACE[on_all.time.bound_by]} sets the pace; then plan with "
+        f"⟨gpus⟩ {strategy.world_size} ⟨global_batch⟩ {strategy.global_batch}"
+    )

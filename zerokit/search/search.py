@@ -22,22 +22,128 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.card import EXPANDABLE_BYTES
+from zerokit.memory.lower_bound import releases_gradients
 from zerokit.rules import first_violation
-from zerokit.search.frugal import frugal_settings, too_large_with_any
-from zerokit.search.misfits import KnobFamily, Misfits
 from zerokit.search.space import (
     Knobs,
     Layout,
     OffloadChoice,
+    Space,
+    batches,
+    build_strategy,
+    checkpointings,
     knobs,
     layout_violation,
     layouts,
     placements,
     second_copies,
 )
-from zerokit.search.strategies import Space, batches, build_strategy, checkpointings
 from zerokit.timing.allocator_retries import most_spare_bytes, spare_bytes
 from zerokit.values import frozen_dataclass
+
+
+def frugal_settings(
+    space: Space,
+    layout: Layout,
+    placement: OffloadChoice,
+    batch: tuple[int, int],
+    settings: tuple[Knobs, ...],
+) -> tuple[Knobs, ...]:
+    """The settings of which one requires the least, the likeliest last.
+
+    The last of each order of work, which overlap, the reuse distance and who owns which weights decide: any
+    may hold less at the peak. Where ZeRO-1 releases gradients into its buckets, all settings that do:
+    gradients larger than a bucket stay, so the smallest is not always the best.
+
+    Args:
+        batch: micro-batch and accumulation.
+    """
+    last = {(chosen.overlap_comm, chosen.reuse_distance, chosen.round_robin): chosen for chosen in settings}
+    if placement.stage != 1 or batch[1] > 1:
+        return tuple(last.values())
+    strategies = (build_strategy(space, layout, placement, "none", *batch, chosen) for chosen in settings)
+    releasing = [
+        chosen
+        for chosen, strategy in zip(settings, strategies, strict=True)
+        if releases_gradients(strategy.settings)
+    ]
+    return tuple(dict.fromkeys([*releasing, *last.values()]))
+
+
+def too_large_with_any(memory: MemoryEstimate, strategy: Strategy, cluster: Cluster, trainable: int) -> bool:
+    """Whether a strategy lacks more than another order of work can save.
+
+    Below stage 3 that is at most all gradients; at stage 3 the gathered weights that are kept for their next
+    use and those fetched ahead, each at most ``max_live_parameters``.
+    """
+    settings = strategy.settings
+    elements = trainable if settings.zero.stage < 3 else 2 * settings.zero.max_live_parameters
+    most_saved = elements * settings.parameter_bytes
+    return memory.min_vram_bytes - most_saved > cluster.planned_bytes
+
+
+@frozen_dataclass
+class KnobFamily:
+    """A strategy but for its knobs.
+
+    ``frugal``: the settings of which one requires the least memory, the likeliest last.
+    """
+
+    layout: Layout
+    placement: OffloadChoice
+    checkpointing: str
+    micro_batch: int
+    accumulation: int
+    variants: tuple[Knobs, ...]
+    frugal: tuple[Knobs, ...]
+
+    @property
+    def fastest(self) -> tuple[Knobs, ...]:
+        """The settings of which one is the fastest: a second copy of quantised weights may save nothing."""
+        first = {chosen.hpz_partition_size: chosen for chosen in reversed(self.variants)}
+        return tuple(first.values())
+
+    @property
+    def relatives(self) -> tuple[object, ...]:
+        """What it shares with the families of other micro-batches: with as much accumulation (three are as
+        many), a larger one requires more."""
+        return self.layout, self.placement, self.checkpointing, min(3, self.accumulation)
+
+
+@dataclass(slots=True, eq=False)
+class Misfits:
+    """Which settings of which families do not fit, as far as memory was asked."""
+
+    # relatives and knobs -> (smallest micro-batch that does not fit, why)
+    too_large: dict[tuple[object, ...], tuple[int, str]] = field(default_factory=dict)
+    asked: set[tuple[object, ...]] = field(default_factory=set)
+
+    def add(self, family: KnobFamily, *settings: Knobs, reason: str) -> None:
+        """These settings do not fit, nor with a larger micro-batch."""
+        for chosen in settings:
+            self.too_large[(family.relatives, chosen)] = (family.micro_batch, reason)
+
+    def known(self, family: KnobFamily, chosen: Knobs) -> str | None:
+        """Why these settings do not fit, as they or a smaller micro-batch told; ``None``: none did."""
+        limit = self.too_large.get((family.relatives, chosen))
+        return limit[1] if limit is not None and family.micro_batch >= limit[0] else None
+
+    def of(self, family: KnobFamily, chosen: Knobs) -> str | None:
+        """Why these settings do not fit: they themselves, or all frugal ones; ``None``: that is not known."""
+        return self.known(family, chosen) or self._of_all(family)
+
+    def _of_all(self, family: KnobFamily) -> str | None:
+        reasons = [self.known(family, frugal) for frugal in family.frugal]
+        return reasons[-1] if all(reasons) else None
+
+    def to_ask(self, family: KnobFamily, chosen: Knobs) -> bool:
+        """Whether these settings were neither asked nor are known not to fit; notes them as asked."""
+        key = (family.relatives, chosen, family.micro_batch)
+        if key in self.asked or self.known(family, chosen):
+            return False
+        self.asked.add(key)
+        return True
+
 
 BATCH_REASON = "global batch not divisible"
 _TOO_LARGE = "GPU memory"

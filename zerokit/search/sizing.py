@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
-from zerokit.search.gap import halved
-from zerokit.search.global_batch import refuse_micro_batch
-from zerokit.search.nearest import first_change
-from zerokit.search.plan import best_plan, check_pins, make_space
-from zerokit.search.request import Request
+from zerokit.search.close_calls import simplest
+from zerokit.search.nearest import first_change, halved
+from zerokit.search.plan import best_plan, check_pins, make_space, refuse_micro_batch
 from zerokit.search.search import search
-from zerokit.search.space import Pins
-from zerokit.search.ties import simplest
+from zerokit.search.space import Pins, Request
 from zerokit.timing.evidence import measured_on_no_machine
 from zerokit.units import counted
 from zerokit.values import replace
@@ -173,3 +170,28 @@ def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Ca
     chosen = ranked[0] if space.job.inference else simplest(space, ranked[0])
     none = measured_on_no_machine(space.timing, chosen.strategy)
     return replace(chosen, time=replace(chosen.time, measured_on_no_machine=none))
+
+
+_SAME_TIME = 0.01
+
+
+def distinct(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
+    """The first ``count`` that are worth a run each; what they leave over fills up.
+
+    With nobody to share with, or with little to reduce, stages 0 to 2 are one strategy with three names: such
+    a one is not run again while others wait.
+    """
+    chosen: list[Candidate] = []
+    for candidate in ranked:
+        if not any(_alike(candidate, other) for other in chosen):
+            chosen.append(candidate)
+    rest = [candidate for candidate in ranked if candidate not in chosen]
+    return sorted([*chosen, *rest][:count], key=ranked.index)
+
+
+def _alike(first: Candidate, second: Candidate) -> bool:
+    first_stage, *rest = first.strategy.family
+    second_stage, *also = second.strategy.family
+    similar_time = abs(first.time.step_seconds / second.time.step_seconds - 1) < _SAME_TIME
+    is_alone = first.strategy.data_parallel * first.strategy.sequence_parallel == 1
+    return rest == also and 3 not in (first_stage, second_stage) and (is_alone or similar_time)

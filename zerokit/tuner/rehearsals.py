@@ -18,10 +18,10 @@ from zerokit.planner.plan_result import RehearsalRecord
 from zerokit.planner.rehearsed_search import FOR_EACH_SEQUENCE, RehearsalOutcome, RehearsedSearch
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
-from zerokit.search.distinct import distinct
 from zerokit.search.explain import strategy_words
-from zerokit.search.request import Request
 from zerokit.search.search import fits
+from zerokit.search.sizing import distinct
+from zerokit.search.space import Request
 from zerokit.units import format_gib
 
 Rehearse = Callable[[Target, ScriptOptions, Request, Strategy, float], RehearsalOutcome]

@@ -16,7 +16,7 @@ from zerokit.launcher import plan_agreement
 from zerokit.launcher.options import LaunchOptions, check_launcher
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.memory_source import Say
-from zerokit.planner.named_models import another_model
+from zerokit.planner.models import another_model
 from zerokit.planner.plan_folder import check_folder, write_plan
 from zerokit.planner.rehearsed_search import LOOKED_THROUGH
 from zerokit.planner.request import ResolvedRequest, resolve
@@ -28,10 +28,10 @@ from zerokit.script.placeholders import refuse_misspelt
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import STYLES, read_script
 from zerokit.script.scripts_optimizer import with_optimizer_of
-from zerokit.search.distinct import distinct
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, estimate_strategy, make_plan, make_space
-from zerokit.search.request import Request
+from zerokit.search.sizing import distinct
+from zerokit.search.space import Request
 from zerokit.tuner.options import TuneOptions
 from zerokit.tuner.rehearsals import Rehearse, TrialRehearsals
 from zerokit.tuner.trial import TrialMeasurement, attempt

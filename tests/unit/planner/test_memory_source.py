@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.command import call, move_elsewhere
+from zerokit.catalog import gpus
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job
+from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
+from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.planner.memory_source import ScriptMemory
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +55,115 @@ def test_a_misspelt_module_is_refused_beside_a_right_one_in_closed_form_too(
         *common[1:],
     )  # whatever it is, it is not the model named for it
     assert call(capsys, *stand_in, "q_proj,c_proj")[0] == 0
+
+
+JOB = Job(seq_len=128)
+CLUSTER = Cluster(gpu=gpus.load("h200"), gpus=2, nodes=1)
+TEACHER, LOGITS = 5_000, 70  # bytes in each phase, and of each sequence in forward and backward
+
+
+def strategy(micro: int, *, stage: int = 2, accumulation: int = 1, checkpointing: str = "none") -> Strategy:
+    settings = DeepSpeedSettings(
+        micro_batch=micro, gradient_accumulation=accumulation, zero=ZeroSettings(stage=stage)
+    )
+    return Strategy(settings=settings, data_parallel=2, checkpointing=checkpointing)
+
+
+def replay(job: Job, chosen: Strategy, cluster: Cluster) -> MemoryEstimate:
+    """Of a plain loop: two ranks, the second with a larger step."""
+    micro, stage = chosen.settings.micro_batch, chosen.settings.zero.stage
+    a_sequence = 100 if chosen.checkpointing == "none" else 20
+    ranks = []
+    for rank in range(2):
+        phases = {
+            "init": 900, "forward": 1000 - 100 * stage + a_sequence * micro,
+            "backward": 1100 - 100 * stage + a_sequence * micro, "step": 1500 + 10 * rank,
+        }  # fmt: skip
+        peak = max(phases, key=phases.__getitem__)
+        ranks.append(
+            RankEstimate(
+                first=rank,
+                last=rank,
+                peak_allocated_bytes=phases[peak],
+                peak_phase=peak,
+                phases=phases,
+                components={"activations": phases[peak]},
+            )
+        )
+    worst = max(rank.peak_allocated_bytes for rank in ranks)
+    return MemoryEstimate(ranks=tuple(ranks), min_vram_bytes=worst + 300, host_bytes_per_node=1)
+
+
+def truth(chosen: Strategy) -> dict[str, int]:
+    """Of rank 0 of the script."""
+    micro = chosen.settings.micro_batch
+    plain = replay(JOB, chosen, CLUSTER).ranks[0].phases
+    return {
+        "load": 400, "init": plain["init"], "forward": plain["forward"] + TEACHER + LOGITS * micro,
+        "backward": plain["backward"] + TEACHER + LOGITS * micro, "step": plain["step"] + TEACHER,
+        "eval": plain["forward"] - 90 * micro + TEACHER,  # its batch does not follow the training's
+    }  # fmt: skip
+
+
+def rehearsed(*each: Strategy) -> ScriptMemory:
+    found = [
+        RehearsedStrategy(
+            strategy=one,
+            phases=(phases := truth(one)),
+            min_vram_bytes=max(phases.values()) + 50,
+            components={"activations": max(phases.values())},
+        )
+        for one in each
+    ]
+    return ScriptMemory(replay, ScriptProfile(name="train.py", command="", rehearsed=tuple(found)))
+
+
+@pytest.mark.parametrize("asked", [strategy(64), strategy(8, stage=1), strategy(16, stage=3)])
+def test_what_the_script_holds_is_carried_to_other_batches_and_stages(asked: Strategy) -> None:
+    memory = rehearsed(strategy(1), strategy(2))(JOB, asked, CLUSTER)
+    expected, plain = truth(asked), replay(JOB, asked, CLUSTER)
+    found = memory.ranks[0]
+    assert {name: found.phases[name] for name in expected if name != "load"} == {
+        name: size for name, size in expected.items() if name != "load"
+    }
+    assert found.peak_allocated_bytes == max(expected.values()) == sum(found.components.values())
+    assert memory.min_vram_bytes - plain.min_vram_bytes == max(
+        rank.peak_allocated_bytes for rank in memory.ranks
+    ) - max(rank.peak_allocated_bytes for rank in plain.ranks)
+    assert memory.basis == "traced"
+
+
+def test_a_rehearsed_strategy_is_as_it_was_rehearsed_and_other_ranks_differ_as_in_the_replay() -> None:
+    model = rehearsed(strategy(2, accumulation=2))
+    memory = model(JOB, strategy(2, accumulation=9), CLUSTER)  # from the second micro-batch on all are alike
+    expected = truth(strategy(2))
+    first, second = memory.ranks
+    assert memory.basis == "rehearsed"
+    assert dict(first.phases) == expected
+    assert second.phases["step"] == expected["step"] + 10
+    assert sum(second.components.values()) == second.peak_allocated_bytes
+    assert memory.min_vram_bytes == max(expected.values()) + 50 + max(
+        0, second.peak_allocated_bytes - first.peak_allocated_bytes
+    )
+    assert model(JOB, strategy(2, accumulation=1), CLUSTER).basis == "traced"
+
+
+def test_checkpointing_that_was_not_rehearsed_takes_the_sequence_from_the_other() -> None:
+    memory = rehearsed(strategy(1), strategy(2), strategy(2, checkpointing="full"))
+    found = memory(JOB, strategy(32, checkpointing="full"), CLUSTER)
+    assert found.ranks[0].phases["backward"] == truth(strategy(32, checkpointing="full"))["backward"]
+
+
+def test_the_bound_stays_below_what_is_predicted() -> None:
+    def bound(job: Job, chosen: Strategy, cluster: Cluster) -> int:
+        return replay(job, chosen, cluster).min_vram_bytes - 1
+
+    model = rehearsed(strategy(1), strategy(2))
+    leaner: Any = replace(
+        model.script.rehearsed[0],
+        phases={name: size - 6_000 for name, size in truth(strategy(1)).items()},
+    )
+    for memory in (model, ScriptMemory(replay, replace(model.script, rehearsed=(leaner,)))):
+        for micro in (1, 2, 8):
+            least = memory.least(bound)(JOB, strategy(micro), CLUSTER)
+            assert least <= memory(JOB, strategy(micro), CLUSTER).min_vram_bytes

@@ -13,10 +13,9 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError, NothingFits
 from zerokit.search.explain import strategy_words
-from zerokit.search.nearest import more_gpus
+from zerokit.search.nearest import halved, more_gpus
 from zerokit.search.plan import best_plan
-from zerokit.search.request import Request
-from zerokit.search.space import Pins
+from zerokit.search.space import Pins, Request
 from zerokit.values import replace
 
 
@@ -205,3 +204,18 @@ def test_host_memory_that_is_short_by_little_is_shown_with_digits_that_differ() 
     text = _refusal(**job, host_ram=f"{(required >> 20) - 20}MiB")
     figures = re.search(r"and ([\d.]+) GiB of host memory per node, where there are ([\d.]+) GiB", text)
     assert figures is not None and float(figures[1]) > float(figures[2]), text
+
+
+@pytest.mark.parametrize(
+    ("misfit", "fitting", "found"), [(0, 100, 37), (100, 0, 36), (0, 37, 37), (36, 37, 37)]
+)
+def test_the_number_next_to_one_that_does_not_fit_is_found(misfit: int, fitting: int, found: int) -> None:
+    asked: list[int] = []
+
+    def attempt(number: int) -> str | None:
+        asked.append(number)
+        fits = number >= 37 if fitting > misfit else number < 37
+        return f"on {number}" if fits else None
+
+    assert halved(misfit, fitting, f"on {fitting}", attempt) == (found, f"on {found}")
+    assert len(asked) <= abs(fitting - misfit).bit_length()

@@ -13,8 +13,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.errors import InputError, NothingFits
 from zerokit.search.explain import lack_words
-from zerokit.search.global_batch import choose_global_batch
-from zerokit.search.plan import Plan, make_plan
+from zerokit.search.plan import Plan, choose_global_batch, make_plan
 from zerokit.search.space import Pins
 
 GIB = 1 << 30

@@ -20,10 +20,19 @@ from zerokit.linter.emitted import verify
 from zerokit.planner.models import choose_model
 from zerokit.rules import first_violation
 from zerokit.search.plan import make_plan, make_space
-from zerokit.search.request import Request
 from zerokit.search.search import fits, search
-from zerokit.search.space import Pins, knobs, layout_violation, layouts, placements
-from zerokit.search.strategies import Space, batches, build_strategy, checkpointings
+from zerokit.search.space import (
+    Pins,
+    Request,
+    Space,
+    batches,
+    build_strategy,
+    checkpointings,
+    knobs,
+    layout_violation,
+    layouts,
+    placements,
+)
 
 GIB = 1 << 30
 

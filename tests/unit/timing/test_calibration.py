@@ -17,7 +17,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, Strategy, TimeEstimate
 from zerokit.machine import tuned
 from zerokit.search.plan import make_plan, make_space, time_model
-from zerokit.search.request import Request
+from zerokit.search.space import Request
 from zerokit.timing.calibration import FEWEST_JOBS, Observation, calibrate, job_key, observe
 from zerokit.timing.constants import Calibration
 

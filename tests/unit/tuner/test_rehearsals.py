@@ -18,7 +18,7 @@ from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import read_script
 from zerokit.search.plan import make_plan, make_space
-from zerokit.search.request import Request
+from zerokit.search.space import Request
 from zerokit.tuner.rehearsals import TrialRehearsals
 
 GIB = 1 << 30

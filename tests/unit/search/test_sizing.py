@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.support.requests import request_for
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
-from zerokit.search.distinct import distinct
 from zerokit.search.plan import make_plan
+from zerokit.search.sizing import distinct
 
 
 def ranked(count: int) -> list[Candidate]:
