@@ -12,8 +12,8 @@ import click
 from zerokit.cli.base import Group
 from zerokit.cli.say import say
 from zerokit.cli.script_command import ScriptCommand, no_script
+from zerokit.commands import DEFAULT_FOLDER
 from zerokit.errors import InputError
-from zerokit.planner.plan_folder import DEFAULT_FOLDER
 
 if TYPE_CHECKING:
     from zerokit.launcher.job_files import JobScript

@@ -11,6 +11,7 @@ import click
 from zerokit.cli import options as shared_options
 from zerokit.cli.base import Command
 from zerokit.cli.say import say, write, write_json
+from zerokit.commands import command_text
 from zerokit.errors import NothingFits
 from zerokit.units import GIB
 
@@ -88,9 +89,8 @@ def _launch_with(file: str, result: Estimate) -> NextCommand:
     in_file = {name: value for name, value in pairs.items() if name not in left}
     ranks = ["--gpus", str(cluster.gpus)] if cluster.nodes == 1 else []
     device = ["--device", "cpu"] if result.planned.on_cpu else []
-    words = ["zerokit", "launch", "--deepspeed", file, *device, *ranks, "train.py"]
     return NextCommand(
-        command=shlex.join(words),
+        command=command_text("launch", "--deepspeed", file, *device, *ranks, "train.py"),
         does="runs the script with this file and adds nothing to its arguments; "
         + _of_which_script(left, in_file),
         comment="train.py: your script",
@@ -149,17 +149,12 @@ def _plan_command(
     """
     from zerokit.planner.options import OPTIONS
 
-    words = ["zerokit", "plan"]
-    for option in OPTIONS:
-        value = options.get(option.name)
-        if option.name == "global_batch":
-            value = value or global_batch
-        planned = option.group == "Strategy" or option.name in _BATCH_PER_GPU
-        if (
-            (planned and not same_strategy)
-            or value in (None, False)
-            or (option.name, value) == ("device", "auto")
-        ):
-            continue
-        words += [option.option] if option.is_flag else [option.option, str(value)]
-    return shlex.join(words)
+    given = {
+        option.name: options.get(option.name)
+        for option in OPTIONS
+        if same_strategy or (option.group != "Strategy" and option.name not in _BATCH_PER_GPU)
+    }
+    given["global_batch"] = given["global_batch"] or global_batch
+    if given["device"] == "auto":
+        del given["device"]
+    return command_text("plan", options=given)

@@ -10,8 +10,9 @@ import click
 from zerokit.cli import options as shared_options
 from zerokit.cli.base import WORDS, Command, stray
 from zerokit.cli.say import say, write, write_json
+from zerokit.commands import DEFAULT_FOLDER
 from zerokit.errors import InputError, NothingFits
-from zerokit.planner.plan_folder import DEFAULT_FOLDER, still_there
+from zerokit.planner.plan_folder import still_there
 from zerokit.units import parse_positive_int
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.fields import all_as_options, as_options
 from zerokit.memory.closed_form import ASSUMPTION
 from zerokit.memory.components import label
-from zerokit.planner import answer
+from zerokit.planner import answer, documents
 from zerokit.planner.documents import Estimate, PlannedStrategy
 from zerokit.planner.trace_command import command_in
 from zerokit.search.close_calls import NARROW, SURELY_FITS, is_sure, remark
@@ -38,6 +38,7 @@ from zerokit.values import frozen_dataclass
 
 if TYPE_CHECKING:
     from zerokit.planner.plan_result import PlanResult, RehearsalRecord
+
 
 _BAR = 24
 _NAMES = 13
@@ -77,7 +78,7 @@ def host_table(planned: PlannedStrategy) -> list[str]:
     """What the ranks of one node hold of its memory, by what it is, and what the node has."""
     estimate, cluster = planned.estimate, planned.cluster
     total = estimate.host_bytes_per_node
-    parts = answer.host_parts(planned)
+    parts = documents.host_parts(planned)
     ranks = max(1, planned.strategy.world_size // cluster.nodes)
     sums = [(f"required by {counted(ranks, 'rank')}", total)]
     if cluster.host_ram_bytes is not None:
@@ -104,7 +105,7 @@ def speed(estimate: Estimate) -> list[str]:
         f"{format_seconds(total)} a step, {per_gpu:,.0f} tokens/s per GPU, "
         f"{format_seconds(per_billion)} per 1e9 tokens"
     )
-    for note in answer.pace_notes(estimate.planned):
+    for note in documents.pace_notes(estimate.planned):
         lines += paragraph(note)
     parts = sorted(estimate.time_parts.items(), key=lambda item: -item[1])
     shares = ", ".join(
@@ -148,20 +149,10 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _strategy(planned: PlannedStrategy, brief: bool) -> list[str]:
-    """The strategy in rows: what is trained, how it is divided, the batch; ``brief``: no parts of memory."""
-    strategy, job = planned.strategy, planned.job
-    gpu, host = answer.memory(planned), answer.host_memory(planned)
-    if brief:
-        gpu, host = (text.partition(":")[0] for text in (gpu, host))
+    """The strategy in rows; ``brief``: without the parts of memory."""
+    long = ("GPU memory", "tensors", "host memory") if brief else ()
     return rows(
-        [
-            ("trains", answer.trains(job)),
-            ("strategy", answer.strategy(strategy)),
-            ("batch", answer.batch(planned)),
-            ("GPU memory" if not planned.on_cpu else "tensors", gpu),
-            ("host memory", host),
-            *([("NVMe disk", disk)] if (disk := answer.nvme(planned)) else []),
-        ]
+        (name, text.partition(":")[0] if name in long else text) for name, text in documents.facts(planned)
     )
 
 
@@ -178,13 +169,15 @@ def _answer(
     lines = wrap(title, later="  ")
     said = (
         *(note[0].upper() + note[1:] for note in remarks),
-        answer.pace(planned),
+        documents.pace(planned),
         *faster,
-        *answer.pace_notes(planned),
+        *documents.pace_notes(planned),
     )
     for text in first:
         lines += wrap(text)
-    lines += [styled(line, bold=True, fg=_colour(planned)) for line in wrap(as_options(answer.fits(planned)))]
+    lines += [
+        styled(line, bold=True, fg=_colour(planned)) for line in wrap(as_options(documents.fits(planned)))
+    ]
     for text in said:
         lines += wrap(text)
     return [*lines, "", *_strategy(planned, brief)]

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerokit.commands import option_words
+
 Facts = Mapping[str, Any]
 TOLD_BY_SCRIPT = ("method", "lora-rank", "lora-targets", "lora-dropout", "trainer", "seq-len")
 """Options that a plan with a script takes from its rehearsal, and refuses where others are given."""
@@ -79,8 +81,7 @@ def command_words(
         return ["zerokit", "plan", "--recipe", str(recipe), *options, *into, *_emptied(without)]
     replaced = {word[2:] for word in options if _OPTION.fullmatch(word)}
     kept = {name: value for name, value in request.items() if name not in replaced | set(without)}
-    written = [word for name, value in kept.items() for word in _typed(name, value)]
-    return ["zerokit", "plan", *written, *options, *into]
+    return ["zerokit", "plan", *option_words(kept), *options, *into]
 
 
 def what_is_left(command: str) -> str:
@@ -102,13 +103,6 @@ def what_is_left(command: str) -> str:
 def _emptied(names: Collection[str]) -> list[str]:
     """What takes them out of a recipe."""
     return [f"{name.replace('-', '_')}=" for name in sorted(names)]
-
-
-def _typed(name: str, value: Any) -> list[str]:
-    """An option of a request, as the command line takes it."""
-    if value is True:
-        return [f"--{name}"]
-    return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
 
 
 def _nearest_batch(batch: int, chosen: Facts, options: Facts) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zerokit.commands import command_text
 from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.errors import InputError
 from zerokit.linter.finding import Finding
@@ -42,11 +43,11 @@ def check_own_file(path: str, *, style: str, ranks: int, accept_mismatch: bool) 
     fatal = [found for found in findings if found.severity == "error" and not found.is_ignored]
     if fatal and not accept_mismatch:
         count = "an error" if len(fatal) == 1 else f"{len(fatal)} errors"
-        command = shlex.join(["zerokit", "check", "--for", style, "--world-size", str(ranks), path])
+        again = command_text("check", "--for", style, "--world-size", str(ranks), path)
         raise InputError(
             f"⟨deepspeed⟩ {path}: the run would fail on {count}:\n  "
             + "\n  ".join(_text(found) for found in fatal)
-            + f"\n`{command}` shows more; ⟨accept_mismatch=True⟩ starts the run all the same"
+            + f"\n`{again}` shows more; ⟨accept_mismatch=True⟩ starts the run all the same"
         )
     return tuple(f"warning: {_text(found)}" for found in findings if found.severity != "note")
 

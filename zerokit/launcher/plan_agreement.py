@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from zerokit.commands import command_text
 from zerokit.domain.trainers import TRAINERS, trainer_named
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
@@ -162,9 +162,7 @@ def _of_trainer(plan: PlanFile, options: ScriptOptions, target: Target) -> list[
             method=plan.method, rank=lora.rank, targets=lora.targets, dropout=lora.dropout,
             nested=planned.double_quant, dtype="", without=("lora", "all", "named", "packed"),
         )  # fmt: skip
-    rehearsal = shlex.join(
-        ["zerokit", "rehearse", "--plan", str(plan.folder), *rehearsed_plan.script_words(target)]
-    )
+    rehearsal = command_text("rehearse", "--plan", str(plan.folder), *rehearsed_plan.script_words(target))
     return [
         f"warning: {row.title}, which the script uses, has {', '.join(different)}: {format_gib(after, 1)} "
         f"required per GPU, where the plan says {format_gib(before, 1)};"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from zerokit.commands import DEFAULT_FOLDER
 from zerokit.emit import plan_file
 from zerokit.errors import InputError
-from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.temporary import is_temporary, make_folder
 
 _OWN = ("--deepspeed", "--deepspeed_config")

@@ -6,27 +6,20 @@ The terminal, the page and a notebook show the same sentences. Arguments are mar
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Sequence
 
+from zerokit.commands import DEFAULT_FOLDER, command_text
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, LOSS_OF_SCRIPT, Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import optimizer_params
-from zerokit.memory.components import HostComponent, label
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.memory.saving import NO_ROOM, NONE_LOAD
-from zerokit.planner.documents import Estimate, PlannedStrategy
-from zerokit.planner.plan_folder import DEFAULT_FOLDER
 from zerokit.planner.trace_command import TRACES_ARE_OF
-from zerokit.search.close_calls import headroom_bytes, headroom_words, remark
-from zerokit.search.explain import host_lack_words
 from zerokit.timing.evidence import NO_GPUS
-from zerokit.timing.ranges import NVME_RATES, SURE
-from zerokit.units import counted, format_gib, format_seconds, format_seconds_range, shown_unit
+from zerokit.units import counted
 
 _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}
-_MOST_PARTS = 4
 UNDER_DEEPSPEED = "planned under DeepSpeed (fp32 master weights): alone the script may take less"
 """Of a plan for a script that trains without DeepSpeed where nobody launches it with a plan."""
 
@@ -66,88 +59,17 @@ def run_command(cluster: Cluster, folder: str, script: Iterable[str]) -> str:
     Args:
         script: its words and arguments; empty: some ``train.py``.
     """
-    words = shlex.join(script) or "train.py"
+    words = tuple(script) or ("train.py",)
     if cluster.nodes == 1:
-        return f"zerokit launch --plan {shlex.quote(folder)} {words}"
-    plan_folder = "" if folder == DEFAULT_FOLDER else f"--plan {shlex.quote(folder)} "
-    return f"zerokit emit sbatch {plan_folder}{words} > job.sh"  # a launch would start this machine's ranks
-
-
-def fits(planned: PlannedStrategy) -> str:
-    """``Fits: 22.3 GiB required of 24.0 GiB per GPU, 1.7 GiB headroom``; that it barely does, what the host
-    lacks, too."""
-    memory, cluster = planned.candidate.memory, planned.cluster
-    required, available = memory.min_vram_bytes, cluster.gpu.driver_vram_bytes
-    device = "CPU rank" if planned.on_cpu else "GPU"
-    if planned.fits is None:
-        return f"{format_gib(required, 1)} required per {device} (not compared with the assumed one)"
-    room = headroom_bytes(memory, cluster.gpu)
-    unmodelled = not_modelled(planned.not_modelled)
-    amounts = f"{format_gib(required, 1)} required of {format_gib(available, 1)} per {device}"
-    host = host_lack_words(memory, cluster)
-    host = f", and {host}" if host else ""
-    if not planned.fits:
-        too_much = f", {format_gib(-room, 1)} too much" if room < 0 else ""
-        too_much += f", without {unmodelled}" if unmodelled else ""
-        return f"Does NOT fit: {amounts}{too_much}{host}"
-    if host:
-        host += " (⟨host_ram⟩ not given)" if cluster.host_ram_bytes is None else ""
-        amounts = f" the {device}, but maybe not the host: {amounts}"
-    else:
-        amounts = f": {amounts}"
-    headroom = headroom_words(memory, cluster.gpu)
-    if unmodelled:
-        amounts = f": {unmodelled}; without {'it' if len(planned.not_modelled) == 1 else 'them'}{amounts}"
-    if not planned.is_sure:
-        return f"May fit{amounts}, {headroom}{host}"
-    return f"Fits{amounts}, {remark(planned.candidate, cluster.gpu) or headroom}{host}"
+        return command_text("launch", "--plan", folder, *words)
+    plan_folder = () if folder == DEFAULT_FOLDER else ("--plan", folder)
+    # a launch would start this machine's ranks
+    return command_text("emit", "sbatch", *plan_folder, *words) + " > job.sh"
 
 
 def not_modelled(keys: Sequence[str]) -> str:
     """``2 keys not modelled (zero_optimization.zenflow, expert_parallel)``; empty: all are."""
     return f"{counted(len(keys), 'key')} not modelled ({', '.join(keys)})" if keys else ""
-
-
-def pace(planned: PlannedStrategy) -> str:
-    """``Step: 15.0 s, 2,187 tokens/s per GPU, 5.3 d per 1e9 tokens``."""
-    estimate = planned.estimate
-    seconds, rate = estimate.step_seconds, estimate.tokens_per_second_per_gpu
-    if seconds is None or not rate:
-        return "Step time: not predicted for CPU ranks" if planned.on_cpu else "Step time: not predicted"
-    per_billion = 1e9 / (rate * planned.strategy.world_size)
-    step = "Step, estimated" if _untimed(planned) else "Step"
-    return (
-        f"{step}: {format_seconds(seconds)}{_range(estimate)}, {rate:,.0f} tokens/s per GPU, "
-        f"{format_seconds(per_billion)} per 1e9 tokens"
-    )
-
-
-def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
-    """What qualifies the step time, in sentences: that no rehearsal timed it, or at which host's speed, that
-    it was never measured on such hardware."""
-    untimed = _untimed(planned)
-    rehearsed = planned.script.of(planned.strategy) if planned.script is not None else None
-    notes: tuple[str, ...] = ()
-    if untimed:
-        notes = (f"The rehearsal has no step time: {untimed}",)
-    elif rehearsed is not None and rehearsed.host_factor is not None:
-        notes = (
-            f"The step is rehearsed at the host speed kept on this machine, {rehearsed.host_factor:.2f}",
-        )
-    parts = planned.estimate.measured_on_no_machine
-    gpu = planned.cluster.gpu
-    name = f"{gpu.name} (its speeds are assumed)" if gpu.stands_in else gpu.name
-    if parts == ("several nodes",):  # of other GPUs they were
-        parts = (f"several nodes with {name}",)
-    parts = tuple(name if part == gpu.name else part for part in parts)
-    return (*notes, never_measured(parts)) if parts else notes
-
-
-def _untimed(planned: PlannedStrategy) -> str:
-    """Why the step time of a plan for a script rests on no rehearsal; empty: it does, or there is none."""
-    if planned.script is None or not planned.timed:
-        return ""
-    return planned.script.untimed(planned.strategy)
 
 
 def never_measured(parts: Iterable[str]) -> str:
@@ -156,14 +78,6 @@ def never_measured(parts: Iterable[str]) -> str:
     gpus = [part for part in parts if part not in NO_GPUS]
     rest = [part for part in NO_GPUS if part in parts]
     return f"No step time was ever measured on: {'; nor on '.join(filter(None, (', '.join(gpus), *rest)))}"
-
-
-def _range(estimate: Estimate) -> str:
-    """`` (12.0 to 19.0 s)``, where host or network may make so much of a difference."""
-    seconds = estimate.step_seconds_range
-    if seconds is None or seconds[1] < (1 + SURE) * seconds[0]:
-        return ""
-    return f" ({format_seconds_range(*seconds)})"
 
 
 def trains(job: Job) -> str:
@@ -197,83 +111,6 @@ def strategy(chosen: Strategy) -> str:
             words.append(f"{name} parallel {degree}")
     kind = "no" if chosen.checkpointing == "none" else chosen.checkpointing
     return ", ".join([*words, f"{kind} checkpointing", chosen.settings.precision])
-
-
-def batch(planned: PlannedStrategy) -> str:
-    """``2 per GPU × 4 accumulation × 8 GPUs = 64 × 4,096 tokens``; of pairs ``64 pairs × 2 × 4,096``."""
-    chosen, job, script = planned.strategy, planned.job, planned.script
-    device = "rank" if planned.on_cpu else "GPU"
-    settings, ranks = chosen.settings, chosen.data_parallel
-    is_all = chosen.world_size == ranks
-    devices = counted(ranks, device) if is_all else f"{ranks} data parallel"
-    rows = f"{chosen.global_batch}"
-    if script is not None and script.sequences_per_row > 1:
-        rows = f"{script.rows(chosen.global_batch)} × {script.sequences_per_row}"
-    return (
-        f"{settings.micro_batch} per {device} × {settings.gradient_accumulation} accumulation × {devices} = "
-        f"{rows} × {job.seq_len:,} tokens"
-    )
-
-
-def memory(planned: PlannedStrategy) -> str:
-    """``peak 20.2 GiB in backward: activations 11.3, frozen parameters 5.3, loss 2.9, others 0.7 GiB``."""
-    worst = planned.candidate.memory.worst
-    parts = sorted(worst.components.items(), key=lambda item: -item[1])
-    largest = [(label(name), size) for name, size in parts[:_MOST_PARTS]]
-    rest = sum(size for _, size in parts[_MOST_PARTS:])
-    largest += [("others", rest)] if rest else []
-    unit, unit_name = shown_unit(worst.peak_allocated_bytes / 10)  # the parts are smaller
-    words = ", ".join(f"{name} {size / unit:.1f}" for name, size in largest if size >= unit / 20)
-    peak = f"{worst.peak_allocated_bytes / unit:,.1f} {unit_name}"
-    return f"peak {peak} in {worst.peak_phase}: {words} {unit_name}"
-
-
-def host_parts(planned: PlannedStrategy) -> list[tuple[str, int]]:
-    """What the ranks of one node hold of its memory, by what it is, largest first; empty for CPU ranks."""
-    estimate = planned.estimate
-    if planned.on_cpu:
-        return []
-    sizes = {label(key): size for key, size in estimate.host_components.items()}
-    rest = estimate.host_bytes_per_node - sum(sizes.values())
-    if sizes and rest > 0:  # the closed form adds it alone
-        name = HostComponent.MODEL_BEFORE_IT_MOVES.label
-        sizes[name] = sizes.get(name, 0) + rest
-    return sorted(sizes.items(), key=lambda item: -item[1])
-
-
-def host_memory(planned: PlannedStrategy) -> str:
-    """``130.6 GiB per node: model before it moves 119.7, process 10.9 GiB``; with offload also what a node
-    is assumed to have, where nobody said it."""
-    total = planned.estimate.host_bytes_per_node
-    text = f"{format_gib(total, 1)} per node"
-    limit = planned.cluster.host_limit_bytes
-    if _offloads(planned) and planned.cluster.host_ram_bytes is None and limit:
-        text += f" of {format_gib(limit, 0)} assumed"
-    parts = host_parts(planned)
-    if not parts:
-        return text
-    unit, unit_name = shown_unit(total / 10)
-    words = [f"{name} {size / unit:.1f}" for name, size in parts[:2] if size >= unit / 20]
-    others = sum(size for _, size in parts[2:])
-    words += [f"others {others / unit:.1f}"] if others >= unit / 20 else []
-    return f"{text}: {', '.join(words)} {unit_name}"
-
-
-def nvme(planned: PlannedStrategy) -> str:
-    """``119.7 GiB per node; 3 GB/s assumed (1 to 7 are usual)``; empty: nothing is kept there."""
-    total, cluster = planned.estimate.nvme_bytes_per_node, planned.cluster
-    if not total:
-        return ""
-    slow, fast = (rate / 1e9 for rate in NVME_RATES)
-    return (
-        f"{format_gib(total, 1)} per node; {cluster.nvme_bytes_per_second / 1e9:g} GB/s assumed "
-        f"({slow:g} to {fast:g} are usual; `zerokit tune` measures the step)"
-    )
-
-
-def _offloads(planned: PlannedStrategy) -> bool:
-    zero = planned.strategy.settings.zero
-    return {zero.offload_optimizer.device, zero.offload_param.device} != {"none"}
 
 
 _REASSURING = (

@@ -84,7 +84,7 @@ class CheckResult:
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it: a row for each finding, and how many there are."""
-        from zerokit.planner.notebook_table import html_table
+        from zerokit.planner.documents import html_table
 
         rows = [
             (_location(finding), finding.severity, finding.message, finding.fix, finding.rule)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from zerokit import planner
+from zerokit.commands import command_text
 from zerokit.domain.unmodelled import unmodelled_keys
 from zerokit.errors import FileInputError, InputError, NothingFits
 from zerokit.fields import Say, as_options, silent
@@ -26,7 +26,7 @@ from zerokit.planner import without_collecting
 from zerokit.planner.answer import not_modelled
 from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.check_result import CheckResult, Fit
-from zerokit.planner.options import BY_NAME, ELSEWHERE, CheckOptions
+from zerokit.planner.options import ELSEWHERE, CheckOptions
 from zerokit.planner.recipes import Recipe
 from zerokit.rules.batch import ranks_of
 from zerokit.search import close_calls
@@ -142,12 +142,8 @@ def _left_open(notes: Iterable[str], estimate_options: Mapping[str, str], path: 
     taken = [note.split(LEFT_OPEN)[0] for note in notes if LEFT_OPEN in note]
     if not taken or path is None:
         return ""
-    words = ["zerokit", "estimate", "--deepspeed", path]
-    for name, value in estimate_options.items():
-        words += [BY_NAME[name].option, value]
-    return (
-        f"; left to the script, and taken as: {', '.join(taken)} (`{shlex.join(words)}` takes other values)"
-    )
+    again = command_text("estimate", "--deepspeed", path, options=estimate_options)
+    return f"; left to the script, and taken as: {', '.join(taken)} (`{again}` takes other values)"
 
 
 def _estimate_options(path: str, options: Mapping[str, Any], world_size: int | str | None) -> dict[str, str]:

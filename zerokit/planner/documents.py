@@ -1,25 +1,68 @@
-"""A strategy and its prediction: typed, and as the JSON that is published (``zerokit.estimate/1``)."""
+"""A strategy and its prediction: typed, as the JSON that is published (``zerokit.estimate/1``), and in short
+sentences, which the terminal, the page and a notebook share. Arguments are marked (:mod:`zerokit.fields`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, is_dataclass
+from html import escape
+from typing import Any, Generic, TypeVar
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.script_profile import ScriptProfile
-from zerokit.domain.strategy import Candidate, RankEstimate, Saving, Strategy
+from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Saving, Strategy, TimeEstimate
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.memory.card import around_peak
-from zerokit.search.close_calls import is_sure
-from zerokit.search.explain import strategy_words
-from zerokit.units import format_gib, format_seconds
+from zerokit.memory.components import HostComponent, label
+from zerokit.planner import answer
+from zerokit.search.close_calls import headroom_bytes, headroom_words, is_sure, remark
+from zerokit.search.explain import cluster_words, host_lack_words, strategy_words
+from zerokit.timing.ranges import NVME_RATES, SURE
+from zerokit.units import counted, format_gib, format_seconds, format_seconds_range, shown_unit
 from zerokit.values import frozen_dataclass
 
+ESTIMATE_SCHEMA = "zerokit.estimate/1"
 _ALL_RANKS_UP_TO = 64
+_MOST_PARTS = 4
+T = TypeVar("T")
+
+
+class Read(Generic[T]):
+    """A property that stands elsewhere: read along a path, ``candidate.strategy.checkpointing``.
+
+    Args:
+        without: its value where a step of the path is None.
+    """
+
+    def __init__(self, path: str, doc: str, without: T | None = None) -> None:
+        """Note where it stands."""
+        self._steps, self._without, self.__doc__ = path.split("."), without, doc
+
+    def __get__(self, instance: object, owner: type | None = None) -> T:
+        """The value; the property itself, of a class."""
+        return self if instance is None else self.read(instance)  # type: ignore[return-value]
+
+    def read(self, value: Any, skip: int = 0) -> T:
+        """The value, from what so many steps of the path lead to."""
+        for step in self._steps[skip:]:
+            if value is None:
+                return self._without  # type: ignore[return-value]
+            value = getattr(value, step)
+        return value  # type: ignore[no-any-return]
+
+
+def as_json(value: Any) -> Any:
+    """What JSON has of a value: dictionaries and lists, of dataclasses too."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {name: as_json(one) for name, one in value.items()}
+    return list(map(as_json, value)) if isinstance(value, list | tuple) else value
 
 
 @frozen_dataclass
@@ -44,13 +87,8 @@ class RankPrediction:
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``per_rank``."""
-        body: dict[str, Any] = {
-            "rank": self.rank,
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_phase": self.peak_phase,
-            "phases": dict(self.phases),
-            "components": dict(self.components),
-        }
+        names = ("rank", "peak_allocated_bytes", "peak_phase", "phases", "components")
+        body = {name: as_json(getattr(self, name)) for name in names}
         return body if self.last is None else {**body, "ranks": [self.rank, self.last]}
 
 
@@ -67,9 +105,6 @@ def per_rank(ranks: tuple[RankEstimate, ...], world_size: int) -> Iterator[RankP
                 phases=rank.phases,
                 components=rank.components,
             )
-
-
-ESTIMATE_SCHEMA = "zerokit.estimate/1"
 
 
 @frozen_dataclass
@@ -109,65 +144,26 @@ class PlannedStrategy:
         not modelled."""
         return not self.not_modelled and is_sure(self.candidate.memory, self.cluster.gpu)
 
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy itself."""
-        return self.candidate.strategy
-
-    @property
-    def zero_stage(self) -> int:
-        """ZeRO stage, 0 to 3."""
-        return self.strategy.settings.zero.stage
-
-    @property
-    def offload_optimizer(self) -> str:
-        """Where the optimizer states live: ``none`` (the GPU), ``cpu`` or ``nvme``."""
-        return self.strategy.settings.zero.offload_optimizer.device
-
-    @property
-    def offload_param(self) -> str:
-        """Where ZeRO-3's weights live: ``none`` (the GPU), ``cpu`` or ``nvme``."""
-        return self.strategy.settings.zero.offload_param.device
-
-    @property
-    def data_parallel(self) -> int:
-        """Data parallel degree."""
-        return self.strategy.data_parallel
-
-    @property
-    def tensor_parallel(self) -> int:
-        """Tensor parallel degree."""
-        return self.strategy.tensor_parallel
-
-    @property
-    def pipeline_parallel(self) -> int:
-        """Pipeline stages."""
-        return self.strategy.pipeline_parallel
-
-    @property
-    def sequence_parallel(self) -> int:
-        """Sequence parallel degree."""
-        return self.strategy.sequence_parallel
-
-    @property
-    def micro_batch(self) -> int:
-        """Sequences per GPU and forward pass."""
-        return self.strategy.settings.micro_batch
-
-    @property
-    def gradient_accumulation(self) -> int:
-        """Micro-batches per optimizer step."""
-        return self.strategy.settings.gradient_accumulation
-
-    @property
-    def activation_checkpointing(self) -> str:
-        """``none``, ``full`` or ``selective``."""
-        return self.strategy.checkpointing
-
-    @property
-    def precision(self) -> str:
-        """``bf16``, ``fp16`` or ``fp32``."""
-        return self.strategy.settings.precision
+    strategy = Read[Strategy]("candidate.strategy", "The strategy itself.")
+    zero_stage = Read[int]("strategy.settings.zero.stage", "ZeRO stage, 0 to 3.")
+    offload_optimizer = Read[str](
+        "strategy.settings.zero.offload_optimizer.device",
+        "Where the optimizer states live: ``none`` (the GPU), ``cpu`` or ``nvme``.",
+    )
+    offload_param = Read[str](
+        "strategy.settings.zero.offload_param.device",
+        "Where ZeRO-3's weights live: ``none`` (the GPU), ``cpu`` or ``nvme``.",
+    )
+    data_parallel = Read[int]("strategy.data_parallel", "Data parallel degree.")
+    tensor_parallel = Read[int]("strategy.tensor_parallel", "Tensor parallel degree.")
+    pipeline_parallel = Read[int]("strategy.pipeline_parallel", "Pipeline stages.")
+    sequence_parallel = Read[int]("strategy.sequence_parallel", "Sequence parallel degree.")
+    micro_batch = Read[int]("strategy.settings.micro_batch", "Sequences per GPU and forward pass.")
+    gradient_accumulation = Read[int](
+        "strategy.settings.gradient_accumulation", "Micro-batches per optimizer step."
+    )
+    activation_checkpointing = Read[str]("strategy.checkpointing", "``none``, ``full`` or ``selective``.")
+    precision = Read[str]("strategy.settings.precision", "``bf16``, ``fp16`` or ``fp32``.")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -248,20 +244,59 @@ class Estimate:
         within ``unsure_bytes``, or keys are ``not_modelled``."""
         return None if self.planned.fits and not self.planned.is_sure else self.planned.fits
 
-    @property
-    def unsure_bytes(self) -> int:
-        """How far ``min_vram_bytes`` may be off where it is of a closed form; 0: traced or rehearsed."""
-        return self.planned.candidate.memory.unsure_bytes
+    unsure_bytes = Read[int](
+        "_memory.unsure_bytes",
+        "How far ``min_vram_bytes`` may be off where it is of a closed form; 0: traced or rehearsed.",
+    )
+    peak_allocated_bytes = Read[int](
+        "_memory.worst.peak_allocated_bytes",
+        "The worst rank's ``torch.cuda.max_memory_allocated``.",
+    )
+    min_vram_bytes = Read[int](
+        "_memory.min_vram_bytes",
+        "The smallest GPU memory, as nvidia-smi counts it, on which the run succeeds.",
+    )
+    host_components = Read[Mapping[str, int]](
+        "_memory.host_components", "What takes host memory, by what it is."
+    )
+    nvme_bytes_per_node = Read[int]("_memory.nvme_bytes_per_node", "Disk that a node needs for offload.")
+    not_modelled = Read[tuple[str, ...]](
+        "planned.not_modelled", "Keys of its DeepSpeed file with which the figures may be others."
+    )
+    basis = Read[str](
+        "_memory.basis",
+        "Where the memory figures come from: ``traced`` or ``analytic`` (the closed form).",
+    )
+    saving = Read[Saving | None](
+        "planned.candidate.saving",
+        "What saving the model and writing a checkpoint take; None where nothing is trained.",
+    )
+    step_seconds = Read[float | None](
+        "_time.step_seconds", "Time of an optimizer step; None where none is predicted."
+    )
+    step_seconds_range = Read[tuple[float, float] | None](
+        "_time.step_seconds_range",
+        "The same as fast and as slow as host and network, where nobody measured them, may make it.",
+    )
+    measured_on_no_machine = Read[tuple[str, ...]](
+        "_time.measured_on_no_machine",
+        "Of the hardware, what no step time was ever compared on: the GPU's name, ``several nodes``.",
+        without=(),
+    )
+    time_parts = Read[Mapping[str, float]](
+        "_time.parts",
+        "Seconds of a step by what they are spent on; empty where no time is predicted.",
+        without={},
+    )
+    bound_by = Read[str | None](
+        "_time.bound_by", "What a step waits for most; None where no time is predicted."
+    )
+
+    _memory = Read[MemoryEstimate]("planned.candidate.memory", "What the models say of its memory.")
 
     @property
-    def peak_allocated_bytes(self) -> int:
-        """The worst rank's ``torch.cuda.max_memory_allocated``."""
-        return self.planned.candidate.memory.worst.peak_allocated_bytes
-
-    @property
-    def min_vram_bytes(self) -> int:
-        """The smallest GPU memory, as nvidia-smi counts it, on which the run succeeds."""
-        return self.planned.candidate.memory.min_vram_bytes
+    def _time(self) -> TimeEstimate | None:
+        return self.planned.candidate.time if self.planned.timed else None
 
     @property
     def around_peak(self) -> dict[str, int]:
@@ -279,38 +314,13 @@ class Estimate:
         planned = self.planned
         if planned.on_cpu:
             return self.min_vram_bytes * planned.strategy.world_size
-        return planned.candidate.memory.host_bytes_per_node
-
-    @property
-    def host_components(self) -> dict[str, int]:
-        """What takes host memory, by what it is."""
-        return dict(self.planned.candidate.memory.host_components)
+        return self._memory.host_bytes_per_node
 
     @property
     def components_by_phase(self) -> dict[str, dict[str, int]]:
         """Bytes live at the peak of each phase of the worst rank, by what they are; may be empty."""
-        worst = self.planned.candidate.memory.worst
+        worst = self._memory.worst
         return {phase: dict(parts) for phase, parts in worst.phase_components.items()}
-
-    @property
-    def nvme_bytes_per_node(self) -> int:
-        """Disk that a node needs for offload."""
-        return self.planned.candidate.memory.nvme_bytes_per_node
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Time of an optimizer step; None where none is predicted."""
-        return self.planned.candidate.time.step_seconds if self.planned.timed else None
-
-    @property
-    def step_seconds_range(self) -> tuple[float, float] | None:
-        """The same as fast and as slow as host and network, where nobody measured them, may make it."""
-        return self.planned.candidate.time.step_seconds_range if self.planned.timed else None
-
-    @property
-    def measured_on_no_machine(self) -> tuple[str, ...]:
-        """Of the hardware, what no step time was ever compared on: the GPU's name, ``several nodes``."""
-        return self.planned.candidate.time.measured_on_no_machine if self.planned.timed else ()
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -320,29 +330,9 @@ class Estimate:
         return time.tokens_per_second_per_gpu * sequences if self.planned.timed else None
 
     @property
-    def time_parts(self) -> dict[str, float]:
-        """Seconds of a step by what they are spent on; empty where no time is predicted."""
-        return dict(self.planned.candidate.time.parts) if self.planned.timed else {}
-
-    @property
-    def bound_by(self) -> str | None:
-        """What a step waits for most; None where no time is predicted."""
-        return self.planned.candidate.time.bound_by if self.planned.timed else None
-
-    @property
-    def basis(self) -> str:
-        """Where the memory figures come from: ``traced`` or ``analytic`` (the closed form)."""
-        return self.planned.candidate.memory.basis
-
-    @property
-    def saving(self) -> Saving | None:
-        """What saving the model and writing a checkpoint take; None where nothing is trained."""
-        return self.planned.candidate.saving
-
-    @property
     def per_rank(self) -> tuple[RankPrediction, ...]:
         """One entry a GPU up to 64 of them; above that, one for ranks that are alike."""
-        return tuple(per_rank(self.planned.candidate.memory.ranks, self.planned.strategy.world_size))
+        return tuple(per_rank(self._memory.ranks, self.planned.strategy.world_size))
 
     @property
     def worst_rank(self) -> RankPrediction:
@@ -356,38 +346,33 @@ class Estimate:
 
     @property
     def _notes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.planned.notes, *self.planned.candidate.memory.assumptions)))
+        return tuple(dict.fromkeys((*self.planned.notes, *self._memory.assumptions)))
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""
-        from zerokit.planner.notebook import table
-
-        return table(self.planned, self.model_name)
+        return html_facts(self.planned, self.model_name)
 
     def to_dict(self, *, by_phase: bool = True) -> dict[str, Any]:
         """ESTIMATE: what ``estimate --json`` prints."""
+        names = [name for name in _ESTIMATE if by_phase or name != "components_by_phase"]
         return {
             "schema": ESTIMATE_SCHEMA,
-            "fits": self.fits,
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "min_vram_bytes": self.min_vram_bytes,
-            "unsure_bytes": self.unsure_bytes,
-            "not_modelled": list(self.planned.not_modelled),
-            "host_bytes_per_node": self.host_bytes_per_node,
-            "host_components": self.host_components,
-            "nvme_bytes_per_node": self.nvme_bytes_per_node,
-            "step_seconds": self.step_seconds,
-            "step_seconds_range": None if self.step_seconds_range is None else list(self.step_seconds_range),
-            "measured_on_no_machine": list(self.measured_on_no_machine),
-            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
-            "time_parts": self.time_parts,
-            "bound_by": self.bound_by,
-            "basis": self.basis,
-            "saving": None if self.saving is None else asdict(self.saving),
-            "per_rank": [rank.to_dict() for rank in self.per_rank],
-            **({"components_by_phase": self.components_by_phase} if by_phase else {}),
+            **{name: as_json(getattr(self, name)) for name in names},
             "assumptions": list(all_as_options(self._notes)),
         }
+
+
+_ESTIMATE = (
+    "fits", "peak_allocated_bytes", "min_vram_bytes", "unsure_bytes", "not_modelled", "host_bytes_per_node",
+    "host_components", "nvme_bytes_per_node", "step_seconds", "step_seconds_range", "measured_on_no_machine",
+    "tokens_per_second_per_gpu", "time_parts", "bound_by", "basis", "saving", "per_rank",
+    "components_by_phase",
+)  # fmt: skip
+_STRATEGY = (
+    "zero_stage", "offload_optimizer", "offload_param", "data_parallel", "tensor_parallel",
+    "pipeline_parallel", "sequence_parallel", "micro_batch", "gradient_accumulation",
+    "activation_checkpointing", "precision",
+)  # fmt: skip
 
 
 def environment(cluster: Cluster, chosen: Strategy, attention: str) -> dict[str, str]:
@@ -408,17 +393,195 @@ def _allocator(cluster: Cluster) -> dict[str, str]:
 
 def degrees(strategy: Strategy) -> dict[str, Any]:
     """STRATEGY without its configuration and prediction."""
-    zero, settings = strategy.settings.zero, strategy.settings
-    return {
-        "zero_stage": zero.stage,
-        "offload_optimizer": zero.offload_optimizer.device,
-        "offload_param": zero.offload_param.device,
-        "data_parallel": strategy.data_parallel,
-        "tensor_parallel": strategy.tensor_parallel,
-        "pipeline_parallel": strategy.pipeline_parallel,
-        "sequence_parallel": strategy.sequence_parallel,
-        "micro_batch": settings.micro_batch,
-        "gradient_accumulation": settings.gradient_accumulation,
-        "activation_checkpointing": strategy.checkpointing,
-        "precision": settings.precision,
-    }
+    return {name: PlannedStrategy.__dict__[name].read(strategy, skip=1) for name in _STRATEGY}
+
+
+def fits(planned: PlannedStrategy) -> str:
+    """``Fits: 22.3 GiB required of 24.0 GiB per GPU, 1.7 GiB headroom``; that it barely does, what the host
+    lacks, too."""
+    memory, cluster = planned.candidate.memory, planned.cluster
+    required, available = memory.min_vram_bytes, cluster.gpu.driver_vram_bytes
+    device = "CPU rank" if planned.on_cpu else "GPU"
+    if planned.fits is None:
+        return f"{format_gib(required, 1)} required per {device} (not compared with the assumed one)"
+    room = headroom_bytes(memory, cluster.gpu)
+    unmodelled = answer.not_modelled(planned.not_modelled)
+    amounts = f"{format_gib(required, 1)} required of {format_gib(available, 1)} per {device}"
+    host = host_lack_words(memory, cluster)
+    host = f", and {host}" if host else ""
+    if not planned.fits:
+        too_much = f", {format_gib(-room, 1)} too much" if room < 0 else ""
+        too_much += f", without {unmodelled}" if unmodelled else ""
+        return f"Does NOT fit: {amounts}{too_much}{host}"
+    if host:
+        host += " (⟨host_ram⟩ not given)" if cluster.host_ram_bytes is None else ""
+        amounts = f" the {device}, but maybe not the host: {amounts}"
+    else:
+        amounts = f": {amounts}"
+    headroom = headroom_words(memory, cluster.gpu)
+    if unmodelled:
+        amounts = f": {unmodelled}; without {'it' if len(planned.not_modelled) == 1 else 'them'}{amounts}"
+    if not planned.is_sure:
+        return f"May fit{amounts}, {headroom}{host}"
+    return f"Fits{amounts}, {remark(planned.candidate, cluster.gpu) or headroom}{host}"
+
+
+def pace(planned: PlannedStrategy) -> str:
+    """``Step: 15.0 s, 2,187 tokens/s per GPU, 5.3 d per 1e9 tokens``."""
+    estimate = planned.estimate
+    seconds, rate = estimate.step_seconds, estimate.tokens_per_second_per_gpu
+    if seconds is None or not rate:
+        return "Step time: not predicted for CPU ranks" if planned.on_cpu else "Step time: not predicted"
+    per_billion = 1e9 / (rate * planned.strategy.world_size)
+    step = "Step, estimated" if _untimed(planned) else "Step"
+    return (
+        f"{step}: {format_seconds(seconds)}{_range(estimate)}, {rate:,.0f} tokens/s per GPU, "
+        f"{format_seconds(per_billion)} per 1e9 tokens"
+    )
+
+
+def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
+    """What qualifies the step time, in sentences: that no rehearsal timed it, or at which host's speed, that
+    it was never measured on such hardware."""
+    untimed = _untimed(planned)
+    rehearsed = planned.script.of(planned.strategy) if planned.script is not None else None
+    notes: tuple[str, ...] = ()
+    if untimed:
+        notes = (f"The rehearsal has no step time: {untimed}",)
+    elif rehearsed is not None and rehearsed.host_factor is not None:
+        notes = (
+            f"The step is rehearsed at the host speed kept on this machine, {rehearsed.host_factor:.2f}",
+        )
+    parts = planned.estimate.measured_on_no_machine
+    gpu = planned.cluster.gpu
+    name = f"{gpu.name} (its speeds are assumed)" if gpu.stands_in else gpu.name
+    if parts == ("several nodes",):  # of other GPUs they were
+        parts = (f"several nodes with {name}",)
+    parts = tuple(name if part == gpu.name else part for part in parts)
+    return (*notes, answer.never_measured(parts)) if parts else notes
+
+
+def _untimed(planned: PlannedStrategy) -> str:
+    """Why the step time of a plan for a script rests on no rehearsal; empty: it does, or there is none."""
+    if planned.script is None or not planned.timed:
+        return ""
+    return planned.script.untimed(planned.strategy)
+
+
+def _range(estimate: Estimate) -> str:
+    """`` (12.0 to 19.0 s)``, where host or network may make so much of a difference."""
+    seconds = estimate.step_seconds_range
+    if seconds is None or seconds[1] < (1 + SURE) * seconds[0]:
+        return ""
+    return f" ({format_seconds_range(*seconds)})"
+
+
+def batch(planned: PlannedStrategy) -> str:
+    """``2 per GPU × 4 accumulation × 8 GPUs = 64 × 4,096 tokens``; of pairs ``64 pairs × 2 × 4,096``."""
+    chosen, job, script = planned.strategy, planned.job, planned.script
+    device = "rank" if planned.on_cpu else "GPU"
+    settings, ranks = chosen.settings, chosen.data_parallel
+    is_all = chosen.world_size == ranks
+    devices = counted(ranks, device) if is_all else f"{ranks} data parallel"
+    rows = f"{chosen.global_batch}"
+    if script is not None and script.sequences_per_row > 1:
+        rows = f"{script.rows(chosen.global_batch)} × {script.sequences_per_row}"
+    return (
+        f"{settings.micro_batch} per {device} × {settings.gradient_accumulation} accumulation × {devices} = "
+        f"{rows} × {job.seq_len:,} tokens"
+    )
+
+
+def memory(planned: PlannedStrategy) -> str:
+    """``peak 20.2 GiB in backward: activations 11.3, frozen parameters 5.3, loss 2.9, others 0.7 GiB``."""
+    worst = planned.candidate.memory.worst
+    parts = sorted(worst.components.items(), key=lambda item: -item[1])
+    largest = [(label(name), size) for name, size in parts[:_MOST_PARTS]]
+    rest = sum(size for _, size in parts[_MOST_PARTS:])
+    largest += [("others", rest)] if rest else []
+    unit, unit_name = shown_unit(worst.peak_allocated_bytes / 10)  # the parts are smaller
+    words = ", ".join(f"{name} {size / unit:.1f}" for name, size in largest if size >= unit / 20)
+    peak = f"{worst.peak_allocated_bytes / unit:,.1f} {unit_name}"
+    return f"peak {peak} in {worst.peak_phase}: {words} {unit_name}"
+
+
+def host_parts(planned: PlannedStrategy) -> list[tuple[str, int]]:
+    """What the ranks of one node hold of its memory, by what it is, largest first; empty for CPU ranks."""
+    estimate = planned.estimate
+    if planned.on_cpu:
+        return []
+    sizes = {label(key): size for key, size in estimate.host_components.items()}
+    rest = estimate.host_bytes_per_node - sum(sizes.values())
+    if sizes and rest > 0:  # the closed form adds it alone
+        name = HostComponent.MODEL_BEFORE_IT_MOVES.label
+        sizes[name] = sizes.get(name, 0) + rest
+    return sorted(sizes.items(), key=lambda item: -item[1])
+
+
+def host_memory(planned: PlannedStrategy) -> str:
+    """``130.6 GiB per node: model before it moves 119.7, process 10.9 GiB``; with offload also what a node
+    is assumed to have, where nobody said it."""
+    total = planned.estimate.host_bytes_per_node
+    text = f"{format_gib(total, 1)} per node"
+    limit = planned.cluster.host_limit_bytes
+    offloads = {planned.offload_optimizer, planned.offload_param} != {"none"}
+    if offloads and planned.cluster.host_ram_bytes is None and limit:
+        text += f" of {format_gib(limit, 0)} assumed"
+    parts = host_parts(planned)
+    if not parts:
+        return text
+    unit, unit_name = shown_unit(total / 10)
+    words = [f"{name} {size / unit:.1f}" for name, size in parts[:2] if size >= unit / 20]
+    others = sum(size for _, size in parts[2:])
+    words += [f"others {others / unit:.1f}"] if others >= unit / 20 else []
+    return f"{text}: {', '.join(words)} {unit_name}"
+
+
+def nvme(planned: PlannedStrategy) -> str:
+    """``119.7 GiB per node; 3 GB/s assumed (1 to 7 are usual)``; empty: nothing is kept there."""
+    total, cluster = planned.estimate.nvme_bytes_per_node, planned.cluster
+    if not total:
+        return ""
+    slow, fast = (rate / 1e9 for rate in NVME_RATES)
+    return (
+        f"{format_gib(total, 1)} per node; {cluster.nvme_bytes_per_second / 1e9:g} GB/s assumed "
+        f"({slow:g} to {fast:g} are usual; `zerokit tune` measures the step)"
+    )
+
+
+def facts(planned: PlannedStrategy) -> list[tuple[str, str]]:
+    """The strategy in rows, by name: what is trained, how it is divided, the batch, the memory."""
+    disk = nvme(planned)
+    return [
+        ("trains", answer.trains(planned.job)),
+        ("strategy", answer.strategy(planned.strategy)),
+        ("batch", batch(planned)),
+        ("tensors" if planned.on_cpu else "GPU memory", memory(planned)),
+        ("host memory", host_memory(planned)),
+        *([("NVMe disk", disk)] if disk else []),
+    ]
+
+
+def html_facts(planned: PlannedStrategy, model_name: str) -> str:
+    """What a notebook shows: whether it fits, how fast it is, the strategy, what the script must do."""
+    rows = [
+        ("fits", plain(fits(planned))),
+        *(("pace", text) for text in (pace(planned), *pace_notes(planned))),
+        *facts(planned),
+        *(("the script must", line) for line in answer.script_must(planned.strategy, planned.job)),
+        *(("assumed", plain(note)) for note in answer.worth_a_look(planned.notes)),
+    ]
+    return html_table(f"{model_name} on {cluster_words(planned.cluster)}", rows)
+
+
+def html_table(caption: str, rows: Sequence[Sequence[str]], *, titles: Sequence[str] = ()) -> str:
+    """A small table for a notebook; the first text of a row is its head. ``titles``: of the columns."""
+
+    def cell(kind: str, text: str, more: str = "") -> str:
+        return f'<{kind} style="text-align:left"{more}>{escape(text)}</{kind}>'
+
+    head = "".join(cell("th", title, ' scope="col"') for title in titles)
+    body = "".join(
+        f"<tr>{cell('th', row[0])}{''.join(cell('td', text) for text in row[1:])}</tr>" for row in rows
+    )
+    return f"<table><caption>{escape(caption)}</caption>{f'<tr>{head}</tr>' if head else ''}{body}</table>"

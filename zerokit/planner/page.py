@@ -15,7 +15,7 @@ from zerokit.domain.strategy import Candidate
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.errors import MemoryUnknown
 from zerokit.fields import all_as_options, as_options
-from zerokit.planner import answer
+from zerokit.planner import answer, documents
 from zerokit.planner.plan_result import PlanResult
 from zerokit.report import charts, component_parts
 from zerokit.report.context import made_at, script_and_model
@@ -171,19 +171,15 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
         fits=bool(planned.fits),
         answer=[
             *([answer.fails(result.to_fix)] if result.to_fix else []),
-            as_options(answer.fits(planned)),
-            answer.pace(planned),
-            *answer.pace_notes(planned),
+            as_options(documents.fits(planned)),
+            documents.pace(planned),
+            *documents.pace_notes(planned),
             *([as_options(result.plan.left_idle)] if result.plan.left_idle else []),
             as_options(planned.candidate.why),
         ],
         facts=[
             ("model", f"{result.model_name}, {format_count(result.parameters)} parameters"),
-            ("trains", answer.trains(job)),
-            ("strategy", answer.strategy(strategy)),
-            ("batch", answer.batch(planned)),
-            ("host memory", answer.host_memory(planned)),
-            *([("NVMe disk", disk)] if (disk := answer.nvme(planned)) else []),
+            *documents.facts(planned),
             ("memory from", _BASES.get(planned.estimate.basis, planned.estimate.basis)),
             *_origin(page),
         ],

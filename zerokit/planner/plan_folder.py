@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerokit.commands import DEFAULT_FOLDER
 from zerokit.errors import InputError
 from zerokit.fields import all_as_options
 from zerokit.planner.documents import PlannedStrategy, per_rank
-
-DEFAULT_FOLDER = "zerokit-plan"
 
 
 def check_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.fields import all_as_options, as_options, plain
-from zerokit.planner.documents import PlannedStrategy, degrees
+from zerokit.planner.documents import PlannedStrategy, degrees, html_facts
 from zerokit.search.plan import Plan
 from zerokit.values import frozen_dataclass, replace
 
@@ -135,24 +135,22 @@ class PlanResult:
 
     def __repr__(self) -> str:
         """What a Python prompt shows: the answer in a few lines."""
-        from zerokit.planner import answer
+        from zerokit.planner import answer, documents
         from zerokit.search.explain import cluster_words
 
         chosen = self.chosen
         return "\n".join((
             f"<Plan for {self.model_name} on {cluster_words(self.cluster)}:",
             f"  {answer.strategy(chosen.strategy)}",
-            f"  {answer.batch(chosen)}",
-            f"  {plain(answer.fits(chosen))}",
+            f"  {documents.batch(chosen)}",
+            f"  {plain(documents.fits(chosen))}",
             *((f"  {plain(self.plan.left_idle)}",) if self.plan.left_idle else ()),
-            f"  {'; '.join((answer.pace(chosen), *answer.pace_notes(chosen)))}>",
+            f"  {'; '.join((documents.pace(chosen), *documents.pace_notes(chosen)))}>",
         ))  # fmt: skip
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""
-        from zerokit.planner.notebook import table
-
-        return table(self.chosen, self.model_name)
+        return html_facts(self.chosen, self.model_name)
 
     def write(self, folder: str | Path, say: Say | None = None) -> dict[str, str]:
         """Write ``ds_config.json``, ``accelerate.yaml``, ``plan.yaml`` and variants; returns kind → path.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zerokit.commands import command_text
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.planner.documents import degrees
 from zerokit.search.close_calls import is_roomy, is_sure, remark
@@ -166,7 +166,7 @@ class SizeResult:
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it: the answer, and each kind of GPU."""
-        from zerokit.planner.notebook_table import html_table
+        from zerokit.planner.documents import html_table
 
         told = self.answer if self.misfit is None else (self.nothing_fits or "",)
         answer = html_table(f"Fewest GPUs for {self.model_name}", [(sentence,) for sentence in told])
@@ -225,32 +225,28 @@ class SizeResult:
         return len({size.method for size in self.sizes}) > 1
 
     def _plan_command(self, smallest: FewestGpus) -> str:
-        from zerokit.planner.options import as_text
-
         request = dict(self.request)
         if self._compares_methods or "method" in request:
             request["method"] = smallest.method
         if smallest.method == "full":
             request = {name: value for name, value in request.items() if name not in _OF_ADAPTERS}
-        words = ["zerokit", "plan"]
-        for name, value in request.items():
-            if name not in ("gpu", "gpus"):
-                words += [f"--{name}"] if value is True else [f"--{name}", as_text(value)]
-        kind = [] if "vram" in self.request and "gpu" not in self.request else ["--gpu", smallest.gpu]
-        offload = self._without_offload(smallest)
-        return shlex.join([*words, "--gpus", str(smallest.gpus), *kind, *offload])
+        options = {name: value for name, value in request.items() if name not in ("gpu", "gpus")}
+        options["gpus"] = smallest.gpus
+        if "vram" not in self.request or "gpu" in self.request:
+            options["gpu"] = smallest.gpu
+        return command_text("plan", options=options | self._without_offload(smallest))
 
-    def _without_offload(self, smallest: FewestGpus) -> list[str]:
+    def _without_offload(self, smallest: FewestGpus) -> dict[str, str]:
         """Options that keep ``plan`` from offloading, where it would and the answer does not."""
         if smallest.offload_allowed or smallest.size.candidate is None:
-            return []
+            return {}
         same = (smallest.gpu, smallest.method, smallest.gpus)
         others = [size.size.candidate for size in self.sizes
                   if size.offload_allowed and (size.gpu, size.method, size.gpus) == same]  # fmt: skip
         if all(c is None or c.strategy == smallest.size.candidate.strategy for c in others):
-            return []
+            return {}
         offloads = ("offload-optimizer", "offload-param")
-        return [word for name in offloads if name not in self.request for word in (f"--{name}", "none")]
+        return {name: "none" for name in offloads if name not in self.request}
 
     @property
     def nothing_fits(self) -> str | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 
+from zerokit.commands import command_text
 from zerokit.domain.strategy import Strategy
 
 WITH_THESE_OPTIONS = "`zerokit estimate` with these options"
@@ -40,13 +40,7 @@ def trace_command(request: Mapping[str, object], strategy: Strategy) -> str:
         options.setdefault("micro-batch", str(micro))
     if steps > 1 and "global-batch" not in options:
         options.setdefault("gradient-accumulation", str(steps))
-    words = ["zerokit", "estimate"]
-    for name, value in options.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif value not in (None, False) and name not in _OF_THE_SEARCH:
-            words += [f"--{name}", ",".join(value) if isinstance(value, list | tuple) else str(value)]
-    return shlex.join(words)
+    return command_text("estimate", options={k: v for k, v in options.items() if k not in _OF_THE_SEARCH})
 
 
 def with_command(notes: Iterable[str], request: Mapping[str, object], strategy: Strategy) -> tuple[str, ...]:

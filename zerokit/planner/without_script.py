@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zerokit.planner.options import as_text, given_options
+from zerokit.commands import command_text
+from zerokit.planner.options import given_options
 from zerokit.planner.recipes import load_any
 from zerokit.values import frozen_dataclass
 
@@ -41,12 +41,11 @@ def script_before(
     name, arguments = str(found.script["name"]), map(str, found.script.get("arguments") or ())
     words = (name, *arguments) if Path(name).is_file() else ()
     is_same = "model" in found.decided_by_script and request.get("model") == found.request.get("model")
-    typed = ["zerokit", "plan", "--recipe", recipe, *overrides]
-    for option, value in given_options(options).items():
-        typed += [f"--{option}"] if value is True else [f"--{option}", as_text(value)]
-    command = shlex.join([*typed, "--", *(words or ("SCRIPT",))])
+    again = command_text(
+        "plan", "--recipe", recipe, *overrides, options=given_options(options), script=words or ("SCRIPT",)
+    )
     return ScriptBefore(
         words=words,
         model=str(found.script.get("model") or "") if is_same else "",
-        note=f"not rehearsed with {name}, as the plan was that it is made from; to do so: {command}",
+        note=f"not rehearsed with {name}, as the plan was that it is made from; to do so: {again}",
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokit.planner.plan_folder import DEFAULT_FOLDER
+from zerokit.commands import DEFAULT_FOLDER
 from zerokit.rehearsal.result import (
     ACTIVATIONS,
     BACKWARD,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zerokit.commands import command_text
 from zerokit.domain.hardware import Gpu
 from zerokit.errors import InputError, ZerokitError
 from zerokit.fields import as_options
@@ -156,12 +156,12 @@ def _off_cpu(launch: Launch) -> Target:
 def _command(launch: Launch, gpu: Gpu, rank: int) -> str:
     """What the user types to rehearse it."""
     target, options = _off_cpu(launch), launch.options
-    words = ["zerokit", "rehearse", "--plan", str(options.plan), "--gpu", gpu.name, "--rank", str(rank)]
+    words = ["--plan", str(options.plan), "--gpu", gpu.name, "--rank", str(rank)]
     words += ["--gpus", str(launch.expected_ranks)]
     flags = (("--no-arguments", options.no_arguments), ("--accept-mismatch", options.accept_mismatch))
     words += [name for name, is_given in flags if is_given]
     words += [target.script] if target.script is not None else ["-m", str(target.module)]
-    return shlex.join(Secrets(os.environ, target.arguments).argv([*words, *target.arguments]))
+    return command_text("rehearse", *Secrets(os.environ, target.arguments).argv([*words, *target.arguments]))
 
 
 def _why_stopped(done: Rehearsal) -> str | None:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from zerokit.commands import command_text
 from zerokit.domain.phases import PHASES
 from zerokit.messages import command_lines, typed, wrapped
 from zerokit.report.failure_text import failed_in_load, failure_lines, failure_place, raised_at, shortened
@@ -372,10 +373,10 @@ def what_to_do(run: RunReport, folder: Path | None, width: int) -> list[str]:
         return []
     into = [] if predicted.plan_folder is None else ["--out", predicted.plan_folder]
     recipe = str((folder or Path("RUN")) / "plan.yaml")
-    command = shlex.join(["zerokit", "plan", "--recipe", recipe, *into, *predicted.plan_options])
+    again = command_text("plan", "--recipe", recipe, *into, *predicted.plan_options)
     return [
         "What to do: make the script use the plan's values, or plan for what it does:",
-        *command_lines(command, width),
+        *command_lines(again, width),
     ]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokit.commands import command_text
 from zerokit.errors import (
     InputError,
     LauncherLost,
@@ -128,7 +128,7 @@ def _next(tuning: Tuning, best: Trial) -> str:
         else ["--style", tuning.launch_options.style]
     )
     arguments = Secrets(os.environ, best.arguments).argv(best.arguments)
-    return shlex.join(["zerokit", "launch", "--plan", tuning.out, *device, *style, *target_words, *arguments])
+    return command_text("launch", "--plan", tuning.out, *device, *style, *target_words, *arguments)
 
 
 def _style_found(tuning: Tuning) -> str:

@@ -14,7 +14,7 @@ from tests.support.ranks import write_script
 from tests.support.scripts_read import RAW, TRAINER
 from zerokit.cli import run
 from zerokit.domain.script_profile import same_memory
-from zerokit.planner import answer
+from zerokit.planner import documents
 from zerokit.planner.plan_result import PlanResult
 from zerokit.rehearsal.result import NO_STEP_TIME, Rehearsal, Stop
 from zerokit.script.entry_points import Target
@@ -95,12 +95,12 @@ def test_tokens_per_second_count_what_the_batch_counts(
     play(monkeypatch, shown, step_seconds=STEP_SECONDS)
     found = planned(tmp_path)
     rows = "8 pairs × 2" if sequences == 2 else "8"
-    assert answer.batch(found.chosen).endswith(f" = {rows} × 130 tokens")
+    assert documents.batch(found.chosen).endswith(f" = {rows} × 130 tokens")
     rate = 4 * sequences * 130 / STEP_SECONDS  # of one GPU's rows a step
     body = found.to_dict()
     assert body["chosen"]["estimate"]["tokens_per_second_per_gpu"] == pytest.approx(rate)
     per_billion = format_seconds(1e9 / (2 * rate))
-    assert f"{rate:,.0f} tokens/s per GPU, {per_billion} per 1e9 tokens" in answer.pace(found.chosen)
+    assert f"{rate:,.0f} tokens/s per GPU, {per_billion} per 1e9 tokens" in documents.pace(found.chosen)
     assert not any("tokens per second" in note for note in found.assumptions)
 
 
@@ -149,11 +149,11 @@ def test_a_step_that_no_rehearsal_timed_is_called_an_estimate(
 ) -> None:
     play(monkeypatch, lambda *_: {}, step_seconds=None, untimed="the script took 2")
     chosen = planned(tmp_path).chosen
-    assert answer.pace(chosen).startswith("Step, estimated: ")
-    assert answer.pace_notes(chosen)[0] == "The rehearsal has no step time: the script took 2"
+    assert documents.pace(chosen).startswith("Step, estimated: ")
+    assert documents.pace_notes(chosen)[0] == "The rehearsal has no step time: the script took 2"
     play(monkeypatch, lambda *_: {}, step_seconds=STEP_SECONDS)
     chosen = planned(tmp_path).chosen
-    assert answer.pace(chosen).startswith("Step: 250 ms") and not answer.pace_notes(chosen)
+    assert documents.pace(chosen).startswith("Step: 250 ms") and not documents.pace_notes(chosen)
 
 
 def test_a_rehearsal_says_why_it_timed_no_step() -> None:

@@ -9,7 +9,7 @@ import pytest
 import zerokit
 from tests.support.requests import request_for
 from zerokit.domain.job import Job
-from zerokit.planner import answer
+from zerokit.planner import documents
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.space import Pins
 from zerokit.timing.constants import Calibration, JobFactors
@@ -87,11 +87,11 @@ def test_an_nvme_disk_that_nobody_measured_is_said_and_widens_the_range() -> Non
     low, high = estimate.step_seconds_range or (0, 0)
     on_disk = estimate.time_parts["nvme"]
     assert low < estimate.step_seconds - 0.5 * on_disk and high > estimate.step_seconds + 1.9 * on_disk
-    said = answer.nvme(estimate.planned)
+    said = documents.nvme(estimate.planned)
     assert (
         f"{estimate.nvme_bytes_per_node / 2**30:.1f} GiB per node; 3 GB/s assumed (1 to 7 are usual" in said
     )
-    assert answer.nvme(zerokit.plan(**options, offload_optimizer="cpu").chosen) == ""
+    assert documents.nvme(zerokit.plan(**options, offload_optimizer="cpu").chosen) == ""
 
 
 def test_a_plan_says_when_a_slow_network_would_change_the_choice() -> None:
