@@ -57,22 +57,6 @@ def test_models_of_one_family() -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["mixtral-8x7b", "mixtral-8x22b"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("gpus", "A100"), "a100-pcie-40gb, a100-pcie-80gb"),
-        (("gpus", "gtx-9000"), "not in the catalogue"),
-        (("models", "mixtral"), "mixtral-8x22b, mixtral-8x7b"),
-        (("models", "no-such", "--json"), "neither a file nor in the catalogue"),
-        (("models", "--family", "nobody"), "use one of"),
-    ],
-)
-def test_a_wrong_name_ends_with_2_and_prints_nothing(arguments: tuple[str, ...], words: str) -> None:
-    done = _zerokit(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr and "Traceback" not in done.stderr
-
-
 def test_every_committed_profile_holds() -> None:
     for name in profiles.names():
         document = profiles.document((profiles.FOLDER / f"{name}.json.gz").read_bytes())
@@ -89,14 +73,3 @@ def test_what_surrounds_a_plan_is_called_alike_on_the_card(
     shown = dict(figures.findall(_zerokit("gpus", gpu).stdout))
     assert float(shown["kept by the driver"]) == round(estimated["kept by the driver"] / 2**30, 2)
     assert 0 < int(shown["context of a process"]) << 20 < estimated["context and libraries"]
-
-
-@pytest.mark.parametrize(
-    ("command", "typed", "option"), [("gpus", "a100", "--gpu"), ("models", "qwen-14b", "--model")]
-)
-def test_a_name_is_refused_by_the_option_that_was_typed_and_by_no_other(
-    command: str, typed: str, option: str
-) -> None:
-    assert _zerokit(command, typed).stderr.startswith(f"zerokit: '{typed}' could be any of: ")
-    planned = _zerokit("plan", *(("--model", "gpt2") if command == "gpus" else ()), option, typed)
-    assert planned.stderr.startswith(f"zerokit: {option} '{typed}' could be any of: ")

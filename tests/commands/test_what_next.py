@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.shown import following
@@ -35,16 +33,6 @@ def test_what_fits_comes_with_the_command_that_plans_it(
     assert f"{strategy}, data parallel 4, {checkpointing} checkpointing" in planned and batch in planned
 
 
-def test_a_script_given_as_the_model_is_told_where_it_goes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("from transformers import Trainer\n")
-    assert run(["plan", "--model", str(script), "--gpus", "1", "--gpu", "h200"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"--model {script}: a script is no model" in said and f"zerokit plan … -- {script}" in said
-
-
 def test_without_a_gpu_an_estimate_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["estimate", "--model", "llama-3.1-8b"]) == 0
     assert "--gpus N --gpu NAME" in capsys.readouterr().out.partition("\nNext\n")[2]
@@ -58,15 +46,3 @@ def test_an_estimate_that_names_no_stage_is_said_to_be_of_deepspeed(
         run([*job, *more])
         said = " ".join(capsys.readouterr().out.split())
         assert ("ZeRO stage 0 of DeepSpeed, with fp32 master weights: --zero not given" in said) is is_said
-
-
-def test_offload_at_stage_0_is_refused_in_the_words_of_the_options(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    job = ["estimate", "--model", "llama-3.1-8b", "--gpus", "2", "--gpu", "h200"]
-    assert run([*job, "--offload-optimizer", "cpu"]) == 2
-    assert (
-        "--offload-optimizer: ZeRO stage 0 offloads nothing; add --zero 1, 2 or 3" in capsys.readouterr().err
-    )
-    assert run([*job, "--offload-param", "cpu"]) == 2
-    assert "--offload-param: ZeRO stage 0 offloads nothing; add --zero 3" in capsys.readouterr().err

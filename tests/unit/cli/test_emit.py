@@ -84,13 +84,6 @@ def test_the_plugins_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert emit(capsys, "accelerate", "--form", "plugin", "--deepspeed", "x")[0] == 2
 
 
-def test_hostfile(capsys: pytest.CaptureFixture[str]) -> None:
-    make_plan(capsys)
-    assert emit(capsys, "hostfile", "a", "b", "c", "d")[1] == "".join(f"{host} slots=8\n" for host in "abcd")
-    code, _, err = emit(capsys, "hostfile", "a", "b")
-    assert code == 2 and "2 hosts named; the plan has --nodes 4" in err
-
-
 RAW = "import argparse, deepspeed\nparser = argparse.ArgumentParser()\n"
 SCRIPTS = {
     "raw": RAW + "deepspeed.add_config_arguments(parser)\ndeepspeed.initialize(args=parser.parse_args())\n",
@@ -245,67 +238,6 @@ def test_kubernetes_holds_the_variant_of_the_script(capsys: pytest.CaptureFixtur
     assert emit(capsys, "kubernetes", "train.py")[0] == 2  # no image
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("deepspeed", "--plan", "nowhere"), "there is no plan; make one with: zerokit plan --out nowhere"),
-        (("hostfile", "--plan", "folder", "a"), "there is no plan; make one with: zerokit plan --out folder"),
-        (("deepspeed", "--plan", "zerokitplan"), "there is no plan; did you mean zerokit-plan?"),
-        (("deepspeed", "--plan", "zero-plan"), "there is no plan; did you mean zerokit-plan?"),
-        (("deepspeed", "--plan", "zerokit-plan/ds_config.json"), "name its folder, zerokit-plan"),
-        (("deepspeed", "--variant", "fsdp"), "use one of raw, trainer, accelerate"),
-        (("sbatch",), "emit sbatch: name a script, for example: zerokit emit sbatch train.py"),
-        (("sbatch", "--plan", "p 1"), "for example: zerokit emit sbatch --plan 'p 1' train.py"),
-        (("kubernetes", "--image", "i"), "for example: zerokit emit kubernetes --image i train.py"),
-        (("sbatch", "absent.py"), "there is no such file; with --style raw"),
-        (("sbatch", "hree.py"), "there is no such file; did you mean here.py? With --style raw"),
-        (("sbatch", "--style", "x", "absent.py"), "--style x: use auto, raw"),
-        (("sbatch", "--time", "12h", "absent.py"), "--time 12h: use for example 12:00:00 (hours)"),
-        (("sbatch", "--style", "raw", "--env", "A", "absent.py"), "--env A: write NAME=VALUE"),
-        (("accelerate", "--out", "file/x.yaml"), "--out file/x.yaml: cannot be written"),
-    ],
-)
-def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    make_plan(capsys)
-    Path("file").write_text("")
-    Path("here.py").write_text("")
-    Path("folder").mkdir()
-    code, out, err = emit(capsys, *arguments)
-    assert code == 2 and words in err and out == ""
-
-
-@pytest.mark.parametrize("command", [("sbatch",), ("kubernetes", "--image", "r/i:1")])
-def test_a_plan_named_behind_the_script_is_refused_before_another_is_read(
-    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    parser = "p = argparse.ArgumentParser()\np.add_argument('--deepspeed_config')\np.parse_args()"
-    Path("train.py").write_text(f"import argparse\nimport deepspeed\n{parser}\ndeepspeed.initialize()\n")
-    code, out, err = emit(capsys, *command, "train.py", "--plan", "p70")
-    assert code == 2 and out == ""
-    assert err.startswith("zerokit: --plan stands after train.py") and "zerokit-plan" not in err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("sbatch", "--env", "FOO"),
-        ("sbatch", "--env", "A B=1"),
-        ("sbatch", "--job-name", "a b"),
-        ("sbatch", "--time", "12h"),
-        ("kubernetes", "--image", "r/i:1", "--env", "FOO"),
-        ("kubernetes", "--image", " "),
-        ("kubernetes", "--image", "r/i:1", "--name", "A"),
-    ],
-)
-def test_arguments_are_refused_before_the_script_is_read(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_plan(capsys)
-    Path("train.py").write_text(PARSES)
-    code, out, err = emit(capsys, *arguments, "train.py", "--no_such_option")
-    assert (code, out) == (2, "") and len(err.splitlines()) == 1
-
-
 def test_out_is_written_through_a_link_and_never_replaces_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     make_plan(capsys)
     text = emit(capsys, "accelerate")[1]
@@ -319,43 +251,6 @@ def test_out_is_written_through_a_link_and_never_replaces_a_pipe(capsys: pytest.
     finally:
         os.close(reader)
     assert Path("pipe").is_fifo() and Path("link").is_symlink() and Path("file").read_text() == text
-
-
-def test_what_a_file_held_is_kept_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
-    make_plan(capsys)
-    Path("job.yaml").write_text("mine\n")
-    assert emit(capsys, "accelerate", "--out", "job.yaml")[2].endswith(
-        "job.yaml: replaced; what it held is now in job.yaml~\n"
-    )
-    assert emit(capsys, "accelerate", "--out", "job.yaml")[2].endswith(
-        "job.yaml: replaced\n"
-    )  # the same text
-    assert Path("job.yaml~").read_text() == "mine\n" and "mine" not in Path("job.yaml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("limit", "minutes"),
-    [
-        ("12", "--time 12 is 12 minutes to Slurm; for hours write 12:00:00"),
-        ("12:00", "--time 12:00 is 12 minutes to Slurm; for hours write 12:00:00"),
-        ("90:30", "--time 90:30 is 90 minutes 30 seconds to Slurm; for hours write 90:30:00"),
-        ("12:00:00", None),
-        ("2-12", None),  # days-hours
-    ],
-)
-def test_a_time_limit_that_slurm_takes_for_minutes_is_told(
-    limit: str, minutes: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_plan(capsys)
-    code, out, err = emit(capsys, "sbatch", "--style", "raw", "--time", limit, "train.py")
-    assert code == 0 and f"#SBATCH --time={limit}\n" in out
-    assert minutes in err if minutes else "to Slurm" not in err
-
-
-def test_out_says_whether_it_replaced_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    make_plan(capsys)
-    for done in ("written", "replaced"):
-        assert f"x.yaml: {done}" in emit(capsys, "accelerate", "--out", "x.yaml")[2]
 
 
 def test_a_pipeline_is_for_raw_scripts_alone(capsys: pytest.CaptureFixture[str]) -> None:

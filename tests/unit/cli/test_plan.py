@@ -150,15 +150,6 @@ def test_a_plan_is_made_again_from_its_file(capsys: pytest.CaptureFixture[str]) 
     assert other["chosen"]["data_parallel"] * other["chosen"]["sequence_parallel"] == 2
 
 
-def test_a_batch_that_cannot_be_met_names_those_that_can(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--micro-batch", "2")
-    code, _, err = call(capsys, *plan, "--global-batch", "8")
-    assert code == 2 and "use --global-batch 16 or 32" in err
-    code, _, err = call(capsys, *plan, "--global-batch", "10", "--tp", "2")
-    assert code == 2 and "over 4 data-parallel ranks with these options; use --global-batch 8 or 16" in err
-    assert call(capsys, *plan, "--global-batch", "16")[0] == 0
-
-
 def test_gpus_of_all_nodes_that_one_node_holds_are_told_apart_from_gpus_of_each(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -167,19 +158,6 @@ def test_gpus_of_all_nodes_that_one_node_holds_are_told_apart_from_gpus_of_each(
         out = call(capsys, *plan, gpus)[1]
         assert out.startswith(f"Plan for llama-3.1-8b on {gpus} × h200 (140.4 GiB each) on 2 nodes of {each}")
         assert ("8 GPUs on 2 nodes are 4 on each" in out and "for 8 on each --gpus 16" in out) == doubted
-
-
-def test_three_batch_sizes_that_contradict_each_other_are_multiplied(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    plan = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100-sxm-80gb", "--micro-batch", "4",
-            "--gradient-accumulation", "8", "--global-batch")  # fmt: skip
-    said = "--micro-batch 4 × --gradient-accumulation 8 × 8 data-parallel ranks are 256 sequences a step, not"
-    for batch, ways in (("64", True), ("512", False)):  # 2 ranks make 64 sequences, 16 make 512
-        code, _, err = call(capsys, *plan, batch)
-        assert code == 2 and f"{said} --global-batch {batch}; leave one of the three out" in err
-        assert ("--tp auto" in err) == ways and "use" not in err
-    assert call(capsys, *plan, "256")[0] == 0
 
 
 def test_a_gpu_of_this_machine_is_taken(
@@ -208,43 +186,6 @@ def test_nothing_fits_is_exit_3_and_says_what_would(capsys: pytest.CaptureFixtur
     assert (code, out) == (3, "")
     assert "What would make it fit" in err
     assert not Path("zerokit-plan").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "--params"),
-        (("--params", "8b", "--model", "gpt2"), "give one of them"),
-        (("--params", "many"), "--params"),
-        (("--model", "no-such-model"), "neither a file nor in the catalogue"),
-        (("--model", "nowhere.json"), "no such file"),
-        (("--params", "8b", "--gpu", "h300", "--gpus", "2"), "h300"),
-        (("--params", "8b", "--vram", "24", "--gpus", "2"), "unit is missing"),
-        (("--params", "8b", "--gpus", "0"), "--gpus"),
-        (("--params", "8b", "--gpus", "6", "--nodes", "4"), "multiple"),
-        (("--params", "8b", "--gpus", "8", "--zero", "4"), "--zero 4"),
-        (("--params", "8b", "--gpus", "8", "--offload-param", "nvme"), "--nvme"),
-        (("--params", "8b", "--gpus", "8", "--nvme", "a/b"), "--nvme a/b: write the whole path (/…): "),
-        (("--params", "8b", "--gpus", "8", "--method", "qlora2"), "--method"),
-        (("--params", "8b", "--gpus", "8", "--lora-rank", "8"), "--method lora"),
-        (("--params", "8b", "--gpus", "8", "--quant", "int4"), "--inference"),
-        (("--params", "8b", "--gpus", "1", "--gpu", "t4", "--precision", "bf16"), "fp16"),
-        (("--params", "8b", "--gpus", "8", "--micro-batch", "3", "--global-batch", "64"), "--micro-batch 3"),
-        (("--params", "8b", "--device", "tpu"), "--device"),
-        (("--params", "8b", "--recipe", "no-such-recipe"), "no-such-recipe"),
-        (("--params", "8b", "--optimizer", "AdamW8bit"), "did you mean adamw_8bit?"),
-        (("--params", "8b", "--optimizer", "adam8"), "use Adam, AdamW, Adagrad"),
-        (("--params", "8b", "--optimizer", "rprop"), "write Rprop"),
-        (("--params", "8b", "--gpus", "8", "--out", "/proc/nowhere"), "--out"),
-    ],
-)
-def test_bad_input_is_exit_2_and_names_the_option(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
-) -> None:
-    code, out, err = call(capsys, "plan", *arguments)
-    assert (code, out) == (2, "")
-    assert words in err
-    assert "Traceback" not in err
 
 
 def test_planning_leaves_heavy_modules_alone(tmp_path: Path) -> None:
@@ -350,11 +291,6 @@ def test_the_answer_says_what_another_name_was_taken_for(capsys: pytest.CaptureF
         "--model meta-llama/Llama-3.1-8B-Instruct: taken as llama-3.1-8b; -instruct changes no shape"
         in (body["chosen"]["estimate"]["assumptions"])
     )
-    for command in ("plan", "estimate", "size"):
-        code, out, err = call(capsys, command, "--model", "phi-5-mini", "--gpu", "h200")
-        assert (code, out) == (2, "") and "did you mean phi-3-mini or phi-4-mini" in err
-        code, out, err = call(capsys, command, "--model", "gpt2", "--gpu", "gb400")
-        assert (code, out) == (2, "") and "did you mean gb200 or gb300" in err
 
 
 def test_an_estimate_that_does_not_fit_ends_with_3_and_answers(capsys: pytest.CaptureFixture[str]) -> None:

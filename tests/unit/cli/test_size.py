@@ -115,20 +115,6 @@ def test_size_compares_methods_and_names_the_plan_of_each(
         assert (plan["request"].get("lora-rank") == "8") == ("--lora-rank" in asked and method != "full")
 
 
-def test_several_methods_are_for_size_and_a_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("plan", "estimate"):
-        code, _, err = call(capsys, command, "--model", "gpt2", "--gpu", "h200", "--method", "lora,qlora")
-        said = " ".join(err.split())
-        assert code == 2 and "once for each (--method lora and --method qlora)" in said
-        assert "`zerokit size --method lora,qlora`" in said
-    code, _, err = call(capsys, "size", "--model", "gpt2", "--method", "lora,dora")
-    assert code == 2 and "--method dora: use one of full, lora, qlora" in err
-    quantised = ("--gpu", "h200", "--quant", "int8", "--method")
-    assert call(capsys, "size", "--model", "gpt2", *quantised, "lora")[0] == 0
-    code, _, err = call(capsys, "size", "--model", "gpt2", *quantised, "lora,qlora")
-    assert code == 2 and "--quant int8: " in err
-
-
 def test_a_card_that_is_barely_enough_is_named_after_one_with_room(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -190,41 +176,6 @@ def test_a_size_given_for_a_name_leads_to_both(capsys: pytest.CaptureFixture[str
     assert as_json(capsys, "size", "--params", "14b", "--gpu", "h200", "--method", "lora")["model"] == (
         "14.0B parameters, built like llama-2-13b"
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("qwen2.5-14b",), "a model is named with --model qwen2.5-14b"),
-        (("--gpu", "l40s", "qwen2.5-14b"), "a model is named with --model qwen2.5-14b"),
-        (("--model", "gpt2", "--gpu", "l40s,", "h200", "l4", "--method", "lora"), ": --gpu l40s,h200,l4"),
-        (("--model", "gpt2", "--gpu", "l40s", ",", "h200"), "without a space: --gpu l40s,h200"),
-        (("--params", "8b", "--gpu=l40s", "h200"), "without a space: --gpu l40s,h200"),
-        (("--params=8b", "--price", "l40s=1.10", "l4=2"), "without a space: --price l40s=1.10,l4=2"),
-    ],
-)
-def test_a_word_that_is_no_options_value_is_answered_with_what_was_meant(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = call(capsys, "size", *words)
-    assert code == 2 and said in err
-
-
-@pytest.mark.parametrize(
-    ("price", "words"),
-    [
-        ("2,10", "write a decimal with a point, 2.10"),
-        ("l40s=1,10", "write a decimal with a point, 2.10"),
-        ("l40s=1,l40s=2", "l40s has two prices"),
-        ("h200=3", "h200 is not asked about; compared: l40s, a100-80gb"),
-        ("a100=2.10", "a100 is no GPU's whole name; compared: l40s, a100-80gb"),
-    ],
-)
-def test_a_price_that_can_be_read_two_ways_is_refused(
-    price: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = call(capsys, "size", "--model", "qwen2.5-14b", "--gpu", "l40s,a100-80gb", "--price", price)
-    assert code == 2 and f"--price {price}: " in err and words in err
 
 
 def test_the_table_keeps_to_80_columns_and_shows_what_each_row_requires(
@@ -316,21 +267,6 @@ def test_a_kind_that_does_not_fit_says_what_would_also_where_another_fits(
     assert whys["h200"].startswith("ZeRO")
     sized = as_json(capsys, "size", *words, "--gpu", "l40s", "--loss", "liger")["sizes"]
     assert sized[0]["gpus"] == 1
-
-
-@pytest.mark.parametrize("fixed", [(), ("--gradient-accumulation", "1")])
-def test_a_micro_batch_that_no_number_of_gpus_divides_the_batch_by(
-    fixed: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An estimate, whose GPUs are known, names what they divide."""
-    words = ("--model", "gpt2", "--micro-batch", "8", "--gpu", "h200", *fixed, "--global-batch")
-    code, _, err = call(capsys, "size", *words, "60")
-    named = "8" if fixed else "56 or 64"
-    assert code == 2 and err.endswith(f"8 does not divide --global-batch 60; use --global-batch {named}\n")
-    for batch in ("60", "56"):
-        code, _, err = call(capsys, "estimate", "--gpus", "8", *words, batch)
-        assert code == 2 and err.endswith(f"; use --global-batch {'64' if fixed else '64 or 128'}\n"), err
-    assert call(capsys, "estimate", "--gpus", "8", *words, "64")[0] == 0
 
 
 @pytest.mark.parametrize("command", ["plan", "size"])
