@@ -107,7 +107,7 @@ ROWS = [
     Row(name="14", inject="hostfile: missing, `slots=0`, garbage, 10⁹, duplicate, `-oProxyCommand=…`",
         demand="exit 2 with the line; never a silent local run; nothing executed",
         tests={RESOURCES: ("test_a_bad_hostfile", "test_a_missing_hostfile_is_no_local_run"),
-               "tests/unit/launcher/nodes/test_hostfile.py": ("",)}),
+               "tests/unit/launcher/nodes/test_cluster.py": ("",)}),
     Row(name="15", inject="a node is unreachable; one is cut off before the run",
         demand="exit 13; all nodes side by side, ≤ 10 s",
         tests={RESOURCES: ("test_unreachable_nodes_are_all_named",),

@@ -18,8 +18,7 @@ from zerokit.errors import InputError
 from zerokit.launcher import command as commands
 from zerokit.launcher import packed
 from zerokit.launcher.devices import Devices
-from zerokit.launcher.nodes.cluster import SlurmJob, ssh_command
-from zerokit.launcher.nodes.hostfile import Host
+from zerokit.launcher.nodes.cluster import Host, SlurmJob, ssh_command
 from zerokit.launcher.options import BOOTSTRAP, LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.launcher.rank.process import parse_arguments

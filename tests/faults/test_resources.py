@@ -167,7 +167,7 @@ def test_a_missing_hostfile_is_no_local_run(launch: Launch, tmp_path: Path) -> N
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs an ssh client")
 def test_unreachable_nodes_are_all_named(tmp_path: Path, figure: Figure) -> None:
     from zerokit.errors import NodeUnusable
-    from zerokit.launcher.nodes.hostfile import Host
+    from zerokit.launcher.nodes.cluster import Host
     from zerokit.launcher.preflight import check_nodes
 
     # TEST-NET addresses (RFC 5737) never answer; a name below .invalid (RFC 2606) never resolves.

@@ -8,7 +8,7 @@ from pathlib import Path
 from zerokit.doctor.finding import DoctorFinding, Surroundings, note, ok, warning
 from zerokit.doctor.variables import ODDITIES, Oddity
 from zerokit.errors import InputError
-from zerokit.launcher.nodes.hostfile import read_hostfile
+from zerokit.launcher.nodes.cluster import read_hostfile
 from zerokit.units import counted
 
 DEFAULT_HOSTFILE = "job/hostfile"  # deepspeed/launcher/runner.py: DLTS_HOSTFILE

@@ -12,7 +12,7 @@ from zerokit.errors import InputError, NodeUnusable
 from zerokit.fields import as_options
 from zerokit.launcher import devices as device_module
 from zerokit.launcher import ports, preflight, run_folder
-from zerokit.launcher.nodes import cluster, hostfile
+from zerokit.launcher.nodes import cluster
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank import deadman
 from zerokit.units import counted
@@ -33,7 +33,7 @@ class Placement:
 
     devices: device_module.Devices
     port: int
-    hosts: tuple[hostfile.Host, ...] | None = None
+    hosts: tuple[cluster.Host, ...] | None = None
     slurm: cluster.SlurmJob | None = None
     unshared_hosts: tuple[str, ...] = ()
     alive_seconds: float = 120.0
@@ -134,15 +134,15 @@ def _warning_of_a_dry_run(notes: list[str], dry_run: bool) -> Iterator[None]:
         notes.append(f"warning: {error.marked}")
 
 
-def _hosts(options: LaunchOptions) -> list[hostfile.Host] | None:
+def _hosts(options: LaunchOptions) -> list[cluster.Host] | None:
     if options.hostfile is None:
         if options.nodes not in (None, 1):
             raise InputError(f"⟨nodes⟩ {options.nodes} needs ⟨hostfile⟩ FILE with the machines' names")
         return None
-    return hostfile.choose_hosts(hostfile.read_hostfile(Path(options.hostfile)), options.nodes)
+    return cluster.choose_hosts(cluster.read_hostfile(Path(options.hostfile)), options.nodes)
 
 
-def _check_nodes(hosts: list[hostfile.Host], run_dir: Path, *, need_gpus: bool, port: int) -> tuple[str, ...]:
+def _check_nodes(hosts: list[cluster.Host], run_dir: Path, *, need_gpus: bool, port: int) -> tuple[str, ...]:
     """Ask all nodes; returns those that have a run folder of their own (unknown in a dry run)."""
     token = run_dir / f".shared-{os.urandom(8).hex()}"
     try:

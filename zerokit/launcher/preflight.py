@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable
-from zerokit.launcher.nodes.cluster import ssh_command
-from zerokit.launcher.nodes.hostfile import Host
+from zerokit.launcher.nodes.cluster import Host, ssh_command
 from zerokit.machine import supported
 from zerokit.machine.versions import installed
 from zerokit.units import counted

@@ -14,7 +14,7 @@ descriptor opened with ``O_APPEND``, so a kill at any moment leaves whole lines 
 ``calls``    the last collectives it entered, and where its Python is: when quiet or asked, and before the
              last line (:mod:`zerokit.launcher.rank.calls`)
 ``checkpoint`` one that this rank finished writing (:mod:`zerokit.launcher.rank.checkpoints`)
-``flight``   what PyTorch's flight recorder holds, when asked (:mod:`zerokit.launcher.rank.flight_recorder`)
+``flight``   what PyTorch's flight recorder holds, when asked (:mod:`zerokit.launcher.rank.calls`)
 ``note``     a snapshot or comparison the script asked for
 ``timeline`` points and events kept when a long file was compacted
 ``end``      the last line: everything known, and how it ended. Without it the rank did not finish.

@@ -51,8 +51,8 @@ def find_straggler(ticks: Mapping[int, Mapping[str, Any]]) -> Straggler | None:
 
     Args:
         ticks: each rank's newest record; ``work`` holds seconds and waited seconds of each phase since the
-            first step (:mod:`zerokit.launcher.rank.waits`), ``sampled_work`` those of steps by their number
-            (:mod:`zerokit.launcher.rank.gpu_waits`).
+            first step and ``sampled_work`` those of steps by
+            their number (:mod:`zerokit.launcher.rank.waits`).
 
     One rank saves for all by design: what the others wait for that is none of a step.
     """

@@ -16,8 +16,7 @@ from zerokit.launcher import command as commands
 from zerokit.launcher import packed
 from zerokit.launcher.command import bootstrap_argv
 from zerokit.launcher.devices import Devices
-from zerokit.launcher.nodes.cluster import slurm_job
-from zerokit.launcher.nodes.hostfile import Host
+from zerokit.launcher.nodes.cluster import Host, slurm_job
 from zerokit.launcher.options import BOOTSTRAP, LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.planner.documents import environment

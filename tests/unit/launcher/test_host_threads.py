@@ -8,8 +8,7 @@ import pytest
 
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.host_threads import RankThreads, threads_of_rank
-from zerokit.launcher.nodes.cluster import SlurmJob
-from zerokit.launcher.nodes.hostfile import Host
+from zerokit.launcher.nodes.cluster import Host, SlurmJob
 from zerokit.launcher.placement import Placement
 from zerokit.launcher.rank.core_share import cores_per_rank
 

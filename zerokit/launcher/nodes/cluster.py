@@ -18,8 +18,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from zerokit.errors import NodeUnusable
+from zerokit.errors import InputError, NodeUnusable, about
+from zerokit.linter.hostfile import Host, load_hostfile
+from zerokit.units import counted
 
 SWEEP_SECONDS = 8.0
 
@@ -161,3 +164,36 @@ def srun_command(job: SlurmJob, torchrun: list[str], ranks_per_node: int, port: 
         f"--rdzv_endpoint={job.nodes[0]}:{port}",
         f"--rdzv_id={job.job_id}",
     ]
+
+
+__all__ = ["Host", "choose_hosts", "read_hostfile"]
+
+
+def read_hostfile(path: str | Path) -> list[Host]:
+    """Read ``NAME slots=N`` lines; ``#`` starts a comment.
+
+    Raises:
+        InputError: no such file, or not a regular one.
+        FileInputError: a line that is not a host with slots, a duplicate, or no host at all.
+    """
+    path = Path(path)
+    if not path.is_file():
+        fault = "is not a file" if path.exists() else "does not exist"
+        raise InputError(
+            f"⟨hostfile⟩ {path}: {fault}; nothing was started (zerokit never falls back to this machine)"
+        )
+    with about("hostfile"):
+        return load_hostfile(str(path))
+
+
+def choose_hosts(hosts: list[Host], nodes: int | None) -> list[Host]:
+    """The first ``nodes`` hosts, or all.
+
+    Raises:
+        InputError: more nodes than hosts.
+    """
+    if nodes is None:
+        return hosts
+    if nodes > len(hosts):
+        raise InputError(f"⟨nodes⟩ {nodes}: the hostfile names {counted(len(hosts), 'host')}")
+    return hosts[:nodes]

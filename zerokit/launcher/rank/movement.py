@@ -1,17 +1,208 @@
-"""Whether the main thread of a rank moves: what a hang is told by."""
+"""Whether a rank moves, which is how a hang is told, and what it is busy with outside its steps, in words.
+
+Long phases look like hangs from outside: an operator that is compiled, a download, a tokeniser. They are
+known by the functions on the training thread's stack, one row each; a compiler at work below the rank is
+the rank's work, though its Python waits.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import CodeType, FrameType
+from typing import NamedTuple
 
-from zerokit.launcher.rank.activity import Activity, waits_for_child
-from zerokit.launcher.rank.children import ChildWatch
+from zerokit.launcher import processes
 from zerokit.launcher.rank.host_memory import HostMemory
+
+LOOK_SECONDS = 2.0
+"""Between two looks, as each reads some files of ``/proc``."""
+BUSY_CORE_SHARE = 0.1
+"""Above what a monitor (psutil, wandb) takes, far below a compiler."""
+MOVED_BYTES = 1 << 20
+"""Read and written between two looks: a download, a conversion."""
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class _Look(NamedTuple):
+    at: float
+    cpu_ticks: int
+    moved_bytes: int
+    pids: frozenset[int]
+
+
+class ChildWatch:
+    """Whether this process's descendants make progress; cheap while nobody asks."""
+
+    def __init__(self) -> None:
+        self._before: _Look | None = None
+        self._working = False
+
+    def working(self, waiting: bool) -> bool:
+        """Whether descendants used CPU or moved data since the last look.
+
+        CPU time of children that ended stays in their parents' account (``cutime``, proc(5)), so a build of
+        many short compilers counts as a whole. ``waiting``: the training thread waits for a child, and so a
+        new descendant counts too (one whose work is done by a server, as sccache does).
+        """
+        now = time.monotonic()
+        before = self._before
+        if before is not None and now - before.at < LOOK_SECONDS:
+            return self._working
+        look = self._before = _look(now)
+        self._working = False
+        if before is not None and now - before.at < 5 * LOOK_SECONDS:
+            seconds = (look.cpu_ticks - before.cpu_ticks) / _TICKS_PER_SECOND
+            busy = seconds / (now - before.at) >= BUSY_CORE_SHARE
+            has_moved = look.moved_bytes - before.moved_bytes >= MOVED_BYTES
+            self._working = busy or has_moved or (waiting and not look.pids <= before.pids)
+        return self._working
+
+
+def _look(now: float) -> _Look:
+    # our own account holds the children that we waited for
+    times = os.times()
+    ticks = int((times.children_user + times.children_system) * _TICKS_PER_SECOND)
+    moved_bytes, pids = 0, set()
+    for pid in _descendants(os.getpid()):
+        spent = _ticks_with_children(pid)
+        if spent is None:
+            continue
+        ticks += spent
+        moved_bytes += _moved_bytes(pid)
+        pids.add(pid)
+    return _Look(now, ticks, moved_bytes, frozenset(pids))
+
+
+def _descendants(root: int) -> list[int]:
+    """From the kernel's own lists of children where it keeps them, else from the whole process table."""
+    pids: list[int] = []
+    queue = [root]
+    while queue:
+        children = _children(queue.pop())
+        if children is None:
+            return [process.pid for process in processes.descendants(root)]
+        pids += children
+        queue += children
+    return pids
+
+
+def _children(pid: int) -> list[int] | None:
+    """None where the kernel was built without these lists (CONFIG_PROC_CHILDREN)."""
+    pids: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - the ticker's: no Path objects
+    except OSError:
+        return pids
+    for thread in threads:
+        name = f"/proc/{pid}/task/{thread}/children"
+        try:
+            with open(name, "rb") as file:  # noqa: PTH123
+                pids += map(int, file.read().split())
+        except FileNotFoundError:
+            if os.path.isdir(f"/proc/{pid}/task/{thread}"):  # noqa: PTH112
+                return None
+        except OSError:
+            continue
+    return pids
+
+
+def _ticks_with_children(pid: int) -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+            text = file.read()
+        return sum(map(int, text[text.rfind(b")") + 2 :].split()[11:15]))
+    return None
+
+
+def _moved_bytes(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{pid}/io", "rb") as file:  # noqa: PTH123
+            fields = file.read().split()
+        return int(fields[1]) + int(fields[3])
+    return 0
+
+
+_DEEPEST = 128
+
+
+def _operator(frame: FrameType) -> str:
+    return f"building operator {frame.f_locals.get('name', '')}".rstrip()
+
+
+def _lock(frame: FrameType) -> str:
+    path = getattr(frame.f_locals.get("self"), "lock_file_path", "")
+    return f"waiting for another build to release {path or 'its lock'}"
+
+
+# end of the file's name, functions, words; the innermost frame that is listed wins. An import of a file is
+# none of its functions: the hub's client is imported by scripts that download nothing.
+_TABLE: tuple[tuple[str, frozenset[str], str | Callable[[FrameType], str]], ...] = (
+    ("torch/utils/file_baton.py", frozenset({"wait"}), _lock),
+    ("torch/utils/cpp_extension.py", frozenset({"_jit_compile"}), _operator),
+    ("huggingface_hub/file_download.py",
+     frozenset({"http_get", "xet_get", "get_hf_file_metadata", "_download_to_tmp_and_move"}), "downloading"),
+    ("huggingface_hub/_snapshot_download.py", frozenset({"snapshot_download"}), "downloading"),
+    ("datasets/download/download_manager.py", frozenset({"_download_batched", "_download_single"}),
+     "downloading"),
+    ("urllib/request.py", frozenset({"urlopen", "urlretrieve"}), "downloading"),
+    ("datasets/builder.py", frozenset({"download_and_prepare", "as_dataset"}), "preparing data"),
+    ("datasets/arrow_dataset.py", frozenset({"map", "filter", "from_generator", "_map_single"}),
+     "preparing data"),
+    ("torch/serialization.py", frozenset({"save"}), "saving"),
+    ("safetensors/torch.py", frozenset({"save_file"}), "saving"),
+    ("deepspeed/runtime/engine.py", frozenset({"save_checkpoint", "save_16bit_model"}), "saving"),
+    ("deepspeed/runtime/engine.py", frozenset({"load_checkpoint"}), "loading a checkpoint"),
+    ("transformers/modeling_utils.py", frozenset({"from_pretrained"}), "loading weights"),
+    ("transformers/modeling_utils.py", frozenset({"save_pretrained"}), "saving"),
+)  # fmt: skip
+
+_Words = str | Callable[[FrameType], str] | None
+
+
+class Activity:
+    """Remembers which code means what, so that a look costs a dictionary's look-up a frame."""
+
+    def __init__(self) -> None:
+        self._known: dict[CodeType, _Words] = {}
+
+    def of(self, frame: FrameType | None) -> str | None:
+        """What the stack below ``frame`` is doing, if it is in the table."""
+        depth = 0
+        while frame is not None and depth < _DEEPEST:
+            words = self._words(frame.f_code)
+            if words is not None:
+                return words if isinstance(words, str) else words(frame)
+            frame, depth = frame.f_back, depth + 1
+        return None
+
+    def _words(self, code: CodeType) -> _Words:
+        if code not in self._known:
+            path = code.co_filename.replace("\\", "/")
+            self._known[code] = next(
+                (
+                    words
+                    for end, functions, words in _TABLE
+                    if path.endswith(end) and code.co_name in functions
+                ),
+                None,
+            )
+        return self._known[code]
+
+
+def waits_for_child(frame: FrameType | None) -> bool:
+    """Whether the innermost Python function waits for a process of its own."""
+    for _ in range(4):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.endswith(("subprocess.py", "multiprocessing/popen_fork.py")):
+            return True
+        frame = frame.f_back
+    return False
+
 
 _STILL_SECONDS = 2.0  # without a move, before the processes below are looked at
 _MOVES_BYTES = 1 << 18  # between two looks: a checkpoint that is written; our own lines are far below

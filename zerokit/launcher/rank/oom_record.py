@@ -1,17 +1,65 @@
-"""An allocation that failed: what was asked for, and what was live at that moment."""
+"""What this rank could not have: an allocation, with what was live at that moment; a full disk, where torch
+says no more than "unexpected pos" or "iostream error".
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-from zerokit.launcher.rank.full_disk import full_disk
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_file import Record
 from zerokit.launcher.secrets import redact
+
+_WRITE_FAILED = re.compile(
+    r"iostream error|unexpected pos \d+ vs|PytorchStreamWriter failed|file write failed"
+    r"|No space left on device"
+)  # caffe2/serialize/inline_container.cc of torch 2.13; errno's own words
+_PATHS = ("f", "file", "filename", "path", "name", "folder", "save_path", "save_dir", "save_directory",
+          "output_dir", "output_path")  # fmt: skip
+"""Names of arguments that hold what is written to, in torch, safetensors, DeepSpeed and Transformers."""
+_NOTHING_LEFT_BYTES = 1 << 20
+
+
+def full_disk(error: BaseException, text: str) -> str | None:
+    """``the disk of /out is full``, of what the failing call wrote to; None where it is not so.
+
+    Args:
+        error: with its traceback, whose calls know the file.
+        text: what the exception says.
+    """
+    if not _WRITE_FAILED.search(text):
+        return None
+    for path in _written_to(error):
+        folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH112, PTH120
+        try:
+            disk = os.statvfs(folder)
+        except (OSError, ValueError):
+            continue
+        writable = not disk.f_flag & os.ST_RDONLY
+        if writable and disk.f_bavail * disk.f_frsize < _NOTHING_LEFT_BYTES:
+            return f"the disk of {folder} is full"
+    return None
+
+
+def _written_to(error: BaseException) -> Iterator[str]:
+    """The paths among the arguments of the calls that failed, the innermost first."""
+    calls = []
+    entry = error.__traceback__
+    while entry is not None:
+        calls.append(entry.tb_frame)
+        entry = entry.tb_next
+    for call in reversed(calls):
+        for name in _PATHS:
+            value = call.f_locals.get(name)
+            if isinstance(value, str | os.PathLike):
+                yield os.fspath(value)
+
 
 _BIGGEST = 12
 _MAX_RECORDED = 3  # a script that tries smaller batches until one fits raises many

@@ -25,11 +25,10 @@ from typing import Any
 from zerokit.instrument import engine_facts
 from zerokit.instrument.training_facts import TrainingFacts
 from zerokit.launcher.rank.cuda_memory import CudaMemory, Peaks
-from zerokit.launcher.rank.gpu_account import gpu_account
 from zerokit.launcher.rank.growth import LeakWatch
 from zerokit.launcher.rank.host_memory import HostMemory
 from zerokit.launcher.rank.movement import Movement
-from zerokit.launcher.rank.phase_record import Identity, PhaseRecord, StepTimes
+from zerokit.launcher.rank.phase_record import Identity, PhaseRecord, StepTimes, gpu_account
 from zerokit.launcher.rank.split_budget import SplitBudget
 from zerokit.launcher.rank.training_watch import TrainingWatch
 from zerokit.launcher.rank.waits import Waits

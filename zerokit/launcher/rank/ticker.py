@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zerokit.launcher.rank import deadman
-from zerokit.launcher.rank.calls import Calls
-from zerokit.launcher.rank.flight_recorder import flight_record
+from zerokit.launcher.rank.calls import Calls, flight_record
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_events import RankEvents
 from zerokit.launcher.rank_file import COMPACT_BYTES, STACKS_SIGNAL, TICK_SECONDS, Record

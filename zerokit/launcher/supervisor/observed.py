@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.supervisor.progress import Progress
-from zerokit.launcher.verdict.cause import Cause
 from zerokit.launcher.verdict.evidence import RankFiles, oom_kills, read_rank_files
 from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.launcher.verdict.rank_view import Cause
 from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
 from zerokit.launcher.verdict.why_broken import explain_failure
 from zerokit.report.outcome import Outcome, RankState

@@ -16,22 +16,42 @@ interpreter, but not for ever.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerokit.launcher import processes
 from zerokit.launcher.rank_file import RankTail, rank_file
-from zerokit.launcher.supervisor import removed_file
 from zerokit.launcher.supervisor.heartbeat_default import MOST_SECONDS, Heartbeat
 from zerokit.launcher.verdict import why_hung
 from zerokit.launcher.verdict.rank_view import RankView, view
 from zerokit.report.stragglers import find_straggler
 from zerokit.report.training import findings
 from zerokit.units import counted, format_gib, format_seconds, times
+
+
+def follow(tail: RankTail, pid: int) -> None:
+    """Where the path is gone, read on from the descriptor of process ``pid`` (Linux's ``/proc``)."""
+    if os.path.lexists(tail.path):
+        return
+    removed = f"{tail.path.resolve()} (deleted)"
+    with suppress(OSError):  # the process has ended, or is another user's
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            if _target(descriptor) == removed:
+                tail.adopt(os.open(descriptor, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+                return
+
+
+def _target(descriptor: Path) -> str:
+    with suppress(OSError):  # closed meanwhile
+        return str(descriptor.readlink())
+    return ""
+
 
 _BUSY_CORE_SHARE = 0.05
 _HOLDS_THE_INTERPRETER_SECONDS = 2.0  # without a tick, though the ticker writes every 0.4 s
@@ -115,7 +135,7 @@ class Progress:
         events = []
         for state in self.ranks.values():
             if state.heard_at is None and state.rank in self.local_pids:
-                removed_file.follow(state.tail, self.local_pids[state.rank])
+                follow(state.tail, self.local_pids[state.rank])
             for record in state.tail.poll():
                 self._update(state, record, now)
                 if record["type"] != "tick":

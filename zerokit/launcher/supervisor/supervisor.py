@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,22 +24,88 @@ from typing import Any
 from zerokit.launcher import packed, processes, rank_pipes
 from zerokit.launcher import run_folder as folder_module
 from zerokit.launcher.launch import Launch
+from zerokit.launcher.nodes import cluster
+from zerokit.launcher.nodes.gather import Gatherer
 from zerokit.launcher.rank_file import STACKS_SIGNAL
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.supervisor import guard as guard_module
 from zerokit.launcher.supervisor.hang_inquiry import HangInquiry
 from zerokit.launcher.supervisor.observed import Ended, Observed, conclude
-from zerokit.launcher.supervisor.output import Terminal
-from zerokit.launcher.supervisor.plain_status import PlainStatus
+from zerokit.launcher.supervisor.output import PipeReader, Terminal
 from zerokit.launcher.supervisor.progress import Progress
-from zerokit.launcher.supervisor.remote import RemoteProcesses
-from zerokit.launcher.supervisor.streams import PipeReader
-from zerokit.launcher.verdict import warn_skippable
+from zerokit.launcher.verdict import training
 from zerokit.launcher.verdict.as_planned import FirstSteps
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.verdict import launcher_status
 from zerokit.temporary import temporary_folder
 from zerokit.units import counted, format_seconds
+
+
+class RemoteProcesses:
+    """The other machines of a launch. Without any, every method does nothing."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._placement = launch.placement
+        self._run_dir = str(launch.run_dir)
+        self._hosts = list(launch.placement.remote_hosts)
+        self._gatherer: Gatherer | None = None
+        if self._hosts:
+            self._gatherer = Gatherer(
+                launch.run_dir, launch.placement.unshared_hosts, launch.placement.alive_seconds
+            )
+
+    def start(self) -> None:
+        """Begin to fetch the ranks' files."""
+        if self._gatherer is not None:
+            self._gatherer.start()
+
+    def stop(self) -> None:
+        """Fetch no more."""
+        if self._gatherer is not None:
+            self._gatherer.stop()
+
+    def sweep(self, number: int) -> None:
+        """Signal the run's processes there, without holding up the caller."""
+        if self._hosts:
+            arguments = (self._hosts, self._run_dir, number, self._placement.slurm_job)
+            threading.Thread(target=cluster.sweep, args=arguments, daemon=True).start()
+
+    def end(self) -> list[str]:
+        """Kill what is left there and fetch the last of the files; the hosts that gave no answer."""
+        answers = cluster.sweep(self._hosts, self._run_dir, int(signal.SIGKILL), self._placement.slurm_job)
+        silent = [host for host, answer in answers.items() if answer is None]
+        if self._gatherer is not None:
+            self._gatherer.stop()
+            self._gatherer.fetch([host for host in self._placement.unshared_hosts if host not in silent])
+        return silent
+
+
+_SECONDS = 30.0
+_SAME_ACTIVITY_SECONDS = 300.0  # a build or a download that goes on is no news
+
+
+class PlainStatus:
+    """Every half minute; while ranks are busy with what was said already, every five."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _SECONDS
+        self._said: frozenset[str] = frozenset()
+        self._said_until = 0.0
+
+    def is_due(self, now: float, activities: frozenset[str]) -> bool:
+        """Whether to write a line now, which then counts as written.
+
+        Args:
+            activities: what ranks are busy with outside of steps.
+        """
+        if now < self._next:
+            return False
+        self._next = now + _SECONDS
+        if activities and activities <= self._said and now < self._said_until:
+            return False
+        self._said, self._said_until = activities, now + _SAME_ACTIVITY_SECONDS
+        return True
+
 
 FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: their collectives are broken
 ERROR_EXIT_SECONDS = 10.0  # for a rank to end after an exception that nobody caught
@@ -296,7 +363,7 @@ class Supervisor:
             elif record["type"] == "end" and self.launch.placement.remote:
                 self._on_remote_end(rank, record)
             elif record["type"] == "engine" and self.launch.expected_ranks > 1:
-                self._warn_once(warn_skippable.warnings_of(record))
+                self._warn_once(training.warnings_of(record))
         for text in self.first_steps.news(self.progress.engine_and_steps()):
             self.terminal.say(f"warning: not as planned: {text}")
         if self.inquiry.open and self.inquiry.done(self._living()):

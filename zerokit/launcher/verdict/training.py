@@ -1,4 +1,6 @@
-"""Runs that go on, and end well as processes, but train nothing or wait: what the ranks' own counts say."""
+"""Runs that go on, and end well as processes, but train nothing or wait: what the ranks' own counts say,
+and what to say beforehand of a model whose modules a batch may pass by.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.verdict.rank_view import RankView, recorded
-from zerokit.launcher.verdict.unlike_collectives import unlike_sizes
+from zerokit.launcher.verdict.why_hung import unlike_sizes
 from zerokit.report.stragglers import find_straggler, why_unknown
 from zerokit.report.training import Finding, findings
 
@@ -57,3 +59,27 @@ def unlike_collective(logs: Mapping[int, RankLog]) -> str | None:
 def newest(logs: Mapping[int, RankLog]) -> dict[int, Mapping[str, Any]]:
     """The last account of each rank."""
     return {rank: log.last("end", "tick") or {} for rank, log in sorted(logs.items())}
+
+
+def warnings_of(engine: Mapping[str, Any]) -> list[str]:
+    """One sentence for each kind of module; ``engine``: the ``engine`` line of a rank's file."""
+    modules = engine.get("skippable")
+    if engine.get("zero_stage") != 3 or not isinstance(modules, dict):
+        return []
+    warnings = []
+    if experts := _names(modules.get("experts")):
+        warnings.append(
+            f"mixture of experts under ZeRO-3 without a leaf module ({experts}): a rank none of whose tokens "
+            "go to an expert does not gather its weights, and the others hang; call deepspeed.utils."
+            "set_z3_leaf_modules(model, [the class that holds the experts]) before the engine is made"
+        )
+    if towers := _names(modules.get("towers")):
+        warnings.append(
+            f"{towers} under ZeRO-3 runs only for batches with an image or sound: a rank whose batch has "
+            "none does not gather its weights, and the others hang; give every batch one, if only a blank"
+        )
+    return warnings
+
+
+def _names(value: object) -> str:
+    return ", ".join(str(name) for name in value) if isinstance(value, list) else ""

@@ -10,10 +10,17 @@ import re
 from pathlib import Path
 
 from zerokit.launcher.rank_file import RankLog
-from zerokit.launcher.verdict.cause import Cause, names, ranks_of, they_wait
 from zerokit.launcher.verdict.evidence import RankFiles
 from zerokit.launcher.verdict.rank_end import RankEnd
-from zerokit.launcher.verdict.rank_view import RankView, traceback_frames, view
+from zerokit.launcher.verdict.rank_view import (
+    Cause,
+    RankView,
+    names,
+    ranks_of,
+    they_wait,
+    traceback_frames,
+    view,
+)
 from zerokit.launcher.verdict.verdict import Verdict
 from zerokit.launcher.verdict.why_hung import explain
 from zerokit.report.outcome import Outcome, RankState

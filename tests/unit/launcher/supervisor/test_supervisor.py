@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from zerokit.launcher.supervisor.plain_status import PlainStatus
+from zerokit.launcher.supervisor.supervisor import PlainStatus
 
 BUILD, WAIT = "building operator fused_adam", "waiting for another build to release its lock"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zerokit.launcher.rank.activity import Activity
+from zerokit.launcher.rank.movement import Activity
 
 HUB = "/env/lib/python3/site-packages/huggingface_hub/file_download.py"
 ENGINE = "/env/lib/python3/site-packages/deepspeed/runtime/engine.py"

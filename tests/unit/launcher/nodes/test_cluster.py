@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerokit.errors import FileInputError, InputError
-from zerokit.launcher.nodes.hostfile import choose_hosts, read_hostfile
+from zerokit.launcher.nodes.cluster import choose_hosts, read_hostfile
 from zerokit.linter.hostfile import MAX_SLOTS
 
 

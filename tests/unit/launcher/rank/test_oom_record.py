@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from zerokit.launcher.rank.full_disk import full_disk
+from zerokit.launcher.rank.oom_record import full_disk
 
 torch = pytest.importorskip("torch")
 

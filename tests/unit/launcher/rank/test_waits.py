@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from zerokit.launcher.rank import gpu_waits
-from zerokit.launcher.rank.gpu_waits import GpuWaits
+from zerokit.launcher.rank import waits
+from zerokit.launcher.rank.waits import GpuWaits
 
 
 class Stream:
@@ -79,7 +79,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Any:
     )  # fmt: skip
     ticking = iter(range(10**9))
     clock = SimpleNamespace(perf_counter=lambda: 0.0001 * next(ticking), monotonic=lambda: next(ticking))
-    monkeypatch.setattr(gpu_waits, "time", clock)
+    monkeypatch.setattr(waits, "time", clock)
     result.waits.attach(lambda: result.phase, [result.caller])
     return result
 
@@ -153,7 +153,7 @@ def test_what_it_costs_decides_how_often(rank: Any, monkeypatch: pytest.MonkeyPa
     clock = SimpleNamespace(
         perf_counter=lambda: 0.001 * next(ticking), monotonic=lambda: 0.001 * next(ticking)
     )
-    monkeypatch.setattr(gpu_waits, "time", clock)
+    monkeypatch.setattr(waits, "time", clock)
     for step in range(1, 5):
         train(rank, step)
     sampling = rank.waits.account()["sampling"]
