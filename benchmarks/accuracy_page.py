@@ -1,4 +1,4 @@
-"""Writes docs/accuracy.md and its plots from the committed measurements.
+"""Writes docs/accuracy.md, its plots and the CSV of every run from the committed measurements.
 
     python -m benchmarks.accuracy_page            # predicts every run again (minutes), writes the page
     python -m benchmarks.accuracy_page --check    # 1 when the page is not what it would write
@@ -11,6 +11,8 @@ accelerate's own functions. The words are in accuracy.md.j2.
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import statistics
 import sys
@@ -114,17 +116,6 @@ def against_peers(found: Sequence[Run]) -> list[str]:
     return lines
 
 
-def by_group(found: Sequence[Run]) -> list[str]:
-    """One table of all groups."""
-    lines = _head("group", "runs", "median", "95th percentile", "worst", "blind", "blind: worst")
-    for group, inside in grouped(found).items():
-        for name, part in inside.items():
-            blind = [run.error for run in part if run.status == "blind"]
-            errors = spread(run.error for run in part)
-            lines.append(_row(f"{group}: {name}", len(part), *errors, len(blind), spread(blind)[2]))
-    return lines
-
-
 def phases(found: Sequence[Run]) -> list[str]:
     """The other quantities that the runs show."""
     lines = _head("quantity", "figures", "median", "95th percentile", "worst")
@@ -137,15 +128,17 @@ def _gib(value: int | None) -> str:
     return "-" if value is None else f"{value / GIB:.2f}"
 
 
-def all_runs(found: Sequence[Run]) -> list[str]:
-    """Every run."""
-    lines = _head("run", "status", "GPUs", "measured", "zerokit", "error", "DeepSpeed", "accelerate",
-                  "ZeRO paper", "18 bytes")  # fmt: skip
+def all_runs(found: Sequence[Run]) -> str:
+    """Every run as CSV."""
+    file = io.StringIO()
+    lines = csv.writer(file, lineterminator="\n")
+    lines.writerow(("run", "status", "GPUs", "measured", "zerokit", "error", "DeepSpeed", "accelerate",
+                    "ZeRO paper", "18 bytes"))  # fmt: skip
     for run in found:
         own = (_gib(run.measured), _gib(run.predicted), f"{run.error:+.2%}")
         others = (_gib(run.peers[key]) for key in peers.NAMES)
-        lines.append(_row(f"`{run.name}`", run.status, run.row["world_size"], *own, *others))
-    return lines
+        lines.writerow((run.name, run.status, run.row["world_size"], *own, *others))
+    return file.getvalue()
 
 
 def versions(found: Sequence[Run]) -> list[tuple[str, int]]:
@@ -237,18 +230,17 @@ def write_text(found: Sequence[Run]) -> str:
         versions=versions(found),
         traced_with=f"torch {version('torch')} and transformers {version('transformers')}",
         peers="\n".join(against_peers(found)),
-        by_group="\n".join(by_group(found)),
         phases="\n".join(phases(found)),
         worst="; ".join(f"`{run.name}` {run.error:+.2%}" for run in worst),
-        fits=limits.table(fits)[0] if (fits := _rows("fits.jsonl")) else "",
+        fits=limits.table(fits)[0].splitlines()[-1] if (fits := _rows("fits.jsonl")) else "",
         quality={
-            key: (quality.table(_rows(f"{name}.jsonl")), times_now(name)) for key, name in QUALITY.items()
+            key: (quality.table(_rows(f"{name}.jsonl")).partition("\n\n")[2], times_now(name))
+            for key, name in QUALITY.items()
         },
         tuners=tuners(),
         overhead="\n".join(overhead()),
         serving="\n".join(serving()),
         trainers=section.section(),
-        all_runs="\n".join(all_runs(found)),
     )
     return text
 
@@ -291,7 +283,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; 1 when the page would change")
     options = parser.parse_args()
     found = runs()
-    texts = {PAGE.name: write_text(found), **drawings(found)}
+    texts = {PAGE.name: write_text(found), "accuracy-runs.csv": all_runs(found), **drawings(found)}
     if options.check:
         stale = [name for name, text in texts.items() if not _same(PAGE.parent / name, text)]
         print(f"would change: {', '.join(stale)}" if stale else "the page is up to date")

@@ -16,7 +16,6 @@ import click
 import pytest
 
 import zerokit
-from tests.browser.screenshots import SCREENSHOTS, drawn, wanted
 from tests.support.pages import SH_BLOCK, sh_commands
 from zerokit.cli import cli, commands
 from zerokit.linter.explain import examples
@@ -24,7 +23,6 @@ from zerokit.linter.explain import examples
 ROOT = Path(__file__).resolve().parent.parent
 
 
-MOST_SCREENSHOT_BYTES = 3_000_000
 INLINE = re.compile(r"`(zerokit [a-z][^`]*)`")
 ENDS_A_COMMAND = ("|", ">", "&&", "#")
 
@@ -71,13 +69,6 @@ def test_no_list_or_table_is_read_as_part_of_a_paragraph(site: Path) -> None:
     for path in site.rglob("*.html"):
         for paragraph in re.findall(r"<p>(.*?)</p>", path.read_text(), re.DOTALL):
             assert not re.search(r"^ *([-*+|] |\d+\. |#+ )", paragraph, re.MULTILINE), (path.name, paragraph)
-
-
-def test_every_page_has_a_screenshot(site: Path) -> None:
-    kept = set(SCREENSHOTS.rglob("*.webp"))
-    assert kept == {*wanted(site), *drawn()}, "run python -m tests.browser.screenshots"
-    assert all(shot.read_bytes()[8:12] == b"WEBP" for shot in kept)
-    assert sum(shot.stat().st_size for shot in kept) < MOST_SCREENSHOT_BYTES
 
 
 def test_every_command_and_rule_is_documented(site: Path) -> None:

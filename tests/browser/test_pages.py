@@ -1,6 +1,6 @@
 """The pages in a real browser: on a phone, a tablet and a desk, light and dark, and for everybody (axe).
 
-``python -m tests.browser.screenshots --all`` takes the screenshots anew with which they are compared.
+``python -m tests.browser.screenshots`` takes the pictures anew with which they are compared.
 """
 
 from __future__ import annotations

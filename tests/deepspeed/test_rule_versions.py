@@ -26,7 +26,8 @@ from zerokit.linter.files import check_files
 from zerokit.rules import rule
 
 FOLDER = os.environ.get("OLDER_VERSIONS", "")
-pytestmark = pytest.mark.skipif(not FOLDER, reason="OLDER_VERSIONS names no folder for older versions")
+if not FOLDER:
+    pytest.skip("OLDER_VERSIONS names no folder for older versions", allow_module_level=True)
 OLDER = sorted(tables.tables().values(), key=tables.minor)[:-1]
 OLDER_ACCELERATE = sorted(tables.tables(Path(keys.__file__).parent, "accelerate").values(), key=tables.minor)[
     :-1

@@ -21,8 +21,3 @@ def build_site(folder: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
-
-
-def site_pages(folder: Path) -> list[Path]:
-    """The pages of a built site, relative to it."""
-    return sorted(path.relative_to(folder) for path in folder.rglob("*.html") if path.name != "404.html")

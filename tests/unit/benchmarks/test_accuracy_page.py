@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
 import json
 import re
 import subprocess
@@ -39,9 +41,8 @@ def row(
 
 
 def page_rows() -> dict[str, list[str]]:
-    text = (DOCS / "accuracy.md").read_text(encoding="utf-8").split("## Every run")[1]
-    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
-    return {cells[0].strip("`"): cells for cells in lines}
+    with (DOCS / "accuracy-runs.csv").open(encoding="utf-8") as file:
+        return {cells[0]: cells for cells in itertools.islice(csv.reader(file), 1, None)}
 
 
 def test_every_committed_run_is_on_the_page_as_it_was_measured() -> None:

@@ -50,33 +50,28 @@ LISTED = {
 }
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_each_file_is_read_strictly_and_hangs_together(path: Path) -> None:
-    gpu = gpus.read_gpu(path)
-    assert re.fullmatch(r"[a-z0-9][a-z0-9-]*", gpu.name)
-    assert 0 < gpu.vram_bytes <= gpu.driver_vram_bytes * 1.001
-    assert gpu.context_bytes < gpu.vram_bytes / 8
-    assert gpu.supports("fp16") and gpu.supports("fp32")
-    assert gpu.matmul_efficiency is None or 0.4 < gpu.matmul_efficiency < 1
-    # a bus of the host is never faster than the memory of the card
-    assert gpu.pcie_bytes_per_second < gpu.hbm_bytes_per_second
-    assert all(isinstance(source, str) and len(source) > 5 for source in gpu.sources.values())
+def test_each_file_is_read_strictly_and_hangs_together() -> None:
+    for path in FILES:
+        gpu = gpus.read_gpu(path)
+        assert re.fullmatch(r"[a-z0-9][a-z0-9-]*", gpu.name), path
+        assert 0 < gpu.vram_bytes <= gpu.driver_vram_bytes * 1.001, path
+        assert gpu.context_bytes < gpu.vram_bytes / 8, path
+        assert gpu.supports("fp16") and gpu.supports("fp32"), path
+        assert gpu.matmul_efficiency is None or 0.4 < gpu.matmul_efficiency < 1, path
+        # a bus of the host is never faster than the memory of the card
+        assert gpu.pcie_bytes_per_second < gpu.hbm_bytes_per_second, path
+        assert all(isinstance(source, str) and len(source) > 5 for source in gpu.sources.values()), path
 
 
-def test_the_catalogue_has_every_listed_gpu() -> None:
-    assert set(LISTED) <= set(gpus.names())
-
-
-@pytest.mark.parametrize("name", LISTED)
-def test_figures_are_those_of_the_list(name: str) -> None:
-    gpu = gpus.load(name)
-    vram_gib, driver_mib, tflops, memory_gb, link_gb = LISTED[name]
-    assert gpu.vram_bytes == round(vram_gib * GIB)
-    assert gpu.driver_vram_bytes == driver_mib * MIB
-    peak = gpu.peak_flops["bf16"] if gpu.supports("bf16") else gpu.peak_flops["fp16"]
-    assert peak == pytest.approx(tflops * 1e12, rel=0.003)
-    assert gpu.hbm_bytes_per_second == memory_gb * 1e9
-    assert gpu.link_bytes_per_second == link_gb * 1e9
+def test_figures_are_those_of_the_list() -> None:
+    for name, (vram_gib, driver_mib, tflops, memory_gb, link_gb) in LISTED.items():
+        gpu = gpus.load(name)
+        assert gpu.vram_bytes == round(vram_gib * GIB), name
+        assert gpu.driver_vram_bytes == driver_mib * MIB, name
+        peak = gpu.peak_flops["bf16"] if gpu.supports("bf16") else gpu.peak_flops["fp16"]
+        assert peak == pytest.approx(tflops * 1e12, rel=0.003), name
+        assert gpu.hbm_bytes_per_second == memory_gb * 1e9, name
+        assert gpu.link_bytes_per_second == link_gb * 1e9, name
 
 
 @pytest.mark.parametrize(
@@ -119,35 +114,33 @@ CHIPS = {
 }
 
 
-@pytest.mark.parametrize("name", CHIPS)
-def test_the_chip_is_that_of_the_data_sheet(name: str) -> None:
-    chip = gpus.load(name).chip
-    assert chip is not None
-    capability = "{}.{}".format(*chip.compute_capability)
-    assert (capability, chip.processors.count, chip.processors.threads, chip.l2_cache_bytes / MIB) == CHIPS[
-        name
-    ]
+def test_the_chip_is_that_of_the_data_sheet() -> None:
+    for name, figures in CHIPS.items():
+        chip = gpus.load(name).chip
+        assert chip is not None, name
+        capability = "{}.{}".format(*chip.compute_capability)
+        processors = chip.processors
+        assert (capability, processors.count, processors.threads, chip.l2_cache_bytes / MIB) == figures, name
 
 
-@pytest.mark.parametrize("gpu", gpus.catalog(), ids=lambda gpu: gpu.name)
-def test_a_rehearsal_takes_every_gpu_whose_chip_is_known(gpu: gpus.Gpu) -> None:
-    if gpu.chip is None:
-        with pytest.raises(
-            InputError, match=r"cannot be rehearsed: .* takes one of a10, .*, v100-32gb"
-        ) as caught:
-            FakeGpu.of(gpu, 1)
-        assert gpu.name not in str(caught.value).partition("of these")[2].split(", ")
-        assert gpu.title.startswith("AMD") or gpu.name in ("b300", "gb300")
-        return
-    fake = FakeGpu.of(gpu, 1)
-    assert fake.processors == gpu.processors
-    assert fake.capability == gpu.chip.compute_capability
-    assert 40 <= fake.multiprocessors <= 200 and fake.threads_per_multiprocessor in (1024, 1536, 2048)
-    assert 4 <= fake.l2_cache_bytes / MIB <= 128
-    # alike in an architecture
-    for other in gpus.catalog():
-        if other.chip and other.chip.compute_capability == fake.capability:
-            assert other.chip.processors.threads == fake.threads_per_multiprocessor
+def test_a_rehearsal_takes_every_gpu_whose_chip_is_known() -> None:
+    threads: dict[tuple[int, int], int] = {}
+    for gpu in gpus.catalog():
+        if gpu.chip is None:
+            with pytest.raises(
+                InputError, match=r"cannot be rehearsed: .* takes one of a10, .*, v100-32gb"
+            ) as e:
+                FakeGpu.of(gpu, 1)
+            assert gpu.name not in str(e.value).partition("of these")[2].split(", ")
+            assert gpu.title.startswith("AMD") or gpu.name in ("b300", "gb300")
+            continue
+        fake = FakeGpu.of(gpu, 1)
+        assert (fake.processors, fake.capability) == (gpu.processors, gpu.chip.compute_capability), gpu.name
+        assert 40 <= fake.multiprocessors <= 200 and 4 <= fake.l2_cache_bytes / MIB <= 128, gpu.name
+        assert fake.threads_per_multiprocessor in (1024, 1536, 2048), gpu.name
+        # alike in an architecture
+        known = threads.setdefault(fake.capability, fake.threads_per_multiprocessor)
+        assert known == fake.threads_per_multiprocessor, gpu.name
 
 
 def test_old_gpus_have_no_bf16() -> None:
@@ -191,13 +184,12 @@ def test_lookup_forgives(text: str, name: str) -> None:
     assert gpus.lookup(text).name == name
 
 
-@pytest.mark.parametrize("gpu", gpus.catalog(), ids=lambda gpu: gpu.name)
-def test_every_name_of_a_gpu_leads_to_it(gpu: gpus.Gpu) -> None:
-    for name in (gpu.name, gpu.title, *gpu.aliases):
-        assert gpus.lookup(name).name == gpu.name
-    for name in gpu.aliases:
-        found, _ = gpus.for_driver(name, gpu.driver_vram_bytes)
-        assert found == gpu
+def test_every_name_of_a_gpu_leads_to_it() -> None:
+    for gpu in gpus.catalog():
+        for name in (gpu.name, gpu.title, *gpu.aliases):
+            assert gpus.lookup(name).name == gpu.name
+        for name in gpu.aliases:
+            assert gpus.for_driver(name, gpu.driver_vram_bytes)[0] == gpu
 
 
 def test_an_ambiguous_name_lists_its_candidates() -> None:

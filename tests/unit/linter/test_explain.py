@@ -21,12 +21,12 @@ WITHOUT_EXAMPLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", sorted(examples()))
-def test_the_example_breaks_its_rule(rule: str) -> None:
-    explanation = explain(rule)
-    assert explanation.finding.rule == rule
-    text = as_text(explanation)
-    assert explanation.finding.message in text and "Example" in text
+def test_the_example_of_each_rule_breaks_it() -> None:
+    for rule in examples():
+        explanation = explain(rule)
+        assert explanation.finding.rule == rule
+        text = as_text(explanation)
+        assert explanation.finding.message in text and "Example" in text, rule
 
 
 def test_every_rule_has_an_example() -> None:
