@@ -42,7 +42,7 @@ class Trainer:
         arguments: how it is asked for adapters, on ``all`` linear modules or on those ``named``, for weights
             in 4 bits (``packed``) and double quantisation (``nested``); empty: in Python.
         separator: between arguments.
-        not_counted: what else it does by default, and with which methods.
+        not_counted: what else it does by default, and with which methods, or with a mixture of ``experts``.
     """
 
     title: str
@@ -99,12 +99,14 @@ class Trainer:
         )
         return self.separator.join(words)
 
-    def notes(self, method: str) -> tuple[str, ...]:
+    def notes(self, method: str, *, has_experts: bool) -> tuple[str, ...]:
         """What a plan by its row says of it."""
-        left_out = [text for text, methods in self.not_counted.items() if method in methods]
+        job = {method, "experts"} if has_experts else {method}
+        left_out = [text for text, concerned in self.not_counted.items() if job & {*concerned}]
         return (f"as {self.title} does by default; not counted: {'; '.join(left_out)}",) if left_out else ()
 
 
+_BALANCING = "the loss that balances experts (--router_aux_loss_coef 0 turns it off)"
 _TRL = Trainer(
     title="TRL's SFTTrainer 1.16",
     loss="chunked",
@@ -125,6 +127,7 @@ _TRL = Trainer(
     separator=" ",
     not_counted={
         "products of 4-bit weights in fp32 (its --dtype float32; give --dtype bfloat16)": ("qlora",),
+        _BALANCING: ("experts",),
     },
     sources={
         "lora_dropout": "trl/trainer/model_config.py, lora_dropout: 0.05",
@@ -133,6 +136,7 @@ _TRL = Trainer(
         "narrow_adapters": "trl/trainer/sft_trainer.py:857 and :895",
         "waits": "trl/trainer/utils.py:1410, main_process_first; rehearsed",
         "double_quant": "trl/trainer/model_config.py, use_bnb_nested_quant: False, dtype: float32",
+        "not_counted": "trl/trainer/dpo_trainer.py:905, aux_loss_enabled; so sft_trainer.py",
     },
 )
 _PAIRS = replace(_TRL, lora_dropout=0.0, disables_dropout=True, sequences=2)
@@ -166,6 +170,7 @@ TRAINERS: Mapping[str, Trainer] = {
         title="TRL's RewardTrainer 1.16",
         names=("RewardTrainer",),
         loss="score",
+        not_counted={text: of for text, of in _TRL.not_counted.items() if text != _BALANCING},
         sources={
             **_TRL.sources,
             "loss": "trl/trainer/reward_trainer.py:778 over Transformers' ForSequenceClassification",

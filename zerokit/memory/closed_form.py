@@ -138,7 +138,8 @@ def estimate_analytic(
     persistent = _persistent(sizes, strategy, cluster.gpu)
     if job.defaults.reference and job.method == "full":
         copies = sizes.ranks if strategy.settings.zero.stage == 3 else 1
-        persistent[Component.SCRIPT] = sizes.weight_bytes / copies
+        on_gpu = strategy.settings.zero.offload_param.device == "none"
+        persistent[Component.SCRIPT] = sizes.weight_bytes / copies if on_gpu else 0.0
     layers_before, transient = activation_bytes(shape, job, strategy)
     gradients = _gradients(sizes, strategy)
     gathered = _gathered(sizes, strategy)
@@ -342,7 +343,9 @@ def _finish(
     peaks = {name: sum(parts.values()) for name, parts in rounded.items()}
     worst = max(peaks, key=lambda name: peaks[name])
     per_node = max(1, strategy.world_size // cluster.nodes)
-    host = host_of_rank(shape, strategy, 0.0 if job.inference else sizes.trainable, sizes.weight_bytes)
+    copies = 2 if job.defaults.reference and job.method == "full" and not job.inference else 1
+    trainable = 0.0 if job.inference else sizes.trainable
+    host = host_of_rank(shape, strategy, trainable, copies * sizes.weight_bytes)
     on_host = in_ram(host, per_node)
     rank = RankEstimate(
         first=0,

@@ -141,12 +141,13 @@ def estimate_traced(
     variant, trace, adapters = usable
     if strategy.sequence_parallel > 1:
         trace = _with_exchanges(profile, trace, strategy)
-    has_copy = job.defaults.reference and job.method == "full"
-    of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, job.kbit_prepared, has_copy)
+    reference = ("copy" if job.method == "full" else "base") if job.defaults.reference else ""
+    of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, job.kbit_prepared, reference)
     model = with_score_head(rank_model(profile, variant, trace, *of_job))
     checkpointed = _checkpointed(profile, job, strategy, usable) if job.defaults.reference else None
-    # views of experts, saved without checkpointing, add up over all layers
-    if strategy.settings.zero.stage == 3 and not (profile.views and model.checkpointing == "none"):
+    # views of experts, saved without checkpointing, add up over all layers, as does what is never released
+    adds_up = reference == "base" or (profile.views and model.checkpointing == "none")
+    if strategy.settings.zero.stage == 3 and not adds_up:
         kept = _layers_kept(model, strategy.settings.zero)
         trace = trace.shortened(kept)
         checkpointed = None if checkpointed is None else checkpointed.shortened(kept)

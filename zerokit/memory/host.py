@@ -110,12 +110,15 @@ def _stage3(
     zero = settings.zero
     components: dict[HostComponent, int] = {}
     optimizer, parameter = zero.offload_optimizer, zero.offload_param
+    copies = 2 if model.reference == "copy" else 1  # its engine offloads as the policy's does
     if parameter.device == "none":
         components[HostComponent.DEFRAGMENTATION] = (
             trainable * element_bytes.parameter
         )  # zero/utils.py defragment goes over the host
     if parameter.device == "cpu":
-        components[HostComponent.PARAMETERS] = pinned(share_bytes(model, ranks, element_bytes.parameter))
+        components[HostComponent.PARAMETERS] = pinned(
+            copies * share_bytes(model, ranks, element_bytes.parameter)
+        )
         # zero.Init pins every parameter's share by itself; the pinned blocks stay cached
         parameter_bytes = model.element_bytes(element_bytes.parameter)
         shares = (-(-size // ranks) * wide for size, wide in zip(model.sizes, parameter_bytes, strict=True))
@@ -126,7 +129,9 @@ def _stage3(
         components[HostComponent.PARAMETER_BUFFERS] = pinned(
             parameter.buffer_count * parameter.buffer_size * element_bytes.parameter
         )
-        components[HostComponent.NVME_PARAMETERS] = share_bytes(model, ranks, element_bytes.parameter)
+        components[HostComponent.NVME_PARAMETERS] = copies * share_bytes(
+            model, ranks, element_bytes.parameter
+        )
     group = min(trainable, zero.sub_group_size)
     if optimizer.device == "cpu":
         on_host = trainable - sum(on_device(model, zero, ranks))

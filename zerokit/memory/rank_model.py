@@ -43,7 +43,8 @@ class RankModel:
         cublas_bytes: what cuBLAS keeps on its GPU for each thread that multiplies; 0: there is no cuBLAS.
         loads_on_gpu: see ``Job.loads_on_gpu``.
         kbit_prepared: see ``Job.kbit_prepared``.
-        has_reference: whether a copy of the weights lies beside it, which is not trained.
+        reference: the model of a pass without a graph between forward and backward: ``copy``, which lies
+            beside it, ``base``, the same without its adapters, or none.
     """
 
     profile: ModelProfile
@@ -55,7 +56,7 @@ class RankModel:
     cublas_bytes: int = HOPPER_CUBLAS_WORKSPACE_BYTES
     loads_on_gpu: bool = False
     kbit_prepared: bool = False
-    has_reference: bool = False
+    reference: str = ""
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
@@ -262,7 +263,7 @@ def rank_model(
     loss: str = "standard",
     cublas_bytes: int = HOPPER_CUBLAS_WORKSPACE_BYTES,
     kbit_prepared: bool = False,
-    has_reference: bool = False,
+    reference: str = "",
 ) -> RankModel:
     """What one rank holds under a variant; cached, so that a search pays once.
 
@@ -276,7 +277,7 @@ def rank_model(
     return RankModel(
         profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing, loss=loss,
         cublas_bytes=cublas_bytes, loads_on_gpu=variant.quantized or variant.quantization != "none",
-        kbit_prepared=kbit_prepared and variant.precision == "16", has_reference=has_reference,
+        kbit_prepared=kbit_prepared and variant.precision == "16", reference=reference,
     )  # fmt: skip
 
 

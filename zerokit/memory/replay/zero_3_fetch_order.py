@@ -46,6 +46,13 @@ class Modules:
             if kind == "grad"
         )
         self.saved_in_forward, self.saved_again = self._saved(model)
+        # a pass through the base without a graph sets the counters of inputs to 0 (parameter_offload.py:437,
+        # _post_backward_module_hook): the hook after backward runs for what is run again alone
+        of_kind = {
+            kind: {n for k, n in model.trace.marks_backward if k == kind} for kind in ("fwd_pre", "bwd_post")
+        }
+        never = of_kind["bwd_post"] - of_kind["fwd_pre"]
+        self.never_released = never if model.reference == "base" else set[str]()
         self.uses: list[list[int]] = [[] for _ in self.sizes]
         for index, step in self.queue:
             self.uses[index].append(step)

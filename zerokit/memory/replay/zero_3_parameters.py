@@ -298,7 +298,8 @@ class Parameters:
         elif kind == "bwd_post":
             for index in self.modules.saved_again.get(name, ()):
                 self._forget(index)
-            self.release(name, backward=True)
+            if name not in self.modules.never_released:
+                self.release(name, backward=True)
         elif kind == "fwd_pre":
             self.fetch(name, recomputing=True)
             self.saved.update(self.modules.saved_again.get(name, ()))
