@@ -99,9 +99,9 @@ class Trainer:
         )
         return self.separator.join(words)
 
-    def notes(self, method: str, *, has_experts: bool) -> tuple[str, ...]:
-        """What a plan by its row says of it."""
-        job = {method, "experts"} if has_experts else {method}
+    def notes(self, method: str, experts: int) -> tuple[str, ...]:
+        """What a plan by its row says of it; ``experts``: of a layer."""
+        job = {method, "experts"} if experts > 1 else {method}
         left_out = [text for text, concerned in self.not_counted.items() if job & {*concerned}]
         return (f"as {self.title} does by default; not counted: {'; '.join(left_out)}",) if left_out else ()
 

@@ -298,11 +298,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
             )
         lora = replace(lora, dropout=0.0)
         notes.append(f"⟨lora_dropout⟩ 0: {refused}; the script must set it")
-    notes += [
-        *row.notes(method, has_experts=chosen.shape.experts > 1),
-        *loss_notes(loss),
-        *offloading_notes(options),
-    ]
+    notes += [*row.notes(method, chosen.shape.experts), *loss_notes(loss), *offloading_notes(options)]
     return Job(
         seq_len=length,
         global_batch=integer(options, "global_batch"),
