@@ -76,7 +76,7 @@ def run_launch(
     from zerokit import planner
     from zerokit.doctor.launch_host import LaunchHostSpeeds
     from zerokit.launcher import attempts
-    from zerokit.launcher.plan_choice import choose_plan
+    from zerokit.launcher.given_plan import choose_plan
     from zerokit.launcher.restarts import check_resume_option
     from zerokit.rehearsal.of_launch import LaunchRehearsals
 

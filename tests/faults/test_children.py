@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Launch, wait_for
-from zerokit.launcher.build_locks import stale_locks
+from zerokit.launcher.locks import stale_locks
 
 HEARTBEAT = ("--heartbeat", "5", "--grace", "1")
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.support.ranks import write_script
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.settings import PlannedValues
 from zerokit.domain.strategy import Strategy
+from zerokit.script.agreement import Agreement, agree
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import read_script
+from zerokit.script.trainer_arguments import argument_file
+from zerokit.script.unlike_job import HeldTo
 
 RAW = """
     import argparse, deepspeed
@@ -44,10 +49,17 @@ PLANNED = PlannedValues(
 )
 
 
-def options(folder: Path, text: str, *given: str) -> ScriptOptions:
-    """What is known of a script and the arguments that its user gave."""
+def options(folder: Path, text: str, *given: str, installed: bool = False) -> ScriptOptions:
+    """What is known of a script and the arguments that its user gave.
+
+    Args:
+        installed: read what TRL's classes have by default too, which takes some seconds.
+    """
     facts = read_script(write_script(folder, text), None)
-    return ScriptOptions.read(facts, facts.style, given)
+    if installed:
+        return ScriptOptions.read(facts, facts.style, given)
+    file = argument_file(given, facts)
+    return ScriptOptions(facts=facts, style=facts.style, user_arguments=given, file=file)
 
 
 def strategy(checkpointing: str = "full", precision: str = "bf16") -> Strategy:
@@ -61,3 +73,23 @@ def strategy(checkpointing: str = "full", precision: str = "bf16") -> Strategy:
 def joined(found: ScriptOptions, **changed: object) -> str:
     """The arguments that a launch adds for the plan, or for one like it, in one line."""
     return " ".join(found.additions(replace(PLANNED, **changed)))  # type: ignore[arg-type]
+
+
+def held(
+    chosen: Mapping[str, Any] | None = None,
+    request: Mapping[str, Any] | None = None,
+    folder: Path = Path("plan"),
+    **job: Any,
+) -> HeldTo:
+    """A plan of this choice and request that scripts are held to; ``job``: other attributes."""
+    whole = {"micro_batch": 4, "gradient_accumulation": 1} if chosen is None else chosen
+    return HeldTo(
+        **{"chosen": whole, "request": request or {}, "folder": folder, "seq_len": 128, "method": "full",
+           "lora": None, **job}
+    )  # fmt: skip
+
+
+def agreed(found: ScriptOptions, plan: HeldTo, config: dict[str, Any] | None = None, **how: Any) -> Agreement:
+    """What a launch on GPUs with this plan says of the script; ``how``: other arguments of ``agree``."""
+    asked = {"on_cpu": False, "no_arguments": False, "accept_mismatch": False, "writes_here": False, **how}
+    return agree(found, plan, {"bf16": {"enabled": True}} if config is None else config, **asked)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zerokit.doctor.finding import DoctorFinding, Surroundings, note, ok, warning
 from zerokit.doctor.software import TorchBuild, package_file, torch_build
-from zerokit.launcher.build_locks import stale_locks
+from zerokit.launcher.locks import stale_locks
 from zerokit.machine.tools import ask
 from zerokit.machine.versions import installed
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.job import Job
+from zerokit.domain.settings import PlannedValues
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.rules.known import TRAINER_FILLS, ZERO_TESTED_OPTIMIZERS
@@ -195,22 +196,11 @@ def trainer_arguments(strategy: Strategy, loss: str = "standard") -> list[str]:
 
     For scripts that parse ``TrainingArguments`` from the command line.
     """
-    settings = strategy.settings
-    arguments = [
-        "--per_device_train_batch_size", str(settings.micro_batch),
-        "--gradient_accumulation_steps", str(settings.gradient_accumulation),
-    ]  # fmt: skip
-    if settings.gradient_clipping != _TRAINERS_CLIPPING:
-        arguments += ["--max_grad_norm", str(settings.gradient_clipping)]
-    if settings.precision != "fp32":
-        arguments += [f"--{settings.precision}", "True"]
-    if settings.client_optimizer is not None:
-        arguments += ["--optim", settings.client_optimizer]
-    if strategy.checkpointing == "full":  # the Trainer knows whole layers only
-        arguments += ["--gradient_checkpointing", "True"]
-    if loss == "liger":
-        arguments += ["--use_liger_kernel", "True"]
-    return arguments
+    values = PlannedValues.of(strategy, liger_loss=loss == "liger").trainer_values()
+    said = {name: value for name, value in values.items() if value is not False}
+    if said.get("max_grad_norm") == _TRAINERS_CLIPPING:
+        del said["max_grad_norm"]
+    return [word for name, value in said.items() for word in (f"--{name}", str(value))]
 
 
 def _put_batch(block: _Block, strategy: Strategy, variant: str) -> None:

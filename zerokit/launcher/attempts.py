@@ -330,7 +330,7 @@ class _Session:
         )  # fmt: skip
 
     def _tell_end(self, ended: Ended, run_dir: Path) -> None:
-        from zerokit.launcher.build_locks import stale_locks
+        from zerokit.launcher.locks import stale_locks
 
         if ended.dropped_bytes:
             self.say(f"{ended.dropped_bytes} bytes of output could not be written, and were dropped")

@@ -27,9 +27,9 @@ from zerokit.launcher.rank.step_limit import STOP_VARIABLE
 from zerokit.launcher.rank.trackers import OFF_VARIABLE
 from zerokit.launcher.run_folder import ACCELERATE_FILE, DEEPSPEED_ENV_FILE
 from zerokit.machine import architectures
+from zerokit.script.arguments import tool_of
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts
-from zerokit.script.tools import tool_of
 from zerokit.script.trainer_arguments import argument_file
 
 # Left by an outer launcher (a notebook, a pod's torchrun): would make our ranks believe they are others.

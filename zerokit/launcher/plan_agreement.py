@@ -1,27 +1,33 @@
-"""How a script stands to a plan: the same checks for a launch, a rehearsal and a job that is written."""
+"""How a script stands to a plan, or to a DeepSpeed file of its user's own: the same checks for a launch, a
+rehearsal and a job that is written, before any rank starts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from zerokit.commands import command_text
 from zerokit.domain.trainers import TRAINERS, trainer_named
+from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
-from zerokit.launcher import own_file, rehearsed_plan
+from zerokit.launcher import rehearsed_plan
 from zerokit.launcher.predict_again import predict_again
+from zerokit.linter.finding import Finding
+from zerokit.linter.suppress import settings_beside
+from zerokit.messages import listed
+from zerokit.options import divided
+from zerokit.planner.checking import check, for_versions
 from zerokit.planner.models import config_of, unlike_planned
-from zerokit.script import agreement, misplaced_options, unlike_adapters
-from zerokit.script.arguments import ScriptOptions
+from zerokit.planner.options import CheckOptions
+from zerokit.script import agreement, argument_warnings, file_mismatches, unlike_job
+from zerokit.script.arguments import ScriptOptions, truth
 from zerokit.script.entry_points import Target
-from zerokit.script.named_model import folder_meant, named_model
-from zerokit.script.option_values import truth
 from zerokit.script.reader import ScriptFacts
-from zerokit.script.resuming import why_not_resumed
-from zerokit.script.trainer_arguments import argument_file
-from zerokit.script.training_switch import why_no_training
+from zerokit.strictload import load_json
 from zerokit.units import format_gib
 
 
@@ -34,23 +40,19 @@ def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[st
     Raises:
         InputError: an option of the command stands among them.
     """
-    notes = misplaced_options.warnings(facts, target.name, target.arguments, command)
-    untrained = why_no_training(facts, target.arguments)
+    notes = argument_warnings.misplaced_options(facts, target.name, target.arguments, command)
+    untrained = argument_warnings.why_no_training(facts, target.arguments)
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
-    unread = why_not_resumed(facts, target.arguments)
+    unread = argument_warnings.why_not_resumed(facts, target.arguments)
     notes += [f"warning: {unread}"] if unread else []
     return untrained, [*notes, *of_missing_model(facts, target)]
 
 
 def of_missing_model(facts: ScriptFacts, target: Target) -> list[str]:
     """A warning where the arguments name a folder that is not here, and another is nearly spelt so."""
-    try:
-        file = argument_file(target.arguments, facts)
-    except InputError:
-        return []  # the script says so itself
-    options = ScriptOptions(facts=facts, style=facts.style, user_arguments=target.arguments, file=file)
-    named = named_model(options)
-    meant = folder_meant(named[0]) if named is not None else None
+    options = argument_warnings.without_defaults(facts, target.arguments)
+    named = argument_warnings.named_model(options) if options is not None else None
+    meant = argument_warnings.folder_meant(named[0]) if named is not None else None
     if named is None or meant is None or config_of(named[0]) is not None:
         return []
     return [
@@ -85,8 +87,16 @@ def agree(
         InputError: the script contradicts the plan; the message has both values.
     """
     is_refused = agreement.is_refused(options)
-    by_options = not rehearsed_plan.is_named(plan, target, options.style, is_refused)
-    another = _another_model(options, plan, by_options=by_options)
+    held = unlike_job.HeldTo(
+        chosen=plan.chosen, request=plan.request, folder=plan.folder, seq_len=plan.seq_len,
+        method=plan.method, lora=plan.lora,
+        by_options=not rehearsed_plan.is_named(plan, target, options.style, is_refused),
+        is_judged=is_launched and not accept_mismatch,
+    )  # fmt: skip
+    named, parameters = argument_warnings.named_model(options), plan.chosen.get("parameters")
+    another = None
+    if named is not None:
+        another = unlike_planned(*named, plan.request, parameters, by_options=held.by_options)
     unlike_model = ("model",) if another else ()
 
     def with_script(left_out: Sequence[str], words: Sequence[str]) -> str:
@@ -95,30 +105,16 @@ def agree(
         )
 
     agreed = agreement.agree(
-        options, plan.chosen, config, request=plan.request, seq_len=plan.seq_len, method=plan.method,
-        lora=plan.lora, plan_folder=plan.folder, on_cpu=on_cpu, no_arguments=no_arguments,
-        accept_mismatch=accept_mismatch, writes_here=writes_here,
-        with_script=with_script if rehearsed_plan.is_rehearsable(plan) else None,
-        by_options=by_options, is_launched=is_launched,
+        options, held, config, on_cpu=on_cpu, no_arguments=no_arguments, accept_mismatch=accept_mismatch,
+        writes_here=writes_here, with_script=with_script if rehearsed_plan.is_rehearsable(plan) else None,
+        is_launched=is_launched,
     )  # fmt: skip
-    unlike_file = own_file.beside_plan(options, agreed.added, ranks=ranks, accept_mismatch=accept_mismatch)
-    adapters: list[str] = []
+    notes = [*agreed.notes, *_beside_plan(options, agreed.added, ranks, accept_mismatch=accept_mismatch)]
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
-        adapters = unlike_adapters.warnings(options, plan.method, plan.lora, by_options=by_options)
+        notes += unlike_job.of_adapters(options, held)
+    notes += [f"warning: {another}"] if another else _of_trainer(plan, options, target) if is_launched else []
     unlike = (*unlike_model, *agreed.unlike)
-    uncounted = [] if another or not is_launched else _of_trainer(plan, options, target)
-    notes = (*agreed.notes, *unlike_file, *adapters, *another, *uncounted)
-    return replace(agreed, notes=notes, unlike=unlike, is_refused=is_refused)
-
-
-def _another_model(options: ScriptOptions, plan: PlanFile, *, by_options: bool) -> list[str]:
-    """A warning where the script's arguments name another model than the plan's."""
-    named = named_model(options)
-    parameters = plan.chosen.get("parameters")
-    if named is None:
-        return []
-    unlike = unlike_planned(*named, plan.request, parameters, by_options=by_options)
-    return [f"warning: {unlike}"] if unlike is not None else []
+    return replace(agreed, notes=tuple(notes), unlike=unlike, is_refused=is_refused)
 
 
 def _of_trainer(plan: PlanFile, options: ScriptOptions, target: Target) -> list[str]:
@@ -128,17 +124,15 @@ def _of_trainer(plan: PlanFile, options: ScriptOptions, target: Target) -> list[
     estimate = chosen.get("estimate")
     if name is None or "rehearsed" in chosen or not estimate or not rehearsed_plan.is_rehearsable(plan):
         return []
-    row, planned, request, lora = TRAINERS[name], TRAINERS[plan.trainer], dict(plan.request), plan.lora
+    row, planned, lora = TRAINERS[name], TRAINERS[plan.trainer], plan.lora
     different = []
-    is_other_job = (row.sequences, row.reference) != (planned.sequences, planned.reference)
-    if is_other_job:
-        request["trainer"] = name
-        request.pop("loss", None)
+    loss = str(plan.request.get("loss", planned.loss))
+    own_loss = row.loss if facts.mentions & {*row.names} else loss
+    if (row.sequences, row.reference) != (planned.sequences, planned.reference):
         what = "two sequences" if row.sequences == 2 else "one sequence"
         different.append(f"{what} in a row{' and a reference model' if row.reference else ''}")
-    elif row.loss != (loss := str(request.get("loss", planned.loss))) and facts.mentions & {*row.names}:
-        request["loss"] = row.loss
-        different.append(f"a {row.loss} loss, not the {loss} one")
+    elif own_loss != loss:
+        different.append(f"a {own_loss} loss, not the {loss} one")
     dropout = options.given("lora_dropout")
     share = row.lora_dropout if dropout is None or row.disables_dropout else float(str(dropout[0]))
     if lora is not None and bool(share) != bool(lora.dropout):
@@ -146,16 +140,20 @@ def _of_trainer(plan: PlanFile, options: ScriptOptions, target: Target) -> list[
     nested = options.given("use_bnb_nested_quant")
     doubly = row.double_quant if nested is None else truth(nested[0]) is True
     if plan.method == "qlora" and doubly != planned.double_quant:
-        if not is_other_job:
-            request["trainer"] = next(key for key, one in TRAINERS.items() if one.double_quant == doubly)
         different.append(f"4-bit weights {'' if doubly else 'not '}doubly quantised")
-    request |= {"lora-dropout": f"{share:g}"} | (
-        {} if is_other_job else {"loss": request.get("loss", planned.loss)}
-    )
-    again = predict_again({"request": request, "chosen": chosen}, []) if different else None
-    if again is None or again.plan is None:
+    if not different:
         return []
-    before, after = (one["min_vram_bytes"] for one in (estimate, again.plan["chosen"]["estimate"]))
+    # by its own row, and where its arguments have other constants by one that has them
+    counted = [name, *TRAINERS] if plan.method == "qlora" else [name]
+    trainer = next((one for one in counted if TRAINERS[one].double_quant == doubly), name)
+    request = {**plan.request, "trainer": trainer, "lora-dropout": f"{share:g}"}
+    request.pop("loss", None)
+    if own_loss != TRAINERS[trainer].loss:
+        request["loss"] = own_loss
+    again = predict_again({"request": request, "chosen": chosen}, []).plan
+    if again is None:
+        return []
+    before, after = (one["min_vram_bytes"] for one in (estimate, again["chosen"]["estimate"]))
     fix = ""
     if lora is not None:
         fix = row.asked_for(
@@ -168,3 +166,177 @@ def _of_trainer(plan: PlanFile, options: ScriptOptions, target: Target) -> list[
         f"required per GPU, where the plan says {format_gib(before, 1)};"
         f"{f' give it {fix}, or' if fix else ''} see all that it takes: {rehearsal}"
     ]
+
+
+# ---------------------------------------------------------------- a DeepSpeed file of the user's own
+
+_READERS = {"raw", "trainer", "accelerate"}
+
+
+def check_own_file(path: str, *, style: str, ranks: int, accept_mismatch: bool) -> tuple[str, ...]:
+    """Lint the file for who reads it, and for so many ranks.
+
+    Args:
+        style: how the script takes its configuration; one that takes none reads no file.
+        accept_mismatch: warn of errors instead of stopping.
+
+    Returns:
+        One warning for each finding that is none of ``check``'s notes.
+
+    Raises:
+        InputError: the run would fail on the file; the message names each such line, and its fix.
+    """
+    if style not in _READERS:
+        return ()
+    findings = _findings(path, style, ranks)
+    fatal = [found for found in findings if found.severity == "error" and not found.is_ignored]
+    if fatal and not accept_mismatch:
+        count = "an error" if len(fatal) == 1 else f"{len(fatal)} errors"
+        again = command_text("check", "--for", style, "--world-size", str(ranks), path)
+        raise InputError(
+            f"⟨deepspeed⟩ {path}: the run would fail on {count}:\n  "
+            + "\n  ".join(_text(found) for found in fatal)
+            + f"\n`{again}` shows more; ⟨accept_mismatch=True⟩ starts the run all the same"
+        )
+    return tuple(f"warning: {_text(found)}" for found in findings if found.severity != "note")
+
+
+def check_agrees(
+    path: str,
+    options: ScriptOptions,
+    config: Mapping[str, Any],
+    *,
+    ranks: int,
+    on_cpu: bool,
+    accept_mismatch: bool,
+) -> tuple[str, ...]:
+    """Hold the script to the file, which decides with it: warnings.
+
+    Args:
+        config: the file as the run has it.
+
+    Raises:
+        InputError: Transformers or Accelerate would end the run; the message says on what, and the fix.
+    """
+    if options.style == "accelerate":
+        unlike = tuple(
+            f"warning: {path}: {one.text}: the file's value counts"
+            + (f"; write {one.scripts} there" if one.scripts is not None else "")
+            + (f", or give the script {shlex.join(one.arguments)}" if one.arguments else "")
+            for one in file_mismatches.of_accelerate(options, config)
+        )
+        made = unlike_job.refused_optimizer(options, config)
+        if made is None:
+            return unlike
+        text = (
+            f"{path} has an optimizer and the script makes its own ({made}), which Accelerate refuses: "
+            "remove the one in the file, or give prepare an accelerate.utils.DummyOptim"
+        )
+        return (*_stop_or_warn(text, accept_mismatch=accept_mismatch), *unlike)
+    found = file_mismatches.of_trainer(options, config, ranks) if options.style == "trainer" else []
+    if not found:
+        return tuple(file_mismatches.ignored_clipping(options, config))
+    added = file_mismatches.added_arguments(found)
+    if on_cpu and "--bf16" in added and options.given("use_cpu") is None:
+        added = (*added, "--use_cpu", "True")  # or TrainingArguments refuse bf16 without a GPU
+    text = listed(
+        f"{path}: the script's TrainingArguments contradict it, on which Transformers ends the run",
+        [one.text for one in found],
+        f'write "auto" in {path}, and the Trainer fills it'
+        + (f"; or give the script\n  {shlex.join(added)}" if added else ""),
+    )
+    return _stop_or_warn(text, accept_mismatch=accept_mismatch, joint="\n" if added else "; ")
+
+
+def _beside_plan(
+    options: ScriptOptions, added: Sequence[str], ranks: int, *, accept_mismatch: bool
+) -> tuple[str, ...]:
+    """Hold a Trainer's arguments to the DeepSpeed file that they name, though a plan gives it one: warnings.
+
+    Args:
+        added: what the plan adds to the arguments.
+
+    Raises:
+        InputError: Transformers would end the run; the message says on what, and the fix.
+    """
+    if options.style != "trainer" or options.own_deepspeed_file is None:
+        return ()
+    name, where = options.own_deepspeed_file
+    path = Path(name)
+    try:
+        config = load_json(path).value
+    except InputError:
+        return ()  # said where the file is held to the plan's strategy
+    filled = replace(options, user_arguments=(*options.user_arguments, *added))
+    found = file_mismatches.of_trainer(filled, config, ranks) if isinstance(config, dict) else []
+    if not found:
+        return ()
+    for_trainer = path.with_name(DEEPSPEED_NAMES["trainer"])
+    is_plans = path.name in DEEPSPEED_NAMES.values() and for_trainer != path and for_trainer.is_file()
+    text = listed(
+        f"{where}: the script's TrainingArguments contradict this file, on which Transformers ends the run",
+        [one.text for one in found],
+        "leave --deepspeed out, and the Trainer gets the plan's configuration"
+        + (f" (or name {for_trainer})" if is_plans else ""),
+    )
+    return _stop_or_warn(text, accept_mismatch=accept_mismatch, option="")
+
+
+def _stop_or_warn(
+    text: str, *, accept_mismatch: bool, option: str = "⟨deepspeed⟩ ", joint: str = "; "
+) -> tuple[str, ...]:
+    """A warning where the run was asked for all the same, else the error.
+
+    Args:
+        option: that names the file, in front of the error. joint: what parts its text from the way out.
+    """
+    if accept_mismatch:
+        return (f"warning: {text}",)
+    raise InputError(f"{option}{text}{joint}⟨accept_mismatch=True⟩ starts the run all the same")
+
+
+def _findings(path: str, reader: str, ranks: int) -> Sequence[Finding]:
+    project = settings_beside(Path.cwd())
+    asked = {"kind": "deepspeed", "reader": reader, "world_size": ranks, "ignore": project.ignore}
+    settings, _ = divided(CheckOptions, asked)
+    with for_versions(None, None):
+        return check([path], {}, settings).findings
+
+
+def of_arguments(options: ScriptOptions, ranks: int) -> tuple[str, ...]:
+    """What ``check`` finds in the DeepSpeed file that the script's own arguments name, as warnings: a run or
+    a rehearsal would end with an error of the script's that does not name the line."""
+    path = own[0] if (own := options.own_deepspeed_file) is not None else None
+    if path is None or Path(path).suffix != ".json" or options.style not in _READERS:
+        return ()
+    reads_it_too = options.style == "raw" and options.facts.reads_deepspeed_config  # with json, most likely
+    findings = _findings(path, options.style, ranks)
+    told = tuple(
+        f"warning: {_text(found)}"
+        for found in findings
+        if found.severity != "note" or (reads_it_too and found.rule.startswith("json-"))
+    )
+    if options.style != "trainer" or any(found.severity == "error" for found in findings):
+        return told
+    config = load_json(Path(path)).value
+    return (*told, *check_agrees(path, options, config, ranks=ranks, on_cpu=False, accept_mismatch=True))
+
+
+def refuse_missing(options: ScriptOptions) -> None:
+    """Stop where the script's arguments name a DeepSpeed file that does not exist: a script that ignores them
+    would be rehearsed without it. A launched script may make the file itself.
+
+    Raises:
+        InputError: names the argument.
+    """
+    named = options.given("deepspeed") or options.given("deepspeed_config")
+    file = str(named[0]) if named is not None else ""
+    if named is not None and file.endswith(".json") and not Path(file).exists():
+        raise InputError(f"{named[1]}: there is no such file")
+
+
+def _text(found: Finding) -> str:
+    """The finding in one line."""
+    location = f"{found.path}:{found.location.line}:{found.location.column}"
+    fix = f"; fix: {found.fix}" if found.fix else ""
+    return f"{location}: {found.message}{fix} [{found.rule}]"

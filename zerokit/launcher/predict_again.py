@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zerokit import planner
+from zerokit.domain.settings import BY_OPTION
 from zerokit.errors import InputError, NothingFits
 from zerokit.planner.effects import IN_FILE
 from zerokit.planner.options import OPTIONS
@@ -18,7 +19,6 @@ _FROM_THE_FILE = frozenset((*IN_FILE, "tp"))
 """Options that the plan's DeepSpeed configuration decides, which the estimate is made of."""
 _OF_THE_JOB = ("seq-len", "method", "lora-rank", "lora-targets")
 """Options of a request in which what ran may differ from it."""
-_ADAPTERS = ("lora_rank", "lora_targets")
 
 
 def feeds_more_rows(style: str, engines: Iterable[Mapping[str, Any] | None]) -> bool:
@@ -37,6 +37,7 @@ def feeds_more_rows(style: str, engines: Iterable[Mapping[str, Any] | None]) -> 
 
 def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> PredictedAgain:
     """The plan with the estimate for what ran, where the batch, length, accumulation, precision,
+    stage,
     checkpointing or optimizer differ, or LoRA's rank and modules, or all weights were trained. No plan where
     something differs that a plan's options cannot say (another model, a second engine, adapters that are not
     LoRA alone) or the estimate cannot be made."""
@@ -72,28 +73,32 @@ def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> Predi
 
 def _apply(difference: Difference, config: dict[str, Any], options: dict[str, str]) -> bool:
     """Put what ran in place of what was planned; whether that could be said."""
-    value = difference.ran
-    if difference.option == "seq-len" and value.isdigit():
-        options["seq_len"] = value
-    elif difference.option == "micro-batch" and value.isdigit():
-        config["train_micro_batch_size_per_gpu"] = int(value)
-    elif difference.option == "gradient-accumulation" and value.isdigit():
-        config["gradient_accumulation_steps"] = int(value)
-    elif difference.option == "checkpointing" and value in ("none", "full"):
+    value, setting = difference.ran, BY_OPTION.get(difference.option or "")
+    name = setting.name if setting is not None else ""
+    if setting is None or (name == "method" and value != "all" and difference.lora is None):
+        return False
+    if name == "method":
+        for adapters in ("lora_rank", "lora_targets"):
+            options.pop(adapters, None)
+        options["method"] = "full"
+        if difference.lora is not None:
+            options["method"], options["lora_rank"] = "lora", str(difference.lora.rank)
+            options["lora_targets"] = ",".join(difference.lora.targets)
+    elif name == "activation_checkpointing" and value in ("none", "full"):
         options["checkpointing"] = value
-    elif difference.option == "precision" and value in ("bf16", "fp16", "fp32"):
+    elif name == "precision" and value in ("bf16", "fp16", "fp32"):
         config["bf16"], config["fp16"] = {"enabled": value == "bf16"}, {"enabled": value == "fp16"}
-    elif difference.option == "optimizer":
+    elif name == "optimizer":
         config["optimizer"] = {"type": value}
         config["zero_allow_untested_optimizer"] = True  # DeepSpeed took it
-    elif difference.option == "method" and value == "all":
-        options["method"] = "full"
-        for name in _ADAPTERS:
-            options.pop(name, None)
-    elif difference.option == "method" and difference.lora is not None:
-        options["method"] = "lora"
-        options["lora_rank"] = str(difference.lora.rank)
-        options["lora_targets"] = ",".join(difference.lora.targets)
+    elif name == "seq_len" and value.isdigit():
+        options["seq_len"] = value
+    elif value.isdigit() and setting.deepspeed:
+        *blocks, key = setting.deepspeed.split(".")
+        block = config
+        for one in blocks:
+            block = block.setdefault(one, {})
+        block[key] = int(value)
     else:
         return False
     return True

@@ -13,16 +13,8 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.files import home_folder
-from zerokit.launcher import (
-    build_locks,
-    host_threads,
-    own_file,
-    plan_agreement,
-    preflight,
-    rehearsed_plan,
-    run_folder,
-)
 from zerokit.launcher import command as commands
+from zerokit.launcher import host_threads, locks, plan_agreement, preflight, rehearsed_plan, run_folder
 from zerokit.launcher.given_plan import read_config, read_plan
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
@@ -31,9 +23,8 @@ from zerokit.launcher.placement import Placement, decide_placement
 from zerokit.launcher.run_folder import ACCELERATE_FILE, COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
-from zerokit.script import adapt_config, agreement, bf16_on_cpu, reader
+from zerokit.script import adapt_config, agreement, argument_warnings, reader
 from zerokit.script import arguments as script_arguments
-from zerokit.script.resuming import reads_checkpoint
 from zerokit.units import counted
 
 _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
@@ -103,7 +94,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         added_arguments=configured.added_arguments,
         micro_batch_free=style == "raw" and facts.reads_micro_batch,
         script_options=frozenset(facts.options),
-        reads_checkpoint=reads_checkpoint(facts),
+        reads_checkpoint=argument_warnings.reads_checkpoint(facts),
         notes=(*notes, *_changed_variables(command)),
         not_rehearsed=not_rehearsed,
         names_plan=plan is not None and rehearsed_plan.is_named(plan, target, style, is_refused),
@@ -119,7 +110,7 @@ def _checked_for_cpu(configured: _Configured, facts: reader.ScriptFacts, ranks: 
     """
     if configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, ranks)
-    refused = bf16_on_cpu.of_code(facts.code_settings)
+    refused = argument_warnings.refused_bf16_of_code(facts.code_settings)
     return [] if refused is None else [f"warning: {refused}"]
 
 
@@ -152,7 +143,7 @@ def _configured(
     """What the script runs with: the plan's file, the one that ⟨deepspeed⟩ names, or its own."""
     if config is None:
         own = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
-        notes = (*own_file.of_arguments(own, placement.ranks), *_refused_on_cpu(own, placement))
+        notes = (*plan_agreement.of_arguments(own, placement.ranks), *_refused_on_cpu(own, placement))
         return _Configured(config=None, notes=notes)
     if plan is None:
         return _own_file(options, config, facts, style, placement)
@@ -168,7 +159,7 @@ def _own_file(
 ) -> _Configured:
     """The user's own file: what runs on CPU ranks is all that may be changed."""
     agreement.check_reaches(facts, style)
-    warnings = own_file.check_own_file(
+    warnings = plan_agreement.check_own_file(
         str(options.deepspeed), style=style, ranks=placement.ranks, accept_mismatch=options.accept_mismatch
     )
     adapted = adapt_config.adapt(
@@ -176,7 +167,7 @@ def _own_file(
         planned_ranks=placement.ranks, facts=facts,
     )  # fmt: skip
     script_options = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
-    unlike = own_file.check_agrees(
+    unlike = plan_agreement.check_agrees(
         str(options.deepspeed),
         script_options,
         adapted.config,
@@ -191,7 +182,7 @@ def _own_file(
 
 def _refused_on_cpu(options: script_arguments.ScriptOptions, placement: Placement) -> tuple[str, ...]:
     """A warning of what a plan would have added ``--use_cpu`` for."""
-    refused = bf16_on_cpu.of_arguments(options) if placement.devices.kind == "cpu" else None
+    refused = argument_warnings.refused_bf16(options) if placement.devices.kind == "cpu" else None
     return () if refused is None else (f"warning: {refused}",)
 
 
@@ -273,7 +264,7 @@ def _several_nodes(plan: PlanFile | None, placement: Placement) -> list[str]:
 
 def _stale_locks() -> list[str]:
     """Locks left by builds of operators that died."""
-    stale = build_locks.stale_locks(os.environ, home_folder())
+    stale = locks.stale_locks(os.environ, home_folder())
     return [f"warning: {lock.description}; remove it: {lock.command}" for lock in stale]
 
 

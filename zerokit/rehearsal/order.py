@@ -7,9 +7,9 @@ from typing import Any
 
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.partial_sums import Processors
+from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.memory.card import DEFAULT_CONTEXT_BYTES, NCCL_BYTES
-from zerokit.script.option_values import LENGTHS
 
 _H200_MEMORY_CLOCK_MHZ = 3201
 """Stands for what the catalogue does not say: what cuDNN answers depends on it for Hopper only."""
@@ -75,7 +75,7 @@ class FakeGpu:
         )
 
 
-LENGTH_ARGUMENTS = LENGTHS
+LENGTH_ARGUMENTS = SETTINGS["seq_len"].in_scripts
 """What a Trainer's arguments may call the length at which it cuts a sequence."""
 PHASE = "phase: "
 """What a line about the progress begins with that names a phase which has begun; others are for people."""

@@ -14,18 +14,18 @@ from zerokit import suggest
 from zerokit.errors import InputError
 from zerokit.fields import all_as_options
 from zerokit.launcher import command as commands
-from zerokit.launcher import own_file, plan_agreement
+from zerokit.launcher import plan_agreement
 from zerokit.launcher.devices import Devices
 from zerokit.launcher.given_plan import read_plan
 from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
-from zerokit.script import adapt_config, misplaced_options
+from zerokit.script import adapt_config
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
+from zerokit.script.argument_warnings import misplaced_options, why_no_training
 from zerokit.script.entry_points import Target
-from zerokit.script.sequence_length import longest_sequence
-from zerokit.script.training_switch import why_no_training
+from zerokit.script.unlike_job import longest_sequence
 
 SWITCH = "ACCELERATE_USE_DEEPSPEED"
 FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
@@ -143,15 +143,15 @@ def prepare(
         raise InputError(f"--rank {rank}: there are ranks 0 to {ranks - 1}")
     chosen = _launcher(launcher, facts, target.arguments, ranks, has_plan=read is not None)
     notes = [f"started as by {chosen}" if chosen != "none" else "started without a launcher"]
-    notes += misplaced_options.warnings(facts, target.name, target.arguments, "rehearse")
+    notes += misplaced_options(facts, target.name, target.arguments, "rehearse")
     untrained = why_no_training(facts, target.arguments)
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     arguments = target.arguments
     environment = {name: value for name, value in base.items() if not _OF_A_LAUNCHER.fullmatch(name)}
     script_options = script_arguments.ScriptOptions.read(facts, facts.style, target.arguments)
     if read is None:
-        own_file.refuse_missing(script_options)
-        notes += own_file.of_arguments(script_options, ranks)
+        plan_agreement.refuse_missing(script_options)
+        notes += plan_agreement.of_arguments(script_options, ranks)
         notes += warnings(environment)
     else:
         planned = _Planned(target, facts, read, plan, ranks, chosen, folder, notes)

@@ -11,6 +11,7 @@ from typing import Any
 from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.job import PACKED_LORA, Job, Lora
+from zerokit.domain.settings import SETTINGS, Setting, Stated, compare, is_equal
 from zerokit.errors import InputError
 from zerokit.units import counted, parse_count
 
@@ -21,16 +22,11 @@ _DEGREES = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_p
 _SAME_LENGTH = 0.01
 _SAME_PARAMETERS = 0.02  # a vocabulary that was resized, say
 _ALL_TRAINED = 0.999
-_TRAINED = "trained parameters"
 _METHODS = {"lora": "LoRA", "qlora": "QLoRA"}
+_FACTS = [row for row in SETTINGS.values() if row.engine and row.name != "optimizer"]
+"""What engine and plan say in the same words; an optimizer has several names."""
 _OF_A_COMMAND = (
-    ("ZeRO stage", "zero_stage"),
-    ("batch size per GPU", "micro_batch"),
-    ("gradient accumulation", "gradient_accumulation"),
-    ("optimizer offload", "offload_optimizer"),
-    ("weight offload", "offload_param"),
-    ("precision", "precision"),
-    ("activation checkpointing", "gradient_checkpointing"),
+    *((row.label, row.engine) for row in _FACTS),
     ("parameters", "parameters"),
     ("trained parameters", "trainable_parameters"),
     ("DeepSpeed engines", "engines"),
@@ -38,12 +34,6 @@ _OF_A_COMMAND = (
 """Facts of an engine that its command decides."""
 _SAID_BY_THEIR_VALUE = ("micro-batch", "gradient-accumulation", "zero", "precision", "seq-len")
 """Options of ``plan`` whose value is a difference's."""
-_OF_CHOICE = {
-    "micro-batch": "micro_batch", "gradient-accumulation": "gradient_accumulation",
-    "precision": "precision", "checkpointing": "activation_checkpointing", "zero": "zero_stage",
-    "offload-optimizer": "offload_optimizer", "offload-param": "offload_param",
-}  # fmt: skip
-"""Option -> what it is of a plan's choice."""
 _SPELLING = re.compile(r"^(deepspeedcpu|fused|paged|apex)+|_?32bit$")
 
 
@@ -80,21 +70,31 @@ def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
     ranks = list(ranks)
     by_what: dict[str, Difference] = {}
     if isinstance(chosen, Mapping):
-        for difference in _of_world(chosen, len(ranks)):
-            by_what.setdefault(difference.what, difference)
+        degrees = [int(chosen.get(name) or 1) for name in _DEGREES]
+        if chosen.get("data_parallel") and math.prod(degrees) != len(ranks):
+            world = math.prod(degrees)
+            text = f"ranks {len(ranks)} ran, not {world}"
+            by_what["ranks"] = Difference(
+                what="ranks", planned=str(world), ran=str(len(ranks)), option="gpus", text=text
+            )
         for rank in ranks:
             engine = rank.get("engine") or {}
             if rank.get("device") == "cpu":  # launch takes offload out there: all is in host memory
                 engine = {**engine, "offload_optimizer": None, "offload_param": None}
             own_differences = of_engine(chosen, engine, request if isinstance(request, Mapping) else None)
-            for difference in (*own_differences, *_of_steps(chosen, rank), *_of_generation(chosen, rank)):
+            generated = ((rank.get("phase_details") or {}).get("generate") or {}).get("count")
+            if generated and not isinstance(chosen.get("rehearsed"), Mapping):
+                # a cache of keys and values beside the training, which only a rehearsal predicts
+                text = "the script generates between its steps, which the plan does not predict"
+                own_differences += _unlike("generation", "none", "generate", text)
+            for difference in (*own_differences, *_of_steps(chosen, rank)):
                 by_what.setdefault(difference.what, difference)
     return list(by_what.values())
 
 
 def chosen_as_ran(chosen: Facts, differing: Sequence[Difference]) -> dict[str, Any]:
     """A plan's choice with what ran in place of what was planned."""
-    ran = {_OF_CHOICE[d.option]: d.ran for d in differing if d.option in _OF_CHOICE}
+    ran = {row.name: one.ran for one in differing for row in _FACTS if row.option == one.option}
     return {**chosen, **{name: int(value) if value.isdigit() else value for name, value in ran.items()}}
 
 
@@ -125,17 +125,15 @@ def unlike_rehearsal(engine: Facts, rehearsed: Facts) -> list[str]:
     measured, rehearsed_value = engine.get("optimizer"), rehearsed.get("optimizer")
     if measured and rehearsed_value and _family(str(measured)) != _family(str(rehearsed_value)):
         result.append(f"optimizer {measured}, in the rehearsal {rehearsed_value}")
-    fed, other_fed = _fed(engine), _fed(rehearsed)
+    # rows and columns of the largest micro-batch; 0 rows where it is not known
+    fed, other_fed = (
+        (one.get("batch_rows") or 0, one.get("batch_columns") or 1) for one in (engine, rehearsed)
+    )
     size, other_size = math.prod(fed), math.prod(other_fed)
     if size and other_size and abs(size - other_size) > _SAME_LENGTH * size:
         shapes = (" × ".join(map(str, shape)) for shape in (fed, other_fed))
         result.append("the largest micro-batch was {}, in the rehearsal {}".format(*shapes))
     return result
-
-
-def _fed(engine: Facts) -> tuple[int, int]:
-    """Rows and columns of the largest micro-batch; 0 rows where it is not known."""
-    return engine.get("batch_rows") or 0, engine.get("batch_columns") or 1
 
 
 def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> list[Difference]:
@@ -146,34 +144,30 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
     """
     if isinstance(chosen.get("rehearsed"), Mapping):
         engine, request = {**engine, "batch_rows": None, "batch_columns": None, "engines": None}, None
-    result = [*_of_batch(chosen, engine, request)]
-    for what, option, name in (
-        ("ZeRO stage", "zero", "zero_stage"),
-        ("gradient accumulation", "gradient-accumulation", "gradient_accumulation"),
-        ("tensor parallel", "tp", "tensor_parallel"),
-        ("optimizer offload", "offload-optimizer", "offload_optimizer"),
-        ("weight offload", "offload-param", "offload_param"),
-    ):
-        result += _unlike(what, chosen.get(name), engine.get(name), option)
     weights = _DTYPES.get(str(engine.get("dtype")))
-    text = "" if engine.get("precision") else f"the weights were in {weights}, not {chosen.get('precision')}"
-    ran = engine.get("precision") or weights
-    result += _unlike("precision", chosen.get("precision"), ran, "precision", text)
-    result += _of_checkpointing(chosen, engine)
+    ran = {**engine, "precision": engine.get("precision") or weights}
+    said = [Stated(setting=one, value=ran.get(one.engine)) for one in _FACTS if one.name == one.engine]
+    said = [one for one in said if one.setting.name != "micro_batch"]  # which has rows of its own
+    result = [*_of_batch(chosen, engine, request)]
+    for one, planned in compare(chosen, said):
+        by_weights = one.setting.name == "precision" and not engine.get("precision")
+        text = f"the weights were in {weights}, not {planned}" if by_weights else ""
+        result += _unlike(one.setting, planned, one.value, text)
+    requested, enabled = chosen.get("activation_checkpointing"), engine.get("gradient_checkpointing")
+    if (requested, enabled) in (("full", False), ("none", True)):
+        text = f"the script {'turned' if enabled else 'did not turn'} activation checkpointing on"
+        ran_with = "full" if enabled else "none"
+        result += _unlike(SETTINGS["activation_checkpointing"], requested, ran_with, text)
     if request is not None:
         result += [*_of_training(chosen, engine, request), *_of_size(chosen, engine, request)]
-    result += _of_engines(chosen, engine)
-    if request is not None and engine.get("engines") in (None, 1):
+    # of a plan that was rehearsed with the script, with these arguments or others, as many; else one
+    planned, made = (chosen.get("script") or {}).get("engines") or 1, engine.get("engines")
+    has = "one: it predicts one model and its training" if planned == 1 else f"{planned}"
+    text = f"{counted(made or 0, 'DeepSpeed engine')} ran, but the plan has {has}"
+    result += _unlike("engines", planned, made, text)
+    if request is not None and made in (None, 1):
         result += _of_other_models(chosen, engine)
     return result
-
-
-def _of_engines(chosen: Facts, engine: Facts) -> list[Difference]:
-    """Those that a plan has which was rehearsed with the script, with these arguments or others; else one."""
-    planned, ran = (chosen.get("script") or {}).get("engines") or 1, engine.get("engines")
-    has = "one: it predicts one model and its training" if planned == 1 else f"{planned}"
-    text = f"{counted(ran or 0, 'DeepSpeed engine')} ran, but the plan has {has}"
-    return _unlike("engines", planned, ran, None, text)
 
 
 def _of_other_models(chosen: Facts, engine: Facts) -> list[Difference]:
@@ -185,55 +179,50 @@ def _of_other_models(chosen: Facts, engine: Facts) -> list[Difference]:
         return []
     has = f"of which the plan has {planned:,}" if planned else "which the plan does not have"
     text = f"{other_parameters:,} parameters of other models were held beside the one that trains, {has}"
-    return _unlike("other models", planned, other_parameters, None, text)
+    return _unlike("other models", planned, other_parameters, text)
 
 
 def _unlike(
-    what: str, planned: Any, ran: Any, option: str | None, text: str = "", lora: Lora | None = None
+    what: Setting | str, planned: Any, ran: Any, text: str = "", lora: Lora | None = None
 ) -> list[Difference]:
-    if planned is None or ran is None or planned == ran:
+    """The difference in a setting, or in something that no option of a plan says; none where one of both is
+    not known."""
+    if is_equal(planned, ran):
         return []
-    sentence = text or f"{what} {ran} ran, not {planned}"
+    label, option = (what, None) if isinstance(what, str) else (what.label, what.option)
+    sentence = text or f"{label} {ran} ran, not {planned}"
     return [
-        Difference(what=what, planned=str(planned), ran=str(ran), option=option, text=sentence, lora=lora)
+        Difference(what=label, planned=str(planned), ran=str(ran), option=option, text=sentence, lora=lora)
     ]
 
 
 def _of_batch(chosen: Facts, engine: Facts, request: Facts | None) -> list[Difference]:
     rows, columns = engine.get("batch_rows"), engine.get("batch_columns")
-    planned = chosen.get("micro_batch")
-    length = _length(chosen, request)
+    planned, length = chosen.get("micro_batch"), None
+    if request is not None:  # tokens of a sequence that one rank was planned to hold
+        requested = _count(chosen.get("seq_len") or request.get("seq-len", Job().seq_len)) or 0
+        length = requested // max(1, _count(chosen.get("sequence_parallel")) or 1)
     if rows == 1 and columns and length and planned and columns > length * (1 + _SAME_LENGTH):
         tokens = length * planned  # sequences laid end to end, as one
         if abs(columns - tokens) <= _SAME_LENGTH * tokens:
             return []
         text = f"{columns} tokens per micro-batch ran (one row), not {tokens} ({planned} × {length})"
-        return _unlike("tokens per micro-batch", tokens, columns, None, text)
+        return _unlike("tokens per micro-batch", tokens, columns, text)
     fed = rows if rows is not None else engine.get("micro_batch")
-    loaded, text = engine.get("loader_rows"), ""
-    if planned and fed and loaded == planned:  # a pair of the data is one row of it, and two sequences
-        if fed == planned * chosen.get("sequences_per_row", 1):
-            return _of_length(chosen, columns, request)
-        data = f"{counted(planned, 'row')} of data"
+    text = ""
+    result: list[Difference] = []
+    if planned and fed and engine.get("loader_rows") == planned:
+        # a pair of the data is one row of it, and two sequences
+        planned, of_data = planned * chosen.get("sequences_per_row", 1), planned
+        data = f"{counted(of_data, 'row')} of data"
         text = f"{counted(fed, 'sequence')} ran in each micro-batch of {data}, not one of each row"
-    return _unlike("batch size per GPU", planned, fed, "micro-batch", text) + _of_length(
-        chosen, columns, request
-    )
-
-
-def _of_length(chosen: Facts, columns: int | None, request: Facts | None) -> list[Difference]:
-    length = _length(chosen, request)
+        if fed != planned:
+            result = _unlike(SETTINGS["micro_batch"], of_data, fed, text)
+    else:
+        result = _unlike(SETTINGS["micro_batch"], planned, fed)
     if length and columns and abs(columns - length) > _SAME_LENGTH * length:
-        return _unlike("sequence length", length, columns, "seq-len")
-    return []
-
-
-def _length(chosen: Facts, request: Facts | None) -> int | None:
-    """Tokens of a sequence that one rank was planned to hold."""
-    if request is None:
-        return None
-    requested = _count(chosen.get("seq_len") or request.get("seq-len", Job().seq_len))
-    return requested // max(1, _count(chosen.get("sequence_parallel")) or 1) if requested else None
+        result += _unlike(SETTINGS["seq_len"], length, columns)
+    return result
 
 
 def _count(value: Any) -> int | None:
@@ -243,71 +232,44 @@ def _count(value: Any) -> int | None:
         return None
 
 
-def _of_checkpointing(chosen: Facts, engine: Facts) -> list[Difference]:
-    requested, enabled = chosen.get("activation_checkpointing"), engine.get("gradient_checkpointing")
-    if enabled is False and requested == "full":
-        text = "the script did not turn activation checkpointing on"
-        return _unlike("activation checkpointing", requested, "none", "checkpointing", text)
-    if enabled is True and requested == "none":
-        text = "the script turned activation checkpointing on"
-        return _unlike("activation checkpointing", requested, "full", "checkpointing", text)
-    return []
-
-
 def _of_training(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
-    """The optimizer, and which parameters are trained."""
+    """The optimizer, and which parameters are trained: all, or those of adapters."""
     result: list[Difference] = []
     configured = ((chosen.get("deepspeed_config") or {}).get("optimizer") or {}).get("type")
     planned, ran = configured or request.get("optimizer"), engine.get("optimizer")
     if (optimizer_facts := client_optimizer(planned)) is not None:
         planned = optimizer_facts.class_name
     if planned and ran and _family(str(planned)) != _family(str(ran)):
-        result += _unlike("optimizer", planned, ran, "optimizer")
-    return [*result, *_of_trained(engine, request)]
-
-
-def _of_trained(engine: Facts, request: Facts) -> list[Difference]:
-    """Which parameters are trained: all, or those of adapters."""
+        result += _unlike(SETTINGS["optimizer"], planned, ran)
     trained, all_ = engine.get("trainable_parameters"), engine.get("parameters")
     if not trained or not all_:
-        return []
-    is_full = trained >= _ALL_TRAINED * all_
-    method = str(request.get("method", "full"))
+        return result
+    is_full, method = trained >= _ALL_TRAINED * all_, str(request.get("method", "full"))
+    lora, unlike = Lora.read(engine.get("adapters")), engine.get("adapters_unlike_lora")
+    setting = SETTINGS["method"]
     if method != "full" and is_full:
         text = f"all {all_:,} parameters were trained, not adapters alone"
-        return _unlike(_TRAINED, method, "all", "method", text)
+        return [*result, *_unlike(setting, method, "all", text)]
     if method == "full":
-        return [] if is_full else _of_frozen(engine, trained, all_)
-    lora, unlike = Lora.read(engine.get("adapters")), engine.get("adapters_unlike_lora")
-    requested = _requested_lora(request)
+        what = lora or unlike or "adapters, or frozen weights"
+        text = f"{trained:,} of {all_:,} parameters were trained ({what}), not all"
+        return result if is_full else [*result, *_unlike(setting, "all", str(lora or trained), text, lora)]
     if unlike is not None and not (method == "qlora" and unlike == PACKED_LORA):
         text = f"adapters: {unlike}, but the plan has {_METHODS.get(method, method)}"
-        return _unlike(_TRAINED, method, unlike, None, text)
+        return [*result, *_unlike(setting.label, method, unlike, text)]
     if lora is None:
-        return []
+        return result
     if method == "qlora":
         text = f"adapters: {lora} on weights that are not in 4 bits, but the plan has QLoRA"
-        return _unlike(_TRAINED, method, str(lora), "method", text, lora)
-    if requested is None or lora.is_like(requested):
-        return []
-    text = f"adapters: {lora}, but the plan has {requested}"
-    return _unlike(_TRAINED, str(requested), str(lora), "method", text, lora)
-
-
-def _of_frozen(engine: Facts, trained: int, all_: int) -> list[Difference]:
-    """Not all weights are trained, though the plan has all."""
-    lora = Lora.read(engine.get("adapters"))
-    what = lora or engine.get("adapters_unlike_lora") or "adapters, or frozen weights"
-    text = f"{trained:,} of {all_:,} parameters were trained ({what}), not all"
-    return _unlike(_TRAINED, "all", str(lora or trained), "method", text, lora)
-
-
-def _requested_lora(request: Facts) -> Lora | None:
-    """The adapters of a plan's request; None where it does not say them readably."""
+        return [*result, *_unlike(setting, method, str(lora), text, lora)]
     words = {name.replace("-", "_"): value for name, value in request.items()}
     rank = _count(words.get("lora_rank") or Lora().rank)
     targets = str(words.get("lora_targets") or ",".join(Lora().targets)).replace(" ", "")
-    return None if rank is None else Lora(rank=rank, targets=tuple(targets.split(",")))
+    asked = None if rank is None else Lora(rank=rank, targets=tuple(targets.split(",")))
+    if asked is None or lora.is_like(asked):
+        return result
+    text = f"adapters: {lora}, but the plan has {asked}"
+    return [*result, *_unlike(setting, str(asked), str(lora), text, lora)]
 
 
 def _family(optimizer: str) -> str:
@@ -330,16 +292,7 @@ def _of_size(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
     if abs(ran / planned - 1) <= _SAME_PARAMETERS:
         return []
     text = f"the model has {ran:,} parameters, the planned one {planned:,}"
-    return _unlike("model", planned, ran, "model", text)
-
-
-def _of_world(chosen: Facts, ranks: int) -> list[Difference]:
-    planned = 1
-    for name in _DEGREES:
-        if name == "data_parallel" and not chosen.get(name):
-            return []
-        planned *= int(chosen.get(name) or 1)
-    return _unlike("ranks", planned, ranks, "gpus")
+    return _unlike(SETTINGS["model"], planned, ran, text)
 
 
 def _of_steps(chosen: Facts, rank: Facts) -> list[Difference]:
@@ -354,13 +307,4 @@ def _of_steps(chosen: Facts, rank: Facts) -> list[Difference]:
     if micro_steps < planned * steps and rank.get("most_micro_steps") == planned:
         return []
     ran = round(micro_steps / steps)
-    return _unlike("gradient accumulation", planned, ran, "gradient-accumulation") if ran else []
-
-
-def _of_generation(chosen: Facts, rank: Facts) -> list[Difference]:
-    """Generating takes a cache of keys and values beside the training, which only a rehearsal predicts."""
-    if isinstance(chosen.get("rehearsed"), Mapping):
-        return []
-    ran = ((rank.get("phase_details") or {}).get("generate") or {}).get("count")
-    text = "the script generates between its steps, which the plan does not predict"
-    return _unlike("generation", "none", "generate", None, text) if ran else []
+    return _unlike(SETTINGS["gradient_accumulation"], planned, ran) if ran else []

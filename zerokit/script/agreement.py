@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerokit.domain import planning_again
-from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, Lora
+from zerokit.domain.job import CHECKPOINTS_A_PIPELINE
+from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, PlannedValues, Stated, compare
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
 from zerokit.messages import listed
-from zerokit.script import (
-    adapt_config,
-    assignments,
-    code_settings,
-    code_values,
-    disk_space,
-    file_mismatches,
-    planned_loss,
-    scripts_optimizer,
-    unlike_adapters,
-    unlike_job,
-    unreached,
-    unsaved_weights,
-)
-from zerokit.script.arguments import SPELLINGS, ScriptOptions
-from zerokit.script.loader_batch import PlannedBatch, before_the_run
-from zerokit.script.planned_values import PlannedValues
+from zerokit.script import adapt_config, code_values, file_mismatches, unlike_job
+from zerokit.script.arguments import ScriptOptions, spellings, truth
+from zerokit.script.code_statements import made_once
 from zerokit.script.reader import STYLE_WORDS, ScriptFacts
-from zerokit.script.sequence_length import length_warnings, longest_sequence
-from zerokit.temporary import is_temporary
+from zerokit.script.unlike_job import HeldTo
+from zerokit.units import format_gib
 
 WithScript = Callable[[Sequence[str], Sequence[str]], str]
 """The command that plans with the script: from the options of the plan that are left to it, and words of
@@ -57,157 +45,247 @@ class Agreement:
     is_refused: bool = False
 
 
-_OPTION_OF: Mapping[str, tuple[str, Callable[[object], str]]] = {
-    "per_device_train_batch_size": ("micro-batch", str),
-    "gradient_accumulation_steps": ("gradient-accumulation", str),
-    "bf16": ("precision", lambda value: "bf16" if value else "fp32"),
-    "fp16": ("precision", lambda value: "fp16" if value else "fp32"),
-    "gradient_checkpointing": ("checkpointing", lambda value: "full" if value else "none"),
-}
-"""Options of ``plan`` that plan for an argument's value."""
-
-
 def agree(
     options: ScriptOptions,
-    chosen: Mapping[str, Any],
+    held: HeldTo,
     config: dict[str, Any],
     *,
-    request: Mapping[str, Any],
-    seq_len: int,
-    method: str,
-    lora: Lora | None,
-    plan_folder: Path,
     on_cpu: bool,
     no_arguments: bool,
     accept_mismatch: bool,
     writes_here: bool = True,
     with_script: WithScript | None = None,
-    by_options: bool = True,
     is_launched: bool = True,
 ) -> Agreement:
     """Fill in what the user did not give, and hold the rest to the plan.
 
     Args:
         options: of the script.
-        chosen: the plan's choice.
+        held: the plan.
         config: the plan's DeepSpeed configuration for these devices, before any script's needs.
-        request: what the plan was made from, by option without dashes in front.
-        seq_len: tokens of a sequence that the plan counts on.
-        method: what the plan trains: ``full``, ``lora`` or ``qlora``. lora: its adapters.
-        plan_folder: where the plan's files lie, which a script may name itself.
         on_cpu: the ranks run without a GPU.
         no_arguments: add nothing.
         accept_mismatch: say contradictions instead of stopping.
         writes_here: the script writes to this machine's disks, whose room is looked at.
         with_script: the command that plans with the script; None: no plan of this kind is made with one.
-        by_options: warnings say which options plan for what the script does, as no command beside them does.
         is_launched: ``launch`` runs it, and judges whether the run was as planned.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
     """
-    obstacles = _obstacles(options)
-    if obstacles and not accept_mismatch:
+    chosen = held.chosen
+    stopped = "; ".join(obstacle.text for obstacle in obstacles(options))
+    if stopped and not accept_mismatch:
         raise InputError(
-            f"no plan reaches the script: {obstacles}, or launch it without a plan (⟨no_plan=True⟩)"
+            f"no plan reaches the script: {stopped}, or launch it without a plan (⟨no_plan=True⟩)"
         )
-    batch = PlannedBatch(
-        chosen=chosen, request=request, folder=None if is_temporary(plan_folder) else plan_folder
-    )
-    loss = planned_loss.of_request(request, rehearsed=batch.rehearsed)
+    clipping = config.get("gradient_clipping")
+    if not isinstance(clipping, int | float) or isinstance(clipping, bool):
+        clipping = None
     planned = PlannedValues(
-        micro_batch=int(chosen["micro_batch"]),
+        micro_batch=held.micro_batch,
         gradient_accumulation=int(chosen["gradient_accumulation"]),
         precision=adapt_config.precision(config),
         checkpointing=str(chosen.get("activation_checkpointing", "none")),
-        gradient_clipping=_clipping(config),
-        optimizer=scripts_optimizer.made_by_script(request, config),
-        liger_loss=loss == "liger" and not on_cpu and planned_loss.is_of_trainer(options),
+        gradient_clipping=None if clipping is None else float(clipping),
+        optimizer=unlike_job.made_by_script(held.request, config),
+        liger_loss=held.loss == "liger" and not on_cpu and unlike_job.fuses_by_trainer(options),
         on_cpu=on_cpu,
     )
     added = () if no_arguments else options.additions(planned)
-    conflicts = options.conflicts(planned, added=not no_arguments)
-    own_file, decided_by_file = _own_file(options, config, plan_folder)
-    conflicts += own_file
-    conflicts += code_settings.unlike_plan(
-        options.facts.code_settings, options.style, chosen, planned.precision
-    )
-    conflicts += scripts_optimizer.conflicts(options, config)
-    notes = [f"warning: no plan reaches the script: {obstacles}"] if obstacles else []
-    if added:
-        notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments=True⟩ adds nothing)")
-    longest = None if batch.rehearsed else longest_sequence(options)
-    unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest[0] != seq_len else ()
+    own_file, decided_by_file = _own_file(options, config, held.folder)
+    conflicts = [
+        *options.conflicts(planned, added=not no_arguments),
+        *own_file,
+        *code_values.unlike_plan(options, chosen, planned.precision),
+        *unlike_job.of_optimizer(options, config),
+    ]
+    longest = None if held.is_rehearsed else unlike_job.longest_sequence(options)
+    unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest[0] != held.seq_len else ()
     unlike += ("pp",) if _lacks_pipeline(options.facts, chosen) else ()
     decided = code_values.decided_options(options, chosen, on_cpu=with_script is None) | decided_by_file
     unlike += tuple(decided)
-    words = planning_again.global_batch_for(chosen, request, decided)
+    words = planning_again.global_batch_for(chosen, held.request, decided)
     if conflicts and not accept_mismatch:
-        command = with_script(unlike, words) if with_script is not None and not own_file else None
+        again = f": `{held.command_for(decided)}`" if decided else ""  # by options, where they say it
+        if with_script is not None and not own_file:
+            command = with_script(unlike, words)
+            again = f"{planning_again.what_is_left(command)}: `{command}`"
         # DeepSpeed refuses fp16 on CPU ranks
-        is_refused = planned.on_cpu and decided.get("precision") == "fp16"
-        again = None if is_refused else _planning_again(batch, decided, command)
-        ways_out = _ways_out(again, is_launched=is_launched)
+        is_refused = on_cpu and decided.get("precision") == "fp16"
+        plan = "" if is_refused else f", plan again for what it does{again}"
+        ways_out = (
+            f"change it{plan}, or {'run it' if is_launched else 'go on'} all the same, with "
+            "⟨accept_mismatch=True⟩⟪ before the script⟫"
+        )
         raise InputError(listed("the script contradicts the plan", conflicts, ways_out))
+    notes = [f"warning: no plan reaches the script: {stopped}"] if stopped else []
+    if added:
+        notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments=True⟩ adds nothing)")
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
-    is_judged = is_launched and not accept_mismatch
-    notes += _assigned(options.facts, planned, batch, is_judged=is_judged)
-    notes += planned_loss.warnings(options, loss)
-    notes += before_the_run(options, batch, by_options=by_options, is_judged=is_judged)
-    if not batch.rehearsed:  # its length is that of the script's own data
-        notes += length_warnings(options, seq_len, by_options=by_options)
-        notes += unlike_job.warnings(options, method, by_options=by_options)
-        notes += unlike_adapters.warnings(options, method, lora, by_options=by_options)
+    notes += _assigned(options.facts, planned, held)
+    notes += unlike_job.of_loss(options, held.loss)
+    notes += of_batch(options, held)
+    if not held.is_rehearsed:  # its length is that of the script's own data
+        notes += unlike_job.of_length(options, held)
+        notes += unlike_job.of_trainer(options, held)
+        notes += unlike_job.of_adapters(options, held)
     notes += file_mismatches.ignored_clipping(options, config)
-    notes += unsaved_weights.warnings(options.facts, config, method)
-    saves_less = method == "full" and unlike_job.trains_adapters(options)
+    notes += unlike_job.of_saves(options.facts, config, held.method)
+    saves_less = held.method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     notes += _parts_of_the_script(options, chosen, writes_here)
     return Agreement(added=added, notes=tuple(notes), unlike=unlike, words=words)
 
 
-def _ways_out(again: str | None, *, is_launched: bool) -> str:
-    """What to do about contradictions; ``again``: the command that plans for them, None: no plan can be."""
-    plan = "" if again is None else f", plan again for what it does{again}"
-    return (
-        f"change it{plan}, or {'run it' if is_launched else 'go on'} all the same, with "
-        "⟨accept_mismatch=True⟩⟪ before the script⟫"
-    )
+def _own_file(
+    options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path
+) -> tuple[list[str], dict[str, str]]:
+    """In what a file of the script's own, which decides in place of the plan's configuration, differs from
+    it: in sentences, and as options of ``plan``."""
+    name, where = options.own_deepspeed_file or ("", "")
+    if not name or Path(name).resolve().is_relative_to(plan_folder.resolve()):
+        return [], {}
+    from zerokit.strictload import load_json
+
+    try:
+        own_config = load_json(Path(name)).value
+    except InputError as error:
+        return [f"{where}: {error}; without it the script gets the plan's configuration"], {}
+    settings = [SETTINGS[name] for name in ("zero_stage", *code_values.OFFLOAD)]
+    planned = {one.name: file_mismatches.strategy_value(config, one) for one in settings}
+    said = []
+    for one in settings:
+        value = file_mismatches.strategy_value(own_config, one)
+        key = one.deepspeed.removeprefix("zero_optimization.").removesuffix(".device")
+        own = None if value == "auto" else value
+        said.append(Stated(setting=one, value=own, where=f"{where}: {key} {value}"))
+    differing = compare(planned, said)
+    conflicts = [f"{one.where}, but the plan has {value}" for one, value in differing]
+    return conflicts, {one.setting.option: str(one.value) for one, _ in differing}
 
 
-def _planning_again(batch: PlannedBatch, decided: Mapping[str, str], with_script: str | None) -> str:
-    """The command that plans for what the script does, in brackets: with the script, or by options where no
-    plan is made with it; empty where no option says it.
-
-    Args:
-        decided: what the script decides otherwise, as options of ``plan``.
-        with_script: the command that plans with the script; None: none does.
-    """
-    if with_script is not None:
-        return f"{planning_again.what_is_left(with_script)}: `{with_script}`"
-    return f": `{batch.command_for(decided)}`" if decided else ""
-
-
-def _assigned(
-    facts: ScriptFacts, planned: PlannedValues, batch: PlannedBatch, *, is_judged: bool
-) -> list[str]:
-    """Warnings of what its code sets otherwise, once the arguments are read."""
-    values = _by_any_name(planned)
-    names = {name: key for key in _OPTION_OF for name in SPELLINGS.get(key, (key,))}
-    ran: dict[str, str] = {}
-    for one in facts.assigned:
-        if one.name in names and one.value != values.get(one.name):
-            option, value_of = _OPTION_OF[names[one.name]]
-            ran[option] = value_of(one.value)
-    held = {name for name, key in names.items() if _OPTION_OF[key][0] != "checkpointing" and is_judged}
-    return assignments.unlike_plan(facts.assigned, values, held, batch.command_for(ran) if ran else "")
-
-
-def _by_any_name(planned: PlannedValues) -> dict[str, object]:
-    """What the plan decided, by each name that a script may use for it."""
+def _assigned(facts: ScriptFacts, planned: PlannedValues, held: HeldTo) -> list[str]:
+    """Warnings of what the script's code sets otherwise than planned, once the arguments are read."""
     values = planned.trainer_values()
     values.pop("max_grad_norm", None)  # changes neither memory nor time
-    return {name: value for key, value in values.items() for name in SPELLINGS.get(key, (key,))}
+    names = {name: key for key in values for name in spellings(key)}
+    unlike = [one for one in facts.assigned if one.name in names and one.value != values[names[one.name]]]
+    ran: dict[str, str] = {}
+    warnings = []
+    for one in unlike:
+        key = names[one.name]
+        setting = BY_ARGUMENT[key]
+        if setting.name == "precision":
+            ran["precision"] = key if one.value else "fp32"
+        elif setting.name == "activation_checkpointing":
+            ran[setting.option] = "full" if one.value else "none"
+        elif setting.decides_run:
+            ran[setting.option] = str(one.value)
+        is_judged = held.is_judged and setting.decides_run
+        ends = ", and the run ends as not planned, with exit code 9" if is_judged else ""
+        warnings.append(
+            f"warning: {one.text} after the arguments are read: {one.value} is what runs, not the plan's "
+            f"{values[key]}{ends}"
+        )
+    if warnings:
+        again = f"plan for what it does: `{held.command_for(ran)}`" if ran else "plan for it"
+        warnings[-1] += f"; remove {'that line' if len(unlike) == 1 else 'those lines'}, or {again}"
+    return warnings
+
+
+def of_batch(options: ScriptOptions, held: HeldTo) -> list[str]:
+    """What to say of the batch that a script's own data loader gives each rank, under the plan."""
+    planned, loaded = held.micro_batch, code_values.loader_batch(options)
+    if loaded is not None:
+        if loaded.value == planned:
+            return []
+        again = ""
+        if held.by_options and not held.is_rehearsed:
+            again = f", or plan again: {held.command_for({'micro-batch': str(loaded.value)})}"
+        fix = f"give {loaded.edit[0]} {planned}" if loaded.edit else "change the script"
+        ends = ", and ends with exit code 9 unless ⟨accept_mismatch=True⟩" if held.is_judged else ""
+        return [
+            f"warning: {loaded.where} gives each rank {loaded.value} at a time, and the plan has micro-batch "
+            f"{planned}: the run is not the one predicted{ends}; {fix}{again}"
+        ]
+    facts = options.facts
+    is_loaded = any(one.call.endswith("DataLoader") for one in facts.code_settings)
+    is_told = bool(code_values.PLANS_OPTIONS & facts.options)
+    if held.is_rehearsed or options.style != "accelerate" or not is_loaded or is_told:
+        return []
+    another = "only the run tells: another size ends with exit code 9"
+    return [
+        f"the plan has micro-batch {planned}; what the script's data loader gives each rank is computed, so "
+        f"{another if held.is_judged else 'see that it gives as many, or the run is not the one predicted'}"
+    ]
+
+
+# ---------------------------------------------------------------- what keeps every plan from a script
+
+_FSDP = "FSDP and DeepSpeed exclude each other"
+_CPU = "Accelerate then takes neither a GPU nor DeepSpeed"
+"""accelerate 1.15.0, state.py:204 and 974: DeepSpeed only without ``cpu``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """Something that a plan, or another DeepSpeed file, cannot get past.
+
+    Attributes:
+        location: the line or the argument, as it stands there. why: it excludes a plan.
+        fix: what to change for the plan.
+    """
+
+    location: str
+    why: str
+    fix: str
+
+    @property
+    def text(self) -> str:
+        """One sentence: what it is and how to train with a plan."""
+        return f"{self.location}: {self.why}; {self.fix}"
+
+
+def obstacles(options: ScriptOptions) -> list[Obstacle]:
+    """What a script and its arguments have of this kind, as far as they tell."""
+    found = [*_in_code(options)]
+    sharding = options.given("fsdp")
+    if options.style == "trainer" and sharding is not None and truth(sharding[0]) is not False:
+        found.append(Obstacle(location=sharding[1], why=_FSDP, fix="leave it out"))
+    return [*found, *_own_configuration(options.facts, options.style)]
+
+
+def _own_configuration(facts: ScriptFacts, style: str) -> list[Obstacle]:
+    """A configuration that the script gives DeepSpeed itself, which then refuses any other
+    (deepspeed/__init__.py, ``initialize``)."""
+    location = facts.own_configuration
+    if location is None or style not in ("raw", "none"):
+        return []
+    return [
+        Obstacle(
+            location=location,
+            why="it gives deepspeed.initialize a configuration of its own, so another cannot reach it "
+            "(DeepSpeed refuses both)",
+            fix="remove that argument and let the script take --deepspeed_config "
+            "(deepspeed.add_config_arguments)",
+        )
+    ]
+
+
+def _in_code(options: ScriptOptions) -> Iterator[Obstacle]:
+    for one in made_once(options.facts.code_settings):
+        if one.name == "fsdp" and options.style == "trainer" and one.value:
+            yield Obstacle(location=one.text, why=_FSDP, fix="remove it")
+        if options.style != "accelerate":
+            continue
+        if one.call == "Accelerator" and one.name == "fsdp_plugin" and one.makes:
+            yield Obstacle(location=one.text, why=_FSDP, fix="remove it")
+        if one.call == "Accelerator" and one.name == "cpu" and one.value is True and one.option is None:
+            yield Obstacle(location=one.text, why=_CPU, fix="remove cpu=True")
+        if one.call == "DeepSpeedPlugin" and one.name == "hf_ds_config" and (one.value or one.makes):
+            why = "a DeepSpeed configuration of its own, so another cannot reach it"
+            yield Obstacle(location=one.text, why=why, fix="remove hf_ds_config")
 
 
 def check_reaches(facts: ScriptFacts, style: str) -> None:
@@ -216,38 +294,8 @@ def check_reaches(facts: ScriptFacts, style: str) -> None:
     Raises:
         InputError: names the call.
     """
-    for obstacle in unreached.own_configuration(facts, style):
+    for obstacle in _own_configuration(facts, style):
         raise InputError(f"the DeepSpeed file does not reach the script: {obstacle.text}")
-
-
-def _clipping(config: Mapping[str, Any]) -> float | None:
-    value = config.get("gradient_clipping")
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _own_file(
-    options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path
-) -> tuple[list[str], dict[str, str]]:
-    """In what a file of the script's own, which decides in place of the plan's configuration, differs from
-    it: in sentences, and as options of ``plan``."""
-    if options.own_deepspeed_file is None:
-        return [], {}
-    name, where = options.own_deepspeed_file
-    if Path(name).resolve().is_relative_to(plan_folder.resolve()):
-        return [], {}
-    from zerokit.strictload import load_json
-
-    try:
-        own_config = load_json(Path(name)).value
-    except InputError as error:
-        return [f"{where}: {error}; without it the script gets the plan's configuration"], {}
-    conflicts, decided = [], {}
-    planned = dict(_strategy(config))
-    for label, own_value in _strategy(own_config):
-        if own_value not in (planned[label], "auto"):
-            conflicts.append(f"{where}: {label} {own_value}, but the plan has {planned[label]}")
-            decided["zero" if label == "stage" else label.replace("_", "-")] = str(own_value)
-    return conflicts, decided
 
 
 def is_refused(options: ScriptOptions) -> bool:
@@ -269,31 +317,21 @@ def refuse_unplannable(options: ScriptOptions) -> None:
             f"{where}: the script would train with this file, whatever the plan; leave it out to plan "
             "(`zerokit rehearse` with the same script and arguments says what the file takes)"
         )
-    obstacles = _obstacles(options) if options.style != "none" else ""
-    if obstacles:
+    found = "; ".join(obstacle.text for obstacle in obstacles(options)) if options.style != "none" else ""
+    if found:
         raise InputError(
-            f"no plan reaches the script: {obstacles} to plan, or go on without a plan: `zerokit rehearse` "
+            f"no plan reaches the script: {found} to plan, or go on without a plan: `zerokit rehearse` "
             "says what the script takes, `zerokit launch --no-plan` runs it"
         )
 
 
-def _obstacles(options: ScriptOptions) -> str:
-    return "; ".join(obstacle.text for obstacle in unreached.obstacles(options))
+# ---------------------------------------------------------------- what only the script can do
 
 
-def _strategy(config: Any) -> Sequence[tuple[str, object]]:
-    zero = config.get("zero_optimization") if isinstance(config, dict) else None
-    zero = zero if isinstance(zero, dict) else {}
-
-    def device(name: str) -> object:
-        block = zero.get(name)
-        return block.get("device", "none") if isinstance(block, dict) else "none"
-
-    return (
-        ("stage", zero.get("stage", 0)),
-        ("offload_optimizer", device("offload_optimizer")),
-        ("offload_param", device("offload_param")),
-    )
+def _lacks_pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> bool:
+    """Whether the plan has a pipeline that nothing in the script looks like building."""
+    looks_like_one = "PipelineModule" in facts.mentions or facts.unreadable
+    return chosen.get("pipeline_parallel", 1) > 1 and not looks_like_one
 
 
 def _pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> list[str]:
@@ -319,12 +357,6 @@ def _pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _lacks_pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> bool:
-    """Whether the plan has a pipeline that nothing in the script looks like building."""
-    looks_like_one = "PipelineModule" in facts.mentions or facts.unreadable
-    return chosen.get("pipeline_parallel", 1) > 1 and not looks_like_one
-
-
 def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writes_here: bool) -> list[str]:
     """Warnings where the plan counts on something that only the script can do.
 
@@ -346,7 +378,7 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
         )
     warnings = [f"warning: {line}" for line in (*deepspeed_note(), *_pipeline(options.facts, chosen))]
     if writes_here:
-        warnings += disk_space.warnings(
+        warnings += of_disk_space(
             chosen, options.user_arguments, options.file.values if options.file else None,
             is_trainer=options.style == "trainer",
         )  # fmt: skip
@@ -362,3 +394,64 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
             f"it on: {turns_it_on}, or plan again with ⟨checkpointing⟩ none"
         )
     return warnings
+
+
+_OUTPUT_OPTIONS = (
+    "--output_dir", "--output-dir", "--output_path", "--save_dir", "--save-dir", "--checkpoint_dir",
+    "--checkpoint-dir", "--ckpt_dir", "--out_dir",
+)  # fmt: skip
+
+
+def of_disk_space(
+    chosen: Mapping[str, Any],
+    arguments: Sequence[str],
+    values: Mapping[str, object] | None = None,
+    *,
+    is_trainer: bool = False,
+) -> list[str]:
+    """What must be said where the free space is less than weights and one checkpoint take.
+
+    Args:
+        chosen: the strategy of a ``plan.yaml``; one written before plans knew what saves take says nothing.
+        arguments: the script's own, of which an output folder is taken; without one, the working directory.
+        values: of the file that the arguments name, where they name none themselves.
+        is_trainer: the script trains with a Trainer, which leaves the frozen weights under adapters out of
+            its checkpoints.
+    """
+    estimate = chosen.get("estimate")
+    saving = estimate.get("saving") if isinstance(estimate, Mapping) else None
+    if not isinstance(saving, Mapping):
+        return []
+    weights, checkpoint = (saving.get(f"{kind}_bytes") for kind in ("weights", "checkpoint"))
+    if not isinstance(weights, int) or not isinstance(checkpoint, int):
+        return []
+    frozen = saving.get("frozen_bytes")
+    if is_trainer and isinstance(frozen, int):
+        checkpoint -= frozen
+    folder = _output_folder(arguments, values or {})
+    try:
+        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        free = shutil.disk_usage(existing).free
+    except (OSError, StopIteration):
+        return []
+    if free >= weights + checkpoint:
+        return []
+    return [
+        f"warning: {folder.absolute()} has {format_gib(free, 1)} free on this machine: if the script saves "
+        f"the planned model there, its weights take {format_gib(weights, 1)} and each DeepSpeed checkpoint "
+        f"{format_gib(checkpoint, 1)}"
+    ]
+
+
+def _output_folder(arguments: Sequence[str], values: Mapping[str, object]) -> Path:
+    """The folder that the script's arguments, or else the file that they name, give for its output; the
+    working directory if neither does."""
+    for at, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if option in _OUTPUT_OPTIONS or (equals and f"--{option}" in _OUTPUT_OPTIONS):
+            if equals:
+                return Path(value)
+            if at + 1 < len(arguments):
+                return Path(arguments[at + 1])
+    named = (values.get(option.removeprefix("--")) for option in _OUTPUT_OPTIONS)
+    return Path(next((value for value in named if isinstance(value, str)), ""))

@@ -1,4 +1,4 @@
-"""What a plan needs of the script itself: its batch and its checkpointing, given by the script's own options.
+"""What a script is given on its command line and in files, and what of a plan it can be told by that.
 
 DeepSpeed's configuration does not decide everything. A Trainer takes its batch from
 ``TrainingArguments``, a data loader from the script, and activation checkpointing is turned on by the
@@ -9,22 +9,32 @@ no way to change is fixed before planning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, PlannedValues, Stated
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
-from zerokit.script.code_settings import bound_value, own_option
-from zerokit.script.option_values import ACCUMULATION, CHECKPOINTING, MICRO_BATCH, NO, differs, number, truth
-from zerokit.script.placeholders import PLACEHOLDERS
-from zerokit.script.planned_values import PlannedValues
+from zerokit.rules.trainer_optimizers import is_same_optimizer
+from zerokit.script.code_statements import bound_value, own_option
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
-from zerokit.script.tools import Tool, tool_of
-from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values
-from zerokit.script.typed_options import TypedOptions
-from zerokit.search.space import Pins
+from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values, means
+from zerokit.suggest import much_alike
 
-_NUMBERS = (MICRO_BATCH[0], ACCUMULATION[0])
+MICRO_BATCH, ACCUMULATION, CHECKPOINTING = (
+    SETTINGS[name] for name in ("micro_batch", "gradient_accumulation", "activation_checkpointing")
+)
+PLACEHOLDERS = (MICRO_BATCH.placeholder, ACCUMULATION.placeholder, CHECKPOINTING.placeholder)
+"""The words in a script's arguments that ``zerokit tune`` fills in from each plan."""
+_BRACES = re.compile(r"\{[\w-]+\}")
+_SCRIPTS_OWN = frozenset({"{checkpoint}", "{checkpoints}"})
+"""Braces that are like a placeholder, but more likely stand in a path."""
+NO = ("false", "0", "no", "none", "off", "null", "")
+"""How a switch is turned off."""
+_NUMBERS = (MICRO_BATCH.trainer, ACCUMULATION.trainer)
+_TOLD_WITHOUT_A_TRAINER = (*_NUMBERS, CHECKPOINTING.trainer)
 _CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential", "checkpoint_wrapper",
                         "apply_activation_checkpointing"}  # fmt: skip
 TRAINERS_OWN: dict[str, object] = {
@@ -33,13 +43,79 @@ TRAINERS_OWN: dict[str, object] = {
     "use_liger_kernel": False,
 }  # fmt: skip
 """Defaults of transformers/training_args.py, 4.56 to 5.23; TRL's are read from its installed classes."""
-
-SPELLINGS: Mapping[str, tuple[str, ...]] = {
-    "per_device_train_batch_size": MICRO_BATCH,
-    "gradient_accumulation_steps": ACCUMULATION,
-    "gradient_checkpointing": CHECKPOINTING,
-}
 _ONLY_TOLD = frozenset({"max_grad_norm"})  # changes neither memory nor time
+
+
+def truth(value: object) -> bool | None:
+    """Of a switch, as text or as a value; None: neither (``auto``)."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    return None if text == "auto" else text not in NO
+
+
+def number(value: object) -> int | None:
+    """A positive whole number, as text or as a value; None: anything else."""
+    if isinstance(value, str):
+        value = int(value) if value.isdigit() else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def is_like(actual: object, planned: object) -> bool:
+    """Whether a value does not contradict the plan's; what is computed or ``auto`` is not known to."""
+    if isinstance(planned, bool):
+        return actual is None or truth(actual) in (None, planned)
+    if isinstance(planned, str):  # an optimizer, some of which have two names
+        return actual is None or is_same_optimizer(str(actual), planned)
+    return number(actual) in (None, planned)
+
+
+def refuse_misspelt(arguments: Sequence[str]) -> None:
+    """Stop at braces that hold a name like a placeholder's; others are the script's own.
+
+    Raises:
+        InputError: names them, and the placeholder that was probably meant.
+    """
+    for braces in (found for word in arguments for found in _BRACES.findall(word)):
+        name = braces.lower().replace("-", "_")
+        meant = [] if braces in PLACEHOLDERS or name in _SCRIPTS_OWN else much_alike(name, PLACEHOLDERS)
+        if meant:
+            raise InputError(f"{braces} in the script's arguments is not filled in; did you mean {meant[0]}?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """What a tool that fine-tunes from a file of its own, known by its package, takes beside it.
+
+    Attributes:
+        deepspeed_option: by which it takes a DeepSpeed file; None: it follows the environment.
+        assigns: ``KEY=VALUE`` after the file counts more than the file.
+        negated: its names for the opposite of fields of TrainingArguments.
+        defaults: values that it gives such fields where nobody does.
+    """
+
+    deepspeed_option: str | None = None
+    assigns: bool = False
+    negated: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+
+_ANY = Tool()
+_TOOLS: Mapping[str, Tool] = {
+    # Its loader places the model by its own setting, not by Accelerate's (0.19, loaders/model.py:454, 917).
+    "axolotl": Tool(deepspeed_option="--deepspeed"),
+    # 0.9.5, hparams/parser.py:91 and model/model_utils/checkpointing.py:164
+    "llamafactory": Tool(
+        assigns=True,
+        negated={"gradient_checkpointing": "disable_gradient_checkpointing"},
+        defaults={"gradient_checkpointing": True},
+    ),
+}
+
+
+def tool_of(package: str | None) -> Tool:
+    """The tool of an installed package; one that takes nothing beside its file where it is not known."""
+    return _TOOLS.get(package or "", _ANY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,35 +165,68 @@ class ScriptOptions:
                     return option
         return f"--{names[0]}" if self._takes_trainer_options else None
 
-    @property
-    def _typed(self) -> TypedOptions:
-        known_options = set(self.facts.options)
-        if self.facts.parses_training_arguments:
-            known_options |= {f"--{name}" for name in (*TRAINERS_OWN, *self.defaults)}
-        return TypedOptions(
-            arguments=self.user_arguments,
-            exact=frozenset(known_options) or None,
-            unknown=frozenset(self.facts.option_list.unknown(self.user_arguments)),
-            are_assignments=self._is_file_alone,
-        )
+    # ---------------------------------------------------------------- what the user gave
 
-    def given(self, name: str) -> tuple[object, str] | None:
-        """What the user gave for an option, by the command line or in a file, and how it is written there."""
-        return self._user_value((name,))
+    def given(self, *names: str) -> tuple[object, str] | None:
+        """What the user gave for an option, by the command line or in a file, and how it is written there.
+
+        Args:
+            names: of the option; the first that is found counts.
+        """
+        if (typed := self._typed(names)) is not None:
+            option, values = typed
+            if values is None:
+                return "false", option
+            first = values[0] if values else "true"
+            return first, f"{option} {first}"
+        if self.file is not None:
+            for name in names:
+                if name in self.file.values:
+                    return self.file.values[name], f"{self.file.path}: {name}: {self.file.values[name]}"
+        opposite = next((self._tool.negated[name] for name in names if name in self._tool.negated), None)
+        value = self.given(opposite) if opposite is not None else None
+        return None if value is None else (truth(value[0]) is False, value[1])
 
     def given_list(self, name: str) -> tuple[tuple[str, ...], str] | None:
         """The same of an option that takes several values (``--lora_target_modules q_proj v_proj``)."""
         value = self.given(name)
         if value is None:
             return None
-        if (typed := self._typed.values((name,))) is not None:
-            return typed
+        if (typed := self._typed((name,))) is not None:
+            option, values = typed
+            return values or (), " ".join((option, *(values or ())))
         first, location = value
         return tuple(map(str, first if isinstance(first, list | tuple) else [first])), location
 
+    def _typed(self, names: tuple[str, ...]) -> tuple[str, tuple[str, ...] | None] | None:
+        """The option as it is typed and all that follows it to the next one, as the script's own parser takes
+        it; None for its values where it is turned off (``--no_…``)."""
+        known = set(self.facts.options)
+        if self.facts.parses_training_arguments:
+            known |= {f"--{name}" for name in (*TRAINERS_OWN, *self.defaults)}
+        unknown = self.facts.option_list.unknown(self.user_arguments)
+        spelt, negated = (
+            {f"--{text}" for name in names for text in (begin + name, (begin + name).replace("_", "-"))}
+            for begin in ("", "no_")
+        )
+        for index, argument in enumerate(self.user_arguments):
+            option, equals, value = argument.partition("=")
+            if option in unknown:
+                continue
+            if option in negated:
+                return option, None
+            assigned = self._is_file_alone and equals and option in names
+            if not assigned and not means(option, spelt, frozenset(known) or None):
+                continue
+            if equals:
+                return option, (value,)
+            following = self.user_arguments[index + 1 :]
+            return option, tuple(itertools.takewhile(lambda word: not word.startswith("--"), following))
+        return None
+
     def decided(self, name: str) -> tuple[object, str] | None:
         """What the user gave for an option of a Trainer's, else a literal of the source; and where."""
-        value = self._user_value((name,))
+        value = self.given(name)
         if value is not None:
             return value
         fields = self.facts.field_defaults if self.facts.parses_training_arguments else {}
@@ -136,122 +245,6 @@ class ScriptOptions:
         dashed = f"--{name.replace('_', '-')}"
         return dashed if dashed in self.facts.options else f"--{name}"
 
-    def _user_value(self, names: tuple[str, ...]) -> tuple[object, str] | None:
-        """The value in the user's arguments or in the file that they name, and where it stands."""
-        if (value := self._typed.value(names)) is not None:
-            return value
-        if self.file is not None:
-            for name in names:
-                if name in self.file.values:
-                    return self.file.values[name], f"{self.file.path}: {name}: {self.file.values[name]}"
-        return self._opposite_value(names)
-
-    def _opposite_value(self, names: tuple[str, ...]) -> tuple[object, str] | None:
-        opposite = next((self._tool.negated[name] for name in names if name in self._tool.negated), None)
-        opposite_value = self._user_value((opposite,)) if opposite is not None else None
-        return None if opposite_value is None else (truth(opposite_value[0]) is False, opposite_value[1])
-
-    # ---------------------------------------------------------------- what is fixed
-
-    def pins(self, pins: Pins) -> tuple[Pins, tuple[str, ...]]:
-        """``pins`` with what the script decides, and a note for each.
-
-        Accelerate feeds the peers of a tensor parallel group alike, so there that is searched too.
-
-        Raises:
-            InputError: a batch size was asked for that is not the script's.
-        """
-        notes: list[str] = []
-        if self.style in ("accelerate", "trainer"):
-            pins = replace(pins, search_tensor=True)
-        if pins.checkpointing is None and (mode := self._fixed_checkpointing()) is not None:
-            pins = replace(pins, checkpointing=mode)
-            effect = "leaves it off" if mode == "none" else "turns it on"
-            notes.append(f"checkpointing {mode}: the script {effect}, and has no option for it that is known")
-        micro = self._fixed_number(MICRO_BATCH[0], "{micro_batch}")
-        steps = self._fixed_number(ACCUMULATION[0], "{gradient_accumulation}")
-        self._refuse_unlike("⟨micro_batch⟩", pins.micro_batch, micro, MICRO_BATCH[0])
-        self._refuse_unlike("⟨gradient_accumulation⟩", pins.gradient_accumulation, steps, ACCUMULATION[0])
-        if pins.micro_batch is None and micro is not None:
-            notes.append(f"micro-batch {micro}: the script decides it")
-            pins = replace(pins, micro_batch=micro)
-        if pins.gradient_accumulation is None and steps is not None:
-            notes.append(f"accumulation {steps}: the script decides it")
-            pins = replace(pins, gradient_accumulation=steps)
-        return pins, tuple(notes)
-
-    def _refuse_unlike(self, option: str, asked: object, decided: object, name: str) -> None:
-        """Stop where the script does something else than was asked for: its rehearsal would, too."""
-        if asked is None or decided is None or asked == decided:
-            return
-        by_user = self._user_value(self._names(name))
-        location = by_user[1] if by_user is not None else self._where(name)
-        raise InputError(f"{option} {asked}: {location}; leave {option} out, or change the script to {asked}")
-
-    def precision(self, requested: str) -> tuple[str, tuple[str, ...]]:
-        """The precision to plan for, and a note where the script decides it.
-
-        A Trainer trains in what its TrainingArguments say, 32 bits unless they say otherwise.
-
-        Raises:
-            InputError: another one was asked for than the script's.
-        """
-        decided, why = self._decided_precision()
-        if decided is None:
-            return requested, ()
-        if requested in ("auto", decided):
-            return decided, () if requested == decided else (f"precision {decided}: {why}",)
-        raise InputError(
-            f"⟨precision⟩ {requested}: {why}, so it trains in {decided}; leave ⟨precision⟩ out, or change "
-            "the script"
-        )
-
-    def _decided_precision(self) -> tuple[str | None, str]:
-        """What a Trainer's script trains in, and why; None: options of the run decide, or it is computed."""
-        by_user = {name: self._user_value((name,)) for name in ("bf16", "fp16")}
-        if self.style != "trainer" or (self._takes_trainer_options and not any(by_user.values())):
-            return None, ""
-        for name, setting in by_user.items():
-            value = truth(setting[0]) if setting is not None else self._of_script(name)
-            if value is None:  # only the run will tell
-                return None, ""
-            if value is True:
-                return name, "the script decides it"
-        return "fp32", "the script's TrainingArguments name neither bf16 nor fp16"
-
-    def _of_script(self, name: str) -> object:
-        """What the script's source or its arguments class has; None: computed, or not known."""
-        if name in self._tool.defaults:
-            return self._tool.defaults[name]
-        if name in self.defaults:
-            return self.facts.field_defaults.get(name, self.defaults[name])
-        if self.facts.parses_training_arguments:
-            default = self.facts.field_defaults.get(name, TRAINERS_OWN.get(name))
-            return None if self._has_other_class else default
-        is_known = self.facts.spells_out_arguments and not self.facts.hides_arguments
-        default = TRAINERS_OWN.get(name) if is_known and not self._has_other_class else None
-        value = self.facts.batch_arguments.get(name, default)
-        bound = bound_value(self.facts.code_settings, name) if value is None and name in _NUMBERS else None
-        return value if bound is None else bound.value
-
-    @property
-    def _has_other_class(self) -> bool:
-        """Its arguments class is not Transformers' own, and could not be read."""
-        return any(not name.startswith("transformers.") for name in self.facts.argument_classes)
-
-    def _fixed_checkpointing(self) -> str | None:
-        if "{checkpointing}" in " ".join(self.user_arguments):
-            return None
-        by_user = self._user_value(CHECKPOINTING)
-        if by_user is not None:
-            return "none" if truth(by_user[0]) is False else "full"
-        if self._takes_trainer_options or self._declared(CHECKPOINTING) in self.facts.flags:
-            return None
-        literal = self.facts.batch_arguments.get("gradient_checkpointing")
-        if "selective_checkpointing" in self.facts.mentions:
-            return "selective"
-        return "full" if literal is True or self.facts.mentions & _CHECKPOINTING_CALLS else "none"
-
     @property
     def own_deepspeed_file(self) -> tuple[str, str] | None:
         """The DeepSpeed file that the script takes by itself in place of a plan's, and where it is named."""
@@ -264,6 +257,68 @@ class ScriptOptions:
         """Whether it trains by itself where nobody gives it a DeepSpeed configuration."""
         return self.style in ("trainer", "accelerate") and "DeepSpeedPlugin" not in self.facts.mentions
 
+    # ---------------------------------------------------------------- what is fixed
+
+    def fixed(self) -> list[Stated]:
+        """What the script decides of batch and checkpointing, so that no plan can: its value, and where.
+
+        A number that computes is not among it: the run tells.
+        """
+        found = []
+        if (mode := self._fixed_checkpointing()) is not None:
+            effect = "leaves it off" if mode == "none" else "turns it on"
+            where = f"the script {effect}, and has no option for it that is known"
+            found.append(Stated(setting=CHECKPOINTING, value=mode, where=where))
+        for setting in (MICRO_BATCH, ACCUMULATION):
+            value = self._fixed_number(setting.trainer, setting.placeholder)
+            if value is not None:
+                by_user = self.given(*self._names(setting.trainer))
+                where = by_user[1] if by_user is not None else self._where(setting.trainer)
+                found.append(Stated(setting=setting, value=value, where=where))
+        return found
+
+    def fixed_precision(self) -> tuple[str, str] | None:
+        """What a Trainer's script trains in, which is 32 bits unless its TrainingArguments say otherwise, and
+        why; None: options of the run decide, or it is computed."""
+        by_user = {name: self.given(name) for name in ("bf16", "fp16")}
+        if self.style != "trainer" or (self._takes_trainer_options and not any(by_user.values())):
+            return None
+        for name, setting in by_user.items():
+            value = truth(setting[0]) if setting is not None else self._of_script(name)
+            if value is None:  # only the run will tell
+                return None
+            if value is True:
+                return name, "the script decides it"
+        return "fp32", "the script's TrainingArguments name neither bf16 nor fp16"
+
+    def _of_script(self, name: str) -> object:
+        """What the script's source or its arguments class has; None: computed, or not known."""
+        if name in self._tool.defaults:
+            return self._tool.defaults[name]
+        if name in self.defaults:
+            return self.facts.field_defaults.get(name, self.defaults[name])
+        # an arguments class that is not Transformers' own, and could not be read
+        other = any(not one.startswith("transformers.") for one in self.facts.argument_classes)
+        if self.facts.parses_training_arguments:
+            return None if other else self.facts.field_defaults.get(name, TRAINERS_OWN.get(name))
+        is_known = self.facts.spells_out_arguments and not self.facts.hides_arguments and not other
+        value = self.facts.batch_arguments.get(name, TRAINERS_OWN.get(name) if is_known else None)
+        bound = bound_value(self.facts.code_settings, name) if value is None and name in _NUMBERS else None
+        return value if bound is None else bound.value
+
+    def _fixed_checkpointing(self) -> str | None:
+        if self._said(CHECKPOINTING.trainer):
+            return None
+        by_user = self.given(*CHECKPOINTING.in_scripts)
+        if by_user is not None:
+            return "none" if truth(by_user[0]) is False else "full"
+        if self._takes_trainer_options or self._declared(CHECKPOINTING.in_scripts) in self.facts.flags:
+            return None
+        literal = self.facts.batch_arguments.get(CHECKPOINTING.trainer)
+        if "selective_checkpointing" in self.facts.mentions:
+            return "selective"
+        return "full" if literal is True or self.facts.mentions & _CHECKPOINTING_CALLS else "none"
+
     @property
     def never_checkpoints(self) -> bool:
         """Whether nothing in the script or its arguments looks like activation checkpointing."""
@@ -275,7 +330,7 @@ class ScriptOptions:
         not known (then the run tells)."""
         if placeholder in " ".join(self.user_arguments):
             return None
-        by_user = self._user_value(self._names(name))
+        by_user = self.given(*self._names(name))
         if by_user is not None:
             return number(by_user[0])
         if self.style != "trainer" or self._declared(self._names(name)) is not None:
@@ -302,34 +357,29 @@ class ScriptOptions:
         if self._takes_trainer_options:
             values = planned.trainer_values()
             for half, other in (("bf16", "fp16"), ("fp16", "bf16")):  # TrainingArguments refuse both
-                if (given := self._user_value((other,))) is not None and truth(given[0]):
+                if (given := self.given(other)) is not None and truth(given[0]):
                     values.pop(half, None)
             for name, value in values.items():
-                names = SPELLINGS.get(name, (name,))
-                is_open = self._user_value(names) is None and not self._said(name)
+                is_open = self.given(*spellings(name)) is None and not self._said(name)
                 if is_open and self._of_script(name) != value:
                     added += self._spelt(name, value)
-            if planned.on_cpu and planned.precision == "bf16" and self._user_value(("use_cpu",)) is None:
+            if planned.on_cpu and planned.precision == "bf16" and self.given("use_cpu") is None:
                 added += self._spelt("use_cpu", True)  # or TrainingArguments refuse bf16 without a GPU
             return tuple(added)
-        for name, value in (
-            (MICRO_BATCH[0], planned.micro_batch),
-            (ACCUMULATION[0], planned.gradient_accumulation),
+        for name, number_of in zip(
+            _NUMBERS, (planned.micro_batch, planned.gradient_accumulation), strict=True
         ):
-            option = self._declared(self._names(name))
-            if option is not None and not self._said(name) and self._user_value(self._names(name)) is None:
-                added += [option, str(value)]
+            names = self._names(name)
+            option = self._declared(names)
+            if option is not None and not self._said(name) and self.given(*names) is None:
+                added += [option, str(number_of)]
         return (*added, *self._checkpointing_flag(planned.checkpointing == "full"))
 
     def _names(self, name: str) -> tuple[str, ...]:
         """How the option may be called; a script may pass on one of its own, ``--batch-size``."""
         own = own_option(self.facts.code_settings, name) if name in _NUMBERS else None
-        names = SPELLINGS.get(name, (name,))
+        names = spellings(name)
         return (*names, own.option.removeprefix("--")) if own is not None and own.option else names
-
-    def _is_added(self, name: str) -> bool:
-        own = name in _NUMBERS and self._declared(self._names(name)) is not None
-        return self._takes_trainer_options or own
 
     def _spelt(self, name: str, value: object) -> list[str]:
         if not self._is_file_alone:
@@ -339,27 +389,23 @@ class ScriptOptions:
         return [f"{name}={value}"]
 
     def _checkpointing_flag(self, full: bool) -> list[str]:
-        option = self._declared(CHECKPOINTING)
-        if option is None or option not in self.facts.flags or self._said("gradient_checkpointing"):
+        option = self._declared(CHECKPOINTING.in_scripts)
+        if option is None or option not in self.facts.flags or self._said(CHECKPOINTING.trainer):
             return []
-        return [option] if full and self._user_value(CHECKPOINTING) is None else []
+        return [option] if full and self.given(*CHECKPOINTING.in_scripts) is None else []
 
     def words_for_checkpointing(self) -> tuple[str, ...]:
         """What turns it on if added to the arguments; empty: no option is known, or they say it already."""
-        if self._user_value(CHECKPOINTING) is not None or self._said("gradient_checkpointing"):
+        if self.given(*CHECKPOINTING.in_scripts) is not None or self._said(CHECKPOINTING.trainer):
             return ()
         if self._takes_trainer_options:
-            return tuple(self._spelt("gradient_checkpointing", True))
+            return tuple(self._spelt(CHECKPOINTING.trainer, True))
         return tuple(self._checkpointing_flag(True))
 
     def _said(self, name: str) -> bool:
         """Whether a placeholder in the user's arguments says it already."""
-        stands_for = {
-            "per_device_train_batch_size": "{micro_batch}",
-            "gradient_accumulation_steps": "{gradient_accumulation}",
-            "gradient_checkpointing": "{checkpointing}",
-        }
-        return name in stands_for and stands_for[name] in " ".join(self.user_arguments)
+        setting = BY_ARGUMENT[name]
+        return setting.placeholder in PLACEHOLDERS and setting.placeholder in " ".join(self.user_arguments)
 
     def conflicts(self, planned: PlannedValues, *, added: bool) -> list[str]:
         """Where the script would do something else than the plan: both values, one sentence each.
@@ -368,25 +414,22 @@ class ScriptOptions:
             planned: the plan's values.
             added: whether :meth:`additions` reach the script.
         """
-        planned_values = planned.trainer_values()
-        if self.style != "trainer":  # the others' precision is DeepSpeed's matter
-            planned_values = {name: planned_values[name] for name in SPELLINGS if name in planned_values}
         result = []
-        for name, value in planned_values.items():
-            if name in _ONLY_TOLD or self._said(name):
+        for name, value in planned.trainer_values().items():
+            # the precision of others than a Trainer is DeepSpeed's matter
+            is_told = self.style == "trainer" or name in _TOLD_WITHOUT_A_TRAINER
+            if not is_told or name in _ONLY_TOLD or self._said(name):
                 continue
-            by_user = self._user_value(self._names(name))
-            if by_user is not None:
-                actual, location = by_user
-            elif (added and self._is_added(name)) or self.style != "trainer":
+            is_added = self._takes_trainer_options or (
+                name in _NUMBERS and self._declared(self._names(name)) is not None
+            )
+            actual = self.given(*self._names(name))
+            if actual is None and ((added and is_added) or self.style != "trainer"):
                 continue
-            else:
-                actual, location = self._of_script(name), self._where(name)
-            if differs(actual, value):
-                planned_value = (
-                    f"trains in {planned.precision}" if name in ("bf16", "fp16") else f"has {name} {value}"
-                )
-                result.append(f"{location}, but the plan {planned_value}")
+            found, location = actual if actual is not None else (self._of_script(name), self._where(name))
+            if not is_like(found, value):
+                has = f"trains in {planned.precision}" if name in ("bf16", "fp16") else f"has {name} {value}"
+                result.append(f"{location}, but the plan {has}")
         return result
 
     def _where(self, name: str) -> str:
@@ -396,3 +439,9 @@ class ScriptOptions:
         if self._is_file_alone and self.file is not None:
             return f"{self.file.path} has no {name}, whose default is {value}"
         return f"{name} is {value} by default"
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """What scripts call an argument of a Trainer's, where they have other names for it."""
+    told = name in _TOLD_WITHOUT_A_TRAINER
+    return BY_ARGUMENT[name].in_scripts if told else (name,)

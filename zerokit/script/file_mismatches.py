@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
-from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions
-from zerokit.script.code_settings import CLIPPING, made_once
-from zerokit.script.loader_batch import loader_batch
-from zerokit.script.option_values import number, truth
+from zerokit.domain.settings import BY_CALL, CLIPPING_CALL, SETTINGS, Setting
+from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions, number, truth
+from zerokit.script.code_statements import CodeSetting, made_once
+from zerokit.script.code_values import loader_batch
 from zerokit.script.trainer_arguments import values_of_class
 
 _DEFAULTS: Mapping[str, object] = TRAINERS_OWN | {
@@ -25,9 +24,10 @@ _DEFAULTS: Mapping[str, object] = TRAINERS_OWN | {
 }  # fmt: skip
 """transformers/training_args.py, 4.56 to 5.23."""
 _PAIRS = (
-    ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
-    ("gradient_accumulation_steps", "gradient_accumulation_steps"),
-    ("gradient_clipping", "max_grad_norm"),
+    *(
+        (SETTINGS[name].deepspeed, SETTINGS[name].trainer)
+        for name in ("micro_batch", "gradient_accumulation", "gradient_clipping")
+    ),
     ("optimizer.params.lr", "learning_rate"),
     ("optimizer.params.eps", "adam_epsilon"),
     ("optimizer.params.weight_decay", "weight_decay"),
@@ -36,24 +36,6 @@ _PAIRS = (
     ("bf16.enabled", "bf16"),
 )
 """Keys of the file and the arguments that must have the same value."""
-_KEYS_OF_CALLS: Mapping[tuple[str, str], str] = {
-    ("Accelerator", "gradient_accumulation_steps"): "gradient_accumulation_steps",
-    ("GradientAccumulationPlugin", "num_steps"): "gradient_accumulation_steps",
-    ("DeepSpeedPlugin", "gradient_accumulation_steps"): "gradient_accumulation_steps",
-    ("DeepSpeedPlugin", "gradient_clipping"): "gradient_clipping",
-    (CLIPPING, "max_norm"): "gradient_clipping",
-    ("DeepSpeedPlugin", "zero_stage"): "zero_optimization.stage",
-    ("DeepSpeedPlugin", "offload_optimizer_device"): "zero_optimization.offload_optimizer.device",
-    ("DeepSpeedPlugin", "offload_param_device"): "zero_optimization.offload_param.device",
-}
-"""Keywords of Accelerate's calls, and the key of a file that counts in their place."""
-_LEFT_OUT: Mapping[str, object] = {
-    "gradient_accumulation_steps": 1,  # Accelerate writes it into the file
-    "gradient_clipping": 1.0,  # DeepSpeed's own default (runtime/constants.py:203, 0.19.8)
-    "zero_optimization.offload_optimizer.device": "none",
-    "zero_optimization.offload_param.device": "none",
-}
-"""What a file without the key has."""
 _IN_PLACE_OF_AUTO = 1.0
 """The norm that Accelerate fills in where its plugin says none (1.15.0, accelerator.py:2224)."""
 _BATCH = frozenset({"train_micro_batch_size_per_gpu", "train_batch_size"})
@@ -83,76 +65,70 @@ class _Value:
     where: str
 
 
-class _Arguments(Protocol):
-    """What is known of TrainingArguments; ``made``: in code, so that no option changes them."""
-
-    made: bool
-
-    def value(self, name: str) -> _Value | None: ...
-
-    def is_false(self, name: str) -> bool: ...
-
-
 class _TrainingArguments:
-    """What the TrainingArguments of a script will hold, as far as is known before it runs."""
+    """What the TrainingArguments of a script will hold, as far as is known before it runs.
 
-    def __init__(self, options: ScriptOptions) -> None:
-        self.options, self.facts = options, options.facts
-        settings = self.facts.code_settings
-        self.calls = [one for one in settings if one.call in self._classes()]
-        is_made_once = sum(1 for one in self.calls if not one.name) == 1
-        self.made = is_made_once and not self.facts.parses_training_arguments
-        self.known = self.facts.parses_training_arguments or self.made
+    Attributes:
+        made: in code, so that no option changes them.
+    """
 
-    def _classes(self) -> set[str]:
-        return {"TrainingArguments", *(name.rpartition(".")[2] for name in self.facts.argument_classes)}
+    def __init__(self, options: ScriptOptions | None) -> None:
+        """Read them; None: nothing is given, so that each has its default."""
+        self.options, self.made = options, False
+        self._of_trls_class: dict[str, object] | None = None
+        self.calls: list[CodeSetting] = []
+        if options is not None:
+            facts = options.facts
+            classes = {"TrainingArguments", *(name.rpartition(".")[2] for name in facts.argument_classes)}
+            self.calls = [one for one in facts.code_settings if one.call in classes]
+            is_made_once = sum(1 for one in self.calls if not one.name) == 1
+            self.made = is_made_once and not facts.parses_training_arguments
 
     def value(self, name: str) -> _Value | None:
         """Of one argument; None: computed, or set where nobody sees."""
-        if not self.known or any(one.name == name for one in self.facts.assigned):
+        options = self.options
+        if options is None:
+            return self._default(name, _DEFAULTS[name])
+        facts = options.facts
+        if any(one.name == name for one in facts.assigned):
             return None
-        return self._made(name) if self.made else self._parsed(name)
-
-    def _parsed(self, name: str) -> _Value | None:
-        given = self.options.given(name)
-        if given is not None:
+        if self.made:
+            one = next((one for one in self.calls if one.name == name), None)
+            if one is None:
+                return self._left_out(options, name)
+            given = options.given(one.option.removeprefix("--")) if one.option else None
+            if given is not None:
+                return _Value(value=given[0], where=given[1])
+            return None if one.value is None else _Value(value=one.value, where=one.text)
+        if not facts.parses_training_arguments:
+            return None
+        if (given := options.given(name)) is not None:
             return _Value(value=given[0], where=given[1])
-        if name in self.options.defaults:
-            return self._default(name, self.options.defaults[name])
-        if name in self.facts.fields:  # of a class of the script's own
-            default = self.facts.field_defaults.get(name)
+        if name in options.defaults:
+            return self._default(name, options.defaults[name])
+        if name in facts.fields:  # of a class of the script's own
+            default = facts.field_defaults.get(name)
             return None if default is None else self._default(name, default)
-        other = any(not one.startswith("transformers.") for one in self.facts.argument_classes)
-        is_read = bool(self.options.defaults)  # then this argument is none of its release's
+        other = any(not one.startswith("transformers.") for one in facts.argument_classes)
+        is_read = bool(options.defaults)  # then this argument is none of its release's
         return None if other and not is_read else self._default(name, _DEFAULTS[name])
 
-    def _made(self, name: str) -> _Value | None:
-        one = next((one for one in self.calls if one.name == name), None)
-        if one is None:
-            return self._left_out(name)
-        given = self.options.given(one.option.removeprefix("--")) if one.option else None
-        if given is not None:
-            return _Value(value=given[0], where=given[1])
-        return None if one.value is None else _Value(value=one.value, where=one.text)
-
-    def _left_out(self, name: str) -> _Value | None:
+    def _left_out(self, options: ScriptOptions, name: str) -> _Value | None:
         """What code that makes the arguments leaves to their class."""
-        if self.facts.hides_arguments or not self.facts.argument_classes:
+        facts = options.facts
+        if facts.hides_arguments or not facts.argument_classes:
             return None
-        if all(one.startswith("transformers.") for one in self.facts.argument_classes):
+        if all(one.startswith("transformers.") for one in facts.argument_classes):
             return self._default(name, _DEFAULTS[name])
         other_half = {"bf16": "fp16"}.get(name)  # TRL's classes ask for bf16 unless for fp16
         if other_half is not None and any(one.name == other_half for one in self.calls):
             return None
+        if self._of_trls_class is None:
+            called = {f"trl.{one.call}" for one in self.calls}
+            classes = [name for name in facts.argument_classes if name in called]
+            self._of_trls_class = values_of_class(classes, facts, ()) if classes else {}
         values = self._of_trls_class
         return self._default(name, values.get(name, _DEFAULTS[name])) if values else None
-
-    @cached_property
-    def _of_trls_class(self) -> dict[str, object]:
-        """Defaults of the installed class of TRL's whose call makes the arguments; empty: it is none."""
-        called = {f"trl.{one.call}" for one in self.calls}
-        classes = [name for name in self.facts.argument_classes if name in called]
-        return values_of_class(classes, self.facts, ()) if classes else {}
 
     @staticmethod
     def _default(name: str, value: object) -> _Value:
@@ -164,25 +140,9 @@ class _TrainingArguments:
         return value is not None and truth(value.value) is False
 
 
-class _Untouched:
-    """TrainingArguments that were given nothing: each has its default."""
-
-    made = False
-
-    @staticmethod
-    def value(name: str) -> _Value | None:
-        """The default of one argument."""
-        return _TrainingArguments._default(name, _DEFAULTS[name])
-
-    @staticmethod
-    def is_false(name: str) -> bool:
-        """Whether a switch is off by default."""
-        return truth(_DEFAULTS[name]) is False
-
-
 def of_defaults(config: Mapping[str, Any]) -> list[Mismatch]:
     """The values of a file on which a Trainer ends its run unless its script is given them."""
-    arguments = _Untouched()
+    arguments = _TrainingArguments(None)
     return [*_of_pairs(arguments, config), *_of_betas(arguments, config), *_of_steps(arguments, config)]
 
 
@@ -212,7 +172,7 @@ def of_trainer(options: ScriptOptions, config: Mapping[str, Any], ranks: int) ->
     return found
 
 
-def _of_pairs(arguments: _Arguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
+def _of_pairs(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
     for key, name in _PAIRS:
         held, value = _held(config, key), arguments.value(name)
         if held is None or value is None or _is_same(held, value.value):
@@ -222,7 +182,7 @@ def _of_pairs(arguments: _Arguments, config: Mapping[str, Any]) -> Iterator[Mism
         yield _mismatch(arguments, key, held, value, {name: held})
 
 
-def _of_betas(arguments: _Arguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
+def _of_betas(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
     held = _held(config, "optimizer.params.betas")
     names = ("adam_beta1", "adam_beta2")
     for name, beta in zip(names, held if isinstance(held, list) else (), strict=False):
@@ -231,7 +191,7 @@ def _of_betas(arguments: _Arguments, config: Mapping[str, Any]) -> Iterator[Mism
             yield _mismatch(arguments, "optimizer.params.betas", held, value, {name: beta})
 
 
-def _of_steps(arguments: _Arguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
+def _of_steps(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
     """Steps of the learning rate's schedule, where they do not depend on the data's length."""
     steps = arguments.value("max_steps")
     total = _held(config, "scheduler.params.total_num_steps")
@@ -249,7 +209,9 @@ def _of_steps(arguments: _Arguments, config: Mapping[str, Any]) -> Iterator[Mism
         )  # fmt: skip
 
 
-def _of_global_batch(arguments: _Arguments, config: Mapping[str, Any], ranks: int) -> Iterator[Mismatch]:
+def _of_global_batch(
+    arguments: _TrainingArguments, config: Mapping[str, Any], ranks: int
+) -> Iterator[Mismatch]:
     held = _held(config, "train_batch_size")
     sizes = [arguments.value(name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")]
     counts = [number(size.value) if size is not None else None for size in sizes]
@@ -263,7 +225,7 @@ def _of_global_batch(arguments: _Arguments, config: Mapping[str, Any], ranks: in
 
 
 def _mismatch(
-    arguments: _Arguments, key: str, held: object, value: _Value, wanted: Mapping[str, object]
+    arguments: _TrainingArguments, key: str, held: object, value: _Value, wanted: Mapping[str, object]
 ) -> Mismatch:
     words = [word for name, one in wanted.items() for word in (f"--{name}", str(one))]
     return Mismatch(
@@ -280,11 +242,11 @@ def of_accelerate(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mis
     norms = (one.value for one in made if (one.call, one.name) == ("DeepSpeedPlugin", "gradient_clipping"))
     filled_in = next(norms, _IN_PLACE_OF_AUTO)
     for one in made:
-        key = _KEYS_OF_CALLS.get((one.call, one.name))
-        if key is None:
+        setting = BY_CALL.get((one.call, one.name))
+        if setting is None or not setting.deepspeed:
             continue
-        held = _in_force(config, key)
-        if one.call == CLIPPING and config.get("gradient_clipping") == "auto":
+        key, held = setting.deepspeed, _in_force(config, setting)
+        if one.call == CLIPPING_CALL and config.get("gradient_clipping") == "auto":
             held = filled_in
         if held is None:
             continue
@@ -297,10 +259,10 @@ def of_accelerate(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mis
         text = f"{key} {_json(held)}, but {where}"
         found.append(Mismatch(key=key, text=text, arguments=arguments, scripts=value))
     batch, loaded = _held(config, "train_micro_batch_size_per_gpu"), loader_batch(options)
-    if batch is not None and loaded is not None and loaded.sequences != batch:
-        gives = f"{loaded.location} gives each rank {loaded.sequences}"
+    if batch is not None and loaded is not None and loaded.value != batch:
+        gives = f"{loaded.where} gives each rank {loaded.value}"
         text = f"train_micro_batch_size_per_gpu {batch}, but {gives}"
-        found.append(Mismatch(key="train_micro_batch_size_per_gpu", text=text, scripts=loaded.sequences))
+        found.append(Mismatch(key="train_micro_batch_size_per_gpu", text=text, scripts=loaded.value))
     return found
 
 
@@ -333,16 +295,25 @@ def _held(config: Mapping[str, Any], path: str) -> Any:
     return None if value == "auto" else value
 
 
-def _in_force(config: Mapping[str, Any], path: str) -> Any:
+def _in_force(config: Mapping[str, Any], setting: Setting) -> Any:
     """The value that a run with the file has; None: the script's own (``"auto"``), or DeepSpeed's default."""
     value: Any = config
-    for key in path.split("."):
+    for key in setting.deepspeed.split("."):
         if value == "auto":
             return None
         value = value.get(key) if isinstance(value, Mapping) else None
     if value is None:
-        return _LEFT_OUT.get(path)
+        return setting.left_out
     return None if value == "auto" else value
+
+
+def strategy_value(config: Any, setting: Setting) -> Any:
+    """What a configuration has of the stage, or of an offload; ``"auto"`` where it is left open."""
+    value: Any = config
+    for key in setting.deepspeed.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    default = 0 if setting.left_out is None else setting.left_out
+    return default if value is None else value
 
 
 def _is_same(held: object, value: object) -> bool:

@@ -7,24 +7,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.code_values import OFFLOAD, OPTIONS, CodeValue, code_values
+from zerokit.script.code_values import BATCH, OFFLOAD, code_values
 from zerokit.search.plan import Plan, data_ranks
 from zerokit.search.space import Pins, Request
 from zerokit.units import counted
 
-_BATCH = {"micro_batch": "micro-batch", "gradient_accumulation": "accumulation"}
-_WORDS = _BATCH | {
-    "zero_stage": "ZeRO stage",
-    "offload_optimizer": "optimizer offload",
-    "offload_param": "weight offload",
-    "precision": "precision",
-}
-_OF_TRAINER = {
-    "micro_batch": "per_device_train_batch_size",
-    "gradient_accumulation": "gradient_accumulation_steps",
-}
+_WORDS = {"micro_batch": "micro-batch", "gradient_accumulation": "accumulation"}
+_PINS = {"activation_checkpointing": "checkpointing"}
+"""Fields of the pins that are not called as the choice calls them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,34 +36,56 @@ class PlannedFor:
     def of(cls, requested: Request, script: ScriptOptions, rehearsed: Collection[str] = ()) -> PlannedFor:
         """Of what the user asks for and what the script leaves open.
 
+        Accelerate feeds the peers of a tensor parallel group alike, so with it that is searched too.
+
         Args:
             rehearsed: fields of the request's pins that the script's own rehearsal decided.
 
         Raises:
             InputError: the user asks for something else than the script does.
         """
-        pins, notes = script.pins(requested.pins)
-        precision, more = script.precision(requested.precision)
-        request = replace(
-            requested, pins=pins, precision=precision, assumptions=(*requested.assumptions, *notes, *more)
-        )
+        request = requested
+        if script.style in ("accelerate", "trainer"):
+            request = replace(request, pins=replace(request.pins, search_tensor=True))
+        for one in script.fixed():
+            name, option = one.setting.name, one.setting.option.replace("-", "_")
+            asked = getattr(request.pins, _PINS.get(name, name))
+            if asked is None:
+                why = "the script decides it" if name in BATCH else one.where
+                request = _with(request, name, one.value, f"{_WORDS.get(name, option)} {one.value}: {why}")
+            elif name in BATCH and asked != one.value:  # its rehearsal would do otherwise, too
+                raise InputError(
+                    f"⟨{option}⟩ {asked}: {one.where}; leave ⟨{option}⟩ out, or change the script to {asked}"
+                )
+        request = _with_precision(request, script)
         written = code_values(script, on_cpu=requested.on_cpu)
         for name, fixed in written.items():
-            asked = precision if name == "precision" else getattr(pins, name)
+            option = fixed.setting.option.replace("-", "_")
+            asked = request.precision if name == "precision" else getattr(request.pins, name)
             if asked in (None, "auto"):
-                request = _with(request, name, fixed)
+                words = _WORDS.get(name, fixed.setting.label)
+                request = _with(request, name, fixed.value, f"{words} {fixed.value}: {fixed.where}")
             elif asked != fixed.value and name not in rehearsed:
-                option = OPTIONS.get(name, name)
                 raise InputError(
-                    f"⟨{option}⟩ {asked}: the script has {fixed.value} ({fixed.location}); leave ⟨{option}⟩ "
+                    f"⟨{option}⟩ {asked}: the script has {fixed.value} ({fixed.where}); leave ⟨{option}⟩ "
                     f"out, or change the script to {asked}"
                 )
-        _check_nvme(request, written)
-        decided = {name for name in _BATCH if getattr(requested.pins, name) != getattr(request.pins, name)}
-        decided |= _BATCH.keys() & set(rehearsed)
-        _check_global_batch(
-            requested, request.pins, {name: _where(script, name, written) for name in decided}
-        )
+        for name in OFFLOAD:
+            if (
+                getattr(request.pins, name) == "nvme"
+                and name in written
+                and request.cluster.nvme_path is None
+            ):
+                raise InputError(
+                    f"{written[name].where}: name a folder on a local NVMe disk with ⟨nvme⟩ DIR to plan "
+                    "for it"
+                )
+        where = {}
+        for name in BATCH:
+            if name in rehearsed or getattr(requested.pins, name) != getattr(request.pins, name):
+                by_argument = script.decided(SETTINGS[name].trainer)
+                where[name] = written[name].where if name in written else (by_argument or ("", ""))[1]
+        _check_global_batch(requested, request.pins, where)
         return cls(request=request, decided=_decided(requested, request))
 
     def with_own_reasons(self, plan: Plan) -> Plan:
@@ -81,28 +96,29 @@ class PlannedFor:
         return replace(plan, assumptions=tuple(note for note in plan.assumptions if note != reason))
 
 
-def _check_nvme(request: Request, written: Mapping[str, CodeValue]) -> None:
-    for name in OFFLOAD:
-        if getattr(request.pins, name) == "nvme" and name in written and request.cluster.nvme_path is None:
-            raise InputError(
-                f"{written[name].location}: name a folder on a local NVMe disk with ⟨nvme⟩ DIR to plan for it"
-            )
-
-
-def _with(request: Request, name: str, fixed: CodeValue) -> Request:
-    changed: dict[str, Any] = {name: fixed.value}
+def _with(request: Request, name: str, value: Any, note: str) -> Request:
+    changed: dict[str, Any] = {name: value}
     if name != "precision":
-        changed = {"pins": replace(request.pins, **changed)}
-    note = f"{_WORDS[name]} {fixed.value}: {fixed.location}"
+        changed = {"pins": replace(request.pins, **{_PINS.get(name, name): value})}
     return replace(request, assumptions=(*request.assumptions, note), **changed)
 
 
-def _where(script: ScriptOptions, name: str, written: Mapping[str, CodeValue]) -> str:
-    """The line or the argument by which a script decides its batch; empty: only its rehearsal tells."""
-    if name in written:
-        return written[name].location
-    decided = script.decided(_OF_TRAINER[name])
-    return "" if decided is None else decided[1]
+def _with_precision(request: Request, script: ScriptOptions) -> Request:
+    """The request in the precision that the script decides, if it does.
+
+    Raises:
+        InputError: another one was asked for than the script's.
+    """
+    fixed, asked = script.fixed_precision(), request.precision
+    if fixed is None or fixed[0] == asked:
+        return request
+    decided, why = fixed
+    if asked != "auto":
+        raise InputError(
+            f"⟨precision⟩ {asked}: {why}, so it trains in {decided}; leave ⟨precision⟩ out, or change "
+            "the script"
+        )
+    return _with(request, "precision", decided, f"precision {decided}: {why}")
 
 
 def _check_global_batch(requested: Request, pins: Pins, decided: Mapping[str, str]) -> None:
@@ -131,10 +147,10 @@ def _check_global_batch(requested: Request, pins: Pins, decided: Mapping[str, st
     lower = batch // step * step
     possible = str(step) if is_whole or not lower else f"{lower} or {lower + step}"
     words = [
-        f"the script's {_BATCH[name]} {value}{f' ({decided[name]})' if decided[name] else ''}"
+        f"the script's {_WORDS[name]} {value}{f' ({decided[name]})' if decided[name] else ''}"
         if name in decided
         else f"⟨{name}⟩ {value}"
-        for name in _BATCH
+        for name in BATCH
         if (value := getattr(pins, name)) is not None
     ]
     raise InputError(
@@ -145,13 +161,9 @@ def _check_global_batch(requested: Request, pins: Pins, decided: Mapping[str, st
 
 
 def _decided(requested: Request, decided: Request) -> dict[str, str]:
-    pairs: list[tuple[str, object, object]] = [
-        ("precision", requested.precision, decided.precision),
-        ("zero", requested.pins.zero_stage, decided.pins.zero_stage),
-        ("offload-optimizer", requested.pins.offload_optimizer, decided.pins.offload_optimizer),
-        ("offload-param", requested.pins.offload_param, decided.pins.offload_param),
-        ("micro-batch", requested.pins.micro_batch, decided.pins.micro_batch),
-        ("gradient-accumulation", requested.pins.gradient_accumulation, decided.pins.gradient_accumulation),
-        ("checkpointing", requested.pins.checkpointing, decided.pins.checkpointing),
-    ]
-    return {option: str(value) for option, before, value in pairs if value != before}
+    names = ("zero_stage", *OFFLOAD, *BATCH, "activation_checkpointing")
+    pairs = {"precision": (requested.precision, decided.precision)} | {
+        SETTINGS[name].option: tuple(getattr(one.pins, _PINS.get(name, name)) for one in (requested, decided))
+        for name in names
+    }
+    return {option: str(value) for option, (before, value) in pairs.items() if value != before}

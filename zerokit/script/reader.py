@@ -18,16 +18,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.files import read_regular
-from zerokit.script.adapter_calls import AdapterCalls, adapter_calls
-from zerokit.script.assignments import Assignment, assignments
-from zerokit.script.code_settings import CodeSetting, code_settings
-from zerokit.script.option_list import OptionList
-from zerokit.script.option_values import LENGTHS, MODELS
-from zerokit.script.own_modules import find_module, installed_package, own_modules
-from zerokit.script.parser_calls import ParserCalls, called, parser_calls
-from zerokit.script.reachable_code import reachable
+from zerokit.script.code_statements import (
+    AdapterCalls,
+    Assignment,
+    CodeSetting,
+    adapter_calls,
+    assignments,
+    code_settings,
+)
+from zerokit.script.option_list import OptionList, called, parser_calls
+from zerokit.script.own_modules import find_module, installed_package, own_modules, reachable
 from zerokit.suggest import misspelt
 
 STYLES = ("raw", "accelerate", "trainer", "none")
@@ -211,7 +214,11 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
         facts.adapters = adapter_calls(tree, path) if current == path else facts.adapters
         facts.assigned.extend(assignments(tree, current))
         facts.code_settings.extend(code_settings(tree, current))
-        _add_parsers(facts, parser_calls(tree, current))
+        calls = parser_calls(tree, current)
+        facts.options |= calls.options
+        facts.flags |= calls.flags
+        facts.option_defaults = {**calls.defaults, **facts.option_defaults}
+        facts.has_subcommands |= calls.has_subcommands
     return facts
 
 
@@ -236,28 +243,22 @@ def _trees(facts: ScriptFacts, waiting: deque[Path], root: Path) -> dict[Path, a
 _FOLDERS_OF_SCRIPTS = ("examples", "scripts")
 
 
-def _misspelt_in(folder: Path, name: str) -> list[Path]:
-    """The scripts of a folder that are called like it."""
-    return [folder / near for near in misspelt(name, [file.name for file in folder.glob("*.py")], most=2)]
-
-
 def _elsewhere(path: Path) -> str:
     """Where a script of the name lies that was not found, or one that is called like it."""
     with contextlib.suppress(OSError):
         below = sorted(path.parent.glob(f"*/{path.name}"))[:2]
         folders = [path.parent, *(path.parent / name for name in _FOLDERS_OF_SCRIPTS)]
-        alike = (_misspelt_in(folder, path.name) for folder in folders)
+        alike = (
+            [
+                folder / near
+                for near in misspelt(path.name, [file.name for file in folder.glob("*.py")], most=2)
+            ]
+            for folder in folders
+        )
         found = below or next(filter(None, alike), [])
         if found:
             return f"; did you mean {' or '.join(map(str, found))}?"
     return ""
-
-
-def _add_parsers(facts: ScriptFacts, calls: ParserCalls) -> None:
-    facts.options |= calls.options
-    facts.flags |= calls.flags
-    facts.option_defaults = {**calls.defaults, **facts.option_defaults}
-    facts.has_subcommands |= calls.has_subcommands
 
 
 def _parse(path: Path, facts: ScriptFacts) -> ast.Module | None:
@@ -293,7 +294,7 @@ class _Reader(ast.NodeVisitor):
         if isinstance(value, ast.Call):
             value = next((k.value for k in value.keywords if k.arg == "default"), None)
         told = (
-            {name} & {*BATCH_KEYWORDS, *LENGTHS, *MODELS}
+            {name} & {*BATCH_KEYWORDS, *SETTINGS["seq_len"].in_scripts, *SETTINGS["model"].in_scripts}
             or "rank" in name
             or getattr(value, "value", 0) is False
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.script_profile import ScriptProfile
+from zerokit.domain.settings import PlannedValues
 from zerokit.domain.strategy import REHEARSED, Strategy
 from zerokit.errors import InputError
 from zerokit.launcher.plan_agreement import of_missing_model
@@ -29,18 +30,18 @@ from zerokit.planner.rehearsed_search import (
 from zerokit.planner.request import ResolvedRequest, loss_of, resolve
 from zerokit.rehearsal.order import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
-from zerokit.script import misplaced_options
 from zerokit.script.agreement import refuse_unplannable
+from zerokit.script.argument_warnings import misplaced_options, named_model, why_no_training
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
-from zerokit.script.named_model import named_model
 from zerokit.script.planned_for import PlannedFor
-from zerokit.script.planned_loss import why_left_out
-from zerokit.script.planned_values import PlannedValues
 from zerokit.script.reader import ScriptFacts, read_script
-from zerokit.script.scripts_optimizer import with_optimizer_of
-from zerokit.script.training_switch import why_no_training
-from zerokit.script.unlike_adapters import TRLS_SWITCH, takes_model_config
+from zerokit.script.unlike_job import (
+    TRLS_SWITCH,
+    takes_model_config,
+    why_loss_is_left_out,
+    with_optimizer_of,
+)
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy, time_note
 from zerokit.script_planner.script_decisions import CannotRehearse, Fed, ScriptDecisions
 from zerokit.script_planner.trained_model import is_named
@@ -107,7 +108,7 @@ class ScriptPlanning:
         facts = read_script(
             Path(self.target.script) if self.target.script else None, self.target.module, self.target.source
         )
-        misplaced = misplaced_options.warnings(facts, self.target.name, self.target.arguments, "plan")
+        misplaced = misplaced_options(facts, self.target.name, self.target.arguments, "plan")
         for warning in (*misplaced, *of_missing_model(facts, self.target)):
             self.say(warning)
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
@@ -134,7 +135,7 @@ class ScriptPlanning:
         """Plan for the loss that the script is rehearsed with, if another was asked for; what to say."""
         if self.options.get("trainer"):
             self._decisions.kept["trainer"] = "raw"  # what it does is rehearsed
-        why = why_left_out(self._script, loss_of(self.options))
+        why = why_loss_is_left_out(self._script, loss_of(self.options))
         if why is not None:
             self._decisions.kept["loss"] = "standard"
         return why

@@ -21,7 +21,7 @@ from zerokit.errors import (
 from zerokit.fields import all_as_options, as_options
 from zerokit.launcher.secrets import Secrets
 from zerokit.planner.documents import degrees
-from zerokit.script.placeholders import PLACEHOLDERS
+from zerokit.script.arguments import PLACEHOLDERS
 from zerokit.script.reader import read_script
 from zerokit.tuner.tuning import Trial, Tuning
 

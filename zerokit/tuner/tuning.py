@@ -21,13 +21,12 @@ from zerokit.planner.plan_folder import check_folder, write_plan
 from zerokit.planner.rehearsed_search import LOOKED_THROUGH
 from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.script.agreement import refuse_unplannable
-from zerokit.script.arguments import ScriptOptions
+from zerokit.script.argument_warnings import named_model
+from zerokit.script.arguments import ScriptOptions, refuse_misspelt
 from zerokit.script.entry_points import Target
-from zerokit.script.named_model import named_model
-from zerokit.script.placeholders import refuse_misspelt
 from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import STYLES, read_script
-from zerokit.script.scripts_optimizer import with_optimizer_of
+from zerokit.script.unlike_job import with_optimizer_of
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, estimate_strategy, make_plan, make_space
 from zerokit.search.sizing import distinct

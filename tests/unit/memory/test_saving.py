@@ -14,7 +14,7 @@ from tests.support.packages import needs
 from tests.support.plans import write_plan
 from tests.support.ranks import write_script
 from zerokit.cli import run
-from zerokit.script import disk_space
+from zerokit.script.agreement import of_disk_space
 
 GIB = 1 << 30
 WEIGHTS = 8_030_261_248  # llama-3.1-8b
@@ -118,7 +118,7 @@ def test_launch_warns_where_a_save_does_not_fit(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     chosen = {"estimate": {"saving": {"weights_bytes": 15 * GIB, "checkpoint_bytes": 90 * GIB}}}
-    (said,) = disk_space.warnings(chosen, ["--lr", "1", "--output_dir", str(tmp_path / "not" / "yet")])
+    (said,) = of_disk_space(chosen, ["--lr", "1", "--output_dir", str(tmp_path / "not" / "yet")])
     assert (
         f"{tmp_path / 'not' / 'yet'} has 20.0 GiB free on this machine: if the script saves the planned model"
         in said
@@ -126,11 +126,11 @@ def test_launch_warns_where_a_save_does_not_fit(tmp_path: Path, monkeypatch: pyt
     assert "its weights take 15.0 GiB and each DeepSpeed checkpoint 90.0 GiB" in said
     assert asked == [tmp_path]
     chosen["estimate"]["saving"]["checkpoint_bytes"] = 4 * GIB
-    assert disk_space.warnings(chosen, []) == []
+    assert of_disk_space(chosen, []) == []
     chosen["estimate"]["saving"]["weights_bytes"] = 21 * GIB
-    assert "x has 20.0 GiB free on this machine: " in disk_space.warnings(chosen, ["--output_dir=x"])[0]
-    assert disk_space.warnings({"estimate": {"saving": None}}, []) == []
-    assert disk_space.warnings({}, []) == []
+    assert "x has 20.0 GiB free on this machine: " in of_disk_space(chosen, ["--output_dir=x"])[0]
+    assert of_disk_space({"estimate": {"saving": None}}, []) == []
+    assert of_disk_space({}, []) == []
 
 
 def test_a_trainer_leaves_the_frozen_weights_under_adapters_out_of_a_checkpoint(
@@ -151,8 +151,8 @@ def test_a_trainer_leaves_the_frozen_weights_under_adapters_out_of_a_checkpoint(
         in said
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(GIB, 0, GIB))
-    assert disk_space.warnings(body["chosen"], [], is_trainer=True) == []
-    assert "each DeepSpeed checkpoint 5." in disk_space.warnings(body["chosen"], [])[0]
+    assert of_disk_space(body["chosen"], [], is_trainer=True) == []
+    assert "each DeepSpeed checkpoint 5." in of_disk_space(body["chosen"], [])[0]
 
 
 def test_adapters_that_are_not_gathered_are_saved_and_converted_as_such(

@@ -15,12 +15,14 @@ from tests.support.scripts_read import (
     PLANNED,
     RAW,
     TRAINER,
+    agreed,
+    held,
     joined,
     options,
 )
 from zerokit import cli
 from zerokit.errors import InputError
-from zerokit.script.agreement import WithScript, agree, refuse_unplannable
+from zerokit.script.agreement import WithScript, obstacles, refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
@@ -138,27 +140,19 @@ def test_a_pipeline_of_the_plan_is_one_of_the_script(
     found = options(tmp_path, without)
     chosen = {"micro_batch": 4, "gradient_accumulation": 2, "activation_checkpointing": "full",
               "pipeline_parallel": stages}  # fmt: skip
-    agreed = agree(
-        found, chosen, {"bf16": {"enabled": True}}, request={}, seq_len=128, method="full", lora=None,
-        plan_folder=tmp_path / "plan", on_cpu=False, no_arguments=False, accept_mismatch=False,
-        writes_here=False,
-    )  # fmt: skip
-    said = [note for note in agreed.notes if "pipeline" in note or "checkpointing" in note]
+    got = agreed(found, held(chosen))
+    said = [note for note in got.notes if "pipeline" in note or "checkpointing" in note]
     if text == RAW:
         said = [note for note in said if "checkpointing" not in note]
     assert len(said) == len(told) and all(part in note for part, note in zip(told, said, strict=True)), said
-    assert ("pp" in agreed.unlike) is (stages > 1 and text == RAW)
+    assert ("pp" in got.unlike) is (stages > 1 and text == RAW)
 
 
 @pytest.mark.parametrize("text", [TRAINER, NO_TRAINER])
 def test_a_pipeline_is_none_for_a_trainer_or_accelerate(text: str, tmp_path: Path) -> None:
     chosen = {"micro_batch": 8, "gradient_accumulation": 1, "pipeline_parallel": 4}
     with pytest.raises(InputError, match=r"pipeline of 4 stages, which .* cannot run; plan again with"):
-        agree(
-            options(tmp_path, text), chosen, {"bf16": {"enabled": True}}, request={}, seq_len=128,
-            method="full", lora=None, plan_folder=tmp_path / "plan", on_cpu=False, no_arguments=False,
-            accept_mismatch=True, writes_here=False,
-        )  # fmt: skip
+        agreed(options(tmp_path, text), held(chosen), accept_mismatch=True)
 
 
 @pytest.mark.parametrize(("with_script", "advised"), [
@@ -179,30 +173,22 @@ def test_planning_again_is_advised_by_what_is_not_refused(
     """
     chosen = {"micro_batch": 4, "gradient_accumulation": 2, "data_parallel": 2}
     with pytest.raises(InputError) as refused:
-        agree(
-            options(tmp_path, text), chosen, {"bf16": {"enabled": True}}, request={"gpus": "2"}, seq_len=128,
-            method="full", lora=None, plan_folder=Path("plan"), on_cpu=True, no_arguments=False,
-            accept_mismatch=False, with_script=with_script,
-        )  # fmt: skip
+        agreed(options(tmp_path, text), held(chosen, {"gpus": "2"}), on_cpu=True, with_script=with_script)
     assert advised in str(refused.value)
 
 
 def test_fp16_is_neither_planned_for_cpu_ranks_nor_joined_by_bf16(tmp_path: Path) -> None:
     """DeepSpeed refuses it there, and TrainingArguments refuse both at once."""
     chosen = {"micro_batch": 8, "gradient_accumulation": 1, "data_parallel": 2}
-    words: dict[str, object] = {
-        "request": {"gpus": "2"}, "seq_len": 128, "method": "full", "lora": None, "plan_folder": Path("plan"),
-        "on_cpu": True, "no_arguments": False, "with_script": None,
-    }  # fmt: skip
     asked = options(tmp_path, TRAINER, "--fp16", "True")
-    config = {"bf16": {"enabled": True}}
+    plan = held(chosen, {"gpus": "2"})
     with pytest.raises(InputError) as refused:
-        agree(asked, chosen, config, accept_mismatch=False, **words)  # type: ignore[arg-type]
+        agreed(asked, plan, on_cpu=True)
     assert "--fp16 True, but the plan trains in bf16" in str(refused.value)
     assert "plan again" not in str(refused.value) and "change it, or run it all the same" in str(
         refused.value
     )
-    added = agree(asked, chosen, config, accept_mismatch=True, **words).added  # type: ignore[arg-type]
+    added = agreed(asked, plan, on_cpu=True, accept_mismatch=True).added
     assert "--bf16" not in added and "--per_device_train_batch_size" not in added  # 8 is the Trainer's own
 
 
@@ -214,12 +200,10 @@ def test_a_raw_scripts_own_file_is_held_to_the_plan(tmp_path: Path) -> None:
     chosen = {"micro_batch": 4, "gradient_accumulation": 2}
     for stage, contradicts in ((3, True), (2, False)):
         file.write_text(f'{{"zero_optimization": {{"stage": {stage}}}}}')
-        agreed = agree(
-            found, chosen, config, request={}, seq_len=128, method="full", lora=None,
-            plan_folder=tmp_path / "plan", on_cpu=False, no_arguments=False, accept_mismatch=True,
-        )  # fmt: skip
+        plan = held(chosen, folder=tmp_path / "plan")
+        got = agreed(found, plan, config, accept_mismatch=True)
         told = f"--deepspeed_config {file}: stage 3, but the plan has 2"
-        assert any(told in note for note in agreed.notes) is contradicts, agreed.notes
+        assert any(told in note for note in got.notes) is contradicts, got.notes
 
 
 def test_a_plan_for_a_file_of_the_scripts_own_is_made_by_the_command_that_is_named(
@@ -259,15 +243,68 @@ def test_a_batch_that_the_script_sets_late_is_what_runs(tmp_path: Path) -> None:
     """With the command that plans for all that it sets."""
     late = "\n    args.per_device_train_batch_size = 2\n    args.bf16 = False\n"
     chosen = {"micro_batch": 4, "gradient_accumulation": 1, "data_parallel": 2}
-    agreed = agree(
-        options(tmp_path, TRAINER + late), chosen, {"bf16": {"enabled": True}}, request={"gpus": "2"},
-        seq_len=128, method="full", lora=None, plan_folder=Path("plan"), on_cpu=True, no_arguments=False,
-        accept_mismatch=False,
-    )  # fmt: skip
-    first, second = [note for note in agreed.notes if "after the arguments are read" in note]
+    got = agreed(options(tmp_path, TRAINER + late), held(chosen, {"gpus": "2"}), on_cpu=True)
+    first, second = [note for note in got.notes if "after the arguments are read" in note]
     assert "sets args.per_device_train_batch_size to 2" in first and "exit code 9" in first
     assert "2 is what runs, not the plan's 4" in first
     command = (
         "zerokit plan --recipe plan/plan.yaml --micro-batch 2 --precision fp32 --global-batch 8 --out plan"
     )
     assert second.endswith(f"; remove those lines, or plan for what it does: `{command}`")
+
+
+ACCELERATE = """
+    from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    def train(args):
+        {}
+"""
+FIXED = """
+    from transformers import Trainer, TrainingArguments
+    Trainer(args=TrainingArguments('o', {})).train()
+"""
+OWN = RAW.replace("initialize()", "initialize(config={'train_batch_size': 8})")
+WITH_FSDP = ACCELERATE.format("Accelerator(fsdp_plugin=plugin)")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (WITH_FSDP, "", ":5: Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(…)): FSDP and DeepSpeed "
+         "exclude each other; remove it"),
+        (ACCELERATE.format("Accelerator(fsdp_plugin=args.plugin)"), "", None),
+        (ACCELERATE.format("Accelerator(cpu=True)"), "", ":5: Accelerator(cpu=True): Accelerate then takes "
+         "neither a GPU nor DeepSpeed; remove cpu=True"),
+        (ACCELERATE.format("Accelerator(cpu=False)"), "", None),
+        (ACCELERATE.format("Accelerator(cpu=args.cpu)"), "", None),
+        (ACCELERATE.format("Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config='mine.json'))"), "",
+         "(hf_ds_config='mine.json'): a DeepSpeed configuration of its own"),
+        (FIXED.format("fsdp='full_shard'"), "", ":3: TrainingArguments(fsdp='full_shard'): FSDP and"),
+        (FIXED.format("fsdp=''"), "", None),
+        (TRAINER, "--fsdp full_shard", "--fsdp full_shard: FSDP and DeepSpeed exclude each other; leave it"),
+        (TRAINER, "--bf16 True", None),
+        (OWN, "", ":7: config={'train_batch_size': 8}: it gives deepspeed.initialize a configuration of its"),
+        (RAW, "", None),
+    ],
+)  # fmt: skip
+def test_what_no_plan_gets_past_is_named(tmp_path: Path, text: str, arguments: str, said: str | None) -> None:
+    script = options(tmp_path, text, *arguments.split())
+    found = [obstacle.text for obstacle in obstacles(script)]
+    if said is None:
+        assert found == []
+        refuse_unplannable(script)
+        return
+    assert len(found) == 1 and said in found[0], found
+    with pytest.raises(InputError, match=r"no plan reaches the script: .* to plan, or go on without a plan"):
+        refuse_unplannable(script)
+
+
+def test_a_launch_stops_and_says_how_to_do_without_a_plan(tmp_path: Path) -> None:
+    """It does not also advise to plan again, or to accept a mismatch: neither helps."""
+    script = options(tmp_path, WITH_FSDP)
+    chosen = {"micro_batch": 4, "gradient_accumulation": 1}
+    with pytest.raises(InputError) as refused:
+        agreed(script, held(chosen), {})
+    assert str(refused.value).endswith("remove it, or launch it without a plan (no_plan=True)")
+    notes = agreed(script, held(chosen), {}, accept_mismatch=True).notes
+    assert any("warning: no plan reaches the script: " in note for note in notes)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.scripts_read import (
-    NO_TRAINER,
-    PLANNED,
-    RAW,
-    TRAINER,
-    joined,
-    options,
-    strategy,
-)
-from zerokit.search.space import Pins
+import pytest
+
+from tests.support.scripts_read import NO_TRAINER, PLANNED, RAW, TRAINER, joined, options, strategy
+from zerokit.errors import InputError
+from zerokit.script.arguments import PLACEHOLDERS, refuse_misspelt
 
 PLAIN_RAW = """
     import argparse, deepspeed
@@ -29,13 +24,14 @@ def test_declared_options_are_given_and_the_users_come_first(tmp_path: Path) -> 
         "--lr", "0.1", "--micro-batch-size", "4", "--gradient-checkpointing", "--", "data.txt",
     )  # fmt: skip
     assert "--gradient-checkpointing" not in found.arguments(strategy("none"))
-    assert found.pins(Pins()) == (Pins(), ())
+    assert found.fixed() == []
 
 
 def test_what_the_user_gives_is_fixed_and_not_given_twice(tmp_path: Path) -> None:
     found = options(tmp_path, RAW, "--gradient-checkpointing", "--micro-batch-size=2")
-    pins, notes = found.pins(Pins())
-    assert (pins.checkpointing, pins.micro_batch) == ("full", 2) and len(notes) == 2
+    assert [(one.setting.option, one.value) for one in found.fixed()] == [
+        ("checkpointing", "full"), ("micro-batch", 2),
+    ]  # fmt: skip
     assert found.arguments(strategy()) == found.user_arguments
 
 
@@ -49,18 +45,16 @@ def test_placeholders_are_filled_in(tmp_path: Path) -> None:
         '{"a": 1}',
     )
     found = options(tmp_path, PLAIN_RAW, *given)
-    assert found.pins(Pins()) == (Pins(), ())
+    assert found.fixed() == []
     assert found.arguments(strategy()) == ("--bs=4", "--acc", "2", "--ckpt", "true", '{"a": 1}')
     assert found.arguments(strategy("none"))[4] == "false"
 
 
 def test_a_script_that_cannot_be_told_fixes_checkpointing(tmp_path: Path) -> None:
-    pins, notes = options(tmp_path, PLAIN_RAW).pins(Pins())
-    assert pins.checkpointing == "none" and "no option" in notes[0]
+    (fixed,) = options(tmp_path, PLAIN_RAW).fixed()
+    assert fixed.value == "none" and "no option" in fixed.where
     enabled = PLAIN_RAW + "    model.gradient_checkpointing_enable()\n"
-    assert options(tmp_path, enabled).pins(Pins())[0].checkpointing == "full"
-    # what the user pinned stays
-    assert options(tmp_path, PLAIN_RAW).pins(Pins(checkpointing="full")) == (Pins(checkpointing="full"), ())
+    assert options(tmp_path, enabled).fixed()[0].value == "full"
 
 
 ALPACA = """
@@ -92,3 +86,30 @@ def test_what_the_plan_decided_is_added_where_the_user_gave_nothing(tmp_path: Pa
     assert joined(options(tmp_path, NO_TRAINER)) == (
         "--per_device_train_batch_size 4 --gradient_accumulation_steps 2"
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("{microbatch}", "{micro_batch}"),
+        ("--batch={micro-batch}", "{micro_batch}"),
+        ("{Micro_Batch}", "{micro_batch}"),
+        ("{micro_batch_size}", "{micro_batch}"),
+        ("{grad_accumulation}", "{gradient_accumulation}"),
+        ("{gradient_accumulation_steps}", "{gradient_accumulation}"),
+        ("run-{checkpointng}", "{checkpointing}"),
+    ],
+)
+def test_a_misspelt_placeholder_is_refused(typed: str, meant: str) -> None:
+    with pytest.raises(InputError) as refused:
+        refuse_misspelt(["--batch", *PLACEHOLDERS, typed])
+    braces = typed[typed.index("{") :]
+    assert str(refused.value).startswith(braces) and str(refused.value).endswith(f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    "own",
+    ["{epoch}", "{batch}", "{checkpoint}", "{step}-{loss:.2f}", '{"microbatch": 2}', "microbatch", "{}"],
+)
+def test_other_braces_are_the_scripts_own(own: str) -> None:
+    refuse_misspelt([*PLACEHOLDERS, own, f"--name={own}"])

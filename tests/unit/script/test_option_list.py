@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from tests.support.ranks import write_script
-from zerokit.script.misplaced_options import warnings
-from zerokit.script.option_list import installed_fields
+from zerokit.script.argument_warnings import misplaced_options
+from zerokit.script.option_list import installed_fields, parser_calls
 from zerokit.script.reader import read_script
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -53,19 +54,19 @@ SCHEDULED = (
 
 
 def said(script: Path, *arguments: str) -> list[str]:
-    return warnings(read_script(script, None), "train.py", arguments, "launch")
+    return misplaced_options(read_script(script, None), "train.py", arguments, "launch")
 
 
 def test_the_beginning_of_options_may_be_an_option_of_zerokit(tmp_path: Path) -> None:
     """--out of `emit sbatch` writes the job into a file."""
     text = SCHEDULED.replace("'--lr_decay'", "'--output_dir'").replace("'--lr_end'", "'--outputs'")
     facts = read_script(write_script(tmp_path, text), None)
-    (said,) = warnings(facts, "train.py", ["--out", "job.sh"], "emit sbatch")
+    (said,) = misplaced_options(facts, "train.py", ["--out", "job.sh"], "emit sbatch")
     assert said.endswith(
         "which may be the beginning of --output_dir, --outputs: write it out; options of zerokit stand "
         "before the script: zerokit emit sbatch --out … train.py …"
     )
-    (said,) = warnings(facts, "train.py", ["--outp", "job.sh"], "emit sbatch")
+    (said,) = misplaced_options(facts, "train.py", ["--outp", "job.sh"], "emit sbatch")
     assert said.endswith(": write it out")
 
 
@@ -152,10 +153,10 @@ def test_an_option_that_lacks_a_word_is_found(tmp_path: Path) -> None:
         "HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
     )
     facts = read_script(write_script(tmp_path, text), None)
-    (said,) = warnings(facts, "train.py", ["--per_device_batch_size", "4"], "launch")
+    (said,) = misplaced_options(facts, "train.py", ["--per_device_batch_size", "4"], "launch")
     meant = said.partition("did you mean ")[2]
     assert meant == "--per_device_eval_batch_size or --per_device_train_batch_size?"
-    (said,) = warnings(facts, "train.py", ["--nothing_like_it", "4"], "launch")
+    (said,) = misplaced_options(facts, "train.py", ["--nothing_like_it", "4"], "launch")
     assert "did you mean" not in said
 
 
@@ -175,3 +176,19 @@ def test_a_beginning_is_ambiguous_where_the_real_parser_says_so(begun: str, tmp_
     except SystemExit:
         is_refused = True
     assert bool(said(script, begun, "1")) == is_refused
+
+
+TEXT = """
+parser.add_argument("-s", "--seq-len", type=int, default=128)
+parser.add_argument("--model", default=Path(__file__).with_name("tiny.json"))
+parser.add_argument("--rate", default=computed())
+parser.add_argument("--fast", action="store_true")
+"""
+
+
+def test_options_flags_and_literal_defaults() -> None:
+    found = parser_calls(ast.parse(TEXT), Path("folder/train.py"))
+    assert found.options == {"-s", "--seq-len", "--model", "--rate", "--fast"}
+    assert found.flags == {"--fast"}
+    assert found.defaults == {"s": 128, "seq_len": 128, "model": "folder/tiny.json"}
+    assert not found.has_subcommands

@@ -102,6 +102,10 @@ def test_another_strategy_than_the_codes_is_refused(
          "leave gradient_accumulation out"),
         (LOOP.format(steps=1, batch="args.batch_size"), {"micro_batch": 2},
          r"micro_batch 2: the script has 4 \(.*the default of --batch_size"),
+        (FIXED_TRAINER, {"precision": "bf16"}, r"precision bf16: .*trains in fp32; leave precision out"),
+        (FIXED_TRAINER, {"precision": "fp32", "micro_batch": 4}, None),
+        (FIXED_TRAINER, {"micro_batch": 3}, r"micro_batch 3: .*sets per_device_train_batch_size 4"),
+        (FIXED_TRAINER, {"gradient_accumulation": 4}, r"gradient_accumulation 4: .*gradient_accumulation_st"),
     ],
 )  # fmt: skip
 def test_what_the_script_will_not_do_is_refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,11 @@ from tests.support.scripts_read import (
     strategy,
 )
 from zerokit.errors import InputError
-from zerokit.search.space import Pins
 
 
 def test_a_trainer_that_parses_its_arguments_gets_them(tmp_path: Path) -> None:
     found = options(tmp_path, TRAINER, "--output_dir", "out")
-    assert found.pins(Pins()) == (Pins(search_tensor=True), ())
+    assert found.fixed() == []
     assert found.arguments(strategy()) == (
         "--output_dir", "out", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2",
         "--bf16", "True", "--gradient_checkpointing", "True",
@@ -53,53 +51,35 @@ def test_a_file_of_arguments_that_does_not_exist_is_named(tmp_path: Path, given:
         ("bf16=True", "bf16"),
         ("fp16=True", "fp16"),
         ("bf16=False", "fp32"),
-        ("bf16=can()", "auto"),
+        ("bf16=can()", None),
     ],
 )
-def test_a_trainer_decides_its_precision(tmp_path: Path, arguments: str, precision: str) -> None:
+def test_a_trainer_decides_its_precision(tmp_path: Path, arguments: str, precision: str | None) -> None:
     text = FIXED_TRAINER.replace("gradient_checkpointing=True", arguments)
-    assert options(tmp_path, text).precision("auto")[0] == precision
-    assert (
-        options(tmp_path, TRAINER).precision("auto")
-        == options(tmp_path, RAW).precision("auto")
-        == ("auto", ())
-    )
-    assert options(tmp_path, TRAINER).precision("fp16") == ("fp16", ())
-
-
-def test_what_the_script_decides_cannot_be_asked_for_otherwise(tmp_path: Path) -> None:
-    """Its rehearsal would be of the script's values, and the launch would refuse the plan."""
-    found = options(tmp_path, FIXED_TRAINER.replace("gradient_checkpointing=True", "bf16=False"))
-    with pytest.raises(InputError, match=r"precision bf16: .*trains in fp32; leave precision out"):
-        found.precision("bf16")
-    assert found.precision("fp32") == ("fp32", ())
-    with pytest.raises(InputError, match=r"micro_batch 3: .*sets per_device_train_batch_size 4"):
-        found.pins(Pins(micro_batch=3))
-    assert found.pins(Pins(micro_batch=4))[0].micro_batch == 4
-    with pytest.raises(InputError, match=r"gradient_accumulation 4: .*gradient_accumulation_steps"):
-        found.pins(Pins(gradient_accumulation=4))
-    given = options(tmp_path, TRAINER, "--per_device_train_batch_size", "8")
-    with pytest.raises(InputError, match=r"micro_batch 4: .*per_device_train_batch_size 8"):
-        given.pins(Pins(micro_batch=4))
+    fixed = options(tmp_path, text).fixed_precision()
+    assert (None if fixed is None else fixed[0]) == precision
+    assert options(tmp_path, TRAINER).fixed_precision() is options(tmp_path, RAW).fixed_precision() is None
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (FIXED_TRAINER, Pins(micro_batch=4, gradient_accumulation=1, checkpointing="full")),
+        (FIXED_TRAINER, {"checkpointing": "full", "micro-batch": 4, "gradient-accumulation": 1}),
         # the Trainer's defaults
         (
             FIXED_TRAINER.replace("per_device_train_batch_size=4, gradient_checkpointing=True", ""),
-            Pins(micro_batch=8, gradient_accumulation=1, checkpointing="none"),
+            {"checkpointing": "none", "micro-batch": 8, "gradient-accumulation": 1},
         ),
         # computed: only the run will tell
         (
             FIXED_TRAINER.replace("size=4", "size=compute()"),
-            Pins(micro_batch=None, gradient_accumulation=1, checkpointing="full"),
+            {"checkpointing": "full", "gradient-accumulation": 1},
         ),
     ],
 )
-def test_a_trainer_without_options_fixes_its_batch(tmp_path: Path, text: str, expected: Pins) -> None:
+def test_a_trainer_without_options_fixes_its_batch(
+    tmp_path: Path, text: str, expected: dict[str, object]
+) -> None:
     found = options(tmp_path, text)
-    assert found.pins(Pins())[0] == replace(expected, search_tensor=True)
+    assert {one.setting.option: one.value for one in found.fixed()} == expected
     assert found.arguments(strategy()) == ()

@@ -1,13 +1,238 @@
-"""What a Trainer's user asks for besides what the plan decides."""
+"""The job that a plan counts on and a script does otherwise: adapters, length, loss, optimizer, saves."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.scripts_read import TRAINER, options
-from zerokit.script import unlike_job
+import zerokit
+from tests.support.scripts_read import (
+    FIXED_TRAINER,
+    NO_TRAINER,
+    PLANNED,
+    RAW,
+    TRAINER,
+    agreed,
+    held,
+    joined,
+    options,
+)
+from zerokit.domain.job import Lora
+from zerokit.emit import plan_file
+from zerokit.errors import InputError
+from zerokit.script.agreement import Agreement
+from zerokit.script.option_list import unknown_option
+from zerokit.script.unlike_job import (
+    made_by_script,
+    of_adapters,
+    of_length,
+    of_optimizer,
+    of_saves,
+    of_trainer,
+    why_loss_is_left_out,
+    with_optimizer_of,
+)
+from zerokit.values import replace
+
+OWN = """
+from dataclasses import dataclass
+from peft import LoraConfig, get_peft_model
+from transformers import BitsAndBytesConfig, HfArgumentParser, Trainer, TrainingArguments
+@dataclass
+class Job:
+    lora_rank: int = 16
+    four_bit: bool = False
+job, args = HfArgumentParser((Job, TrainingArguments)).parse_args_into_dataclasses()
+Trainer(args=args)
+"""
+TRLS = """
+from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config
+args, model = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config()
+SFTTrainer(args=args, peft_config=get_peft_config(model))
+"""
+ARGPARSE = RAW + "    import peft\n    parser.add_argument('--use-lora', action='store_true')\n"
+ADDS = (
+    OWN
+    + """
+def load():
+    return get_peft_model(model, LoraConfig())
+def main():
+    model = load()
+if __name__ == "__main__":
+    main()
+"""
+)
+BY_OPTION = ADDS.replace("    model = load()", "    model = load() if args.adapters else base()")
+ALL = "--lora_target_modules all-linear"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "method", "said"),
+    [
+        (OWN, "", "full", []),
+        (OWN, "", "lora", []),
+        (ADDS, "", "full", ["get_peft_model adds adapters, and the plan trains all weights"]),
+        (ADDS, "", "lora", []),
+        (BY_OPTION, "", "full", []),  # an option of a name that tells nothing may decide
+        (ADDS.replace("    return", "    if args.rank: return"), "", "full", []),
+        (OWN.replace("four_bit", "qlora"), "", "lora", []),  # adapters all the same: it only quantises
+        (
+            OWN.replace("four_bit", "qlora"),
+            "--qlora",
+            "lora",
+            ["--qlora is given, and the plan does not hold"],
+        ),
+        (OWN, "", "qlora", ["4 bits, and --four_bit is not given"]),
+        (OWN, "--four_bit", "qlora", []),
+        (OWN, "--four_bit false", "qlora", ["--four_bit is not given"]),
+        (
+            OWN,
+            "--four_bit",
+            "lora",
+            ["plan does not hold the weights in 4 bits: leave it out, or plan again with ⟨method⟩ qlora"],
+        ),
+        (
+            OWN.replace("four_bit", "qlora"),
+            "--qlora",
+            "full",
+            [
+                "all weights, and --qlora is given: leave it out, or plan again with ⟨method⟩ qlora",
+                "4 bits: leave it out, or plan again with ⟨method⟩ qlora",
+            ],
+        ),
+        (
+            OWN,
+            "--lora_rank 8",
+            "lora",
+            ["of rank 16: give the script --lora_rank 16, or plan again with ⟨lora_rank⟩ 8"],
+        ),
+        (
+            OWN.replace("int = 16", "int = 64"),
+            "",
+            "lora",
+            ["--lora_rank is 64 by default, but the plan has adapters of rank 16"],
+        ),
+        (TRLS, "", "full", []),
+        (
+            TRLS,
+            "",
+            "lora",
+            [
+                "without --use_peft the script trains all weights, which takes more memory than predicted: "
+                "give the script --use_peft --lora_target_modules all-linear"
+            ],
+        ),
+        (TRLS, f"--lora_r 8 {ALL}", "lora", ["give the script --use_peft --lora_r 16"]),
+        (TRLS, f"--use_peft {ALL}", "lora", []),
+        (
+            TRLS,
+            "--use_peft",
+            "lora",
+            [
+                "--lora_target_modules is not given, so PEFT takes few layers, but the plan has adapters on "
+                "all linear layers (all-linear): give the script --lora_target_modules all-linear"
+            ],
+        ),
+        (
+            TRLS,
+            "--use_peft --lora_target_modules q_proj v_proj --lora_r 64",
+            "qlora",
+            [
+                "--load_in_4bit is not given: they take four times as much; give the script --load_in_4bit",
+                "--lora_r 64, but the plan",
+                "--lora_target_modules q_proj v_proj, but the plan has adapters on all linear layers "
+                "(all-linear): give the script --lora_target_modules all-linear, or plan again with "
+                "⟨lora_targets⟩ q_proj,v_proj",
+            ],
+        ),
+        (
+            TRLS,
+            f"--use_peft {ALL} --lora_r 64",
+            "lora",
+            ["--lora_r 64, but the plan has adapters of rank 16"],
+        ),
+        (TRLS, f"--use_peft {ALL}", "qlora", ["--load_in_4bit is not given"]),
+        (TRLS, f"--use_peft --load_in_4bit {ALL}", "qlora", ["--dtype is float32 by default: products"]),
+        (TRLS, f"--use_peft --load_in_4bit --dtype bfloat16 {ALL}", "qlora", []),
+        (
+            ARGPARSE,
+            "",
+            "lora",
+            ["--use-lora is not given: give it to the script, or plan again with ⟨method⟩ full"],
+        ),
+        (ARGPARSE, "--use-lora", "lora", []),
+        (
+            ARGPARSE,
+            "--use-lora",
+            "full",
+            ["--use-lora is given: leave it out, or plan again with ⟨method⟩ lora"],
+        ),
+        (TRAINER, "", "lora", ["nothing in the script's source adds adapters"]),
+        (TRAINER, "", "full", []),
+    ],
+)
+def test_what_the_plan_trains_and_the_script_does_not_is_named(
+    tmp_path: Path, text: str, arguments: str, method: str, said: list[str]
+) -> None:
+    lora = None if method == "full" else Lora()
+    found = of_adapters(options(tmp_path, text, *arguments.split()), held(method=method, lora=lora))
+    assert len(found) == len(said), found
+    assert all(part in one for part, one in zip(said, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("written", "planned", "said"),
+    [
+        (
+            '"all-linear"',
+            ("q_proj", "v_proj"),
+            "is all-linear, but the plan has adapters on q_proj, v_proj: write "
+            'target_modules=["q_proj", "v_proj"] there, or plan again with ⟨lora_targets⟩ all-linear',
+        ),
+        (
+            '["q_proj"]',
+            ("all-linear",),
+            "is q_proj, but the plan has adapters on all linear layers (all-linear): write "
+            'target_modules="all-linear" there, or plan again with ⟨lora_targets⟩ q_proj',
+        ),
+        ('["v_proj", "q_proj"]', ("q_proj", "v_proj"), None),
+        ('"all-linear"', ("all-linear",), None),
+        ("job.targets", ("q_proj",), None),  # computed
+        ('".*q_proj"', ("q_proj",), None),  # a pattern
+    ],
+)
+def test_other_targets_than_the_plans_are_named(
+    tmp_path: Path, written: str, planned: tuple[str, ...], said: str | None
+) -> None:
+    text = ADDS.replace("LoraConfig()", f"LoraConfig(r=16, target_modules={written})")
+    found = of_adapters(options(tmp_path, text), held(method="lora", lora=Lora(targets=planned)))
+    assert len(found) == (said is not None), found
+    if said is not None:
+        assert f"target_modules {said}" in found[0] and ".py:13: " in found[0]
+
+
+def test_trls_list_of_modules_is_compared_as_a_whole(tmp_path: Path) -> None:
+    plan = held(method="lora", lora=Lora(targets=("q_proj", "v_proj")))
+    command = ["--use_peft", "--lora_r", "16", "--lora_target_modules"]
+    assert of_adapters(options(tmp_path, TRLS, *command, "v_proj", "q_proj"), plan) == []
+    (said,) = of_adapters(options(tmp_path, TRLS, *command, "q_proj"), plan)
+    assert "give the script --lora_target_modules q_proj v_proj, or" in said
+    settings = tmp_path / "sft.yaml"
+    settings.write_text("use_peft: true\nlora_r: 16\nlora_target_modules: [q_proj, v_proj]\n")
+    assert of_adapters(options(tmp_path, TRLS, "--config", str(settings)), plan) == []
+
+
+def test_a_file_of_settings_counts_as_given(tmp_path: Path) -> None:
+    settings = tmp_path / "sft.yaml"
+    settings.write_text("use_peft: true\nlora_r: 16\nlora_target_modules: all-linear\n")
+    assert (
+        of_adapters(options(tmp_path, TRLS, "--config", str(settings)), held(method="lora", lora=Lora()))
+        == []
+    )
+
 
 DPO = TRAINER.replace("Trainer(args=args)", "trl.DPOTrainer(args=args)")
 GRPO = TRAINER.replace("Trainer(args=args)", "trl.GRPOTrainer(args=args)")
@@ -28,6 +253,322 @@ GRPO = TRAINER.replace("Trainer(args=args)", "trl.GRPOTrainer(args=args)")
 def test_another_job_than_the_plans_is_named(
     tmp_path: Path, text: str, arguments: str, method: str, said: list[str]
 ) -> None:
-    found = unlike_job.warnings(options(tmp_path, text, *arguments.split()), method)
+    found = of_trainer(options(tmp_path, text, *arguments.split()), held(method=method))
     assert len(found) == len(said), found
     assert all(part in one for part, one in zip(said, found, strict=True)), found
+
+
+SFT = TRAINER.replace("Trainer(args", "SFTTrainer(args")
+
+
+def with_loss(
+    folder: Path, text: str, *given: str, loss: str = "liger", on_cpu: bool = False, **chosen: Any
+) -> Agreement:
+    plan = held({**chosen, "micro_batch": 4, "gradient_accumulation": 1}, {"loss": loss}, folder / "plan")
+    return agreed(options(folder, text, *given), plan, on_cpu=on_cpu)
+
+
+def warned(found: Agreement) -> list[str]:
+    return [note for note in found.notes if "the plan counts on ⟨loss⟩" in note]
+
+
+def test_a_trainer_is_told_to_fuse_head_and_loss(tmp_path: Path) -> None:
+    found = with_loss(tmp_path, TRAINER)
+    assert "--use_liger_kernel True" in " ".join(found.added) and not warned(found)
+    assert "use_liger" not in " ".join(with_loss(tmp_path, TRAINER, loss="standard").added)
+    # Liger's kernels are a GPU's
+    assert "use_liger" not in " ".join(with_loss(tmp_path, TRAINER, on_cpu=True).added)
+    given = with_loss(tmp_path, TRAINER, "--use_liger_kernel", "True")
+    assert "use_liger" not in " ".join(given.added)
+    # a script that was rehearsed was rehearsed with its own loss
+    assert "use_liger" not in " ".join(with_loss(tmp_path, TRAINER, rehearsed={"script": "train.py"}).added)
+
+
+def test_a_trainer_that_does_not_fuse_them_contradicts_the_plan(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--use_liger_kernel False, but the plan has use_liger_kernel True"):
+        with_loss(tmp_path, TRAINER, "--use_liger_kernel", "False")
+    fixed = FIXED_TRAINER.replace("gradient_checkpointing=True", "bf16=True")
+    with pytest.raises(InputError, match="use_liger_kernel is False by default"):
+        with_loss(tmp_path, fixed)
+    with_loss(tmp_path, fixed.replace("bf16=True", "bf16=True, use_liger_kernel=True"))
+
+
+@pytest.mark.parametrize(
+    ("text", "loss", "is_warned"),
+    [
+        (RAW, "liger", True),
+        (
+            RAW + "    from liger_kernel.transformers import LigerForCausalLMLoss as L\n    L()\n",
+            "liger",
+            False,
+        ),
+        (NO_TRAINER, "cut", True),
+        (NO_TRAINER + "    linear_cross_entropy(1, 2)\n", "cut", False),
+        (SFT, "liger", True),
+        (SFT, "chunked", False),
+        (TRAINER, "chunked", True),
+        (RAW, "standard", False),
+    ],
+)
+def test_a_script_without_a_sign_of_the_loss_is_warned_of(
+    text: str, loss: str, is_warned: bool, tmp_path: Path
+) -> None:
+    found = with_loss(tmp_path, text, loss=loss)
+    assert bool(warned(found)) is is_warned, found.notes
+    assert "use_liger" not in " ".join(found.added)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "loss", "is_left_out"),
+    [
+        (TRAINER, "", "liger", True),
+        (TRAINER, "--use_liger_kernel False", "liger", True),
+        (TRAINER, "--use_liger_kernel True", "liger", False),
+        (FIXED_TRAINER.replace("size=4", "size=4, use_liger_kernel=True"), "", "liger", False),
+        (SFT, "--use_liger_kernel True", "liger", True),
+        (SFT, "", "chunked", False),
+        (RAW, "", "cut", True),
+        (RAW + "    linear_cross_entropy(1, 2)\n", "", "cut", False),
+        (RAW, "", "standard", False),
+    ],
+)
+def test_a_loss_that_a_rehearsal_will_not_run_is_left_out_of_its_plan(
+    tmp_path: Path, text: str, arguments: str, loss: str, is_left_out: bool
+) -> None:
+    why = why_loss_is_left_out(options(tmp_path, text, *arguments.split()), loss)
+    assert (why is not None) is is_left_out
+    assert why is None or why.startswith(f"⟨loss⟩ {loss} left out: the script shows no sign of it")
+
+
+OF_8_BITS = replace(PLANNED, optimizer="adamw_8bit")
+CONFIG = {"optimizer": {"type": "AdamW"}}
+OF_CODE = """
+    from transformers import Trainer, TrainingArguments
+    args = TrainingArguments(output_dir="out", optim="{}")
+    Trainer(args=args).train()
+"""
+
+
+def test_the_plans_optimizer_is_given_where_the_script_is_to_make_it(tmp_path: Path) -> None:
+    assert "--optim adamw_8bit" in joined(options(tmp_path, TRAINER), optimizer="adamw_8bit")
+    assert "--optim" not in joined(options(tmp_path, TRAINER))  # DeepSpeed's configuration has it
+    given = options(tmp_path, TRAINER, "--optim", "adamw_torch")
+    assert "--optim" not in joined(given, optimizer="adamw_8bit")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (TRAINER, "--optim adamw_torch", "--optim adamw_torch, but the plan has optim adamw_8bit"),
+        (TRAINER, "--optim=lion_8bit", "--optim lion_8bit, but the plan has optim adamw_8bit"),
+        (TRAINER, "--optim adamw_bnb_8bit", None),  # transformers: two names of one optimizer
+        (TRAINER, "", None),  # it is added
+        (FIXED_TRAINER, "", "optim is adamw_torch_fused by default, but the plan has optim adamw_8bit"),
+        (RAW, "--optim adamw_torch", None),  # the script's own matter
+    ],
+)
+def test_another_optimizer_than_the_plans_is_refused(
+    tmp_path: Path, text: str, arguments: str, said: str | None
+) -> None:
+    found = options(tmp_path, text, *arguments.split()).conflicts(OF_8_BITS, added=True)
+    assert [one for one in found if "optim" in one] == ([said] if said else [])
+
+
+def test_only_a_plan_without_deepspeeds_optimizer_leaves_it_to_the_script() -> None:
+    request = {"optimizer": "adamw_8bit"}
+    assert made_by_script(request, {}) == "adamw_8bit"
+    assert made_by_script(request, {"optimizer": {"type": "AdamW"}}) is None
+    assert made_by_script({"optimizer": "AdamW"}, {}) is None
+
+
+def test_a_plan_for_a_script_takes_its_optimizer(tmp_path: Path) -> None:
+    with_8_bits = options(tmp_path, TRAINER, "--optim", "adamw_8bit")
+    assert with_optimizer_of(with_8_bits, {"gpus": "2"}) == {"gpus": "2", "optimizer": "adamw_8bit"}
+    same = {"optimizer": "adamw_bnb_8bit"}
+    assert with_optimizer_of(with_8_bits, same) == same
+    assert with_optimizer_of(options(tmp_path, TRAINER, "--optim", "adamw_torch"), {}) == {}
+    assert with_optimizer_of(options(tmp_path, RAW, "--optim", "adamw_8bit"), {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("optim", "asked", "words"),
+    [
+        (
+            "adamw_8bit",
+            {"optimizer": "AdamW"},
+            "⟨optimizer⟩ AdamW: --optim adamw_8bit; leave ⟨optimizer⟩ out",
+        ),
+        ("adamw_torch_4bit", {}, "--optim adamw_torch_4bit: not modelled: torch.compile makes its step"),
+    ],
+)
+def test_a_plan_for_a_script_with_another_optimizer_is_refused(
+    tmp_path: Path, optim: str, asked: dict[str, str], words: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        with_optimizer_of(options(tmp_path, TRAINER, "--optim", optim), asked)
+    assert caught.value.marked.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (TRAINER, "--optim adafactor", "--optim adafactor, but the plan has AdamW"),
+        (TRAINER, "--optim adamw_torch_fused", None),
+        (TRAINER, "--optim adamw_8bit", "--optim adamw_8bit, but the plan has AdamW"),
+        (TRAINER, "--optim adamw_torch_4bit", "--optim adamw_torch_4bit, but the plan has AdamW"),
+        (OF_CODE.format("adamw_bnb_8bit"), "", "train.py sets optim adamw_bnb_8bit, but the plan has AdamW"),
+        (OF_CODE.format("adamw_torch"), "", None),
+        (RAW, "--optim adafactor", None),  # the script's own matter
+    ],
+)
+def test_an_optimizer_that_deepspeeds_goes_before_is_named(
+    tmp_path: Path, text: str, arguments: str, said: str | None
+) -> None:
+    found = of_optimizer(options(tmp_path, text, *arguments.split()), CONFIG)
+    assert [said in one for one in found] == [True] if said else found == []
+
+
+def test_an_optimizer_of_the_users_is_free_where_the_plan_has_none(tmp_path: Path) -> None:
+    assert of_optimizer(options(tmp_path, TRAINER, "--optim", "adafactor"), {}) == []
+
+
+CLASS = """
+    from dataclasses import dataclass, field
+    @dataclass
+    class DataArguments:
+        block_size: int | None = field(default={}, metadata={{"help": "the length"}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("default", "arguments", "said"),
+    [
+        ("None", "", ["--block_size is not given", "2,048 tokens: give --block_size 2048"]),
+        ("None", "--block_size 2048", []),
+        ("None", "--block_size=512", ["at 512 tokens (--block_size 512)", "2,048", "less memory"]),
+        (
+            "128",
+            "",
+            [
+                "at 128 tokens (--block_size by default)",
+                "predicted; give the script --block_size 2048, or plan again with ⟨seq_len⟩ 128",
+            ],
+        ),
+        ("2048", "", []),
+    ],
+)
+def test_the_length_is_the_scripts(tmp_path: Path, default: str, arguments: str, said: list[str]) -> None:
+    found = of_length(
+        options(tmp_path, CLASS.format(default) + TRAINER, *arguments.split()), held(seq_len=2048)
+    )
+    assert len(found) == (1 if said else 0)
+    assert all(part in found[0] for part in said)
+
+
+def test_an_option_of_argparse_has_a_default_too(tmp_path: Path) -> None:
+    text = RAW + "    parser.add_argument('--seq-len', type=int, default={})\n"
+    (found,) = of_length(options(tmp_path, text.format(128)), held(seq_len=2048))
+    assert "give the script --seq-len 2048, or plan again" in found
+    assert "cuts sequences at 128 tokens (--seq-len by default), but the plan has 2,048" in found
+    assert of_length(options(tmp_path, text.format(128), "--seq-len", "2048"), held(seq_len=2048)) == []
+    assert of_length(options(tmp_path, text.format("None")), held(seq_len=2048)) == []
+
+
+FIELDS = """
+    from dataclasses import dataclass
+    from transformers import HfArgumentParser, Trainer, TrainingArguments
+    @dataclass
+    class Data:
+        seq_len: int = {}
+    data, arguments = HfArgumentParser((Data, TrainingArguments)).parse_args_into_dataclasses()
+    Trainer(args=arguments).train()
+"""
+
+
+@pytest.mark.parametrize("name", ["sequence_len", "max_seq_length", "max-length"])
+def test_a_length_by_an_option_that_the_script_has_not_is_told_by_its_warning_alone(
+    tmp_path: Path, name: str
+) -> None:
+    """The script ends there, and no other value of the option is any better."""
+    read = options(tmp_path, FIELDS.format(512), f"--{name}", "4096")
+    assert of_length(read, held(seq_len=2048)) == []
+    refused = unknown_option("train.py", read.facts.option_list, read.user_arguments, {})
+    assert refused is not None and refused.endswith("did you mean --seq_len?")
+    (said,) = of_length(options(tmp_path, FIELDS.format(512), "--seq_len", "4096"), held(seq_len=2048))
+    assert "at 4,096 tokens (--seq_len 4096)" in said
+
+
+def test_a_models_block_size_is_no_option(tmp_path: Path) -> None:
+    """Of a class that no parser turns into options."""
+    text = CLASS.format("1024") + "    import deepspeed\n    deepspeed.initialize(config='ds.json')\n"
+    assert of_length(options(tmp_path, text), held(seq_len=2048)) == []
+
+
+def test_the_plans_own_length_is_compared_where_nobody_gave_one(tmp_path: Path) -> None:
+    """Of a model of 1,024 positions that is not 2,048, which plans for longer models have."""
+    zerokit.plan(model="gpt2", gpus=1, gpu="l40s", out=tmp_path)
+    length = plan_file.read(tmp_path).seq_len
+    assert length == 1024
+    assert of_length(options(tmp_path, TRAINER, "--max_length", "1024"), held(seq_len=length)) == []
+    (said,) = of_length(options(tmp_path, TRAINER, "--max_length", "512"), held(seq_len=length))
+    assert "the plan has 1,024" in said and "give the script --max_length 1024, or" in said
+
+
+def test_a_length_in_a_file_of_settings_is_changed_there(tmp_path: Path) -> None:
+    settings = tmp_path / "sft.yaml"
+    settings.write_text("max_length: 512\n")
+    trls = """
+        from trl import SFTConfig, SFTTrainer, TrlParser
+        (args,) = TrlParser((SFTConfig,)).parse_args_and_config()
+        SFTTrainer(args=args)
+    """
+    (said,) = of_length(options(tmp_path, trls, "--config", str(settings)), held(seq_len=2048))
+    assert f"write max_length: 2048 in {settings}, or plan again" in said
+    (said,) = of_length(options(tmp_path, trls, "--max_length", "512"), held(seq_len=2048))
+    assert "give the script --max_length 2048, or plan again" in said
+
+
+SAVES = TRAINER + "    Trainer(args=args).save_model()\n"
+ACCELERATED = """
+    from accelerate import Accelerator
+    accelerator = Accelerator()
+    accelerator.get_state_dict(model)
+"""
+
+
+def _config(stage: int = 3, **zero: bool) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **zero}}
+
+
+@pytest.mark.parametrize(
+    ("text", "config", "method", "said"),
+    [
+        (SAVES, _config(), "full", "the script's save_model writes no weights that load"),
+        (SAVES, _config(stage3_gather_16bit_weights_on_model_save=True), "lora", ""),
+        (SAVES, _config(2), "lora", ""),
+        (SAVES, {}, "full", ""),
+        (TRAINER, _config(), "full", ""),  # its checkpoints are all that it writes
+        (ACCELERATED, _config(), "full", "the script's get_state_dict ends with an error"),
+        (ACCELERATED, _config(), "qlora", "the script's get_state_dict ends with an error"),
+    ],
+)
+def test_a_save_that_would_lose_the_result_is_named(
+    tmp_path: Path, text: str, config: dict[str, Any], method: str, said: str
+) -> None:
+    found = of_saves(options(tmp_path, text).facts, config, method)
+    assert len(found) == bool(said)
+    converts = "python zero_to_fp32.py" if method == "full" else "load_state_dict_from_zero_checkpoint("
+    assert not said or (said in found[0] and converts in found[0])
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("4.56.2", True), ("5.0.0", False), ("5.23.0", False), (None, True)]
+)
+def test_adapters_are_saved_all_the_same_by_a_trainer_of_transformers_5(
+    version: str | None, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if version is not None:
+        (tmp_path / f"transformers-{version}.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    found = of_saves(options(tmp_path, SAVES).facts, _config(), "lora")
+    assert [" save_model writes no adapters that load" in text for text in found] == [True] * said

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zerokit.domain.settings import BY_OPTION
 from zerokit.launcher.rank_file import RankLog
 from zerokit.report.measured import had_engine
 from zerokit.report.what_ran import differences
 
-_DECIDED = frozenset({"batch size per GPU", "gradient accumulation", "ZeRO stage", "precision"})
 _FEWEST_STEPS = 2  # a first step may be odd
 
 
@@ -28,7 +28,11 @@ def unlike_plan(plan: Mapping[str, Any], style: str, ranks: Sequence[Mapping[str
     """
     if style == "trainer":
         ranks = [{**rank, "engine": _without_rows(rank.get("engine"))} for rank in ranks]
-    return [difference.text for difference in differences(plan, ranks) if difference.what in _DECIDED]
+    return [
+        one.text
+        for one in differences(plan, ranks)
+        if (row := BY_OPTION.get(one.option or "")) is not None and row.decides_run
+    ]
 
 
 def _without_rows(engine: Mapping[str, Any] | None) -> dict[str, Any] | None:

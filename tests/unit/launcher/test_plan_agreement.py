@@ -11,7 +11,7 @@ import pytest
 from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.errors import InputError
-from zerokit.launcher.own_file import check_agrees, check_own_file, of_arguments, refuse_missing
+from zerokit.launcher.plan_agreement import check_agrees, check_own_file, of_arguments, refuse_missing
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 

@@ -1,0 +1,236 @@
+"""What a plan, a script, a DeepSpeed file and a run can each say, by the name that each has for it: the one
+table; and what differs where two of them say it.
+
+A room that crosses from one of these vocabularies into another takes its names from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from zerokit.domain.strategy import Strategy
+from zerokit.values import frozen_dataclass
+
+
+@frozen_dataclass
+class Setting:
+    """One thing that is set, and what it is called.
+
+    Attributes:
+        name: in a plan's choice. label: in messages. option: of ``plan``, without dashes in front.
+        deepspeed: key path in DeepSpeed's file. left_out: what a file that lacks it has.
+        trainer: field of TrainingArguments, or of TRL's classes. spellings: other names of scripts for it.
+        accelerate: calls in a script's code and their keywords that say it.
+        engine: what the record of a rank's engine has it under.
+        decides_run: a run that does otherwise is not the plan's (exit code 9).
+        told_by_script: a plan with a script takes it from the script's rehearsal.
+    """
+
+    name: str
+    label: str
+    option: str
+    deepspeed: str = ""
+    left_out: object = None
+    trainer: str = ""
+    spellings: tuple[str, ...] = ()
+    accelerate: tuple[tuple[str, str], ...] = ()
+    engine: str = ""
+    decides_run: bool = False
+    told_by_script: bool = False
+
+    @property
+    def in_scripts(self) -> tuple[str, ...]:
+        """All names by which a script may take it, the Trainer's first."""
+        return (self.trainer, *self.spellings) if self.trainer else self.spellings
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for its value in a script's arguments."""
+        return f"{{{self.option.replace('-', '_')}}}"
+
+
+CLIPPING_CALL = "clip_grad_norm_"
+_ZERO = "zero_optimization"
+_ROWS = (
+    Setting(
+        name="zero_stage", label="ZeRO stage", option="zero", deepspeed=f"{_ZERO}.stage", engine="zero_stage",
+        accelerate=(("DeepSpeedPlugin", "zero_stage"),), decides_run=True,
+    ),
+    Setting(
+        name="micro_batch", label="batch size per GPU", option="micro-batch",
+        deepspeed="train_micro_batch_size_per_gpu", trainer="per_device_train_batch_size",
+        spellings=("micro_batch_size", "micro_batch", "train_batch_size_per_device"), engine="micro_batch",
+        decides_run=True,
+    ),
+    Setting(
+        name="gradient_accumulation", label="gradient accumulation", option="gradient-accumulation",
+        deepspeed="gradient_accumulation_steps", left_out=1,  # Accelerate writes it into the file
+        trainer="gradient_accumulation_steps", spellings=("gradient_accumulation", "grad_accum_steps"),
+        accelerate=(
+            ("Accelerator", "gradient_accumulation_steps"),
+            ("DeepSpeedPlugin", "gradient_accumulation_steps"),
+            ("GradientAccumulationPlugin", "num_steps"),
+        ),
+        engine="gradient_accumulation", decides_run=True,
+    ),
+    Setting(
+        name="tensor_parallel", label="tensor parallel", option="tp", engine="tensor_parallel",
+    ),
+    Setting(
+        name="offload_optimizer", label="optimizer offload", option="offload-optimizer",
+        deepspeed=f"{_ZERO}.offload_optimizer.device", left_out="none",
+        accelerate=(("DeepSpeedPlugin", "offload_optimizer_device"),), engine="offload_optimizer",
+    ),
+    Setting(
+        name="offload_param", label="weight offload", option="offload-param",
+        deepspeed=f"{_ZERO}.offload_param.device", left_out="none",
+        accelerate=(("DeepSpeedPlugin", "offload_param_device"),), engine="offload_param",
+    ),
+    Setting(
+        name="precision", label="precision", option="precision", engine="precision",
+        accelerate=(("Accelerator", "mixed_precision"),), decides_run=True,
+    ),
+    Setting(
+        name="activation_checkpointing", label="activation checkpointing", option="checkpointing",
+        trainer="gradient_checkpointing", spellings=("activation_checkpointing",),
+        engine="gradient_checkpointing",
+    ),
+    Setting(name="pipeline_parallel", label="pipeline parallel", option="pp"),
+    Setting(name="sequence_parallel", label="sequence parallel", option="sp"),
+    Setting(
+        name="gradient_clipping", label="gradient clipping", option="", deepspeed="gradient_clipping",
+        left_out=1.0, trainer="max_grad_norm",  # DeepSpeed's own default (runtime/constants.py:203, 0.19.8)
+        accelerate=(("DeepSpeedPlugin", "gradient_clipping"), (CLIPPING_CALL, "max_norm")),
+    ),
+    Setting(
+        name="optimizer", label="optimizer", option="optimizer", deepspeed="optimizer.type", trainer="optim",
+        engine="optimizer",
+    ),
+    Setting(
+        name="seq_len", label="sequence length", option="seq-len", trainer="max_length",
+        spellings=("max_seq_length", "max_seq_len", "seq_len", "seq_length", "cutoff_len", "sequence_len",
+                   "block_size", "model_max_length"),
+        told_by_script=True,
+    ),
+    Setting(name="method", label="trained parameters", option="method", told_by_script=True),
+    Setting(
+        name="lora_rank", label="adapters' rank", option="lora-rank", trainer="lora_r",
+        spellings=("lora_rank", "lora_dim", "rank", "r"), told_by_script=True,
+    ),
+    Setting(
+        name="lora_targets", label="adapters' modules", option="lora-targets", trainer="lora_target_modules",
+        told_by_script=True,
+    ),
+    Setting(
+        name="lora_dropout", label="adapters' dropout", option="lora-dropout", trainer="lora_dropout",
+        told_by_script=True,
+    ),
+    Setting(name="trainer", label="trainer", option="trainer", told_by_script=True),
+    Setting(name="loss", label="loss", option="loss", trainer="use_liger_kernel"),
+    Setting(
+        name="model", label="model", option="model", trainer="model_name_or_path",
+        spellings=("pretrained_model_name_or_path", "model_name", "model_id", "base_model", "model"),
+    ),
+)  # fmt: skip
+SETTINGS: Mapping[str, Setting] = {row.name: row for row in _ROWS}
+BY_OPTION: Mapping[str, Setting] = {row.option: row for row in _ROWS if row.option}
+BY_ARGUMENT: Mapping[str, Setting] = {row.trainer: row for row in _ROWS if row.trainer} | dict.fromkeys(
+    ("bf16", "fp16"), SETTINGS["precision"]
+)
+"""Field of TrainingArguments -> what it sets; of the precision each says a half."""
+BY_CALL: Mapping[tuple[str, str], Setting] = {call: row for row in _ROWS for call in row.accelerate}
+
+
+@frozen_dataclass
+class Stated:
+    """A value that somebody gives a setting.
+
+    Attributes:
+        where: it stands, as it is written there: ``train.py:12: Accelerator(mixed_precision='bf16')``.
+        edit: arguments that would make it the other side's; empty: there are none.
+    """
+
+    setting: Setting
+    value: Any
+    where: str = ""
+    edit: tuple[str, ...] = ()
+
+
+def is_equal(one: object, other: object) -> bool:
+    """Whether two values are the same; one that is not known (None) is no other."""
+    return one is None or other is None or one == other
+
+
+def compare(
+    planned: Mapping[str, object],
+    stated: Iterable[Stated],
+    same: Callable[[object, object], bool] = is_equal,
+) -> list[tuple[Stated, Any]]:
+    """The statements of values that differ from the plan's, each with the plan's.
+
+    Args:
+        planned: values by a setting's name; one that it lacks is held to nothing.
+        same: whether two values are the same to who reads them.
+    """
+    return [
+        (one, planned[one.setting.name])
+        for one in stated
+        if one.setting.name in planned and not same(one.value, planned[one.setting.name])
+    ]
+
+
+@frozen_dataclass
+class PlannedValues:
+    """What of a plan only the training script can do.
+
+    Attributes:
+        micro_batch: sequences per GPU and forward pass.
+        gradient_accumulation: micro-batches per optimizer step.
+        precision: ``bf16``, ``fp16`` or ``fp32``, as the ranks will run.
+        checkpointing: ``none``, ``full`` or ``selective``.
+        gradient_clipping: the largest norm; None leaves the script's.
+        optimizer: that the script makes, by the Trainer's name for it; None: DeepSpeed makes its own.
+        liger_loss: head and loss are fused by Liger Kernel.
+        on_cpu: the ranks run without a GPU.
+    """
+
+    micro_batch: int
+    gradient_accumulation: int
+    precision: str
+    checkpointing: str
+    gradient_clipping: float | None = None
+    optimizer: str | None = None
+    liger_loss: bool = False
+    on_cpu: bool = False
+
+    @classmethod
+    def of(cls, strategy: Strategy, *, liger_loss: bool = False) -> PlannedValues:
+        """What a strategy has of it."""
+        settings = strategy.settings
+        return cls(
+            micro_batch=settings.micro_batch,
+            gradient_accumulation=settings.gradient_accumulation,
+            precision=settings.precision,
+            checkpointing=strategy.checkpointing,
+            gradient_clipping=settings.gradient_clipping,
+            optimizer=settings.client_optimizer,
+            liger_loss=liger_loss,
+        )
+
+    def trainer_values(self) -> dict[str, object]:
+        """As TrainingArguments name them; whole layers are all the checkpointing that a Trainer knows."""
+        values: dict[str, object] = {
+            "per_device_train_batch_size": self.micro_batch,
+            "gradient_accumulation_steps": self.gradient_accumulation,
+        }
+        if self.gradient_clipping is not None:
+            values["max_grad_norm"] = self.gradient_clipping
+        if self.optimizer is not None:
+            values["optim"] = self.optimizer
+        values |= {name: self.precision == name for name in ("bf16", "fp16")}
+        if self.checkpointing != "selective":
+            values["gradient_checkpointing"] = self.checkpointing == "full"
+        if self.liger_loss:
+            values["use_liger_kernel"] = True
+        return values

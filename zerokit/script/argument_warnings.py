@@ -1,0 +1,292 @@
+"""What is wrong with a script's arguments before it runs: options of zerokit among them, no training asked
+for, a checkpoint or a model that is not there, a precision that its ranks refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from zerokit.domain.settings import SETTINGS
+from zerokit.errors import InputError
+from zerokit.script.arguments import ScriptOptions, truth
+from zerokit.script.code_statements import ARGUMENTS, CodeSetting
+from zerokit.script.option_list import unknown_option
+from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
+from zerokit.script.trainer_arguments import argument_file
+from zerokit.suggest import misspelt
+
+OPTIONS = {
+    "launch": (
+        "--dry-run", "--accept-mismatch", "--no-arguments", "--no-plan", "--retry-smaller", "--max-restarts",
+        "--resume-option", "--run-dir", "--no-trackers", "--no-host-probe", "--rehearsal-seconds",
+        "--unconfined",
+    ),
+    "plan": (
+        "--vram", "--host-ram", "--nvme", "--no-calibration", "--all-gpus", "--explain",
+        "--rehearsal-seconds", "--unconfined",
+    ),
+    "emit sbatch": ("--time", "--job-name", "--style", "--accept-mismatch", "--no-arguments"),
+    "emit kubernetes": ("--image", "--gpu-resource", "--style", "--accept-mismatch", "--no-arguments"),
+    "rehearse": ("--vram", "--host-speed", "--versions", "--no-arguments", "--accept-mismatch", "--html",
+                 "--unconfined"),
+    "tune": (
+        "--dry-run", "--host-ram", "--nvme", "--no-calibration", "--run-dir", "--rehearsal-seconds", "--top",
+        "--unconfined",
+    ),
+}  # fmt: skip
+"""By command, those that a training script seldom has."""
+COMMON = {
+    "launch": (
+        "--plan", "--deepspeed", "--recipe", "--device", "--launcher", "--style", "--out", "--num-ranks",
+        "--gpus", "--nodes", "--hostfile", "--master-port", "--grace", "--heartbeat", "--show",
+    ),
+    "plan": (
+        "--model", "--gpus", "--nodes", "--gpu", "--micro-batch", "--global-batch", "--zero", "--out",
+        "--html",
+    ),
+    "emit sbatch": ("--plan", "--out"),
+    "emit kubernetes": ("--plan", "--out"),
+    "rehearse": (
+        "--plan", "--gpus", "--gpu", "--rank", "--ranks", "--steps", "--launcher", "--out", "--json",
+    ),
+    "tune": (
+        "--model", "--params", "--gpus", "--gpu", "--device", "--seq-len", "--micro-batch", "--global-batch",
+        "--zero", "--recipe", "--steps", "--timeout", "--heartbeat", "--grace", "--launcher", "--style",
+        "--out", "--show", "--json",
+    ),
+}  # fmt: skip
+"""By command, those that may well be a script's own: the command's only where the script's are all known."""
+_READS_ARGUMENTS = frozenset((
+    "argv", "parse_args", "parse_known_args", "ArgumentParser", "Fire", "tyro", "hydra", "click", "typer",
+    "flags",
+))  # fmt: skip
+
+
+def misplaced_options(facts: ScriptFacts, script: str, arguments: Sequence[str], command: str) -> list[str]:
+    """What to say of arguments that the script will not take as they are meant.
+
+    Raises:
+        InputError: as :func:`misplaced`.
+    """
+    wrong = misplaced(facts, script, arguments, command)
+    if wrong is None:
+        also_own = {name: f"; {_fix(command, name, script)}" for name in COMMON[command]}
+        wrong = unknown_option(script, facts.option_list, arguments, also_own)
+    return [] if wrong is None else [wrong]
+
+
+def _fix(command: str, name: str, script: str) -> str:
+    """Where an option of a command belongs."""
+    dashes = "-- " if command == "plan" else ""
+    return f"options of zerokit stand before the script: zerokit {command} {name} … {dashes}{script} …"
+
+
+def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command: str) -> str | None:
+    """A warning of an option of a command that the script gets, where its parser is not in its own source.
+
+    Args:
+        facts: of the script's source.
+        script: its name, as it was given.
+        arguments: what stands after it.
+        command: one of :data:`OPTIONS`.
+
+    Raises:
+        InputError: the script's own source parses its arguments and knows no such option, or parses none.
+    """
+
+    def is_unknown(name: str) -> bool:
+        """Whether nothing in the script's source is called so."""
+        key = name[2:].replace("-", "_")
+        named = {name, f"--{key}"} & facts.options or key in facts.fields | facts.mentions | facts.keywords
+        return not (facts.unreadable or named)
+
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    names = [word.partition("=")[0] for word in own]
+    name = next((name for name in names if name in OPTIONS[command] and is_unknown(name)), None)
+    parses_itself = bool(facts.options or facts.mentions & PARSERS_OF_DATACLASSES)
+    reads_none = facts.style != "none" and not facts.mentions & _READS_ARGUMENTS
+    strange = names if reads_none and not parses_itself else facts.option_list.unknown(own)
+    name = name or next((word for word in strange if word in COMMON[command]), None)
+    if name is None:
+        return None
+    gets = f"{name} stands after {script}, so the script gets it"
+    fix = _fix(command, name, script)
+    if parses_itself or reads_none:
+        raise InputError(f"{gets}, and knows no such option: {fix}")
+    return f"warning: {gets}, and nothing in its source names such an option; {fix}"
+
+
+# ---------------------------------------------------------------- what its source does not read
+
+
+def without_defaults(facts: ScriptFacts, arguments: Sequence[str]) -> ScriptOptions | None:
+    """The arguments with their file, without what an installed class has by default; None: the file is not
+    there, which the script says itself."""
+    try:
+        file = argument_file(arguments, facts)
+    except InputError:
+        return None
+    return ScriptOptions(facts=facts, style=facts.style, user_arguments=tuple(arguments), file=file)
+
+
+_SWITCH = "do_train"  # transformers/training_args.py; a Trainer itself never reads it, its script does
+
+
+def why_no_training(facts: ScriptFacts, arguments: Sequence[str]) -> str | None:
+    """Why the script will not train with these arguments, as far as its source tells; None: it may.
+
+    The Trainer examples of Transformers train only where an option says so.
+    """
+    # an attribute: Axolotl has a function of that name
+    reads = _SWITCH in facts.attributes and facts.parses_training_arguments
+    is_set = _SWITCH in facts.fields | facts.keywords or any(one.name == _SWITCH for one in facts.assigned)
+    options = without_defaults(facts, arguments) if reads and not is_set else None
+    if options is None:
+        return None
+    given = options.given(_SWITCH)
+    if given is None:
+        return f"{facts.path.name} trains only with --{_SWITCH}, which is not among its arguments: add it"
+    if truth(given[0]) is False:
+        return f"{facts.path.name} trains only with --{_SWITCH}, and its arguments have {given[1]}"
+    return None
+
+
+NAME = "resume_from_checkpoint"
+"""A Trainer takes it as an argument of ``train`` alone (transformers 5.23.0, trainer.py:1450)."""
+
+_OUTPUT = "output_dir"
+_KEEPS_TEXT = (None, "trl")  # packages of scripts whose parser leaves a word on the command line text
+
+
+def reads_checkpoint(facts: ScriptFacts) -> bool:
+    """Whether the script's code reads the option that names a checkpoint."""
+    return NAME in facts.mentions and (facts.parses_training_arguments or f"--{NAME}" in facts.options)
+
+
+def why_not_resumed(facts: ScriptFacts, arguments: Sequence[str]) -> str | None:
+    """Why the checkpoint among the script's arguments will not be loaded, as far as its source tells."""
+    if not facts.parses_training_arguments or facts.package not in _KEEPS_TEXT:
+        return None
+    options = without_defaults(facts, arguments)
+    given = options.given(NAME) if options is not None else None
+    if options is None or given is None or given[0] is None:
+        return None
+    value = given[0]
+    if NAME in facts.mentions:
+        if not isinstance(value, str) or Path(value).exists():
+            return None
+        if value.lower() in ("true", "false"):
+            return _not_a_folder(options, value)
+        return _missing(options, value, given[1])
+    if facts.package is not None or truth(value) is False:
+        return None
+    return (
+        f"{facts.path.name} never reads --{NAME}, and a Trainer does not by itself: training begins anew; "
+        f"write trainer.train({NAME}=training_args.{NAME})"
+    )
+
+
+def _not_a_folder(options: ScriptOptions, word: str) -> str:
+    """The parser of training arguments has text here (training_args.py:1501), and ``train`` looks for the
+    newest checkpoint only where it gets a bool (trainer.py:1554)."""
+    fix = f"give it the checkpoint's folder: --{NAME} {_newest(options)}"
+    if truth(word) is False:
+        fix = "leave it out"
+    return f"a Trainer takes --{NAME} {word} for a folder named {word}; {fix}"
+
+
+def _missing(options: ScriptOptions, value: str, location: str) -> str | None:
+    """That a checkpoint named by its path is not here, which ends the run when ``train`` is called
+    (trainer.py:1565); None: the word may be one that the script knows, as ``last``."""
+    if "/" not in value or "://" in value:
+        return None
+    newest = _newest(options)
+    return f"{location}: there is no such folder" + (
+        f"; the newest checkpoint is {newest}" if Path(newest).is_dir() else ""
+    )
+
+
+def _newest(options: ScriptOptions) -> str:
+    """The newest checkpoint in the output folder that the arguments name, or what one is called."""
+    given = options.given(_OUTPUT)
+    folder = Path(str(given[0])) if given is not None else Path(_OUTPUT.upper())
+    numbers = [path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*") if path.is_dir()]
+    steps = [int(number) for number in numbers if number.isdecimal()]
+    return str(folder / f"checkpoint-{max(steps) if steps else 'STEP'}")
+
+
+# ---------------------------------------------------------------- the model
+
+_MODELS = SETTINGS["model"].in_scripts
+_OF_A_MODEL = ("config.json", "adapter_config.json")
+
+
+def named_model(options: ScriptOptions) -> tuple[str, str] | None:
+    """Its name or path, and how it stands in the arguments, their file or the script; None: nothing.
+
+    An option is said to be the script's: zerokit may have one of the same name.
+    """
+    script = options.facts.path.name
+    given = next((given for name in _MODELS if (given := options.given(name)) is not None), None)
+    if given is not None:
+        model, location = given
+        owner = f"{script}'s " if location.startswith("--") else ""
+        return (model, f"{owner}{location}") if isinstance(model, str) else None
+    own = options.own_defaults
+    name = next((name for name in _MODELS if isinstance(own.get(name), str)), None)
+    return (
+        None
+        if name is None
+        else (str(own[name]), f"{script}'s own {options.spelling(name)} is {own[name]} by default, which")
+    )
+
+
+def folder_meant(name: str) -> str | None:
+    """The model's folder in the working folder that a name is nearly spelt as; None: it exists, or there is
+    none. A name with a slash may be a repository of the Hub."""
+    if not name or "/" in name or Path(name).exists():
+        return None
+    folders = [path.parent.name for file in _OF_A_MODEL for path in Path().glob(f"*/{file}")]
+    return next(iter(misspelt(name, sorted(set(folders)))), None)
+
+
+# ---------------------------------------------------------------- bf16 on CPU ranks
+
+_ASK = ("bf16", "bf16_full_eval")
+_TO_CPU = ("use_cpu", "no_cuda")
+
+
+def refused_bf16(options: ScriptOptions) -> str | None:
+    """What to say before TrainingArguments end the run (transformers 5.23, training_args.py:1777); None: they
+    will not, or only the run tells.
+
+    Of arguments that a command line fills; TRL's classes ask for bf16 where nothing is given.
+    """
+    if options.style != "trainer" or not options.facts.parses_training_arguments:
+        return None
+    asked = next((name for name in _ASK if _is_on(options, name)), None)
+    if asked is None or any(_is_on(options, name) is not False for name in _TO_CPU):
+        return None
+    given = options.given(asked)
+    source = given[1] if given is not None else f"{asked} is on by default"
+    return f"{source}, which TrainingArguments refuse on CPU ranks; give the script --use_cpu True"
+
+
+def refused_bf16_of_code(settings: Iterable[CodeSetting]) -> str | None:
+    """The same of training arguments that the code makes; launches give their options to no others."""
+    settings = [one for one in settings if one.call.endswith(ARGUMENTS)]
+    on_cpu = {(one.path, one.line) for one in settings if one.name in _TO_CPU}
+    for one in settings:
+        is_fixed = one.name == "bf16" and one.value is True and one.option is None
+        if is_fixed and (one.path, one.line) not in on_cpu:
+            return f"{one.text}: refused on CPU ranks; add use_cpu=True beside it"
+    return None
+
+
+def _is_on(options: ScriptOptions, name: str) -> bool | None:
+    given = options.given(name)
+    if given is not None:
+        return truth(given[0])
+    decided = options.decided(name)
+    value = options.defaults.get(name, False if decided is None else decided[0])
+    return truth(value)
