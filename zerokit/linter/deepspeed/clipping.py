@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from zerokit.domain.settings import CLIPPING_CALL
 from zerokit.linter.deepspeed.readers import scripts_of
 from zerokit.linter.finding import Finding, finding_at
-from zerokit.script.code_settings import CLIPPING, code_settings, made_once
+from zerokit.script.code_statements import code_settings, made_once
 from zerokit.strictload import Document, Path
 
 DEFAULT = 1.0
@@ -28,22 +29,22 @@ def lint_clipping(document: Document, key: Path, value: Any, readers: frozenset[
     if isinstance(held, bool) or not isinstance(held, int | float):
         return
     for script in scripts_of(document.path)[0]:
-        if CLIPPING not in script.text or not script.readers & readers:
+        if CLIPPING_CALL not in script.text or not script.readers & readers:
             continue
         try:
             tree = ast.parse(script.text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
         for one in made_once(code_settings(tree, script.path)):
-            limit = one.value if (one.call, one.name) == (CLIPPING, "max_norm") else None
+            limit = one.value if (one.call, one.name) == (CLIPPING_CALL, "max_norm") else None
             if isinstance(limit, bool) or not isinstance(limit, int | float) or limit in (held, math.inf):
                 continue
             yield finding_at(
                 document,
                 key if value is not None else key[:-1],
                 "clipping-in-code",
-                f"{CLIPPING} of {limit:g} in {script.path.name}:{one.line} does nothing under DeepSpeed, "
-                f"which clips at {held:g}",
+                f"{CLIPPING_CALL} of {limit:g} in {script.path.name}:{one.line} does nothing under "
+                f"DeepSpeed, which clips at {held:g}",
                 f"set gradient_clipping to {limit:g}",
                 severity="warning",
                 source="DeepSpeed 0.19.8, runtime/engine.py:1778, constants.py:203",
