@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Seconds of the tests of each room below ``tests``, where they take minutes."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                room, *below = Path(report.nodeid.partition("::")[0]).parts[1:-1] or ["tests"]
+                seconds["/".join([room, *below[:1]])] += report.duration
+    if seconds.total() > 300:
+        terminalreporter.section("seconds by room")
+        for room, spent in seconds.most_common():
+            terminalreporter.write_line(f"{spent:7.0f}  {room}")
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ on a machine without a GPU.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import re
 import shlex
@@ -23,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DROPPED, QUIET_ENVIRONMENT
-from zerokit.cli import run
+from tests.support.command import called
 
 TEXTS = Path(__file__).parent / "texts"
 EXIT = re.compile(r"\s+# (\d+)$")
@@ -33,13 +31,8 @@ DATE = re.compile(r"\b\d{4}-\d\d-\d\d \d\d:\d\d\b")
 def answer(line: str) -> str:
     """The line of a command, with its exit code, and what it prints."""
     command = EXIT.sub("", line)
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run(shlex.split(command)[2:])
-    printed = ""
-    for stream in (out, err):
-        stream.flush()
-        printed += stream.buffer.getvalue().decode()
+    code, out, err = called(*shlex.split(command)[2:], folder=Path.cwd())
+    printed = out + err
     assert not set("⟨⟩⟪⟫") & set(printed), command
     printed = DATE.sub("some day", printed.replace(str(Path.cwd()), "~"))
     lines = [row.rstrip() for row in printed.splitlines()]

@@ -1,4 +1,4 @@
-"""``zerokit rehearse`` in a process of its own, and the small scripts it is tried on."""
+"""``zerokit rehearse``, and the small scripts it is tried on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.support.command import called
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "rehearsal" / "scripts"
 
@@ -41,11 +43,18 @@ def without_namespaces() -> None:
 def rehearse(
     folder: Path, *arguments: str, home: Path | None = None, before: Callable[[], None] | None = None
 ) -> tuple[int, dict[str, Any], str]:
-    """Exit code, the JSON on standard output, and standard error; ``before`` runs in the process first."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(home or folder)}
-    done = subprocess.run(
-        [sys.executable, "-m", "zerokit", "rehearse", "--json", *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
-        preexec_fn=before,
-    )  # fmt: skip
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+    """Exit code, the JSON on standard output, and standard error.
+
+    The script runs in a process of its own, as always; the command is called here, or in another process
+    where ``before`` has to run first.
+    """
+    changes = {"OMP_NUM_THREADS": "1", "HOME": str(home or folder)}
+    if before is not None:
+        done = subprocess.run(
+            [sys.executable, "-m", "zerokit", "rehearse", "--json", *arguments],
+            cwd=folder, env={**os.environ, **changes}, capture_output=True, text=True, timeout=300,
+            check=False, preexec_fn=before,
+        )  # fmt: skip
+        return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+    code, out, err = called("rehearse", "--json", *arguments, folder=folder, **changes)
+    return code, json.loads(out) if out else {}, err
