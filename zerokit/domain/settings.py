@@ -47,7 +47,12 @@ class Setting:
     @property
     def placeholder(self) -> str:
         """What stands for its value in a script's arguments."""
-        return f"{{{self.option.replace('-', '_')}}}"
+        return f"{{{self.argument}}}"
+
+    @property
+    def argument(self) -> str:
+        """The option as an argument of ``zerokit.plan``."""
+        return self.option.replace("-", "_")
 
 
 CLIPPING_CALL = "clip_grad_norm_"

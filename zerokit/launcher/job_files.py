@@ -209,9 +209,7 @@ def _configure(
         added = agreed.added
         not_rehearsed = None
         if not facts.unreadable:
-            not_rehearsed = rehearsed_plan.note(
-                plan, target, resolved_style, None, agreed.unlike, agreed.words, agreed.is_refused
-            )
+            not_rehearsed = rehearsed_plan.note(plan, target, resolved_style, None, agreed)
         for note in (*agreed.notes, *filter(None, [not_rehearsed])):
             say(note)
     if resolved_style == "trainer" and not facts.parses_training_arguments:

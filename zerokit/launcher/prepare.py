@@ -48,34 +48,40 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     if options.deepspeed is not None:
         config = read_config(Path(options.deepspeed))
     planned_ranks = plan.world_size if plan is not None else None
+    planned_gpu = str(plan.cluster.get("gpu") or "") if plan is not None else ""
     placement = decide_placement(
-        options, run_dir, planned_ranks, stack, planned_gpu=_planned_gpu(plan), dry_run=dry_run
+        options, run_dir, planned_ranks, stack, planned_gpu=planned_gpu or None, dry_run=dry_run
     )
     notes = [*placement.notes, *_several_nodes(plan, placement), *read]
     preflight.check_open_files(placement.local_ranks)
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
     configured = _configured(options, plan, config, facts, style, placement)
-    if placement.devices.kind == "cpu":
-        notes += _checked_for_cpu(configured, facts, placement.ranks)
-    is_refused = configured.is_refused
-    not_rehearsed = rehearsed_plan.note(
-        plan, target, style, None if dry_run else run_dir, configured.unlike, configured.words, is_refused
-    )
+    agreed, on_cpu = configured.agreed, placement.devices.kind == "cpu"
+    if on_cpu and configured.config is not None:
+        preflight.check_stage_on_cpu(configured.config, placement.ranks)
+    if on_cpu and (refused := argument_warnings.refused_bf16_of_code(facts.code_settings)) is not None:
+        notes.append(f"warning: {refused}")
+    not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir, agreed)
     threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
-    notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
+    stale = [  # left by builds of operators that died
+        f"warning: {lock.description}; remove it: {lock.command}"
+        for lock in locks.stale_locks(os.environ, home_folder())
+    ]
+    notes += [*configured.notes, *filter(None, (not_rehearsed, *stale, threads.note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
     added = commands.script_options(style, facts, target.arguments, config_path)
     setup = commands.ScriptSetup(
         style=style,
         facts=facts,
-        arguments=[*configured.added_arguments, *added],
+        arguments=[*agreed.added, *added],
         config=config_path,
         plan=run_dir / PLAN_FILE if plan is not None else None,
-        plan_environment=_mapping(plan.chosen.get("environment") if plan else None),
+        plan_environment=dict(plan.chosen.get("environment") or {}) if plan is not None else {},
         thread_variables=threads.variables,
     )
     command = commands.build(options, placement, setup, run_dir=run_dir, base=os.environ)
+    peak = (plan.chosen.get("estimate") or {}).get("peak_allocated_bytes") if plan is not None else None
     return Launch(
         options=options,
         placement=placement,
@@ -89,47 +95,27 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         plan_file=plan.path if plan is not None else None,
         planned_ranks=planned_ranks,
         held_to=configured.held_to,
-        predicted_peak_bytes=_predicted(plan, placement.devices.kind),
+        predicted_peak_bytes=peak if isinstance(peak, int) and not on_cpu else None,
         style=style,
-        added_arguments=configured.added_arguments,
+        added_arguments=agreed.added,
         micro_batch_free=style == "raw" and facts.reads_micro_batch,
         script_options=frozenset(facts.options),
         reads_checkpoint=argument_warnings.reads_checkpoint(facts),
         notes=(*notes, *_changed_variables(command)),
         not_rehearsed=not_rehearsed,
-        names_plan=plan is not None and rehearsed_plan.is_named(plan, target, style, is_refused),
+        names_plan=plan is not None and rehearsed_plan.is_named(plan, target, style, agreed.is_refused),
         why_no_training=untrained,
     )
 
 
-def _checked_for_cpu(configured: _Configured, facts: reader.ScriptFacts, ranks: int) -> list[str]:
-    """What to say of a run on CPU ranks.
-
-    Raises:
-        InputError: they cannot train with this configuration.
-    """
-    if configured.config is not None:
-        preflight.check_stage_on_cpu(configured.config, ranks)
-    refused = argument_warnings.refused_bf16_of_code(facts.code_settings)
-    return [] if refused is None else [f"warning: {refused}"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Configured:
-    """A DeepSpeed configuration as the script gets it, and what its plan holds the run to.
-
-    Attributes:
-        unlike: options of the plan that the script decides otherwise. words: of others, to plan with it.
-        is_refused: no plan is made with the script and these arguments.
-    """
+    """A DeepSpeed configuration as the script gets it, and what its plan holds the run to."""
 
     config: dict[str, Any] | None
+    notes: tuple[str, ...]
     held_to: dict[str, Any] | None = None
-    added_arguments: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    unlike: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    is_refused: bool = False
+    agreed: agreement.Agreement = agreement.NOT_ASKED
 
 
 def _configured(
@@ -141,112 +127,57 @@ def _configured(
     placement: Placement,
 ) -> _Configured:
     """What the script runs with: the plan's file, the one that ⟨deepspeed⟩ names, or its own."""
-    if config is None:
-        own = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
-        notes = (*plan_agreement.of_arguments(own, placement.ranks), *_refused_on_cpu(own, placement))
-        return _Configured(config=None, notes=notes)
-    if plan is None:
-        return _own_file(options, config, facts, style, placement)
-    return _from_plan(options, plan, config, facts, style, placement)
+    own = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
+    ranks, kind = placement.ranks, placement.devices.kind
+    planned_ranks = ranks if plan is None else plan.world_size
 
-
-def _own_file(
-    options: LaunchOptions,
-    config: dict[str, Any],
-    facts: reader.ScriptFacts,
-    style: str,
-    placement: Placement,
-) -> _Configured:
-    """The user's own file: what runs on CPU ranks is all that may be changed."""
-    agreement.check_reaches(facts, style)
-    warnings = plan_agreement.check_own_file(
-        str(options.deepspeed), style=style, ranks=placement.ranks, accept_mismatch=options.accept_mismatch
-    )
-    adapted = adapt_config.adapt(
-        config, style="none", device=placement.devices.kind, ranks=placement.ranks,
-        planned_ranks=placement.ranks, facts=facts,
-    )  # fmt: skip
-    script_options = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
-    unlike = plan_agreement.check_agrees(
-        str(options.deepspeed),
-        script_options,
-        adapted.config,
-        ranks=placement.ranks,
-        on_cpu=placement.devices.kind == "cpu",
-        accept_mismatch=options.accept_mismatch,
-    )
-    refused = _refused_on_cpu(script_options, placement)
-    notes = (*warnings, *unlike, *refused, *_adapted_notes(str(options.deepspeed), adapted))
-    return _Configured(config=adapted.config, notes=notes)
-
-
-def _refused_on_cpu(options: script_arguments.ScriptOptions, placement: Placement) -> tuple[str, ...]:
-    """A warning of what a plan would have added ``--use_cpu`` for."""
-    refused = argument_warnings.refused_bf16(options) if placement.devices.kind == "cpu" else None
-    return () if refused is None else (f"warning: {refused}",)
-
-
-def _from_plan(
-    options: LaunchOptions, plan: PlanFile, config: dict[str, Any], facts: reader.ScriptFacts, style: str,
-    placement: Placement,
-) -> _Configured:  # fmt: skip
     def adapted_for(name: str) -> adapt_config.Adapted:
         return adapt_config.adapt(
-            config, style=name, device=placement.devices.kind, ranks=placement.ranks,
-            planned_ranks=plan.world_size, facts=facts,
-        )  # fmt: skip
+            config or {}, style=name, device=kind, ranks=ranks, planned_ranks=planned_ranks, facts=facts
+        )
 
+    def adapted_notes(name: str, adapted: adapt_config.Adapted) -> tuple[str, ...]:
+        changes = (f"{name}: {change}" for change in adapted.changes)
+        return (*changes, *(f"warning: {warning}" for warning in adapted.warnings))
+
+    # what a plan would have added --use_cpu for
+    refused = argument_warnings.refused_bf16(own) if plan is None and kind == "cpu" else None
+    on_cpu = () if refused is None else (f"warning: {refused}",)
+    if config is None:
+        return _Configured(config=None, notes=(*plan_agreement.of_arguments(own, ranks), *on_cpu))
     on_device = adapted_for("none")
-    # what these devices cannot do is no difference: fp16 on CPU ranks
-    precision = adapt_config.precision(on_device.config)
-    script_options = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
-    held_to = rehearsed_plan.content(plan, options.target)
+    if plan is None:  # the user's own file: what runs on CPU ranks is all that may be changed
+        name, accept_mismatch = str(options.deepspeed), options.accept_mismatch
+        agreement.check_reaches(facts, style)
+        warnings = plan_agreement.check_own_file(
+            name, style=style, ranks=ranks, accept_mismatch=accept_mismatch
+        )
+        unlike = plan_agreement.check_agrees(
+            name, own, on_device.config, ranks=ranks, on_cpu=kind == "cpu", accept_mismatch=accept_mismatch
+        )
+        notes = (*warnings, *unlike, *on_cpu, *adapted_notes(name, on_device))
+        return _Configured(config=on_device.config, notes=notes)
     agreed = plan_agreement.agree(
         plan,
-        script_options,
+        own,
         on_device.config,
         target=options.target,
-        ranks=placement.ranks,
-        on_cpu=placement.devices.kind == "cpu",
+        ranks=ranks,
+        on_cpu=kind == "cpu",
         no_arguments=options.no_arguments,
         accept_mismatch=options.accept_mismatch,
         is_launched=True,
     )
     adapted = adapted_for(style)
-    reads_it = script_options.own_deepspeed_file is None
+    reads_it = own.own_deepspeed_file is None
+    # what these devices cannot do is no difference: fp16 on CPU ranks
+    chosen = {**plan.chosen, "precision": adapt_config.precision(on_device.config)}
     return _Configured(
         config=adapted.config,
-        held_to={
-            **held_to,
-            "chosen": {**plan.chosen, "precision": precision},
-        },
-        added_arguments=agreed.added,
-        notes=(*agreed.notes, *(_adapted_notes(f"the run's {CONFIG_FILE}", adapted) if reads_it else ())),
-        unlike=agreed.unlike,
-        words=agreed.words,
-        is_refused=agreed.is_refused,
+        held_to={**rehearsed_plan.content(plan, options.target), "chosen": chosen},
+        notes=(*agreed.notes, *(adapted_notes(f"the run's {CONFIG_FILE}", adapted) if reads_it else ())),
+        agreed=agreed,
     )
-
-
-def _adapted_notes(name: str, adapted: adapt_config.Adapted) -> tuple[str, ...]:
-    changes = (f"{name}: {change}" for change in adapted.changes)
-    return (*changes, *(f"warning: {warning}" for warning in adapted.warnings))
-
-
-def _planned_gpu(plan: PlanFile | None) -> str | None:
-    named = _mapping(plan.cluster).get("gpu") if plan is not None else None
-    return str(named) if named else None
-
-
-def _mapping(value: object) -> dict[str, object]:
-    return dict(value) if isinstance(value, dict) else {}
-
-
-def _predicted(plan: PlanFile | None, kind: str) -> int | None:
-    if plan is None or kind != "cuda":
-        return None
-    value = _mapping(plan.chosen.get("estimate")).get("peak_allocated_bytes")
-    return value if isinstance(value, int) else None
 
 
 def _several_nodes(plan: PlanFile | None, placement: Placement) -> list[str]:
@@ -260,12 +191,6 @@ def _several_nodes(plan: PlanFile | None, placement: Placement) -> list[str]:
         f"runs `srun torchrun` with {each} on each, ⟨hostfile⟩ FILE names other machines, and "
         "`zerokit emit sbatch` shows the job"
     ]
-
-
-def _stale_locks() -> list[str]:
-    """Locks left by builds of operators that died."""
-    stale = locks.stale_locks(os.environ, home_folder())
-    return [f"warning: {lock.description}; remove it: {lock.command}" for lock in stale]
 
 
 def _changed_variables(command: commands.LaunchCommand) -> list[str]:

@@ -12,6 +12,7 @@ from zerokit.domain import planning_again
 from zerokit.domain.script_words import by_option
 from zerokit.emit.plan_file import FILE_NAME, PlanFile
 from zerokit.launcher.secrets import Secrets
+from zerokit.script.agreement import NOT_ASKED, Agreement
 from zerokit.script.arguments import ACCUMULATION, CHECKPOINTING, MICRO_BATCH
 from zerokit.script.entry_points import Target
 from zerokit.temporary import is_temporary
@@ -45,7 +46,15 @@ def unlike_arguments(rehearsed: Sequence[str], given: Sequence[str]) -> tuple[st
     Args:
         rehearsed: the arguments of the command that a plan was rehearsed with. given: those of now.
     """
-    return tuple(_words(option, before, now) for option, before, now in _differing(rehearsed, given))
+    found = []
+    for option, before, now in _differing(rehearsed, given):
+        if before is None:
+            found.append(f"without {_shown(option, now)}")
+        elif now is None:
+            found.append(f"{_shown(option, before)}, which is not given")
+        else:
+            found.append(f"{_shown(option, before)}, not {shlex.join(now) or 'without a value'}")
+    return tuple(found)
 
 
 def fewer_steps(rehearsed: Sequence[str], given: Sequence[str]) -> str | None:
@@ -67,19 +76,13 @@ def _differing(rehearsed: Sequence[str], given: Sequence[str]) -> Iterator[tuple
     """Each option that differs and may matter, with its values before and now."""
     before, now = dict(by_option(rehearsed)), dict(by_option(given))
     for option in dict.fromkeys((*before, *now)):
-        values = before.get(option), now.get(option)
-        if values[0] != values[1] and _may_matter(option, *values):
-            yield option, *values
-
-
-def _may_matter(option: str, *values: _Values) -> bool:
-    name = _name(option)
-    if name in _STEPS:
-        rehearsed, steps = map(_steps, values)
-        return rehearsed is None or steps is None or steps < rehearsed or rehearsed < _ENOUGH_STEPS
-    if name in _PLANNED and values[1] is None:
-        return False
-    return name not in _OUTPUTS | _VALUES_ALONE
+        old, new, name = before.get(option), now.get(option), _name(option)
+        is_idle = name in _OUTPUTS | _VALUES_ALONE or (name in _PLANNED and new is None)
+        if name in _STEPS:
+            ran, steps = _steps(old), _steps(new)
+            is_idle = ran is not None and steps is not None and steps >= ran >= _ENOUGH_STEPS
+        if old != new and not is_idle:
+            yield option, old, new
 
 
 def _name(option: str) -> str:
@@ -98,14 +101,6 @@ def joined(unlike: Sequence[str]) -> str:
     """Them in a sentence, the first few."""
     more = len(unlike) - _MOST_NAMED
     return "; ".join((*unlike[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])))
-
-
-def _words(option: str, before: tuple[str, ...] | None, now: tuple[str, ...] | None) -> str:
-    if before is None:
-        return f"without {_shown(option, now)}"
-    if now is None:
-        return f"{_shown(option, before)}, which is not given"
-    return f"{_shown(option, before)}, not {shlex.join(now) or 'without a value'}"
 
 
 def _shown(option: str, values: tuple[str, ...] | None) -> str:
@@ -134,29 +129,26 @@ def note(
     target: Target,
     style: str,
     run_dir: Path | None,
-    unlike: Sequence[str] = (),
-    options: Sequence[str] = (),
-    is_refused: bool = False,
+    agreed: Agreement = NOT_ASKED,
 ) -> str | None:
-    """What its user should know before a launch; None where there is no plan, or it was
-    rehearsed with this very command.
+    """What its user should know before a launch; None where there is no plan, or it was rehearsed with this
+    very command.
 
     Args:
         style: how the script takes its configuration; ``none``: no plan reaches it, so none is rehearsed.
         run_dir: where a copy of the plan will lie; None: nowhere, as for a dry run.
-        unlike: options of the plan that the script decides otherwise: a plan with the script leaves them to
-            it.
-        options: words of others to plan with.
-        is_refused: no plan is made with the script and these arguments.
+        agreed: what is known of the script beside the plan.
     """
-    if plan is None or is_refused:
+    if plan is None or agreed.is_refused:
         return None
-    if (steps := _fewer_steps(plan, target)) is not None:
+    arguments = _rehearsed_arguments(plan, target)
+    steps = None if arguments is None else fewer_steps(arguments, _masked_arguments(target))
+    if steps is not None:  # a plan with so few would have no step time
         return f"the command takes fewer optimizer steps than the plan's rehearsal did ({steps})"
-    if not is_named(plan, target, style, is_refused):
+    if not is_named(plan, target, style, agreed.is_refused):
         return None
     other = _rehearsed_otherwise(plan, target)
-    command = command_with_script(plan, target, run_dir, unlike, options)
+    command = command_with_script(plan, target, run_dir, agreed.unlike, agreed.words)
     left = planning_again.what_is_left(command)
     if other is not None:
         return (
@@ -191,13 +183,6 @@ def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
     given = _masked_arguments(target)
     unlike = () if fewer_steps(arguments, given) is not None else unlike_arguments(arguments, given)
     return f"{name}: {joined(unlike)}" if unlike else None
-
-
-def _fewer_steps(plan: PlanFile, target: Target) -> str | None:
-    """The option by which this command takes fewer steps than the plan's rehearsal did, and is the same
-    otherwise; None: it is not so. A plan with it would have no step time."""
-    arguments = _rehearsed_arguments(plan, target)
-    return None if arguments is None else fewer_steps(arguments, _masked_arguments(target))
 
 
 def _rehearsed_arguments(plan: PlanFile, target: Target) -> tuple[str, ...] | None:

@@ -16,20 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.settings import SETTINGS
 from zerokit.emit import plan_file
 from zerokit.errors import ZerokitError
 from zerokit.fields import as_options
 from zerokit.launcher.launch import Launch
+from zerokit.launcher.predict_again import feeds_more_rows, predict_again
 from zerokit.launcher.run_folder import NEXT_PLAN_FOLDER
+from zerokit.machine.host import detect_host
 from zerokit.report.oom_advice import BLIND_SHARE, larger_than_memory, share_that_fits
+from zerokit.report.predicted import plan_as_ran
 from zerokit.report.schema import RunReport
 from zerokit.units import format_gib, parse_bytes
 
-_TRAINERS_BATCH = {
-    "--per_device_train_batch_size": "micro_batch", "--gradient_accumulation_steps": "gradient_accumulation",
-}  # fmt: skip
-_BATCH = {"micro-batch": "micro_batch", "gradient-accumulation": "gradient_accumulation"}
-_DEGREES = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "sp": "sequence_parallel"}
+_BATCH = [SETTINGS[name] for name in ("micro_batch", "gradient_accumulation")]
+_DEGREES = [SETTINGS[name] for name in ("tensor_parallel", "pipeline_parallel", "sequence_parallel")]
+_CHANGED = ("zero_stage", "offload_optimizer", "offload_param", "data_parallel", "micro_batch",
+            "gradient_accumulation")  # fmt: skip
+_WORDS = {"data_parallel": "data parallel", "micro_batch": "micro-batch"}
 
 
 PlanAgain = Callable[[Mapping[str, Any], Path], None]
@@ -108,9 +112,11 @@ def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> Small
     reason = why_not(launch)
     if reason is not None or launch.plan is None:
         raise NoNextPlan(reason or "no plan was given")
-    ran = _plan_of_what_ran(launch, report)
+    ranks = [rank.model_dump(mode="json") for rank in report.ranks]
+    pairs = feeds_more_rows(launch.style, [rank["engine"] for rank in ranks])
+    ran = plan_as_ran(ranks, launch.plan, None if pairs else predict_again) or {}
     chosen = ran["chosen"]
-    needed, peak = _needed_bytes(chosen), _peak_bytes(chosen)
+    needed, peak = _predicted(chosen, "min_vram_bytes"), _predicted(chosen, "peak_allocated_bytes")
     if needed is None or peak is None:
         whose = "the plan has" if ran is launch.plan else "what ran is not the plan's job, and has"
         raise NoNextPlan(f"{whose} no prediction to go below")
@@ -120,7 +126,8 @@ def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> Small
     share = BLIND_SHARE if told is None else told
     limit = needed - int(peak * (1 - share))  # what is beside the tensors (the context, say) stays
     limit = min(limit, _device_bytes(oom, report, ran["request"]) or limit)
-    on_host = _host_ran_out(launch, oom)
+    # a node's memory, beside GPUs; on CPU ranks it is what stands for the GPUs'
+    on_host = oom.get("memory") == "host" and launch.command.set_variables["ZEROKIT_DEVICE"] == "cuda"
     folder = launch.run_dir / NEXT_PLAN_FOLDER
     request = smaller_request(launch, ran, limit, on_host=on_host)
     try:
@@ -132,7 +139,8 @@ def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> Small
         why_none = error
     kept = "batch"
     if not launch.micro_batch_free and chosen["micro_batch"] > 1:
-        free = {name: value for name, value in request.items() if name not in _BATCH}
+        fixed = {one.option for one in _BATCH}
+        free = {name: value for name, value in request.items() if name not in fixed}
         try:
             plan = _another_plan(free, chosen, limit, folder, plan_again)
             to_give = _to_give(launch, chosen, plan.chosen)
@@ -154,7 +162,7 @@ def _another_plan(
         NoNextPlan: with the reason.
     """
     plan = _plan(request, folder, plan_again)
-    names = ("deepspeed_config", *_BATCH.values())  # the file is the plan's, the batch what ran
+    names = ("deepspeed_config", *(one.name for one in _BATCH))  # the file is the plan's, the batch what ran
     if all(plan.chosen.get(name) == ran.get(name) for name in names):
         shutil.rmtree(folder, ignore_errors=True)
         raise _SamePlan(
@@ -167,15 +175,14 @@ def _another_plan(
 def _to_give(launch: Launch, ran: Mapping[str, Any], planned: Mapping[str, Any]) -> str | None:
     """The batch of the next plan, where the script's own is another and it does not follow the plan."""
     typed = {argument.partition("=")[0] for argument in launch.options.target.arguments}
-    micro_option, accumulation_option = _TRAINERS_BATCH
+    options = {f"--{one.trainer}": one.name for one in _BATCH}
+    micro_option, accumulation_option = options
     added = launch.added_arguments
     if micro_option in added and (accumulation_option in added or accumulation_option not in typed):
         return None  # the next launch adds its own
-    changed = {
-        option: planned[name] for option, name in _TRAINERS_BATCH.items() if planned[name] != ran[name]
-    }
     if launch.style == "trainer":
-        return " ".join(f"{option} {value}" for option, value in changed.items())
+        changed = (name for name in options.items() if planned[name[1]] != ran[name[1]])
+        return " ".join(f"{option} {planned[name]}" for option, name in changed)
     micro, accumulation = planned["micro_batch"], planned["gradient_accumulation"]
     return f"a batch of {micro} per GPU and gradient accumulation {accumulation}"
 
@@ -189,23 +196,12 @@ def _device_bytes(oom: Mapping[str, Any], report: RunReport, request: Mapping[st
     return known
 
 
-def _plan_of_what_ran(launch: Launch, report: RunReport) -> Mapping[str, Any]:
-    from zerokit.launcher.predict_again import feeds_more_rows, predict_again
-    from zerokit.report.predicted import plan_as_ran
-
-    ranks = [rank.model_dump(mode="json") for rank in report.ranks]
-    pairs = feeds_more_rows(launch.style, [rank["engine"] for rank in ranks])
-    return plan_as_ran(ranks, launch.plan, None if pairs else predict_again) or {}
-
-
 def _refuse_larger_than_memory(oom: Mapping[str, Any], *, on_this_host: bool) -> None:
     """Refuse to plan for one tensor that no memory of this size can hold.
 
     Raises:
         LargerThanMemory: with both sizes.
     """
-    from zerokit.machine.host import detect_host
-
     reason = larger_than_memory(oom, detect_host().ram_bytes if on_this_host else None)
     if reason is not None:
         raise LargerThanMemory(reason)
@@ -224,23 +220,10 @@ def _attempted(
     )
 
 
-def _needed_bytes(chosen: Mapping[str, Any]) -> int | None:
-    return _predicted(chosen, "min_vram_bytes")
-
-
-def _peak_bytes(chosen: Mapping[str, Any]) -> int | None:
-    return _predicted(chosen, "peak_allocated_bytes")
-
-
 def _predicted(chosen: Mapping[str, Any], name: str) -> int | None:
     estimate = chosen.get("estimate")
     value = estimate.get(name) if isinstance(estimate, Mapping) else None
     return value if isinstance(value, int) and value > 0 else None
-
-
-def _host_ran_out(launch: Launch, oom: Mapping[str, Any]) -> bool:
-    """Whether a node's memory ran out beside GPUs (on CPU ranks it is what stands for the GPUs')."""
-    return oom.get("memory") == "host" and launch.command.set_variables["ZEROKIT_DEVICE"] == "cuda"
 
 
 def smaller_request(
@@ -256,30 +239,24 @@ def smaller_request(
         "global-batch": str(batch),
         "checkpointing": chosen.get("activation_checkpointing", "none"),
         "precision": chosen["precision"],
-        **{option: str(chosen.get(name, 1)) for option, name in _DEGREES.items()},
+        **{one.option: str(chosen.get(one.name, 1)) for one in _DEGREES},
     }
-    for option, name in _BATCH.items():
-        request.pop(option, None)
+    for one in _BATCH:
+        request.pop(one.option, None)
         if not launch.micro_batch_free:
-            request[option] = str(chosen[name])
+            request[one.option] = str(chosen[one.name])
     if gpu == "cpu" or request.get("device") == "cpu":
         request |= {"device": "cpu", "host-ram": _size(limit_bytes * world)}
         return {name: value for name, value in request.items() if name not in ("gpu", "vram", "tp", "sp")}
     if "gpu" not in request and isinstance(gpu, str):
         if "vram" not in request and "host-ram" not in request:  # the plan was for this machine
-            request |= _this_host()
+            host_bytes = detect_host().ram_bytes
+            request |= {"host-ram": _size(host_bytes)} if host_bytes else {}
         request["gpu"] = gpu
     if on_host:
         host_bytes = int(chosen["estimate"].get("host_bytes_per_node") or 0)
         return request | {"host-ram": _size(max(1, int(host_bytes * BLIND_SHARE)))}
     return request | {"vram": _size(limit_bytes)}
-
-
-def _this_host() -> dict[str, str]:
-    from zerokit.machine.host import detect_host
-
-    size_bytes = detect_host().ram_bytes
-    return {"host-ram": _size(size_bytes)} if size_bytes else {}
 
 
 def _size(size_bytes: int) -> str:
@@ -304,16 +281,11 @@ def _plan(request: Mapping[str, Any], folder: Path, plan_again: PlanAgain) -> pl
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """What the next plan does otherwise: ``ZeRO stage 1 → 2, micro-batch 4 → 2``."""
-    names = {
-        "zero_stage": "ZeRO stage", "offload_optimizer": "optimizer offload",
-        "offload_param": "weight offload", "data_parallel": "data parallel", "micro_batch": "micro-batch",
-        "gradient_accumulation": "gradient accumulation",
-    }  # fmt: skip
     differences = [
-        f"{text} {before.get(name)} → {after.get(name)}"
-        for name, text in names.items()
+        f"{_WORDS.get(name) or SETTINGS[name].label} {before.get(name)} → {after.get(name)}"
+        for name in _CHANGED
         if before.get(name) != after.get(name)
     ]
-    old, new = _needed_bytes(before), _needed_bytes(after)
+    old, new = (_predicted(one, "min_vram_bytes") for one in (before, after))
     sizes = f"; predicted to need {format_gib(new)} instead of {format_gib(old)}" if old and new else ""
     return (", ".join(differences) or "other bucket sizes") + sizes

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.settings import SETTINGS
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.planner.auto_values import open_options
@@ -21,20 +22,15 @@ _OF_TRAINING = (
 )  # fmt: skip
 _ZERO = "zero_optimization"
 IN_FILE: Mapping[str, tuple[str, ...]] = {
-    "zero": (f"{_ZERO}.stage",),
-    "offload_optimizer": (f"{_ZERO}.offload_optimizer.device",),
-    "offload_param": (f"{_ZERO}.offload_param.device",),
+    **{row.argument: (row.deepspeed,) for row in SETTINGS.values() if row.deepspeed and row.option},
     "precision": ("bf16.enabled", "fp16.enabled"),
-    "gradient_accumulation": ("gradient_accumulation_steps",),
     "nvme": (f"{_ZERO}.offload_optimizer.nvme_path", f"{_ZERO}.offload_param.nvme_path"),
     "prefetch_bucket": (f"{_ZERO}.stage3_prefetch_bucket_size",),
     "persistence": (f"{_ZERO}.stage3_param_persistence_threshold",),
     "sub_group": (f"{_ZERO}.sub_group_size",),
     "reduce_bucket": (f"{_ZERO}.reduce_bucket_size",),
     "overlap_comm": (f"{_ZERO}.overlap_comm",),
-    "micro_batch": ("train_micro_batch_size_per_gpu",),
     "global_batch": ("train_batch_size",),
-    "optimizer": ("optimizer.type",),
 }
 """What a DeepSpeed file decides, where it does not leave it to the script, and the keys that say it."""
 

@@ -45,6 +45,10 @@ class Agreement:
     is_refused: bool = False
 
 
+NOT_ASKED = Agreement()
+"""Of a script that is held to no plan."""
+
+
 def agree(
     options: ScriptOptions,
     held: HeldTo,

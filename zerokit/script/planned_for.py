@@ -48,7 +48,7 @@ class PlannedFor:
         if script.style in ("accelerate", "trainer"):
             request = replace(request, pins=replace(request.pins, search_tensor=True))
         for one in script.fixed():
-            name, option = one.setting.name, one.setting.option.replace("-", "_")
+            name, option = one.setting.name, one.setting.argument
             asked = getattr(request.pins, _PINS.get(name, name))
             if asked is None:
                 why = "the script decides it" if name in BATCH else one.where
@@ -60,7 +60,7 @@ class PlannedFor:
         request = _with_precision(request, script)
         written = code_values(script, on_cpu=requested.on_cpu)
         for name, fixed in written.items():
-            option = fixed.setting.option.replace("-", "_")
+            option = fixed.setting.argument
             asked = request.precision if name == "precision" else getattr(request.pins, name)
             if asked in (None, "auto"):
                 words = _WORDS.get(name, fixed.setting.label)

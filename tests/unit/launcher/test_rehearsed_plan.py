@@ -14,6 +14,7 @@ from zerokit.cli import run
 from zerokit.emit import plan_file
 from zerokit.launcher.rehearsed_plan import content, fewer_steps, joined, note, unlike_arguments
 from zerokit.planner import recipes
+from zerokit.script.agreement import Agreement
 from zerokit.script.entry_points import Target
 from zerokit.temporary import temporary_folder
 
@@ -66,7 +67,7 @@ def test_the_command_leaves_to_the_script_what_it_decides_otherwise(
 ) -> None:
     """With both, the plan would be refused."""
     zerokit.plan(**asked, gpus=1, gpu="t4", out=tmp_path)
-    said = note(plan_file.read(tmp_path), SFT, "trainer", tmp_path, unlike) or ""
+    said = note(plan_file.read(tmp_path), SFT, "trainer", tmp_path, Agreement(unlike=tuple(unlike))) or ""
     told = f" ({' and '.join(left_out)} leave{'' if left_out[1:] else 's'} th" if left_out else ": zerokit"
     assert f"for some minutes{told}" in said
     words = shlex.split(said[said.index("zerokit plan") :])
