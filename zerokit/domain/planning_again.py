@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.commands import option_words
+from zerokit.domain.settings import SETTINGS
 
 Facts = Mapping[str, Any]
-TOLD_BY_SCRIPT = ("method", "lora-rank", "lora-targets", "lora-dropout", "trainer", "seq-len")
+TOLD_BY_SCRIPT = tuple(row.option for row in SETTINGS.values() if row.told_by_script)
 """Options that a plan with a script takes from its rehearsal, and refuses where others are given."""
 _EMPTIED = re.compile(r"[a-z_]+=")
 _OPTION = re.compile(r"--[a-z][a-z-]*")

@@ -32,7 +32,7 @@ _OF_A_COMMAND = (
     ("DeepSpeed engines", "engines"),
 )
 """Facts of an engine that its command decides."""
-_SAID_BY_THEIR_VALUE = ("micro-batch", "gradient-accumulation", "zero", "precision", "seq-len")
+_SAID_BY_THEIR_VALUE = {row.option for row in SETTINGS.values() if row.decides_run} | {"seq-len"}
 """Options of ``plan`` whose value is a difference's."""
 _SPELLING = re.compile(r"^(deepspeedcpu|fused|paged|apex)+|_?32bit$")
 

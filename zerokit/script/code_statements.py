@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit.domain.settings import CLIPPING_CALL
-from zerokit.script.option_list import called
+from zerokit.script.option_list import called, parser_calls
 
 _LOADER = "DataLoader"
 ARGUMENTS = ("TrainingArguments", "Config")  # SFTConfig, DPOConfig …
@@ -61,7 +61,7 @@ def code_settings(tree: ast.AST, path: Path) -> Iterator[CodeSetting]:
         if isinstance(node.targets[0], ast.Name) and len(node.targets) == stores[node.targets[0].id] == 1
     }
     targets = {node.value: ast.unparse(node.targets[0]) for node in assigned}
-    options = _options(nodes)
+    options = parser_calls(tree, path).by_attribute
     for node in nodes:
         if not isinstance(node, ast.Call) or not (call := called(node)).endswith(_CALLS):
             continue
@@ -80,20 +80,6 @@ def code_settings(tree: ast.AST, path: Path) -> Iterator[CodeSetting]:
                 makes=f"{called(expression)}(…)" if isinstance(expression, ast.Call) else None,
                 target=target,
             )  # fmt: skip
-
-
-def _options(nodes: Iterable[ast.AST]) -> dict[str, tuple[str, object]]:
-    """The parser's options with a literal default, by the attribute that holds them."""
-    result: dict[str, tuple[str, object]] = {}
-    for node in nodes:
-        if not isinstance(node, ast.Call) or called(node) != "add_argument":
-            continue
-        names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-        option = next((name for name in names if name.startswith("--")), None)
-        given = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
-        if option is not None and "dest" not in given:
-            result[option[2:].replace("-", "_")] = option, given.get("default")
-    return result
 
 
 def own_option(settings: Iterable[CodeSetting], name: str) -> CodeSetting | None:

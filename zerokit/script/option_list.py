@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -89,9 +89,12 @@ def unknown_option(
     """
     for name in options.unknown(arguments):
         as_fields_first = sorted(options.names, key=lambda known: ("-" in known[2:], known))
+        # what other scripts call the same
+        all_names = [{*map(fold, setting.in_scripts)} for setting in SETTINGS.values()]
+        same = {one for names in all_names if fold(name) in names for one in names}
         near = (
             misspelt(name, as_fields_first)
-            or _called_otherwise(name, as_fields_first)
+            or [option for option in as_fields_first if fold(option) in same][:1]
             or by_words(name, as_fields_first)
         )
         meant = (
@@ -108,13 +111,6 @@ def unknown_option(
             f"write it out{may_mean.get(name, '')}"
         )
     return None
-
-
-def _called_otherwise(name: str, known: Iterable[str]) -> list[str]:
-    """The option that other scripts call ``name``."""
-    all_names = [setting.in_scripts for setting in SETTINGS.values()]
-    same = {fold(one) for names in all_names if fold(name) in map(fold, names) for one in names}
-    return [option for option in known if fold(option) in same][:1]
 
 
 class _Refused(Exception):
@@ -213,7 +209,7 @@ class _File:
         self.found.parses = True
 
     def _option(self, node: ast.Call) -> None:
-        names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        names = _texts(node)
         self._require(len(names) == len(node.args) and bool(names))
         self.found.names.update(names)
         keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
@@ -287,32 +283,46 @@ def installed_fields(name: str) -> frozenset[str] | None:
 
 @dataclass(slots=True, kw_only=True)
 class ParserCalls:
-    """Of one file.
+    """What the calls of argparse in one file say.
 
     Attributes:
         options: option strings given to ``add_argument``.
         flags: those of them that take no value.
         defaults: literal defaults by the option's name, with underscores; a path beside the script is whole.
+        by_attribute: an option and its literal default, by the attribute that holds its value.
         has_subcommands: the parser has subparsers.
     """
 
     options: set[str] = field(default_factory=set)
     flags: set[str] = field(default_factory=set)
     defaults: dict[str, object] = field(default_factory=dict)
+    by_attribute: dict[str, tuple[str, object]] = field(default_factory=dict)
     has_subcommands: bool = False
 
 
-def parser_calls(tree: ast.Module, path: Path) -> ParserCalls:
+def parser_calls(tree: ast.AST, path: Path) -> ParserCalls:
     """Read the file at ``path``."""
     found = ParserCalls()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        name = called(node)
-        if name == "add_argument":
-            _add_argument(found, node, path)
-        elif name == "add_subparsers":
-            found.has_subcommands = True
+        found.has_subcommands |= called(node) == "add_subparsers"
+        if called(node) != "add_argument":
+            continue
+        names = _texts(node)
+        found.options.update(names)
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        action, default = keywords.get("action"), keywords.get("default")
+        if isinstance(action, ast.Constant) and str(action.value).startswith("store_"):
+            found.flags.update(names)
+        value = default.value if isinstance(default, ast.Constant) else None
+        option = next((name for name in names if name.startswith("--")), None)
+        if option is not None and not isinstance(keywords.get("dest"), ast.Constant):
+            found.by_attribute[option[2:].replace("-", "_")] = option, value
+        if isinstance(default, ast.Call) and ast.unparse(default).startswith("Path(__file__).with_name("):
+            value = next((str(path.with_name(name)) for name in _texts(default)), None)
+        if value is not None:
+            found.defaults |= {name.lstrip("-").replace("-", "_"): value for name in names}
     return found
 
 
@@ -321,29 +331,6 @@ def called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def _add_argument(found: ParserCalls, node: ast.Call, path: Path) -> None:
-    texts = set(_texts(node))
-    found.options |= texts
-    keywords = {keyword.arg: keyword.value for keyword in node.keywords}
-    action = keywords.get("action")
-    if isinstance(action, ast.Constant) and str(action.value).startswith("store_"):
-        found.flags |= texts
-    default = _literal(keywords.get("default"), path)
-    if default is not None:
-        found.defaults |= {text.lstrip("-").replace("-", "_"): default for text in texts}
-
-
-def _texts(node: ast.Call) -> Iterator[str]:
-    for argument in node.args:
-        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-            yield argument.value
-
-
-def _literal(value: ast.expr | None, path: Path) -> object:
-    """A constant, or ``Path(__file__).with_name("…")`` with what it stands for; None: neither."""
-    if isinstance(value, ast.Constant):
-        return value.value
-    if value is not None and ast.unparse(value).startswith("Path(__file__).with_name("):
-        name = next(_texts(value), None) if isinstance(value, ast.Call) else None
-        return str(path.with_name(name)) if name else None
-    return None
+def _texts(node: ast.Call) -> list[str]:
+    """The arguments without a name that are literal texts."""
+    return [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]

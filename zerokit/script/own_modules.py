@@ -63,7 +63,12 @@ def _meant(module: str) -> str | None:
     folders = [Path.cwd(), *(Path(entry) for entry in sys.path if entry)]
     meant: list[str] = []
     for part in module.split("."):
-        names = {name for folder in folders for name in _names_in(folder)}
+        names = set()
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                entries = [entry for entry in folder.iterdir() if entry.suffix == ".py" or entry.is_dir()]
+                names |= {entry.stem if entry.suffix == ".py" else entry.name for entry in entries}
+        names = {name for name in names if name.isidentifier()}
         found = [part] if part in names else misspelt(part, sorted(names))
         if not found:
             return None
@@ -71,15 +76,6 @@ def _meant(module: str) -> str | None:
         folders = [folder / found[0] for folder in folders]
     name = ".".join(meant)
     return name if _module_of(name) is not None else None
-
-
-def _names_in(folder: Path) -> Iterator[str]:
-    """What can be imported from a folder."""
-    with contextlib.suppress(OSError):
-        for entry in folder.iterdir():
-            name = entry.stem if entry.suffix == ".py" else entry.name
-            if name.isidentifier() and (entry.suffix == ".py" or entry.is_dir()):
-                yield name
 
 
 def own_modules(tree: ast.Module, root: Path, folder: Path, package: str | None) -> Iterator[Path]:
@@ -147,6 +143,7 @@ def _checked_out(name: str, root: Path) -> Path | None:
 # ---------------------------------------------------------------- what can run
 
 _EVERYTHING = "*"
+_MAIN = ("__name__ == '__main__'", "'__main__' == __name__")
 
 
 def reachable(trees: Mapping[Path, ast.Module], entries: Collection[Path]) -> dict[Path, ast.Module]:
@@ -217,7 +214,7 @@ def _parts(statement: ast.stmt) -> Iterator[ast.stmt]:
         for alias in statement.names:
             part = ast.ImportFrom(module=statement.module, names=[alias], level=statement.level)
             yield ast.copy_location(part, statement)
-    elif not _is_main_block(statement):
+    elif not (isinstance(statement, ast.If) and ast.unparse(statement.test) in _MAIN):
         yield statement
 
 
@@ -228,13 +225,6 @@ def _name(statement: ast.stmt) -> str | None:
     if isinstance(statement, ast.ImportFrom) and statement.names[0].name != _EVERYTHING:
         return statement.names[0].asname or statement.names[0].name
     return None
-
-
-def _is_main_block(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and ast.unparse(statement.test) in (
-        "__name__ == '__main__'",
-        "'__main__' == __name__",
-    )
 
 
 def _imported(tree: ast.AST) -> set[str]:
