@@ -136,7 +136,7 @@ def test_every_public_function_has_a_docstring() -> None:
 
 
 NO_BEGINNING = ("Those ", "That ", "Of ", "Its ", "Them ", "Said ", "By ", "As ", "In what ")
-MOST_SUCH_BEGINNINGS = 171
+MOST_SUCH_BEGINNINGS = 97
 """How many there still are; it only shrinks."""
 
 

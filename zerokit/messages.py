@@ -48,7 +48,7 @@ def shown(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """As :func:`shown`, of several lines with their ends and tabs, whole."""
+    """Show as :func:`shown` does, of several lines with their ends and tabs, whole."""
     return OBEYED.sub(lambda match: match[0] if match[0] in "\n\t" else _escape(match), text)
 
 

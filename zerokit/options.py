@@ -75,7 +75,7 @@ class Option:
 
     @property
     def option(self) -> str:
-        """As the command line spells it."""
+        """Option as the command line spells it."""
         return "--" + self.name.replace("_", "-")
 
     def checked(self, value: Any, name: str) -> Any:

@@ -192,7 +192,7 @@ class _Names:
     @staticmethod
     @functools.lru_cache(maxsize=256)
     def of(known: tuple[str, ...]) -> _Names:
-        """Those of a table."""
+        """Names of a table."""
         names = sorted(known, reverse=True)  # the first of those alike is what stays
         by_form = {_forms(name)[number]: name for number in (2, 1, 0) for name in names}
         words = frozenset(part for name in names for part in name.lower().split("_"))

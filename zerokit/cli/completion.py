@@ -54,7 +54,7 @@ class Completed(_ParamType):
         self.name, self.original, self.values, self.kind = original.name, original, values, kind
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        """As the type itself does."""
+        """Convert as the type itself does."""
         return self.original.convert(value, param, ctx)
 
     def shell_complete(

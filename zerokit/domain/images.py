@@ -49,7 +49,7 @@ class SequenceImages:
 
     @property
     def patches(self) -> int:
-        """Of all images of the sequence: tokens of the vision tower."""
+        """Patches of all images of the sequence: tokens of the vision tower."""
         return self.count * self.tiles * (self.height // self.patch) * (self.width // self.patch)
 
     @property

@@ -106,17 +106,17 @@ class Job:
 
     @property
     def defaults(self) -> Trainer:
-        """Of its trainer."""
+        """Defaults of its trainer."""
         return TRAINERS[self.trainer]
 
     @property
     def adapters(self) -> Lora:
-        """Those of its method, or of another that is compared with it."""
+        """Adapters of its method, or of another that is compared with it."""
         return self.lora or Lora(dropout=self.defaults.lora_dropout)
 
     @property
     def row_tokens(self) -> int:
-        """Of a row of the data, which counts once in a batch."""
+        """Tokens of a row of the data, which counts once in a batch."""
         return self.seq_len * self.defaults.sequences
 
     def is_reentrant(self, stage: int) -> bool:
@@ -146,7 +146,7 @@ class Job:
 
     @property
     def packed_base_bytes(self) -> float | None:
-        """Of a weight of the layers that are quantised under adapters; None: none are."""
+        """Bytes of a weight of the layers that are quantised under adapters; None: none are."""
         if self.inference or self.method == "full":
             return None
         if self.method == "qlora":

@@ -65,7 +65,7 @@ class Gemm:
         return self.n * self.k * self.active
 
     def adapted(self, targets: tuple[str, ...]) -> tuple[Linear, ...]:
-        """Of its modules, those that get adapters; of those not known, one that only all-linear means."""
+        """Modules that get adapters; of those not known, one that only all-linear means."""
         if not self.takes_adapters:
             return ()
         modules = self.modules or (Linear(path="", n=self.n),)
@@ -153,7 +153,7 @@ class ModelShape:
 
     @property
     def linear_modules(self) -> tuple[Linear, ...]:
-        """Of all layers, those that are known by name; of each stack once."""
+        """Linear modules of all layers that are known by name; of each stack once."""
         return tuple(module for stack in self.stacks for gemm in stack.gemms for module in gemm.modules)
 
     @property
@@ -199,7 +199,7 @@ class ModelShape:
         )
 
     def weight_bytes(self, element_bytes: float, packed_bytes: float | None) -> float:
-        """Of all weights; ``packed_bytes``: of one in a linear module of the layers, None where none is
+        """Bytes of all weights; ``packed_bytes``: of one in a linear module of the layers, None where none is
         quantised."""
         packed = 0 if packed_bytes is None else self.linear_parameters
         return (packed_bytes or 0.0) * packed + element_bytes * (self.parameters - packed)

@@ -42,7 +42,8 @@ def options_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[
 def options_with_script(
     chosen: Facts, request: Facts, ran: Mapping[str, str], script: Sequence[str]
 ) -> tuple[str, ...]:
-    """As :func:`options_for`, for a plan with the script: what it decides is taken out of the recipe.
+    """Options as :func:`options_for` has them, for a plan with the script: what it decides is taken out of
+    the recipe.
 
     Args:
         ran: may hold options that no word can say, as the model.
@@ -107,7 +108,8 @@ def _emptied(names: Collection[str]) -> list[str]:
 
 
 def _nearest_batch(batch: int, chosen: Facts, options: Facts) -> int:
-    """Of a search over all GPUs: a plan for fewer of them is only made where all of them have a plan."""
+    """Batch nearest to the one asked for, of a search over all GPUs: a plan for fewer of them is only made
+    where all of them have a plan."""
     names = ("tensor_parallel", "pipeline_parallel", "sequence_parallel")
     sharing = 1
     for name in names:

@@ -151,7 +151,7 @@ def not_modelled(keys: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def moves_memory(keys: Mapping[str, str]) -> tuple[str, ...]:
-    """Of :func:`unmodelled_keys`, those with which memory may be another."""
+    """Keys of :func:`unmodelled_keys` with which memory may be another."""
     return tuple(key for key in keys if key not in _OF_TIME)
 
 

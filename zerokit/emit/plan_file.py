@@ -117,7 +117,7 @@ class PlanFile:
 
     @property
     def rehearsed_arguments(self) -> tuple[str, ...] | None:
-        """Those that its script was rehearsed with, secrets masked; None: not known."""
+        """Arguments that its script was rehearsed with, secrets masked; None: not known."""
         arguments = _mapping(self.chosen.get("script")).get("arguments")
         return None if arguments is None else tuple(map(str, arguments))
 

@@ -22,8 +22,8 @@ def live_modules() -> list[Any]:
 
 
 def elements(parameter: Any) -> int:
-    """Of a whole parameter, though this rank may hold a shard of it (ZeRO-3), or pack two into a byte
-    (bitsandbytes 0.50, ``Params4bit``)."""
+    """Elements of a whole parameter, though this rank may hold a shard of it (ZeRO-3), or pack two into a
+    byte (bitsandbytes 0.50, ``Params4bit``)."""
     unpacked = getattr(getattr(parameter, "quant_state", None), "shape", None)
     if unpacked is not None:
         return math.prod(unpacked)
@@ -63,7 +63,7 @@ def _attribute_values(module: Any, name: str) -> Iterable[Any]:
 
 
 def _unread_bytes(sizes: dict[int, int]) -> int:
-    """Of storages, by address, in mapped files: what of them is not resident."""
+    """Bytes of storages, by address, in mapped files that are not resident."""
     addresses = sorted(sizes)
     unread = mapped = 0
     try:

@@ -54,7 +54,7 @@ class TrainingFacts:
         self._saved = SavedWeights(self._living)
 
     def hooks(self) -> dict[str, Callable[[ModuleType], None]]:
-        """By the module after whose import they are put."""
+        """Hooks by the module after whose import they are put."""
         return {
             "deepspeed.runtime.engine": lambda module: self._hook_engine(module.DeepSpeedEngine),
             "deepspeed.runtime.zero.stage_1_and_2": self._hook_optimizer,

@@ -98,7 +98,7 @@ def _steps(words: _Values) -> int | None:
 
 
 def joined(unlike: Sequence[str]) -> str:
-    """Them in a sentence, the first few."""
+    """Join the first few in a sentence."""
     more = len(unlike) - _MOST_NAMED
     return "; ".join((*unlike[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])))
 
@@ -186,7 +186,7 @@ def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
 
 
 def _rehearsed_arguments(plan: PlanFile, target: Target) -> tuple[str, ...] | None:
-    """Those that this script was rehearsed with; None: another was, or none, or they are not known."""
+    """Arguments that this script was rehearsed with; None: another was, or none, or they are not known."""
     rehearsed = plan.chosen.get("rehearsed")
     name = Path(target.name).name if target.script is not None else target.name
     is_same = isinstance(rehearsed, dict) and str(rehearsed.get("script")) == name

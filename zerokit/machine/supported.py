@@ -34,7 +34,7 @@ class Supported:
 
     @property
     def specifier(self) -> str:
-        """As pip writes it."""
+        """Version specifier as pip writes it."""
         return f"{self.package}>={self.oldest},<{self.below}"
 
     def problem(self, version: str) -> str | None:

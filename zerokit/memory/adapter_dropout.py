@@ -191,8 +191,9 @@ class _Marks:
             last = mark.after
 
     def _recomputed(self) -> Mapping[tuple[str, str], tuple[Polynomial, tuple[Polynomial, ...]]]:
-        """By the mark of the first gradient after a part of forward that backward runs again: what is kept of
-        it more then, and the peaks on the way, relative to that mark. The marks of modules show it."""
+        """Map from the mark of the first gradient after a part of forward that backward runs again: what is
+        kept of it more then, and the peaks on the way, relative to that mark. The marks of modules show
+        it."""
         found: dict[tuple[str, str], tuple[Polynomial, tuple[Polynomial, ...]]] = {}
         for segment in self.again:
             kept, peaks = _ZERO, list[Polynomial]()

@@ -56,7 +56,7 @@ class LossSize:
 
     @property
     def tokens(self) -> int:
-        """Of a micro-batch."""
+        """Tokens of a micro-batch."""
         return self.sequences * self.seq_len
 
     @property
@@ -66,12 +66,12 @@ class LossSize:
 
     @property
     def hidden_bytes(self) -> int:
-        """Of the hidden states that the head reads."""
+        """Bytes of the hidden states that the head reads."""
         return self.tokens * self.hidden * self.element_bytes
 
     @property
     def gradient_bytes(self) -> int:
-        """Of the head's gradient; 0 where it is frozen."""
+        """Bytes of the head's gradient; 0 where it is frozen."""
         return self.vocabulary * self.hidden * self.element_bytes if self.trained else 0
 
 

@@ -29,7 +29,7 @@ PROCESS_NCCL_BYTES = 340 * MIB
 
 
 def process_bytes(world_size: int) -> int:
-    """Of one rank, beside its tensors."""
+    """Bytes of one rank, beside its tensors."""
     return PROCESS_BYTES + (PROCESS_NCCL_BYTES if world_size > 1 else 0)
 
 

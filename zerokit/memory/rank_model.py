@@ -20,9 +20,9 @@ DTYPE_BYTES = {
 
 
 def prepared_bytes(packed_bytes: float, kept: float, trainable: float) -> int:
-    """Of a model after ``prepare_model_for_kbit_training`` (peft 0.21, utils/other.py:205), which casts every
-    16-bit parameter to fp32, stacked experts too, and with its adapters, which are made in fp32. DeepSpeed's
-    engine casts one after another back (runtime/engine.py:1851, 0.19.8).
+    """Bytes of a model after ``prepare_model_for_kbit_training`` (peft 0.21, utils/other.py:205), which casts
+    every 16-bit parameter to fp32, stacked experts too, and with its adapters, which are made in fp32.
+    DeepSpeed's engine casts one after another back (runtime/engine.py:1851, 0.19.8).
 
     Args:
         packed_bytes: of quantised weights. kept, trainable: elements of the others, and of the adapters.
@@ -164,7 +164,7 @@ class RankModel:
 
     @cached_property
     def gradient_indexes(self) -> tuple[int, ...]:
-        """Of every mark of backward below ZeRO-3 the trainable parameter with a gradient there, or -1."""
+        """Map every mark of backward below ZeRO-3 to the trainable parameter with a gradient there, or -1."""
         indexes = self.trainable_index
         return tuple(
             indexes.get(name, -1) if kind == "grad" else -1 for kind, name in self.trace.marks_gradients

@@ -56,7 +56,7 @@ class CheckResult:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Of all files."""
+        """Findings of all files."""
         return tuple(finding for file in self.files for finding in file.findings)
 
     @property

@@ -48,7 +48,7 @@ class FakeGpu:
 
     @classmethod
     def of(cls, gpu: Gpu, count: int) -> FakeGpu:
-        """Of a GPU in the catalogue.
+        """Build it from a GPU in the catalogue.
 
         Raises:
             InputError: a GPU of whose chip the catalogue says nothing, as of all of AMD's.
@@ -124,12 +124,12 @@ class Order:
     unknown_senders: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Order:
-        """Of :meth:`to_dict`."""
+        """Read what :meth:`to_dict` wrote."""
         gpu = dict(value["gpu"])
         gpu["capability"] = tuple(gpu["capability"])
         tuples = {name: tuple(value[name]) for name in ("arguments", "unknown_senders")}

@@ -49,7 +49,8 @@ def share_that_fits(oom: Mapping[str, Any]) -> float | None:
 
 
 def larger_than_memory(oom: Mapping[str, Any], host_bytes: int | None) -> str | None:
-    """That one request is more than the whole GPU or host holds, so that no plan helps; None where it is not.
+    """Say that one request is more than the whole GPU or host holds, so that no plan helps; None where it is
+    not.
 
     Args:
         oom: the failed allocation, as :class:`zerokit.report.schema.OutOfMemory` has it.

@@ -145,8 +145,8 @@ def agree(
 def _own_file(
     options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path
 ) -> tuple[list[str], dict[str, str]]:
-    """In what a file of the script's own, which decides in place of the plan's configuration, differs from
-    it: in sentences, and as options of ``plan``."""
+    """List in what a file of the script's own, which decides in place of the plan's configuration, differs
+    from it: in sentences, and as options of ``plan``."""
     name, where = options.own_deepspeed_file or ("", "")
     if not name or Path(name).resolve().is_relative_to(plan_folder.resolve()):
         return [], {}

@@ -196,7 +196,7 @@ def _not_a_folder(options: ScriptOptions, word: str) -> str:
 
 
 def _missing(options: ScriptOptions, value: str, location: str) -> str | None:
-    """That a checkpoint named by its path is not here, which ends the run when ``train`` is called
+    """Warn that a checkpoint named by its path is not here, which ends the run when ``train`` is called
     (trainer.py:1565); None: the word may be one that the script knows, as ``last``."""
     if "/" not in value or "://" in value:
         return None
@@ -222,7 +222,7 @@ _OF_A_MODEL = ("config.json", "adapter_config.json")
 
 
 def named_model(options: ScriptOptions) -> tuple[str, str] | None:
-    """Its name or path, and how it stands in the arguments, their file or the script; None: nothing.
+    """Name or path of the model, and how it stands in the arguments, their file or the script; None: nothing.
 
     An option is said to be the script's: zerokit may have one of the same name.
     """

@@ -102,7 +102,7 @@ def training_batches(settings: Iterable[CodeSetting]) -> list[CodeSetting]:
 
 
 def made_once(settings: Iterable[CodeSetting]) -> list[CodeSetting]:
-    """Those of classes that are called at one place: of several only the run tells which call is made."""
+    """Calls of classes that are called at one place: of several only the run tells which call is made."""
     settings = list(settings)
     calls = Counter(one.call for one in settings if not one.name)
     return [one for one in settings if calls[one.call] == 1]

@@ -40,7 +40,8 @@ class Target:
 
     @property
     def digest(self) -> str:
-        """By which a plan knows the command again: the file's name or the module's, and the arguments."""
+        """Digest by which a plan knows the command again: the file's name or the module's, and the
+        arguments."""
         name = Path(self.script).name if self.script is not None else f"-m {self.module}"
         return hashlib.sha256(json.dumps([name, *self.arguments]).encode()).hexdigest()
 

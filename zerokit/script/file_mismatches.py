@@ -85,7 +85,7 @@ class _TrainingArguments:
             self.made = is_made_once and not facts.parses_training_arguments
 
     def value(self, name: str) -> _Value | None:
-        """Of one argument; None: computed, or set where nobody sees."""
+        """Value of one argument; None: computed, or set where nobody sees."""
         options = self.options
         if options is None:
             return self._default(name, _DEFAULTS[name])

@@ -227,7 +227,7 @@ class _File:
             self.found.names.update(_spellings(fields or ()))
 
     def _fields(self, name: str) -> set[str] | None:
-        """Of a class and those that it derives from; None: not all are known."""
+        """Fields of a class and those that it derives from; None: not all are known."""
         if name in _TRAINING_ARGUMENTS and name not in self.classes:
             installed = installed_fields(name)
             return None if installed is None else set(installed)

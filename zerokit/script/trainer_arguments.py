@@ -64,7 +64,7 @@ def _check_exists(path: str, facts: ScriptFacts, option: str) -> None:
 
 
 def _read(name: str) -> dict[str, object]:
-    """Its keys at the top, and those of sections where they say nothing else; empty if it cannot be read
+    """Keys at the top, and those of sections where they say nothing else; empty if it cannot be read
     (then the script itself will say why)."""
     path = Path(name)
     with suppress(OSError, ValueError, RecursionError):

@@ -69,7 +69,7 @@ H200 = KernelRates()
 
 
 def rates(gpu: Gpu, measured_flops: float | None = None, measured_copy: float | None = None) -> KernelRates:
-    """Of a GPU of the catalogue.
+    """Rates of a GPU of the catalogue.
 
     Args:
         measured_flops: largest 16-bit product rate measured on the machine (``doctor --measure``).
@@ -103,7 +103,7 @@ _SLOWED = {"product": 1.64, "attention": 1.14, "elementwise": 1.11}
 
 
 def seconds(event: IssuedOperator, rate: KernelRates) -> float:
-    """Of one ``kernel`` event, without the gap to the one before."""
+    """Seconds of one ``kernel`` event, without the gap to the one before."""
     return LAUNCH_SECONDS * max(1, event.launches) + _work(event, rate)
 
 

@@ -93,7 +93,7 @@ class KernelTimes:
         return self._cached[key]
 
     def least_seconds(self, precision: str) -> float:
-        """Of one GPU for a sequence: the layers' products alone, at the largest rate."""
+        """Seconds of one GPU for a sequence: the layers' products alone, at the largest rate."""
         flops = 0.0
         for stack in self.shape.stacks:
             tokens = self.job.seq_len if stack.fixed_tokens is None else stack.fixed_tokens

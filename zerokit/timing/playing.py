@@ -85,7 +85,7 @@ class _Meetings:
         self.progress = 0
 
     def joins(self, ranks: tuple[int, ...]) -> frozenset[int]:
-        """Those of ``ranks`` that are played; one alone waits for nobody."""
+        """Ranks of ``ranks`` that are played; one alone waits for nobody."""
         joined = self._joined.get(ranks)
         if joined is None:
             joined = self._joined[ranks] = self._played.intersection(ranks)

@@ -145,7 +145,7 @@ def _merged(onto: Calibration, base: Calibration, changed: Calibration) -> Calib
 
 
 def _networks(model: TimeModel) -> tuple[float, float]:
-    """Of a node, as a calibration has it: what a collective reaches of the datasheet's rate."""
+    """Networks of a node, as a calibration has it: what a collective reaches of the datasheet's rate."""
     gpu, share = model.cluster.gpu, model.stack.network_efficiency
     usual, slowest = gpu.network_bytes_per_second, gpu.slowest_network_bytes_per_second
     if usual is None:

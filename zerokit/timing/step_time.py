@@ -112,7 +112,7 @@ class TimeModel:
         return self._estimate(strategy, {**estimate.parts, "retries": seconds}) if seconds else estimate
 
     def retry_seconds(self, strategy: Strategy, headroom: int) -> float:
-        """Of a step, with so many bytes left beyond the peak."""
+        """Seconds of a step, with so many bytes left beyond the peak."""
         tuned = self.calibration.tuned
         if tuned is not None and strategy.family in tuned.by_family:
             return 0.0  # it ran: its factor holds them

@@ -26,7 +26,7 @@ _QUERY_BIASES = ("qwen2",)
 
 
 def gathers(shape: ModelShape, weights: float, zero: ZeroSettings) -> tuple[float, float]:
-    """Of one micro-batch: in forward, and in backward.
+    """Gathers of one micro-batch: in forward, and in backward.
 
     Args:
         weights: elements that the ranks hold together.

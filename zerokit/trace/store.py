@@ -77,7 +77,7 @@ def read(path: Path) -> ModelProfile | None:
 
 
 def _traces(profiles: Sequence[ModelProfile]) -> dict[str, tuple[ActivationTrace, ...]]:
-    """Of each variant the last profile's; but those that hold for one length stand side by side."""
+    """Traces of each variant: the last profile's; but those that hold for one length stand side by side."""
     by_key: dict[str, dict[tuple[int, int | None, bool], ActivationTrace]] = {}
     for profile in profiles:
         for key in profile.traces:

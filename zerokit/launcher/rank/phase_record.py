@@ -45,7 +45,7 @@ class PhaseRecord:
         return recent
 
     def account(self, on_gpu: bool) -> Record:
-        """As the rank file has it; without a GPU its figures are None."""
+        """Account as the rank file has it; without a GPU its figures are None."""
         return {
             "peak_allocated_bytes": self.peak_allocated_bytes if on_gpu else None,
             "peak_reserved_bytes": self.peak_reserved_bytes if on_gpu else None,

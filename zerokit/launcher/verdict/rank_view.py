@@ -314,7 +314,7 @@ def ranks_of(views: Sequence[RankView]) -> tuple[int, ...]:
 
 
 def waiting_in(views: Sequence[RankView]) -> list[RankView]:
-    """Those that wait in a collective."""
+    """Ranks that wait in a collective."""
     return [view for view in views if view.waits_in is not None]
 
 

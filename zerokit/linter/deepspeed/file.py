@@ -102,7 +102,7 @@ def _without_consequences(findings: list[Finding]) -> list[Finding]:
 
 
 def _severity(rule: str, reading: _Where) -> Severity:
-    """Of what the parser read past: hjson does so, too, ``json.load`` does not."""
+    """Severity of what the parser read past: hjson does so, too, ``json.load`` does not."""
     if not rule.startswith("json-") or reading.readers <= FRAMEWORKS:
         return "error"
     if not reading.readers & FRAMEWORKS:

@@ -42,7 +42,8 @@ class Persistent:
 
 
 def second_state_bytes(model: RankModel, settings: DeepSpeedSettings, owned: int) -> int:
-    """Of ``owned`` trainable elements: what DeepSpeed's Muon keeps beyond one momentum, 0 of all others.
+    """Bytes for ``owned`` trainable elements: what DeepSpeed's Muon keeps beyond one momentum, 0 of all
+    others.
 
     What is no matrix, and embeddings and the head, it steps with Adam, which keeps two values
     (deepspeed/__init__.py:369, ``set_optimizer_flags``).
@@ -83,7 +84,7 @@ def share_bytes(model: RankModel, ranks: int, element_bytes: int) -> int:
 
 
 def reference_bytes(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> int:
-    """Of the reference model's weights and buffers, which has an engine of its own: of stage 3 like the
+    """Bytes of the reference model's weights and buffers, which has an engine of its own: of stage 3 like the
     policy's, else of stage 0 (trl/models/utils.py:246, 1.16, ``prepare_deepspeed``)."""
     zero = settings.zero
     if model.reference != "copy":

@@ -25,7 +25,7 @@ FOREACH_TEMPORARIES = {
 
 
 def optimizer_name(settings: DeepSpeedSettings) -> str:
-    """Its type in the configuration, in lower case."""
+    """Type of the optimizer in the configuration, in lower case."""
     return (settings.optimizer or "AdamW").lower()
 
 

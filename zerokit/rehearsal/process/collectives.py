@@ -109,7 +109,7 @@ def _gather_into_one(under_way: UnderWay, args: tuple[Any, ...]) -> None:
 
 
 def _gather_into_list(under_way: UnderWay, args: tuple[Any, ...]) -> None:
-    """Of a gather to one rank, the others have no outputs."""
+    """Gather to one rank; the others have no outputs."""
     for outputs, source in zip(args[0], args[1], strict=False):
         for output in outputs:
             _set(output, _value(source))
@@ -148,7 +148,7 @@ def _scatter(under_way: UnderWay, args: tuple[Any, ...]) -> None:
 
 
 def _broadcast(machine: Machine, args: tuple[Any, ...]) -> None:
-    """Of what the sender alone has computed, floats are not known on the other ranks.
+    """Broadcast; floats that the sender alone has computed are not known on the other ranks.
 
     A few numbers are those that the sender is known to send.
 

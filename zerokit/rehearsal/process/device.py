@@ -53,7 +53,7 @@ class _Current:
 
 
 def _index(device: Any) -> int:
-    """Of ``1``, ``cuda:1`` or a device; -1: none is named."""
+    """Index of ``1``, ``cuda:1`` or a device; -1: none is named."""
     if isinstance(device, torch.Tensor):
         device = device.device
     if isinstance(device, str):

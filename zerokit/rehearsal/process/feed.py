@@ -78,7 +78,7 @@ class Feed:
         self.batches = 0
 
     def to_dict(self) -> dict[str, Any] | None:
-        """As a report has it; None: nothing was fed."""
+        """Return it as a report has it; None: nothing was fed."""
         if not self._seen:
             return None
         rows, tokens = self._largest

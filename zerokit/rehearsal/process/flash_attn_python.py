@@ -43,7 +43,7 @@ def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None
 
 
 def unpad_input_for_concatenated_sequences(hidden_states: Any, attention_mask_in_length: Any) -> Any:
-    """As :func:`unpad_input`, where the mask of a row holds the lengths of the sequences in it."""
+    """Unpad as :func:`unpad_input` does, where the mask of a row holds the lengths of the sequences in it."""
     totals = attention_mask_in_length.sum(dim=-1, keepdim=True)
     positions = torch.arange(attention_mask_in_length.shape[-1], device=totals.device)
     flat = attention_mask_in_length.flatten()
@@ -66,7 +66,7 @@ def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
 
 
 def all_gather_raw(input_: Any, process_group: Any, async_op: bool = False) -> Any:
-    """Of all ranks along the first dimension, and the handle."""
+    """Gather from all ranks along the first dimension, and the handle."""
     ranks = distributed.get_world_size(process_group)
     output = input_.new_empty(ranks * input_.shape[0], *input_.shape[1:])
     dense = input_.contiguous()
@@ -194,7 +194,7 @@ def apply_rotary_emb(
     x: Any, cos: Any, sin: Any, interleaved: bool = False, inplace: bool = False, seqlen_offsets: Any = 0,
     cu_seqlens: Any = None, max_seqlen: Any = None,
 ) -> Any:  # fmt: skip
-    """Of query or key."""
+    """Rotate query or key."""
     return ApplyRotaryEmb.apply(x, cos, sin, inplace)
 
 

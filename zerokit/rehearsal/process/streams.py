@@ -120,7 +120,7 @@ class Streams:
         self.default = Stream()
 
     def current(self, device: Any = None) -> Stream:
-        """Of this thread."""
+        """Stream of this thread."""
         return getattr(self._current, "stream", self.default)
 
     def set_current(self, stream: Stream | None) -> Stream:
@@ -141,7 +141,7 @@ class Streams:
             self.set_current(before)
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """By their names in ``torch.cuda``."""
+        """Functions by their names in ``torch.cuda``."""
         return {
             "Stream": Stream,
             "ExternalStream": Stream,

@@ -35,7 +35,7 @@ def points(lengths: Sequence[int], micro_batches: Sequence[int] = MICRO_BATCHES)
 
 
 def plain_points(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Of :func:`points` those at which the pass without ZeRO-3's hooks is traced too: its tensors are alike,
+    """Points of :func:`points` at which the pass without ZeRO-3's hooks is traced too: its tensors are alike,
     freed at other times, and two sizes tell them apart, since batch and length grow differently."""
     return [sizes[0], sizes[-1]]
 
@@ -73,7 +73,7 @@ def _sum(a: Polynomial, b: Polynomial, sign: int = 1) -> Polynomial:
 
 
 def _envelope(candidates: list[Polynomial]) -> tuple[Polynomial, ...]:
-    """Those that are the largest somewhere on a wide grid of micro-batches and lengths."""
+    """Polynomials that are the largest somewhere on a wide grid of micro-batches and lengths."""
     unique = list(dict.fromkeys(candidates))
     if len(unique) == 1:
         return (unique[0],)

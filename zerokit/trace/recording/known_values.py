@@ -118,7 +118,7 @@ class KnownValues(TorchDispatchMode):
 
     @staticmethod
     def _is_small(func: Any, args: Any, kwargs: Any) -> bool:
-        """Of a factory, told by its result on no device."""
+        """Tell whether a factory's tensor is small, by its result on no device."""
         with _disable_current_modes():
             try:
                 output = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": None})

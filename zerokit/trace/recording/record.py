@@ -77,7 +77,7 @@ class Hooks:
             handle.remove()
 
     def hook_modules(self, model: nn.Module) -> None:
-        """As ZeRO-3 does: the functions that it puts into the graph move when tensors die."""
+        """Hook modules as ZeRO-3 does: the functions that it puts into the graph move when tensors die."""
         leaves = leaf_modules(model)
         inside = tuple(f"{name}." for name in leaves)
         for name, module in model.named_modules():

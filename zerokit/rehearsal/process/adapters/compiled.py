@@ -55,7 +55,7 @@ class SilentKernel:
         self._is_timed = is_timed
 
     def run(self, *args: Any, **kwargs: Any) -> None:
-        """Its outputs belong to Inductor's wrapper."""
+        """Run the graph; its outputs belong to Inductor's wrapper."""
         if self._is_timed:
             self._is_timed = False
             self._time(dict(zip(self._argument_names, args, strict=False)) | kwargs)
@@ -90,7 +90,7 @@ class SilentKernel:
 
 
 def of_source(context: Context, name: str, source: str) -> SilentKernel:
-    """Of the Python that Inductor writes: its decorator lists the configurations; nothing is compiled."""
+    """Read the Python that Inductor writes: its decorator lists the configurations; nothing is compiled."""
     from torch._inductor.codecache import PyCodeCache
 
     try:

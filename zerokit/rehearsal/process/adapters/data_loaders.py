@@ -105,7 +105,7 @@ def element_bytes(values: Any) -> Any:
 
 
 def _bytes_until(values: Any) -> Any:
-    """Of the elements before each; one more than there are elements."""
+    """Bytes of the elements before each; one more than there are elements."""
     return np.concatenate([[0], np.cumsum(element_bytes(values))])
 
 
@@ -320,7 +320,7 @@ def ending(context: Context, *, whole_evaluations: bool = False) -> None:
 
 
 def _batches(iterator: Any) -> int:
-    """Of the whole data set, where a sample stands for it; 0 where nobody knows."""
+    """Batches of the whole data set, where a sample stands for it; 0 where nobody knows."""
     try:
         batches = len(iterator._index_sampler)
     except (TypeError, AttributeError):

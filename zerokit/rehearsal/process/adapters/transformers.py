@@ -171,7 +171,7 @@ def adapter_loading(context: Context, module: ModuleType) -> None:
 
 
 def _adapter_state_dict(context: Context, model: Any) -> dict[str, torch.Tensor]:
-    """Of the whole model, on the host; what ZeRO-3 has divided as it would be saved."""
+    """State of the whole model's adapters, on the host; what ZeRO-3 has divided as it would be saved."""
     with context.machine.fake:
         return {
             name: factories.empty(tuple(getattr(value, "ds_shape", value.shape)), dtype=value.dtype)
