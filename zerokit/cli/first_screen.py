@@ -6,13 +6,12 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from zerokit.cli.prose import bullets, heading, paragraph
+from zerokit.notes import Note, on_topic
 from zerokit.planner import answer
 
 SCREEN = 24
-_NOT_GIVEN = re.compile(r"(--[a-z-]+|⟨[a-z_]+⟩) not given")
-_VALUE = re.compile(r"\d[\d,.]*(?<![,.])(?: (?:GB/s|GiB)(?: per node)?)?|no limit")
-"""What is taken for an option that was not given: the first quantity of its note."""
-_TO_TYPE = re.compile(r"(?<!\w)--[a-z]|`[^`]+`")
+_TO_TYPE = re.compile(r"⟨|`")
+"""Marks an option or a command."""
 _CUT = " …"
 _END_OF_CLAUSE = re.compile(r"[;:,] | \(")
 _SAY_MUCH = 5
@@ -23,8 +22,8 @@ _CLOSING = "--explain adds memory and time in detail, other plans, and every fil
 def filled(
     lines: Sequence[str],
     shorter: Sequence[str],
-    assumptions: Sequence[str],
-    advice: Sequence[str],
+    assumptions: Sequence[Note],
+    advice: Sequence[Note],
     following: Sequence[str],
 ) -> list[str]:
     """The answer, as many notes as there is room for, and what to run next.
@@ -66,7 +65,7 @@ def listed(
 
 
 def _notes(
-    assumptions: Sequence[str], advice: Sequence[str], room: int
+    assumptions: Sequence[Note], advice: Sequence[Note], room: int
 ) -> tuple[Sequence[str], Sequence[str]]:
     """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines.
 
@@ -74,10 +73,11 @@ def _notes(
     some cut after a clause, then advice is left to ``--explain``, and then the assumptions from the second
     on: the first has the values that were not given, and warnings stand last.
     """
-    marked = answer.worth_a_look(assumptions)
-    short = _without_defaults(marked)
-    weighty = [note for note in short if not answer.is_minor(note)]
-    first = _first_advice(advice)
+    worthy = answer.worth_a_look(assumptions)
+    short = _without_defaults(worthy)
+    weighty = [note for note in short if note.topic != "minor"]
+    # why a stage that was not chosen would be worse belongs to the details
+    first = [note for note in advice if note.id != "stage-3-takes-more"][:1]
 
     def both(notes: Sequence[str], more: Sequence[str], whole: Collection[str] | None = None) -> list[str]:
         return [*listed("Assumed", assumptions, notes, whole), *listed("Worth knowing", advice, more, whole)]
@@ -95,7 +95,7 @@ def _notes(
     closing = paragraph(_CLOSING)
     closed = room - len(closing)
     choices = [
-        (both(marked, first), closing),
+        (both(worthy, first), closing),
         (both(short, first), closing),
         (within(weighty, first, closed), closing),
         (within(weighty, (), closed), closing),
@@ -105,27 +105,18 @@ def _notes(
     return next((choice for choice in choices if _height([*choice[0], *choice[1]]) <= room), choices[-1])
 
 
-def _without_defaults(notes: Sequence[str]) -> tuple[str, ...]:
+def _without_defaults(notes: Sequence[Note]) -> tuple[Note, ...]:
     """The notes, those on options that were not given as one, in front: ``defaults: --seq-len 2048, …``."""
-    by_option = {match.group(1): note for note in notes if (match := _NOT_GIVEN.search(note))}
-    if len(by_option) < 2:
+    defaults = on_topic(notes, "default")
+    if len(defaults) < 2:
         return tuple(notes)
-    rest = tuple(note for note in notes if not _NOT_GIVEN.search(note))
-    values = (
-        f"{option} {value[0]}" if (value := _VALUE.search(note)) else option
-        for option, note in by_option.items()
-    )
-    return (f"defaults: {', '.join(values)}", *rest)
+    rest = (note for note in notes if note.topic != "default")
+    return (Note("defaults", f"defaults: {', '.join(note.short for note in defaults)}"), *rest)
 
 
 def _height(lines: Iterable[str]) -> int:
     """Lines on the terminal: a heading brings an empty one."""
     return sum(line.count("\n") + 1 for line in lines)
-
-
-def _first_advice(advice: Sequence[str]) -> Sequence[str]:
-    """The weightiest remark. Why a stage that was not chosen would be worse belongs to the details."""
-    return [line for line in advice if not line.startswith("ZeRO-3 would take")][:1]
 
 
 def _cut(note: str) -> list[str]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerokit.cli import first_screen
 from zerokit.cli.first_screen import listed
@@ -17,16 +17,12 @@ from zerokit.cli.prose import bullets, command_lines, heading, paragraph, styled
 from zerokit.domain import time_parts
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
-from zerokit.fields import all_as_options, as_options
-from zerokit.memory.closed_form import ASSUMPTION
 from zerokit.memory.components import label
+from zerokit.notes import Note, on_topic, with_id
 from zerokit.planner import answer, documents
 from zerokit.planner.documents import Estimate, PlannedStrategy
-from zerokit.planner.trace_command import command_in
-from zerokit.search.close_calls import NARROW, SURELY_FITS, is_sure, remark
+from zerokit.search.close_calls import is_sure, remark
 from zerokit.search.explain import (
-    NEAR_LIMIT,
-    NEAR_LIMIT_IN_SHORT,
     cluster_words,
     host_lack_words,
     share_words,
@@ -175,9 +171,7 @@ def _answer(
     )
     for text in first:
         lines += wrap(text)
-    lines += [
-        styled(line, bold=True, fg=_colour(planned)) for line in wrap(as_options(documents.fits(planned)))
-    ]
+    lines += [styled(line, bold=True, fg=_colour(planned)) for line in wrap(documents.fits(planned))]
     for text in said:
         lines += wrap(text)
     return [*lines, "", *_strategy(planned, brief)]
@@ -204,18 +198,17 @@ def _details(planned: PlannedStrategy) -> list[str]:
     return [*lines, heading("Expected speed"), *speed(estimate)]
 
 
-def _todo(planned: PlannedStrategy, assumptions: Sequence[str], *, with_plan: bool = True) -> list[str]:
+def _todo(planned: PlannedStrategy, notes: Sequence[Note], *, with_plan: bool = True) -> list[str]:
     """What the script must do, never cut; a script that was rehearsed does all but what would be lost."""
     does_it = planned.estimate.basis == "rehearsed"
     todo = () if does_it else answer.script_must(planned.strategy, planned.job, with_plan=with_plan)
-    todo += answer.loses_work(assumptions)
+    todo += on_topic(notes, "must")
     return [heading("The script must"), *bullets(todo)] if todo else []
 
 
-def _others(assumptions: Sequence[str]) -> list[str]:
-    """The assumptions that do not stand under what the script must do."""
-    shown = answer.loses_work(assumptions)
-    return [note for note in assumptions if note not in shown]
+def _others(notes: Sequence[Note], *ids: str) -> list[Note]:
+    """The notes that do not stand under what the script must do, nor have one of these ids."""
+    return [note for note in notes if note.topic != "must" and note.id not in ids]
 
 
 def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str] | None = None) -> str:
@@ -224,57 +217,52 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     Args:
         script: the words of the script that was planned for, with its arguments.
     """
-    planned, body = result.chosen, result.to_dict(detailed=False)
-    surer = [note for note in body["advice"] if note.startswith((SURELY_FITS, NARROW))]
-    faster = _gains(result)
-    unsure = [NEAR_LIMIT_IN_SHORT for note in body["advice"] if note.startswith(NEAR_LIMIT)]
-    body["advice"] = [note for note in body["advice"] if note not in surer]
-    idle = [as_options(result.plan.left_idle)] if result.plan.left_idle else []
+    planned, notes, advice = result.chosen, result.plan.assumptions, result.plan.advice
+    surer, near_limit = with_id(advice, "surely-fits", "narrow"), with_id(advice, "near-limit")
+    unsure, faster = [note.short for note in near_limit], _gains(result)
+    advice = tuple(note for note in advice if note not in surer)
+    idle = [result.plan.left_idle] if result.plan.left_idle else []
     title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
     fails = [answer.fails(result.to_fix)] if result.to_fix else []
-    rough = [ASSUMPTION] if ASSUMPTION in body["assumptions"] else []
-    tracing = command_in(body["assumptions"])
-    closed = [f"{note}; see Next" if tracing else note for note in rough]
-    under = [answer.UNDER_DEEPSPEED] if answer.UNDER_DEEPSPEED in body["assumptions"] else []
-    remarks = [*closed, *idle, *surer, *under]
-    below = [*_todo(planned, body["assumptions"]), *_rehearsed(result, explain=explain)]
+    tracing = next((note.command for note in with_id(notes, "trace-model") if note.command), "")
+    closed = [f"{note}; see Next" if tracing else note for note in with_id(notes, "closed-form")]
+    remarks = [*closed, *idle, *surer, *with_id(notes, "under-deepspeed")]
+    below = [*_todo(planned, notes), *_rehearsed(result, explain=explain)]
     lines = [*_answer(planned, title, remarks, (*unsure, *faster), first=fails), *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
-    if tracing is not None:
-        following += command_lines(tracing[1], "traces the model; then plan again")
-        rough.append(tracing[0])
-    body["assumptions"] = [note for note in _others(body["assumptions"]) if note not in (*rough, *under)]
+    if tracing:
+        following += command_lines(tracing, "traces the model; then plan again")
+    assumed = _others(notes, "closed-form", "under-deepspeed", *(["trace-model"] if tracing else []))
     if not explain:
-        assumed = [note for note in body["assumptions"] if not idle or not note.startswith(idle[0])]
         shorter = [*_answer(planned, title, remarks, unsure, brief=True, first=fails), *below]
-        return "\n".join(first_screen.filled(lines, shorter, assumed, body["advice"], following))
-    lines += listed("Assumed", body["assumptions"], body["assumptions"])
-    lines += listed("Worth knowing", body["advice"], body["advice"])
-    return "\n".join([*lines, *_reasons(result, body), *following])
+        assumed = _others(assumed, "left-idle")
+        return "\n".join(first_screen.filled(lines, shorter, assumed, advice, following))
+    lines += listed("Assumed", assumed, assumed)
+    lines += listed("Worth knowing", advice, advice)
+    return "\n".join([*lines, *_reasons(result), *following])
 
 
 def _gains(result: PlanResult) -> list[str]:
     """``Faster: 29% with --optimizer adamw_8bit, 18% with …``: the changes of the job that gain most."""
     told = [f"{share_words(one.share)} with {one.remedy.title}" for one in result.plan.gains[:_MOST_GAINS]]
-    return [as_options(f"Faster: {', '.join(told)}")] if told else []
+    return [f"Faster: {', '.join(told)}"] if told else []
 
 
-def _reasons(result: PlanResult, body: Mapping[str, Any]) -> list[str]:
-    lines = [heading("Chosen"), *paragraph(body["chosen"]["why"])]
-    lines += _details(result.chosen)
-    if body["alternatives"]:
-        lines += [heading("Next best"), *bullets(alternative["why"] for alternative in body["alternatives"])]
-    if faster := all_as_options(result.plan.faster_with):
-        lines += [heading("Would be faster"), *bullets(faster)]
-    search = body["search"]
-    lines += [heading(f"Rejected, of {search['candidates']:,} candidates in {search['seconds']:.2f} s")]
-    for reason, count in body["rejected"].items():
+def _reasons(result: PlanResult) -> list[str]:
+    plan = result.plan
+    lines = [heading("Chosen"), *paragraph(plan.chosen.why), *_details(result.chosen)]
+    if plan.alternatives:
+        lines += [heading("Next best"), *bullets(alternative.why for alternative in plan.alternatives)]
+    if plan.faster_with:
+        lines += [heading("Would be faster"), *bullets(plan.faster_with)]
+    lines += [heading(f"Rejected, of {plan.candidates:,} candidates in {plan.seconds:.2f} s")]
+    for reason, count in plan.rejected.items():
         lines += wrap(answer.why_rejected(reason), f"  {count:>9,}  ", " " * 13)
     if not result.job.inference:
         chosen_values = answer.starting_points(result.chosen.strategy, result.job)
         lines += [heading("Also set, though not asked for"), *paragraph(chosen_values)]
-    if body["files"]:
-        lines += [heading("Files"), *(f"  {path}" for path in body["files"].values())]
+    if result.files:
+        lines += [heading("Files"), *(f"  {path}" for path in result.files.values())]
     return lines
 
 
@@ -364,17 +352,17 @@ def estimate(
         plan_command: what plans the same job, shown where this configuration does not fit.
         next_command: the next step where it fits.
     """
-    planned, body = result.planned, result.to_dict()
+    planned, notes = result.planned, result.notes
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
     with_plan = next_command is None or not next_command.without_plan
-    lines += _todo(planned, body["assumptions"], with_plan=with_plan)
-    assumptions = _others(body["assumptions"])
+    lines += _todo(planned, notes, with_plan=with_plan)
+    assumptions = _others(notes)
     lines += listed("Assumed", assumptions, assumptions if explain else answer.worth_a_look(assumptions))
     if explain:
         lines += _details(planned)
     following = []
     if planned.fits is False:
-        if nearest := all_as_options(result.nearest()):
+        if nearest := result.nearest():
             lines += [heading(WHAT_WOULD_FIT.removesuffix(":")), *bullets(nearest)]
         following += [*command_lines(plan_command), *paragraph("finds the fastest strategy that fits")]
     elif planned.fits and next_command is not None:

@@ -14,6 +14,7 @@ import click
 
 from zerokit import messages
 from zerokit.cli.say import is_styled
+from zerokit.fields import as_options
 from zerokit.messages import typed
 
 _NARROWEST, _WIDEST = 40, 100
@@ -46,8 +47,9 @@ def paragraph(text: str) -> list[str]:
 
 
 def wrap(text: str, first: str = "", later: str = "") -> list[str]:
-    """Lines behind indents; words stay whole, and none begins with a per cent sign or an ellipsis."""
-    joined = re.sub(" (?=[%…])", _JOINED, typed(text))
+    """Lines behind indents, arguments as options; words stay whole, and none begins with a per cent sign or
+    an ellipsis."""
+    joined = re.sub(" (?=[%…])", _JOINED, typed(as_options(text)))
     lines = textwrap.wrap(
         joined, width(), initial_indent=first, subsequent_indent=later, break_on_hyphens=False
     )

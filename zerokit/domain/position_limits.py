@@ -23,10 +23,6 @@ RESERVED_ROWS = {
 """``model_type`` → rows of its table that no token has: RoBERTa counts from the padding token on."""
 
 
-POSITIONS_EXCEEDED = "positions of the model's configuration"
-"""In the note on a longer sequence, which a rotary model may take."""
-
-
 def named_positions(config: Mapping[str, Any]) -> int | None:
     """The positions that a configuration, or its text part, names; ``None``: it names none."""
     parts = [config, *(part for part in (config.get("text_config"),) if isinstance(part, Mapping))]

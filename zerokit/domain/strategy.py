@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.notes import Note
 from zerokit.values import frozen_dataclass
 
 
@@ -94,7 +95,7 @@ class MemoryEstimate:
     host_bytes_per_node: int
     host_components: Mapping[str, int] = field(default_factory=dict)
     nvme_bytes_per_node: int = 0
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Note, ...] = ()
     basis: str = "traced"
     unsure_bytes: int = 0
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import field
 
+from zerokit.notes import Note
 from zerokit.values import frozen_dataclass, replace
 
 DEFAULT_DROPOUT = 0.05
@@ -99,11 +100,12 @@ class Trainer:
         )
         return self.separator.join(words)
 
-    def notes(self, method: str, experts: int) -> tuple[str, ...]:
+    def notes(self, method: str, experts: int) -> tuple[Note, ...]:
         """What a plan by its row says of it; ``experts``: of a layer."""
         job = {method, "experts"} if experts > 1 else {method}
         left_out = [text for text, concerned in self.not_counted.items() if job & {*concerned}]
-        return (f"as {self.title} does by default; not counted: {'; '.join(left_out)}",) if left_out else ()
+        text = f"as {self.title} does by default; not counted: {'; '.join(left_out)}"
+        return (Note("trainer-not-counted", text),) if left_out else ()
 
 
 _BALANCING = "the loss that balances experts (--router_aux_loss_coef 0 turns it off)"

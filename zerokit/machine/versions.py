@@ -7,6 +7,7 @@ import re
 import sys
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.notes import Note
 
 DECIDING = (
     "torch",
@@ -47,12 +48,13 @@ def installed(name: str) -> str | None:
     return None
 
 
-def deepspeed_note() -> tuple[str, ...]:
+def deepspeed_note() -> tuple[Note, ...]:
     """A line to show when the installed DeepSpeed may allocate otherwise than predicted."""
     version = installed("deepspeed")
     if version is None or version == DEEPSPEED_VERSION:
         return ()
-    return (
+    text = (
         f"DeepSpeed {version} is installed; what it allocates is predicted as of {DEEPSPEED_VERSION}, "
-        "the version that the tables were read from",
+        "the version that the tables were read from"
     )
+    return (Note("other-deepspeed", text),)

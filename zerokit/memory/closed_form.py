@@ -30,15 +30,20 @@ from zerokit.memory.rank_model import prepared_bytes
 from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
 from zerokit.memory.replay.model_states import CUBLAS_THREADS
 from zerokit.memory.replay.optimizers import state_bytes
+from zerokit.notes import Note
 from zerokit.values import frozen_dataclass
 
 CLOSED_FORM = "analytic"
 """``basis`` of these estimates."""
-ASSUMPTION = "memory in closed form, not traced: activations ± 25 %, the rest ± 5 %"
+CLOSED_FORM_NOTE = Note(
+    "closed-form", "memory in closed form, not traced: activations ± 25 %, the rest ± 5 %"
+)
 WITHIN, _CROSS_WITHIN, REST_WITHIN = 0.25, 1.5, 0.05
 """How far above it a trace may be (``python -m benchmarks.closed_form``); the second of the activations of a
 decoder that reads an encoder."""
-_CROSS_ASSUMPTION = "of encoder-decoders the closed form knows activations within 150 % only"
+_CROSS_ASSUMPTION = Note(
+    "closed-form-cross", "of encoder-decoders the closed form knows activations within 150 % only"
+)
 _FP32 = 4.0
 _STEP_BYTES = 6.0
 """A trainable weight's gradient flattened in 16 bits and again in fp32 (zero/stage_1_and_2.py, step)."""
@@ -88,7 +93,7 @@ def trainable_parameters(shape: ModelShape, job: Job) -> int:
     )
 
 
-def _uncounted_adapters(shape: ModelShape, job: Job) -> tuple[str, ...]:
+def _uncounted_adapters(shape: ModelShape, job: Job) -> tuple[Note, ...]:
     """A note on targets that are no linear modules of the layers: an output head, a vision tower's own."""
     if job.method == "full" or job.inference or job.lora is None:
         return ()
@@ -96,9 +101,8 @@ def _uncounted_adapters(shape: ModelShape, job: Job) -> tuple[str, ...]:
     missed = [name for name in job.lora.targets if not any(gemm.adapted((name,)) for gemm in gemms)]
     if not missed:
         return ()
-    return (
-        f"adapters on {', '.join(missed)} not counted: in closed form only those of the layers are known",
-    )
+    text = f"adapters on {', '.join(missed)} not counted: in closed form only those of the layers are known"
+    return (Note("adapters-not-counted", text),)
 
 
 def _within_threshold(shape: ModelShape, strategy: Strategy) -> float:
@@ -369,7 +373,7 @@ def _finish(
         host_components=on_host,
         nvme_bytes_per_node=on_nvme(host, per_node),
         assumptions=(
-            ASSUMPTION,
+            CLOSED_FORM_NOTE,
             *((_CROSS_ASSUMPTION,) if is_crossed else ()),
             *_uncounted_adapters(shape, job),
             *load_notes(sizes.weight_bytes, strategy, job),

@@ -28,16 +28,19 @@ from zerokit.memory.replay.model_states import flattening_bytes
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.step import RankBytes, rank_bytes
 from zerokit.memory.sequence_parallel import exchange_of, with_exchanges, with_sequence_peers
+from zerokit.notes import Note
 from zerokit.values import frozen_dataclass, replace
 
 LIST_EVERY_RANK_UP_TO = 64
-SELECTIVE = (
+SELECTIVE = Note(
+    "selective-checkpointing",
     "selective checkpointing computes attention scores again in backward: the script calls "
-    "zerokit.selective_checkpointing(model) before deepspeed.initialize"
+    "zerokit.selective_checkpointing(model) before deepspeed.initialize",
 )
-FLATTENS_ON_GPU = (
+FLATTENS_ON_GPU = Note(
+    "flattens-on-gpu",
     "the peak is a copy of the weights that DeepSpeed makes on the GPU because it has room for it; on a "
-    "smaller one it makes the copy on the CPU, so that less is required"
+    "smaller one it makes the copy on the CPU, so that less is required",
 )
 CATALOGUE_LORA_RANK = 16
 """The rank at which the catalogue's profiles were traced."""
@@ -218,14 +221,16 @@ def _checkpointed(
     return profile.trace(variant, tokens_of_a_rank(job, strategy), sequences_of_a_rank(job, strategy))
 
 
-def _instead_notes(variant: Variant, job: Job, strategy: Strategy) -> tuple[str, ...]:
+def _instead_notes(variant: Variant, job: Job, strategy: Strategy) -> tuple[Note, ...]:
     """Where the stored trace of another variant stands for the job's: what differs."""
     wanted = Variant.of(job, strategy)
     notes = []
     if wanted.narrow_adapters and not variant.narrow_adapters:
-        notes.append("adapters in fp32 are counted, where its trainer keeps them in 16 bits: this is more")
+        text = "adapters in fp32 are counted, where its trainer keeps them in 16 bits: this is more"
+        notes.append(Note("fp32-adapters-counted", text))
     if wanted.checkpointing != variant.checkpointing:
-        notes.append("checkpointing is counted as not reentrant, where its trainer's is")
+        text = "checkpointing is counted as not reentrant, where its trainer's is"
+        notes.append(Note("not-reentrant-counted", text))
     return tuple(notes)
 
 
@@ -236,10 +241,11 @@ def _with_exchanges(profile: ModelProfile, trace: ActivationTrace, strategy: Str
     return with_exchanges(trace, exchange, strategy.checkpointing != "none")
 
 
-def _with_adapters(notes: tuple[str, ...], adapters: tuple[int, int] | None) -> tuple[str, ...]:
+def _with_adapters(notes: tuple[Note, ...], adapters: tuple[int, int] | None) -> tuple[Note, ...]:
     if adapters is None:
         return notes
-    return (*notes, f"activations of the adapters traced at rank {adapters[0]}, not {adapters[1]}")
+    text = f"activations of the adapters traced at rank {adapters[0]}, not {adapters[1]}"
+    return (*notes, Note("adapters-of-other-rank", text))
 
 
 def _pipeline(
@@ -277,8 +283,11 @@ def _pipeline(
     described = ", ".join(f"{stage.layers[1] - stage.layers[0]}" for stage in cut)
     notes = (
         *_assumptions(model.profile, settings, degrees),
-        f"pipeline stages of {described} layers, divided by parameters as PipelineModule does by default; "
-        "embeddings on the first, head and loss on the last",
+        Note(
+            "pipeline-stages",
+            f"pipeline stages of {described} layers, divided by parameters as PipelineModule does by "
+            "default; embeddings on the first, head and loss on the last",
+        ),
     )
     return MemoryEstimate(
         ranks=tuple(ranks),
@@ -312,7 +321,7 @@ class _Replayed:
     host: dict[str, int]
     host_bytes_per_node: int
     nvme_bytes_per_node: int
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Note, ...]
 
 
 @lru_cache(maxsize=4096)
@@ -377,17 +386,17 @@ def _host_bytes(model: RankModel, settings: DeepSpeedSettings, degrees: Degrees)
     return sum(in_ram(_host_parts(model, settings, degrees), degrees.per_node).values())
 
 
-def _assumptions(profile: ModelProfile, settings: DeepSpeedSettings, degrees: Degrees) -> tuple[str, ...]:
-    notes = [
+def _assumptions(profile: ModelProfile, settings: DeepSpeedSettings, degrees: Degrees) -> tuple[Note, ...]:
+    traced = (
         f"activations traced from the model itself (transformers {profile.transformers_version}); "
         "the training loop keeps only the loss of a forward pass"
-    ]
+    )
+    notes = [Note("traced", traced, "given")]
     if degrees.sequence_parallel > 1:
         is_known = exchange_of(profile, degrees.sequence_parallel, settings) is not None
-        notes.append(
-            "sequence parallel: activations of the sequence's share, Ulysses' exchanges "
-            + ("of q, k, v and context counted" if is_known else "left out: the model's heads are not known")
-        )
+        text = "sequence parallel: activations of the sequence's share, Ulysses' exchanges "
+        text += "of q, k, v and context counted" if is_known else "left out: the model's heads are not known"
+        notes.append(Note("ulysses-exchanges", text))
     return tuple(notes)
 
 

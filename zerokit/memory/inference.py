@@ -25,6 +25,7 @@ from zerokit.memory.rank_model import Overlay, RankModel, rank_model
 from zerokit.memory.replay.model_states import most_while_building, share_bytes
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.zero_3_parameters import Parameters
+from zerokit.notes import Note
 from zerokit.units import format_gib
 from zerokit.values import frozen_dataclass
 
@@ -287,22 +288,23 @@ def _init(model: RankModel, job: Job, strategy: Strategy) -> int:
 
 def _assumptions(
     profile: ModelProfile, job: Job, strategy: Strategy, passes: list[_Phase]
-) -> tuple[str, ...]:
+) -> tuple[Note, ...]:
     batch = strategy.settings.micro_batch
     versions = profile.versions_note()
     if profile.head not in ("", "causal"):
-        return (f"one pass over {batch} × {job.seq_len:,} tokens, traced from the model itself ({versions})",)
+        text = f"one pass over {batch} × {job.seq_len:,} tokens, traced from the model itself ({versions})"
+        return (Note("traced-pass", text),)
     prompt, longest = tokens(job)
     peaks = {one.name: format_gib(one.peak) for one in passes}
-    notes = [
+    generated = (
         f"generation as Transformers' generate does it, greedy, with its DynamicCache, traced from the model "
         f"itself ({versions}): {peaks['prefill']} over prompts of {batch} × {prompt:,} tokens in one pass, "
         f"{peaks['decode']} when the cache of {batch} × {longest:,} tokens grows by one"
-    ]
+    )
+    notes = [Note("traced-generation", generated)]
     if job.new_tokens is None:
-        notes.append(
-            "prompts as long as the whole context: ⟨new_tokens⟩ N says how many tokens are generated"
-        )
+        text = "prompts as long as the whole context: ⟨new_tokens⟩ N says how many tokens are generated"
+        notes.append(Note("longest-prompts", text))
     if job.quantization != "none":
-        notes.append(QUANTIZED[job.quantization])
+        notes.append(Note("quantised-weights", QUANTIZED[job.quantization]))
     return tuple(notes)

@@ -6,14 +6,11 @@ from zerokit.domain.job import QUANTIZED_BYTES, Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.module_names import can_be_separate
 from zerokit.domain.strategy import Strategy
+from zerokit.notes import Note
 from zerokit.units import GIB
 
 _ADAPTER_BYTES = 4
 """Of an adapter's element: PEFT makes adapters on 16-bit weights in fp32 (``autocast_adapter_dtype``)."""
-LOADED_WHOLE = "Transformers (5.17 to 5.23) loads the quantised model whole"
-"""Begins what is said of it."""
-NOT_PACKED = "are not quantised"
-"""Is said of experts, or of all layers."""
 
 
 def loads_whole(strategy: Strategy, job: Job) -> bool:
@@ -29,7 +26,7 @@ def loads_whole(strategy: Strategy, job: Job) -> bool:
     return job.packed_base_bytes is not None and zero.stage == 3 and is_taken_away
 
 
-def not_packed_note(shape: ModelShape, job: Job) -> tuple[str, ...]:
+def not_packed_note(shape: ModelShape, job: Job) -> tuple[Note, ...]:
     """Which weights are not quantised, what they take, and what would quantise them.
 
     bitsandbytes 0.50.2, ``nn/parametrize.py``, ``replace_parameter_4bit``, which axolotl's option calls.
@@ -50,7 +47,7 @@ def not_packed_note(shape: ModelShape, job: Job) -> tuple[str, ...]:
         ways.append("axolotl's quantize_moe_experts")
         ways.append("bitsandbytes.nn.parametrize.replace_parameter_4bit in the script")
     instead = f"; {packed:,.1f} GiB, which is not counted, with {' or '.join(ways)}" if ways else ""
-    return (f"{which} {NOT_PACKED}, {kept:,.1f} GiB: {why}{instead}",)
+    return (Note("not-packed", f"{which} are not quantised, {kept:,.1f} GiB: {why}{instead}"),)
 
 
 def loaded_bytes(weight_bytes: float, element_bytes: int, trainable: float) -> float:
@@ -58,11 +55,12 @@ def loaded_bytes(weight_bytes: float, element_bytes: int, trainable: float) -> f
     return weight_bytes + (_ADAPTER_BYTES - element_bytes) * trainable
 
 
-def load_notes(weight_bytes: float, strategy: Strategy, job: Job) -> tuple[str, ...]:
+def load_notes(weight_bytes: float, strategy: Strategy, job: Job) -> tuple[Note, ...]:
     """That each GPU needs room for all weights, where ZeRO-3 does not help it."""
     if not loads_whole(strategy, job):
         return ()
-    return (
-        f"{LOADED_WHOLE} on each GPU, "
-        f"{weight_bytes / GIB:.1f} GiB, before ZeRO-3 divides it: each must hold it, however many there are",
+    text = (
+        "Transformers (5.17 to 5.23) loads the quantised model whole on each GPU, "
+        f"{weight_bytes / GIB:.1f} GiB, before ZeRO-3 divides it: each must hold it, however many there are"
     )
+    return (Note("loaded-whole", text),)

@@ -22,6 +22,7 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, Saving, Strategy
 from zerokit.memory.closed_form import trainable_parameters
 from zerokit.memory.replay.optimizers import client, managed_bytes, optimizer_values, state_bytes
+from zerokit.notes import Note
 from zerokit.units import format_gib
 from zerokit.values import replace
 
@@ -88,14 +89,9 @@ def with_saving(candidate: Candidate, shape: ModelShape, job: Job, cluster: Clus
     return replace(candidate, saving=estimate)
 
 
-NONE_LOAD = "save_model writes no"
-NO_ROOM = "which has no room for them"
-"""In notes on what loses a run's result."""
-
-
 def notes(
     candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster, *, decides: bool
-) -> tuple[str, ...]:
+) -> tuple[Note, ...]:
     """What must be said of a ZeRO-3 job whose weights are not gathered, or have no room when they are.
 
     ``decides``: that they are not is what :func:`with_saving` chose, for want of room; else a file says it.
@@ -113,23 +109,24 @@ def notes(
         else f"nodes with these GPUs are taken to have {format_gib(limit or 0, 0)}, --host-ram not given"
     )
     if estimate.host_bytes:
-        return (
-            f"saving gathers {format_gib(model_bytes, 0)} on the first node's host, {NO_ROOM} beside the "
-            f"training: {source}",
+        text = (
+            f"saving gathers {format_gib(model_bytes, 0)} on the first node's host, which has no room for "
+            f"them beside the training: {source}"
         )
+        return (Note("no-room-to-save", text, "must", "warning"),)
     location = f"{format_gib(model_bytes, 0)} on the first node's host"
     why = f", {location}, have no room there beside the training ({source})"
     if not decides:
         why = " are not gathered (stage3_gather_16bit_weights_on_model_save is false)"
-    loads = f"{NONE_LOAD} weights that load; to convert a checkpoint: {CONVERTS_A_CHECKPOINT}"
+    loads = "save_model writes no weights that load; to convert a checkpoint: " + CONVERTS_A_CHECKPOINT
     if job.lora is not None:
         loads = (
-            f"before Transformers 5.0, {NONE_LOAD} adapters that load; convert a checkpoint "
+            "before Transformers 5.0, save_model writes no adapters that load; convert a checkpoint "
             f"(deepspeed.utils.zero_to_fp32): {CONVERTS_ADAPTERS}"
         )
     return (
-        f"save checkpoints (save_strategy): {loads}",
-        f"the whole weights{why}",
+        Note("save-checkpoints", f"save checkpoints (save_strategy): {loads}", "must", "warning"),
+        Note("weights-not-gathered", f"the whole weights{why}"),
     )
 
 

@@ -49,12 +49,13 @@ def plan(
         InputError: an argument that cannot be; names it and the fix.
         NothingFits: names the nearest changes that would fit.
     """
+    from zerokit.notes import Note, notes_of
     from zerokit.planner.effects import unread
     from zerokit.planner.memory_source import silent
     from zerokit.planner.plan_folder import check_folder
     from zerokit.planner.plan_result import PlanResult
     from zerokit.planner.request import resolve
-    from zerokit.planner.trace_command import with_command
+    from zerokit.planner.trace_command import trace_command
     from zerokit.search.plan import make_plan, make_space
     from zerokit.values import replace
 
@@ -70,10 +71,11 @@ def plan(
     resolved = resolve(requested, say=say or silent)
     request = resolved.request
     planned = make_plan(request, top=top)
-    notes = unread(requested, [planned.chosen.strategy])
+    notes = notes_of("unread", unread(requested, [planned.chosen.strategy]))
     if before is not None:
-        notes = (before.note, *notes)
-    noted = with_command((*planned.assumptions, *notes), resolved.options, planned.chosen.strategy)
+        notes = (Note("not-rehearsed", before.note), *notes)
+    tracing = trace_command(resolved.options, planned.chosen.strategy)
+    noted = tuple(note.with_command(tracing) for note in (*planned.assumptions, *notes))
     planned = replace(planned, assumptions=noted)
     result = PlanResult(
         request=resolved.options,
@@ -127,6 +129,7 @@ def estimate(
     from zerokit.errors import about
     from zerokit.linter.deepspeed.tables import has_key
     from zerokit.memory.saving import notes as saving_notes
+    from zerokit.notes import notes_of
     from zerokit.planner.documents import Estimate, PlannedStrategy
     from zerokit.planner.memory_source import silent
     from zerokit.planner.one_strategy import one_strategy, read_strategy_file, refuse_errors_on
@@ -145,7 +148,11 @@ def estimate(
     if file is not None:
         with about("deepspeed"):
             refuse_errors_on(str(deepspeed), strategy, request.cluster)
-        notes = (*file.remarks, *not_modelled(unmodelled), *notes)
+        notes = (
+            *notes_of("file-remark", file.remarks),
+            *notes_of("not-modelled", not_modelled(unmodelled)),
+            *notes,
+        )
     candidate, fitting = estimate_strategy(request, strategy)
     if unmodelled:
         candidate = replace(candidate, memory=replace(candidate.memory, basis=BASIS))

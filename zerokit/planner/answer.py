@@ -14,13 +14,14 @@ from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, LOSS_OF_SCRIPT, Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import optimizer_params
 from zerokit.memory.quantised_load import loads_whole
-from zerokit.memory.saving import NO_ROOM, NONE_LOAD
-from zerokit.planner.trace_command import TRACES_ARE_OF
+from zerokit.notes import Note
 from zerokit.timing.evidence import NO_GPUS
 from zerokit.units import counted
 
 _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}
-UNDER_DEEPSPEED = "planned under DeepSpeed (fp32 master weights): alone the script may take less"
+UNDER_DEEPSPEED = Note(
+    "under-deepspeed", "planned under DeepSpeed (fp32 master weights): alone the script may take less"
+)
 """Of a plan for a script that trains without DeepSpeed where nobody launches it with a plan."""
 
 
@@ -113,26 +114,9 @@ def strategy(chosen: Strategy) -> str:
     return ", ".join([*words, f"{kind} checkpointing", chosen.settings.precision])
 
 
-_REASSURING = (
-    ": given",
-    "it needs no loss scaling",
-    "the training loop keeps only the loss of a forward pass",
-)
-
-
-def worth_a_look(assumptions: Iterable[str]) -> tuple[str, ...]:
+def worth_a_look(notes: Iterable[Note]) -> tuple[Note, ...]:
     """Of what was assumed, all but what confirms what was given or is so whenever it can be."""
-    return tuple(note for note in assumptions if not note.endswith(_REASSURING))
-
-
-def is_minor(note: str) -> bool:
-    """Whether a note is so of every plan of an installation, and rarely changes one."""
-    return TRACES_ARE_OF in note
-
-
-def loses_work(assumptions: Iterable[str]) -> tuple[str, ...]:
-    """Of what was assumed, what would cost the run's result if nobody read it."""
-    return tuple(note for note in assumptions if NONE_LOAD in note or NO_ROOM in note)
+    return tuple(note for note in notes if note.topic != "given")
 
 
 def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tuple[str, ...]:

@@ -11,20 +11,23 @@ from typing import Any
 
 from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSettings
 from zerokit.errors import InputError
+from zerokit.notes import Note
 from zerokit.search.plan import choose_precision
 from zerokit.search.space import Request
 from zerokit.units import counted
 from zerokit.values import replace
 
-LEFT_OPEN = ": the file "
-"""In every note about a value that the file leaves open, behind the value."""
+
+def _left_open(what: str, why: str) -> Note:
+    """A note on a value that the file leaves open; in short the value alone."""
+    return Note("left-open", f"{what}: the file {why}", short=what)
 
 
 TRAINERS_MICRO_BATCH = 8
 """Of a file that says ``"auto"``: TrainingArguments.per_device_train_batch_size, in 4.56 to 5.23."""
 _STAGE = 2
 """Of a file whose stage is ``"auto"`` (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin)."""
-_SAYS_AUTO = f'{LEFT_OPEN}says "auto"'
+_SAYS_AUTO = 'says "auto"'
 _BUCKETS = {
     "reduce_bucket": "reduce_bucket_size",
     "prefetch_bucket": "stage3_prefetch_bucket_size",
@@ -61,24 +64,26 @@ def open_options(config: Mapping[str, Any]) -> frozenset[str]:
 
 def with_open_values(
     settings: DeepSpeedSettings, config: Mapping[str, Any], request: Request
-) -> tuple[DeepSpeedSettings, tuple[str, ...]]:
+) -> tuple[DeepSpeedSettings, tuple[Note, ...]]:
     """The settings with what the file leaves open, batch sizes apart, and a note for each.
 
     Raises:
         InputError: a precision that the GPU lacks, or that the file turns off.
     """
-    notes: list[str] = []
+    notes: list[Note] = []
     precision, note = _precision(settings.precision, config, request)
     notes += note
     zero = _zero(settings.zero, config, request, notes)
     zero = _with_buckets(zero, config, request, notes)
     if settings.optimizer is None and settings.client_optimizer is None:
-        notes.append(f"optimizer AdamW{LEFT_OPEN}names none, so the script makes it; ⟨optimizer⟩ to change")
-    notes += (f"{key}{_SAYS_AUTO}, which nobody fills; DeepSpeed's default" for key in _unfilled(config))
+        why = "names none, so the script makes it; ⟨optimizer⟩ to change"
+        notes.append(_left_open("optimizer AdamW", why))
+    filled = f"{_SAYS_AUTO}, which nobody fills; DeepSpeed's default"
+    notes += (_left_open(key, filled) for key in _unfilled(config))
     return replace(settings, precision=precision, zero=zero), tuple(notes)
 
 
-def batch_note(config: Mapping[str, Any], key: str, value: int) -> tuple[str, ...]:
+def batch_note(config: Mapping[str, Any], key: str, value: int) -> tuple[Note, ...]:
     """What to say of a batch size per GPU or an accumulation that no option and no batch decides."""
     says = config.get(key) == AUTO
     if key == "gradient_accumulation_steps":
@@ -89,7 +94,7 @@ def batch_note(config: Mapping[str, Any], key: str, value: int) -> tuple[str, ..
         what, option = "micro-batch", "micro_batch"
         argument = f"--per_device_train_batch_size, {TRAINERS_MICRO_BATCH}"
     why = f'says "auto" (a Trainer\'s {argument} unless given)' if says else "does not say"
-    return (f"{what} {value}{LEFT_OPEN}{why}; give ⟨{option}⟩",)
+    return (_left_open(f"{what} {value}", f"{why}; give ⟨{option}⟩"),)
 
 
 def trainers_micro_batch(train: int | None, ranks: int, steps: int | None) -> int:
@@ -145,7 +150,7 @@ def _open_precisions(config: Mapping[str, Any]) -> dict[str, bool]:
     return {name: name in values for name in ("bf16", "fp16") if values.get(name, AUTO) == AUTO}
 
 
-def _precision(decided: str, config: Mapping[str, Any], request: Request) -> tuple[str, tuple[str, ...]]:
+def _precision(decided: str, config: Mapping[str, Any], request: Request) -> tuple[str, tuple[Note, ...]]:
     precisions = _open_precisions(config)
     if not precisions:
         return decided, ()
@@ -156,31 +161,32 @@ def _precision(decided: str, config: Mapping[str, Any], request: Request) -> tup
         return choose_precision(given, request.cluster, request.on_cpu)[0], ()
     autos = [name for name, says in precisions.items() if says]
     if not autos:
-        return decided, (
-            f"precision fp32{LEFT_OPEN}names none (Accelerate's mixed_precision, or a Trainer's --bf16, "
-            "would set it); ⟨precision⟩ to change",
-        )
+        why = "names none (Accelerate's mixed_precision, or a Trainer's --bf16, would set it); "
+        return decided, (_left_open("precision fp32", f"{why}⟨precision⟩ to change"),)
     best = choose_precision(AUTO, request.cluster, request.on_cpu)[0]
     if best not in autos and ("fp16" not in autos or request.on_cpu):
         lacks = "these CPUs lack" if request.on_cpu else f"{request.cluster.gpu.name} lacks"
-        return "fp32", (f"precision fp32{_SAYS_AUTO} for {autos[0]}, which {lacks} in hardware",)
+        why = f"{_SAYS_AUTO} for {autos[0]}, which {lacks} in hardware"
+        return "fp32", (_left_open("precision fp32", why),)
     chosen = best if best in autos else "fp16"
-    return chosen, (
-        f"precision {chosen}{_SAYS_AUTO}, which a Trainer's --{chosen} or Accelerate's mixed_precision "
-        "turns on; a run without them is in fp32: ⟨precision⟩ fp32",
+    why = (
+        f"{_SAYS_AUTO}, which a Trainer's --{chosen} or Accelerate's mixed_precision turns on; a run without "
+        "them is in fp32: ⟨precision⟩ fp32"
     )
+    return chosen, (_left_open(f"precision {chosen}", why),)
 
 
-def _zero(zero: ZeroSettings, config: Mapping[str, Any], request: Request, notes: list[str]) -> ZeroSettings:
+def _zero(zero: ZeroSettings, config: Mapping[str, Any], request: Request, notes: list[Note]) -> ZeroSettings:
     """Stage and offload; what to say is added to ``notes``."""
     block, pins = _block(config, "zero_optimization"), request.pins
     if block.get("stage") == AUTO:
         zero = replace(zero, stage=_STAGE if pins.zero_stage is None else pins.zero_stage)
         if pins.zero_stage is None:
-            notes.append(
-                f"ZeRO-{_STAGE}{_SAYS_AUTO} for the stage (Accelerate's zero_stage, {_STAGE} unless given; "
+            why = (
+                f"{_SAYS_AUTO} for the stage (Accelerate's zero_stage, {_STAGE} unless given; "
                 "deepspeed.initialize alone runs stage 0); ⟨zero⟩ to change"
             )
+            notes.append(_left_open(f"ZeRO-{_STAGE}", why))
     for name in ("offload_optimizer", "offload_param"):
         if _block(block, name).get("device") != AUTO:
             continue
@@ -188,12 +194,13 @@ def _zero(zero: ZeroSettings, config: Mapping[str, Any], request: Request, notes
         offload = replace(getattr(zero, name), device=device or "none")
         zero = replace(zero, **{name: offload})
         if device is None:
-            notes.append(f"{name} none{_SAYS_AUTO} (Accelerate's {name}_device); ⟨{name}⟩ to change")
+            why = f"{_SAYS_AUTO} (Accelerate's {name}_device); ⟨{name}⟩ to change"
+            notes.append(_left_open(f"{name} none", why))
     return zero
 
 
 def _with_buckets(
-    zero: ZeroSettings, config: Mapping[str, Any], request: Request, notes: list[str]
+    zero: ZeroSettings, config: Mapping[str, Any], request: Request, notes: list[Note]
 ) -> ZeroSettings:
     """What a Trainer and Accelerate fill from the hidden size; what to say is added to ``notes``.
 
@@ -216,11 +223,12 @@ def _with_buckets(
         if pin not in fixed:
             filled.append((f"{key} {value:,}", f"⟨{option}⟩"))
     if filled:
-        notes.append(
-            f"{', '.join(text for text, _ in filled)}{_SAYS_AUTO}, which a Trainer and Accelerate fill from "
+        why = (
+            f"{_SAYS_AUTO}, which a Trainer and Accelerate fill from "
             f"the hidden size {hidden:,} (deepspeed.initialize takes its defaults); "
             f"{', '.join(option for _, option in filled)} to change"
         )
+        notes.append(_left_open(", ".join(text for text, _ in filled), why))
     return zero
 
 

@@ -22,9 +22,9 @@ from zerokit.linter.finding import Finding
 from zerokit.linter.given_file import rehearsal_of
 from zerokit.machine.model_code import model_code
 from zerokit.messages import shown
+from zerokit.notes import Note, with_id
 from zerokit.planner import without_collecting
 from zerokit.planner.answer import not_modelled
-from zerokit.planner.auto_values import LEFT_OPEN
 from zerokit.planner.check_result import CheckResult, Fit
 from zerokit.planner.options import ELSEWHERE, CheckOptions
 from zerokit.planner.recipes import Recipe
@@ -137,9 +137,9 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
     return answer.fits, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
 
 
-def _left_open(notes: Iterable[str], estimate_options: Mapping[str, str], path: str | None) -> str:
+def _left_open(notes: Iterable[Note], estimate_options: Mapping[str, str], path: str | None) -> str:
     """What was taken for the keys that the file leaves to the script, and the command that takes others."""
-    taken = [note.split(LEFT_OPEN)[0] for note in notes if LEFT_OPEN in note]
+    taken = [note.short for note in with_id(notes, "left-open")]
     if not taken or path is None:
         return ""
     again = command_text("estimate", "--deepspeed", path, options=estimate_options)

@@ -17,6 +17,7 @@ from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.memory.card import around_peak
 from zerokit.memory.components import HostComponent, label
+from zerokit.notes import Note
 from zerokit.planner import answer
 from zerokit.search.close_calls import headroom_bytes, headroom_words, is_sure, remark
 from zerokit.search.explain import cluster_words, host_lack_words, strategy_words
@@ -124,7 +125,7 @@ class PlannedStrategy:
     candidate: Candidate
     job: Job
     cluster: Cluster
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     fits: bool | None = True
     timed: bool = True
     on_cpu: bool = False
@@ -342,10 +343,11 @@ class Estimate:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What was assumed, in sentences."""
-        return tuple(plain(note) for note in self._notes)
+        return tuple(plain(note) for note in self.notes)
 
     @property
-    def _notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
+        """What was assumed, with arguments marked (:mod:`zerokit.fields`)."""
         return tuple(dict.fromkeys((*self.planned.notes, *self._memory.assumptions)))
 
     def _repr_html_(self) -> str:
@@ -358,7 +360,8 @@ class Estimate:
         return {
             "schema": ESTIMATE_SCHEMA,
             **{name: as_json(getattr(self, name)) for name in names},
-            "assumptions": list(all_as_options(self._notes)),
+            "assumptions": list(all_as_options(self.notes)),
+            "notes": as_json(self.notes),
         }
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.job import METHODS
 from zerokit.errors import InputError, NothingFits
-from zerokit.memory.closed_form import ASSUMPTION
+from zerokit.memory.closed_form import CLOSED_FORM_NOTE
+from zerokit.notes import Note, notes_of
 from zerokit.planner.hardware import choice, doubted_vram, integer, prices_of
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.request import resolve
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 TYPICAL = ("rtx-4090", "l40s", "a100-40gb", "a100-80gb", "h100-sxm-80gb", "h200", "b200", "mi300x")
 _MOST_GPUS = 1 << 14
+
+_COUNTED = ("gpus-assumed", "nodes-assumed")
+"""Notes of a request on what an answer counts itself."""
 
 
 def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | None = None) -> SizeResult:
@@ -54,11 +58,11 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
         request=given_options(options),
         sizes=tuple(FewestGpus(size=size, price_per_gpu_hour=prices.get(size.gpu.name)) for size in results),
         notes=(
-            *(note for note in request.assumptions if "GPU" not in note),
+            *(note for note in request.assumptions if note.id not in _COUNTED and note.topic != "hardware"),
             *_batch_notes(request, results),
             *_speed_notes(options),
             *_host_notes(options, kinds),
-            *_unread(options, results),
+            *notes_of("unread", _unread(options, results)),
             *_closed_form_notes(results),
         ),
         misfit=(
@@ -107,43 +111,44 @@ def _why_not(request: Request, method: str) -> str:
     return ""
 
 
-def _speed_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
+def _speed_notes(options: Mapping[str, Any]) -> tuple[Note, ...]:
     """Why a card of the catalogue is named where only its memory was given."""
     from zerokit.catalog.gpus import for_vram
     from zerokit.units import parse_bytes
 
     if options.get("gpu") or not options.get("vram"):
         return ()
-    return (for_vram(parse_bytes(options["vram"], "⟨vram⟩"))[1],)
+    return (Note("speeds-assumed", for_vram(parse_bytes(options["vram"], "⟨vram⟩"))[1]),)
 
 
-def _closed_form_notes(sizes: Sequence[Size]) -> tuple[str, ...]:
+def _closed_form_notes(sizes: Sequence[Size]) -> tuple[Note, ...]:
     """Which of the answers are no replay of a trace."""
     found = [size.candidate.memory.assumptions for size in sizes if size.candidate is not None]
-    rough = [notes for notes in found if ASSUMPTION in notes]
+    rough = [notes for notes in found if CLOSED_FORM_NOTE in notes]
     if not rough:
         return ()
-    return (ASSUMPTION if len(rough) == len(found) else f"some rows: {ASSUMPTION}",)
+    note = CLOSED_FORM_NOTE
+    return (note if len(rough) == len(found) else note.with_text(f"some rows: {note}"),)
 
 
-def _batch_notes(request: Request, sizes: Sequence[Size]) -> tuple[str, ...]:
+def _batch_notes(request: Request, sizes: Sequence[Size]) -> tuple[Note, ...]:
     """The global batch of the rows, where it was not given: it depends on their number of GPUs."""
     batches = {size.candidate.strategy.global_batch for size in sizes if size.candidate is not None}
     if not batches or request.job.inference or request.job.global_batch is not None:
         return ()
     least, most = min(batches), max(batches)
     some = f"{least:,} to {counted(most, 'sequence')}, by the number of GPUs"
-    return (f"global batch {some if least < most else counted(most, 'sequence')}: ⟨global_batch⟩ not given",)
+    text = f"global batch {some if least < most else counted(most, 'sequence')}: ⟨global_batch⟩ not given"
+    return (Note("global-batch", text, "default"),)
 
 
-def _host_notes(options: Mapping[str, Any], kinds: Sequence[Gpu]) -> tuple[str, ...]:
+def _host_notes(options: Mapping[str, Any], kinds: Sequence[Gpu]) -> tuple[Note, ...]:
     if options.get("host_ram"):
         return ()
     name = kinds[0].name if len(kinds) == 1 else "NAME"
-    return (
-        f"host memory is no more than nodes with these GPUs have (`zerokit gpus {name}`): ⟨host_ram⟩ not "
-        "given",
-    )
+    text = f"host memory is no more than nodes with these GPUs have (`zerokit gpus {name}`)"
+    text += ": ⟨host_ram⟩ not given"
+    return (Note("host-memory-assumed", text, "default"),)
 
 
 def _unread(options: Mapping[str, Any], sizes: Sequence[Size]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from zerokit.domain.hardware import UNKNOWN_NETWORK_BYTES_PER_SECOND, Cluster, Gpu
 from zerokit.errors import InputError
+from zerokit.notes import Note, notes_of
 from zerokit.planner import other_names
 from zerokit.units import (
     counted,
@@ -86,7 +87,7 @@ class Hardware:
     """A cluster, and what was taken or assumed."""
 
     cluster: Cluster
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     named: bool  # whether the memory per GPU is known rather than assumed
     found_here: bool = False  # whether the GPUs are this machine's
     on_cpu: bool = False
@@ -106,7 +107,8 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     host_ram = parse_bytes(options["host_ram"], "⟨host_ram⟩") if options.get("host_ram") else None
     if device == "cpu":
         return _cpu_ranks(gpus, nodes, host_ram, ("planned for CPU ranks: ⟨device⟩ cpu is given",), options)
-    gpu, notes, detected, named = _gpu(options)
+    gpu, reasons, detected, named = _gpu(options)
+    notes = notes_of("gpu", reasons, "hardware")
     assumed = gpu is None
     if gpu is None:
         if device == "local":
@@ -114,34 +116,36 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
                 gpus, nodes, host_ram, (*notes, "planned for CPU ranks of this machine"), options
             )
         gpu = _load_gpu(DEFAULT_GPU)
-        notes = (
+        text = (
             f"assumed {gpu.title}: none was named, none was found here ({'; '.join(notes)}); "
-            "⟨device⟩ cpu plans for CPU ranks; name yours: ⟨gpus⟩ N ⟨gpu⟩ NAME",
+            "⟨device⟩ cpu plans for CPU ranks; name yours: ⟨gpus⟩ N ⟨gpu⟩ NAME"
         )
+        notes = (Note("gpu-assumed", text, "hardware"),)
     if gpus is None:
         gpus = detected or 1
-        notes = (
-            *notes,
-            f"{counted(gpus, 'GPU')}: " + ("all that are visible" if detected else "⟨gpus⟩ not given"),
-        )
+        text = f"{counted(gpus, 'GPU')}: " + ("all that are visible" if detected else "⟨gpus⟩ not given")
+        short = "" if detected else f"⟨gpus⟩ {gpus}"
+        notes = (*notes, Note("gpus-assumed", text, "hardware" if detected else "default", short=short))
     if nodes is None:
         nodes = _fewest_nodes(gpus, gpu.max_gpus_per_node)
         if nodes > 1:
             per_node = gpus // nodes
-            notes = (*notes, f"{nodes} nodes for {gpus} GPUs, {per_node} on each: ⟨nodes⟩ not given")
+            text = f"{nodes} nodes for {gpus} GPUs, {per_node} on each: ⟨nodes⟩ not given"
+            notes = (*notes, Note("nodes-assumed", text, "default", short=f"⟨nodes⟩ {nodes}"))
     elif nodes > 1 and gpus <= gpu.max_gpus_per_node:
-        notes = (
-            *notes,
+        text = (
             f"{counted(gpus, 'GPU')} on {nodes} nodes are {gpus // nodes} on each, though one node holds "
             f"{gpu.max_gpus_per_node}: ⟨gpus⟩ counts those of all nodes; for {gpus} on each ⟨gpus⟩ "
-            f"{gpus * nodes}",
+            f"{gpus * nodes}"
         )
+        notes = (*notes, Note("gpus-of-all-nodes", text, "hardware"))
     if detected and host_ram is None and nodes == 1 and gpus <= detected:
         host_ram, note = _this_host()
-        notes = (*notes, note) if note else notes
+        notes = (*notes, Note("host-memory", note, "hardware")) if note else notes
     network = parse_rate(options["network"], "⟨network⟩") if options.get("network") else None
     if nodes == 1 and network is not None and (detected or options.get("gpus")):
-        notes = (*notes, f"⟨network⟩ {options['network']}: not used, one node sends nothing over it")
+        text = f"⟨network⟩ {options['network']}: not used, one node sends nothing over it"
+        notes = (*notes, Note("network-unused", text, "hardware"))
     if nodes > 1 and network is None:
         notes = (*notes, _assumed_network(gpu, gpus // nodes))
     cluster = Cluster(
@@ -218,16 +222,18 @@ def _nvme_path(options: Mapping[str, Any]) -> str | None:
     return path
 
 
-def _assumed_network(gpu: Gpu, per_node: int) -> str:
+def _assumed_network(gpu: Gpu, per_node: int) -> Note:
     """What is taken for a network that was not given."""
     usual, slowest = gpu.network_bytes_per_second, gpu.slowest_network_bytes_per_second
     if usual is None:
         rate = UNKNOWN_NETWORK_BYTES_PER_SECOND
-        return f"network assumed: {rate / 1e9:g} GB/s per node (400 Gb/s); ⟨network⟩ not given"
+        text = f"network assumed: {rate / 1e9:g} GB/s per node (400 Gb/s); ⟨network⟩ not given"
+        return Note("network-assumed", text, "default", short=f"⟨network⟩ {rate / 1e9:g} GB/s per node")
     words = f"network assumed: {usual * per_node / 1e9:g} GB/s per node, as usual for {gpu.name}"
     if slowest is not None and slowest < usual:
         words += f" (common clouds: {slowest * per_node / 1e9:.3g} to {usual * per_node / 1e9:g})"
-    return f"{words}; ⟨network⟩ not given"
+    short = f"⟨network⟩ {usual * per_node / 1e9:g} GB/s per node"
+    return Note("network-assumed", f"{words}; ⟨network⟩ not given", "default", short=short)
 
 
 def _load_gpu(name: str) -> Gpu:
@@ -313,7 +319,7 @@ def _cpu_ranks(
     ranks: int | None,
     nodes: int | None,
     host_ram: int | None,
-    notes: tuple[str, ...],
+    reasons: tuple[str, ...],
     options: Mapping[str, Any],
 ) -> Hardware:
     """CPU ranks as GPUs whose memory is a share of the host's."""
@@ -323,16 +329,14 @@ def _cpu_ranks(
         raise InputError("⟨gpu⟩, ⟨vram⟩: not with ⟨device⟩ cpu; ⟨host_ram⟩ SIZE sets the memory")
     from zerokit.machine.host import bf16_in_hardware, detect_host
 
-    host = detect_host()
+    host, notes = detect_host(), notes_of("cpu-ranks", reasons, "hardware")
     if ranks is None:
         ranks = 2
-        notes = (*notes, "2 CPU ranks: ⟨gpus⟩ not given")
+        notes = (*notes, Note("gpus-assumed", "2 CPU ranks: ⟨gpus⟩ not given", "default", short="⟨gpus⟩ 2"))
     if host_ram is None:
         host_ram = host.ram_bytes
-        notes = (
-            *notes,
-            f"host memory {format_gib(host_ram or 0, 0)}: {host.ram_reason}; shared by all ranks",
-        )
+        text = f"host memory {format_gib(host_ram or 0, 0)}: {host.ram_reason}; shared by all ranks"
+        notes = (*notes, Note("host-memory", text, "hardware"))
     if host_ram is None:
         raise InputError("⟨host_ram⟩ SIZE is required: this machine does not report its memory")
     share = host_ram // ranks
@@ -351,7 +355,12 @@ def _cpu_ranks(
         max_gpus_per_node=1024,
     )
     cluster = Cluster(gpu=gpu, gpus=ranks, nodes=1, host_ram_bytes=host_ram)
-    return Hardware(cluster=cluster, notes=(*notes, *_CPU_NOTES), named=True, on_cpu=True)
+    return Hardware(
+        cluster=cluster,
+        notes=(*notes, *notes_of("cpu-ranks", _CPU_NOTES, "hardware")),
+        named=True,
+        on_cpu=True,
+    )
 
 
 def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:

@@ -25,6 +25,7 @@ from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.memory.quantised_load import not_packed_note
+from zerokit.notes import Note
 from zerokit.planner.trace_command import TO_TRACE
 from zerokit.search.space import LeastVram, MemoryModel
 from zerokit.suggest import misspelt
@@ -32,7 +33,6 @@ from zerokit.units import format_gib
 from zerokit.values import frozen_dataclass, replace
 
 _MOST_TRACED_IN_A_SEARCH = 4
-_NOT_TRACED = "memory in closed form, not traced: "
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,12 +61,12 @@ class Source:
     catalogued: bool = False
     closed_form: bool = True
     other_version: ModelProfile | None = None
-    of_other_version: str | None = None
+    of_other_version: Note | None = None
     say: Say = silent
     stored: int = 0  # traces of the catalogue's profile
     looked: bool = False  # into the cache
     given_up: set[str] = field(default_factory=set)
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, Note] = field(default_factory=dict)
 
     def check_targets(self, job: Job) -> None:
         """Refuse adapters on modules that the model does not have, each by itself.
@@ -151,8 +151,8 @@ class Source:
                 return False
         if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
             self.given_up.add(key)
-            self.notes["torch"] = (
-                f"{_NOT_TRACED}torch and transformers are not installed here ({INSTALL_TRAINING})"
+            self.notes["torch"] = _not_traced(
+                f"torch and transformers are not installed here ({INSTALL_TRAINING})"
             )
             return False
         return True
@@ -177,9 +177,13 @@ class Source:
             )
         except ZerokitError as error:
             self.given_up.add(key)
-            self.notes[key] = f"{_NOT_TRACED}{error.marked}"
+            self.notes[key] = _not_traced(error.marked)
         if self.profile is None or not covers(self.profile, job, strategy):
             self.given_up.add(key)
+
+
+def _not_traced(why: str) -> Note:
+    return Note("not-traced", f"memory in closed form, not traced: {why}", short=why)
 
 
 def _can_be_traced(job: Job, strategy: Strategy) -> bool:
@@ -197,14 +201,16 @@ class Model:
     def __call__(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
         estimate = self._estimate(job, strategy, cluster)
         if strategy.recomputed(job.attention) != strategy.checkpointing:
-            note = (
+            text = (
                 f"no selective checkpointing: {job.attention} attention keeps no scores to compute again, "
                 "eager does; leave zerokit.selective_checkpointing out of the script"
             )
+            note = Note("no-selective-checkpointing", text)
             estimate = replace(estimate, assumptions=(*estimate.assumptions, note))
         notes = not_packed_note(self.source.shape, job)
         if self.every_rank and job.lora is not None and job.lora.dropout:
-            notes = (*notes, self._of_dropout(estimate, job.lora, job, strategy, cluster))
+            dropout = self._of_dropout(estimate, job.lora, job, strategy, cluster)
+            notes = (*notes, Note("lora-dropout", dropout))
         return replace(estimate, assumptions=(*estimate.assumptions, *notes)) if notes else estimate
 
     def _of_dropout(
@@ -239,8 +245,7 @@ class Model:
                 if is_searched
                 else "it could not be traced for these options"
             )
-            why = next(iter(self.source.notes.values()), default)
-            why = why.removeprefix(_NOT_TRACED)
+            why = next((note.short or note for note in self.source.notes.values()), default)
             raise MemoryUnknown(
                 f"⟨model⟩ {self.source.name}: {why}, and no closed form is known for "
                 f"model_type {self.source.shape.family!r}; `zerokit rehearse` runs the script"
@@ -394,15 +399,15 @@ def _rehearsed(rehearsed: RehearsedStrategy, replayed: MemoryEstimate, name: str
         ranks.append(_rank(rank, phases, parts))
     worst_rank = max(rank.peak_allocated_bytes for rank in ranks)
     more = max(0, worst_rank - rehearsed.peak_allocated_bytes)
-    note = f"memory rehearsed: {name} ran with this very strategy on a simulated GPU, as rank 0"
+    text = f"memory rehearsed: {name} ran with this very strategy on a simulated GPU, as rank 0"
     if rehearsed.not_modelled:
-        note += f"; it takes at least this: {', '.join(rehearsed.not_modelled)} is not modelled"
+        text += f"; it takes at least this: {', '.join(rehearsed.not_modelled)} is not modelled"
     return replace(
         replayed,
         ranks=tuple(ranks),
         min_vram_bytes=rehearsed.min_vram_bytes + more,
         basis=REHEARSED,
-        assumptions=(note,),
+        assumptions=(Note("rehearsed", text),),
     )
 
 
@@ -429,7 +434,10 @@ def _with_extra(replayed: MemoryEstimate, extra: Mapping[str, int], name: str) -
             parts = _less(parts, -more)
         ranks.append(_rank(rank, phases, parts))
     more = max(r.peak_allocated_bytes for r in ranks) - replayed.worst.peak_allocated_bytes
-    note = f"what {name} holds beside the model is taken from rehearsals of other strategies"
+    note = Note(
+        "rehearsed-otherwise",
+        f"what {name} holds beside the model is taken from rehearsals of other strategies",
+    )
     return replace(
         replayed,
         ranks=tuple(ranks),

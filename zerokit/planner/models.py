@@ -22,9 +22,10 @@ from zerokit.domain.module_names import can_be_separate
 from zerokit.domain.position_limits import longest_sequence, named_positions
 from zerokit.errors import FileInputError, InputError
 from zerokit.machine.versions import installed
+from zerokit.notes import Note, notes_of
 from zerokit.planner.image_models import RequestedImages, built_with_images, processor_of
 from zerokit.planner.memory_source import Model, Say, Source, silent
-from zerokit.planner.trace_command import ITS_BUCKETS, TRACES_ARE_OF, WITH_THESE_OPTIONS
+from zerokit.planner.trace_command import ITS_BUCKETS, note_on_trace
 from zerokit.suggest import folder_alike
 from zerokit.units import counted, format_count, parse_count
 from zerokit.values import frozen_dataclass, replace
@@ -118,7 +119,7 @@ class Chosen:
     memory: Callable[[Job], Model]
     max_seq_len: int | None
     longest_sequence: int | None = None
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Note, ...] = ()
     images: SequenceImages | None = None
 
 
@@ -168,6 +169,7 @@ def _chosen(
     closed_form: bool = True,
     say: Say = silent,
 ) -> Chosen:
+    of_version: tuple[Note, ...] = ()
     shape = shape or _shape_here(config, name=name, parameters=parameters)
     source = Source(shape=shape, name=name, head=head, hf_config=config, trace=trace, closed_form=closed_form,
                     say=say)  # fmt: skip
@@ -177,14 +179,14 @@ def _chosen(
         source.profile = profiles.load(name, installed("transformers"))
         source.catalogued = True
         source.stored = 0 if source.profile is None else len(source.profile.traces)
-        notes += _of_other_version(source)
+        of_version = _of_other_version(source)
     longest = longest_sequence(config)
     return Chosen(
         shape=shape,
         memory=_memory(source),
         max_seq_len=longest or named_positions(config),
         longest_sequence=longest,
-        assumptions=notes,
+        assumptions=(*notes_of("model", notes), *of_version),
     )
 
 
@@ -194,7 +196,7 @@ def _shape_here(config: Mapping[str, Any], **named: Any) -> ModelShape:
     return from_config(config, separate=older, **named)
 
 
-def _of_other_version(source: Source) -> tuple[str, ...]:
+def _of_other_version(source: Source) -> tuple[Note, ...]:
     """What to say where the catalogue's traces are of another Transformers than the one installed here.
 
     Kernels differ between versions, and with them what a model keeps: T5's forward allocates twice as much
@@ -208,16 +210,21 @@ def _of_other_version(source: Source) -> tuple[str, ...]:
         return ()
     if version.split(".")[:2] == profile.transformers_version.split(".")[:2]:
         return ()
-    mismatch = f"Transformers {version} is installed, {TRACES_ARE_OF} {profile.transformers_version}"
+    traced = f"the catalogue's traces are of {profile.transformers_version}"
+    mismatch = f"Transformers {version} is installed, {traced}"
     if source.trace == "always":
         source.other_version, source.profile, source.catalogued = profile, None, False
-        return (f"{mismatch}: traced again where the installed one can be traced",)
+        text = f"{mismatch}: traced again where the installed one can be traced"
+        return (Note("traces-of-other-version", text, "minor"),)
     if alike(str((source.hf_config or {}).get("model_type")), version, profile.transformers_version):
-        return (f"{mismatch}, with the same result (a sweep of releases)",)
+        text = f"{mismatch}, with the same result (a sweep of releases)"
+        return (Note("traces-of-other-version", text, "minor"),)
     source.other_version, source.profile, source.catalogued, source.stored = profile, None, False, 0
-    source.of_other_version = (
+    source.of_other_version = note_on_trace(
+        "traces-of-other-version",
         f"{mismatch}, and versions may keep more or less for backward; "
-        f"{WITH_THESE_OPTIONS} traces with the installed one, {ITS_BUCKETS}; then plan again"
+        f"{{command}} traces with the installed one, {ITS_BUCKETS}; then plan again",
+        "minor",
     )
     return ()
 
@@ -455,7 +462,7 @@ def _sized(params: str, single: bool, say: Say) -> Chosen:
         shape=shape,
         memory=_memory(Source(shape=shape, name=entry.name)),
         max_seq_len=None,
-        assumptions=(note,),
+        assumptions=(Note("model-scaled", note),),
     )
 
 

@@ -13,6 +13,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
+from zerokit.notes import Note, notes_of
 from zerokit.planner.auto_values import batch_note, beside_auto, trainers_micro_batch, with_open_values
 from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.request import note_on_optimizer, refuse_strategy, resolve_optimizer
@@ -114,7 +115,7 @@ def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:
     return StrategyFile(path=path, config=document.value, settings=settings, remarks=remarks)
 
 
-def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[Strategy, tuple[str, ...]]:
+def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[Strategy, tuple[Note, ...]]:
     """The file's strategy, or plain values with what was given; and what was assumed.
 
     Raises:
@@ -136,10 +137,10 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
     if file is not None:
         settings, open_notes = with_open_values(file.settings, file.config, request)
         settings, notes = _with_batch(replace(file, settings=settings), layout.data, pins, request.job)
-        notes = (*open_notes, *notes, *note_on_optimizer(settings.optimizer))
+        notes = (*open_notes, *notes, *notes_of("optimizer", note_on_optimizer(settings.optimizer)))
         _refuse_offload(settings.zero, pins)
         settings, ignored = _without_ignored_offload(settings)
-        notes = (*(f"{file.path}: {note}" for note in ignored), *notes)
+        notes = (*notes_of("ignored-offload", (f"{file.path}: {note}" for note in ignored)), *notes)
         if settings.client_optimizer is not None:
             refuse_placement(request.job, settings.zero.stage, settings.zero.offload_optimizer.device)
         if tensor != settings.autotp_size:
@@ -159,7 +160,7 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
 
 def _default_strategy(
     request: Request, layout: Layout, checkpointing: str
-) -> tuple[Strategy, tuple[str, ...]]:
+) -> tuple[Strategy, tuple[Note, ...]]:
     """Plain values where nothing was given."""
     pins = request.pins
     precision, why = choose_precision(request.precision, request.cluster, request.on_cpu)
@@ -179,13 +180,14 @@ def _default_strategy(
     space = make_space(replace(request, job=job, precision=precision))[0]
     strategy = build_strategy(space, layout, placement, checkpointing, micro, steps, chosen)
     refuse_strategy(job, strategy)
-    stage: tuple[str, ...] = ()
+    stage: tuple[Note, ...] = ()
     if pins.zero_stage is None and not request.job.inference:
         master = "" if precision == "fp32" else ", with fp32 master weights"
-        stage = (
+        text = (
             f"ZeRO stage 0 of DeepSpeed{master}: ⟨zero⟩ not given; for a script without DeepSpeed, "
-            "`zerokit rehearse SCRIPT` says what is required",
+            "`zerokit rehearse SCRIPT` says what is required"
         )
+        stage = (Note("stage-assumed", text, "default", short="⟨zero⟩ 0"),)
     return strategy, (why, *stage)
 
 
@@ -214,7 +216,7 @@ def _batch(request: Request, ranks: int) -> tuple[int, int]:
 
 def _with_batch(
     file: StrategyFile, ranks: int, pins: Pins, job: Job
-) -> tuple[DeepSpeedSettings, tuple[str, ...]]:
+) -> tuple[DeepSpeedSettings, tuple[Note, ...]]:
     """The file's batch sizes, completed as DeepSpeed does (runtime/config.py, _set_batch_related)."""
 
     def number(key: str) -> int | None:
@@ -224,7 +226,7 @@ def _with_batch(
     train = number("train_batch_size") or job.global_batch
     steps = number("gradient_accumulation_steps") or pins.gradient_accumulation
     micro = number("train_micro_batch_size_per_gpu") or pins.micro_batch
-    notes = list[str]()
+    notes = list[Note]()
     if micro is None:
         filled = file.config.get("train_micro_batch_size_per_gpu") == AUTO
         if filled:
@@ -239,7 +241,7 @@ def _with_batch(
         steps = 1 if train is None or never else max(1, train // micro // ranks)
         if train is None or filled:
             notes += batch_note(file.config, "gradient_accumulation_steps", steps)
-    notes += beside_auto(file.config, micro, steps, ranks)
+    notes += notes_of("beside-auto", beside_auto(file.config, micro, steps, ranks))
     if job.global_batch is not None and micro * steps * ranks != job.global_batch:
         raise InputError(
             f"⟨global_batch⟩ {job.global_batch} is not {micro} per GPU × {steps} accumulation × {ranks} "

@@ -13,7 +13,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.fields import all_as_options, as_options, plain
-from zerokit.planner.documents import PlannedStrategy, degrees, html_facts
+from zerokit.planner.documents import PlannedStrategy, as_json, degrees, html_facts
 from zerokit.search.plan import Plan
 from zerokit.values import frozen_dataclass, replace
 
@@ -190,6 +190,7 @@ class PlanResult:
             "assumptions": list(all_as_options(plan.assumptions)),
             **({"faster_with": list(all_as_options(plan.faster_with))} if detailed else {}),
             "advice": list(all_as_options(plan.advice)),
+            "notes": as_json((*plan.assumptions, *plan.advice)),
             "script_must": list(script_must(self.plan.chosen.strategy, self.job)),
             "files": dict(self.files),
             **self._of_script(),

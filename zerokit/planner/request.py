@@ -19,10 +19,10 @@ from zerokit.domain.job import (
     Lora,
 )
 from zerokit.domain.model_shape import ModelShape
-from zerokit.domain.position_limits import POSITIONS_EXCEEDED
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.trainers import TRAINERS, Trainer
 from zerokit.errors import InputError
+from zerokit.notes import Note, notes_of
 from zerokit.planner.effects import refuse_idle
 from zerokit.planner.hardware import MAX_GPUS, Hardware, choice, count, doubted_vram, hardware, integer, share
 from zerokit.planner.image_models import requested_images, with_room
@@ -90,9 +90,9 @@ def refuse_strategy(job: Job, strategy: Strategy) -> None:
         raise InputError(f"⟨loss⟩ {job.loss}: not modelled with torch_autocast; {_REHEARSE}")
 
 
-def loss_notes(loss: str) -> tuple[str, ...]:
+def loss_notes(loss: str) -> tuple[Note, ...]:
     """What to say of a loss."""
-    return () if loss == "standard" else (f"{_NOTES[loss]}; {_TIMED}",)
+    return () if loss == "standard" else (Note("loss", f"{_NOTES[loss]}; {_TIMED}"),)
 
 
 def refuse_offloading(options: Mapping[str, Any], job: Job, cluster: Cluster) -> None:
@@ -113,14 +113,15 @@ def refuse_offloading(options: Mapping[str, Any], job: Job, cluster: Cluster) ->
         raise InputError(f"⟨offload_activations⟩: not modelled with {with_what[0]}; {_REHEARSE}")
 
 
-def offloading_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
+def offloading_notes(options: Mapping[str, Any]) -> tuple[Note, ...]:
     """What to say of activations on the host."""
     if not options.get("offload_activations"):
         return ()
-    return (
+    text = (
         "activations on the host as OffloadActivations of TRL 1.16 moves them, each tensor pinned (a power "
-        "of two of bytes); the step time counts no copies",
+        "of two of bytes); the step time counts no copies"
     )
+    return (Note("activations-on-host", text),)
 
 
 @frozen_dataclass
@@ -199,7 +200,8 @@ def resolve(
 
         calibration, measured = of_this_machine(machine.cluster, chosen.shape, job, on_cpu=machine.on_cpu)
     if (pins.pipeline_parallel or 1) > 1 and not pins.pipeline_module:
-        notes = (*notes, "the script builds a DeepSpeed PipelineModule: ⟨pp⟩ says so")
+        text = "the script builds a DeepSpeed PipelineModule: ⟨pp⟩ says so"
+        notes = (*notes, Note("pipeline-module", text))
     asked = options.get("margin")
     margin = DEFAULT_MARGIN if asked is None else parse_share(asked, "⟨margin⟩")
     if single or machine.on_cpu:
@@ -223,7 +225,7 @@ def resolve(
             *chosen.assumptions,
             *machine.notes,
             *notes,
-            *measured,
+            *notes_of("measured-here", measured),
             *deepspeed_note(),
         ),
     )
@@ -243,27 +245,30 @@ def _without_traces(request: Request) -> Request:
     return replace(request, memory=known, least_vram=known.least_vram_bytes, host_bytes=known.host_bytes)
 
 
-def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ...]]:
-    notes, max_seq_len = [], chosen.max_seq_len
+def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, ...]]:
+    notes, max_seq_len = list[Note](), chosen.max_seq_len
     trainer = choice(options, "trainer", tuple(TRAINERS)) or "raw"
     row = TRAINERS[trainer]
     length = integer(options, "seq_len", 10**8)
     if str(options.get("seq_len")).strip()[-1:] in ("k", "K"):
-        notes.append(f"sequences of {length:,} tokens: ⟨seq_len⟩ {options['seq_len']}, in units of 1,024")
+        text = f"sequences of {length:,} tokens: ⟨seq_len⟩ {options['seq_len']}, in units of 1,024"
+        notes.append(Note("seq-len-units", text))
     if length is None:
         length = min(2048, max_seq_len or 2048)
         limit = ", the model's limit" if length == max_seq_len else ""
-        notes.append(f"sequences of {length} tokens{limit}: ⟨seq_len⟩ not given")
+        text = f"sequences of {length} tokens{limit}: ⟨seq_len⟩ not given"
+        notes.append(Note("seq-len-assumed", text, "default", short=f"⟨seq_len⟩ {length}"))
     elif chosen.longest_sequence is not None and length > chosen.longest_sequence:
         raise InputError(
             f"⟨seq_len⟩ {length}: {chosen.shape.name} has positions for {chosen.longest_sequence} tokens and "
             f"fails beyond them; use ⟨seq_len⟩ {chosen.longest_sequence} or less"
         )
     elif max_seq_len is not None and length > max_seq_len:
-        notes.append(f"⟨seq_len⟩ {length} is beyond the {max_seq_len} {POSITIONS_EXCEEDED}")
+        text = f"⟨seq_len⟩ {length} is beyond the {max_seq_len} positions of the model's configuration"
+        notes.append(Note("positions-exceeded", text))
     method, inference = _method(options), bool(options.get("inference"))
     quantization = choice(options, "quant", QUANTIZATIONS) or "none"
-    notes += _refuse_quantization(options, quantization, method)
+    notes += notes_of("quantised-base", _refuse_quantization(options, quantization, method))
     new_tokens = integer(options, "new_tokens", 10**8)
     if new_tokens is not None and not inference:
         raise InputError(f"⟨new_tokens⟩ {new_tokens}: only with ⟨inference⟩")
@@ -276,20 +281,22 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
             f"⟨inference⟩ ⟨method⟩ {method}: adapters apply to training only; leave ⟨method⟩ out"
         )
     optimizer, optimizer_notes = resolve_optimizer(options.get("optimizer"))
-    notes += optimizer_notes
+    notes += notes_of("optimizer", optimizer_notes)
     attention = choice(options, "attention", ATTENTIONS) or "sdpa"
     if attention == "flash_attention_2":
-        notes.append(
+        text = (
             "⟨attention⟩ flash_attention_2: memory and time are those of sdpa without padding; what the "
             "flash_attn package's own kernels and copies take is not modelled"
         )
+        notes.append(Note("flash-attention", text))
     loss = loss_of(options)
     if options.get("loss") is None and chosen.shape.head == "causal" and not inference:
         loss = row.loss
     lora = _adapters(options, method, row)
     if lora is not None and lora.dropout and row.disables_dropout:
         lora = replace(lora, dropout=0.0)
-        notes.append(f"⟨lora_dropout⟩ 0: {row.title} disables dropout (disable_dropout: True)")
+        text = f"⟨lora_dropout⟩ 0: {row.title} disables dropout (disable_dropout: True)"
+        notes.append(Note("no-lora-dropout", text))
     if lora is not None and lora.dropout and chosen.shape.adapts_stacked_experts(lora.targets):
         refused = "peft refuses dropout on experts stacked in one parameter (0.21, ParamWrapper)"
         if options.get("lora_dropout") is not None:
@@ -297,7 +304,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[str, ..
                 f"⟨lora_dropout⟩ {lora.dropout:g}: {refused}; use 0, or ⟨lora_targets⟩ without them"
             )
         lora = replace(lora, dropout=0.0)
-        notes.append(f"⟨lora_dropout⟩ 0: {refused}; the script must set it")
+        notes.append(Note("no-lora-dropout", f"⟨lora_dropout⟩ 0: {refused}; the script must set it"))
     notes += [*row.notes(method, chosen.shape.experts), *loss_notes(loss), *offloading_notes(options)]
     return Job(
         seq_len=length,

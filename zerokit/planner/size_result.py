@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerokit.commands import command_text
 from zerokit.fields import all_as_options, as_options, plain
-from zerokit.planner.documents import degrees
+from zerokit.notes import Note
+from zerokit.planner.documents import as_json, degrees
 from zerokit.search.close_calls import is_roomy, is_sure, remark
 from zerokit.search.explain import gpu_words, strategy_words
 from zerokit.suggest import alternatives
@@ -157,7 +158,7 @@ class SizeResult:
     model_name: str
     request: Mapping[str, Any]
     sizes: tuple[FewestGpus, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     misfit: str | None = None
 
     def __repr__(self) -> str:
@@ -265,6 +266,7 @@ class SizeResult:
             "next_for_lowest_cost_by_method": self.next_for_lowest_cost_by_method,
             "sizes": [size.to_dict() for size in self.sizes],
             "assumptions": list(all_as_options(self.notes)),
+            "notes": as_json(self.notes),
         }
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from zerokit.commands import command_text
 from zerokit.domain.strategy import Strategy
+from zerokit.notes import Note, Topic
 
-WITH_THESE_OPTIONS = "`zerokit estimate` with these options"
-"""In a note that is written before the strategy is chosen."""
-_TO_TRACE = "to trace the model: "
+_WITH_THESE_OPTIONS = "`zerokit estimate` with these options"
 ITS_BUCKETS = "with DeepSpeed's default buckets"
 """What its figures may differ by from those of a plan, which chooses its buckets."""
-TO_TRACE = f"{_TO_TRACE}{WITH_THESE_OPTIONS} ({ITS_BUCKETS}); then plan again"
-TRACES_ARE_OF = "the catalogue's traces are of"
-"""In a note on another Transformers than the installed one."""
+
+
+def note_on_trace(id: str, template: str, topic: Topic = "assumed") -> Note:
+    """A note that names the command that traces a model, ``{command}``, before its strategy is chosen."""
+    return Note(id, template.format(command=_WITH_THESE_OPTIONS), topic, template=template)
+
+
+TO_TRACE = note_on_trace("trace-model", f"to trace the model: {{command}} ({ITS_BUCKETS}); then plan again")
 _OF_THE_SEARCH = ("top", "recipe", "out")
 
 
@@ -41,17 +45,3 @@ def trace_command(request: Mapping[str, object], strategy: Strategy) -> str:
     if steps > 1 and "global-batch" not in options:
         options.setdefault("gradient-accumulation", str(steps))
     return command_text("estimate", options={k: v for k, v in options.items() if k not in _OF_THE_SEARCH})
-
-
-def with_command(notes: Iterable[str], request: Mapping[str, object], strategy: Strategy) -> tuple[str, ...]:
-    """The notes, with the command itself where they name it by its options."""
-    command = f"`{trace_command(request, strategy)}`"
-    return tuple(note.replace(WITH_THESE_OPTIONS, command) for note in notes)
-
-
-def command_in(notes: Iterable[str]) -> tuple[str, str] | None:
-    """The note that says how to trace a model in closed form, and the command in it; None: there is none."""
-    for note in notes:
-        if note.startswith(f"{_TO_TRACE}`"):
-            return note, note.split("`")[1]
-    return None

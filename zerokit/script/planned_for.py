@@ -9,6 +9,7 @@ from typing import Any
 
 from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
+from zerokit.notes import Note
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.code_values import BATCH, OFFLOAD, code_values
 from zerokit.search.plan import Plan, data_ranks
@@ -92,15 +93,15 @@ class PlannedFor:
         """A plan of the request without the note that the user gave what the script decides."""
         if "precision" not in self.decided:
             return plan
-        reason = f"precision {self.request.precision}: given"
-        return replace(plan, assumptions=tuple(note for note in plan.assumptions if note != reason))
+        kept = tuple(note for note in plan.assumptions if note.id != "precision-given")
+        return replace(plan, assumptions=kept)
 
 
-def _with(request: Request, name: str, value: Any, note: str) -> Request:
+def _with(request: Request, name: str, value: Any, why: str) -> Request:
     changed: dict[str, Any] = {name: value}
     if name != "precision":
         changed = {"pins": replace(request.pins, **{_PINS.get(name, name): value})}
-    return replace(request, assumptions=(*request.assumptions, note), **changed)
+    return replace(request, assumptions=(*request.assumptions, Note("by-script", why)), **changed)
 
 
 def _with_precision(request: Request, script: ScriptOptions) -> Request:

@@ -14,6 +14,7 @@ from zerokit.domain.strategy import REHEARSED, Strategy
 from zerokit.errors import InputError
 from zerokit.launcher.plan_agreement import of_missing_model
 from zerokit.launcher.secrets import Secrets
+from zerokit.notes import notes_of
 from zerokit.planner import answer
 from zerokit.planner.effects import unread
 from zerokit.planner.memory_source import Say
@@ -318,7 +319,7 @@ class ScriptPlanning:
         for warning in self._warnings(chosen.strategy):
             self.say(f"warning: {warning}")
             self._decisions.notes.append(warning)
-        assumptions = (*plan.assumptions, *self._decisions.notes)
+        assumptions = (*plan.assumptions, *notes_of("script", self._decisions.notes))
         return replace(plan, alternatives=plan.alternatives[: max(0, top - 1)], assumptions=assumptions)
 
     def _warnings(self, chosen: Strategy) -> tuple[str, ...]:
@@ -333,7 +334,7 @@ class ScriptPlanning:
     def _result(self, read: ResolvedRequest, plan: Plan) -> PlanResult:
         request = read.request
         explained = self._planned.with_own_reasons(plan)
-        notes = unread(self.options, [plan.chosen.strategy])
+        notes = notes_of("unread", unread(self.options, [plan.chosen.strategy]))
         given = given_options(self.options)
         self.search.profile = replace(
             self.search.profile,
@@ -394,6 +395,9 @@ class ScriptPlanning:
         plan = make_plan(read.request, top=top)
         note = f"{failure}; memory and time are those of a plain training loop of the model"
         result = self._result(
-            read, replace(plan, assumptions=(*plan.assumptions, *self._decisions.notes, note))
+            read,
+            replace(
+                plan, assumptions=(*plan.assumptions, *notes_of("script", (*self._decisions.notes, note)))
+            ),
         )
         return replace(result, to_fix=why.to_fix)

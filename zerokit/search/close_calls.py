@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster, Gpu
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
+from zerokit.notes import Note
 from zerokit.search.explain import pace_words, strategy_words
 from zerokit.search.search import search
 from zerokit.search.space import OffloadChoice, Request, Space, placements
@@ -24,16 +25,15 @@ def with_range(candidate: Candidate, timing: TimeModel) -> Candidate:
     return replace(candidate, time=time)
 
 
-def close_call(chosen: Candidate, others: Sequence[Candidate], timing: TimeModel) -> tuple[str, ...]:
+def close_call(chosen: Candidate, others: Sequence[Candidate], timing: TimeModel) -> tuple[Note, ...]:
     """The first of the next best that may be faster than the choice, and what tells; empty: none may."""
     for rival in others:
         turn = turned_by(timing, chosen.strategy, rival.strategy)
         if turn is not None:
             what_tells = f"{turn.told_by} or `zerokit tune`" if turn.told_by else "`zerokit tune`"
             words = strategy_words(rival.strategy)
-            return (
-                f"{turn.name} decides between the choice and {words}: {what_tells} tells which is faster",
-            )
+            text = f"{turn.name} decides between the choice and {words}: {what_tells} tells which is faster"
+            return (Note("close-call", text, "advice"),)
     return ()
 
 
@@ -108,13 +108,9 @@ LOOKED_AT = 100
 """So many of the fastest are looked at for one that surely fits."""
 WORST_ERROR = 0.0092
 """Of a traced peak, in 357 runs on H200s (docs/accuracy.md; a test compares them)."""
-NARROW = "may run out of memory: "
-"""Begins the remark beside a traced choice with next to no headroom."""
-SURELY_FITS = "surely fits, "
-"""Begins the remark beside a choice that only may fit."""
 
 
-def advise(space: Space, chosen: Candidate, request: Request) -> list[str]:
+def advise(space: Space, chosen: Candidate, request: Request) -> list[Note]:
     """What to say of a choice that only may fit: the fastest strategy that surely does, and what it costs.
 
     The choice stays the fastest: a slower one that fits more surely would make a GPU with more memory, in
@@ -128,21 +124,23 @@ def advise(space: Space, chosen: Candidate, request: Request) -> list[str]:
     if sure is None:
         return []
     costs = f"{_slower_words(sure, chosen)}, {_headroom_words(sure, space.cluster)}"
-    return [f"{SURELY_FITS}{costs}: plan with {_options(sure.strategy, request)}"]
+    text = f"surely fits, {costs}: plan with {_options(sure.strategy, request)}"
+    return [Note("surely-fits", text, "advice")]
 
 
-def narrow(chosen: Candidate, request: Request) -> list[str]:
+def narrow(chosen: Candidate, request: Request) -> list[Note]:
     """What to say of a traced choice that leaves less than predictions of measured runs were off by."""
     cluster, memory = request.cluster, chosen.memory
     room, off = headroom_bytes(memory, cluster.gpu), _worst_error_bytes(memory)
     if memory.basis != "traced" or cluster.gpu.name == "cpu" or not 0 <= room < off:
         return []
     said = (
-        f"{NARROW}{format_gib(room, 1)} of headroom, and predictions of measured runs were off by up to "
-        f"{WORST_ERROR:.1%} of the peak (here {format_gib(off, 1)}; half of them by less than 0.001%)"
+        f"may run out of memory: {format_gib(room, 1)} of headroom, and predictions of measured runs were "
+        f"off by up to {WORST_ERROR:.1%} of the peak (here {format_gib(off, 1)}; half of them by less than "
+        "0.001%)"
     )
     remedy = "plan without ⟨margin⟩" if request.cluster.margin < DEFAULT_MARGIN else "no strategy leaves more"
-    return [f"{said}; {remedy}"]
+    return [Note("narrow", f"{said}; {remedy}", "advice", "warning")]
 
 
 def _worst_error_bytes(memory: MemoryEstimate) -> int:

@@ -12,6 +12,7 @@ from zerokit.domain.time_parts import BOUNDS
 from zerokit.domain.time_parts import label as label_of_time
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component, label
+from zerokit.notes import Note
 from zerokit.search.search import HOST_REASON, SearchResult
 from zerokit.search.space import MemoryModel, Pins, Request, unmodelled_with_loss
 from zerokit.units import GIB, counted, format_gib, format_seconds, told_apart
@@ -225,23 +226,24 @@ def advise(
     job: Job,
     cluster: Cluster,
     memory: MemoryModel,
-    on_loss: Sequence[str] = (),
-) -> tuple[str, ...]:
+    on_loss: Sequence[Note] = (),
+) -> tuple[Note, ...]:
     """Remarks that the figures of this plan support, those on its loss among them."""
     advice = [*on_loss]
     tight = _tight_advice(chosen, cluster)  # after the loss, which is a way out of it
     advice = [*advice, *tight] if tight else [*unsure_near_limit(chosen, shape, job, cluster), *advice]
     if chosen.time.bound_by == "launch" and cluster.gpu.name != "cpu":
-        advice.append(
+        text = (
             f"torch.compile, or a micro-batch above {chosen.strategy.settings.micro_batch}, would help: "
             "kernel launches bound the step, and both make kernels fewer and larger"
         )
+        advice.append(Note("launch-bound", text, "advice"))
     advice += _idle_advice(chosen, shape, job, cluster)
     advice += _stage_advice(chosen, job, cluster, memory)
     return tuple(advice)
 
 
-def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> list[str]:
+def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> list[Note]:
     """Where the GPUs reach next to nothing of what they could: what keeps them waiting."""
     time, strategy = chosen.time, chosen.strategy
     if job.inference or cluster.gpu.name == "cpu":
@@ -254,11 +256,12 @@ def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluste
     if share >= _IDLE_SHARE:
         return []
     part = time.parts.get(time.bound_by, 0.0) / time.step_seconds
-    return [
+    text = (
         f"the GPUs reach {share:.1%} of their peak: {part:.0%} of the step goes to "
         + label_of_time(time.bound_by)
         + _remedy(time.bound_by, cluster)
-    ]
+    )
+    return [Note("idle-gpus", text, "advice")]
 
 
 def _remedy(bound_by: str, cluster: Cluster) -> str:
@@ -281,17 +284,18 @@ _REMEDIES = {
 }
 
 
-def _tight_advice(chosen: Candidate, cluster: Cluster) -> list[str]:
+def _tight_advice(chosen: Candidate, cluster: Cluster) -> list[Note]:
     """Where a plan fits, but so narrowly that the allocator has to give memory back and map it again."""
     seconds, step = chosen.time.parts.get("retries", 0.0), chosen.time.step_seconds
     if seconds < _WORTH_SAYING_SHARE * step:
         return []
     headroom = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
-    return [
+    text = (
         f"only {format_gib(headroom, 1)} headroom: PyTorch's allocator retries, about "
         f"{format_seconds(seconds)} a step: it gives memory back and maps it again, which the speed counts. "
         "Strategies with more headroom are slower still: `zerokit tune` measures them"
-    ]
+    )
+    return [Note("tight", text, "advice")]
 
 
 LAYERS_NEAR_LIMIT = 10.2
@@ -304,10 +308,7 @@ one stream freed to no other before it gives all back, and gathered weights are 
 _16_BIT = 2
 
 
-NEAR_LIMIT = "the time is unsure so near the GPU's limit"
 _LONGER = "19 to 49 % longer than predicted"
-NEAR_LIMIT_IN_SHORT = f"T{NEAR_LIMIT[1:]}: published runs took {_LONGER}"
-"""How the note on such a time begins, and what it comes to."""
 
 
 def layers_of_room(memory: MemoryEstimate, shape: ModelShape, cluster: Cluster) -> float:
@@ -316,7 +317,7 @@ def layers_of_room(memory: MemoryEstimate, shape: ModelShape, cluster: Cluster) 
     return room / (_16_BIT * max(stack.layer_parameters for stack in shape.stacks))
 
 
-def unsure_near_limit(candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> list[str]:
+def unsure_near_limit(candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> list[Note]:
     """That a time is unsure where full checkpointing under ZeRO-3 leaves room for few gathered layers.
 
     Nothing where the strategy ran, and nothing of experts, adapters and CPU ranks: no such run was compared.
@@ -335,14 +336,16 @@ def unsure_near_limit(candidate: Candidate, shape: ModelShape, job: Job, cluster
     if not 0 <= layers <= LAYERS_NEAR_LIMIT:
         return []
     room = format_gib(cluster.gpu.driver_vram_bytes - candidate.memory.min_vram_bytes, 1)
-    return [
-        f"{NEAR_LIMIT}: {room} of headroom hold the gathered weights of {layers:.1f} layers, and published "
-        f"FSDP runs with room for about ten or fewer took {_LONGER}; "
+    text = (
+        f"the time is unsure so near the GPU's limit: {room} of headroom hold the gathered weights of "
+        f"{layers:.1f} layers, and published FSDP runs with room for about ten or fewer took {_LONGER}; "
         "`zerokit tune` compares with a smaller batch"
-    ]
+    )
+    short = f"The time is unsure so near the GPU's limit: published runs took {_LONGER}"
+    return [Note("near-limit", text, "advice", short=short)]
 
 
-def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryModel) -> list[str]:
+def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryModel) -> list[Note]:
     """Where a higher stage would cost memory instead of saving it."""
     strategy, zero = chosen.strategy, chosen.strategy.settings.zero
     if (
@@ -370,10 +373,11 @@ def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryM
     why = ""
     if job.method != "full" and differences.get(Component.ACTIVATIONS.value, 0) >= _MOSTLY * more:
         why = "; its linear layers keep their inputs for backward even where the weight is frozen"
-    return [
+    text = (
         f"ZeRO-3 would take {format_gib(more, 1)} more here than ZeRO-{zero.stage}"
         f"{': ' * bool(told)}{', '.join(told)}{why}"
-    ]
+    )
+    return [Note("stage-3-takes-more", text, "advice")]
 
 
 def _by_part(memory: MemoryEstimate) -> dict[str, int]:
@@ -384,17 +388,18 @@ def _by_part(memory: MemoryEstimate) -> dict[str, int]:
     return {**parts, weights[0]: held}
 
 
-def note_on_choice(chosen: Candidate, cluster: Cluster, result: SearchResult) -> tuple[str, ...]:
+def note_on_choice(chosen: Candidate, cluster: Cluster, result: SearchResult) -> tuple[Note, ...]:
     """What was taken for the host's memory, where the choice depends on it."""
     zero = chosen.strategy.settings.zero
     offloads = zero.offload_optimizer.device != "none" or zero.offload_param.device != "none"
     if cluster.host_ram_bytes is not None or not (offloads or HOST_REASON in result.rejected):
         return ()
     need = chosen.memory.host_bytes_per_node / GIB
-    return (f"{assumed_host(cluster)}; this plan needs {need:,.0f} GiB of it",)
+    assumed = assumed_host(cluster)
+    return (assumed.with_text(f"{assumed}; this plan needs {need:,.0f} GiB of it"),)
 
 
-def note_on_cores(chosen: Candidate, cluster: Cluster) -> tuple[str, ...]:
+def note_on_cores(chosen: Candidate, cluster: Cluster) -> tuple[Note, ...]:
     """What is assumed of the cores that step an offloaded optimizer.
 
     Of one rank per node, nothing: `torchrun` sets OMP_NUM_THREADS only for several (PyTorch 2.13,
@@ -402,28 +407,33 @@ def note_on_cores(chosen: Candidate, cluster: Cluster) -> tuple[str, ...]:
     """
     if cluster.gpus_per_node == 1 or chosen.strategy.settings.zero.offload_optimizer.device == "none":
         return ()
-    return (
+    text = (
         "step time: the ranks share the node's cores for their offloaded optimizer; `zerokit launch` and the "
         "jobs of `zerokit emit` see to that, `torchrun` and `accelerate launch` leave each one core (set "
-        "OMP_NUM_THREADS)",
+        "OMP_NUM_THREADS)"
     )
+    return (Note("shared-cores", text),)
 
 
-def note_on_estimate(candidate: Candidate, cluster: Cluster) -> tuple[str, ...]:
+def note_on_estimate(candidate: Candidate, cluster: Cluster) -> tuple[Note, ...]:
     """Where a strategy takes more host memory than nodes with such GPUs have, as far as is known."""
     if cluster.host_ram_bytes is not None or not host_lack_words(candidate.memory, cluster):
         return ()
     required = format_gib(candidate.memory.host_bytes_per_node, 1)
-    return (f"{assumed_host(cluster)}; this strategy requires {required}",)
+    assumed = assumed_host(cluster)
+    return (assumed.with_text(f"{assumed}; this strategy requires {required}"),)
 
 
-def assumed_host(cluster: Cluster) -> str:
+def assumed_host(cluster: Cluster) -> Note:
     """What is taken for the host memory of a node, and its source."""
     gpu, limit = cluster.gpu, cluster.host_limit_bytes
     if limit is None:
-        return "host memory is no limit: ⟨host_ram⟩ not given"
+        text = "host memory is no limit: ⟨host_ram⟩ not given"
+        return Note("host-memory-assumed", text, "default", short="⟨host_ram⟩ no limit")
     source = gpu.sources.get("host_gib_per_gpu", "")
-    return (
+    text = (
         f"host memory assumed: {limit / GIB:,.0f} GiB per node, {gpu.host_bytes_per_gpu / GIB:,.0f} GiB per "
         f"GPU ({source}); ⟨host_ram⟩ not given"
     )
+    short = f"⟨host_ram⟩ {limit / GIB:,.0f} GiB per node"
+    return Note("host-memory-assumed", text, "default", short=short)

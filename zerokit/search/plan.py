@@ -8,13 +8,12 @@ from functools import cached_property
 
 from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.position_limits import POSITIONS_EXCEEDED
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
 from zerokit.memory.closed_form import trainable_parameters
-from zerokit.memory.quantised_load import LOADED_WHOLE, NOT_PACKED
 from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
+from zerokit.notes import Note, with_id
 from zerokit.rules import first_violation
 from zerokit.search import close_calls, remedies
 from zerokit.search import explain as advice
@@ -52,37 +51,41 @@ def data_ranks(cluster: Cluster, pins: Pins) -> int:
     return max(1, cluster.gpus // fixed)
 
 
-def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = False) -> tuple[int, str]:
+def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = False) -> tuple[int, Note]:
     """Sequences per optimizer step and why.
 
     Raises:
         InputError: fixed sizes that no division of the GPUs meets.
     """
     if job.global_batch is not None:
-        return job.global_batch, f"global batch {job.global_batch}: given"
+        text = f"global batch {job.global_batch}: given"
+        return job.global_batch, Note("global-batch-given", text, "given")
     ranks = data_ranks(cluster, pins)
     if job.inference:
         micro = pins.micro_batch or 1
-        return micro * ranks, f"{counted(micro, 'sequence')} a GPU at a time, of {job.seq_len} tokens in all"
+        text = f"{counted(micro, 'sequence')} a GPU at a time, of {job.seq_len} tokens in all"
+        return micro * ranks, Note("global-batch", text)
     if pins.micro_batch is not None or pins.gradient_accumulation is not None:
         micro, steps = pins.micro_batch or 1, pins.gradient_accumulation or 1
-        return micro * steps * ranks, (
-            f"global batch {micro * steps * ranks}: micro-batch {micro} × accumulation {steps} × {ranks} "
-            "data-parallel ranks"
+        total = micro * steps * ranks
+        text = (
+            f"global batch {total}: micro-batch {micro} × accumulation {steps} × {ranks} data-parallel ranks"
         )
+        return total, Note("global-batch", text)
     if on_cpu:
-        return 2 * ranks, f"global batch {2 * ranks}: two sequences per CPU rank"
+        return 2 * ranks, Note("global-batch", f"global batch {2 * ranks}: two sequences per CPU rank")
     per_gpu = _TARGET_TOKENS / job.seq_len / cluster.gpus
     sequences = 1
     while sequences * 2 <= min(per_gpu * _HALFWAY, _MOST_SEQUENCES_PER_GPU):
         sequences *= 2
     total = sequences * cluster.gpus
     each = "each of " if cluster.gpus > 1 else ""
-    return total, (
+    text = (
         f"global batch {counted(total, 'sequence')}, {total * job.seq_len:,} tokens a step: "
         f"⟨global_batch⟩ not given; {sequences} for {each}{counted(cluster.gpus, 'GPU')}, the power of two "
         f"(at most {_MOST_SEQUENCES_PER_GPU}) that comes nearest to {_TARGET_TOKENS:,} tokens a step"
     )
+    return total, Note("global-batch", text, "default", short=f"⟨global_batch⟩ {total:,}")
 
 
 def refuse_micro_batch(batch: int, pins: Pins, ranks: int = 1) -> None:
@@ -171,10 +174,10 @@ class Plan:
     precision: str
     global_batch: int
     cluster: Cluster
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Note, ...]
     gains_told: Callable[[tuple[str, ...]], tuple[Gain, ...]] = lambda _: ()
     by_script: Callable[[], tuple[str, ...]] = tuple
-    advice_beside: Callable[[tuple[Gain, ...]], tuple[str, ...]] = lambda _: ()
+    advice_beside: Callable[[tuple[Gain, ...]], tuple[Note, ...]] = lambda _: ()
     left_idle: str = ""
 
     @cached_property
@@ -189,12 +192,12 @@ class Plan:
         return (*(gain.words for gain in told), *self.by_script())
 
     @cached_property
-    def advice(self) -> tuple[str, ...]:
+    def advice(self) -> tuple[Note, ...]:
         """Sentences that the figures support."""
         return self.advice_beside(self.gains)
 
 
-def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> tuple[str, str]:
+def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> tuple[str, Note]:
     """The training precision and why.
 
     Raises:
@@ -203,20 +206,22 @@ def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> 
     gpu = cluster.gpu
     if requested == "auto":
         if on_cpu and gpu.supports("bf16"):
-            return "bf16", "precision bf16: these CPUs have it in hardware"
+            return "bf16", Note("precision", "precision bf16: these CPUs have it in hardware")
         if on_cpu:
-            return "fp32", (
+            return "fp32", Note(
+                "precision",
                 "precision fp32: these CPUs have no bf16 in hardware, where it takes many times as "
-                "long, and DeepSpeed refuses fp16 on CPU ranks"
+                "long, and DeepSpeed refuses fp16 on CPU ranks",
             )
         if gpu.supports("bf16"):
-            return "bf16", f"precision bf16: {gpu.name} has it in hardware, and it needs no loss scaling"
-        return "fp16", f"precision fp16: {gpu.name} has no bf16 in hardware"
+            text = f"precision bf16: {gpu.name} has it in hardware, and it needs no loss scaling"
+            return "bf16", Note("precision", text, "given")
+        return "fp16", Note("precision", f"precision fp16: {gpu.name} has no bf16 in hardware")
     if requested == "fp16" and on_cpu:
         raise InputError("⟨precision⟩ fp16: DeepSpeed refuses fp16 on CPU ranks; use bf16 or fp32")
     if requested == "bf16" and not gpu.supports("bf16") and not on_cpu:
         raise InputError(f"⟨precision⟩ bf16: {gpu.name} has no bf16 in hardware; use fp16")
-    return requested, f"precision {requested}: given"
+    return requested, Note("precision-given", f"precision {requested}: given", "given")
 
 
 Keep = Callable[[Sequence[Candidate]], Sequence[Candidate]]
@@ -248,7 +253,7 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
     if fewer is not None and not request.all_gpus:
         fastest = search(fewer, top=max(2, top))
         idle = remedies.left_idle(fastest.ranked[0], result.ranked[0], request.cluster)
-        notes = (f"{idle}; {remedies.why_idle(result.ranked[0])}", *notes)
+        notes = (Note("left-idle", f"{idle}; {remedies.why_idle(result.ranked[0])}"), *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
     chosen, *others = keep(_simplest_first(space, result.ranked, request))
     surer = close_calls.advise(space, chosen, request)
@@ -297,8 +302,8 @@ def _simplest_first(space: Space, ranked: Sequence[Candidate], request: Request)
 
 
 def _advice(
-    request: Request, space: Space, chosen: Candidate, others: Sequence[Candidate], of_loss: tuple[str, ...]
-) -> tuple[str, ...]:
+    request: Request, space: Space, chosen: Candidate, others: Sequence[Candidate], of_loss: tuple[Note, ...]
+) -> tuple[Note, ...]:
     """Remarks that the figures of the choice support; ``of_loss``: those on its loss."""
     told = advice.advise(
         chosen, space.shape, space.job, request.cluster, request.for_remarks().memory, of_loss
@@ -308,7 +313,7 @@ def _advice(
     return (*told, *close_call(chosen, others, space.timing))
 
 
-def make_space(request: Request) -> tuple[Space, tuple[str, ...]]:
+def make_space(request: Request) -> tuple[Space, tuple[Note, ...]]:
     """The search space of a request, and what was decided on the way."""
     precision, why_precision = choose_precision(request.precision, request.cluster, request.on_cpu)
     batch, why_batch = choose_global_batch(request.job, request.cluster, request.pins, request.on_cpu)
@@ -399,15 +404,13 @@ def check_pins(space: Space, request: Request) -> None:
         )
 
 
-def _left_out(result: SearchResult) -> tuple[str, ...]:
+def _left_out(result: SearchResult) -> tuple[Note, ...]:
     """That strategies which may be faster were not compared, because what they require is not known."""
     if result.unknown is None:
         return ()
     strategy, why = result.unknown
-    return (
-        f"left out, because their memory is not known: {advice.strategy_words(strategy)} and the like; "
-        f"{why.marked}",
-    )
+    text = f"left out, because their memory is not known: {advice.strategy_words(strategy)} and the like; "
+    return (Note("left-out", text + why.marked),)
 
 
 def _check_placement(space: Space, layout: Layout) -> None:
@@ -448,8 +451,8 @@ def _explain(request: Request, result: SearchResult) -> str:
     elif result.rejected:
         lines[0] += f": {next(iter(result.rejected))}"
     if nearest is not None:
-        lines += [note for note in nearest.memory.assumptions if LOADED_WHOLE in note or NOT_PACKED in note]
-    lines += [note for note in request.assumptions if note.endswith(POSITIONS_EXCEEDED)]
+        lines += with_id(nearest.memory.assumptions, "loaded-whole", "not-packed")
+    lines += with_id(request.assumptions, "positions-exceeded")
     changes = nearest_changes(request.for_remarks(), best_plan) or larger_gpus(nearest, request)
     if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"

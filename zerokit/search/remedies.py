@@ -14,6 +14,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import REHEARSED, Candidate
 from zerokit.memory.components import Component
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
+from zerokit.notes import Note
 from zerokit.search import explain as advice
 from zerokit.search.close_calls import NOISE
 from zerokit.search.explain import gain_words, share_words, strategy_words
@@ -222,7 +223,7 @@ def gains(
     return tuple(sorted(all_gains(), key=lambda gain: -gain.share))
 
 
-def on_loss(space: Space, chosen: Candidate, told: tuple[Gain, ...]) -> tuple[str, ...]:
+def on_loss(space: Space, chosen: Candidate, told: tuple[Gain, ...]) -> tuple[Note, ...]:
     """What a fused loss would save, where the loss takes much of the peak and nothing is said of its time."""
     worst, job = chosen.memory.worst, space.job
     loss = worst.components.get(Component.LOSS, 0)
@@ -234,12 +235,15 @@ def on_loss(space: Space, chosen: Candidate, told: tuple[Gain, ...]) -> tuple[st
         f"would save up to {format_gib(loss * FUSED_LOSS_SAVES, 1)}: the loss over a vocabulary of "
         f"{space.shape.vocab:,} takes {format_gib(loss, 1)} of the peak"
     )
-    if chosen.memory.basis == REHEARSED:
-        return (f"a fused (chunked) cross-entropy in the script {saves}",)
     fused: Job = replace(job, loss="chunked")
-    if with_what := unmodelled_with_loss(fused, space.shape, space.cluster, space.pins):
-        return (f"a fused (chunked) cross-entropy {saves}; ⟨loss⟩ is not modelled with {with_what}",)
-    return (f"⟨loss⟩ chunked (TRL) or liger (Trainer) {saves}",)
+    with_what = unmodelled_with_loss(fused, space.shape, space.cluster, space.pins)
+    if chosen.memory.basis == REHEARSED:
+        text = f"a fused (chunked) cross-entropy in the script {saves}"
+    elif with_what:
+        text = f"a fused (chunked) cross-entropy {saves}; ⟨loss⟩ is not modelled with {with_what}"
+    else:
+        text = f"⟨loss⟩ chunked (TRL) or liger (Trainer) {saves}"
+    return (Note("fused-loss", text, "advice"),)
 
 
 _WORTH_SAYING_GAIN = 1.02

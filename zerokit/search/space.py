@@ -16,6 +16,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.errors import InputError
+from zerokit.notes import Note
 from zerokit.rules import Setup, Violation, layout_violations
 from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants
 from zerokit.timing.step_time import TimeModel
@@ -314,7 +315,7 @@ class Request:
     all_gpus: bool = False
     timed: bool = True
     on_cpu: bool = False
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Note, ...] = ()
 
     def for_remarks(self) -> Request:
         """The request as it is searched for remarks: none of them is worth the minute of a trace."""
