@@ -51,11 +51,10 @@ def plan(
     """
     from zerokit.notes import Note, notes_of
     from zerokit.planner.effects import unread
-    from zerokit.planner.memory_source import silent
+    from zerokit.planner.memory_source import silent, trace_command
     from zerokit.planner.plan_folder import check_folder
     from zerokit.planner.plan_result import PlanResult
     from zerokit.planner.request import resolve
-    from zerokit.planner.trace_command import trace_command
     from zerokit.search.plan import make_plan, make_space
     from zerokit.values import replace
 
@@ -63,8 +62,7 @@ def plan(
         check_folder(Path(out))
     requested, before = options, None
     if recipe is not None:
-        from zerokit.planner.recipes import merged
-        from zerokit.planner.without_script import script_before
+        from zerokit.planner.recipes import merged, script_before
 
         requested = merged(recipe, options, overrides)
         before = script_before(recipe, overrides, options, requested)
@@ -185,6 +183,6 @@ def size(options: Mapping[str, Any], *, price: str | None = None, say: Say | Non
     Raises:
         InputError: an argument that cannot be; names it and the fix.
     """
-    from zerokit.planner.fewest import fewest
+    from zerokit.planner.size_result import fewest
 
     return fewest(options, price=price, say=say)

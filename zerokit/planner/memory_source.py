@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerokit.commands import command_text
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ALL_LINEAR, ModelShape
@@ -25,12 +26,50 @@ from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.memory.quantised_load import not_packed_note
-from zerokit.notes import Note
-from zerokit.planner.trace_command import TO_TRACE
+from zerokit.notes import Note, Topic
 from zerokit.search.space import LeastVram, MemoryModel
 from zerokit.suggest import misspelt
 from zerokit.units import format_gib
 from zerokit.values import frozen_dataclass, replace
+
+_WITH_THESE_OPTIONS = "`zerokit estimate` with these options"
+ITS_BUCKETS = "with DeepSpeed's default buckets"
+"""What its figures may differ by from those of a plan, which chooses its buckets."""
+
+
+def note_on_trace(id: str, template: str, topic: Topic = "assumed") -> Note:
+    """A note that names the command that traces a model, ``{command}``, before its strategy is chosen."""
+    return Note(id, template.format(command=_WITH_THESE_OPTIONS), topic, template=template)
+
+
+TO_TRACE = note_on_trace("trace-model", f"to trace the model: {{command}} ({ITS_BUCKETS}); then plan again")
+_OF_THE_SEARCH = ("top", "recipe", "out")
+
+
+def trace_command(request: Mapping[str, object], strategy: Strategy) -> str:
+    """``zerokit estimate`` for the chosen strategy: what was given, its batch and what decides its trace.
+
+    Args:
+        request: the arguments that were given, by option without dashes in front.
+    """
+    zero = strategy.settings.zero
+    chosen = {
+        "tp": strategy.tensor_parallel,
+        "pp": strategy.pipeline_parallel,
+        "sp": strategy.sequence_parallel,
+    }
+    options = {**request, **{name: str(degree) for name, degree in chosen.items() if degree > 1}}
+    if zero.stage:
+        options["zero"] = str(zero.stage)
+    if strategy.checkpointing != "none":
+        options["checkpointing"] = strategy.checkpointing
+    micro, steps = strategy.settings.micro_batch, strategy.settings.gradient_accumulation
+    if micro > 1:
+        options.setdefault("micro-batch", str(micro))
+    if steps > 1 and "global-batch" not in options:
+        options.setdefault("gradient-accumulation", str(steps))
+    return command_text("estimate", options={k: v for k, v in options.items() if k not in _OF_THE_SEARCH})
+
 
 _MOST_TRACED_IN_A_SEARCH = 4
 

@@ -24,8 +24,7 @@ from zerokit.errors import FileInputError, InputError
 from zerokit.machine.versions import installed
 from zerokit.notes import Note, notes_of
 from zerokit.planner.image_models import RequestedImages, built_with_images, processor_of
-from zerokit.planner.memory_source import Model, Say, Source, silent
-from zerokit.planner.trace_command import ITS_BUCKETS, note_on_trace
+from zerokit.planner.memory_source import ITS_BUCKETS, Model, Say, Source, note_on_trace, silent
 from zerokit.suggest import folder_alike
 from zerokit.units import counted, format_count, parse_count
 from zerokit.values import frozen_dataclass, replace

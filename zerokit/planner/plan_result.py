@@ -13,7 +13,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.fields import all_as_options, as_options, plain
-from zerokit.planner.documents import PlannedStrategy, as_json, degrees, html_facts
+from zerokit.planner.documents import PlannedStrategy, Read, as_json, degrees, html_facts
 from zerokit.search.plan import Plan
 from zerokit.values import frozen_dataclass, replace
 
@@ -43,14 +43,11 @@ class RehearsalRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``rehearsals``."""
+        figures = ("peak_allocated_bytes", "min_vram_bytes", "step_seconds", "stopped", "probe")
         return {
             **degrees(self.strategy),
             "seconds": round(self.seconds, 1),
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "min_vram_bytes": self.min_vram_bytes,
-            "step_seconds": self.step_seconds,
-            "stopped": self.stopped,
-            "probe": self.probe,
+            **{name: getattr(self, name) for name in figures},
         }
 
 
@@ -103,20 +100,9 @@ class PlanResult:
         """The next best, fastest first."""
         return tuple(self._planned(candidate) for candidate in self.plan.alternatives)
 
-    @property
-    def rejected(self) -> dict[str, int]:
-        """Reason → how many candidates it ruled out."""
-        return dict(self.plan.rejected)
-
-    @property
-    def candidates(self) -> int:
-        """How many strategies were looked at."""
-        return self.plan.candidates
-
-    @property
-    def global_batch(self) -> int:
-        """Sequences per optimizer step."""
-        return self.plan.global_batch
+    rejected = Read[Mapping[str, int]]("plan.rejected", "Reason → how many candidates it ruled out.")
+    candidates = Read[int]("plan.candidates", "How many strategies were looked at.")
+    global_batch = Read[int]("plan.global_batch", "Sequences per optimizer step.")
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -168,9 +154,8 @@ class PlanResult:
             say(older)
         return write_plan(Path(folder), self.chosen, self.request, assumptions=self.plan.assumptions)
 
-    def to_dict(self, *, detailed: bool = True) -> dict[str, Any]:
-        """What ``plan --json`` prints. Not ``detailed``: of the alternatives only why they come next, and
-        nothing that takes more searches."""
+    def to_dict(self) -> dict[str, Any]:
+        """What ``plan --json`` prints."""
         from zerokit.planner.answer import script_must
 
         plan = self.plan
@@ -178,17 +163,12 @@ class PlanResult:
             "schema": PLAN_SCHEMA,
             "request": dict(self.request),
             "chosen": self.chosen.to_dict(),
-            "alternatives": [
-                alternative.to_dict(by_phase=False)
-                if detailed
-                else {"why": as_options(alternative.candidate.why)}
-                for alternative in self.alternatives
-            ],
+            "alternatives": [alternative.to_dict(by_phase=False) for alternative in self.alternatives],
             "rejected": {as_options(reason): count for reason, count in plan.rejected.items()},
             "search": {"candidates": plan.candidates, "seconds": plan.seconds},
             "global_batch": plan.global_batch,
             "assumptions": list(all_as_options(plan.assumptions)),
-            **({"faster_with": list(all_as_options(plan.faster_with))} if detailed else {}),
+            "faster_with": list(all_as_options(plan.faster_with)),
             "advice": list(all_as_options(plan.advice)),
             "notes": as_json((*plan.assumptions, *plan.advice)),
             "script_must": list(script_must(self.plan.chosen.strategy, self.job)),

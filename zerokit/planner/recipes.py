@@ -13,16 +13,18 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
 from zerokit import fields, planner, resources
+from zerokit.commands import command_text
 from zerokit.emit import plan_file
 from zerokit.emit.outside import remember
 from zerokit.errors import FileInputError, InputError, ZerokitError, about
 from zerokit.fields import as_options
 from zerokit.files import write_whole
 from zerokit.linter.given_file import similar
-from zerokit.planner.options import BY_NAME, as_text, suggestion
+from zerokit.planner.options import BY_NAME, as_text, given_options, suggestion
 from zerokit.strictload import Document, load_yaml, parse_yaml
 from zerokit.strictload.yamldump import dump_yaml
 from zerokit.suggest import alike, alternatives
@@ -445,3 +447,42 @@ def _write_expectation(recipe: Recipe, chosen: Mapping[str, Any]) -> None:
         "prediction": prediction_of(chosen),
     }
     write_whole(recipe.path, f"{head}\n{dump_yaml({'expect': expect})}", through_links=True)
+
+
+@frozen_dataclass
+class ScriptBefore:
+    """The script of the plan that another is made from.
+
+    Attributes:
+        words: its name and arguments, where it is in this folder; else empty.
+        model: the name of its model, where that is planned for; empty: another is, or it is not known.
+        note: that the plan is not rehearsed with it, and what rehearses it.
+    """
+
+    words: tuple[str, ...]
+    model: str
+    note: str
+
+
+def script_before(
+    recipe: str, overrides: Sequence[str], options: Mapping[str, Any], request: Mapping[str, Any]
+) -> ScriptBefore | None:
+    """The script that the plan named as a recipe was made with; None: it was made with none.
+
+    Args:
+        options: those given beside the recipe. request: what is planned for, with both.
+    """
+    found = load_any(recipe)
+    if not found.script.get("name"):
+        return None
+    name, arguments = str(found.script["name"]), map(str, found.script.get("arguments") or ())
+    words = (name, *arguments) if Path(name).is_file() else ()
+    is_same = "model" in found.decided_by_script and request.get("model") == found.request.get("model")
+    again = command_text(
+        "plan", "--recipe", recipe, *overrides, options=given_options(options), script=words or ("SCRIPT",)
+    )
+    return ScriptBefore(
+        words=words,
+        model=str(found.script.get("model") or "") if is_same else "",
+        note=f"not rehearsed with {name}, as the plan was that it is made from; to do so: {again}",
+    )
