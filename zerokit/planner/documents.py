@@ -196,11 +196,6 @@ class PlannedStrategy:
             else [],
         }
 
-    def _of_job(self, parameters: int) -> dict[str, Any]:
-        """What a launch is to know of the job beside the strategy."""
-        job = {"parameters": parameters, "seq_len": self.job.seq_len}
-        return job if self.script is None else {**job, **self.script.facts}
-
     @property
     def why(self) -> str:
         """In a sentence, why it was chosen, or what it lacks."""
@@ -208,13 +203,17 @@ class PlannedStrategy:
 
     def to_dict(self, *, by_phase: bool = True) -> dict[str, Any]:
         """STRATEGY of ``plan --json``; ``by_phase``: with the components at the peak of every phase."""
+        job: dict[str, Any] = {}
+        if self.parameters is not None:  # what a launch is to know of the job beside the strategy
+            job = {"parameters": self.parameters, "seq_len": self.job.seq_len}
+            job |= {} if self.script is None else self.script.facts
         return {
             **degrees(self.strategy),
             "environment": self.environment,
             "deepspeed_config": self.deepspeed_config,
             "estimate": self.estimate.to_dict(by_phase=by_phase),
             "why": as_options(self.candidate.why),
-            **({} if self.parameters is None else self._of_job(self.parameters)),
+            **job,
             **({} if self._rehearsed is None else {"rehearsed": self._rehearsed}),
         }
 
@@ -381,17 +380,12 @@ _STRATEGY = (
 def environment(cluster: Cluster, chosen: Strategy, attention: str) -> dict[str, str]:
     """Variables that the prediction counts on, and the degrees that no DeepSpeed JSON can say."""
     stages = chosen.pipeline_parallel
+    expands = cluster.gpu.name != "cpu" and cluster.gpu.expandable_segments
     return {
-        **_allocator(cluster),
+        **({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expands else {}),
         **({"ZEROKIT_PIPELINE_STAGES": str(stages)} if stages > 1 else {}),
         **parallelism_environment(chosen, attention),
     }
-
-
-def _allocator(cluster: Cluster) -> dict[str, str]:
-    if cluster.gpu.name == "cpu" or not cluster.gpu.expandable_segments:
-        return {}
-    return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 def degrees(strategy: Strategy) -> dict[str, Any]:

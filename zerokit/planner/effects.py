@@ -58,7 +58,11 @@ def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
         ),
         (_BUCKETS, lambda: _stage(options, single, file) == "0", "DeepSpeed reads it with ⟨zero⟩ 1, 2 or 3"),
         (_STAGE_3_SIZES, lambda: _stage(options, single, file) in ("0", "1", "2"), "only with ⟨zero⟩ 3"),
-        (("nvme",), lambda: single and not _to_nvme(options), "only with ⟨offload_⟩… nvme"),
+        (
+            ("nvme",),
+            lambda: single and "nvme" not in (options.get("offload_optimizer"), options.get("offload_param")),
+            "only with ⟨offload_⟩… nvme",
+        ),
         (
             ("set",),
             lambda: _stage(options, single, file) in ("0", "1", "2") and _quantises(options),
@@ -66,7 +70,11 @@ def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
         ),
         (("margin",), lambda: single, "estimate counts one strategy, whatever room it leaves"),
         (("all_gpus",), lambda: single, "estimate takes all of the GPUs that it is given"),
-        (("pipeline_module",), lambda: single and not _piped(options), "estimate takes the degree: ⟨pp⟩ N"),
+        (
+            ("pipeline_module",),
+            lambda: single and str(options.get("pp") or "1") in ("1", "auto"),
+            "estimate takes the degree: ⟨pp⟩ N",
+        ),
     )
     for names, idle, why in rules:
         for name in names:
@@ -137,14 +145,6 @@ def _stage(options: Options, single: bool, file: bool) -> str | None:
 
 def _quantises(options: Options) -> bool:
     return "zero_quantized_" in str(options.get("set"))
-
-
-def _to_nvme(options: Options) -> bool:
-    return "nvme" in (options.get("offload_optimizer"), options.get("offload_param"))
-
-
-def _piped(options: Options) -> bool:
-    return str(options.get("pp") or "1") not in ("1", "auto")
 
 
 def _as_written(options: Options, name: str) -> str:

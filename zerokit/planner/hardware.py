@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from zerokit.domain.hardware import UNKNOWN_NETWORK_BYTES_PER_SECOND, Cluster, Gpu
@@ -115,7 +116,9 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
             return _cpu_ranks(
                 gpus, nodes, host_ram, (*notes, "planned for CPU ranks of this machine"), options
             )
-        gpu = _load_gpu(DEFAULT_GPU)
+        from zerokit.catalog import gpus as catalog
+
+        gpu = catalog.load(DEFAULT_GPU)
         text = (
             f"assumed {gpu.title}: none was named, none was found here ({'; '.join(notes)}); "
             "⟨device⟩ cpu plans for CPU ranks; name yours: ⟨gpus⟩ N ⟨gpu⟩ NAME"
@@ -127,7 +130,8 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
         short = "" if detected else f"⟨gpus⟩ {gpus}"
         notes = (*notes, Note("gpus-assumed", text, "hardware" if detected else "default", short=short))
     if nodes is None:
-        nodes = _fewest_nodes(gpus, gpu.max_gpus_per_node)
+        most = gpu.max_gpus_per_node
+        nodes = gpus // max(n for n in range(1, most + 1) if gpus % n == 0)  # all alike
         if nodes > 1:
             per_node = gpus // nodes
             text = f"{nodes} nodes for {gpus} GPUs, {per_node} on each: ⟨nodes⟩ not given"
@@ -182,7 +186,9 @@ def _refuse_number_with_name(options: Mapping[str, Any]) -> None:
 
     typed = str(options.get("gpus") or "").strip()
     if typed[:1].isalpha():
-        name = _catalogue_name(typed)
+        name = typed
+        with suppress(InputError):
+            name = gpus.lookup(typed).name
         number = options["gpu"] if str(options.get("gpu")).isdigit() else "N"
         if name in gpus.names():
             raise InputError(f"⟨gpus⟩ {typed}: {name} is a kind of GPU: write ⟨gpus⟩ {number} ⟨gpu⟩ {name}")
@@ -196,15 +202,6 @@ def _refuse_number_with_name(options: Mapping[str, Any]) -> None:
             except InputError as error:
                 raise InputError(f"{written} NAME; {error.marked}") from None
             raise InputError(f"{written} {name}")
-
-
-def _catalogue_name(text: str) -> str:
-    from zerokit.catalog import gpus
-
-    try:
-        return gpus.lookup(text).name
-    except InputError:
-        return text
 
 
 def _nvme_path(options: Mapping[str, Any]) -> str | None:
@@ -234,12 +231,6 @@ def _assumed_network(gpu: Gpu, per_node: int) -> Note:
         words += f" (common clouds: {slowest * per_node / 1e9:.3g} to {usual * per_node / 1e9:g})"
     short = f"⟨network⟩ {usual * per_node / 1e9:g} GB/s per node"
     return Note("network-assumed", f"{words}; ⟨network⟩ not given", "default", short=short)
-
-
-def _load_gpu(name: str) -> Gpu:
-    from zerokit.catalog import gpus
-
-    return gpus.load(name)
 
 
 def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, bool]:
@@ -299,11 +290,6 @@ def gpu_of_plan(cluster: Mapping[str, Any], request: Mapping[str, Any]) -> Gpu |
         return None
     gpu = gpus.lookup(name)
     return gpu.with_total_memory(parse_bytes(size, "⟨vram⟩")) if size else gpu
-
-
-def _fewest_nodes(gpus: int, most: int) -> int:
-    """As few nodes, all alike, as hold the GPUs."""
-    return gpus // max(per_node for per_node in range(1, most + 1) if gpus % per_node == 0)
 
 
 def _this_host() -> tuple[int | None, str]:

@@ -29,7 +29,8 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"⟨out⟩ {folder}: cannot be written: {existing} is a file; name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"⟨out⟩ {folder}: cannot be written: {existing} is read-only here; name another")
-    if foreign := sorted(_names_of_plans() & _present(folder) - _written_by_plan(folder)):
+    present = os.listdir(folder) if folder.is_dir() else ()  # noqa: PTH208 - names
+    if foreign := sorted((_names_of_plans() & frozenset(present)) - _written_by_plan(folder)):
         raise InputError(
             f"⟨out⟩ {folder}: holds {', '.join(foreign)}, which no plan wrote and this one would replace; "
             f"move {'it' if len(foreign) == 1 else 'them'} away, or name another folder"
@@ -42,10 +43,6 @@ def _names_of_plans() -> frozenset[str]:
     from zerokit.emit.files import ACCELERATE_NAME, DEEPSPEED_NAMES
 
     return frozenset((*DEEPSPEED_NAMES.values(), ACCELERATE_NAME, plan_file.FILE_NAME))
-
-
-def _present(folder: Path) -> frozenset[str]:
-    return frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()  # noqa: PTH208 - names
 
 
 def _written_by_plan(folder: Path) -> frozenset[str]:

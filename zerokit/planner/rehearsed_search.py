@@ -6,7 +6,7 @@ How a strategy is rehearsed is an argument: the planner stands below the rehears
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -173,7 +173,7 @@ class RehearsedSearch(Generic[Outcome]):
                 ) from None
             usable = [plan.chosen, *plan.alternatives]
             best = distinct(usable, self.best) if in_time else usable[:1]
-            waiting = list(self._not_rehearsed(best))
+            waiting = [one for one in best if self.profile.of(one.strategy) is None]
             if not waiting or len(self.records) >= MOST_REHEARSALS:
                 return plan
             self.rehearse(request, waiting[0].strategy, _FRONT_RUNNER if in_time else "")
@@ -205,11 +205,6 @@ class RehearsedSearch(Generic[Outcome]):
         is_time = len(self.records) < MOST_REHEARSALS
         why = "the time of ⟨rehearsal_seconds⟩ was over" if is_time else f"{self._so_far} are the most"
         return f"may be faster, but not rehearsed: {strategy_words(faster[0].strategy)}{others}; {why}"
-
-    def _not_rehearsed(self, best: list[Candidate]) -> Iterator[Candidate]:
-        for candidate in best:
-            if self.profile.of(candidate.strategy) is None:
-                yield candidate
 
     def informed(self, request: Request) -> Request:
         """The request with what the rehearsals say of memory and time."""

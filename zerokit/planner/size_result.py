@@ -323,26 +323,17 @@ def _without_offload(named: FewestGpus, sizes: Sequence[FewestGpus]) -> str:
     return f", or without, slower ({required} required{tight})"
 
 
-def _as_well(size: FewestGpus) -> str:
-    """A kind of GPU of which as few are enough, and what is to be known of it: ``l40s (with offload)``."""
-    remarks = [words for words in ("with offload" if size.offloads else "", _tight(size)) if words]
-    return f"{size.gpu} ({', '.join(remarks)})" if remarks else size.gpu
-
-
-def _price_words(price: float) -> str:
-    """``2.10``, ``2``, ``0.125``: with as many decimals as money has, or as many as it takes."""
-    if price == int(price) or price != round(price, 2):
-        return f"{price:g}"
-    return f"{price:.2f}"
-
-
 def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     """The sentences of one method. ``sizes``: of those kinds of GPU that some number of is enough."""
     if not sizes:
         return []
     smallest, by_gpu = _smallest(sizes)
     fewest_gpus = smallest.gpus
-    others = [_as_well(size) for name, size in by_gpu.items() if name != smallest.gpu]
+    others = []
+    for name, size in by_gpu.items():
+        remarks = [words for words in ("with offload" if size.offloads else "", _tight(size)) if words]
+        if name != smallest.gpu:
+            others.append(f"{name} ({', '.join(remarks)})" if remarks else name)
     memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
     available = smallest.size.gpu.driver_vram_bytes
     tight = f", {words}" if (words := _tight(smallest)) else ""
@@ -365,7 +356,8 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
         )
     cheapest = _cheapest(sizes)
     if cheapest is not None:
-        price = _price_words(cheapest.price_per_gpu_hour or 0.0)
+        each = cheapest.price_per_gpu_hour or 0.0  # with as many decimals as money has, or as it takes
+        price = f"{each:g}" if each == int(each) or each != round(each, 2) else f"{each:.2f}"
         cost = f"{cheapest.cost_per_1e9_tokens:,.0f} per 1e9 tokens at {price} per GPU-hour"
         without = dict.fromkeys(size.gpu for size in sizes if size.price_per_gpu_hour is None)
         among = f" of those with a price (none given for {', '.join(without)})" if without else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster, Gpu
+from zerokit.domain.hardware import DEFAULT_MARGIN, Gpu
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.notes import Note
 from zerokit.search.explain import pace_words, strategy_words
@@ -123,15 +123,17 @@ def advise(space: Space, chosen: Candidate, request: Request) -> list[Note]:
     sure = next((candidate for candidate in wider if is_sure(candidate.memory, gpu)), None)
     if sure is None:
         return []
-    costs = f"{_slower_words(sure, chosen)}, {_headroom_words(sure, space.cluster)}"
-    text = f"surely fits, {costs}: plan with {_options(sure.strategy, request)}"
+    slower = pace_words(sure.time.step_seconds / chosen.time.step_seconds - 1)
+    room = format_gib(headroom_bytes(sure.memory, gpu), 1)
+    text = f"surely fits, {slower}, with {room} of headroom: plan with {_options(sure.strategy, request)}"
     return [Note("surely-fits", text, "advice")]
 
 
 def narrow(chosen: Candidate, request: Request) -> list[Note]:
     """What to say of a traced choice that leaves less than predictions of measured runs were off by."""
     cluster, memory = request.cluster, chosen.memory
-    room, off = headroom_bytes(memory, cluster.gpu), _worst_error_bytes(memory)
+    room = headroom_bytes(memory, cluster.gpu)
+    off = int(WORST_ERROR * memory.worst.peak_allocated_bytes)
     if memory.basis != "traced" or cluster.gpu.name == "cpu" or not 0 <= room < off:
         return []
     said = (
@@ -141,19 +143,6 @@ def narrow(chosen: Candidate, request: Request) -> list[Note]:
     )
     remedy = "plan without ⟨margin⟩" if request.cluster.margin < DEFAULT_MARGIN else "no strategy leaves more"
     return [Note("narrow", f"{said}; {remedy}", "advice", "warning")]
-
-
-def _worst_error_bytes(memory: MemoryEstimate) -> int:
-    """How far predictions of measured runs were off at worst, of this peak."""
-    return int(WORST_ERROR * memory.worst.peak_allocated_bytes)
-
-
-def _headroom_words(candidate: Candidate, cluster: Cluster) -> str:
-    return f"with {format_gib(headroom_bytes(candidate.memory, cluster.gpu), 1)} of headroom"
-
-
-def _slower_words(other: Candidate, chosen: Candidate) -> str:
-    return pace_words(other.time.step_seconds / chosen.time.step_seconds - 1)
 
 
 def _options(strategy: Strategy, request: Request) -> str:

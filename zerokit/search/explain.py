@@ -256,18 +256,14 @@ def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluste
     if share >= _IDLE_SHARE:
         return []
     part = time.parts.get(time.bound_by, 0.0) / time.step_seconds
+    remedy = _REMEDIES.get(time.bound_by, "")
+    if time.bound_by == "launch" and cluster.gpus > 1:
+        remedy = "; a model or batch so small is better trained on fewer GPUs"
     text = (
         f"the GPUs reach {share:.1%} of their peak: {part:.0%} of the step goes to "
-        + label_of_time(time.bound_by)
-        + _remedy(time.bound_by, cluster)
+        f"{label_of_time(time.bound_by)}{remedy}"
     )
     return [Note("idle-gpus", text, "advice")]
-
-
-def _remedy(bound_by: str, cluster: Cluster) -> str:
-    if bound_by == "launch" and cluster.gpus > 1:
-        return "; a model or batch so small is better trained on fewer GPUs"
-    return _REMEDIES.get(bound_by, "")
 
 
 _IDLE_SHARE = 0.05
@@ -306,8 +302,6 @@ so few took 19 to 49 % longer than predicted, the other 69 at most 15 %. Likely 
 one stream freed to no other before it gives all back, and gathered weights are the largest of its blocks.
 """
 _16_BIT = 2
-
-
 _LONGER = "19 to 49 % longer than predicted"
 
 

@@ -130,11 +130,8 @@ class Misfits:
 
     def of(self, family: KnobFamily, chosen: Knobs) -> str | None:
         """Why these settings do not fit: they themselves, or all frugal ones; ``None``: that is not known."""
-        return self.known(family, chosen) or self._of_all(family)
-
-    def _of_all(self, family: KnobFamily) -> str | None:
         reasons = [self.known(family, frugal) for frugal in family.frugal]
-        return reasons[-1] if all(reasons) else None
+        return self.known(family, chosen) or (reasons[-1] if all(reasons) else None)
 
     def to_ask(self, family: KnobFamily, chosen: Knobs) -> bool:
         """Whether these settings were neither asked nor are known not to fit; notes them as asked."""
