@@ -245,10 +245,13 @@ def _without_traces(request: Request) -> Request:
     return replace(request, memory=known, least_vram=known.least_vram_bytes, host_bytes=known.host_bytes)
 
 
-def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, ...]]:
-    notes, max_seq_len = list[Note](), chosen.max_seq_len
-    trainer = choice(options, "trainer", tuple(TRAINERS)) or "raw"
-    row = TRAINERS[trainer]
+def _seq_len(options: Mapping[str, Any], chosen: Chosen, notes: list[Note]) -> int:
+    """The length of a sequence; what to say of it is added to ``notes``.
+
+    Raises:
+        InputError: the model fails at such a length.
+    """
+    max_seq_len = chosen.max_seq_len
     length = integer(options, "seq_len", 10**8)
     if str(options.get("seq_len")).strip()[-1:] in ("k", "K"):
         text = f"sequences of {length:,} tokens: ⟨seq_len⟩ {options['seq_len']}, in units of 1,024"
@@ -266,6 +269,14 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
     elif max_seq_len is not None and length > max_seq_len:
         text = f"⟨seq_len⟩ {length} is beyond the {max_seq_len} positions of the model's configuration"
         notes.append(Note("positions-exceeded", text))
+    return length
+
+
+def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, ...]]:
+    notes = list[Note]()
+    trainer = choice(options, "trainer", tuple(TRAINERS)) or "raw"
+    row = TRAINERS[trainer]
+    length = _seq_len(options, chosen, notes)
     method, inference = _method(options), bool(options.get("inference"))
     quantization = choice(options, "quant", QUANTIZATIONS) or "none"
     notes += notes_of("quantised-base", _refuse_quantization(options, quantization, method))
