@@ -70,7 +70,13 @@ class SavedWeights:
         setattr(owner, name, save)
 
     def _saved(self, content: Any, target: Any) -> None:
-        partitioned = self._partitioned()
+        # sizes of the weights that ZeRO-3 divides, by the end of their name.
+        partitioned = {
+            _tail(name): parameter.ds_numel
+            for engine in self._engines()
+            for name, parameter in engine.module.named_parameters()
+            if hasattr(parameter, "ds_numel") and hasattr(parameter, "ds_tensor")
+        }
         if not partitioned or getattr(self._inside, "checkpoint", False):
             return
         path = os.fspath(target) if isinstance(target, str | os.PathLike) else getattr(target, "name", None)
@@ -88,15 +94,6 @@ class SavedWeights:
     def _note(self, path: str, facts: dict[str, Any]) -> None:
         if len(self._bad) < _MOST_FILES:
             self._bad[path] = {"path": path, **facts}
-
-    def _partitioned(self) -> dict[str, int]:
-        """Sizes of the weights that ZeRO-3 divides, by the end of their name."""
-        return {
-            _tail(name): parameter.ds_numel
-            for engine in self._engines()
-            for name, parameter in engine.module.named_parameters()
-            if hasattr(parameter, "ds_numel") and hasattr(parameter, "ds_tensor")
-        }
 
     def _whole(self, model: Any) -> None:
         """A call that saves all of a model, or all of its adapters, in as many files as it likes."""

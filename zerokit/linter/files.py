@@ -147,7 +147,7 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
             location=Location(error.line or 1, error.column or 1),
             rule="syntax" if error.line else "unreadable",
             severity="error",
-            marked=_not_there(path)
+            marked=f"there is no such file{similar(pathlib.Path(path), _ENDINGS)}"
             if not os.path.lexists(path) and path != STANDARD_INPUT
             else error.message,
             marked_fix="",
@@ -157,10 +157,6 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
     finally:
         parsed.cache_clear()
     return CheckedFile(path=path, kind=kind or "unknown", document=None, findings=[finding], text=text)
-
-
-def _not_there(path: str) -> str:
-    return f"there is no such file{similar(pathlib.Path(path), _ENDINGS)}"
 
 
 def _parse(path: str, text: str, without_bom: str, kind: str) -> Document:

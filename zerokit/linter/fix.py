@@ -55,7 +55,13 @@ def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
     # the text was read without it
     fixed += [finding for finding in file.findings if finding.rule == "json-byte-order-mark"]
     if fixed:
-        _write(file.path, text)
+        target = pathlib.Path(file.path).resolve()
+        try:
+            mode = target.stat().st_mode & 0o777
+            write_whole(target, text, through_links=True)
+            target.chmod(mode)
+        except OSError as error:
+            raise InputError(f"{file.path}: cannot be written: {error.strerror}") from None
     return fixed
 
 
@@ -86,16 +92,6 @@ def _changed(document: Document, edits: Sequence[Edit], *, as_json: bool) -> tup
     document, first = _changed(document, written[:half], as_json=as_json)
     document, second = _changed(document, written[half:], as_json=as_json)
     return document, first + second
-
-
-def _write(path: str, text: str) -> None:
-    target = pathlib.Path(path).resolve()
-    try:
-        mode = target.stat().st_mode & 0o777
-        write_whole(target, text, through_links=True)
-        target.chmod(mode)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _apply(document: Document, edit: Edit, text: str, lines: Lines, *, as_json: bool) -> str | None:

@@ -339,11 +339,16 @@ def _run(
     reader.join(timeout=5)
     secrets = Secrets(script.environment, [*request.target.arguments, *script.arguments])
     if request.output is not None:
-        _keep_output(output, request.output, secrets)
+        # what the script printed, without secrets, for this user alone.
+        request.output.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with output.open("rb") as lines, os.fdopen(os.open(request.output, flags, 0o600), "wb") as file:
+            for line in lines:
+                file.write(secrets.data(line))
     recorded = step_time.recorded(exchange.folder, request.rank)
     if request.operators is not None and recorded.is_file():
         shutil.copyfile(recorded, request.operators)
-    tail = secrets.text(_tail(output))
+    tail = secrets.text("\n".join(output.read_text(errors="replace").splitlines()[-30:]))
     result_path = Path(order.result_path)
     if not result_path.is_file():
         return None, f"the process ended with code {code}\n{tail}"
@@ -392,19 +397,6 @@ def _wait(process: subprocess.Popen[bytes], limit_seconds: float | None) -> int 
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _keep_output(output: Path, target: Path, secrets: Secrets) -> None:
-    """What the script printed, without secrets, for this user alone."""
-    target.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with output.open("rb") as lines, os.fdopen(os.open(target, flags, 0o600), "wb") as file:
-        for line in lines:
-            file.write(secrets.data(line))
-
-
-def _tail(path: Path, lines: int = 30) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
 
 def _result(

@@ -160,7 +160,7 @@ def _unknown(
     special = _AT_THE_TOP.get(key) if not block_name else None
     if special is not None:
         return _ignored_setting(document, path, key, siblings, *special)
-    owners = [name for name in _homes(key) if name != block_name]
+    owners = [name for name in _homes_in(version(), key) if name != block_name]
     if owners:
         home = "the top level" if not owners[0] else owners[0]
         there = _value_at(document, (*filter(None, owners[0].split(".")), key))
@@ -182,7 +182,10 @@ def _unknown(
     guess = nearest(key, block["keys"])
     if guess is None:
         guess = synonym(key, block["keys"])
-    severity = "error" if refused or (guess and _is_misspelt(key, guess)) else "warning"
+    # whether it is the name, mistyped, rather than another word for it.
+    severity = (
+        "error" if refused or (guess and (distance(fold(key), fold(guess)) <= _MOST_TYPOS)) else "warning"
+    )
     if guess is not None and guess not in siblings:
         edits = _rename(document, path, block, siblings[key], guess)
         fix = f"did you mean {guess!r}?"
@@ -205,11 +208,6 @@ def _value_at(document: Document, path: Path) -> object:
     return value
 
 
-def _is_misspelt(key: str, guess: str) -> bool:
-    """Whether it is the name, mistyped, rather than another word for it."""
-    return distance(fold(key), fold(guess)) <= _MOST_TYPOS
-
-
 def _rename(
     document: Document, path: Path, block: Mapping[str, Any], value: object, guess: str
 ) -> tuple[Edit, ...]:
@@ -230,10 +228,6 @@ def _rename(
         return ()  # a dot in a name would be read as a level
     safe = block["unknown"] == "refused" and leaves_no_doubt(str(path[-1]), guess, block["keys"])
     return (Edit(kind="rename", key=".".join(str(part) for part in path), value=guess, safe=safe),)
-
-
-def _homes(key: str) -> tuple[str, ...]:
-    return _homes_in(version(), key)
 
 
 @functools.cache

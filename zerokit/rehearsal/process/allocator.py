@@ -230,7 +230,8 @@ class CachingAllocator:
             pool = self._pools[is_small, stream] = _Pool(is_small)
         block = self._free_block(pool, size) or self._new_block(pool, size)
         if self._should_split(block, size):
-            self._split_block(block, size)
+            rest = _cut(block, size)
+            block.pool.insert(rest)
         block.is_free = False
         block.requested_bytes = requested
         self.allocated_bytes += block.size
@@ -286,10 +287,6 @@ class CachingAllocator:
             return rest >= MIN_BLOCK_BYTES
         limit = self.settings.max_split_bytes
         return (limit is None or size < limit) and rest > SMALL_BYTES
-
-    def _split_block(self, block: Block, size: int) -> None:
-        rest = _cut(block, size)
-        block.pool.insert(rest)
 
     # ---------------------------------------------------------------- expandable segments
 

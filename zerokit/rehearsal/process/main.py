@@ -250,7 +250,11 @@ class Rehearsed:
             return f"the script ended: {code}"
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        line = _last_line(Path(self._order.output_path))
+        # the last line of a file that holds a word; empty: there is none.
+        with Path(self._order.output_path).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 14)))
+            lines = file.read().decode(errors="replace").splitlines()
+        line = next((line.strip() for line in reversed(lines) if re.search(r"\w", line)), "")
         return f"the script ended with code {code}" + (f", after printing: {line}" if line else "")
 
     # ---------------------------------------------------------------- after
@@ -358,14 +362,6 @@ def _stopped(error: BaseException, reason: str) -> dict[str, str]:
     script_entries = [entry for entry in outside if not is_library(entry.filename)] or outside
     location = f"{short(script_entries[-1].filename)}:{script_entries[-1].lineno}" if script_entries else ""
     return {"location": location, "operator": "", "reason": _first_sentences(reason)}
-
-
-def _last_line(path: Path, most_bytes: int = 1 << 14) -> str:
-    """The last line of a file that holds a word; empty: there is none."""
-    with path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
-        lines = file.read().decode(errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if re.search(r"\w", line)), "")
 
 
 def _operator_of(error: BaseException) -> str:

@@ -112,17 +112,12 @@ def _guard_functions(registry: Any, headers: Path) -> tuple[int, int]:
     """Native functions of PyTorch's own guard for meta tensors: one that returns 1, one that does nothing."""
     slots = _virtual_slots(headers / "c10/core/impl/DeviceGuardImplInterface.h")
     meta = registry[_META]
-    table = _table(meta)
+    pointers = ctypes.POINTER(ctypes.c_void_p)
+    table = ctypes.cast(ctypes.cast(meta, pointers)[0], pointers)
     count = table[slots.index("deviceCount")]
     if ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(count)(meta) != 1:
         raise UnknownLayout("the guard of meta tensors does not count one device")
     return count, table[slots.index("setDevice")]
-
-
-def _table(pointer: int) -> Any:
-    """The virtual table of a C++ object."""
-    pointers = ctypes.POINTER(ctypes.c_void_p)
-    return ctypes.cast(ctypes.cast(pointer, pointers)[0], pointers)
 
 
 def _fill_guard(registry: Any) -> None:

@@ -275,14 +275,6 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(mask, (0, 8 - last % 8))[..., :last]
 
 
-def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``convert_boolean_attn_mask``: both values are tensors on the GPU for the moment of the choice."""
-    masked, kept = (
-        torch.scalar_tensor(value, dtype=dtype, device=mask.device) for value in (-torch.inf, 0.0)
-    )
-    return torch.where(mask, kept, masked)
-
-
 def _fused(
     kernel: Kernel,
     query: Any,
@@ -295,7 +287,11 @@ def _fused(
 ) -> torch.Tensor:
     """``scaled_dot_product_attention`` (``native/transformers/attention.cpp``) after the choice."""
     if mask is not None and mask.dtype == torch.bool:
-        mask = _additive(mask, query.dtype)
+        # ``convert_boolean_attn_mask``: both values are tensors on the GPU for the moment of the choice.
+        masked, kept = (
+            torch.scalar_tensor(value, dtype=query.dtype, device=mask.device) for value in (-torch.inf, 0.0)
+        )
+        mask = torch.where(mask, kept, masked)
     aten = torch.ops.aten
     result: torch.Tensor
     tensors = (query, key, value) if mask is None else (query, key, value, mask)

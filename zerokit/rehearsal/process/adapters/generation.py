@@ -81,7 +81,9 @@ def _shortened(
     context.machine.stub(f"generation of {new_tokens} tokens: the first and the last ones are made")
     kwargs = {name: value for name, value in kwargs.items() if name != "max_new_tokens"}
     cache = None
-    if kwargs.get("past_key_values") is None and _uses_cache(config, kwargs):
+    if kwargs.get("past_key_values") is None and (
+        kwargs.get("use_cache", getattr(config, "use_cache", True)) is not False
+    ):
         first = copy.deepcopy(config)
         first.max_new_tokens, first.return_dict_in_generate = 2, True
         cache = getattr(call(inputs, *args, generation_config=first, **kwargs), "past_key_values", None)
@@ -101,10 +103,6 @@ def _shortened(
         stretch(cache, ids.shape[1] + more - 1)
         kwargs["past_key_values"] = cache
     return call(inputs, *args, generation_config=last, **kwargs)
-
-
-def _uses_cache(config: Any, kwargs: dict[str, Any]) -> bool:
-    return kwargs.get("use_cache", getattr(config, "use_cache", True)) is not False
 
 
 def _padded(tensor: torch.Tensor, value: int, count: int) -> torch.Tensor:
