@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+from zerokit.errors import ExitCode
 from zerokit.fields import plain
 from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS
 
@@ -270,18 +271,40 @@ def differing_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize(
-    ("pattern", "table"), [(OPTIONS_TABLE, options_table), (DIFFERING_TABLE, differing_table)]
-)
-def test_the_tables_of_options_are_the_planners(pattern: re.Pattern[str], table: Callable[[], str]) -> None:
-    found = pattern.search(OPTIONS_PAGE.read_text())
+EXIT_CODES_TABLE = re.compile(r"(?<=<!-- exit codes -->\n).*?(?=<!-- end of exit codes -->)", re.DOTALL)
+EXIT_CODES_LINE = re.compile(r"^Exit codes: .*(?=, 128\+n ended by signal n)", re.MULTILINE)
+
+
+def exit_codes_table() -> str:
+    """The rows of ``ExitCode``."""
+    rows = "".join(f"| {code.value} | {code.text} |\n" for code in ExitCode)
+    return f"| code | meaning |\n| --- | --- |\n{rows}| 128+n | ended by signal n |\n"
+
+
+def exit_codes_line() -> str:
+    """The same in a line, for agents."""
+    return "Exit codes: " + ", ".join(f"{code.value} {code.short}" for code in ExitCode)
+
+
+TABLES = [
+    (OPTIONS_PAGE, OPTIONS_TABLE, options_table), (OPTIONS_PAGE, DIFFERING_TABLE, differing_table),
+    (DOCS / "exit-codes.md", EXIT_CODES_TABLE, exit_codes_table),
+    (ROOT / "SKILL.md", EXIT_CODES_LINE, exit_codes_line),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "pattern", "table"), TABLES)
+def test_tables_on_pages_are_the_programs(
+    page: Path, pattern: re.Pattern[str], table: Callable[[], str]
+) -> None:
+    found = pattern.search(page.read_text())
     assert found is not None and found[0] == table(), "run: python tests/test_readme.py --write"
 
 
 def rewrite() -> None:
     """Replace the output of every block that shows all of it; those with an ellipsis stay."""
-    text = OPTIONS_TABLE.sub(lambda _: options_table(), OPTIONS_PAGE.read_text())
-    OPTIONS_PAGE.write_text(DIFFERING_TABLE.sub(lambda _: differing_table(), text))
+    for page, pattern, table in TABLES:
+        page.write_text(pattern.sub(lambda _, table=table: table(), page.read_text()))  # type: ignore[misc]
     for page in PAGES:
         rewrite_page(page)
 

@@ -1,21 +1,6 @@
 """Every error zerokit raises on purpose, and the exit code it ends the command with.
 
-::
-
-    ZerokitError
-    ├── InputError          2   something the user wrote: an option, a file, a value
-    │   ├── FileInputError  2   … with file:line:column
-    │   └── MemoryUnknown   2   a strategy that nothing here can estimate
-    ├── NothingFits         3   no strategy fits; names the nearest change that would
-    ├── LaunchError
-    │   ├── NotAsPlanned    9   ended well, but not as planned, or trained otherwise than its code says
-    │   ├── RankFailed      10
-    │   ├── RunHung         11
-    │   ├── LauncherLost    12
-    │   └── NodeUnusable    13  port taken, host unreachable, versions differ
-    └── ReportNotWritten    74
-
-14 is no error's: a rehearsal that could not go to its end is reported, and ends with it.
+A code is a row of :class:`ExitCode`; an error names the one that it ends with.
 Any other exception is a bug in zerokit and ends with exit code 1.
 Messages say what is wrong, where, and how to fix it.
 """
@@ -24,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from pathlib import Path
 from typing import ClassVar
 
 from zerokit import fields
 
 __all__ = [
-    "INCOMPLETE_REHEARSAL",
     "INSTALL_TRAINING",
+    "ExitCode",
     "FileInputError",
     "InputError",
     "LaunchError",
@@ -48,10 +34,53 @@ __all__ = [
 ]
 
 
-INCOMPLETE_REHEARSAL = 14
-"""What ``zerokit rehearse`` ends with where it could not go to the end, or the script did not train."""
 INSTALL_TRAINING = "pip install torch deepspeed accelerate transformers"
 """What `launch` and tracing need beside zerokit itself, which is on no package index."""
+
+
+class ExitCode(IntEnum):
+    """What a command ends with. Each row: the code, what it means, and the same at length for its page
+    (docs/exit-codes.md, which `tests/test_readme.py --write` writes, and SKILL.md).
+
+    A command that a signal ended has 128 and the signal's number.
+    """
+
+    short: str
+    text: str
+
+    DONE = 0, "done"
+    BUG = 1, "a bug in zerokit"
+    BAD_INPUT = (
+        2, "bad input (the message names the option and the fix)",
+        "bad input; the message names the option or `file:line`, and the fix",
+    )  # fmt: skip
+    NOTHING_FITS = (
+        3, "it does not fit (the message names what would)",
+        "nothing fits; the message names the closest change that would",
+    )  # fmt: skip
+    NOT_AS_PLANNED = (
+        9, "the run did not do what the plan says",
+        "the script finished, but did not do what the plan says, or trained nothing or something else than "
+        "its own code says",
+    )  # fmt: skip
+    RANK_FAILED = 10, "a rank failed"
+    HUNG = 11, "hung", "the run hung"
+    LAUNCHER_LOST = 12, "the launcher was lost", "the launcher process died"
+    NODE_UNUSABLE = 13, "a port or node is unusable"
+    INCOMPLETE_REHEARSAL = (
+        14, "a rehearsal could not go to its end",
+        "a rehearsal stopped before its end and its result is marked incomplete, or the script did not train "
+        "(`--do_train` is missing)",
+    )  # fmt: skip
+    NOT_WRITTEN = (
+        74, "the report could not be written", "the report, or the output, could not be written",
+    )  # fmt: skip
+
+    def __new__(cls, code: int, short: str, text: str = "") -> ExitCode:
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.short, member.text = short, text or short
+        return member
 
 
 class ZerokitError(Exception):
@@ -63,7 +92,7 @@ class ZerokitError(Exception):
             writes them as options, ``str(error)`` as in Python.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code: ClassVar[int] = ExitCode.BUG
 
     def __init__(self, message: str = "") -> None:
         self.marked = message
@@ -88,7 +117,7 @@ class InputError(ZerokitError):
             names, else that of :func:`about`; None where the problem is not one argument's.
     """
 
-    exit_code = 2
+    exit_code = ExitCode.BAD_INPUT
 
     def __init__(self, message: str = "", *, field: str | None = None) -> None:
         self.field = field or fields.first(message)
@@ -126,7 +155,7 @@ class MemoryUnknown(InputError):
 class NothingFits(ZerokitError):
     """No legal strategy fits the hardware; the message names the nearest change that would."""
 
-    exit_code = 3
+    exit_code = ExitCode.NOTHING_FITS
 
 
 class LaunchError(ZerokitError):
@@ -136,34 +165,34 @@ class LaunchError(ZerokitError):
 class NotAsPlanned(LaunchError):
     """The script ended well, but did not do what the plan says."""
 
-    exit_code = 9
+    exit_code = ExitCode.NOT_AS_PLANNED
 
 
 class RankFailed(LaunchError):
     """At least one rank failed."""
 
-    exit_code = 10
+    exit_code = ExitCode.RANK_FAILED
 
 
 class RunHung(LaunchError):
     """No progress within the heartbeat."""
 
-    exit_code = 11
+    exit_code = ExitCode.HUNG
 
 
 class LauncherLost(LaunchError):
     """The launcher process ended while ranks were alive, or without their reports."""
 
-    exit_code = 12
+    exit_code = ExitCode.LAUNCHER_LOST
 
 
 class NodeUnusable(LaunchError):
     """A node or port cannot be used."""
 
-    exit_code = 13
+    exit_code = ExitCode.NODE_UNUSABLE
 
 
 class ReportNotWritten(ZerokitError):
     """The run's report could not be written."""
 
-    exit_code = 74
+    exit_code = ExitCode.NOT_WRITTEN

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from zerokit.domain.phases import PHASES
-from zerokit.errors import INCOMPLETE_REHEARSAL, NothingFits
+from zerokit.errors import ExitCode
 from zerokit.timing.recorded_step import StepTime
 from zerokit.units import counted, format_gib, format_seconds
 
@@ -290,11 +290,10 @@ class Rehearsal:
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with: 3 where it does not fit, 14 where it did not go to the end or did
-        not train, else 0."""
+        """What the command ends with."""
         if self.fits is False:
-            return NothingFits.exit_code
-        return 0 if self.complete and not self.untrained else INCOMPLETE_REHEARSAL
+            return ExitCode.NOTHING_FITS
+        return ExitCode.DONE if self.complete and not self.untrained else ExitCode.INCOMPLETE_REHEARSAL
 
     @property
     def verdict(self) -> str:

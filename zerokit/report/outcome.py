@@ -4,36 +4,48 @@ from __future__ import annotations
 
 from enum import Enum
 
-from zerokit.errors import LauncherLost, NotAsPlanned, RankFailed, RunHung
+from zerokit.errors import ExitCode
 
 
 class Outcome(str, Enum):
-    """``report.json``'s ``outcome``."""
+    """``report.json``'s ``outcome``. Each row: its name, what it means for people, and the exit code of the
+    command (an interrupted run ends with 128 and the signal's number instead)."""
 
-    OK = "ok"
-    NOT_AS_PLANNED = "not_as_planned"
-    TRAINED_OTHERWISE = "trained_otherwise"
-    RANK_FAILED = "rank_failed"
-    OOM = "oom"
-    HUNG = "hung"
-    LAUNCHER_LOST = "launcher_lost"
-    INTERRUPTED = "interrupted"
-    STOPPED = "stopped"  # after the number of steps that was ordered: no failure, and no finished training
-    TIMED_OUT = "timed_out"
-    RUNNING = "running"  # never written to a file
+    text: str
+    exit_code: int
+
+    OK = "ok", "every rank finished"
+    NOT_AS_PLANNED = (
+        "not_as_planned", "the script ended well, but did not do what the plan says", ExitCode.NOT_AS_PLANNED,
+    )  # fmt: skip
+    TRAINED_OTHERWISE = (
+        "trained_otherwise", "the script ended well, but trained nothing, or otherwise than its code says",
+        ExitCode.NOT_AS_PLANNED,
+    )  # fmt: skip
+    RANK_FAILED = "rank_failed", "a rank failed", ExitCode.RANK_FAILED
+    OOM = "oom", "out of memory", ExitCode.RANK_FAILED
+    HUNG = "hung", "no progress within the heartbeat", ExitCode.HUNG
+    LAUNCHER_LOST = (
+        "launcher_lost", "the launcher was lost, or a rank left no complete report", ExitCode.LAUNCHER_LOST,
+    )  # fmt: skip
+    INTERRUPTED = "interrupted", "interrupted"
+    # after the number of steps that was ordered: no failure, and no finished training
+    STOPPED = "stopped", "stopped at its step limit"
+    TIMED_OUT = "timed_out", "ended at its time limit", ExitCode.HUNG
+    RUNNING = "running", "still running"  # never written to a file
+
+    def __new__(cls, name: str, text: str = "", exit_code: int = ExitCode.DONE) -> Outcome:
+        member = str.__new__(cls, name)
+        member._value_, member.text, member.exit_code = name, text, exit_code
+        return member
 
     def __str__(self) -> str:
-        return self.value
-
-    @property
-    def text(self) -> str:
-        """What it means, for people."""
-        return _TEXTS[self]
+        return str(self.value)
 
     @property
     def words(self) -> str:
         """Its name, for people: ``not as planned``."""
-        return self.value.replace("_", " ")
+        return str(self).replace("_", " ")
 
     @property
     def is_whole(self) -> bool:
@@ -48,11 +60,6 @@ class Outcome(str, Enum):
             return self.words
         return why if why.startswith(self.words) else f"{self.words}: {why}"
 
-    @property
-    def exit_code(self) -> int:
-        """Of the command; an interrupted run ends with 128 and the signal's number instead."""
-        return _EXIT_CODES.get(self, 0)
-
 
 class RankState(str, Enum):
     """``report.json``'s ``state`` of a rank."""
@@ -65,33 +72,9 @@ class RankState(str, Enum):
     RUNNING = "running"
 
     def __str__(self) -> str:
-        return self.value
+        return str(self.value)
 
     @property
     def is_good(self) -> bool:
         """Whether the rank did all that it was to do."""
         return self in (RankState.FINISHED, RankState.STOPPED)
-
-
-_TEXTS = {
-    Outcome.OK: "every rank finished",
-    Outcome.NOT_AS_PLANNED: "the script ended well, but did not do what the plan says",
-    Outcome.TRAINED_OTHERWISE: "the script ended well, but trained nothing, or otherwise than its code says",
-    Outcome.RANK_FAILED: "a rank failed",
-    Outcome.OOM: "out of memory",
-    Outcome.HUNG: "no progress within the heartbeat",
-    Outcome.LAUNCHER_LOST: "the launcher was lost, or a rank left no complete report",
-    Outcome.INTERRUPTED: "interrupted",
-    Outcome.STOPPED: "stopped at its step limit",
-    Outcome.TIMED_OUT: "ended at its time limit",
-    Outcome.RUNNING: "still running",
-}
-_EXIT_CODES = {
-    Outcome.NOT_AS_PLANNED: NotAsPlanned.exit_code,
-    Outcome.TRAINED_OTHERWISE: NotAsPlanned.exit_code,
-    Outcome.RANK_FAILED: RankFailed.exit_code,
-    Outcome.OOM: RankFailed.exit_code,
-    Outcome.HUNG: RunHung.exit_code,
-    Outcome.TIMED_OUT: RunHung.exit_code,
-    Outcome.LAUNCHER_LOST: LauncherLost.exit_code,
-}
