@@ -10,7 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeGuard
 
-_PARTS = {"eval": "evaluation", "generate": "generation", "save": "save"}  # phases beside training
+from zerokit.domain import phases
+
+_PARTS = {phase.name: phase.event for phase in phases.ALL if phase.event}
 _COUNTERS = {"alloc_retries": "retry", "ooms": "oom", "skipped_steps": "skipped step"}
 _MOST_EVENTS = 256
 
@@ -48,9 +50,9 @@ class RankEvents:
         at, steps = record.get("uptime_seconds"), record.get("steps")
         if not _is_number(at) or not _is_number(steps):
             return
-        before, phases = list(self.events), record.get("phases")
+        before, reached = list(self.events), record.get("phases")
         for phase, kind in _PARTS.items():
-            details = phases.get(phase) if isinstance(phases, Mapping) else None
+            details = reached.get(phase) if isinstance(reached, Mapping) else None
             if self._rose(phase, details.get("count") if isinstance(details, Mapping) else None):
                 if self._steps_at.get(kind) != steps:
                     self._append(at, kind, 1)

@@ -13,6 +13,7 @@ from zerokit.commands import command_text
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ALL_LINEAR, ModelShape
+from zerokit.domain.phases import BY_NAME
 from zerokit.domain.profile import ModelProfile, variants_of
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.domain.strategy import REHEARSED, MemoryEstimate, RankEstimate, Strategy
@@ -318,13 +319,6 @@ class Model:
         return Model(source=self.source, every_rank=True)
 
 
-_REPLAYED = {
-    "load": "init", "init": "init", "forward": "forward", "backward": "backward", "step": "step",
-    "eval": "forward", "generate": "forward", "other": "step", "save": "step",
-}  # fmt: skip
-"""The phase of the replay that holds the same states as a phase of a script."""
-
-
 @dataclass(slots=True)
 class ScriptMemory:
     """A memory model (``zerokit.search.space.MemoryModel``) of one script.
@@ -412,7 +406,7 @@ class ScriptMemory:
     def _observed(self, job: Job, rehearsed: RehearsedStrategy, cluster: Cluster) -> dict[str, int]:
         replayed = self._replay(job, rehearsed.strategy, cluster)
         first = replayed.ranks[0].phases
-        return {phase: size - first[_REPLAYED[phase]] for phase, size in rehearsed.phases.items()}
+        return {phase: size - first[BY_NAME[phase].replay] for phase, size in rehearsed.phases.items()}
 
 
 def _but_batch(strategy: Strategy) -> Strategy:
@@ -425,7 +419,7 @@ def _rehearsed(rehearsed: RehearsedStrategy, replayed: MemoryEstimate, name: str
     ranks = []
     for rank in replayed.ranks:
         phases = {
-            phase: size + rank.phases[_REPLAYED[phase]] - first.phases[_REPLAYED[phase]]
+            phase: size + rank.phases[BY_NAME[phase].replay] - first.phases[BY_NAME[phase].replay]
             for phase, size in rehearsed.phases.items()
         }
         worst = max(phases, key=phases.__getitem__)
@@ -463,7 +457,7 @@ def _less(parts: Mapping[str, int], size: int) -> dict[str, int]:
 def _with_extra(replayed: MemoryEstimate, extra: Mapping[str, int], name: str) -> MemoryEstimate:
     ranks = []
     for rank in replayed.ranks:
-        phases = {phase: max(0, rank.phases[_REPLAYED[phase]] + more) for phase, more in extra.items()}
+        phases = {phase: max(0, rank.phases[BY_NAME[phase].replay] + more) for phase, more in extra.items()}
         phases = {phase: phases.get(phase, rank.phases.get(phase, 0)) for phase in (*phases, *rank.phases)}
         more = max(phases.values()) - rank.peak_allocated_bytes
         parts = dict(rank.components)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.commands import DEFAULT_FOLDER
+from zerokit.domain.phases import BEFORE_TRAINING, BY_NAME, TRAINING_PHASES
 from zerokit.rehearsal.result import (
     ACTIVATIONS,
     BACKWARD,
@@ -35,19 +36,8 @@ CHECKPOINTING = (
 )
 _LEAST_SHARE = 0.03
 """Of the peak, below which a change is not worth a line."""
-_TRAINING = ("forward", "backward", "step")
-_BEFORE_TRAINING = {"load", "init"}
 _FOUR_BITS_OF_16 = 4.127 / 16
 """NF4 with double quantisation, as QLoRA has it (arXiv 2305.14314, section 3: 0.127 bits of constants)."""
-_BY_PHASE = {
-    "eval": "a smaller batch in forwards without gradients (evaluation, or a reference model), or outputs "
-    "of an evaluation moved to the host (`eval_accumulation_steps`)",
-    "generate": "fewer or shorter sequences generated at a time",
-    "save": "saving without gathering the weights on the GPU",
-    "load": "loading the weights in 16 bits, or straight to where they stay",
-    "init": "loading the model in the precision that it trains in, of which the engine makes no second copy",
-    "other": "what the script holds outside of training and evaluation",
-}
 
 
 def changes(
@@ -97,10 +87,11 @@ def _live(rank: RankMemory) -> Counter[str]:
 def _of_phase(rank: RankMemory) -> Iterator[Change]:
     """A peak outside of training: as much as all other phases stay below it. What comes before training is
     known to be the peak only where something came after it."""
-    if rank.peak_phase in _TRAINING or (rank.phases.keys() <= _BEFORE_TRAINING):
+    if rank.peak_phase in TRAINING_PHASES or rank.phases.keys() <= {*BEFORE_TRAINING}:
         return
     next_largest = max((size for name, size in rank.phases.items() if name != rank.peak_phase), default=0)
-    advice = _BY_PHASE.get(rank.peak_phase, f"less in {rank.peak_phase}")
+    phase = BY_NAME.get(rank.peak_phase)
+    advice = phase.lowers if phase is not None else f"less in {rank.peak_phase}"
     if rank.peak_phase == "load" and _live(rank)[QUANTISED]:
         advice = "loading the quantised weights straight to where they stay"
     yield Change(what=advice, saves_bytes=rank.peak_allocated_bytes - next_largest)

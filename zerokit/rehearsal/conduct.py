@@ -19,6 +19,7 @@ from typing import Any
 
 from zerokit.catalog import gpus
 from zerokit.domain.hardware import Gpu
+from zerokit.domain.phases import WITHOUT_TRAINING
 from zerokit.errors import InputError
 from zerokit.launcher.secrets import Secrets
 from zerokit.memory import card
@@ -414,7 +415,7 @@ def _result(
             "what native code wrote remains"
         )
     stopped = report.get("stopped")
-    is_idle = not report.get("steps") and not {"eval", "generate"} & rank.phases.keys()
+    is_idle = not report.get("steps") and not WITHOUT_TRAINING.keys() & rank.phases.keys()
     untrained = script.untrained if complete and is_idle else None
     fed = Fed.read(report.get("fed"), script.length_limit)
     fits_here = needed is not None and needed <= request.gpu.driver_vram_bytes

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from zerokit.domain.phases import ALL
 from zerokit.report import figure_text, render
 from zerokit.report.context import (
     UNKNOWN,
@@ -26,8 +27,7 @@ from zerokit.report.outcome import Outcome
 from zerokit.report.schema import RunReport
 
 SCHEMA = "zerokit.comparison/1"
-_OLDER = {"load": "init", "eval": "other", "generate": "other", "save": "other"}
-"""Phase → what an older report has it in (interfaces: the table of phases)."""
+_OLDER = {phase.name: phase.older for phase in ALL if phase.older}
 _TOLD_OTHERWISE = frozenset(("arguments", "started"))
 """Rows of what ran: arguments are compared one by one, and two runs never start at the same time."""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.phases import ALL
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
 from zerokit.messages import visible
@@ -107,7 +108,7 @@ def render_comparison(
 
 def fill(name: str, **values: Any) -> str:
     """A page out of one of the package's templates; everything put into it is escaped and visible."""
-    return visible(_template(name).render(no_charts=charts.missing(), **values))
+    return visible(_template(name).render(no_charts=charts.missing(), run_phases=ALL, **values))
 
 
 @functools.cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from zerokit.domain.phases import BEFORE_TRAINING
+
 Rank = Mapping[str, Any]
 
 _NEARLY = 0.99  # of the host's memory: what tensors free stays resident, so that later phases look as full
@@ -103,4 +105,4 @@ def reached_end_of(rank: Rank, phase: str) -> bool:
 
 def init_bytes(phases: Mapping[str, int]) -> int | None:
     """What is to be compared with ``init`` of a prediction: it means all until the first engine stands."""
-    return max((phases[name] for name in ("load", "init") if name in phases), default=None)
+    return max((phases[name] for name in BEFORE_TRAINING if name in phases), default=None)

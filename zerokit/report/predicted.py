@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from zerokit.domain.phases import ESTIMATED_PHASES
+from zerokit.domain.phases import ESTIMATED_PHASES, PHASES
 from zerokit.report import bare_loop
 from zerokit.report.measured import had_engine, init_bytes, on_gpu, reached_end_of
 from zerokit.report.what_ran import Difference, chosen_as_ran, differences, options_to_plan
@@ -15,8 +15,6 @@ from zerokit.report.worst_rank import worst_rank
 
 Report = Mapping[str, Any]
 Plan = Mapping[str, Any]
-_OF_A_SCRIPT = ("eval", "generate", "save", "other")
-"""Phases that only a rehearsal of the script predicts."""
 
 
 def chosen_of(plan: Plan | None) -> Mapping[str, Any]:
@@ -227,7 +225,7 @@ def _gpu(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
         "kind": "gpu_memory",
         "rank": worst["rank"],
         "peak_bytes": _peak(worst, worst["predicted_peak_allocated_bytes"], worst["peak_allocated_bytes"]),
-        "phases": _phases(worst, 0, (*ESTIMATED_PHASES, *_OF_A_SCRIPT)),
+        "phases": _phases(worst, 0, tuple(name for name in PHASES if name != "load")),
         "per_rank": [
             {"rank": rank["rank"],
              **(_peak(rank, rank["predicted_peak_allocated_bytes"], rank["peak_allocated_bytes"]) or {})}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from zerokit.domain import time_parts
+from zerokit.domain.phases import ALL
 from zerokit.report import charts, component_parts, figure_text, render, run_events
 from zerokit.report.schema import RankReport, RunReport
 from zerokit.report.worst_rank import worst_rank
@@ -17,13 +18,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _TIME, _ALLOCATED, _RESERVED, _DEVICE, _HOST = 0, 3, 4, 5, 6  # positions in a timeline point
-_SPAN_STYLES = {
-    "load": "p-load",
-    "init": "p-init",
-    "eval": "p-eval",
-    "generate": "p-generate",
-    "save": "p-save",
-}
+_COLOURED = frozenset(phase.name for phase in ALL if phase.colours)
 _MOST_POINTS, _MOST_SMALL_POINTS = 1000, 60
 _ODD = 0.05  # of the median peak: a rank that is further off stands out
 
@@ -293,7 +288,11 @@ def phase_spans(rank: RankReport) -> list[charts.Span]:
         if spans:
             last = spans[-1]
             spans[-1] = charts.Span(label=last.label, start=last.start, end=at, style=last.style)
-        spans.append(charts.Span(label=name, start=at, end=at, style=_SPAN_STYLES.get(name, "p-training")))
+        spans.append(
+            charts.Span(
+                label=name, start=at, end=at, style=f"p-{name}" if name in _COLOURED else "p-training"
+            )
+        )
     if spans and rank.timeline:
         last, end = (
             spans[-1],

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from zerokit.domain.phases import ALL, TRAINING_PHASES
 from zerokit.report import charts, figure_text
 from zerokit.report.schema import Event, Failure, RankReport, RunReport
 
-TRAINING = ("forward", "backward", "step", "other")
+TRAINING = (*TRAINING_PHASES, "other")
 _TIME, _PHASE = 0, 1  # positions in a timeline point
-_BY_EVENTS = ("eval", "generate", "save")  # phases that events tell of
+_BY_EVENTS = frozenset(phase.name for phase in ALL if phase.event)
 _MOST_ROWS = 100
 
 
@@ -30,9 +31,10 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     "oom": Kind(one="out of memory", several="allocations out of memory", letter="!", style="e-oom"),
     "failure": Kind(one="first failure", several="failures", letter="×", style="e-oom"),
     "retry": Kind(one="allocation retry", several="allocation retries", letter="R", style="e-retry"),
-    "save": Kind(one="save", several="saves", letter="S", style="e-save"),
-    "evaluation": Kind(one="evaluation", several="evaluations", letter="E", style="e-evaluation"),
-    "generation": Kind(one="generation", several="generations", letter="G", style="e-generation"),
+    **{
+        name: Kind(one=name, several=f"{name}s", letter=name[0].upper(), style=f"e-{name}")
+        for name in sorted(filter(None, (phase.event for phase in ALL)), key="save".__ne__)
+    },
     "skipped step": Kind(one="skipped step", several="skipped steps", letter="0", style="e-skipped"),
 })  # fmt: skip
 """The most important first."""

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from zerokit.instrument import live_models
+from zerokit.domain.phases import TRAINING_PHASES
+from zerokit.instrument import live_models, phases
 from zerokit.instrument.post_import import Hook, PostImport
-from zerokit.launcher.rank import local_store, parts_hooks, step_limit, trackers
+from zerokit.launcher.rank import local_store, step_limit, trackers
 from zerokit.launcher.rank.calls import Calls
 from zerokit.launcher.rank.checkpoints import Checkpoints
 from zerokit.launcher.rank.cuda_memory import CudaMemory
@@ -38,14 +39,17 @@ def install(probe: Probe, calls: Calls) -> PostImport:
         local_store.RENDEZVOUS: local_store.keep_store_local,
         "torch.distributed.distributed_c10d": calls.hook,
         "deepspeed.runtime.zero.partitioned_param_coordinator": calls.hook_zero3,
-        **parts_hooks.hooks(probe),
         **trackers.hooks(probe),
     }
-    for name, hook in (("transformers.trainer", saves.hook_trainer),
-                       ("accelerate.accelerator", saves.hook_accelerate)):  # fmt: skip
-        hooks[name] = _both(hooks[name], hook)
-    for name, watch in probe.training.hooks().items():
-        hooks[name] = _both(hooks[name], watch) if name in hooks else watch
+    further: list[tuple[str, Hook]] = [
+        *phases.hooks(probe.inside).items(),
+        ("transformers.trainer", functools.partial(_tell_batches, probe)),
+        ("transformers.trainer", saves.hook_trainer),
+        ("accelerate.accelerator", saves.hook_accelerate),
+        *probe.training.hooks().items(),
+    ]
+    for name, hook in further:
+        hooks[name] = _both(hooks[name], hook) if name in hooks else hook
     if probe.identity.device == "cpu":
         hooks["deepspeed.comm.torch"] = _hook_comm
         hooks["accelerate.state"] = _hook_accelerate_state
@@ -63,7 +67,6 @@ def _both(first: Hook, second: Hook) -> Hook:
 
 
 def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:
-    parts_hooks.hook_torch(probe, torch)
     if probe.identity.device == "cpu":
         return
     if not hasattr(torch._C, "_cuda_memoryStats"):
@@ -105,8 +108,6 @@ def _hook_engine(
 
     _note_baseline(probe, engine)
     _wrap(engine, "__init__", after=after_init)
-    parts_hooks.around(probe, engine, "init", "__init__")
-    parts_hooks.around(probe, engine, "save", *parts_hooks.ENGINE_SAVES)
     _tell_forwards(probe, engine)
     _wrap(engine, "train", before=lambda self: probe.enter("other") if probe.phase == "eval" else None)
     _wrap(engine, "backward", before=backward)
@@ -139,11 +140,25 @@ def _tell_forwards(probe: Probe, engine: Any) -> None:
         before = probe.phase
         probe.enter("eval")
         result = original(self, *args, **kwargs)
-        if before in ("forward", "backward", "step"):
+        if before in TRAINING_PHASES:
             probe.enter(before, again=True)
         return result
 
     engine.forward = forward
+
+
+def _tell_batches(probe: Probe, module: ModuleType) -> None:
+    """What a Trainer feeds is in its arguments, which may have changed since DeepSpeed's were filled."""
+    original = module.Trainer.train
+
+    @functools.wraps(original)
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if probe.is_rank:
+            with contextlib.suppress(Exception):
+                probe.observed.trainer_began(int(self.args.train_batch_size))
+        return original(self, *args, **kwargs)
+
+    module.Trainer.train = train
 
 
 def _note_baseline(probe: Probe, engine: Any) -> None:
@@ -168,9 +183,7 @@ def _note_baseline(probe: Probe, engine: Any) -> None:
 def _hook_pipeline(probe: Probe, module: ModuleType) -> None:
     """A pipeline's middle stages call autograd, not ``engine.backward``, and never ``engine.step``."""
     engine = module.PipelineEngine
-    parts_hooks.around(probe, engine, "eval", "eval_batch", "inference_batch")
-    phases = {"_exec_backward_pass": "backward", "_exec_optimizer_step": "step"}
-    for name, phase in phases.items():
+    for name, phase in {"_exec_backward_pass": "backward", "_exec_optimizer_step": "step"}.items():
         original = engine.__dict__.get(name)
         after = (lambda self: probe.enter("other")) if phase == "step" else None
         _wrap(engine, name, before=lambda self, phase=phase: probe.enter(phase), after=after)  # type: ignore[misc]

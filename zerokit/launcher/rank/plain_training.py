@@ -15,9 +15,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.launcher.rank.probe import Probe
-
-_TRAINING = ("forward", "backward", "step")
 
 
 class _Inside(threading.local):
@@ -111,7 +110,7 @@ class PlainTraining:
                 result = call(this, *args, **kwargs)
             finally:
                 inside.now = False
-            if before in _TRAINING:
+            if before in TRAINING_PHASES:
                 probe.enter(before, again=True)
             return result
 

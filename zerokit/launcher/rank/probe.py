@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.phases import BEFORE_TRAINING, TRAINING_PHASES
 from zerokit.instrument import engine_facts
 from zerokit.instrument.training_facts import TrainingFacts
 from zerokit.launcher.rank.cuda_memory import CudaMemory, Peaks
@@ -37,8 +38,7 @@ from zerokit.launcher.rank_file import RankWriter, Record, rank_file
 _MAX_PHASES = 64  # a script that invents a name each step must not fill memory
 _MAX_NOTES, _MOST_CHECKPOINTS = 200, 16
 _CLEAN_EXIT = ("finished", 0)
-_TRAINING = ("forward", "backward", "step")
-_NOBODYS = ("load", "init", "other")  # phases that one which the script names replaces
+_NOBODYS = (*BEFORE_TRAINING, "other")  # phases that one which the script names replaces
 
 
 class Probe:
@@ -102,7 +102,7 @@ class Probe:
         """
         if not self.is_rank:
             return
-        if self.parts and phase not in _TRAINING:
+        if self.parts and phase not in TRAINING_PHASES:
             phase = self.parts[-1]
         if phase == self.phase:
             if phase == "eval":  # one forward after another
@@ -145,6 +145,17 @@ class Probe:
                 self._left_by = (id(error), part)  # the innermost call that it leaves
             self.phase = "other" if part == "init" and before == "load" else before
             self.progress += 1
+
+    @contextmanager
+    def inside(self, phase: str) -> Iterator[None]:
+        """A call that is ``phase`` as a whole, from here to there."""
+        before = self.begin(phase)
+        try:
+            yield
+        except BaseException as error:
+            self.finish(before, error)
+            raise
+        self.finish(before)
 
     def phase_left_by(self, error: BaseException) -> str:
         """The phase in which an exception was raised, though its way out has ended that phase."""

@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from zerokit.domain.phases import BEFORE_TRAINING
 from zerokit.instrument.post_import import Hook
 from zerokit.launcher.rank.probe import Probe
 
 OFF_VARIABLE = "ZEROKIT_NO_TRACKERS"
 PREFIX = "zerokit"
 _GIB = 1 << 30
-_NOT_PHASES = ("load", "init", "other")  # before the first logged step, or nobody's
+_NOT_PHASES = (*BEFORE_TRAINING, "other")  # before the first logged step, or nobody's
 _NOW = {"reserved_bytes": "reserved_gib", "device_used_bytes": "device_used_gib",
         "host_rss_bytes": "host_rss_gib"}  # fmt: skip
 

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from zerokit.domain.phases import BEFORE_TRAINING
 from zerokit.launcher.rank.phase_record import PhaseRecord
 from zerokit.launcher.rank_file import Record
 
@@ -33,7 +34,6 @@ _SHARE = 0.001  # of the time that a sample may cost
 _KEPT = 8  # samples
 _MOST_UNREAD = 4
 _MOST_MARKS = 200_000  # a ZeRO-3 step of 80 layers and 16 accumulated passes waits some 25,000 times
-_BEFORE_TRAINING = ("load", "init")
 
 _Mark = tuple[Any, str, bool]
 """An event, the phase that the time before it belongs to, and whether it was waited."""
@@ -188,7 +188,7 @@ class GpuWaits:
         else:
             self._samples.append((sample.step, {
                 name: [round(seconds, 5) for seconds in pair]
-                for name, pair in work.items() if name not in _BEFORE_TRAINING
+                for name, pair in work.items() if name not in BEFORE_TRAINING
             }))  # fmt: skip
 
     # ---- what lets the stream wait
@@ -263,9 +263,6 @@ def _new_event() -> Any:
     return sys.modules["torch"].cuda.Event(enable_timing=True)
 
 
-_BEFORE_TRAINING = ("load", "init")
-
-
 class Waits:
     """Seconds inside collectives. With NCCL the host does not wait there: then the GPU's own are told."""
 
@@ -306,6 +303,6 @@ class Waits:
             if name == running:
                 seconds += time.monotonic() - since
                 waited += self.running[0]
-            if name not in _BEFORE_TRAINING:
+            if name not in BEFORE_TRAINING:
                 work[name] = [round(seconds, 4), round(waited, 4)]
         return {"work": work}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from zerokit.domain.phases import WITHOUT_TRAINING
 from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.verdict.evidence import RankFiles
 from zerokit.launcher.verdict.rank_end import RankEnd
@@ -88,7 +89,7 @@ def _without_training(views: list[RankView], files: RankFiles) -> Cause | None:
     if not ended or not gathers:
         return None
     phases = {view.rank: _phases(files.logs.get(view.rank)) for view in views}
-    for phase, did in (("eval", "evaluated"), ("generate", "generated")):
+    for phase, (_, did) in WITHOUT_TRAINING.items():
         lone = [view for view in views if phase in phases[view.rank]]
         if lone and len(lone) < len(views):
             return Cause(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from zerokit.domain.phases import TRAINING_PHASES, WITHOUT_TRAINING
 from zerokit.launcher.verdict.rank_view import (
     Call,
     Cause,
@@ -30,8 +31,6 @@ _ALIKE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "all_gath
                     "_reduce_scatter_base"})  # fmt: skip
 _SIZED = _ALIKE - {"all_gather"}  # its lists may differ in size: it is then made of broadcasts
 _STARTS = frozenset({"init_process_group", "new_group"})
-_WITHOUT_TRAINING = frozenset({"eval", "generate"})
-_TRAINING = frozenset({"forward", "backward", "step"})
 _ONE_SIDED = frozenset({"send", "recv"})
 
 
@@ -137,7 +136,7 @@ def _differ(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
 
 def _training_apart(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
     """One trains and the other evaluates or generates, be their calls alike or not."""
-    return _in_other_phase(one, a, other, b) if {a.phase, b.phase} & _TRAINING else None
+    return _in_other_phase(one, a, other, b) if {a.phase, b.phase} & {*TRAINING_PHASES} else None
 
 
 def _alike(a: Call, b: Call) -> bool:
@@ -147,9 +146,9 @@ def _alike(a: Call, b: Call) -> bool:
 def _in_other_phase(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
     """One evaluates or generates: on GPUs its collectives are matched with the other's, and it may go on."""
     lone, call, others, others_call = (
-        (one, a, other, b) if a.phase in _WITHOUT_TRAINING else (other, b, one, a)
+        (one, a, other, b) if a.phase in WITHOUT_TRAINING else (other, b, one, a)
     )
-    if call.phase not in _WITHOUT_TRAINING or others_call.phase in _WITHOUT_TRAINING:
+    if call.phase not in WITHOUT_TRAINING or others_call.phase in WITHOUT_TRAINING:
         return None
     return Cause(
         kind=f"{call.phase}_on_some_ranks",
@@ -284,7 +283,7 @@ def _exited_ranks(views: Sequence[RankView]) -> Cause | None:
         return _left_early([view for view in exited if view.left_at == exited[0].left_at], views)
     call = waiting[0].waits_in
     assert call is not None
-    phase = call.phase if call.phase in ("eval", "generate") else None
+    phase = call.phase if call.phase in WITHOUT_TRAINING else None
     if phase is not None:
         return Cause(
             kind=f"{phase}_on_some_ranks",
@@ -313,15 +312,12 @@ def _left_early(exited: Sequence[RankView], views: Sequence[RankView]) -> Cause:
     )
 
 
-_PHASES = {"eval": "evaluates", "generate": "generates"}
-
-
 def _other_phase(views: Sequence[RankView]) -> Cause | None:
     """Some ranks evaluate or generate and the others train on: their collectives do not match."""
     phases = {view.rank: view.waits_in.phase for view in views if view.waits_in is not None}
-    for phase, words in _PHASES.items():
+    for phase, (words, _) in WITHOUT_TRAINING.items():
         lone = [view for view in views if phases.get(view.rank) == phase]
-        others = [view for view in views if phases.get(view.rank) in ("forward", "backward", "step")]
+        others = [view for view in views if phases.get(view.rank) in TRAINING_PHASES]
         if lone and others:
             return Cause(
                 kind=f"{phase}_on_some_ranks",

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zerokit.domain.hardware import cublas_workspace_bytes
+from zerokit.domain.phases import BEFORE_TRAINING
 from zerokit.rehearsal.process.allocator import MIB, AllocatorSettings, Block, CachingAllocator, CardFull
 from zerokit.rehearsal.result import GATHERED
 from zerokit.timing.lanes import Lanes, Prices
@@ -482,7 +483,6 @@ class Unwaited:
     """
 
     _NAME = "tensors of collectives that nobody waits for"
-    _BEFORE_TRAINING = ("load", "init")
 
     def __init__(self, ledger: GpuMemory) -> None:
         self._ledger = ledger
@@ -511,7 +511,7 @@ class Unwaited:
         if not self._most_bytes:
             return None
         for phase in self._ledger.peaks:
-            if phase not in self._BEFORE_TRAINING:
+            if phase not in BEFORE_TRAINING:
                 self._ledger.lower_bounds.setdefault(phase, set()).add(self._NAME)
         return (
             "nobody waits for some asynchronous collectives (a communication hook of DDP's): PyTorch keeps "

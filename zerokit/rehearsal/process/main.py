@@ -120,6 +120,7 @@ class Rehearsed:
     def _put_in_place(self) -> None:
         import torch.distributed  # noqa: F401  (before the mode: its import makes tensors)
 
+        from zerokit.instrument import phases
         from zerokit.instrument.post_import import PostImport
         from zerokit.instrument.training_facts import TrainingFacts
         from zerokit.rehearsal.process import collectives, device, loops, tensors
@@ -161,6 +162,7 @@ class Rehearsed:
         distributed.data_parallel(context)
         data_loaders.ending(context)
         saving.torch_save(context)
+        PostImport(phases.hooks(self.phases.inside)).install()  # around what adapters put there
         self.training = TrainingFacts()
         PostImport(self.training.hooks()).install()
         self.mode = FakeCuda(self.machine)

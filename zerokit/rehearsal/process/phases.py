@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.instrument import engine_facts
 from zerokit.instrument.engine_facts import adapter_targets
 from zerokit.rehearsal.process.endings import StopRehearsal
@@ -100,18 +101,17 @@ forward and backward beside them are its second."""
 LOCATED_BYTES = 1 << 20
 """Allocations from this size on are traced to a module and a line."""
 
-EVERY_STEP = ("forward", "backward", "step")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def _of_step(before: dict[str, int], now: dict[str, int]) -> bool:
     """Whether two steps reached the same."""
-    return all(before.get(name) == now.get(name) for name in EVERY_STEP)
+    return all(before.get(name) == now.get(name) for name in TRAINING_PHASES)
 
 
 def _difference(before: dict[str, int], now: dict[str, int]) -> float:
     """The largest between two steps' peaks of a phase, as a share of the larger one."""
-    pairs = [(before.get(name, 0), now.get(name, 0)) for name in EVERY_STEP]
+    pairs = [(before.get(name, 0), now.get(name, 0)) for name in TRAINING_PHASES]
     return max(
         (abs(first - second) / max(first, second) for first, second in pairs if first or second), default=0.0
     )
@@ -201,8 +201,8 @@ class Phases:
             self._enter(phase)
 
     @contextlib.contextmanager
-    def inside(self, phase: str, after: str | None = None) -> Iterator[None]:
-        """A phase from here to there; ``after``: what follows (None: what was before)."""
+    def inside(self, phase: str) -> Iterator[None]:
+        """A phase from here to there; what was before goes on, but for what makes an engine."""
         before = self._ledger.phase
         self._whole.append(phase)
         self._enter(phase)
@@ -210,7 +210,7 @@ class Phases:
             yield
         finally:
             self._whole.pop()
-            self._enter(self._whole[-1] if self._whole else after or before)
+            self._enter(self._whole[-1] if self._whole else "other" if phase == "init" else before)
 
     @property
     def evaluates(self) -> bool:
@@ -367,7 +367,7 @@ class Phases:
 
     def _outermost_return(self) -> None:
         if self._ledger.phase == "eval" and not self._whole and not self.has_engine:
-            self._enter(self._before_eval if self._before_eval in EVERY_STEP else "other")
+            self._enter(self._before_eval if self._before_eval in TRAINING_PHASES else "other")
 
     def _wrap_backward(self) -> None:
         phases, backward = self, torch.autograd.backward

@@ -8,29 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from zerokit.domain.phases import BY_NAME
 from zerokit.rehearsal.process.guesses import Guess
 from zerokit.rehearsal.process.ledger import STILL_LIVE, GpuMemory, smallest
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.phases import Phases
-from zerokit.rehearsal.result import ACTIVATIONS, BACKWARD, GRADIENTS, LOSS, WEIGHTS
+from zerokit.rehearsal.result import ACTIVATIONS, BACKWARD, GRADIENTS, LOSS
 
 MOST_HOLDINGS = 40
 
-_WHAT = {
-    "load": WEIGHTS,
-    "init": "engine and its buffers",
-    "forward": ACTIVATIONS,
-    "backward": GRADIENTS,
-    "step": "optimizer states",
-    "eval": "no-gradient forward",
-    "generate": "generation",
-    "save": "saving",
-    "other": "other",
-}
-"""What is live at a peak is told by the phase that allocated it, but for the weights of what is trained: an
-engine moves them to the GPU as it begins. Of backward only what stays until its end is taken for gradients of
-parameters, which ZeRO divides. What a cross-entropy's kernels write (as large as the logits, and
-their gradients in backward) is the loss's."""
 _OF_THE_LOSS = ("_log_softmax", "nll_loss")
 
 
@@ -123,7 +109,11 @@ def _peak(sizes: Any, born: Any, died: Any, clock: int) -> int:
 
 
 def _component(ledger: GpuMemory, number: int) -> str:
-    """What a block holds."""
+    """What is live at a peak is told by the phase that allocated it, but for the weights of what is
+    trained: an engine moves them to the GPU as it begins. Of backward only what stays until its end is taken
+    for gradients of parameters, which ZeRO divides. What a cross-entropy's kernels write (as large as the
+    logits, and
+    their gradients in backward) is the loss's."""
     phase, operator, _, _ = ledger.origins[ledger.history.origin[number]]
     component = ledger.contents.get(number) or _what(phase, operator)
     return BACKWARD if component == GRADIENTS and _ends_with_backward(ledger, number) else component
@@ -134,7 +124,8 @@ def _what(phase: str, operator: str) -> str:
         return operator
     if phase in ("forward", "backward") and operator.startswith(_OF_THE_LOSS):
         return LOSS
-    return _WHAT.get(phase, phase)
+    row = BY_NAME.get(phase)
+    return row.holds if row is not None else phase
 
 
 def _ends_with_backward(ledger: GpuMemory, number: int) -> bool:

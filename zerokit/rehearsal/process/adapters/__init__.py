@@ -25,7 +25,6 @@ from zerokit.rehearsal.process.phases import Context
 Adapter = Callable[[Context, ModuleType], None]
 
 ADAPTERS: dict[str, Adapter] = {
-    "accelerate.accelerator": training.accelerator,
     "accelerate.local_sgd": training.local_sgd,
     "accelerate.utils.deepspeed": deepspeed.accelerate_configuration,
     "bitsandbytes.cextension": kernels.native_library,

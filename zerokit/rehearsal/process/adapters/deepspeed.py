@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.rehearsal.process import twins
 from zerokit.rehearsal.process.adapters.wrapping import after, before, within
 from zerokit.rehearsal.process.endings import NotRehearsed
 from zerokit.rehearsal.process.machine import Machine
-from zerokit.rehearsal.process.phases import EVERY_STEP, Context, Phases, describe
+from zerokit.rehearsal.process.phases import Context, Phases, describe
 from zerokit.timing import operators as kinds
 
 _TENSORS_A_LAUNCH = 36
@@ -94,12 +95,9 @@ def engine(context: Context, module: ModuleType) -> None:
     phases = context.phases
     cls = module.DeepSpeedEngine
 
-    @contextmanager
-    def beginning() -> Iterator[None]:
+    def begin() -> None:
         phases.has_engine = True
         phases.engines += 1
-        with phases.inside("init", after="other"):
-            yield
 
     _follow_forwards(phases, cls)
     _observe(context, cls)
@@ -109,9 +107,7 @@ def engine(context: Context, module: ModuleType) -> None:
         before(cls, name, functools.partial(phases.enter, "step"))
     after(cls, "step", lambda self: phases.enter("other"))
     after(cls, "_take_model_step", phases.step_done)
-    within(cls, "__init__", beginning)
-    for name in ("save_checkpoint", "save_16bit_model", "_zero3_consolidated_16bit_state_dict"):
-        within(cls, name, functools.partial(phases.inside, "save"))
+    before(cls, "__init__", begin)
 
 
 def flattening(context: Context, module: ModuleType) -> None:
@@ -175,7 +171,7 @@ def _follow_forwards(phases: Phases, cls: Any) -> None:
         interrupted = phases.phase
         phases.enter("eval")
         result = original(self, *args, **kwargs)
-        phases.enter(interrupted if interrupted in EVERY_STEP else "other")
+        phases.enter(interrupted if interrupted in TRAINING_PHASES else "other")
         return result
 
     cls.forward = forward

@@ -63,9 +63,8 @@ def generate(context: Context, module: ModuleType) -> None:
     def wrapped(
         self: Any, inputs: Any = None, *args: Any, generation_config: Any = None, **kwargs: Any
     ) -> Any:
-        with context.phases.inside("generate"):
-            call = functools.partial(original, self)
-            return _shortened(context, call, self, inputs, args, generation_config, kwargs)
+        call = functools.partial(original, self)
+        return _shortened(context, call, self, inputs, args, generation_config, kwargs)
 
     cls.generate = wrapped
 

@@ -8,9 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 
-from zerokit.rehearsal.process.adapters.wrapping import after, within
+from zerokit.rehearsal.process.adapters.wrapping import after
 from zerokit.rehearsal.process.phases import Context
 
 _MOST_REPEATED_BYTES = 256 << 20
@@ -18,23 +17,6 @@ _MOST_REPEATED_BYTES = 256 << 20
 
 _MOST_LOCAL_STEPS = 16
 """Of local SGD between two averages of the weights, which are then rehearsed."""
-
-
-def accelerator(context: Context, module: ModuleType) -> None:
-    """``prepare`` is the engine's beginning; saving its state is ``save``."""
-    cls = module.Accelerator
-    prepare = cls.prepare
-
-    @functools.wraps(prepare)
-    def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(value, torch.nn.Module) for value in args):
-            return prepare(self, *args, **kwargs)  # a data loader for an evaluation
-        with context.phases.inside("init", after="other"):
-            return prepare(self, *args, **kwargs)
-
-    cls.prepare = prepared
-    for name in ("save_state", "save_model", "get_state_dict"):
-        within(cls, name, functools.partial(context.phases.inside, "save"))
 
 
 def local_sgd(context: Context, module: ModuleType) -> None:
@@ -53,10 +35,8 @@ def local_sgd(context: Context, module: ModuleType) -> None:
 
 
 def trainer(context: Context, module: ModuleType) -> None:
-    """Evaluation with its gathering, and saving."""
+    """Evaluation with its gathering."""
     cls = module.Trainer
-    for name in ("evaluation_loop", "prediction_loop"):
-        within(cls, name, functools.partial(context.phases.inside, "eval"))
     evaluation_loop = cls.evaluation_loop
 
     @functools.wraps(evaluation_loop)
@@ -70,8 +50,6 @@ def trainer(context: Context, module: ModuleType) -> None:
             machine.kept_evaluation_batches = before
 
     cls.evaluation_loop = evaluated
-    for name in ("save_model", "_save_checkpoint"):
-        within(cls, name, functools.partial(context.phases.inside, "save"))
 
 
 def _all_rows(output: Any, loader: Any) -> Any:

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import io
 import pickle
+from contextlib import contextmanager
 
 import pytest
 
-from zerokit.launcher.rank import parts_hooks
+from zerokit.instrument import phases
 
 torch = pytest.importorskip("torch")
 
 
-class Phases:
-    """Stands for the probe: the phases that were begun."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def begin(self, phase: str) -> str:
-        self.begun.append(phase)
-        return "load"
-
-    def finish(self, before: str | None, error: BaseException | None = None) -> None:
-        """Nothing is measured here."""
-
-
 def test_saving_is_a_phase_and_pickling_a_tensor_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", torch.save)  # put back afterwards
-    probe = Phases()
-    parts_hooks.hook_torch(probe, torch)
+    begun: list[str] = []
+
+    @contextmanager
+    def inside(phase):
+        begun.append(phase)
+        yield
+
+    phases.hook(inside, torch)
     tensor = torch.arange(4)
     assert pickle.dumps({"input_ids": [tensor]})
-    assert probe.begun == []
+    assert begun == []
     torch.save({"weight": tensor}, tmp_path / "model.pt")
     torch.save(obj={"weight": tensor}, f=io.BytesIO())  # what Lightning writes to a remote disk
-    assert probe.begun == ["save", "save"]
+    assert begun == ["save", "save"]
