@@ -26,9 +26,9 @@ def test_broken_file_is_caught(case: dict[str, Any]) -> None:
         for finding in file.findings
         if finding.severity != "note"
     ]
-    match = [mend for line, rule, mend in found if (line, rule) == (case["line"], case["rule"])]
+    match = [fix for line, rule, fix in found if (line, rule) == (case["line"], case["rule"])]
     assert match, found
-    assert any(case["mend"] in mend for mend in match), match
+    assert any(case["fix"] in fix for fix in match), match
 
 
 def test_corpus_is_large_and_every_case_names_where_it_was_seen() -> None:

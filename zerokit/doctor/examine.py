@@ -32,7 +32,7 @@ class Examination:
         counts = Counter(finding.state for finding in self.findings)
         host = self.detected.host
         return {
-            "schema": "zerokit.doctor/1",
+            "schema": "zerokit.doctor/2",
             "can_run": not self.blockers,
             "counts": {state: counts[state] for state in STATES},
             "machine": {
@@ -55,7 +55,8 @@ class Examination:
             },
             "packages": {name: installed(name) for name in DECIDING},
             "findings": [
-                {"check": item.check, "state": item.state, "what": item.what, "mend": item.fix}
+                # "mend": its name until zerokit.doctor/1; goes with the release after this one
+                {"check": item.check, "state": item.state, "what": item.what, "fix": item.fix, "mend": item.fix}
                 for item in self.findings
             ],
         }

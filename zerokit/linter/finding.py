@@ -82,7 +82,8 @@ class Finding:
             "rule": self.rule,
             "severity": self.severity,
             "message": self.message,
-            "mend": self.fix,
+            "fix": self.fix,
+            "mend": self.fix,  # its name until zerokit.check/1; goes with the release after this one
             "source": self.source,
             "fixable": self.fixable == "safe",
             "unsafe_fix": self.fixable == "unsafe",

@@ -14,7 +14,7 @@ from zerokit.linter.reports import as_junit, as_sarif, listed, more, not_shown, 
 from zerokit.messages import OBEYED, shown, wrapped
 from zerokit.units import counted
 
-SCHEMA = "zerokit.check/1"
+SCHEMA = "zerokit.check/2"
 _FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)", None: ""}
 _GITHUB_LEVEL = {"error": "error", "warning": "warning", "note": "notice"}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'|[^\s,:{}\[\]]+|\S')

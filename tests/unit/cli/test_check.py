@@ -29,7 +29,7 @@ def test_json_is_one_object_alone(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = write(tmp_path, "ds.json", BROKEN)
     code, out, _ = check(path, "--json", capsys=capsys)
     body = json.loads(out)
-    assert (code, body["schema"], body["ok"]) == (2, "zerokit.check/1", False)
+    assert (code, body["schema"], body["ok"]) == (2, "zerokit.check/2", False)
     assert body["files"] == [{"path": path, "kind": "deepspeed", "ok": False}]
     finding = next(item for item in body["findings"] if item["rule"] == "number-as-text")
     assert (finding["line"], finding["column"], finding["severity"], finding["fixable"]) == (

@@ -19,7 +19,7 @@ def test_json_is_one_object_and_exit_0() -> None:
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert answer["schema"] == "zerokit.doctor/1"
+    assert answer["schema"] == "zerokit.doctor/2"
     assert sum(answer["counts"].values()) == len(answer["findings"])
     assert {finding["state"] for finding in answer["findings"]} <= set(STATES)
 

@@ -109,7 +109,7 @@ def test_a_file_that_check_refuses_is_not_estimated(
     assert out == "" and errors
     for error in errors:
         assert f"{path}:{error['line']}:{error['column']}: error: {error['message']}" in err
-        assert f"fix: {error['mend']}" in err
+        assert f"fix: {error['fix']}" in err
 
 
 @pytest.mark.parametrize(("zero", "followed"), IGNORED)
