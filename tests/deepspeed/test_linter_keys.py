@@ -12,8 +12,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.linter.accelerate.deepspeed_block import lint_pair
 from zerokit.linter.accelerate.keys import key_list as accelerate_list
-from zerokit.linter.accelerate.pair import lint_pair
 from zerokit.linter.accelerate.top_level import lint_accelerate
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.tables import key_list

@@ -22,7 +22,7 @@ from zerokit.memory.rank_model import rank_model  # noqa: E402
 from zerokit.memory.replay.model_states import second_state_bytes  # noqa: E402
 from zerokit.memory.replay.optimizers import optimizer_temporaries, optimizer_values  # noqa: E402
 from zerokit.planner.request import resolve  # noqa: E402
-from zerokit.rules.trainer_optimizers import NOT_MODELLED, TAKEN_AS  # noqa: E402
+from zerokit.rules.known import NOT_MODELLED, TAKEN_AS  # noqa: E402
 
 ELEMENTS = 100_000
 ALWAYS_TORCH = (

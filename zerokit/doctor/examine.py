@@ -56,7 +56,13 @@ class Examination:
             "packages": {name: installed(name) for name in DECIDING},
             "findings": [
                 # "mend": its name until zerokit.doctor/1; goes with the release after this one
-                {"check": item.check, "state": item.state, "what": item.what, "fix": item.fix, "mend": item.fix}
+                {
+                    "check": item.check,
+                    "state": item.state,
+                    "what": item.what,
+                    "fix": item.fix,
+                    "mend": item.fix,
+                }
                 for item in self.findings
             ],
         }

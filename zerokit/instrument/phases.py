@@ -102,3 +102,52 @@ def _in_phase(inside: Inside, original: Callable[..., Any], calls: Calls) -> Cal
             return original(*args, **kwargs)
 
     return wrapped
+
+
+Method = Callable[..., Any]
+
+
+def within(cls: Any, name: str, manager: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Each call of a class's method runs within a context of its own."""
+
+    def made(original: Method) -> Method:
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with manager():
+                return original(self, *args, **kwargs)
+
+        return wrapped
+
+    _replace(cls, name, made)
+
+
+def before(cls: Any, name: str, action: Callable[[], None]) -> None:
+    """``action`` comes before each call of a class's method."""
+
+    def made(original: Method) -> Method:
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+            action()
+            return original(self, *args, **kwargs)
+
+        return wrapped
+
+    _replace(cls, name, made)
+
+
+def after(cls: Any, name: str, action: Callable[[Any], None]) -> None:
+    """``action`` gets the object after each call of a class's method that raised nothing."""
+
+    def made(original: Method) -> Method:
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            action(self)
+            return result
+
+        return wrapped
+
+    _replace(cls, name, made)
+
+
+def _replace(cls: Any, name: str, made: Callable[[Method], Method]) -> None:
+    original = getattr(cls, name, None)
+    if original is not None:
+        setattr(cls, name, functools.wraps(original)(made(original)))

@@ -37,7 +37,7 @@ def read_plan_file(folder: str, run_dir: Path | None = None) -> PlanFile:
     Raises:
         InputError: no plan there; says what the file is, where that can be told.
     """
-    from zerokit.linter.given_file import in_place_of_plan
+    from zerokit.linter.files import in_place_of_plan
 
     with about("plan"):
         try:
@@ -72,7 +72,7 @@ def read_plan_config(path: Path, run_dir: Path | None = None) -> dict[str, Any]:
 
 
 def _load(path: Path) -> Document:
-    from zerokit.linter.given_file import load_deepspeed
+    from zerokit.linter.files import load_deepspeed
 
     document = load_deepspeed(path)
     plan_file.check_config(document)

@@ -13,11 +13,46 @@ from typing import Any
 from zerokit.linter.accelerate.keys import is_file, short
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.finding import Finding, finding_at, is_missing, meant
-from zerokit.linter.trainers import trainer_of
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document
 from zerokit.suggest import distance, fold, nearest
+from zerokit.values import frozen_dataclass
+
+_LEAST_KEYS = 2
+
+
+@frozen_dataclass
+class Trainer:
+    """One trainer.
+
+    Attributes:
+        title: how its users write it.
+        source: where its keys are defined, with the version.
+        parses_arguments: the file goes into a subclass of TrainingArguments, so that their checks hold.
+    """
+
+    title: str
+    source: str
+    parses_arguments: bool
+    keys: frozenset[str]
+
+
+@functools.cache
+def trainers() -> Mapping[str, Trainer]:
+    """By name, as ``--trainer`` takes it."""
+    rows = json.loads(pathlib.Path(__file__).with_name("trainers.json").read_text(encoding="utf-8"))
+    return {name: Trainer(**{**row, "keys": frozenset(row["keys"])}) for name, row in rows.items()}
+
+
+def trainer_of(value: Mapping[str, Any]) -> Trainer | None:
+    """Whose file it is: two keys at least that only one trainer has, and more than any other's."""
+    counts = sorted(
+        ((len(trainer.keys & value.keys()), name) for name, trainer in trainers().items()), reverse=True
+    )
+    (most, name), (second, _) = counts[:2]
+    return trainers()[name] if most >= _LEAST_KEYS and most > second else None
+
 
 _MOST_TYPOS = 2
 _LIST = pathlib.Path(__file__).with_name("training-arguments.json")

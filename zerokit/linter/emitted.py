@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zerokit.linter.accelerate.pair import lint_pair
+from zerokit.linter.accelerate.deepspeed_block import lint_pair
 from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.finding import Finding

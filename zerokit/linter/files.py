@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any, Literal
 
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import leaves
+from zerokit.linter.accelerate.deepspeed_block import lint_pair
 from zerokit.linter.accelerate.keys import LAUNCH, is_file
-from zerokit.linter.accelerate.pair import lint_pair
+from zerokit.linter.accelerate.keys import key_list as accelerate_keys
 from zerokit.linter.accelerate.processes import number_of_processes
 from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
-from zerokit.linter.arguments_file import find_beside, lint_arguments, named_deepspeed
+from zerokit.linter.arguments_file import Trainer, find_beside, lint_arguments, named_deepspeed, trainer_of
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
+from zerokit.linter.deepspeed.keylist import wrapper
 from zerokit.linter.deepspeed.readers import forget_scripts
+from zerokit.linter.deepspeed.tables import key_list
 from zerokit.linter.finding import Finding, finding_at, is_missing
-from zerokit.linter.given_file import similar
 from zerokit.linter.hostfile import lint_hostfile
-from zerokit.linter.kinds import KINDS, UNKNOWN, detect_kind, parsed, what_else
 from zerokit.linter.suppress import without_ignored
-from zerokit.linter.trainers import Trainer, trainer_of
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.batch import ranks_of
 from zerokit.strictload import (
@@ -35,9 +39,234 @@ from zerokit.strictload import (
     Location,
     Problem,
     decode,
+    load_json,
+    parse_json,
+    parse_yaml,
     read_text,
 )
-from zerokit.suggest import few_searches
+from zerokit.suggest import alternatives, few_searches, misspelt, nearest, synonym
+
+_MOST_NAMES = 3
+
+
+def load_deepspeed(path: Path, *, strict: bool = True) -> Document:
+    """Read it.
+
+    Raises:
+        InputError: it cannot be read or is no JSON object; names the file that was probably meant.
+    """
+    is_folder, is_there = False, True
+    with contextlib.suppress(OSError):  # a name too long, or no permission: the reader says so
+        is_folder, is_there = path.is_dir(), path.exists()
+    if is_folder:
+        raise InputError(f"{path}: is a folder; give the DeepSpeed JSON in it{_one_of(_inside(path))}")
+    if not is_there:
+        raise InputError(f"{path}: there is no such file{similar(path)}")
+    if path.suffix in (".yaml", ".yml"):
+        raise InputError(f"{path}: ⟨deepspeed⟩ takes DeepSpeed's JSON; {_of_yaml(path)}")
+    if path.suffix == ".py":
+        raise InputError(f"{path}: ⟨deepspeed⟩ takes DeepSpeed's JSON, and this is a Python script")
+    document = load_json(path, strict=strict)
+    if not isinstance(document.value, dict):
+        raise document.error((), "expected a JSON object: a DeepSpeed configuration")
+    return document
+
+
+def _inside(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return [str(folder / path.name) for path in sorted(folder.glob("*.json"))[:_MOST_NAMES]]
+    return []
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f": {alternatives(names)}" if names else ""
+
+
+def similar(path: Path, endings: Collection[str] = (".json",)) -> str:
+    """The file beside it, or one folder below, that is called like it, to end a message with."""
+    with contextlib.suppress(OSError):
+        below = [str(found) for found in sorted(path.parent.glob(f"*/{path.name}"))[:_MOST_NAMES]]
+        names = [found.name for found in path.parent.iterdir() if found.suffix in endings]
+        beside = misspelt(path.name, sorted(names), most=2)
+        names = [str(path.with_name(name)) for name in beside] or below
+        return f"; did you mean {alternatives(names)}?" if names else ""
+    return ""
+
+
+def _of_yaml(path: Path) -> str:
+    """What a YAML is, and which JSON belongs to it."""
+    checked = f": `zerokit check {shlex.quote(str(path))}` says more"
+    try:
+        text = read_text(path)
+        kind, document = detect_kind(str(path), text), parse_yaml(text, str(path))
+    except FileInputError as error:
+        return "zerokit knows no such YAML" + checked if error.message == UNKNOWN else error.message
+    if kind == "plan":
+        return f"it is a plan: ⟨plan⟩ {path.parent}"
+    name = named_config(document)
+    if name is not None and kind == "accelerate":
+        return f"this is Accelerate's YAML, which names it: {name}"
+    runs = document.value.get("distributed_type") if isinstance(document.value, dict) else None
+    if kind != "accelerate" or not isinstance(runs, str):
+        return "this YAML names none" + checked
+    if runs == "DEEPSPEED":
+        file = shlex.quote(str(path))
+        return (
+            f"this is Accelerate's YAML, which names none: `zerokit check {file} --model MODEL --gpu GPU` "
+            f"tells whether it fits; to run, {_MAKES_PLAN} and launch that, or {_runs_as_it_is(path)}"
+        )
+    return f"this is Accelerate's YAML, and does not use DeepSpeed: {rehearsal_of(document.value)}"
+
+
+_MAKES_PLAN = "make a plan with `zerokit plan ⟨gpus⟩ N ⟨gpu⟩ GPU -- SCRIPT`"
+
+
+def _runs_as_it_is(path: Path) -> str:
+    """What runs an Accelerate YAML that names no JSON, without zerokit."""
+    return f"run it as it is: `accelerate launch --config_file {shlex.quote(str(path))} SCRIPT`"
+
+
+def in_place_of_plan(path: Path) -> str | None:
+    """What a file is that was named as a plan, and what to do with it; None: a plan, or nothing known."""
+    try:
+        text = read_text(path)
+        kind = detect_kind(str(path), text)
+    except FileInputError:
+        return None
+    file = shlex.quote(str(path))
+    if kind == "accelerate":
+        name = named_config(parse_yaml(text, str(path)))
+        said = f"is Accelerate's YAML, not a plan: {_MAKES_PLAN}"
+        if name is None:
+            return f"{said} and launch that, or {_runs_as_it_is(path)}"
+        return (
+            f"{said}, or run the JSON that it names: `zerokit launch ⟨deepspeed⟩ {shlex.quote(name)} SCRIPT`"
+        )
+    return {
+        "deepspeed": "is a DeepSpeed JSON, not a plan: "
+        f"`zerokit launch ⟨deepspeed⟩ {file} SCRIPT` runs with it",
+        "recipe": f"is a recipe, not a plan: `zerokit plan ⟨recipe⟩ {file}` makes one",
+        "hostfile": "is a hostfile, not a plan: "
+        f"`zerokit launch ⟨plan⟩ DIR ⟨hostfile⟩ {file} SCRIPT` uses both",
+        "arguments": f"has a Trainer's arguments, and is not a plan: {_MAKES_PLAN}",
+    }.get(kind)
+
+
+def rehearsal_of(value: Mapping[str, Any]) -> str:
+    """What tells whether the run of an accelerate YAML without DeepSpeed fits."""
+    ranks = value.get("num_processes")
+    gpus = f" --gpus {ranks}" if isinstance(ranks, int) and ranks > 1 else ""
+    with_fsdp = (
+        ", with the settings of its fsdp_config as variables (ACCELERATE_USE_FSDP=true, FSDP_VERSION=…)"
+    )
+    variables = with_fsdp if value.get("distributed_type") == "FSDP" else ""
+    return f"`zerokit rehearse --launcher accelerate{gpus} --gpu GPU SCRIPT` tells whether it fits{variables}"
+
+
+KINDS = ("deepspeed", "accelerate", "hostfile", "plan", "recipe")
+"""What ``--kind`` takes; a file may also be ``arguments`` (of a trainer) or ``other``."""
+
+_HOSTFILE_LINE = re.compile(r"^\s*[^\s#{\[\"':]+\s+slots\s*=", re.MULTILINE)
+_PLAN_SCHEMA = "zerokit.planfile/"
+UNKNOWN = "is neither a DeepSpeed JSON, an accelerate YAML, a hostfile, a plan nor a recipe; say --kind"
+_ARGUMENTS = frozenset(
+    {
+        "output_dir", "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs",
+        "learning_rate", "model_name_or_path", "save_steps", "logging_steps", "evaluation_strategy",
+        "eval_strategy", "do_train", "report_to", "save_strategy", "lr_scheduler_type", "warmup_ratio",
+        "gradient_checkpointing", "max_steps",
+    }
+)  # fmt: skip
+_MODEL = frozenset({"architectures", "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"})
+_PACKAGE = frozenset({"dependencies", "devDependencies", "scripts"})
+
+
+_OF_OTHERS = (".py", ".pyi", ".ipynb", ".sh", ".slurm", ".sbatch", ".md", ".rst", ".toml")
+
+
+@functools.lru_cache(maxsize=1)
+def parsed(path: str, text: str, grammar: Literal["json", "yaml"]) -> Document:
+    """What the text says, in either grammar; kept, for who asks first what it is. Not to be changed."""
+    return parse_json(text, path, strict=False) if grammar == "json" else parse_yaml(text, path)
+
+
+def detect_kind(path: str, text: str) -> str:
+    """What a file is.
+
+    Raises:
+        FileInputError: it cannot be told, or the text cannot be read at all.
+    """
+    name = pathlib.Path(path).name.lower()
+    if name.endswith(_OF_OTHERS) or text.startswith("#!"):
+        raise FileInputError(path, UNKNOWN, 1, 1)
+    start = text.lstrip()[:1]
+    has_lines = _HOSTFILE_LINE.search(text) and not name.endswith((".json", ".yaml", ".yml"))
+    if start != "{" and (name.startswith("hostfile") or has_lines):
+        return "hostfile"
+    if name.endswith(".json") or (start == "{" and not name.endswith((".yaml", ".yml"))):
+        value = parsed(path, text, "json").value
+        return _kind_of_json(value) if isinstance(value, dict) else "deepspeed"
+    value = parsed(path, text, "yaml").value
+    if isinstance(value, dict):
+        return _kind_of_mapping(path, value)
+    raise FileInputError(path, UNKNOWN, 1, 1)
+
+
+def _kind_of_json(value: Mapping[str, Any]) -> str:
+    keys = set(value)
+    if "distributed_type" in keys:
+        return "accelerate"
+    table = key_list()
+    deepspeed_keys = keys & {*table["blocks"][""]["keys"], *table["removed"]["top_level"]}
+    if "zero_optimization" in keys or wrapper(value) is not None:
+        return "deepspeed"
+    if len(keys & _ARGUMENTS) >= 2 or trainer_of(value):
+        return "arguments"
+    if keys & (_MODEL | _PACKAGE) and not keys & {"train_micro_batch_size_per_gpu", "train_batch_size"}:
+        return "other"
+    if not keys or deepspeed_keys or any(_could_be(key) for key in keys):
+        return "deepspeed"
+    return "other"
+
+
+def _could_be(key: str) -> bool:
+    """Whether a top-level key looks like one of DeepSpeed's, misspelt or misplaced."""
+    blocks = key_list()["blocks"]
+    if nearest(key, blocks[""]["keys"]) or synonym(key, blocks[""]["keys"]):
+        return True
+    return key in ("stage", "zero_stage", "offload_optimizer", "offload_param", "overlap_comm")
+
+
+def _kind_of_mapping(path: str, value: dict[str, Any]) -> str:
+    keys = {str(key) for key in value}
+    if str(value.get("schema", "")).startswith(_PLAN_SCHEMA):
+        return "plan"
+    if keys & {"distributed_type", "compute_environment", "deepspeed_config", "num_machines"}:
+        return "accelerate"
+    if trainer_of(value):
+        return "arguments"
+    if keys & {"model", "params"} and keys & {"gpus", "gpu", "vram", "expect", "nodes"}:
+        return "recipe"
+    deepspeed = set(key_list()["blocks"][""]["keys"])
+    if len(keys & deepspeed) >= max(1, len(keys) // 2):
+        raise FileInputError(path, "is a DeepSpeed configuration in YAML; DeepSpeed reads JSON only", 1, 1)
+    if len(keys & _ARGUMENTS) >= 2:
+        return "arguments"
+    if keys & set(accelerate_keys()["cluster"]):
+        return "accelerate"
+    if isinstance(value.get("deepspeed"), str):
+        return "arguments"
+    raise FileInputError(path, UNKNOWN, 1, 1)
+
+
+def what_else(value: object) -> str:
+    """What a JSON is that DeepSpeed does not read."""
+    keys = set(value) if isinstance(value, dict) else set()
+    if keys & _MODEL:
+        return "looks like a model's config.json"
+    if keys & _PACKAGE:
+        return "looks like a package.json"
+    return "has none of DeepSpeed's keys"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.linter.accelerate.keys import TOP_LEVEL
 from zerokit.linter.accelerate.keys import key_list as accelerate_list
-from zerokit.linter.accelerate.values import TOP_LEVEL
 from zerokit.linter.deepspeed.parameters import entry_of
 from zerokit.linter.deepspeed.tables import key_list
 from zerokit.rules.types import ACCELERATE_VERSION

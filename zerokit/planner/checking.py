@@ -17,9 +17,8 @@ from zerokit.linter.accelerate.top_level import named_config
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.deepspeed.tables import has_key
 from zerokit.linter.discover import files_of
-from zerokit.linter.files import CheckedFile, check_files, internal_error
+from zerokit.linter.files import CheckedFile, check_files, internal_error, rehearsal_of
 from zerokit.linter.finding import Finding
-from zerokit.linter.given_file import rehearsal_of
 from zerokit.machine.model_code import model_code
 from zerokit.messages import shown
 from zerokit.notes import Note, with_id

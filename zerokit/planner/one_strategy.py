@@ -94,7 +94,7 @@ def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:
     Raises:
         InputError: unreadable, what DeepSpeed would refuse, or an argument that the file decides.
     """
-    from zerokit.linter.given_file import load_deepspeed
+    from zerokit.linter.files import load_deepspeed
 
     document = load_deepspeed(path, strict=False)  # DeepSpeed reads past comments, too
     refuse_errors(str(path))

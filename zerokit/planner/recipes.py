@@ -23,7 +23,7 @@ from zerokit.emit.outside import remember
 from zerokit.errors import FileInputError, InputError, ZerokitError, about
 from zerokit.fields import as_options
 from zerokit.files import write_whole
-from zerokit.linter.given_file import similar
+from zerokit.linter.files import similar
 from zerokit.planner.options import BY_NAME, as_text, given_options, suggestion
 from zerokit.strictload import Document, load_yaml, parse_yaml
 from zerokit.strictload.yamldump import dump_yaml

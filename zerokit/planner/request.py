@@ -403,7 +403,7 @@ def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
     from zerokit.domain.client_optimizers import CLIENT_OPTIMIZERS, client_optimizer
     from zerokit.domain.deepspeed_settings import DeepSpeedSettings
     from zerokit.rules import Setup, rule
-    from zerokit.rules.trainer_optimizers import NOT_MODELLED, TAKEN_AS
+    from zerokit.rules.known import NOT_MODELLED, TAKEN_AS
     from zerokit.suggest import misspelt
 
     if not name:

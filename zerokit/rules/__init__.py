@@ -15,8 +15,7 @@ from zerokit.rules.batch import BATCH_RULES
 from zerokit.rules.file import FILE_RULES
 from zerokit.rules.frameworks import FRAMEWORK_RULES
 from zerokit.rules.layout import LAYOUT_RULES
-from zerokit.rules.older import OLDER_RULES
-from zerokit.rules.removed import REMOVED_RULES
+from zerokit.rules.removed import OLDER_RULES, REMOVED_RULES
 from zerokit.rules.strategy import STRATEGY_RULES
 from zerokit.rules.training import TRAINING_RULES
 from zerokit.rules.types import EVERY_READER, FRAMEWORKS, READERS, Edit, Rule, Setup, Violation

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, PlannedValues, Stated
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
-from zerokit.rules.trainer_optimizers import is_same_optimizer
+from zerokit.rules.known import is_same_optimizer
 from zerokit.script.code_statements import bound_value, own_option
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values, means

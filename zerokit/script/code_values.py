@@ -8,7 +8,7 @@ from typing import Any
 
 from zerokit.domain.job import OFFLOAD_DEVICES
 from zerokit.domain.settings import BY_CALL, SETTINGS, Setting, Stated, compare
-from zerokit.rules.trainer_optimizers import is_same_optimizer
+from zerokit.rules.known import is_same_optimizer
 from zerokit.script.arguments import MICRO_BATCH, ScriptOptions, number, truth
 from zerokit.script.code_statements import CodeSetting, made_once, training_batches
 

@@ -22,8 +22,7 @@ from zerokit.domain.settings import SETTINGS
 from zerokit.domain.trainers import TRAINERS
 from zerokit.errors import InputError
 from zerokit.machine.versions import installed
-from zerokit.rules.known import TORCH_OPTIMIZERS
-from zerokit.rules.trainer_optimizers import NOT_MODELLED, is_same_optimizer
+from zerokit.rules.known import NOT_MODELLED, TORCH_OPTIMIZERS, is_same_optimizer
 from zerokit.script.arguments import ScriptOptions, number, truth
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.temporary import is_temporary

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from zerokit.cli import run
-from zerokit.linter.discover import files_of
-from zerokit.linter.gitignore import Ignored
+from zerokit.linter.discover import Ignored, files_of
 
 BROKEN = '{\n "train_micro_batch_size_per_gpu": 1,\n "zero_optimization": {"stage": 7}\n}\n'
 GOOD = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from zerokit.linter.accelerate.keys import LAUNCH, short
-from zerokit.linter.accelerate.values import TOP_LEVEL, fits
+from zerokit.linter.accelerate.keys import LAUNCH, TOP_LEVEL, fits, short
 from zerokit.linter.finding import Finding, finding_at
 from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document

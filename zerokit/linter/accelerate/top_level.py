@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.linter.accelerate.beside_file import fix_beside_file
-from zerokit.linter.accelerate.deepspeed_block import lint_deepspeed_block
+from zerokit.linter.accelerate.deepspeed_block import fix_beside_file, lint_deepspeed_block
 from zerokit.linter.accelerate.fsdp import lint_fsdp
 from zerokit.linter.accelerate.keys import (
     CONFIG,
     LAUNCH,
+    fits,
     key_list,
     short,
 )
 from zerokit.linter.accelerate.parallelism import lint_parallelism
 from zerokit.linter.accelerate.processes import lint_processes, number_of_processes
-from zerokit.linter.accelerate.values import fits
 from zerokit.linter.finding import Finding, finding_at, meant, one_for_each_cause
 from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document, Location, Path

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from zerokit.domain.phases import TRAINING_PHASES
+from zerokit.instrument.phases import after, before, within
 from zerokit.rehearsal.process import twins
-from zerokit.rehearsal.process.adapters.wrapping import after, before, within
 from zerokit.rehearsal.process.endings import NotRehearsed
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.phases import Context, Phases, describe

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import distributed
 
-from zerokit.rehearsal.process.adapters.wrapping import within
+from zerokit.instrument.phases import within
 from zerokit.rehearsal.process.phases import Context
 
 

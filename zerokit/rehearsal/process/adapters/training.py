@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zerokit.rehearsal.process.adapters.wrapping import after
+from zerokit.instrument.phases import after
 from zerokit.rehearsal.process.phases import Context
 
 _MOST_REPEATED_BYTES = 256 << 20

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerokit.errors import InputError
-from zerokit.linter.given_file import load_deepspeed
+from zerokit.linter.files import load_deepspeed
 
 
 @pytest.mark.parametrize(
