@@ -6,7 +6,8 @@ import torch
 
 from zerokit.catalog import gpus
 from zerokit.rehearsal.order import FakeGpu
-from zerokit.rehearsal.process.temporaries import of_operator, temporary_blocks
+from zerokit.rehearsal.process.operators import afterwards
+from zerokit.rehearsal.process.temporaries import temporary_blocks
 
 H200 = FakeGpu.of(gpus.load("h200"), 1)
 
@@ -20,20 +21,20 @@ def test_the_norm_of_an_embeddings_columns_takes_what_was_measured() -> None:
     # (benchmarks/measure/data/rehearsed-cases-measured.jsonl, t5.adafactor: step less other)
     embedding = meta(32128, 768)
     results = 32128 * 2 + 256 + 768 * 2  # norms of the rows and of the columns, in blocks of 512 bytes
-    taken = of_operator("linalg_vector_norm", (embedding, 2, [-2], True), H200)
+    (taken,) = afterwards("linalg_vector_norm", (embedding, 2, [-2], True), H200)
     assert sum(-(-size // 512) * 512 for size in taken) + results == 138_478_592
 
 
 def test_partial_results_and_semaphores_are_blocks_of_their_own() -> None:
     # a bias of 768 and one of 3072 over 1,536 tokens in fp16: the history of run_swag.py on an H200
-    assert of_operator("sum", (meta(1536, 768, dtype=torch.float16), [0]), H200) == (9437184, 24)
-    assert of_operator("sum", (meta(1536, 3072, dtype=torch.float16), [0]), H200) == (37748736, 96)
+    assert afterwards("sum", (meta(1536, 768, dtype=torch.float16), [0]), H200) == ((9437184, 24),)
+    assert afterwards("sum", (meta(1536, 3072, dtype=torch.float16), [0]), H200) == ((37748736, 96),)
 
 
 def test_rows_and_few_values_take_nothing() -> None:
     assert temporary_blocks(meta(8192, 4096), [1], 4, H200) == ()  # a warp for each row
     assert temporary_blocks(meta(64, 4096), [0], 4, H200) == ()  # 64 values: not worth a second block
-    assert of_operator("add", (meta(32128, 768), [0]), H200) == ()
+    assert afterwards("add", (meta(32128, 768), [0]), H200) == ()
 
 
 def test_dimensions_are_joined_and_all_is_one_output() -> None:
@@ -43,6 +44,6 @@ def test_dimensions_are_joined_and_all_is_one_output() -> None:
         == sum(temporary_blocks(meta(8192, 2048), [0], 4, H200))
         > 1 << 26
     )
-    whole = of_operator("sum", (tokens,), H200)
+    (whole,) = afterwards("sum", (tokens,), H200)
     assert 0 < sum(whole) < 1 << 16
-    assert whole == of_operator("sum", (tokens, [0, 1, 2]), H200)
+    assert (whole,) == afterwards("sum", (tokens, [0, 1, 2]), H200)

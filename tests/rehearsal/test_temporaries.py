@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from zerokit.catalog import gpus  # noqa: E402
 from zerokit.rehearsal.order import FakeGpu  # noqa: E402
-from zerokit.rehearsal.process.temporaries import afterwards, first, in_order_of_allocation  # noqa: E402
+from zerokit.rehearsal.process.operators import afterwards, first, in_order_of_allocation  # noqa: E402
 
 H200 = FakeGpu.of(gpus.load("h200"), 1)
 A10 = FakeGpu.of(gpus.load("a10g"), 1)

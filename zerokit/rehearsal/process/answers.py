@@ -84,7 +84,8 @@ def draw(machine: Machine, name: str, source: Any, indices: Any) -> None:
 # ---------------------------------------------------------------- values to the host
 
 
-def _item(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def item(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A tensor's only value."""
     values = twin(args[0])
     if values is not None:
         return func(values)
@@ -93,7 +94,8 @@ def _item(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return value
 
 
-def _equal(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def equal(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whether two tensors hold the same; unknown ones do."""
     pair = [twin(value) if isinstance(value, FakeTensor) else value for value in args[:2]]
     if all(value is not None for value in pair):
         return func(*pair, *args[2:], **kwargs)
@@ -102,7 +104,7 @@ def _equal(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return True
 
 
-def _copy_to(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def copy_to(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``tensor.to("cpu")``: small tensors become real."""
     source, device = args[0], kwargs.get("device")
     if device is None or device.type != "cpu" or not isinstance(source, FakeTensor):
@@ -117,7 +119,8 @@ def _copy_to(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[st
     return machine.pin(result) if kwargs.get("pin_memory") else result
 
 
-def _copy_(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def copy_into(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A copy into a real tensor on the host."""
     target, source = args[:2]
     if isinstance(target, FakeTensor):
         return PASS
@@ -129,28 +132,33 @@ def _copy_(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return target
 
 
-def _is_pinned(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def is_pinned(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whether memory of the host is pinned."""
     return args[0].device.type == "cpu" and machine.is_pinned(args[0])
 
 
-def _pin_memory(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pin_memory(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pinned memory with the same values."""
     return machine.pin(args[0])
 
 
-def _record_stream(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_stream(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Nothing: the ledger follows streams by itself."""
     return None
 
 
-def _sdp_choice(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def sdp_choice(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The kernel of attention that the GPU takes."""
     return int(sdpa_choice.choose(machine.gpu.capability, *args, **kwargs))
 
 
-def _prim_device(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def device(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The device that the script sees."""
     tensor = args[0]
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
-def _unscale(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def unscale(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """GradScaler looks for infinities: none are found, or every step would be skipped.
 
     Raises:
@@ -168,7 +176,7 @@ def _unscale(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[st
 # ---------------------------------------------------------------- sizes from values
 
 
-def _index(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def index(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``x[mask]``: the mask's true positions, from its twin."""
     source, indices = args[:2]
     if not any(_is_mask(indexer) for indexer in indices):
@@ -205,7 +213,8 @@ def lifted(machine: Machine, values: torch.Tensor, device: Any) -> torch.Tensor:
     return tensor
 
 
-def _sized_by_values(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def sized_by_values(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A result as large as values say; the largest one where they are not known."""
     name = func._schema.name.split("::")[1]
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     values = [twin(value) if isinstance(value, FakeTensor) else value for value in tensors]
@@ -239,33 +248,3 @@ def _largest(machine: Machine, name: str, source: torch.Tensor, device: Any) -> 
     if name in ("nonzero", "argwhere") and twins.may_have(outputs[0]):
         twins.attach(outputs[0], torch.ones(source.shape, dtype=torch.bool).nonzero())
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-
-SPECIAL: dict[str, Answer] = {
-    "_local_scalar_dense": _item,
-    "equal": _equal,
-    "allclose": _equal,
-    "_to_copy": _copy_to,
-    "copy_": _copy_,
-    "is_pinned": _is_pinned,
-    "_pin_memory": _pin_memory,
-    "pin_memory": _pin_memory,
-    "record_stream": _record_stream,
-    "_amp_foreach_non_finite_check_and_unscale_": _unscale,
-    "_fused_sdp_choice": _sdp_choice,
-    "device": _prim_device,
-    "index": _index,
-    **dict.fromkeys(
-        (
-            "nonzero",
-            "masked_select",
-            "_unique2",
-            "unique_dim",
-            "unique_consecutive",
-            "repeat_interleave",
-            "bincount",
-            "argwhere",
-        ),
-        _sized_by_values,
-    ),
-}

@@ -156,7 +156,7 @@ def _kernel_backward(arguments: tuple[Any, ...], gradients: tuple[Any, Any, Any]
         for of, gradient in zip(arguments[1:4], gradients, strict=True)
     ]
     twins.forget(written)
-    for blocks in temporaries.afterwards("_flash_attention_backward", arguments, machine.gpu):
+    for blocks in temporaries.flash_package_backward(arguments, machine.gpu):
         machine.ledger.pass_through(blocks, "_flash_attention_backward")
     for observer in machine.observers:
         observer.operator(operator, arguments, {}, tuple(written))

@@ -305,42 +305,8 @@ class GpuMemory:
 Arguments = tuple[Any, ...]
 
 
-SCALED_PRODUCTS = ("_scaled_mm", "_scaled_mm_v2")
-"""Of FP8 factors with their scales (``native/cuda/ScaledBlas.cpp``)."""
-PRODUCTS = frozenset(
-    {"mm", "bmm", "addmm", "baddbmm", *SCALED_PRODUCTS, "_grouped_mm", "linear", "addmm_", "baddbmm_"}
-)
-"""Operators that run in cuBLAS."""
-
 _LT_WORKSPACE_KIB = 1024
 """``_getWorkspaceSize`` of cublasLt (``aten/src/ATen/cuda/CUDABlas.cpp``), CUBLASLT_WORKSPACE_SIZE."""
-
-
-_FP8_CAPABILITY = (8, 9)
-
-
-def refuse_unknown_to(capability: tuple[int, int], name: str) -> None:
-    """Raise what PyTorch raises of products in FP8 on a GPU without them (``ScaledBlas.cpp``,
-    _scaled_mm_allowed_device)."""
-    if name in SCALED_PRODUCTS and capability < _FP8_CAPABILITY:
-        raise RuntimeError(
-            "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or "
-            "ROCm MI300+"
-        )
-
-
-def _safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Rows that are masked whole become zeros (``native/transformers/attention.cpp``), in place, as the
-    allocations of PyTorch 2.11 on an H200 show."""
-    out = torch.softmax(scores, dim, dtype=dtype)
-    masked = scores.eq(-torch.inf)
-    masked_rows = masked.all(dim, keepdim=True)
-    zero = torch.zeros((), dtype=out.dtype, device=out.device)
-    return out.masked_fill_(masked_rows, zero)
-
-
-OF_OPERATORS: dict[str, Callable[..., Any]] = {"aten::_safe_softmax": _safe_softmax}
-"""Operators that a GPU runs as others."""
 
 
 class Workspaces:

@@ -11,7 +11,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, UnsupportedOperatorException
@@ -23,37 +23,20 @@ from zerokit.rehearsal.process import (
     collectives,
     factories,
     in_place_adds,
-    temporaries,
+    operators,
     twins,
 )
-from zerokit.rehearsal.process.kernels import cudnn, sparse
-from zerokit.rehearsal.process.ledger import OF_OPERATORS, PRODUCTS, refuse_unknown_to
 from zerokit.rehearsal.process.machine import Machine
-from zerokit.rehearsal.process.shapes import RULES
+from zerokit.rehearsal.process.operators import Is
 from zerokit.rehearsal.process.twins import twin
+
+if TYPE_CHECKING:
+    from zerokit.rehearsal.process.kernels.cudnn import Convolutions
 
 aten = torch.ops.aten
 
 LARGE_HOST_BYTES = 1 << 26
 """Host tensors from this size on are fake too: a model's weights cost nothing."""
-
-_HOST_FACTORIES = frozenset({"empty", "zeros", "ones", "full", "empty_strided", "rand", "randn"})
-_FACTORIES = _HOST_FACTORIES | {
-    "arange",
-    "scalar_tensor",
-    "linspace",
-    "eye",
-    "randint",
-    "randperm",
-    "new_empty",
-}
-_RANDOM = ("rand", "normal", "bernoulli", "native_dropout")
-_UNWRITTEN = ("empty", "new_empty")
-_FILLED = frozenset({
-    "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full",
-})  # fmt: skip
-_OVERWRITES = frozenset({"fill_", "zero_", "copy_"})
-_DRAWN = frozenset({"multinomial", "argmax", "topk", "sort", "argsort"})
 
 
 def scan(value: Any, fakes: list[Any], reals: list[Any]) -> None:
@@ -116,12 +99,14 @@ class FakeCuda(TorchDispatchMode):
         super().__init__()
         self._machine = machine
         self.thread_settings = ThreadSettings()
-        self._convolutions = cudnn.Convolutions(machine)
         self._plain_types: set[type] = {torch.Tensor, torch.nn.Parameter, FakeTensor}
-        self.cuda_kernels: dict[str, Any] = dict(OF_OPERATORS)
+        self.cuda_kernels: dict[str, Any] = {
+            f"aten::{name}": row.runs_as
+            for name, row in operators.OPERATORS.items()
+            if row.runs_as is not None
+        }
         """Operators whose CUDA kernel is written in Python (``torch.library.register_kernel``): it runs
         with fake tensors, so that its temporaries count."""
-        self._makes_sparse = sparse.kernels(machine)
 
     def __torch_dispatch__(
         self,
@@ -185,9 +170,9 @@ class FakeCuda(TorchDispatchMode):
             result = in_place_adds.answer(self._machine, types, args, kwargs)
             if result is not None:
                 return self._observed(func, args, kwargs, result)
-        special = answers.SPECIAL.get(name)
-        if special is not None:
-            result = special(self._machine, func, args, kwargs)
+        row = operators.known(name)
+        if row.answer is not None:
+            result = row.answer(self._machine, func, args, kwargs)
             if result is not answers.PASS:
                 self._track(result, name, args)
                 return self._observed(func, args, kwargs, result)
@@ -203,11 +188,29 @@ class FakeCuda(TorchDispatchMode):
     def _python_kernel(self, func: Any, args: tuple[Any, ...], fakes: list[Any]) -> Any:
         """What Python runs in an operator's place, in this mode; None: nothing."""
         name = full_name(func)
-        kernel = self._makes_sparse.get(name)
-        if kernel is not None and (name != sparse.COPY or args[0].layout is torch.sparse_coo):
-            return kernel
+        is_default = func.namespace == "aten" and func._overloadname == "default"
+        if (
+            is_default
+            and operators.has(name_of(func), Is.SPARSE)
+            and (name != "aten::_to_copy" or args[0].layout is torch.sparse_coo)
+        ):
+            return self._sparse_kernels[name]
         on_gpu = any(value.fake_device.type == "cuda" for value in fakes)
         return self.cuda_kernels.get(name) if on_gpu else None
+
+    @functools.cached_property
+    def _convolutions(self) -> Convolutions:
+        """cuDNN's part, from the first operator on that may run in it."""
+        from zerokit.rehearsal.process.kernels.cudnn import Convolutions
+
+        return Convolutions(self._machine)
+
+    @functools.cached_property
+    def _sparse_kernels(self) -> dict[str, Any]:
+        """What makes sparse tensors, from the first one on."""
+        from zerokit.rehearsal.process.kernels import sparse
+
+        return sparse.kernels(self._machine)
 
     def _observed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         for observer in self._machine.observers:
@@ -254,19 +257,17 @@ class FakeCuda(TorchDispatchMode):
         fakes: list[Any],
     ) -> Any:
         machine, on_gpu = self._machine, bool(fakes) and fakes[0].fake_device.type == "cuda"
+        row = operators.known(name)
         if on_gpu:
-            cudnn.check(machine, name, args)
-            refuse_unknown_to(machine.gpu.capability, name)
-        rule = RULES.get(full_name(func))
+            operators.refuse_unknown_to(machine.gpu.capability, name)
+        rule = row.overloads.get(func._overloadname)
         result = rule(machine, args, kwargs) if rule is not None else self._shaped(func, types, args, kwargs)
-        if on_gpu and name in cudnn.OPERATORS:
-            self._convolutions.count(name, args, result)
-        else:
-            with machine.ledger.holding(temporaries.first(name, args) if on_gpu else (), name):
+        if not (on_gpu and row.traits & Is.CUDNN and self._convolutions.count(name, args, result)):
+            with machine.ledger.holding(operators.first(name, args) if on_gpu else (), name):
                 self._track(result, name, args)
-            for blocks in temporaries.afterwards(name, args, machine.gpu) if on_gpu else ():
+            for blocks in operators.afterwards(name, args, machine.gpu) if on_gpu else ():
                 machine.ledger.pass_through(blocks, name)
-        if name in PRODUCTS:
+        if row.traits & Is.CUBLAS:
             output = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)), None)
             if output is not None and output.fake_device.type == "cuda":
                 machine.workspaces.product(name, args, kwargs)
@@ -274,7 +275,7 @@ class FakeCuda(TorchDispatchMode):
         return result
 
     def _track(self, result: Any, name: str, args: tuple[Any, ...]) -> None:
-        for leaf in temporaries.in_order_of_allocation(name, args, result):
+        for leaf in operators.in_order_of_allocation(name, args, result):
             if isinstance(leaf, FakeTensor):
                 if leaf.fake_device.type == "cuda":
                     self._machine.ledger.track(leaf, name)
@@ -300,9 +301,9 @@ class FakeCuda(TorchDispatchMode):
             r.device.type == "cpu" for r in reals
         )
         small = all(twins.may_have(leaf) for leaf in fakes)
-        cheap = is_view(func) or name in twins.OF_DATA
+        cheap = is_view(func) or operators.has(name, Is.CHEAP)
         if func._schema.is_mutable:
-            if name in _OVERWRITES and self._overwritten(name, args):
+            if operators.has(name, Is.OVERWRITES) and self._overwritten(name, args):
                 return
             if not (are_known and small and not name.startswith("_fused") and _succeeds(func, args, kwargs)):
                 twins.forget_written(func, args, kwargs)
@@ -311,15 +312,15 @@ class FakeCuda(TorchDispatchMode):
             return
         elif (
             are_known
-            and (fakes or reals or name in _FACTORIES or makes_cuda)
+            and (fakes or reals or operators.has(name, Is.FACTORY) or makes_cuda)
             and (
                 (small and all(twins.may_have(leaf) for leaf in outputs))
                 or (cheap and twins.are_data(fakes + reals, outputs))
             )
-            and not name.startswith(_RANDOM)
+            and not operators.is_random(name)
         ):
             self._compute(func, name, args, kwargs, fakes, reals, outputs, values_of)
-        elif name in _DRAWN:
+        elif operators.has(name, Is.DRAWN):
             answers.draw(self._machine, name, fakes[0], outputs[-1])
         else:
             origin = answers.origin_of(fakes[0]) if fakes and is_view(func) else name
@@ -348,7 +349,7 @@ class FakeCuda(TorchDispatchMode):
         outputs: list[Any],
         values_of: Callable[[torch.Tensor], torch.Tensor | None],
     ) -> None:
-        if name.startswith(_UNWRITTEN):
+        if operators.has(name, Is.EMPTY):
             for fake_output in outputs:  # a place for values, none of them known until they are written
                 twins.attach(
                     fake_output,
@@ -372,7 +373,7 @@ class FakeCuda(TorchDispatchMode):
         for output, value in zip(outputs, values, strict=False):
             if value.shape == output.shape:
                 twins.attach(output, value, source.validity if source is not None else None)
-                if name in _FILLED:
+                if operators.has(name, Is.FILLED):
                     twins.fill(output)
 
 
@@ -389,7 +390,7 @@ def _succeeds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _is_large(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if name_of(func) not in _HOST_FACTORIES or not args:
+    if not operators.has(name_of(func), Is.LARGE_ON_HOST) or not args:
         return False
     shape = args[0]
     if not isinstance(shape, list | tuple):

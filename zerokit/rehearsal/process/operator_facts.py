@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from zerokit.rehearsal.process.ledger import SCALED_PRODUCTS
 from zerokit.rehearsal.process.twins import twin
 from zerokit.timing import operators as kinds
 
 Shape = tuple[int, ...]
-
-WITHOUT_KERNEL = frozenset({
-    "_unsafe_view", "_reshape_alias", "detach", "detach_", "lift", "lift_fresh", "alias", "set_", "resize_",
-    "record_stream", "is_pinned", "_pin_memory", "pin_memory", "_fused_sdp_choice", "squeeze_", "unsqueeze_",
-    "t_", "transpose_", "as_strided_", "resize_as_", "requires_grad_",
-})  # fmt: skip
-"""Operators that change no more than how memory is seen."""
-EMPTY = frozenset(
-    {"empty", "new_empty", "empty_strided", "empty_like", "new_empty_strided", "empty_permuted"}
-)
-UNSEEN = frozenset({"device", "is_same_size", "sym_size", "_has_same_storage_numel"})
-"""Questions that only fake tensors send through the dispatcher."""
-WAITING = frozenset({
-    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
-    "equal", "allclose", "argwhere", "bincount", "repeat_interleave",
-})  # fmt: skip
-"""The host waits for the result (or for its size)."""
-_WRITE_ONLY = frozenset(
-    {"copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
-)
-_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_", "_int_mm", *SCALED_PRODUCTS})
-REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "linalg_vector_norm", "norm", "_foreach_norm"})
-_GATHERS = frozenset({"embedding", "index", "index_select", "gather", "take_along_dim"})
-_WRITES_AT = frozenset({"index_put_", "_index_put_impl_", "index_add_", "scatter_", "scatter_add_"})
 
 _FOREACH_TENSORS = 100
 _FUSED_ADAM_TENSORS = 36
@@ -93,38 +69,39 @@ def tensors_in(value: Any, result: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def host_bytes(
-    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, write_only: bool
 ) -> tuple[int, int]:
     """Bytes that an operator without a kernel reads and writes; what it only writes to is not read."""
     read = total(tensors_in([args, kwargs], []))
-    if name in _WRITE_ONLY:
+    if write_only:
         read -= total(_changed(func, args, kwargs))
     return read, total(tensors_in(result, []))
 
 
-def facts(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Facts:
-    """Of an operator with tensors on the GPU."""
-    inputs = [tensor for tensor in tensors_in([args, kwargs], []) if on_gpu(tensor)]
-    outputs = [tensor for tensor in tensors_in(result, []) if on_gpu(tensor)]
-    if name in _PRODUCTS:
-        return _product(name, args, inputs, outputs)
-    if name.startswith("_scaled_dot_product") or name in (
-        "_flash_attention_forward",
-        "_flash_attention_backward",
-    ):
-        return _attention(func, name, args, kwargs, inputs, outputs)
-    if name in ("convolution", "convolution_backward"):
-        return _convolution(name, args, inputs, outputs)
-    read, written_bytes, launches, waits = _traffic(func, name, args, kwargs, inputs, outputs)
+def facts(
+    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any,
+    *, moves: Moves | None, waits: bool, write_only: bool,
+) -> Facts:  # fmt: skip
+    """Facts of an operator with tensors on the GPU that has no ``Work`` of its own."""
+    inputs, outputs = gpu_tensors([args, kwargs]), gpu_tensors(result)
+    if moves is not None:
+        moved = moves(name, args, inputs, outputs)
+    else:
+        new_outputs = [tensor for tensor in outputs if not any(tensor is argument for argument in inputs)]
+        changed = []
+        if func._schema.is_mutable:
+            changed = [tensor for tensor in _changed(func, args, kwargs) if on_gpu(tensor)]
+        read = max(0, total(inputs) - (total(changed) if write_only else 0))
+        moved = Moved(read, total(new_outputs) + total(changed), _launches(name, args, inputs))
     large = [tensor for tensor in (*inputs, *outputs) if tensor.numel() > 1]
     return Facts(
         shapes=tuple(tuple(tensor.shape) for tensor in (large or [*inputs, *outputs])[:3]),
         dtype=_dtype((large or inputs or outputs)[0]) if inputs or outputs else "",
         layout=_layout(large),
-        bytes_read=read,
-        bytes_written=written_bytes,
-        launches=launches,
-        synchronizes=waits or name in WAITING,
+        bytes_read=moved.read,
+        bytes_written=moved.written,
+        launches=moved.launches,
+        synchronizes=moved.waits or waits,
     )
 
 
@@ -138,7 +115,19 @@ def _layout(tensors: list[torch.Tensor]) -> str:
     return kinds.CAST if len({tensor.dtype for tensor in tensors}) > 1 else ""
 
 
-def _product(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Facts:
+# -------------------------------------------------------------------- products and attention
+
+Work = Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any], Facts]
+"""Of an operator, its name, arguments and result."""
+
+
+def gpu_tensors(value: Any) -> list[Any]:
+    """Tensors on the GPU among values, in their order."""
+    return [tensor for tensor in tensors_in(value, []) if on_gpu(tensor)]
+
+
+def product(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Facts:
+    """Facts of a product of matrices."""
     left, right = args[1:3] if name.startswith(("addmm", "baddbmm")) else args[:2]
     batch = left.shape[0] if left.dim() == 3 else 1
     m, k = left.shape[-2:]
@@ -152,12 +141,13 @@ def _product(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Fac
         dtype=_dtype(left),
         layout="" if aligned else kinds.UNALIGNED,
         flops=2.0 * batch * m * n * k,
-        bytes_read=total(inputs),
-        bytes_written=total(outputs),
+        bytes_read=total(gpu_tensors([args, kwargs])),
+        bytes_written=total(gpu_tensors(result)),
     )
 
 
-def _attention(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]) -> Facts:
+def attention(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Facts:
+    """Facts of fused attention."""
     arguments = {
         argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
     } | kwargs
@@ -176,8 +166,8 @@ def _attention(func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], 
         dtype=_dtype(query),
         layout=kinds.CAUSAL if causal else "",
         flops=scores * (2.5 if backward else 1.0),
-        bytes_read=total(inputs),
-        bytes_written=total(outputs),
+        bytes_read=total(gpu_tensors([args, kwargs])),
+        bytes_written=total(gpu_tensors(result)),
         launches=3 if backward else 1,
     )
 
@@ -199,53 +189,72 @@ def _flash_shapes(query: Any, key: Any, value: Any, queries: Any, keys: Any) -> 
     return shapes, int((ends.diff().long() * key_ends.diff().long()).sum())
 
 
-def _convolution(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Facts:
+def convolution(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Facts:
+    """Facts of a convolution."""
     backward = name != "convolution"
     weight = args[2] if backward else args[1]
-    output = args[0] if backward else outputs[0]
+    output = args[0] if backward else gpu_tensors(result)[0]
     flops = 2.0 * output.numel() * math.prod(weight.shape[1:])
     passes = sum(args[-1][:2]) if backward else 1
     return Facts(
         shapes=(tuple(output.shape), tuple(weight.shape)),
         dtype=_dtype(weight),
         flops=flops * passes,
-        bytes_read=total(inputs),
-        bytes_written=total(outputs),
+        bytes_read=total(gpu_tensors([args, kwargs])),
+        bytes_written=total(gpu_tensors(result)),
         launches=passes,
     )
 
 
-def _traffic(
-    func: Any, name: str, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]
-) -> tuple[int, int, int, bool]:
+# -------------------------------------------------------------------- what some move
+
+
+class Moved(NamedTuple):
     """Bytes read and written, kernels, and whether the host waits."""
-    if name in _GATHERS:
-        positions = inputs[1:]
-        masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in positions)
-        output_bytes = total(outputs)
-        return output_bytes + total(positions), output_bytes, 4 if masks else 1, masks
-    if (
-        name == "embedding_dense_backward"
-    ):  # a sort of the positions, then the sums (EmbeddingBackwardKernel.cu)
-        return 2 * memory_bytes(args[0]), total(outputs), 8, False
-    if name == "nll_loss_forward":
-        return 16 * args[0].shape[0], 8, 1, False
-    if name == "nll_loss_backward":
-        return 16 * args[1].shape[0], total(outputs), 2, False
-    if name in _WRITES_AT:
-        accumulates = name.endswith("put_impl_") or (name == "index_put_" and args[-1] is True)
-        moved_bytes = total(inputs[1:])
-        return 2 * moved_bytes, moved_bytes, 6 if accumulates else 1, False
-    if name in ("slice_backward", "select_backward", "index_put", "scatter", "index_add", "scatter_add"):
-        return total(inputs), total(outputs) + memory_bytes(inputs[0]), 2, False
-    new_outputs = [tensor for tensor in outputs if not any(tensor is argument for argument in inputs)]
-    read, written_bytes = total(inputs), total(new_outputs)
-    if func._schema.is_mutable:
-        changed = [tensor for tensor in _changed(func, args, kwargs) if on_gpu(tensor)]
-        written_bytes += total(changed)
-        if name in _WRITE_ONLY:
-            read -= total(changed)
-    return max(0, read), written_bytes, _launches(name, args, inputs), False
+
+    read: int
+    written: int
+    launches: int = 1
+    waits: bool = False
+
+
+Moves = Callable[[str, Any, list[Any], list[Any]], Moved]
+"""Of an operator's name, its arguments and the tensors on the GPU among them and among its results."""
+
+
+def gather(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Moved:
+    """Rows at positions, or where a mask is true, which the host waits for."""
+    positions = inputs[1:]
+    masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in positions)
+    output_bytes = total(outputs)
+    return Moved(output_bytes + total(positions), output_bytes, 4 if masks else 1, masks)
+
+
+def write_at(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Moved:
+    """Rows written at positions, or added to what is there."""
+    accumulates = name.endswith("put_impl_") or (name == "index_put_" and args[-1] is True)
+    moved_bytes = total(inputs[1:])
+    return Moved(2 * moved_bytes, moved_bytes, 6 if accumulates else 1)
+
+
+def copy_and_write(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Moved:
+    """A new tensor, a part of which is another's."""
+    return Moved(total(inputs), total(outputs) + memory_bytes(inputs[0]), 2)
+
+
+def embedding_backward(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Moved:
+    """A sort of the positions, then the sums (EmbeddingBackwardKernel.cu)."""
+    return Moved(2 * memory_bytes(args[0]), total(outputs), 8)
+
+
+def loss(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Moved:
+    """One value of each row."""
+    return Moved(16 * args[0].shape[0], 8)
+
+
+def loss_backward(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Moved:
+    """One value of each row, in a tensor of zeros."""
+    return Moved(16 * args[1].shape[0], total(outputs), 2)
 
 
 def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -24,10 +24,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.instrument import engine_facts
 from zerokit.instrument.engine_facts import adapter_targets
+from zerokit.rehearsal.process import operators
 from zerokit.rehearsal.process.endings import StopRehearsal
 from zerokit.rehearsal.process.feed import Feed
 from zerokit.rehearsal.process.guesses import script_line
-from zerokit.rehearsal.process.ledger import SCALED_PRODUCTS, Origin
+from zerokit.rehearsal.process.ledger import Origin
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.recorder import Recorder
 from zerokit.rehearsal.result import FROZEN, QUANTISED, WEIGHTS
@@ -315,7 +316,7 @@ class Phases:
 
     def _product(self, name: str, output: torch.Tensor) -> None:
         if self._ledger.phase == "forward":
-            self.feed.product(output, is_fp8=name in SCALED_PRODUCTS)
+            self.feed.product(output, is_fp8=operators.has(name, operators.Is.FP8))
 
     def note_batch(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a forward that trains was given."""

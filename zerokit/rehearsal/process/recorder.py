@@ -8,6 +8,7 @@ the last complete step is kept, from the third on: DeepSpeed's ZeRO-3 records it
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 import threading
@@ -19,9 +20,10 @@ from typing import Any
 
 import torch
 
-from zerokit.rehearsal.process import operator_facts
+from zerokit.rehearsal.process import operator_facts, operators
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.operator_facts import memory_bytes, on_gpu, tensors_in, total
+from zerokit.rehearsal.process.operators import Is
 from zerokit.timing import operators as kinds
 from zerokit.timing.operators import IssuedOperator
 
@@ -194,24 +196,32 @@ class Recorder:
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator with fake tensors."""
         name = func._schema.name.split("::")[1]
-        if name in operator_facts.UNSEEN or func.namespace == "prim":
+        row = operators.known(name)
+        if row.traits & Is.UNSEEN or func.namespace == "prim":
             return
         if func.namespace == "c10d":
             self._collective(func, name, args)
             return
         inputs = tensors_in([args, kwargs], [])
         outputs = tensors_in(result, [])
-        if name in operator_facts.EMPTY:
+        write_only = bool(row.traits & Is.WRITE_ONLY)
+        if row.traits & Is.EMPTY:
             self._add(kinds.EMPTY, name)
-        elif _is_view(func) or name in operator_facts.WITHOUT_KERNEL:
+        elif _is_view(func) or row.traits & Is.VIEW:
             self._add(kinds.VIEW, name)
         elif not any(on_gpu(tensor) for tensor in (*inputs, *outputs)):
-            read, written = operator_facts.host_bytes(func, name, args, kwargs, result)
+            read, written = operator_facts.host_bytes(func, args, kwargs, result, write_only=write_only)
             self._add(kinds.HOST, name, bytes_read=read, bytes_written=written)
         elif name in ("_to_copy", "copy_") and self._crosses(name, args, kwargs, outputs):
             return
         else:
-            facts = operator_facts.facts(func, name, args, kwargs, result)
+            work = row.work or functools.partial(
+                operator_facts.facts,
+                moves=row.moves,
+                waits=bool(row.traits & Is.WAITS),
+                write_only=write_only,
+            )
+            facts = work(func, name, args, kwargs, result)
             self._add(
                 kinds.KERNEL,
                 name,
@@ -331,12 +341,15 @@ class Recorder:
     def host_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator that ran on the host."""
         name = func._schema.name.split("::")[1]
-        if name in operator_facts.UNSEEN or func.namespace == "prim":
+        row = operators.known(name)
+        if row.traits & Is.UNSEEN or func.namespace == "prim":
             return
-        if _is_view(func) or name in operator_facts.WITHOUT_KERNEL or name in operator_facts.EMPTY:
+        if _is_view(func) or row.traits & (Is.VIEW | Is.EMPTY):
             self._add(kinds.VIEW, name)
             return
-        read, written = operator_facts.host_bytes(func, name, args, kwargs, result)
+        read, written = operator_facts.host_bytes(
+            func, args, kwargs, result, write_only=bool(row.traits & Is.WRITE_ONLY)
+        )
         self._add(kinds.HOST, name, bytes_read=read, bytes_written=written)
 
     def kernel(self, name: str, tensors: Any, outputs: Any = (), launches: int = 1) -> None:

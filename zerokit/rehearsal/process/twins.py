@@ -23,12 +23,6 @@ MOST_DATA = max(1 << 25, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"
 """… and what comes from the script's own data, images above all, up to the first arithmetic with weights: in
 fp32 a thirty-second of this machine's memory."""
 
-OF_DATA = frozenset({
-    "_to_copy", "clone", "contiguous", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "logical_not",
-    "sum", "any", "all", "amax", "amin", "mean", "add", "sub", "mul", "div", "where", "cat", "stack",
-})  # fmt: skip
-"""Operators that are cheap on a CPU, whose results of large data keep their values (views do too)."""
-
 _NAME = "_zerokit_twin"
 
 

@@ -305,7 +305,6 @@ class Cudnn:
         return int(size)
 
 
-OPERATORS = frozenset({"convolution", "convolution_backward"})
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}
 _MOST_ALIGNMENT = 32
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -377,12 +376,16 @@ class Convolutions:
         self._asked = False
         self._searched: set[Convolution] = set()
 
-    def count(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        """A convolution, or its backward, has run: its results are new tensors, tracked here."""
+    def count(self, name: str, args: tuple[Any, ...], result: Any) -> bool:
+        """Count what cuDNN takes for an operator that has run; whether its results were tracked here."""
         if name == "convolution":
             self._forward(args, result)
-        else:
+        elif name == "convolution_backward":
             self._backward(args, result)
+        else:
+            check(self._machine, name, args)
+            return False
+        return True
 
     def _forward(self, args: tuple[Any, ...], result: torch.Tensor) -> None:
         machine = self._machine

@@ -177,8 +177,6 @@ def coalesce(func: Any, sparse: SparseTensor) -> SparseTensor:
 
 aten = torch.ops.aten
 
-COPY = "aten::_to_copy"
-"""Makes sparse tensors of sparse ones on the host only."""
 _CUSPARSE = "workspaces of cuSPARSE"
 _VALUE_WISE = ("mul", "div", "div_", "mul_", "abs", "neg", "sqrt", "relu", "sgn", "sign", "log1p", "expm1")
 """Of a sparse tensor and a number, or of it alone: zeros stay zeros."""
@@ -208,7 +206,7 @@ def kernels(machine: Machine) -> dict[str, Callable[..., Any]]:
         return SparseTensor(machine, real.shape, indices, values, real.is_coalesced())
 
     return {
-        COPY: from_host,
+        "aten::_to_copy": from_host,  # of sparse ones on the host
         "aten::_to_sparse": to_sparse,
         "aten::_to_sparse_csr": functools.partial(to_sparse, layout=torch.sparse_csr),
         "aten::_sparse_coo_tensor_with_dims_and_tensors": of_parts,

@@ -1,0 +1,297 @@
+"""Operators as the rehearsal knows them: one row each, read by the mode, the recorder and the phases.
+
+An operator without a row has the shapes that FakeTensor says, takes nothing beside its results and runs one
+kernel. An operator is called by its name in ``aten`` (``add_``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from zerokit.rehearsal.order import FakeGpu
+from zerokit.rehearsal.process import answers, operator_facts, temporaries
+from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.temporaries import Arguments, Blocks
+from zerokit.trace.sdpa_workspaces import CUDNN_FORWARD_BYTES
+
+_RANDOM = ("rand", "normal", "bernoulli", "native_dropout")
+_FP8_CAPABILITY = (8, 9)
+
+
+class Is(Flag):
+    """What holds of an operator whatever its arguments."""
+
+    NOTHING = 0
+    FACTORY = auto()  # makes a tensor of its arguments alone
+    LARGE_ON_HOST = auto()  # of a factory: a large tensor on the host is fake, too
+    EMPTY = auto()  # its result's values are those that are written into it later
+    FILLED = auto()  # its result holds a constant, which is what a kernel finds that writes there
+    OVERWRITES = auto()  # its first argument's values are the second's afterwards
+    WRITE_ONLY = auto()  # its first argument is not read
+    DRAWN = auto()  # its result is a choice among unknown values
+    CHEAP = auto()  # cheap on a CPU: results of large data keep their values (views do too)
+    VIEW = auto()  # changes no more than how memory is seen
+    UNSEEN = auto()  # a question that only fake tensors send through the dispatcher
+    WAITS = auto()  # the host waits for the result, or for its size
+    CUBLAS = auto()
+    FP8 = auto()  # a product of FP8 factors with their scales (``native/cuda/ScaledBlas.cpp``)
+    CUDNN = auto()  # what cuDNN takes is counted by :mod:`zerokit.rehearsal.process.kernels.cudnn`
+    SPARSE = auto()  # may make sparse tensors: :mod:`zerokit.rehearsal.process.kernels.sparse`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """What is known of one.
+
+    Attributes:
+        answer: gives values to the host, or has results whose size depends on values.
+        before: blocks that it takes before its results, and keeps until it has them.
+        after: blocks that it takes once it has its results: some live together, then others.
+        order: the tensors of its result in the order in which they are allocated; empty: as they stand.
+        reduces: where its dimensions stand among the arguments, and the size of a partial result.
+        work: its FLOPs and bytes; ``moves``: its bytes, kernels and whether the host waits for it; without
+            either, all inputs are read and all outputs written.
+        overloads: results of overloads for which some PyTorch versions have no shape rule of their own.
+        runs_as: the operators that a GPU runs in its place.
+    """
+
+    traits: Is = Is.NOTHING
+    answer: answers.Answer | None = None
+    before: Callable[[Arguments], Blocks] | None = None
+    after: Callable[[Arguments, FakeGpu], tuple[Blocks, ...]] | None = None
+    order: tuple[int, ...] = ()
+    reduces: tuple[int, Callable[[torch.Tensor], int]] | None = None
+    work: operator_facts.Work | None = None
+    moves: operator_facts.Moves | None = None
+    overloads: Mapping[str, Callable[[Machine, Arguments, dict[str, Any]], Any]] = field(default_factory=dict)
+    runs_as: Callable[..., Any] | None = None
+
+
+# -------------------------------------------------------------------- parts of rows
+
+
+def _product(left: int, right: int) -> Mapping[str, Callable[[Machine, Arguments, dict[str, Any]], Any]]:
+    """The overloads of a product with ``out_dtype`` (``native/cuda/Blas.cpp``), whose factors stand there.
+    PyTorch 2.11 takes ``addmm``'s decomposition for ``addmm.dtype``, with the dtype as beta."""
+
+    def rule(machine: Machine, args: Arguments, kwargs: dict[str, Any]) -> torch.Tensor:
+        factors = args[left], args[right]
+        dtype = kwargs.get("out_dtype") or next(value for value in args if isinstance(value, torch.dtype))
+        shape = (*factors[0].shape[:-1], factors[1].shape[-1])
+        return machine.empty(shape, dtype, factors[0].fake_device)
+
+    return {"dtype": rule, "dtype_out": lambda machine, args, kwargs: kwargs["out"]}
+
+
+def _safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Rows that are masked whole become zeros (``native/transformers/attention.cpp``), in place, as the
+    allocations of PyTorch 2.11 on an H200 show."""
+    out = torch.softmax(scores, dim, dtype=dtype)
+    masked = scores.eq(-torch.inf)
+    masked_rows = masked.all(dim, keepdim=True)
+    zero = torch.zeros((), dtype=out.dtype, device=out.device)
+    return out.masked_fill_(masked_rows, zero)
+
+
+def _sums(tensor: torch.Tensor) -> int:
+    return 8 if tensor.dtype in (torch.float64, torch.int64) else 4
+
+
+def _with_positions(tensor: torch.Tensor) -> int:
+    return 16
+
+
+def _rows(row: Operator, names: str) -> dict[str, Operator]:
+    return dict.fromkeys(names.split(), row)
+
+
+_MADE, _HOST = Is.FACTORY, Is.FACTORY | Is.LARGE_ON_HOST
+_GATHER = operator_facts.gather
+_CUDNN_ATTENTION = "_scaled_dot_product_cudnn_attention"
+
+OPERATORS: Mapping[str, Operator] = {
+    # factories, and what writes whole tensors
+    **_rows(Operator(traits=Is.EMPTY | _HOST), "empty empty_strided"),
+    **_rows(Operator(traits=Is.EMPTY | _MADE), "new_empty"),
+    **_rows(Operator(traits=Is.EMPTY), "empty_like new_empty_strided empty_permuted"),
+    **_rows(Operator(traits=Is.FILLED | _HOST), "zeros ones full"),
+    **_rows(Operator(traits=Is.FILLED), "zeros_like ones_like full_like new_zeros new_ones new_full"),
+    **_rows(Operator(traits=_HOST), "rand randn"),
+    **_rows(Operator(traits=_MADE), "arange scalar_tensor linspace eye randint randperm"),
+    **_rows(Operator(traits=Is.OVERWRITES | Is.WRITE_ONLY), "fill_ zero_"),
+    **_rows(Operator(traits=Is.OVERWRITES | Is.WRITE_ONLY, answer=answers.copy_into), "copy_"),
+    **_rows(Operator(traits=Is.WRITE_ONLY), "normal_ uniform_ random_ bernoulli_ exponential_"),
+    # views, and questions
+    **_rows(
+        Operator(traits=Is.VIEW),
+        "_unsafe_view _reshape_alias detach detach_ lift lift_fresh alias set_ resize_ squeeze_ unsqueeze_ "
+        "t_ transpose_ as_strided_ resize_as_ requires_grad_",
+    ),
+    **_rows(Operator(traits=Is.VIEW, answer=answers.record_stream), "record_stream"),
+    **_rows(Operator(traits=Is.VIEW, answer=answers.is_pinned), "is_pinned"),
+    **_rows(Operator(traits=Is.VIEW, answer=answers.pin_memory), "_pin_memory pin_memory"),
+    **_rows(Operator(traits=Is.VIEW, answer=answers.sdp_choice), "_fused_sdp_choice"),
+    **_rows(Operator(traits=Is.UNSEEN, answer=answers.device), "device"),
+    **_rows(Operator(traits=Is.UNSEEN), "is_same_size sym_size _has_same_storage_numel"),
+    # values to the host, and sizes from values
+    **_rows(Operator(traits=Is.WAITS, answer=answers.item), "_local_scalar_dense"),
+    **_rows(Operator(traits=Is.WAITS, answer=answers.equal), "equal allclose"),
+    **_rows(
+        Operator(traits=Is.WAITS, answer=answers.sized_by_values),
+        "nonzero masked_select _unique2 unique_dim unique_consecutive repeat_interleave bincount argwhere",
+    ),
+    **_rows(Operator(answer=answers.unscale), "_amp_foreach_non_finite_check_and_unscale_"),
+    **_rows(Operator(traits=Is.CHEAP | Is.SPARSE, answer=answers.copy_to), "_to_copy"),
+    **_rows(Operator(traits=Is.SPARSE), "_to_sparse _to_sparse_csr _sparse_coo_tensor_with_dims_and_tensors"),
+    **_rows(
+        Operator(traits=Is.CHEAP),
+        "clone contiguous eq ne lt le gt ge isnan isfinite logical_not any all add sub mul div where cat "
+        "stack",
+    ),
+    # choices and reductions
+    **_rows(Operator(traits=Is.DRAWN), "multinomial topk sort argsort"),
+    **_rows(Operator(traits=Is.DRAWN, reduces=(1, _with_positions)), "argmax"),
+    **_rows(Operator(reduces=(1, _with_positions)), "argmin var std var_mean"),
+    **_rows(Operator(traits=Is.CHEAP, reduces=(1, _sums)), "sum mean"),
+    **_rows(Operator(traits=Is.CHEAP, reduces=(1, torch.Tensor.element_size)), "amax amin"),
+    **_rows(Operator(reduces=(2, _sums)), "linalg_vector_norm norm"),
+    # positions
+    **_rows(Operator(moves=_GATHER, answer=answers.index), "index"),
+    **_rows(Operator(moves=_GATHER), "embedding index_select gather take_along_dim"),
+    **_rows(
+        Operator(moves=operator_facts.write_at),
+        "index_put_ _index_put_impl_ index_add_ scatter_ scatter_add_",
+    ),
+    **_rows(
+        Operator(moves=operator_facts.copy_and_write),
+        "slice_backward select_backward index_put scatter index_add scatter_add",
+    ),
+    # positions are expanded over a batch as a rule
+    **_rows(
+        Operator(
+            before=temporaries.dense_copies, after=temporaries.embedding_backward,
+            moves=operator_facts.embedding_backward,
+        ),
+        "embedding_dense_backward",
+    ),
+    # norms, losses and their like
+    **_rows(Operator(before=temporaries.rolled), "roll"),
+    **_rows(Operator(before=temporaries.dense_copies), "native_layer_norm native_layer_norm_backward"),
+    **_rows(Operator(after=temporaries.softmax), "_log_softmax _softmax"),
+    **_rows(Operator(after=temporaries.log_softmax_backward), "_log_softmax_backward_data"),
+    **_rows(Operator(after=temporaries.softmax_backward), "_softmax_backward_data"),
+    **_rows(Operator(runs_as=_safe_softmax), "_safe_softmax"),
+    **_rows(Operator(moves=operator_facts.loss), "nll_loss_forward"),
+    **_rows(Operator(moves=operator_facts.loss_backward), "nll_loss_backward"),
+    # the mask of a dropout comes first (``native/cuda/Dropout.cu``, dropout_cuda)
+    **_rows(Operator(order=(1, 0)), "native_dropout"),
+    # products
+    **_rows(
+        Operator(traits=Is.CUBLAS, work=operator_facts.product, overloads=_product(0, 1)), "mm bmm"
+    ),
+    **_rows(
+        Operator(traits=Is.CUBLAS, work=operator_facts.product, overloads=_product(1, 2)), "addmm baddbmm"
+    ),
+    **_rows(Operator(traits=Is.CUBLAS, work=operator_facts.product), "addmm_ baddbmm_"),
+    **_rows(Operator(traits=Is.CUBLAS), "_grouped_mm linear"),
+    **_rows(Operator(traits=Is.CUBLAS | Is.FP8, work=operator_facts.product), "_scaled_mm _scaled_mm_v2"),
+    **_rows(Operator(work=operator_facts.product), "_int_mm"),
+    **_rows(Operator(traits=Is.CUDNN, work=operator_facts.convolution), "convolution convolution_backward"),
+    **_rows(
+        Operator(traits=Is.CUDNN),
+        "native_batch_norm _native_batch_norm_legit cudnn_batch_norm native_batch_norm_backward "
+        "cudnn_batch_norm_backward",
+    ),
+    # attention; of cuDNN's, seed and offset of the dropout are there without one, too
+    # (``_scaled_dot_product_cudnn_attention_cuda``)
+    **_rows(
+        Operator(
+            work=operator_facts.attention, order=(6, 7, 0, 1),
+            after=lambda args, gpu: ((CUDNN_FORWARD_BYTES,),),
+        ),
+        _CUDNN_ATTENTION,
+    ),
+    **_rows(
+        Operator(work=operator_facts.attention, after=temporaries.cudnn_backward),
+        f"{_CUDNN_ATTENTION}_backward",
+    ),
+    **_rows(
+        Operator(work=operator_facts.attention),
+        "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
+        "_flash_attention_forward",
+    ),
+    **_rows(
+        Operator(work=operator_facts.attention, after=temporaries.flash_backward),
+        "_scaled_dot_product_flash_attention_backward",
+    ),
+    **_rows(
+        Operator(work=operator_facts.attention, after=temporaries.efficient_backward),
+        "_scaled_dot_product_efficient_attention_backward",
+    ),
+    **_rows(
+        Operator(work=operator_facts.attention, after=temporaries.flash_package_backward),
+        "_flash_attention_backward",
+    ),
+}  # fmt: skip
+_OTHER = Operator()
+_EFFICIENT = "_scaled_dot_product_efficient_attention"
+_EFFICIENT_DROPOUT = 5
+
+
+def known(name: str) -> Operator:
+    """An operator's row, or that of all others."""
+    return OPERATORS.get(name, _OTHER)
+
+
+def has(name: str, trait: Is) -> bool:
+    """Whether something holds of an operator."""
+    return bool(known(name).traits & trait)
+
+
+def is_random(name: str) -> bool:
+    """Whether an operator's values are drawn anew each time."""
+    return name.startswith(_RANDOM)
+
+
+def refuse_unknown_to(capability: tuple[int, int], name: str) -> None:
+    """Raise what PyTorch raises of products in FP8 on a GPU without them (``ScaledBlas.cpp``,
+    _scaled_mm_allowed_device)."""
+    if has(name, Is.FP8) and capability < _FP8_CAPABILITY:
+        raise RuntimeError(
+            "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or "
+            "ROCm MI300+"
+        )
+
+
+def first(name: str, args: Arguments) -> Blocks:
+    """Blocks that an operator takes before its results, and keeps until it has them."""
+    before = known(name).before
+    return before(args) if before is not None else ()
+
+
+def afterwards(name: str, args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
+    """Blocks that an operator takes once it has its results: some live together, then others."""
+    row = known(name)
+    if row.after is not None:
+        return row.after(args, gpu)
+    if row.reduces is None:
+        return ()
+    position, accumulator = row.reduces
+    partial = temporaries.reduction_blocks(args, position, accumulator(args[0]), gpu)
+    return (partial,) if partial else ()
+
+
+def in_order_of_allocation(name: str, args: Arguments, result: Any) -> list[Any]:
+    """The tensors of an operator's result that it allocates, in that order."""
+    leaves: list[Any] = tree_leaves(result)
+    if order := known(name).order:
+        return [leaves[index] for index in order]
+    if name == _EFFICIENT and not (len(args) > _EFFICIENT_DROPOUT and args[_EFFICIENT_DROPOUT]):
+        return leaves[:2]  # seed and offset are on the host where nothing is drawn
+    return leaves
