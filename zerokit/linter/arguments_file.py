@@ -12,7 +12,7 @@ from typing import Any
 
 from zerokit.linter.accelerate.keys import is_file, short
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
-from zerokit.linter.finding import Finding, finding_at, is_missing, meant
+from zerokit.linter.finding import Finding, Row, is_missing, meant
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document
@@ -20,6 +20,50 @@ from zerokit.suggest import distance, fold, nearest
 from zerokit.values import frozen_dataclass
 
 _LEAST_KEYS = 2
+
+
+_FSDP_AND_DEEPSPEED = Row(
+    "arguments-fsdp-and-deepspeed", "fsdp", "fsdp and deepspeed are both given: the Trainer refuses it",
+    "keep one of the two", "Transformers 5.23.0, trainer.py:475",
+)  # fmt: skip
+_FP16_AND_BF16 = Row(
+    "arguments-fp16-and-bf16", "fp16", "fp16 and bf16 are both on: the Trainer refuses it",
+    "keep one of the two",
+)  # fmt: skip
+_NOT_A_CONFIGURATION = Row(
+    "not-a-configuration", "",
+    "these are training arguments that name no DeepSpeed JSON: only their names are checked",
+    "check the DeepSpeed JSON that the Trainer gets", "", "note",
+)  # fmt: skip
+_UNKNOWN_KEY = Row(
+    "arguments-unknown-key", "",
+    "TrainingArguments has no {key}: HfArgumentParser refuses it unless the script has one",
+    "did you mean {guess}?", "", "warning",
+)  # fmt: skip
+_VALUE_AS_TEXT = Row(
+    "arguments-value-as-text", "",
+    "{key} is {value}: {effect} HfArgumentParser; parsers that convert read {kind}", "{fix}",
+    "Transformers 5.23.0, hf_argparser.py:358",
+)  # fmt: skip
+_FSDP_OFF = Row(
+    "arguments-fsdp-off", "fsdp_config",
+    "fsdp_config is given, and fsdp is not: the Trainer ignores it and runs without FSDP",
+    "add \"fsdp\": true, or remove fsdp_config", "", "warning",
+)  # fmt: skip
+_FSDP_OPTION = Row(
+    "arguments-fsdp-option", "fsdp", "fsdp has no option {word}: the Trainer refuses it", "{fix}",
+)  # fmt: skip
+_FSDP_1_OPTION = Row(
+    "arguments-fsdp-option", "fsdp",
+    "{word} needs FSDP 1, and the Trainer runs FSDP 2: it refuses the file",
+    "use full_shard or shard_grad_op, or set \"version\": 1 in fsdp_config",
+)  # fmt: skip
+_FSDP_IGNORED_KEY = Row(
+    "arguments-fsdp-ignored-key", "", "the Trainer ignores {key} in fsdp_config", "{fix}", "", "warning",
+)  # fmt: skip
+_FSDP_VALUE = Row(
+    "arguments-fsdp-value", "", "{key} is {value}: the Trainer fails on it", "use {allowed}",
+)  # fmt: skip
 
 
 @frozen_dataclass
@@ -103,25 +147,13 @@ def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
     yield from _misspelt(document)
     yield from _texts(document)
     if named and value.get("fsdp"):
-        yield finding_at(
-            document, ("fsdp",), "arguments-fsdp-and-deepspeed",
-            "fsdp and deepspeed are both given: the Trainer refuses it",
-            "keep one of the two", source="Transformers 5.23.0, trainer.py:475",
-        )  # fmt: skip
+        yield _FSDP_AND_DEEPSPEED.at(document)
     elif value.get("fsdp") or value.get("fsdp_config"):
         yield from _fsdp(document)
     if value.get("fp16") is True and value.get("bf16") is True:
-        yield finding_at(
-            document, ("fp16",), "arguments-fp16-and-bf16",
-            "fp16 and bf16 are both on: the Trainer refuses it",
-            "keep one of the two", source=_source(),
-        )  # fmt: skip
+        yield _FP16_AND_BF16.at(document, source=_source())
     if trainer is None and named is None and not value.get("fsdp") and not value.get("fsdp_config"):
-        yield finding_at(
-            document, (), "not-a-configuration",
-            "these are training arguments that name no DeepSpeed JSON: only their names are checked",
-            "check the DeepSpeed JSON that the Trainer gets", severity="note",
-        )  # fmt: skip
+        yield _NOT_A_CONFIGURATION.at(document)
 
 
 def _misspelt(document: Document) -> Iterator[Finding]:
@@ -131,12 +163,15 @@ def _misspelt(document: Document) -> Iterator[Finding]:
         guess = None if key in known_fields else nearest(str(key), known_fields)
         if guess is None or guess in document.value or distance(fold(str(key)), fold(guess)) > _MOST_TYPOS:
             continue
-        yield finding_at(
-            document, (key,), "arguments-unknown-key",
-            f"TrainingArguments has no {short(key)}: HfArgumentParser refuses it unless the script has one",
-            f"did you mean {guess!r}?", severity="warning", source=_source(), suggests=guess,
+        yield _UNKNOWN_KEY.at(
+            document,
+            (key,),
+            source=_source(),
+            suggests=guess,
             edits=(Edit(kind="rename", key=str(key), value=guess, safe=False),),
-        )  # fmt: skip
+            key=short(key),
+            guess=repr(guess),
+        )
 
 
 def _texts(document: Document) -> Iterator[Finding]:
@@ -147,12 +182,16 @@ def _texts(document: Document) -> Iterator[Finding]:
             continue
         unquoted = any(problem.location == document.values.get((key,)) for problem in document.problems)
         effect = "YAML reads it as text, and so does" if unquoted else "it stays text for"
-        yield finding_at(
-            document, (key,), "arguments-value-as-text",
-            f"{key} is {short(value)}: {effect} HfArgumentParser; parsers that convert read {_noun(kind)}",
-            "write it with a point, as 5.0e-5" if unquoted else "write it without quotes",
-            severity="note" if unquoted else "warning", source="Transformers 5.23.0, hf_argparser.py:358",
-        )  # fmt: skip
+        yield _VALUE_AS_TEXT.at(
+            document,
+            (key,),
+            severity="note" if unquoted else "warning",
+            key=key,
+            value=short(value),
+            effect=effect,
+            kind=_noun(kind),
+            fix="write it with a point, as 5.0e-5" if unquoted else "write it without quotes",
+        )
 
 
 def _noun(kind: str) -> str:
@@ -177,11 +216,7 @@ def _fsdp(document: Document) -> Iterator[Finding]:
     if isinstance(config, str) and config and not find_beside(config, document.path):
         yield _missing(document, "fsdp_config", config)
     if not value.get("fsdp"):
-        yield finding_at(
-            document, ("fsdp_config",), "arguments-fsdp-off",
-            "fsdp_config is given, and fsdp is not: the Trainer ignores it and runs without FSDP",
-            "add \"fsdp\": true, or remove fsdp_config", severity="warning", source=_source(),
-        )  # fmt: skip
+        yield _FSDP_OFF.at(document, source=_source())
         return
     block: Mapping[str, Any] = config if isinstance(config, dict) else {}
     yield from _fsdp_words(document, block)
@@ -196,17 +231,14 @@ def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
     for word in map(str, words):
         if word.lower() not in _WORDS:
             guess = nearest(word, _WORDS)
-            yield finding_at(
-                document, ("fsdp",), "arguments-fsdp-option",
-                f"fsdp has no option {short(word)}: the Trainer refuses it",
-                f"did you mean {guess}?" if guess else f"use {', '.join(_WORDS)}", source=_source(),
-            )  # fmt: skip
+            yield _FSDP_OPTION.at(
+                document,
+                source=_source(),
+                word=short(word),
+                fix=f"did you mean {guess}?" if guess else f"use {', '.join(_WORDS)}",
+            )
         elif word.upper() in _FSDP_1 and version == "2":
-            yield finding_at(
-                document, ("fsdp",), "arguments-fsdp-option",
-                f"{word} needs FSDP 1, and the Trainer runs FSDP 2: it refuses the file",
-                'use full_shard or shard_grad_op, or set "version": 1 in fsdp_config', source=_source(),
-            )  # fmt: skip
+            yield _FSDP_1_OPTION.at(document, source=_source(), word=word)
 
 
 def _fsdp_block(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
@@ -215,22 +247,27 @@ def _fsdp_block(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
         name = str(key).removeprefix("fsdp_")
         if name not in known_keys:
             guess = nearest(name, known_keys)
-            yield finding_at(
-                document, ("fsdp_config", key), "arguments-fsdp-ignored-key",
-                f"the Trainer ignores {short(key)} in fsdp_config",
-                meant(guess, {str(one).removeprefix("fsdp_") for one in block})
+            yield _FSDP_IGNORED_KEY.at(
+                document,
+                ("fsdp_config", key),
+                source=_source(),
+                suggests=guess or "",
+                key=short(key),
+                fix=meant(guess, {str(one).removeprefix("fsdp_") for one in block})
                 if guess
                 else f"use {', '.join(known_keys)}, or remove it",
-                severity="warning", source=_source(),
-                suggests=guess or "",
-            )  # fmt: skip
+            )
         elif not _is_value(name, value):
             allowed = _VALUES.get(name, ("true", "false"))
-            yield finding_at(
-                document, ("fsdp_config", key), "arguments-fsdp-value",
-                f"{key} is {short(value)}: the Trainer fails on it", f"use {' or '.join(allowed)}",
-                severity=_severity(value), source=_source(),
-            )  # fmt: skip
+            yield _FSDP_VALUE.at(
+                document,
+                ("fsdp_config", key),
+                severity=_severity(value),
+                source=_source(),
+                key=key,
+                value=short(value),
+                allowed=" or ".join(allowed),
+            )
 
 
 def _is_value(name: str, value: object) -> bool:
@@ -244,11 +281,9 @@ def _severity(value: object) -> Severity:
 
 
 def _missing(document: Document, key: str, name: str) -> Finding:
-    return finding_at(
-        document, (key,), f"arguments-{key.replace('_', '-')}-missing",
-        is_missing(name, "the Trainer"), "correct the path",
-        severity="warning" if trainer_of(document.value) is None else "note", source=_source(),
-    )  # fmt: skip
+    row = Row(f"arguments-{key.replace('_', '-')}-missing", key, "{why}", "correct the path", _source())
+    severity = "warning" if trainer_of(document.value) is None else "note"
+    return row.at(document, severity=severity, why=is_missing(name, "the Trainer"))
 
 
 def find_beside(name: str, path: str) -> pathlib.Path | None:

@@ -27,7 +27,7 @@ from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.keylist import wrapper
 from zerokit.linter.deepspeed.readers import forget_scripts
 from zerokit.linter.deepspeed.tables import key_list
-from zerokit.linter.finding import Finding, finding_at, is_missing
+from zerokit.linter.finding import Finding, Row, is_missing
 from zerokit.linter.hostfile import lint_hostfile
 from zerokit.linter.suppress import without_ignored
 from zerokit.rules import FRAMEWORKS
@@ -47,6 +47,20 @@ from zerokit.strictload import (
 from zerokit.suggest import alternatives, few_searches, misspelt, nearest, synonym
 
 _MOST_NAMES = 3
+
+
+_CONFIG_FILE_MISSING = Row(
+    "accelerate-config-file-missing", "deepspeed_config.deepspeed_config_file", "{message}",
+    "correct the path; an absolute one works from everywhere", LAUNCH, "warning",
+)  # fmt: skip
+_NOT_A_CONFIGURATION = Row(
+    "not-a-configuration", "", "is no DeepSpeed configuration: it {what_else}",
+    "leave it out, or say --kind deepspeed if it is one", "", "warning",
+)  # fmt: skip
+_CONFIG_FILE_KIND = Row(
+    "accelerate-config-file-kind", "deepspeed_config.deepspeed_config_file",
+    "{named_path} is no DeepSpeed JSON but {kind}: Accelerate fails on it", "name a DeepSpeed JSON", LAUNCH,
+)  # fmt: skip
 
 
 def load_deepspeed(path: Path, *, strict: bool = True) -> Document:
@@ -441,17 +455,7 @@ def _named_file(file: CheckedFile) -> pathlib.Path | None:
     for candidate in (pathlib.Path(name), pathlib.Path(file.path).parent / name):
         if is_file(candidate):
             return candidate
-    file.findings.append(
-        finding_at(
-            file.document,
-            ("deepspeed_config", "deepspeed_config_file"),
-            "accelerate-config-file-missing",
-            is_missing(name, "Accelerate"),
-            "correct the path; an absolute one works from everywhere",
-            severity="warning",
-            source=LAUNCH,
-        )
-    )
+    file.findings.append(_CONFIG_FILE_MISSING.at(file.document, message=is_missing(name, "Accelerate")))
     return None
 
 
@@ -544,14 +548,7 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
 
 
 def _unrecognised(document: Document) -> Finding:
-    return finding_at(
-        document,
-        (),
-        "not-a-configuration",
-        f"is no DeepSpeed configuration: it {what_else(document.value)}",
-        "leave it out, or say --kind deepspeed if it is one",
-        severity="warning",
-    )
+    return _NOT_A_CONFIGURATION.at(document, what_else=what_else(document.value))
 
 
 def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | None:
@@ -564,11 +561,4 @@ def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | 
 
 
 def _not_a_config(document: Document, partner: CheckedFile) -> Finding:
-    return finding_at(
-        document,
-        ("deepspeed_config", "deepspeed_config_file"),
-        "accelerate-config-file-kind",
-        f"{partner.path} is no DeepSpeed JSON but {partner.kind}: Accelerate fails on it",
-        "name a DeepSpeed JSON",
-        source=LAUNCH,
-    )
+    return _CONFIG_FILE_KIND.at(document, named_path=partner.path, kind=partner.kind)

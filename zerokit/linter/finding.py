@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from zerokit.fields import as_options, plain
 from zerokit.rules.types import Edit, Severity
@@ -91,34 +92,47 @@ class Finding:
         }
 
 
-def finding_at(
-    document: Document,
-    path: Path,
-    rule: str,
-    message: str,
-    fix: str,
-    *,
-    severity: Severity = "error",
-    source: str = "",
-    edits: tuple[Edit, ...] = (),
-    suggests: str = "",
-    missing: str | tuple[str, ...] = "",
-    is_ignored: bool = False,
-) -> Finding:
-    """A finding at ``path`` of a document, or where the nearest parent of it is written."""
-    return Finding(
-        path=document.path,
-        location=document.location(path),
-        rule=rule,
-        severity=severity,
-        marked=message,
-        marked_fix=fix,
-        source=source,
-        edits=edits,
-        suggests=suggests,
-        missing=missing,
-        is_ignored=is_ignored,
-    )
+class Row(NamedTuple):
+    """A rule that code looks for: what its findings say.
+
+    Attributes:
+        key: dotted key that they point at, unless where it was found says so.
+        message: what is wrong and what will happen; may hold ``{fields}`` of what was found, as ``fix`` may.
+    """
+
+    id: str
+    key: str
+    message: str
+    fix: str
+    source: str = ""
+    severity: Severity = "error"
+
+    def at(self, document: Document, path: Path | None = None, **found: Any) -> Finding:
+        """A finding at ``path`` of a document, or where its nearest parent is written; None: ``key``."""
+        if path is None:
+            path = tuple(self.key.split(".")) if self.key else ()
+        return self.found(document.path, document.location(path), **found)
+
+    def found(self, path: str, location: Location, **found: Any) -> Finding:
+        """A finding at a location in a file.
+
+        Args:
+            found: the texts' fields; ``severity`` and ``source``, where they depend on what was found; and
+                attributes of a finding that are not the row's.
+        """
+        own = {name: found.pop(name) for name in _OF_A_FINDING & found.keys()}
+
+        def filled(text: str) -> str:  # not str.format: the texts show JSON, which has braces of its own
+            return _FIELD.sub(lambda match: str(found[match[1]]), text)
+
+        return Finding(**{
+            "path": path, "location": location, "rule": self.id, "severity": self.severity,
+            "source": self.source, "marked": filled(self.message), "marked_fix": filled(self.fix), **own,
+        })  # fmt: skip
+
+
+_FIELD = re.compile(r"\{(\w+)\}")
+_OF_A_FINDING = frozenset({"severity", "source", "edits", "suggests", "missing", "is_ignored"})
 
 
 _UNREADABLE = frozenset({"not-finite", "yaml-number-as-text"})

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zerokit.errors import FileInputError
-from zerokit.linter.finding import Finding
+from zerokit.linter.finding import Finding, Row
 from zerokit.rules.types import Severity
 from zerokit.strictload import BYTE_ORDER_MARK, Document, Location, read_text
 from zerokit.units import counted
@@ -23,6 +23,44 @@ _SOURCE = "DeepSpeed 0.19.8, launcher/runner.py:224"
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 _IPV6 = re.compile(r"\[?[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]?")
 _LINE = re.compile(r"(?P<host>\S+)\s+(?P<rest>\S.*)")
+
+
+_TOO_FEW_SLOTS = Row(
+    "hostfile-too-few-slots", "", "{total} for {world_size}: fewer ranks will be started",
+    "add hosts or slots", _SOURCE,
+)  # fmt: skip
+_UNEVEN = Row(
+    "hostfile-uneven", "",
+    "{name} has {slots} slots, {first} has {slots_of_first}: launchers that take one number per node leave "
+    "some unused or fail", "give every node the same number", _SOURCE, "warning",
+)  # fmt: skip
+_BYTE_ORDER_MARK = Row(
+    "hostfile-byte-order-mark", "", "{message}", "save the file as UTF-8 without it", _SOURCE,
+)  # fmt: skip
+_LINE_ENDING = Row(
+    "hostfile-line-ending", "", "a Windows line ending: other launchers take it as part of the line",
+    "save the file with Unix line endings", _SOURCE, "warning",
+)  # fmt: skip
+_DUPLICATE = Row(
+    "hostfile-duplicate", "", "{name} is already in line {first_lines}: DeepSpeed refuses the file",
+    "keep one line per host", _SOURCE,
+)  # fmt: skip
+_TOO_MANY = Row(
+    "hostfile-too-many", "", "names more than {MAX_HOSTS} hosts", "split it", _SOURCE,
+)  # fmt: skip
+_EMPTY = Row(
+    "hostfile-empty", "", "names no host: DeepSpeed refuses the file", "write HOST slots=N lines", _SOURCE,
+)  # fmt: skip
+_SYNTAX = Row(
+    "hostfile-syntax", "", "the line names no slots", "write: HOST slots=N", _SOURCE,
+)  # fmt: skip
+_NO_SLOTS = Row(
+    "hostfile-slots", "", "{message}", "write slots= and the number of GPUs", _SOURCE,
+)  # fmt: skip
+_SLOTS = Row(
+    "hostfile-slots", "", "{count} slots: DeepSpeed accepts it, and starts {ranks} ranks there",
+    "use 1 to {MAX_SLOTS}", _SOURCE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,27 +95,23 @@ def lint_hostfile(document: Document, world_size: int | None = None) -> list[Fin
     total = sum(host.slots for host in hosts)
     if hosts and world_size is not None and total < world_size:
         findings.append(
-            _finding(
+            _TOO_FEW_SLOTS.found(
                 document.path,
-                1,
-                1,
-                "hostfile-too-few-slots",
-                f"{counted(total, 'slot')} for {counted(world_size, 'rank')}: fewer ranks will be started",
-                "add hosts or slots",
+                Location(1, 1),
+                total=counted(total, "slot"),
+                world_size=counted(world_size, "rank"),
             )
         )
     if len({host.slots for host in hosts}) > 1:
         odd = next(host for host in hosts if host.slots != hosts[0].slots)
         findings.append(
-            _finding(
+            _UNEVEN.found(
                 document.path,
-                odd.line,
-                1,
-                "hostfile-uneven",
-                f"{odd.name} has {odd.slots} slots, {hosts[0].name} has {hosts[0].slots}: "
-                "launchers that take one number per node leave some unused or fail",
-                "give every node the same number",
-                severity="warning",
+                Location(odd.line, 1),
+                name=odd.name,
+                slots=odd.slots,
+                first=hosts[0].name,
+                slots_of_first=hosts[0].slots,
             )
         )
     return findings
@@ -86,20 +120,12 @@ def lint_hostfile(document: Document, world_size: int | None = None) -> list[Fin
 def _read(text: str, path: str) -> Iterator[Host | Finding]:
     if text.startswith(BYTE_ORDER_MARK):
         problem = "a byte order mark: DeepSpeed takes it as part of the first line"
-        yield _finding(path, 1, 1, "hostfile-byte-order-mark", problem, "save the file as UTF-8 without it")
+        yield _BYTE_ORDER_MARK.found(path, Location(1, 1), message=problem)
     first_lines: dict[str, int] = {}
     lines = 0
     for number, raw in enumerate(text.removeprefix(BYTE_ORDER_MARK).split("\n"), start=1):
         if raw.endswith("\r"):
-            yield _finding(
-                path,
-                number,
-                len(raw),
-                "hostfile-line-ending",
-                "a Windows line ending: other launchers take it as part of the line",
-                "save the file with Unix line endings",
-                severity="warning",
-            )
+            yield _LINE_ENDING.found(path, Location(number, len(raw)))
         line = raw.strip()
         if not line or line.startswith("#"):
             continue
@@ -107,39 +133,23 @@ def _read(text: str, path: str) -> Iterator[Host | Finding]:
         item = _line(line, path, number, raw.index(line) + 1)
         if isinstance(item, Host):
             if item.name in first_lines:
-                yield _finding(
-                    path,
-                    number,
-                    1,
-                    "hostfile-duplicate",
-                    f"{item.name} is already in line {first_lines[item.name]}: DeepSpeed refuses the file",
-                    "keep one line per host",
+                yield _DUPLICATE.found(
+                    path, Location(number, 1), name=item.name, first_lines=first_lines[item.name]
                 )
                 continue
             first_lines[item.name] = number
         yield item
         if len(first_lines) > MAX_HOSTS:
-            yield _finding(
-                path, number, 1, "hostfile-too-many", f"names more than {MAX_HOSTS} hosts", "split it"
-            )
+            yield _TOO_MANY.found(path, Location(number, 1), MAX_HOSTS=MAX_HOSTS)
             return
     if not lines:
-        yield _finding(
-            path,
-            1,
-            1,
-            "hostfile-empty",
-            "names no host: DeepSpeed refuses the file",
-            "write HOST slots=N lines",
-        )
+        yield _EMPTY.found(path, Location(1, 1))
 
 
 def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
     match = _LINE.fullmatch(line)
     if match is None:
-        return _finding(
-            path, number, column, "hostfile-syntax", "the line names no slots", "write: HOST slots=N"
-        )
+        return _SYNTAX.found(path, Location(number, column))
     host, rest = match["host"], match["rest"].split("#")[0].strip()
     wrong = _wrong_host(host)
     if wrong is not None:
@@ -147,29 +157,19 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
     slots = re.fullmatch(r"slots=([0-9]{1,9})(?:\s+max_slots=[0-9]{1,9})?", rest)
     at = column + line.index(rest) if rest else column
     if slots is None:
-        return _finding(
+        return _NO_SLOTS.found(
             path,
-            number,
-            at,
-            "hostfile-slots",
-            "the line does not go on with slots=N: "
+            Location(number, at),
+            message="the line does not go on with slots=N: "
             + (
                 "DeepSpeed reads the digits and drops the rest"
                 if re.match(r"slots=\d", rest)
                 else "DeepSpeed refuses the file"
             ),
-            "write slots= and the number of GPUs",
         )
     count = int(slots.group(1))
     if not 1 <= count <= MAX_SLOTS:
-        return _finding(
-            path,
-            number,
-            at,
-            "hostfile-slots",
-            f"{count} slots: DeepSpeed accepts it, and starts {count or 'no'} ranks there",
-            f"use 1 to {MAX_SLOTS}",
-        )
+        return _SLOTS.found(path, Location(number, at), count=count, ranks=count or "no", MAX_SLOTS=MAX_SLOTS)
     return Host(name=host, slots=count, line=number)
 
 

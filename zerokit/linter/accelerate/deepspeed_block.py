@@ -15,7 +15,7 @@ from zerokit.linter.accelerate.keys import (
     short,
 )
 from zerokit.linter.deepspeed.clipping import lint_clipping
-from zerokit.linter.finding import Finding, finding_at, meant
+from zerokit.linter.finding import Finding, Row, meant
 from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document, Path
 from zerokit.suggest import nearest
@@ -36,6 +36,123 @@ _LONGEST = 40
 _PRECISIONS = ("bf16", "fp16")
 _NONE = ("no", "false")  # without quotes, no is a boolean in YAML
 _GENERAL_PRECISION_FIX = "remove it here, and enable bf16 or fp16 in the DeepSpeed JSON"
+
+
+_KEY_BESIDE_CONFIG_FILE = Row(
+    "accelerate-key-beside-config-file", "", "Accelerate refuses {named_path} beside deepspeed_config_file",
+    "{fix}", PLUGIN,
+)  # fmt: skip
+_DEEPSPEED_BLOCK = Row(
+    "accelerate-deepspeed-block", "deepspeed_config", "deepspeed_config is {block}: it must be a mapping",
+    "name a file as deepspeed_config: {deepspeed_config_file: FILE}", LAUNCH,
+)  # fmt: skip
+_IGNORED_KEY = Row(
+    "accelerate-ignored-key", "", "Accelerate ignores {key} in deepspeed_config", "{fix}", LAUNCH,
+    "warning",
+)  # fmt: skip
+_CONFIG_FILE_MISSING = Row(
+    "accelerate-config-file-missing", "deepspeed_config.deepspeed_config_file",
+    "deepspeed_config_file is {named}: Accelerate fails on it", "name a DeepSpeed JSON", PLUGIN,
+)  # fmt: skip
+_CONFIG_FILE_KIND = Row(
+    "accelerate-config-file-kind", "deepspeed_config.deepspeed_config_file",
+    "{named} is a YAML by its name: Accelerate reads a DeepSpeed JSON here, and fails on it",
+    "name a DeepSpeed JSON", PLUGIN,
+)  # fmt: skip
+_ZERO_STAGE = Row(
+    "accelerate-zero-stage", "deepspeed_config.zero_stage",
+    "zero_stage is {stage}: accelerate launch fails on it", "use 0, 1, 2 or 3 without quotes", PLUGIN,
+)  # fmt: skip
+_ZERO_STAGE_AS_TEXT = Row(
+    "accelerate-zero-stage", "deepspeed_config.zero_stage",
+    "zero_stage is the text {stage}: Accelerate reads the number, other tools may not",
+    "use 0, 1, 2 or 3 without quotes", PLUGIN, "warning",
+)  # fmt: skip
+_SAVE_FLAG_AS_TEXT = Row(
+    "accelerate-flag-as-text", "deepspeed_config.zero3_save_16bit_model",
+    "zero3_save_16bit_model is the text {save}: Accelerate takes anything but true as false",
+    "write true or false without quotes", PLUGIN,
+)  # fmt: skip
+_INIT_FLAG_AS_TEXT = Row(
+    "accelerate-flag-as-text", "deepspeed_config.zero3_init_flag",
+    "zero3_init_flag is {flag}: Accelerate fails on it", "write true or false without quotes", PLUGIN,
+)  # fmt: skip
+_PLUGIN_STEPS = Row(
+    "accelerate-plugin-number", "deepspeed_config.gradient_accumulation_steps",
+    "gradient_accumulation_steps is {steps}: the engine fails to start",
+    "use auto, or a whole number of at least 1", PLUGIN,
+)  # fmt: skip
+_PLUGIN_CLIPPING = Row(
+    "accelerate-plugin-number", "deepspeed_config.gradient_clipping",
+    "gradient_clipping is {clipping}: Accelerate fails on it",
+    "use auto, or a number; 0 turns clipping off", PLUGIN,
+)  # fmt: skip
+_DEEPSPEED_DEFAULTS = Row(
+    "accelerate-deepspeed-defaults", "",
+    "neither a DeepSpeed JSON nor zero_stage is named: Accelerate runs ZeRO stage 2 with its defaults",
+    "name a DeepSpeed JSON as deepspeed_config_file, or write zero_stage", PLUGIN, "warning",
+)  # fmt: skip
+_OFFLOAD_DEVICE = Row(
+    "accelerate-offload-device", "", "{key} is {device}", "use none, cpu or nvme", PLUGIN,
+)  # fmt: skip
+_OFFLOAD_STAGE = Row(
+    "accelerate-offload-stage", "",
+    "{key} works at stage {stages} only; at stage {stage} it is ignored, and the {parts} stay on the GPU",
+    "{fix}", "DeepSpeed 0.19.8, runtime/engine.py:2749", "warning",
+)  # fmt: skip
+_NVME_PATH_DROPPED = Row(
+    "accelerate-nvme-path-dropped", "",
+    "accelerate launch passes on the device, but never a path: DeepSpeed writes to a folder 'none'",
+    "{fix}", f"Accelerate {ACCELERATE_VERSION}, utils/launch.py, prepare_deepspeed_cmd_env",
+)  # fmt: skip
+_ZERO3_INIT_OFF = Row(
+    "accelerate-zero3-init-off", "deepspeed_config.zero3_init_flag",
+    "at stage 3 with zero3_init_flag off, every rank first builds the whole model",
+    "set zero3_init_flag: true, unless the model must be built whole", PLUGIN, "note",
+)  # fmt: skip
+_ZERO3_INIT_UNUSED = Row(
+    "accelerate-zero3-init-unused", "deepspeed_config.zero3_init_flag",
+    "zero3_init_flag does nothing at stage {stage}{key} (Accelerate warns and turns it off)",
+    "set it to false", PLUGIN, "note",
+)  # fmt: skip
+_MULTINODE_LAUNCHER = Row(
+    "accelerate-multinode-launcher", "deepspeed_config.deepspeed_multinode_launcher",
+    "{launcher} is no launcher of DeepSpeed", "use one of {launchers}", LAUNCH,
+)  # fmt: skip
+_MISSING = Row(
+    "accelerate-hostfile-missing", "deepspeed_config.deepspeed_hostfile",
+    "{hostfile} is not here: DeepSpeed then only warns, and trains on one machine alone",
+    "correct the path", "DeepSpeed 0.19.8, launcher/runner.py:214", "warning",
+)  # fmt: skip
+_NO_HOSTFILE = Row(
+    "accelerate-no-hostfile", "num_machines",
+    "{machines} machines through {launcher} without deepspeed_hostfile: DeepSpeed only warns, and trains "
+    "on this machine alone", "add deepspeed_hostfile, or deepspeed_multinode_launcher: standard",
+    "DeepSpeed 0.19.8, launcher/runner.py:214", "warning",
+)  # fmt: skip
+_NO_MAIN_PROCESS = Row(
+    "accelerate-no-main-process", "num_machines",
+    "{machines} machines, and no main_process_ip: the nodes cannot find each other",
+    "add main_process_ip and main_process_port, or pass them to accelerate launch", LAUNCH, "note",
+)  # fmt: skip
+_CONFIG_WITHOUT_ZERO = Row(
+    "accelerate-config-without-zero", "deepspeed_config.deepspeed_config_file",
+    "{config_path} has no zero_optimization: Accelerate refuses it",
+    "add \"zero_optimization\": {\"stage\": 0} to it, or the stage that is meant", PLUGIN,
+)  # fmt: skip
+_OPTIMIZER_IN_FILE = Row(
+    "accelerate-optimizer-in-file", "deepspeed_config.deepspeed_config_file",
+    "{config_path} has an optimizer: Accelerate refuses a second one from the script (a Trainer, or a "
+    "script with DummyOptim, has none)",
+    "remove the optimizer from {config_path} when the script makes its own",
+    f"Accelerate {ACCELERATE_VERSION}, accelerator.py, _prepare_deepspeed", "note",
+)  # fmt: skip
+_SEQUENCE_PARALLEL_BATCH = Row(
+    "accelerate-sequence-parallel-batch", "",
+    "with sequence parallel, train_batch_size in {config_path} is checked against all ranks when the "
+    "model is built", "leave train_batch_size out of {config_path}",
+    "DeepSpeed 0.19.8, runtime/config.py:475", "warning",
+)  # fmt: skip
 
 
 def lint_beside_file(
@@ -79,14 +196,7 @@ def _fix_of(key: str, value: object, config: Document | None) -> str:
 
 
 def _refused(document: Document, path: Path, fix: str) -> Finding:
-    return finding_at(
-        document,
-        path,
-        "accelerate-key-beside-config-file",
-        f"Accelerate refuses {path[-1]} beside deepspeed_config_file",
-        fix,
-        source=PLUGIN,
-    )
+    return _KEY_BESIDE_CONFIG_FILE.at(document, path, named_path=path[-1], fix=fix)
 
 
 def _fix(here: object, there: object, path: Path, file: str) -> str:
@@ -146,49 +256,25 @@ def lint_deepspeed_block(document: Document, config: Document | None = None) -> 
         yield _defaults(document)
         return
     if not isinstance(block, dict):
-        yield finding_at(
-            document,
-            ("deepspeed_config",),
-            "accelerate-deepspeed-block",
-            f"deepspeed_config is {short(block)}: it must be a mapping",
-            "name a file as deepspeed_config: {deepspeed_config_file: FILE}",
-            source=LAUNCH,
-        )
+        yield _DEEPSPEED_BLOCK.at(document, block=short(block))
         return
     known_keys = key_list()["deepspeed_config"]
     for key in block:
         if key not in known_keys:
             guess = _NAMED_OTHERWISE.get(str(key)) or nearest(str(key), known_keys)
             fix = meant(guess, block) if guess else "remove it; what it should do belongs in a DeepSpeed JSON"
-            yield finding_at(
+            yield _IGNORED_KEY.at(
                 document,
                 ("deepspeed_config", key),
-                "accelerate-ignored-key",
-                f"Accelerate ignores {short(key)} in deepspeed_config",
-                fix_beside_file(document, guess, block[key], config) or fix,
                 suggests=guess or str(key),
-                severity="warning",
-                source=LAUNCH,
+                key=short(key),
+                fix=fix_beside_file(document, guess, block[key], config) or fix,
             )
     named = block.get("deepspeed_config_file")
     if named is not None and (not isinstance(named, str) or not named):
-        yield finding_at(
-            document,
-            ("deepspeed_config", "deepspeed_config_file"),
-            "accelerate-config-file-missing",
-            f"deepspeed_config_file is {short(named)}: Accelerate fails on it",
-            "name a DeepSpeed JSON",
-            source=PLUGIN,
-        )
+        yield _CONFIG_FILE_MISSING.at(document, named=short(named))
     elif named is not None and named.endswith((".yaml", ".yml")):
-        yield finding_at(
-            document,
-            ("deepspeed_config", "deepspeed_config_file"),
-            "accelerate-config-file-kind",
-            f"{named[:60]} is a YAML by its name: Accelerate reads a DeepSpeed JSON here, and fails on it",
-            "name a DeepSpeed JSON",
-            source=PLUGIN,
-        )
+        yield _CONFIG_FILE_KIND.at(document, named=named[:60])
     elif named is not None:
         yield from lint_beside_file(document, block, config)
         yield from _flags(document, block)
@@ -212,25 +298,10 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
     if stage is None:
         stage = 2
     if isinstance(stage, bool | float) or stage not in (0, 1, 2, 3, "0", "1", "2", "3"):
-        yield finding_at(
-            document,
-            ("deepspeed_config", "zero_stage"),
-            "accelerate-zero-stage",
-            f"zero_stage is {short(stage)}: accelerate launch fails on it",
-            "use 0, 1, 2 or 3 without quotes",
-            source=PLUGIN,
-        )
+        yield _ZERO_STAGE.at(document, stage=short(stage))
         return
     if isinstance(stage, str):
-        yield finding_at(
-            document,
-            ("deepspeed_config", "zero_stage"),
-            "accelerate-zero-stage",
-            f"zero_stage is the text {short(stage)}: Accelerate reads the number, other tools may not",
-            "use 0, 1, 2 or 3 without quotes",
-            severity="warning",
-            source=PLUGIN,
-        )
+        yield _ZERO_STAGE_AS_TEXT.at(document, stage=short(stage))
     stage = int(stage)
     for name in ("optimizer", "param"):
         yield from _plugin_offload(document, block, name, stage)
@@ -241,14 +312,7 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
         yield init_off(document)
     yield from _flags(document, block)
     if isinstance(save, str) and save.lower() not in ("true", "false"):
-        yield finding_at(
-            document,
-            ("deepspeed_config", "zero3_save_16bit_model"),
-            "accelerate-flag-as-text",
-            f"zero3_save_16bit_model is the text {short(save)}: Accelerate takes anything but true as false",
-            "write true or false without quotes",
-            source=PLUGIN,
-        )
+        yield _SAVE_FLAG_AS_TEXT.at(document, save=short(save))
 
 
 _TRUTH_WORDS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
@@ -259,53 +323,27 @@ def _flags(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     flag = block.get("zero3_init_flag")
     if flag is None or str(flag).lower() in _TRUTH_WORDS:
         return
-    yield finding_at(
-        document,
-        ("deepspeed_config", "zero3_init_flag"),
-        "accelerate-flag-as-text",
-        f"zero3_init_flag is {short(flag)}: Accelerate fails on it",
-        "write true or false without quotes",
-        source=PLUGIN,
-    )
+    yield _INIT_FLAG_AS_TEXT.at(document, flag=short(flag))
 
 
 def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     """Accelerate reads both out of text: ``int`` of digits, ``float`` of anything but auto."""
     steps, clipping = block.get("gradient_accumulation_steps"), block.get("gradient_clipping")
     if steps not in (None, "auto") and (not str(steps).isdecimal() or int(str(steps)) < 1):
-        yield finding_at(
-            document,
-            ("deepspeed_config", "gradient_accumulation_steps"),
-            "accelerate-plugin-number",
-            f"gradient_accumulation_steps is {short(steps)}: the engine fails to start",
-            "use auto, or a whole number of at least 1",
-            source=PLUGIN,
-        )
+        yield _PLUGIN_STEPS.at(document, steps=short(steps))
     key = ("deepspeed_config", "gradient_clipping")
     yield from lint_clipping(document, key, clipping, frozenset({"accelerate"}))
     try:
         float("0" if clipping in (None, "auto") else str(clipping))
     except ValueError:
-        yield finding_at(
-            document,
-            key,
-            "accelerate-plugin-number",
-            f"gradient_clipping is {short(clipping)}: Accelerate fails on it",
-            "use auto, or a number; 0 turns clipping off",
-            source=PLUGIN,
-        )
+        yield _PLUGIN_CLIPPING.at(document, clipping=short(clipping))
 
 
 def _defaults(document: Document) -> Finding:
-    return finding_at(
+    return _DEEPSPEED_DEFAULTS.at(
         document,
         ("deepspeed_config",) if "deepspeed_config" in document.value else ("distributed_type",),
-        "accelerate-deepspeed-defaults",
-        "neither a DeepSpeed JSON nor zero_stage is named: Accelerate runs ZeRO stage 2 with its defaults",
-        "name a DeepSpeed JSON as deepspeed_config_file, or write zero_stage",
         missing=("zero_stage", "deepspeed_config"),
-        severity="warning",
-        source=PLUGIN,
     )
 
 
@@ -320,14 +358,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
     path = ("deepspeed_config", key)
     device = str(device).lower()  # as accelerate/utils/launch.py hands it on
     if device not in ("none", "cpu", "nvme"):
-        yield finding_at(
-            document,
-            path,
-            "accelerate-offload-device",
-            f"{key} is {short(device)}",
-            "use none, cpu or nvme",
-            source=PLUGIN,
-        )
+        yield _OFFLOAD_DEVICE.at(document, path, key=key, device=short(device))
     elif device != "none" and (stage == 0 or (name == "param" and stage != 3)):
         stages = "3" if name == "param" else "1, 2 or 3"
         fix = f"set zero_stage to {stages}, or {key} to none"
@@ -336,100 +367,44 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
                 f"set {key} to none, or {_NVME_IN_FILE}, at stage {stages}; "
                 "accelerate launch passes on no path"
             )
-        yield finding_at(
+        yield _OFFLOAD_STAGE.at(
             document,
             path,
-            "accelerate-offload-stage",
-            f"{key} works at stage {stages} only; at stage {stage} it is "
-            f"ignored, and the {'weights' if name == 'param' else 'optimizer states'} stay on the GPU",
-            fix,
-            severity="warning",
-            source="DeepSpeed 0.19.8, runtime/engine.py:2749",
+            key=key,
+            stages=stages,
+            stage=stage,
+            parts="weights" if name == "param" else "optimizer states",
+            fix=fix,
         )
     elif device == "nvme":
-        yield finding_at(
-            document,
-            path,
-            "accelerate-nvme-path-dropped",
-            "accelerate launch passes on the device, but never a path: DeepSpeed writes to a folder 'none'",
-            _NVME_IN_FILE,
-            source=f"Accelerate {ACCELERATE_VERSION}, utils/launch.py, prepare_deepspeed_cmd_env",
-        )
+        yield _NVME_PATH_DROPPED.at(document, path, fix=_NVME_IN_FILE)
 
 
 def init_off(document: Document) -> Finding:
     """Stage 3 without building the model divided."""
-    return finding_at(
-        document,
-        ("deepspeed_config", "zero3_init_flag"),
-        "accelerate-zero3-init-off",
-        "at stage 3 with zero3_init_flag off, every rank first builds the whole model",
-        "set zero3_init_flag: true, unless the model must be built whole",
-        severity="note",
-        source=PLUGIN,
-    )
+    return _ZERO3_INIT_OFF.at(document)
 
 
 def init_flag(document: Document, stage: int, key: str) -> Finding:
     """Building divided, asked for below stage 3."""
-    return finding_at(
-        document,
-        ("deepspeed_config", "zero3_init_flag"),
-        "accelerate-zero3-init-unused",
-        f"zero3_init_flag does nothing at stage {stage}{key} (Accelerate warns and turns it off)",
-        "set it to false",
-        severity="note",
-        source=PLUGIN,
-    )
+    return _ZERO3_INIT_UNUSED.at(document, stage=stage, key=key)
 
 
 def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     launcher = block.get("deepspeed_multinode_launcher")
     launchers = key_list()["multinode_launchers"]
     if launcher is not None and launcher not in launchers:
-        yield finding_at(
-            document,
-            ("deepspeed_config", "deepspeed_multinode_launcher"),
-            "accelerate-multinode-launcher",
-            f"{short(launcher)} is no launcher of DeepSpeed",
-            f"use one of {', '.join(launchers)}",
-            source=LAUNCH,
-        )
+        yield _MULTINODE_LAUNCHER.at(document, launcher=short(launcher), launchers=", ".join(launchers))
     hostfile = block.get("deepspeed_hostfile")
     if isinstance(hostfile, str) and not is_file(hostfile):
-        yield finding_at(
-            document,
-            ("deepspeed_config", "deepspeed_hostfile"),
-            "accelerate-hostfile-missing",
-            f"{short(hostfile)} is not here: DeepSpeed then only warns, and trains on one machine alone",
-            "correct the path",
-            severity="warning",
-            source="DeepSpeed 0.19.8, launcher/runner.py:214",
-        )
+        yield _MISSING.at(document, hostfile=short(hostfile))
     machines = document.value.get("num_machines", 1)
     if not isinstance(machines, int) or machines < 2:
         return
     if launcher in (None, "pdsh", "openmpi", "mvapich", "mpich") and not block.get("deepspeed_hostfile"):
-        yield finding_at(
-            document,
-            ("num_machines",),
-            "accelerate-no-hostfile",
-            f"{machines} machines through {launcher or 'pdsh'} without deepspeed_hostfile: "
-            "DeepSpeed only warns, and trains on this machine alone",
-            "add deepspeed_hostfile, or deepspeed_multinode_launcher: standard",
-            severity="warning",
-            source="DeepSpeed 0.19.8, launcher/runner.py:214",
-        )
+        yield _NO_HOSTFILE.at(document, machines=machines, launcher=launcher or "pdsh")
     if launcher == "standard" and not document.value.get("main_process_ip"):
-        yield finding_at(
-            document,
-            ("num_machines",),
-            "accelerate-no-main-process",
-            f"{machines} machines, and no main_process_ip: the nodes cannot find each other",
-            "add main_process_ip and main_process_port, or pass them to accelerate launch",
-            severity="note",
-            source=LAUNCH,
-        )
+        yield _NO_MAIN_PROCESS.at(document, machines=machines)
 
 
 def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -> list[Finding]:
@@ -439,46 +414,19 @@ def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -
     zero = config.get("zero_optimization")
     stage = zero.get("stage") if isinstance(zero, Mapping) else None
     if not isinstance(zero, Mapping):
-        result.append(
-            finding_at(
-                document,
-                ("deepspeed_config", "deepspeed_config_file"),
-                "accelerate-config-without-zero",
-                f"{config_path} has no zero_optimization: Accelerate refuses it",
-                'add "zero_optimization": {"stage": 0} to it, or the stage that is meant',
-                source=PLUGIN,
-            )
-        )
+        result.append(_CONFIG_WITHOUT_ZERO.at(document, config_path=config_path))
     if isinstance(block, Mapping) and block.get("zero3_init_flag") is True and stage in (0, 1, 2):
         result.append(init_flag(document, stage, f" in {config_path}"))
     if isinstance(block, Mapping) and block.get("zero3_init_flag") is False and stage == 3:
         result.append(init_off(document))
     if "optimizer" in config:
-        result.append(
-            finding_at(
-                document,
-                ("deepspeed_config", "deepspeed_config_file"),
-                "accelerate-optimizer-in-file",
-                f"{config_path} has an optimizer: Accelerate refuses a second one from the script "
-                "(a Trainer, or a script with DummyOptim, has none)",
-                f"remove the optimizer from {config_path} when the script makes its own",
-                severity="note",
-                source=f"Accelerate {ACCELERATE_VERSION}, accelerator.py, _prepare_deepspeed",
-            )
-        )
+        result.append(_OPTIMIZER_IN_FILE.at(document, config_path=config_path))
     parallelism = document.value.get("parallelism_config")
     size = parallelism.get(f"{PARALLELISM_PREFIX}sp_size") if isinstance(parallelism, Mapping) else None
     if isinstance(size, int) and size > 1 and isinstance(config.get("train_batch_size"), int):
         result.append(
-            finding_at(
-                document,
-                ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size"),
-                "accelerate-sequence-parallel-batch",
-                f"with sequence parallel, train_batch_size in {config_path} is checked against all ranks "
-                "when the model is built",
-                f"leave train_batch_size out of {config_path}",
-                severity="warning",
-                source="DeepSpeed 0.19.8, runtime/config.py:475",
+            _SEQUENCE_PARALLEL_BATCH.at(
+                document, ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size"), config_path=config_path
             )
         )
     return result

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zerokit.linter.accelerate.keys import LAUNCH, fsdp_version, key_list, short
-from zerokit.linter.finding import Finding, finding_at, meant
+from zerokit.linter.finding import Finding, Row, meant
 from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
@@ -33,6 +33,50 @@ _OF_VERSION_2: Mapping[str, tuple[str, ...]] = {
 
 
 _PATH = ("fsdp_config",)
+
+
+_FSDP_BLOCK = Row(
+    "accelerate-fsdp-block", "", "fsdp_config is {block}: it must be a mapping",
+    "write fsdp_… keys below it", LAUNCH,
+)  # fmt: skip
+_FSDP_LOADING = Row(
+    "accelerate-fsdp-loading", "",
+    "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: accelerate launch refuses it",
+    "set fsdp_sync_module_states: true, or fsdp_cpu_ram_efficient_loading: false", LAUNCH,
+)  # fmt: skip
+_FSDP_NO_WRAP_CHECKPOINTING = Row(
+    "accelerate-fsdp-no-wrap-checkpointing", "fsdp_config.fsdp_auto_wrap_policy",
+    "no layer is wrapped, and fsdp_activation_checkpointing asks which: Accelerate fails with "
+    "'NoneType' object is not callable",
+    "set fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+    f"Accelerate {ACCELERATE_VERSION}, utils/fsdp_utils.py:718",
+)  # fmt: skip
+_FSDP_NO_WRAP = Row(
+    "accelerate-fsdp-no-wrap", "fsdp_config.fsdp_auto_wrap_policy",
+    "no layer is wrapped: FSDP version {version} gathers all layers as one, so that every GPU "
+    "holds all weights and gradients from forward to the end of backward",
+    "set fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+    f"Accelerate {ACCELERATE_VERSION}, utils/fsdp_utils.py:852", "warning",
+)  # fmt: skip
+_FSDP_OFFLOAD_ALONE = Row(
+    "accelerate-fsdp-offload-alone", "",
+    "fsdp_activation_checkpointing_offload needs fsdp_activation_checkpointing and fsdp_version 2: "
+    "Accelerate refuses it", "turn both on, or remove it", _PLUGIN,
+)  # fmt: skip
+_FSDP_CLASS = Row(
+    "accelerate-fsdp-class", "", "the model has no class {name}: Accelerate does not find it, and stops",
+    "{fix}", f"{_PLUGIN}.set_auto_wrap_policy",
+)  # fmt: skip
+_FSDP_VERSION_KEY = Row(
+    "accelerate-fsdp-version-key", "",
+    "{key} is {value}, and FSDP version {version} does not read it: {runs}", "{fix}", _PLUGIN,
+)  # fmt: skip
+_IGNORED_KEY = Row(
+    "accelerate-ignored-key", "", "Accelerate ignores {key} in fsdp_config", "{fix}", LAUNCH, "warning",
+)  # fmt: skip
+_FSDP_VALUE = Row(
+    "accelerate-fsdp-value", "", "{key} is {value}: Accelerate fails on it", "use {choices}", _PLUGIN,
+)  # fmt: skip
 
 
 @frozen_dataclass
@@ -83,10 +127,7 @@ def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Fin
         return
     block = {} if block is None else block
     if not isinstance(block, dict):
-        yield finding_at(
-            document, _PATH, "accelerate-fsdp-block", f"fsdp_config is {short(block)}: it must be a mapping",
-            "write fsdp_… keys below it", source=LAUNCH,
-        )  # fmt: skip
+        yield _FSDP_BLOCK.at(document, _PATH, block=short(block))
         return
     known_keys = key_list()["fsdp_config"]
     version = fsdp_version(block)
@@ -104,11 +145,7 @@ def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Fin
             yield _value(document, str(key), value, _OF_VERSION_2[full])
     # both are on unless the file turns them off, and the launcher asks for Python's truth of the first
     if _get(block, "cpu_ram_efficient_loading", True) and _get(block, "sync_module_states", True) is False:
-        yield finding_at(
-            document, (*_PATH, "fsdp_sync_module_states"), "accelerate-fsdp-loading",
-            "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: accelerate launch refuses it",
-            "set fsdp_sync_module_states: true, or fsdp_cpu_ram_efficient_loading: false", source=LAUNCH,
-        )  # fmt: skip
+        yield _FSDP_LOADING.at(document, (*_PATH, "fsdp_sync_module_states"))
     if runs:
         yield from _wrapping(document, block, version, model_code)
 
@@ -119,45 +156,36 @@ def _wrapping(
     """What becomes of the model's layers: a unit is gathered whole, so that nothing is saved with one."""
     checkpointing = _is_true(_get(block, "activation_checkpointing"))
     if _is_true(_get(block, "activation_checkpointing_offload")) and not (checkpointing and version == 2):
-        yield finding_at(
-            document, (*_PATH, "fsdp_activation_checkpointing_offload"), "accelerate-fsdp-offload-alone",
-            "fsdp_activation_checkpointing_offload needs fsdp_activation_checkpointing and fsdp_version 2: "
-            "Accelerate refuses it",
-            "turn both on, or remove it", source=_PLUGIN,
-        )  # fmt: skip
+        yield _FSDP_OFFLOAD_ALONE.at(document, (*_PATH, "fsdp_activation_checkpointing_offload"))
     if str(_get(block, "auto_wrap_policy") or "NO_WRAP").upper() == "NO_WRAP":
-        fails = checkpointing and version == 2
-        yield finding_at(
-            document, (*_PATH, "fsdp_auto_wrap_policy"),
-            "accelerate-fsdp-no-wrap-checkpointing" if fails else "accelerate-fsdp-no-wrap",
-            "no layer is wrapped, and fsdp_activation_checkpointing asks which: Accelerate fails with "
-            "'NoneType' object is not callable"
-            if fails
-            else f"no layer is wrapped: FSDP version {version} gathers all layers as one, so that every GPU "
-            "holds all weights and gradients from forward to the end of backward",
-            "set fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", severity="error" if fails else "warning",
-            source=f"Accelerate {ACCELERATE_VERSION}, utils/fsdp_utils.py:{'718' if fails else '852'}",
-            missing="fsdp_auto_wrap_policy",
-        )  # fmt: skip
+        row = _FSDP_NO_WRAP_CHECKPOINTING if checkpointing and version == 2 else _FSDP_NO_WRAP
+        yield row.at(document, version=version, missing="fsdp_auto_wrap_policy")
     named = _get(block, "transformer_layer_cls_to_wrap")
     for name in str(named).split(",") if named and model_code else ():
         if not re.search(rf"\b{re.escape(name)}\b", model_code or ""):
             split = re.search(r"_no_split_modules = \[([^\]]+)\]", model_code or "")
-            yield finding_at(
-                document, (*_PATH, "fsdp_transformer_layer_cls_to_wrap"), "accelerate-fsdp-class",
-                f"the model has no class {short(name)}: Accelerate does not find it, and stops",
-                f"use {split[1].strip()}" if split else "remove it: Accelerate then takes the model's own",
-                source=f"{_PLUGIN}.set_auto_wrap_policy",
-            )  # fmt: skip
+            yield _FSDP_CLASS.at(
+                document,
+                (*_PATH, "fsdp_transformer_layer_cls_to_wrap"),
+                name=short(name),
+                fix=f"use {split[1].strip()}"
+                if split
+                else "remove it: Accelerate then takes the model's own",
+            )
 
 
 def _ignored(document: Document, key: str, value: object, version: int, read_by: _ReadBy) -> Finding:
     harmless = value is None or str(value).upper() in read_by.same
-    return finding_at(
-        document, (*_PATH, key), "accelerate-fsdp-version-key",
-        f"{key} is {short(value)}, and FSDP version {version} does not read it: {read_by.runs}",
-        "remove it" if harmless else read_by.fix, severity="note" if harmless else "warning", source=_PLUGIN,
-    )  # fmt: skip
+    return _FSDP_VERSION_KEY.at(
+        document,
+        (*_PATH, key),
+        severity="note" if harmless else "warning",
+        key=key,
+        value=short(value),
+        version=version,
+        runs=read_by.runs,
+        fix="remove it" if harmless else read_by.fix,
+    )
 
 
 def _get(block: Mapping[str, Any], name: str, default: Any = None) -> Any:
@@ -178,16 +206,17 @@ def _unknown(
     longer = [name for name in known_keys if name.startswith(f"{full}_")]
     guess = nearest(full, known_keys) or (longer[0] if len(longer) == 1 else None)
     edits = (Edit(kind="rename", key=f"fsdp_config.{key}", value=guess, safe=False),) if guess else ()
-    return finding_at(
-        document, ("fsdp_config", key), "accelerate-ignored-key",
-        f"Accelerate ignores {short(key)} in fsdp_config",
-        meant(guess, block) if guess else "remove it", severity="warning", source=LAUNCH, edits=edits,
-    )  # fmt: skip
+    return _IGNORED_KEY.at(
+        document,
+        ("fsdp_config", key),
+        edits=edits,
+        key=short(key),
+        fix=meant(guess, block) if guess else "remove it",
+    )
 
 
 def _value(document: Document, key: str, value: object, choices: tuple[str, ...]) -> Finding:
     shown = [choice.lower() if choice in _TRUTH else choice for choice in choices if choice[0] != "_"]
-    return finding_at(
-        document, ("fsdp_config", key), "accelerate-fsdp-value",
-        f"{key} is {short(value)}: Accelerate fails on it", f"use {', '.join(shown)}", source=_PLUGIN,
-    )  # fmt: skip
+    return _FSDP_VALUE.at(
+        document, ("fsdp_config", key), key=key, value=short(value), choices=", ".join(shown)
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from zerokit.linter.accelerate.keys import LAUNCH, PARALLELISM_PREFIX, fsdp_version, key_list, short
-from zerokit.linter.finding import Finding, finding_at, meant
+from zerokit.linter.finding import Finding, Row, meant
 from zerokit.rules.types import ACCELERATE_VERSION, Severity
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
@@ -19,6 +19,23 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "sp_backend": ("deepspeed",),
     "cp_comm_strategy": ("allgather", "alltoall"),
 }
+
+
+_IGNORED_BLOCK = Row(
+    "accelerate-ignored-key", "parallelism_config", "parallelism_config is {block}: Accelerate ignores it",
+    "write a mapping of parallelism_config_… keys", LAUNCH, "warning",
+)  # fmt: skip
+_IGNORED_KEY = Row(
+    "accelerate-ignored-key", "", "Accelerate ignores {key} in parallelism_config", "{fix}", LAUNCH,
+    "warning",
+)  # fmt: skip
+_NUMBER = Row(
+    "accelerate-number", "", "{key} is {value}: accelerate launch fails on it",
+    "use a whole number of at least 1, without quotes", LAUNCH,
+)  # fmt: skip
+_PARALLELISM_VALUE = Row(
+    "accelerate-parallelism-value", "", "{key} is {value}: Accelerate refuses it", "use {choices}", _SOURCE,
+)  # fmt: skip
 
 
 @frozen_dataclass
@@ -126,11 +143,7 @@ def lint_parallelism(document: Document, processes: int | None) -> Iterator[Find
     if block in (None, {}):
         return
     if not isinstance(block, dict):
-        yield finding_at(
-            document, ("parallelism_config",), "accelerate-ignored-key",
-            f"parallelism_config is {short(block)}: Accelerate ignores it",
-            "write a mapping of parallelism_config_… keys", severity="warning", source=LAUNCH,
-        )  # fmt: skip
+        yield _IGNORED_BLOCK.at(document, block=short(block))
         return
     yield from _keys(document, block)
     sizes = {name: block.get(f"{PARALLELISM_PREFIX}{name}_size", 1) for name in _SIZES}
@@ -138,11 +151,12 @@ def lint_parallelism(document: Document, processes: int | None) -> Iterator[Find
         at = _Layout(runs=_runs(document.value), processes=processes, **sizes)
         broken = [rule for rule in _RULES if rule.breaks(at)]
         for rule in broken[:1]:  # Accelerate stops at the first
-            yield finding_at(
-                document, ("parallelism_config", f"{PARALLELISM_PREFIX}{rule.size}_size"), rule.id,
-                rule.message.format(at=at), rule.fix.format(at=at), severity=rule.severity,
-                source=f"Accelerate {ACCELERATE_VERSION}, {rule.line}",
+            row = Row(
+                rule.id, f"parallelism_config.{PARALLELISM_PREFIX}{rule.size}_size",
+                rule.message.format(at=at), rule.fix.format(at=at),
+                f"Accelerate {ACCELERATE_VERSION}, {rule.line}", rule.severity,
             )  # fmt: skip
+            yield row.at(document)
 
 
 def _runs(value: Mapping[str, Any]) -> str:
@@ -158,23 +172,15 @@ def _keys(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
         if key not in known_keys:
             prefixed = f"{PARALLELISM_PREFIX}{key}"
             guess = prefixed if prefixed in known_keys else nearest(str(key), known_keys)
-            yield finding_at(
-                document, path, "accelerate-ignored-key",
-                f"Accelerate ignores {short(key)} in parallelism_config",
-                meant(guess, block) if guess else "remove it", severity="warning", source=LAUNCH,
-            )  # fmt: skip
+            yield _IGNORED_KEY.at(
+                document, path, key=short(key), fix=meant(guess, block) if guess else "remove it"
+            )
         elif name.endswith("_size") and not _is_size(value):
-            yield finding_at(
-                document, path, "accelerate-number",
-                f"{key} is {short(value)}: accelerate launch fails on it",
-                "use a whole number of at least 1, without quotes", source=LAUNCH,
-            )  # fmt: skip
+            yield _NUMBER.at(document, path, key=key, value=short(value))
         elif name in _CHOICES and value not in _CHOICES[name]:
-            yield finding_at(
-                document, path, "accelerate-parallelism-value",
-                f"{key} is {short(value)}: Accelerate refuses it", f"use {' or '.join(_CHOICES[name])}",
-                source=_SOURCE,
-            )  # fmt: skip
+            yield _PARALLELISM_VALUE.at(
+                document, path, key=key, value=short(value), choices=" or ".join(_CHOICES[name])
+            )
 
 
 def _is_size(value: object) -> bool:

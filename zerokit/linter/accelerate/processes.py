@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from zerokit.linter.accelerate.keys import LAUNCH, TOP_LEVEL, fits, short
-from zerokit.linter.finding import Finding, finding_at
+from zerokit.linter.finding import Finding, Row
 from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document
 from zerokit.suggest import nearest
@@ -14,6 +14,66 @@ from zerokit.units import counted
 
 _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
 _DEVICES = re.compile(r"\s*[\w-]*\d[\w:/.-]*(\s*,\s*[\w-]*\d[\w:/.-]*)*\s*,?\s*")
+
+
+_ONE_PROCESS = Row(
+    "accelerate-one-process", "distributed_type",
+    "distributed_type is NO: accelerate launch starts one process, and {effect}",
+    "set distributed_type to DEEPSPEED, FSDP or MULTI_GPU (on CPUs, too), with num_processes: {wanted}",
+    LAUNCH, "warning",
+)  # fmt: skip
+_NUM_PROCESSES_MISSING = Row(
+    "accelerate-num-processes", "num_processes",
+    "num_processes is missing: accelerate launch stops unless --num_processes is given",
+    "add num_processes: the number of GPUs on all machines together", LAUNCH, "warning",
+)  # fmt: skip
+_NUM_PROCESSES_UNEVEN = Row(
+    "accelerate-num-processes", "num_processes",
+    "{processes} cannot be divided over {machines} machines (it counts them all)",
+    "use a multiple of {machines}", LAUNCH,
+)  # fmt: skip
+_WORLD_SIZE = Row(
+    "accelerate-world-size", "num_processes", "num_processes is {processes}, the job has {ranks}",
+    "use {world_size}", "", "warning",
+)  # fmt: skip
+_MACHINE_RANK_NULL = Row(
+    "accelerate-machine-rank", "machine_rank",
+    "machine_rank is null with {machines} machines: accelerate launch fails on it",
+    "use 0 to {last}, another on each machine", LAUNCH,
+)  # fmt: skip
+_MACHINE_RANK_TOO_HIGH = Row(
+    "accelerate-machine-rank", "machine_rank",
+    "machine_rank {rank} with {machines}: they count from 0, the others wait for ever", "use 0 to {last}",
+    LAUNCH,
+)  # fmt: skip
+_NUMBER = Row(
+    "accelerate-number", "", "{name} is {value}: accelerate launch {effect}",
+    "use a whole number of at least {least}{most}, without quotes", LAUNCH,
+)  # fmt: skip
+_RDZV_BACKEND = Row(
+    "accelerate-rdzv-backend", "rdzv_backend",
+    "rdzv_backend is {backend}: torch has no such rendezvous, and the launch fails", "{fix}",
+    f"Accelerate {ACCELERATE_VERSION}, commands/launch.py; torch/distributed/elastic/rendezvous",
+)  # fmt: skip
+_GPU_IDS_AS_NUMBERS = Row(
+    "accelerate-gpu-ids", "gpu_ids", "gpu_ids is {ids}: accelerate launch reads a text, and fails on it",
+    "write the numbers in quotes, as gpu_ids: '0,1', or gpu_ids: all", LAUNCH,
+)  # fmt: skip
+_GPU_IDS_WITHOUT_GPU = Row(
+    "accelerate-gpu-ids", "gpu_ids",
+    "gpu_ids is {ids}: it becomes CUDA_VISIBLE_DEVICES, where it names no GPU",
+    "write numbers such as '0,1', or all", LAUNCH,
+)  # fmt: skip
+_GPU_IDS_OF_ONE = Row(
+    "accelerate-gpu-ids", "gpu_ids",
+    "gpu_ids names one GPU, and distributed_type is MULTI_GPU: accelerate launch refuses it",
+    "name two or more GPUs, or set distributed_type: 'NO'", LAUNCH,
+)  # fmt: skip
+_GPU_IDS_TOO_FEW = Row(
+    "accelerate-gpu-ids", "gpu_ids",
+    "gpu_ids names {count} for {processes} processes: ranks beyond them find no GPU",
+    "name {processes} GPUs, or write gpu_ids: all", LAUNCH,
+)  # fmt: skip
 
 
 def number_of_processes(document: Document) -> int | None:
@@ -50,72 +110,31 @@ def _one_process(document: Document, processes: int | None, world_size: int | No
     if wanted == 1:
         return
     what = f"the job has {wanted} ranks" if world_size else f"ignores num_processes {wanted}"
-    yield finding_at(
-        document,
-        ("distributed_type",),
-        "accelerate-one-process",
-        f"distributed_type is NO: accelerate launch starts one process, and {what}",
-        f"set distributed_type to DEEPSPEED, FSDP or MULTI_GPU (on CPUs, too), with num_processes: {wanted}",
-        severity="warning",
-        source=LAUNCH,
-    )
+    yield _ONE_PROCESS.at(document, effect=what, wanted=wanted)
 
 
 def _world_size(
     document: Document, processes: int | None, machines: int, world_size: int | None
 ) -> Iterator[Finding]:
     if processes is None:
-        yield finding_at(
-            document,
-            ("num_processes",),
-            "accelerate-num-processes",
-            "num_processes is missing: accelerate launch stops unless --num_processes is given",
-            "add num_processes: the number of GPUs on all machines together",
-            missing="num_processes",
-            severity="warning",
-            source=LAUNCH,
-        )
+        yield _NUM_PROCESSES_MISSING.at(document, missing="num_processes")
     elif processes % machines:
-        yield finding_at(
-            document,
-            ("num_processes",),
-            "accelerate-num-processes",
-            f"{counted(processes, 'process', 'processes')} cannot be divided over {machines} machines (it "
-            "counts them all)",
-            f"use a multiple of {machines}",
-            source=LAUNCH,
+        yield _NUM_PROCESSES_UNEVEN.at(
+            document, processes=counted(processes, "process", "processes"), machines=machines
         )
     elif world_size is not None and processes != world_size:
-        yield finding_at(
-            document,
-            ("num_processes",),
-            "accelerate-world-size",
-            f"num_processes is {processes}, the job has {counted(world_size, 'rank')}",
-            f"use {world_size}",
-            severity="warning",
+        yield _WORLD_SIZE.at(
+            document, processes=processes, ranks=counted(world_size, "rank"), world_size=world_size
         )
 
 
 def _machine_rank(document: Document, machines: int) -> Iterator[Finding]:
     rank = document.value.get("machine_rank", 0)
     if rank is None and machines > 1:
-        yield finding_at(
-            document,
-            ("machine_rank",),
-            "accelerate-machine-rank",
-            f"machine_rank is null with {machines} machines: accelerate launch fails on it",
-            f"use 0 to {machines - 1}, another on each machine",
-            source=LAUNCH,
-        )
+        yield _MACHINE_RANK_NULL.at(document, machines=machines, last=machines - 1)
     elif rank is not None and rank >= machines:
-        yield finding_at(
-            document,
-            ("machine_rank",),
-            "accelerate-machine-rank",
-            f"machine_rank {rank} with {counted(machines, 'machine')}: they count from 0, the others wait "
-            "for ever",
-            f"use 0 to {machines - 1}",
-            source=LAUNCH,
+        yield _MACHINE_RANK_TOO_HIGH.at(
+            document, rank=rank, machines=counted(machines, "machine"), last=machines - 1
         )
 
 
@@ -124,14 +143,15 @@ def _not_a_number(document: Document, name: str, value: object, machines: object
     one_machine = machines == 1 and not isinstance(machines, bool)
     # in quotes two of them work, where nobody counts with them
     works = isinstance(value, str) and value.isdecimal() and name in ("num_processes", "machine_rank")
-    return finding_at(
+    return _NUMBER.at(
         document,
         (name,),
-        "accelerate-number",
-        f"{name} is {short(value)}: accelerate launch {'takes it for text' if works else 'fails on it'}",
-        f"use a whole number of at least {least}{f' and at most {most}' if most else ''}, without quotes",
         severity="warning" if works and one_machine else "error",
-        source=LAUNCH,
+        name=name,
+        value=short(value),
+        effect="takes it for text" if works else "fails on it",
+        least=least,
+        most=f" and at most {most}" if most else "",
     )
 
 
@@ -140,56 +160,25 @@ def _rendezvous(document: Document) -> Iterator[Finding]:
     if backend is None or backend in _RENDEZVOUS:
         return
     guess = nearest(str(backend), _RENDEZVOUS)
-    yield finding_at(
+    yield _RDZV_BACKEND.at(
         document,
-        ("rdzv_backend",),
-        "accelerate-rdzv-backend",
-        f"rdzv_backend is {short(backend)}: torch has no such rendezvous, and the launch fails",
-        f"did you mean {guess}?" if guess else f"use one of {', '.join(_RENDEZVOUS)}",
-        source=f"Accelerate {ACCELERATE_VERSION}, commands/launch.py; torch/distributed/elastic/rendezvous",
+        backend=short(backend),
+        fix=f"did you mean {guess}?" if guess else f"use one of {', '.join(_RENDEZVOUS)}",
     )
 
 
 def _gpu_ids(document: Document, processes: int | None, machines: int) -> Iterator[Finding]:
     ids = document.value.get("gpu_ids")
     if ids is not None and not isinstance(ids, str):
-        yield finding_at(
-            document,
-            ("gpu_ids",),
-            "accelerate-gpu-ids",
-            f"gpu_ids is {short(ids)}: accelerate launch reads a text, and fails on it",
-            "write the numbers in quotes, as gpu_ids: '0,1', or gpu_ids: all",
-            source=LAUNCH,
-        )
+        yield _GPU_IDS_AS_NUMBERS.at(document, ids=short(ids))
         return
     if isinstance(ids, str) and ids != "all" and not _DEVICES.fullmatch(ids):
-        yield finding_at(
-            document,
-            ("gpu_ids",),
-            "accelerate-gpu-ids",
-            f"gpu_ids is {short(ids)}: it becomes CUDA_VISIBLE_DEVICES, where it names no GPU",
-            "write numbers such as '0,1', or all",
-            source=LAUNCH,
-        )
+        yield _GPU_IDS_WITHOUT_GPU.at(document, ids=short(ids))
         return
     if ids in (None, "all") or processes is None or machines > 1:
         return
     count = len([part for part in str(ids).split(",") if part.strip()])
     if document.value.get("distributed_type") == "MULTI_GPU" and "," not in ids:
-        yield finding_at(
-            document,
-            ("gpu_ids",),
-            "accelerate-gpu-ids",
-            "gpu_ids names one GPU, and distributed_type is MULTI_GPU: accelerate launch refuses it",
-            "name two or more GPUs, or set distributed_type: 'NO'",
-            source=LAUNCH,
-        )
+        yield _GPU_IDS_OF_ONE.at(document)
     elif count < processes:
-        yield finding_at(
-            document,
-            ("gpu_ids",),
-            "accelerate-gpu-ids",
-            f"gpu_ids names {counted(count, 'GPU')} for {processes} processes: ranks beyond them find no GPU",
-            f"name {processes} GPUs, or write gpu_ids: all",
-            source=LAUNCH,
-        )
+        yield _GPU_IDS_TOO_FEW.at(document, count=counted(count, "GPU"), processes=processes)

@@ -20,10 +20,58 @@ from zerokit.linter.accelerate.keys import (
 )
 from zerokit.linter.accelerate.parallelism import lint_parallelism
 from zerokit.linter.accelerate.processes import lint_processes, number_of_processes
-from zerokit.linter.finding import Finding, finding_at, meant, one_for_each_cause
+from zerokit.linter.finding import Finding, Row, meant, one_for_each_cause
 from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document, Location, Path
 from zerokit.suggest import leaves_no_doubt, nearest, synonym
+
+_NOT_A_MAPPING = Row(
+    "accelerate-not-a-mapping", "", "is not a mapping of keys", "write key: value",
+)  # fmt: skip
+_UNKNOWN_KEY = Row(
+    "accelerate-unknown-key", "", "Accelerate refuses the file: it has no key {key}", "{fix}", CONFIG,
+)  # fmt: skip
+_DISTRIBUTED_TYPE_AS_NONE = Row(
+    "accelerate-distributed-type", "distributed_type",
+    "distributed_type is {kind}: accelerate launch takes it for none, and starts one process",
+    "write one of the names, such as DEEPSPEED", LAUNCH,
+)  # fmt: skip
+_DISTRIBUTED_TYPE_MISSING = Row(
+    "accelerate-distributed-type", "distributed_type",
+    "distributed_type is missing: Accelerate refuses the file", "add distributed_type: DEEPSPEED", CONFIG,
+)  # fmt: skip
+_DISTRIBUTED_TYPE = Row(
+    "accelerate-distributed-type", "distributed_type",
+    "{kind} is no distributed type: Accelerate refuses the file", "{fix}", CONFIG,
+)  # fmt: skip
+_DEEPSPEED_UNUSED = Row(
+    "accelerate-deepspeed-unused", "deepspeed_config",
+    "distributed_type is {kind}: the deepspeed_config block is ignored and DeepSpeed does not run",
+    "set distributed_type: DEEPSPEED", LAUNCH, "warning",
+)  # fmt: skip
+_FSDP_UNUSED = Row(
+    "accelerate-fsdp-unused", "fsdp_config",
+    "distributed_type is DEEPSPEED: the fsdp_config block is ignored", "remove one of the two", LAUNCH,
+    "warning",
+)  # fmt: skip
+_FLAG_AS_TEXT = Row(
+    "accelerate-flag-as-text", "", "{key} is {value}: accelerate launch {effect}",
+    "write true or false without quotes", LAUNCH,
+)  # fmt: skip
+_ENVIRONMENT = Row(
+    "accelerate-environment", "compute_environment",
+    "compute_environment is {environment}: Accelerate takes the file for SageMaker's, and refuses it",
+    "write LOCAL_MACHINE", CONFIG,
+)  # fmt: skip
+_PRECISION_UNQUOTED = Row(
+    "accelerate-precision-unquoted", "mixed_precision",
+    "mixed_precision: no without quotes is a boolean in YAML: accelerate launch fails on it",
+    "write 'no' in quotes", LAUNCH,
+)  # fmt: skip
+_PRECISION = Row(
+    "accelerate-precision", "mixed_precision", "mixed_precision is {value}: accelerate launch refuses it",
+    "use 'no', fp16, bf16 or fp8", f"Accelerate {ACCELERATE_VERSION}, utils/launch.py",
+)  # fmt: skip
 
 
 def named_config(document: Document) -> str | None:
@@ -46,11 +94,7 @@ def lint_accelerate(
         model_code: the source that defines the model's classes.
     """
     if not isinstance(document.value, dict):
-        return [
-            finding_at(
-                document, (), "accelerate-not-a-mapping", "is not a mapping of keys", "write key: value"
-            )
-        ]
+        return [_NOT_A_MAPPING.at(document)]
     findings = [
         Finding(
             path=document.path,
@@ -112,15 +156,8 @@ def _unknown_keys(document: Document, sagemaker: bool, config: Document | None) 
         if guess and is_misspelt and guess not in value and fits(guess, value[key]):
             safe = leaves_no_doubt(str(key), guess, known_keys)
             edits = (Edit(kind="rename", key=str(key), value=guess, safe=safe),)
-        yield finding_at(
-            document,
-            (key,),
-            "accelerate-unknown-key",
-            f"Accelerate refuses the file: it has no key {short(key)}",
-            fix,
-            source=CONFIG,
-            edits=edits,
-            suggests=guess or str(key),
+        yield _UNKNOWN_KEY.at(
+            document, (key,), edits=edits, suggests=guess or str(key), key=short(key), fix=fix
         )
 
 
@@ -136,55 +173,21 @@ def _distributed_type(document: Document, sagemaker: bool) -> Iterator[Finding]:
     if kind is False:
         return  # NO without quotes: a boolean that launches as NO does
     if "distributed_type" in value and not isinstance(kind, str):
-        yield finding_at(
-            document,
-            ("distributed_type",),
-            "accelerate-distributed-type",
-            f"distributed_type is {short(kind)}: accelerate launch takes it for none, and starts one process",
-            "write one of the names, such as DEEPSPEED",
-            source=LAUNCH,
-        )
+        yield _DISTRIBUTED_TYPE_AS_NONE.at(document, kind=short(kind))
         return
     if kind is None:
-        yield finding_at(
-            document,
-            ("distributed_type",),
-            "accelerate-distributed-type",
-            "distributed_type is missing: Accelerate refuses the file",
-            "add distributed_type: DEEPSPEED",
-            missing="distributed_type",
-            source=CONFIG,
-        )
+        yield _DISTRIBUTED_TYPE_MISSING.at(document, missing="distributed_type")
     elif kind not in known_types and not sagemaker:
         guess = nearest(str(kind), known_types)
-        yield finding_at(
+        yield _DISTRIBUTED_TYPE.at(
             document,
-            ("distributed_type",),
-            "accelerate-distributed-type",
-            f"{short(kind)} is no distributed type: Accelerate refuses the file",
-            f"did you mean {guess}?" if guess else f"use one of {', '.join(known_types)}",
-            source=CONFIG,
+            kind=short(kind),
+            fix=f"did you mean {guess}?" if guess else f"use one of {', '.join(known_types)}",
         )
     elif kind != "DEEPSPEED" and value.get("deepspeed_config"):
-        yield finding_at(
-            document,
-            ("deepspeed_config",),
-            "accelerate-deepspeed-unused",
-            f"distributed_type is {kind}: the deepspeed_config block is ignored and DeepSpeed does not run",
-            "set distributed_type: DEEPSPEED",
-            severity="warning",
-            source=LAUNCH,
-        )
+        yield _DEEPSPEED_UNUSED.at(document, kind=kind)
     if kind == "DEEPSPEED" and value.get("fsdp_config"):
-        yield finding_at(
-            document,
-            ("fsdp_config",),
-            "accelerate-fsdp-unused",
-            "distributed_type is DEEPSPEED: the fsdp_config block is ignored",
-            "remove one of the two",
-            severity="warning",
-            source=LAUNCH,
-        )
+        yield _FSDP_UNUSED.at(document)
 
 
 _FLAGS = ("use_cpu", "debug", "same_network", "enable_cpu_affinity")
@@ -198,14 +201,13 @@ def _flags(document: Document) -> Iterator[Finding]:
             continue
         fails = key == "use_cpu" and isinstance(value, dict)
         effect = "fails on it" if fails else f"takes it for {str(bool(value)).lower()}"
-        yield finding_at(
+        yield _FLAG_AS_TEXT.at(
             document,
             (key,),
-            "accelerate-flag-as-text",
-            f"{key} is {short(value)}: accelerate launch {effect}",
-            "write true or false without quotes",
             severity="error" if fails else "warning",
-            source=LAUNCH,
+            key=key,
+            value=short(value),
+            effect=effect,
         )
 
 
@@ -213,15 +215,7 @@ def _environment(document: Document) -> Iterator[Finding]:
     environment = document.value.get("compute_environment", "LOCAL_MACHINE")
     if environment in ("LOCAL_MACHINE", "AMAZON_SAGEMAKER"):
         return
-    yield finding_at(
-        document,
-        ("compute_environment",),
-        "accelerate-environment",
-        f"compute_environment is {short(environment)}: Accelerate takes the file for SageMaker's, "
-        "and refuses it",
-        "write LOCAL_MACHINE",
-        source=CONFIG,
-    )
+    yield _ENVIRONMENT.at(document, environment=short(environment))
 
 
 def _precision(document: Document) -> Iterator[Finding]:
@@ -229,21 +223,6 @@ def _precision(document: Document) -> Iterator[Finding]:
     if value is None or (isinstance(value, str) and value.lower() in key_list()["mixed_precisions"]):
         return
     if value is False:
-        yield finding_at(
-            document,
-            ("mixed_precision",),
-            "accelerate-precision-unquoted",
-            "mixed_precision: no without quotes is a boolean in YAML: accelerate launch fails on it",
-            "write 'no' in quotes",
-            source=LAUNCH,
-            edits=(Edit(kind="set", key="mixed_precision", value="no"),),
-        )
+        yield _PRECISION_UNQUOTED.at(document, edits=(Edit(kind="set", key="mixed_precision", value="no"),))
         return
-    yield finding_at(
-        document,
-        ("mixed_precision",),
-        "accelerate-precision",
-        f"mixed_precision is {short(value)}: accelerate launch refuses it",
-        "use 'no', fp16, bf16 or fp8",
-        source=f"Accelerate {ACCELERATE_VERSION}, utils/launch.py",
-    )
+    yield _PRECISION.at(document, value=short(value))

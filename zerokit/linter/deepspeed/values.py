@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zerokit.linter.deepspeed.tables import version
-from zerokit.linter.finding import Finding, finding_at
+from zerokit.linter.finding import Finding, Row
 from zerokit.rules.types import EVERY_READER, FRAMEWORKS, Edit, Severity
 from zerokit.strictload import Document, Path
 
@@ -38,14 +38,10 @@ def finding(
     is_ignored: bool = False,
 ) -> Finding:
     """A finding at a path of a DeepSpeed JSON; the source is the table of keys unless it is named."""
-    return finding_at(
+    source = f"keys that DeepSpeed {version()} reads" if source is None else source
+    return Row(rule, "", message, fix, source, severity).at(
         document,
         path,
-        rule,
-        message,
-        fix,
-        severity=severity,
-        source=f"keys that DeepSpeed {version()} reads" if source is None else source,
         edits=edits,
         suggests=suggests,
         missing=missing,
