@@ -149,6 +149,7 @@ def dense_copies(args: Arguments) -> Blocks:
 
 
 def flash_backward(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
+    """Spaces of PyTorch's fused attention."""
     query, key, value = args[1:4]
     spaces = flash_spaces(query.shape, key.shape, value.shape)
     return (tuple(space.bytes(query.element_size()) for space in spaces),)
@@ -167,6 +168,7 @@ def flash_package_backward(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
 
 
 def cudnn_backward(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
+    """The workspace of cuDNN's attention."""
     query, key, value = args[1:4]
     return ((cudnn_backward_bytes(query.shape, key.shape, value.shape, query.element_size()),),)
 
