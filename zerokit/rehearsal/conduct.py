@@ -126,6 +126,11 @@ _NO_NAMESPACES = (
 _STEPS_WITH_WARM_UP = 20
 """Where a script counts on rounds of its loop that were left out: a warm-up takes 3, 5 or 10 as a rule."""
 _OUTPUT = "output"
+_AS_REPORTED = (
+    "steps", "repeats", "last_steps_differ_by", "versions", "engine", "model", "bf16", "data_parallel",
+    "fully_sharded", "seconds", "cpu_seconds",
+)  # fmt: skip
+"""What a rehearsal has of the process's report as it is."""
 
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -432,9 +437,6 @@ def _result(
         vram_bytes=request.gpu.driver_vram_bytes if request.memory_named else None,
         own_vram=request.gpu.driver_vram_bytes == gpus.load(request.gpu.name).driver_vram_bytes,
         gpus=script.ranks,
-        steps=report.get("steps", 0),
-        repeats=report.get("repeats", False),
-        last_steps_differ_by=report.get("last_steps_differ_by"),
         ranks=(rank,),
         guesses=tuple(results.GuessedValue(**guess) for guess in report.get("guesses", ())),
         stubbed=tuple(report.get("stubbed", ())),
@@ -446,14 +448,8 @@ def _result(
             *(finding.text for finding in training.of_script({request.rank: report})),
         ),
         notes=tuple(notes),
-        versions=report.get("versions", {}),
         sandboxed=why_not is None,
-        engine=report.get("engine"),
-        model=report.get("model"),
-        bf16=report.get("bf16", False),
         config_files=tuple(script.config_title(path) for path in report.get("config_files", ())),
-        data_parallel=report.get("data_parallel", False),
-        fully_sharded=report.get("fully_sharded", False),
         changes=changes(
             rank,
             1 if report.get("fully_sharded") else script.ranks,  # nothing is left to divide
@@ -463,8 +459,7 @@ def _result(
             checkpointing=report.get("gradient_checkpointing"),
             unwrapped=report.get("unwrapped") or ((), 1.0),
         ),
-        seconds=report.get("seconds", 0.0),
-        cpu_seconds=report.get("cpu_seconds", 0.0),
+        **{name: report[name] for name in _AS_REPORTED if name in report},
     )
 
 

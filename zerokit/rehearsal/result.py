@@ -237,8 +237,8 @@ class Rehearsal:
     min_vram_bytes: int | None
     gpu: str
     gpus: int
-    steps: int
-    repeats: bool
+    steps: int = 0
+    repeats: bool = False
     ranks: tuple[RankMemory, ...]
     guesses: tuple[GuessedValue, ...] = ()
     stubbed: tuple[str, ...] = ()
@@ -407,15 +407,15 @@ def of_process(report: dict[str, Any], rank: int) -> RankMemory:
     phases = report.get("phases", {})
     return RankMemory(
         rank=rank,
-        peak_allocated_bytes=report.get("peak_allocated_bytes", 0),
-        peak_phase=report.get("peak_phase", ""),
-        peak_reserved_bytes=report.get("peak_reserved_bytes", 0),
-        smallest_reserved_bytes=report.get("smallest_reserved_bytes", 0),
-        host_bytes=report.get("host_bytes", 0),
-        managed_bytes=report.get("managed_bytes", 0),
-        freed=report.get("freed", {}),
-        written_bytes=report.get("written_bytes", 0),
         phases={name: phases[name] for name in PHASES if name in phases},
         at_peak=tuple(HeldAtPeak(**row) for row in report.get("at_peak", ())),
         lower_bounds={name: tuple(what) for name, what in report.get("lower_bounds", {}).items()},
+        **{name: report.get(name, unknown) for name, unknown in _AS_REPORTED.items()},
     )
+
+
+_AS_REPORTED: dict[str, Any] = {
+    "peak_allocated_bytes": 0, "peak_phase": "", "peak_reserved_bytes": 0, "smallest_reserved_bytes": 0,
+    "host_bytes": 0, "managed_bytes": 0, "freed": {}, "written_bytes": 0,
+}  # fmt: skip
+"""What a rank's memory has of the process's report as it is."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -22,18 +21,8 @@ _CHUNK_ELEMENTS = 65536 * 320
 (``aten/src/ATen/native/cuda/MultiTensorApply.cuh``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Of one operator that runs kernels; see :class:`zerokit.timing.operators.IssuedOperator`."""
-
-    shapes: tuple[Shape, ...] = ()
-    dtype: str = ""
-    layout: str = ""
-    flops: float = 0.0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    launches: int = 1
-    synchronizes: bool = False
+Facts = dict[str, Any]
+"""Attributes of an :class:`zerokit.timing.operators.IssuedOperator` that runs kernels."""
 
 
 def on_gpu(value: Any) -> bool:
@@ -94,15 +83,15 @@ def facts(
         read = max(0, total(inputs) - (total(changed) if write_only else 0))
         moved = Moved(read, total(new_outputs) + total(changed), _launches(name, args, inputs))
     large = [tensor for tensor in (*inputs, *outputs) if tensor.numel() > 1]
-    return Facts(
-        shapes=tuple(tuple(tensor.shape) for tensor in (large or [*inputs, *outputs])[:3]),
-        dtype=_dtype((large or inputs or outputs)[0]) if inputs or outputs else "",
-        layout=_layout(large),
-        bytes_read=moved.read,
-        bytes_written=moved.written,
-        launches=moved.launches,
-        synchronizes=moved.waits or waits,
-    )
+    return {
+        "shapes": tuple(tuple(tensor.shape) for tensor in (large or [*inputs, *outputs])[:3]),
+        "dtype": _dtype((large or inputs or outputs)[0]) if inputs or outputs else "",
+        "layout": _layout(large),
+        "bytes_read": moved.read,
+        "bytes_written": moved.written,
+        "launches": moved.launches,
+        "synchronizes": moved.waits or waits,
+    }
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -136,14 +125,15 @@ def product(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Facts:
     contiguous = (n, k if left.stride(-1) == 1 else m, n if right.stride(-1) == 1 else k)
     step = 16 // left.element_size()
     aligned = left.element_size() > 2 or all(size % step == 0 for size in contiguous)
-    return Facts(
-        shapes=((int(batch), int(m), int(n), int(k)),),
-        dtype=_dtype(left),
-        layout="" if aligned else kinds.UNALIGNED,
-        flops=2.0 * batch * m * n * k,
-        bytes_read=total(gpu_tensors([args, kwargs])),
-        bytes_written=total(gpu_tensors(result)),
-    )
+    return {
+        "shapes": ((int(batch), int(m), int(n), int(k)),),
+        "dtype": _dtype(left),
+        "layout": "" if aligned else kinds.UNALIGNED,
+        "flops": 2.0 * batch * m * n * k,
+        "launches": 1,
+        "bytes_read": total(gpu_tensors([args, kwargs])),
+        "bytes_written": total(gpu_tensors(result)),
+    }
 
 
 def attention(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Facts:
@@ -161,15 +151,15 @@ def attention(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Fact
     heads, width = shapes[0][1], shapes[0][3]
     scores = 2.0 * heads * pairs * (width + shapes[2][3]) * (0.5 if causal else 1)
     backward = name.endswith("backward")
-    return Facts(
-        shapes=shapes,
-        dtype=_dtype(query),
-        layout=kinds.CAUSAL if causal else "",
-        flops=scores * (2.5 if backward else 1.0),
-        bytes_read=total(gpu_tensors([args, kwargs])),
-        bytes_written=total(gpu_tensors(result)),
-        launches=3 if backward else 1,
-    )
+    return {
+        "shapes": shapes,
+        "dtype": _dtype(query),
+        "layout": kinds.CAUSAL if causal else "",
+        "flops": scores * (2.5 if backward else 1.0),
+        "bytes_read": total(gpu_tensors([args, kwargs])),
+        "bytes_written": total(gpu_tensors(result)),
+        "launches": 3 if backward else 1,
+    }
 
 
 def _flash_shapes(query: Any, key: Any, value: Any, queries: Any, keys: Any) -> tuple[tuple[Shape, ...], int]:
@@ -196,14 +186,14 @@ def convolution(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Fa
     output = args[0] if backward else gpu_tensors(result)[0]
     flops = 2.0 * output.numel() * math.prod(weight.shape[1:])
     passes = sum(args[-1][:2]) if backward else 1
-    return Facts(
-        shapes=(tuple(output.shape), tuple(weight.shape)),
-        dtype=_dtype(weight),
-        flops=flops * passes,
-        bytes_read=total(gpu_tensors([args, kwargs])),
-        bytes_written=total(gpu_tensors(result)),
-        launches=passes,
-    )
+    return {
+        "shapes": (tuple(output.shape), tuple(weight.shape)),
+        "dtype": _dtype(weight),
+        "flops": flops * passes,
+        "bytes_read": total(gpu_tensors([args, kwargs])),
+        "bytes_written": total(gpu_tensors(result)),
+        "launches": passes,
+    }
 
 
 # -------------------------------------------------------------------- what some move

@@ -221,19 +221,7 @@ class Recorder:
                 waits=bool(row.traits & Is.WAITS),
                 write_only=write_only,
             )
-            facts = work(func, name, args, kwargs, result)
-            self._add(
-                kinds.KERNEL,
-                name,
-                shapes=facts.shapes,
-                dtype=facts.dtype,
-                layout=facts.layout,
-                flops=facts.flops,
-                bytes_read=facts.bytes_read,
-                bytes_written=facts.bytes_written,
-                launches=facts.launches,
-                synchronizes=facts.synchronizes,
-            )
+            self._add(kinds.KERNEL, name, **work(func, name, args, kwargs, result))
 
     def _crosses(self, name: str, args: Any, kwargs: Any, outputs: list[Any]) -> bool:
         """Whether a copy goes between host and GPU; it is an event of its own then.
