@@ -9,13 +9,19 @@ from typing import Any
 
 from zerokit.domain.settings import CLIPPING_CALL
 from zerokit.linter.deepspeed.readers import scripts_of
-from zerokit.linter.finding import Finding, finding_at
+from zerokit.linter.finding import Finding, Row
 from zerokit.script.code_statements import code_settings, made_once
 from zerokit.strictload import Document, Path
 
 DEFAULT = 1.0
 """Of DeepSpeed where nobody says one (runtime/constants.py:203, 0.19.8; seen at every stage), and what
 Accelerate fills in for ``"auto"`` (1.15.0, accelerator.py:2224)."""
+_CLIPPING_IN_CODE = Row(
+    "clipping-in-code", "gradient_clipping",
+    "{call} of {limit} in {file} does nothing under DeepSpeed, which clips at {held}",
+    "set gradient_clipping to {limit}",
+    "DeepSpeed 0.19.8, runtime/engine.py:1778, constants.py:203", "warning",
+)  # fmt: skip
 
 
 def lint_clipping(document: Document, key: Path, value: Any, readers: frozenset[str]) -> Iterator[Finding]:
@@ -39,13 +45,7 @@ def lint_clipping(document: Document, key: Path, value: Any, readers: frozenset[
             limit = one.value if (one.call, one.name) == (CLIPPING_CALL, "max_norm") else None
             if isinstance(limit, bool) or not isinstance(limit, int | float) or limit in (held, math.inf):
                 continue
-            yield finding_at(
-                document,
-                key if value is not None else key[:-1],
-                "clipping-in-code",
-                f"{CLIPPING_CALL} of {limit:g} in {script.path.name}:{one.line} does nothing under "
-                f"DeepSpeed, which clips at {held:g}",
-                f"set gradient_clipping to {limit:g}",
-                severity="warning",
-                source="DeepSpeed 0.19.8, runtime/engine.py:1778, constants.py:203",
-            )
+            yield _CLIPPING_IN_CODE.at(
+                document, key if value is not None else key[:-1], call=CLIPPING_CALL, limit=f"{limit:g}",
+                file=f"{script.path.name}:{one.line}", held=f"{held:g}",
+            )  # fmt: skip
