@@ -9,6 +9,7 @@ As soon as the module begins to execute, the stand-in gives way to the module's 
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import sys
 import threading
@@ -93,6 +94,19 @@ def _attributes(module: ModuleType) -> dict[str, Any]:
     """A module's own attributes; asking a lazily loaded module for one would load it."""
     attributes: dict[str, Any] = object.__getattribute__(module, "__dict__")
     return attributes
+
+
+def merged(*tables: Mapping[str, Hook]) -> dict[str, Hook]:
+    """One hook for each module: those of all tables, in their order."""
+    result: dict[str, Hook] = {}
+    for name in dict.fromkeys(name for table in tables for name in table):
+        result[name] = functools.partial(_run_all, [table[name] for table in tables if name in table])
+    return result
+
+
+def _run_all(hooks: Sequence[Hook], module: ModuleType) -> None:
+    for hook in hooks:
+        hook(module)
 
 
 def run_hook(hook: Hook, module: ModuleType) -> None:

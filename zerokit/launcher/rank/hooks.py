@@ -17,7 +17,7 @@ from typing import Any
 
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.instrument import live_models, phases
-from zerokit.instrument.post_import import Hook, PostImport
+from zerokit.instrument.post_import import PostImport, merged
 from zerokit.launcher.rank import local_store, step_limit, trackers
 from zerokit.launcher.rank.calls import Calls
 from zerokit.launcher.rank.checkpoints import Checkpoints
@@ -32,38 +32,28 @@ def install(probe: Probe, calls: Calls) -> PostImport:
     oom, plain = OomWatch(probe), PlainTraining(probe)
     calls.engines = lambda: [engine for reference in ENGINES if (engine := reference()) is not None]
     saves = Checkpoints(probe)
-    hooks: dict[str, Hook] = {
-        "torch": _both(functools.partial(_hook_torch, probe, oom), plain.hook_torch),
-        "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom, saves, plain),
-        "deepspeed.runtime.pipe.engine": functools.partial(_hook_pipeline, probe),
-        local_store.RENDEZVOUS: local_store.keep_store_local,
-        "torch.distributed.distributed_c10d": calls.hook,
-        "deepspeed.runtime.zero.partitioned_param_coordinator": calls.hook_zero3,
-        **trackers.hooks(probe),
-    }
-    further: list[tuple[str, Hook]] = [
-        *phases.hooks(probe.inside).items(),
-        ("transformers.trainer", functools.partial(_tell_batches, probe)),
-        ("transformers.trainer", saves.hook_trainer),
-        ("accelerate.accelerator", saves.hook_accelerate),
-        *probe.training.hooks().items(),
-    ]
-    for name, hook in further:
-        hooks[name] = _both(hooks[name], hook) if name in hooks else hook
+    hooks = merged(
+        {
+            "torch": functools.partial(_hook_torch, probe, oom),
+            "deepspeed.runtime.engine": functools.partial(_hook_engine, probe, oom, saves, plain),
+            "deepspeed.runtime.pipe.engine": functools.partial(_hook_pipeline, probe),
+            local_store.RENDEZVOUS: local_store.keep_store_local,
+            "torch.distributed.distributed_c10d": calls.hook,
+            "deepspeed.runtime.zero.partitioned_param_coordinator": calls.hook_zero3,
+        },
+        {"torch": plain.hook_torch},
+        trackers.hooks(probe),
+        phases.hooks(probe.inside),
+        {"transformers.trainer": functools.partial(_tell_batches, probe)},
+        {"transformers.trainer": saves.hook_trainer, "accelerate.accelerator": saves.hook_accelerate},
+        probe.training.hooks(),
+    )
     if probe.identity.device == "cpu":
         hooks["deepspeed.comm.torch"] = _hook_comm
         hooks["accelerate.state"] = _hook_accelerate_state
     finder = PostImport(hooks)
     finder.install()
     return finder
-
-
-def _both(first: Hook, second: Hook) -> Hook:
-    def hook(module: ModuleType) -> None:
-        first(module)
-        second(module)
-
-    return hook
 
 
 def _hook_torch(probe: Probe, oom: OomWatch, torch: ModuleType) -> None:

@@ -121,7 +121,7 @@ class Rehearsed:
         import torch.distributed  # noqa: F401  (before the mode: its import makes tensors)
 
         from zerokit.instrument import phases
-        from zerokit.instrument.post_import import PostImport
+        from zerokit.instrument.post_import import PostImport, merged
         from zerokit.instrument.training_facts import TrainingFacts
         from zerokit.rehearsal.process import collectives, device, loops, tensors
         from zerokit.rehearsal.process.adapters import ADAPTERS, compiled, data_loaders, distributed, saving
@@ -162,9 +162,9 @@ class Rehearsed:
         distributed.data_parallel(context)
         data_loaders.ending(context)
         saving.torch_save(context)
-        PostImport(phases.hooks(self.phases.inside)).install()  # around what adapters put there
         self.training = TrainingFacts()
-        PostImport(self.training.hooks()).install()
+        # around what adapters put there; one finder, as each is asked at every look-up of a script's
+        PostImport(merged(phases.hooks(self.phases.inside), self.training.hooks())).install()
         self.mode = FakeCuda(self.machine)
         tensors.install(self.machine, self.mode)
         self.phases.install()
