@@ -17,6 +17,7 @@ from zerokit.domain.families import from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
+from zerokit.planner.page import PlanPage, Survey, plan_page
 from zerokit.timing.evidence import measured_on_no_machine
 from zerokit.timing.step_time import TimeModel
 
@@ -53,9 +54,10 @@ def test_tensor_parallel_across_nodes_was_never_measured(degree: int, expected: 
 def test_it_stands_beside_the_figure_in_text_and_on_the_page(tmp_path: Path) -> None:
     words = "No step time was ever measured on: b200; nor on several nodes"
     asked = ["--model", "llama-3.2-1b", "--gpu", "b200", "--gpus", "16", "--all-gpus"]
-    page = tmp_path / "plan.html"
-    shown = CliRunner().invoke(cli, ["plan", *asked, "--html", str(page)], catch_exceptions=False)
-    assert f"\n{words}\n" in shown.stdout.partition("\nStep: ")[2] and words in page.read_text()
+    shown = CliRunner().invoke(cli, ["plan", *asked, "--out", str(tmp_path)], catch_exceptions=False)
+    assert f"\n{words}\n" in shown.stdout.partition("\nStep: ")[2]
+    plan = zerokit.plan(model="llama-3.2-1b", gpu="b200", gpus=16, all_gpus=True)
+    assert words in plan_page(plan, PlanPage(folder="x", written_at=0.0), others=Survey())
     shown = CliRunner().invoke(cli, ["size", "--model", "llama-3.2-1b", "--gpu", "b200", "--explain"])
     assert "No step time was ever measured on: b200 (" in shown.stdout
     shown = CliRunner().invoke(cli, ["estimate", "--model", "llama-3.2-1b", "--gpu", "h200", "--gpus", "16"])
