@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from zerokit.domain.strategy import Strategy
+from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass
 
 
@@ -160,6 +161,16 @@ class Stated:
     value: Any
     where: str = ""
     edit: tuple[str, ...] = ()
+
+
+def unlike_script(option: str, asked: object, why: str, change: str = "change the script") -> InputError:
+    """The error of an option that asks for something else than the script does.
+
+    Args:
+        option: as an argument of ``zerokit.plan``. why: what the script does.
+        change: what to do unless the option is left out.
+    """
+    return InputError(f"⟨{option}⟩ {asked}: {why}; leave ⟨{option}⟩ out, or {change}")
 
 
 def is_equal(one: object, other: object) -> bool:

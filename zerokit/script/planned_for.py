@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zerokit.domain.settings import SETTINGS
+from zerokit.domain.settings import SETTINGS, unlike_script
 from zerokit.errors import InputError
 from zerokit.notes import Note
 from zerokit.script.arguments import ScriptOptions
@@ -55,22 +55,17 @@ class PlannedFor:
                 why = "the script decides it" if name in BATCH else one.where
                 request = _with(request, name, one.value, f"{_WORDS.get(name, option)} {one.value}: {why}")
             elif name in BATCH and asked != one.value:  # its rehearsal would do otherwise, too
-                raise InputError(
-                    f"⟨{option}⟩ {asked}: {one.where}; leave ⟨{option}⟩ out, or change the script to {asked}"
-                )
+                raise unlike_script(option, asked, one.where, f"change the script to {asked}")
         request = _with_precision(request, script)
         written = code_values(script, on_cpu=requested.on_cpu)
         for name, fixed in written.items():
-            option = fixed.setting.argument
             asked = request.precision if name == "precision" else getattr(request.pins, name)
             if asked in (None, "auto"):
                 words = _WORDS.get(name, fixed.setting.label)
                 request = _with(request, name, fixed.value, f"{words} {fixed.value}: {fixed.where}")
             elif asked != fixed.value and name not in rehearsed:
-                raise InputError(
-                    f"⟨{option}⟩ {asked}: the script has {fixed.value} ({fixed.where}); leave ⟨{option}⟩ "
-                    f"out, or change the script to {asked}"
-                )
+                why = f"the script has {fixed.value} ({fixed.where})"
+                raise unlike_script(fixed.setting.argument, asked, why, f"change the script to {asked}")
         for name in OFFLOAD:
             if (
                 getattr(request.pins, name) == "nvme"
@@ -115,10 +110,7 @@ def _with_precision(request: Request, script: ScriptOptions) -> Request:
         return request
     decided, why = fixed
     if asked != "auto":
-        raise InputError(
-            f"⟨precision⟩ {asked}: {why}, so it trains in {decided}; leave ⟨precision⟩ out, or change "
-            "the script"
-        )
+        raise unlike_script("precision", asked, f"{why}, so it trains in {decided}")
     return _with(request, "precision", decided, f"precision {decided}: {why}")
 
 

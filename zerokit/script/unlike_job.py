@@ -18,7 +18,7 @@ from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.deepspeed_settings import CONVERTS_A_CHECKPOINT, CONVERTS_ADAPTERS
 from zerokit.domain.job import LOSS_OF_SCRIPT, Lora
-from zerokit.domain.settings import SETTINGS
+from zerokit.domain.settings import SETTINGS, unlike_script
 from zerokit.domain.trainers import TRAINERS
 from zerokit.errors import InputError
 from zerokit.machine.versions import installed
@@ -420,9 +420,7 @@ def with_optimizer_of(script: ScriptOptions, options: Mapping[str, Any]) -> dict
     if is_same_optimizer(name, str(requested or "AdamW")):  # the default of a plan and of a Trainer
         return dict(options)
     if requested:
-        raise InputError(
-            f"⟨optimizer⟩ {requested}: {location}; leave ⟨optimizer⟩ out, or change the script to {requested}"
-        )
+        raise unlike_script("optimizer", requested, location, f"change the script to {requested}")
     return {**options, "optimizer": name}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from zerokit.domain.settings import unlike_script
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.planner.hardware import integer
@@ -94,24 +95,15 @@ class ScriptDecisions:
         """
         if self.style != "trainer":
             return ""
-        settings = planned.settings
-        expected: dict[str, object] = {
-            "micro_batch": settings.micro_batch,
-            "gradient_accumulation": settings.gradient_accumulation,
-            "precision": settings.precision,
-        }
         words = []
-        for name, value in expected.items():
-            own = engine.get(name)
+        for name in ("micro_batch", "gradient_accumulation", "precision"):
+            own, value = engine.get(name), getattr(planned.settings, name)
             if own in (None, value):
                 continue
             if name in self.kept:
                 raise CannotRehearse(f"told to train with {name.replace('_', '-')} {value}, it takes {own}")
             if self.is_asked(name):
-                raise InputError(
-                    f"⟨{name}⟩ {self.asked[name]}: the script trains with {own}; leave ⟨{name}⟩ out, or "
-                    "change it"
-                )
+                raise unlike_script(name, self.asked[name], f"the script trains with {own}", "change it")
             self.kept[name] = str(own)
             self.notes.append(f"⟨{name}⟩ {own}: the script trains with it, whatever the plan had")
             words.append(f"{name.replace('_', '-')} {own}")
@@ -143,10 +135,8 @@ class ScriptDecisions:
         if engine.get("batch_rows") == 1 and planned.settings.micro_batch > 1:
             return  # sequences laid end to end: the length of none is known
         if abs(tokens - asked) > _SAME_LENGTH * asked:
-            raise InputError(
-                f"⟨seq_len⟩ {asked}: the longest sequences that the script feeds its model have {tokens} "
-                f"tokens; leave ⟨seq_len⟩ out, or change the script's data to {asked}"
-            )
+            why = f"the longest sequences that the script feeds its model have {tokens} tokens"
+            raise unlike_script("seq_len", asked, why, f"change the script's data to {asked}")
 
     def refuse_unlike_model(self, done: Rehearsal, parameters: int, method: str) -> None:
         """Stop where the model that was named is not the script's.
@@ -185,11 +175,8 @@ class ScriptDecisions:
                 )
             return None
         if self.is_asked("micro_batch"):
-            raise InputError(
-                f"⟨micro_batch⟩ {self.asked['micro_batch']}: the script feeds its engine "
-                f"{counted(rows, 'row')} at a time, whatever it is told; leave ⟨micro_batch⟩ out, or change "
-                "the script"
-            )
+            why = f"the script feeds its engine {counted(rows, 'row')} at a time, whatever it is told"
+            raise unlike_script("micro_batch", self.asked["micro_batch"], why)
         self.kept["micro_batch"] = str(rows)
         self.notes.append(
             f"micro-batch {rows}: the script fed its engine so many rows, whatever the plan had"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.settings import unlike_script
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.files import cache_folder, write_whole
@@ -104,27 +105,17 @@ def refuse_unlike_method(done: Rehearsal, asked: Mapping[str, Any], adapters_opt
         change = "change the script"
         if saw == "full" and adapters_option:
             change = f"give the script {adapters_option}, after its name"
-        raise InputError(
-            f"⟨method⟩ {method}: the script trains {_TRAINED[saw]}; leave ⟨method⟩ out, or {change}"
-        )
+        raise unlike_script("method", method, f"the script trains {_TRAINED[saw]}", change)
     rank, seen_rank = integer(asked, "lora_rank"), model.get("lora_rank")
     if rank is not None and seen_rank not in (None, rank):
-        raise InputError(
-            f"⟨lora_rank⟩ {rank}: the script's is {seen_rank}; leave ⟨lora_rank⟩ out, or change the script"
-        )
+        raise unlike_script("lora_rank", rank, f"the script's is {seen_rank}")
     dropout, seen_dropout = share(asked, "lora_dropout"), model.get("lora_dropout")
     if dropout is not None and seen_dropout is not None and bool(dropout) != bool(seen_dropout):
-        raise InputError(
-            f"⟨lora_dropout⟩ {dropout:g}: the script's is {seen_dropout:g}; leave ⟨lora_dropout⟩ out, or "
-            "change the script"
-        )
+        raise unlike_script("lora_dropout", f"{dropout:g}", f"the script's is {seen_dropout:g}")
     seen = tuple(model.get("lora_targets") or ())
     names = {part.strip() for part in str(targets or "").split(",")}
     if targets and seen and seen != ("all-linear",) and names != set(seen):  # which any names may amount to
-        raise InputError(
-            f"⟨lora_targets⟩ {targets}: the script's are {','.join(seen)}; leave ⟨lora_targets⟩ out, or "
-            "change the script"
-        )
+        raise unlike_script("lora_targets", targets, f"the script's are {','.join(seen)}")
 
 
 def contradiction(done: Rehearsal, parameters: int, method: str) -> str | None:
