@@ -19,7 +19,7 @@ from benchmarks.rehearsal_page import DATA, PEAKS, PREDICTED, ROOT, TIMES, Case,
 from zerokit.catalog import gpus
 from zerokit.memory.closed_form import REST_WITHIN, WITHIN
 from zerokit.rehearsal.process.machine import PLAN_SECONDS
-from zerokit.report.bare_loop import MOST_BYTES, MOST_FRACTION
+from zerokit.report.measured import MOST_BYTES, MOST_FRACTION
 from zerokit.timing import host_speed
 from zerokit.units import GIB, MIB
 

@@ -183,3 +183,17 @@ def test_an_option_of_a_launch_is_its_field_and_its_use(copy: Path, tmp_path: Pa
     )
     told = in_copy(copy, "-c", code)
     assert "colour: str = 'red'" in told and "colour: Of the ranks." in told and told.endswith("green\n")
+
+
+def test_a_launcher_is_one_file(copy: Path, tmp_path: Path) -> None:
+    path, table = copy / "zerokit/launcher/backends.py", "(DeepSpeed(), Accelerate(), Torchrun())"
+    replace_once(path, table, table.replace("Torchrun()", "Torchrun(), Ray()"))
+    ray = (
+        "class Ray(Torchrun):\n    name = 'ray'\n\n"
+        "    def words(self, start):\n        return ['ray', 'run']\n"
+    )
+    replace_once(path, "BACKENDS: Mapping", f"{ray}\n\nBACKENDS: Mapping")
+    (copy / "train.py").write_text("import torch\n")
+    asked = ["--launcher", "ray", "--device", "cpu", "--gpus", "1", "--dry-run", "train.py"]
+    assert "\nray run " in in_copy(copy, "-m", "zerokit", "launch", *asked)
+    assert "deepspeed|accelerate|torchrun|ray" in in_copy(copy, "-m", "zerokit", "tune", "--help")

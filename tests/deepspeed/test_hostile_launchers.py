@@ -21,9 +21,9 @@ from tests.support.hostile import MARKER, strings
 from zerokit.errors import InputError
 from zerokit.launcher import command as commands
 from zerokit.launcher import packed
-from zerokit.launcher.devices import Devices
-from zerokit.launcher.options import BOOTSTRAP, LaunchOptions
-from zerokit.launcher.placement import Placement
+from zerokit.launcher.backends import BOOTSTRAP
+from zerokit.launcher.options import LaunchOptions
+from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rank.process import parse_arguments
 from zerokit.launcher.run_folder import ACCELERATE_FILE, make_run_folder
 from zerokit.script.entry_points import Target

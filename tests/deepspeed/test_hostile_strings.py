@@ -17,10 +17,10 @@ from tests.support.hostile import MARKER, SHOW, shown, strings
 from zerokit.errors import InputError
 from zerokit.launcher import command as commands
 from zerokit.launcher import packed
-from zerokit.launcher.devices import Devices
+from zerokit.launcher.backends import BOOTSTRAP
 from zerokit.launcher.nodes.cluster import Host, SlurmJob, ssh_command
-from zerokit.launcher.options import BOOTSTRAP, LaunchOptions
-from zerokit.launcher.placement import Placement
+from zerokit.launcher.options import LaunchOptions
+from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rank.process import parse_arguments
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.support.ranks import run_rank, write_script
-from zerokit.launcher.busy import slowdown
 from zerokit.launcher.rank_file import rank_file
+from zerokit.launcher.supervisor.hang_inquiry import slowdown
 
 PROGRAMS = Path(__file__).parent / "programs"
 SCRIPT = PROGRAMS / "rank.py"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults import hosts as machines
 from tests.faults.conftest import SCRIPT, Figure, Run, wait_for
-from zerokit.launcher.busy import slowdown
+from zerokit.launcher.supervisor.hang_inquiry import slowdown
 
 REASON = machines.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

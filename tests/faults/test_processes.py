@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import SCRIPT, Figure, Launch, Run, wait_for
-from zerokit.launcher.busy import slowdown
+from zerokit.launcher.supervisor.hang_inquiry import slowdown
 
 
 def slack_seconds() -> float:

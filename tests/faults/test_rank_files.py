@@ -22,7 +22,6 @@ from tests.support.ranks import (
     write_script,
 )
 from tests.support.reports import report_of
-from zerokit.launcher.busy import slowdown
 from zerokit.launcher.rank_file import (
     STACKS_SIGNAL,
     RankTail,
@@ -30,6 +29,7 @@ from zerokit.launcher.rank_file import (
     rank_file,
     stacks_file,
 )
+from zerokit.launcher.supervisor.hang_inquiry import slowdown
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.report import report_of_folder, write_report
 from zerokit.report.schema import RunReport

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import SCRIPT, Figure, Launch, Run
-from zerokit.launcher.busy import slowdown
+from zerokit.launcher.supervisor.hang_inquiry import slowdown
 
 
 def zerokit(*arguments: str, folder: Path, python: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -16,8 +16,8 @@ import pytest
 
 from tests.faults.conftest import Figure, Launch, wait_for
 from tests.support.ranks import start_rank, ticks_of, write_script
-from zerokit.launcher.busy import slowdown
 from zerokit.launcher.rank.deadman import PIPE_SECONDS
+from zerokit.launcher.supervisor.hang_inquiry import slowdown
 
 WELL = {
     "closes its streams": """

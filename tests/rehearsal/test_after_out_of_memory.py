@@ -14,15 +14,14 @@ from rich.console import Console
 import zerokit
 from tests.support.rehearsals import SCRIPTS
 from zerokit.emit import plan_file
-from zerokit.launcher.command import LaunchCommand
-from zerokit.launcher.devices import Devices
+from zerokit.launcher.backends import LaunchCommand
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
-from zerokit.launcher.placement import Placement
+from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.verdict.report import with_prediction
 from zerokit.rehearsal.of_launch import LaunchRehearsals
 from zerokit.rehearsal.result import Stop
-from zerokit.report.bare_loop import wants_rehearsal
+from zerokit.report.measured import wants_rehearsal
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.render import print_report
 from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport

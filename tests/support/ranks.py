@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import zerokit.launcher.rank
-from zerokit.launcher.busy import slowdown
 from zerokit.launcher.rank_file import RankLog, Record, rank_file, read_rank_file
+from zerokit.launcher.supervisor.hang_inquiry import slowdown
 
 BOOTSTRAP = Path(next(iter(zerokit.launcher.rank.__path__))) / "bootstrap.py"
 

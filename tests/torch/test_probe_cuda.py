@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.allocator import Allocator, installed, probe_on, train_step  # noqa: E402
-from zerokit.launcher.rank import split_budget  # noqa: E402
+from zerokit.launcher.rank import probe as rank_probe  # noqa: E402
 from zerokit.launcher.rank.oom_record import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
 from zerokit.launcher.rank.probe import Probe  # noqa: E402
 from zerokit.launcher.rank_file import RankLog  # noqa: E402
@@ -58,8 +58,8 @@ def test_each_phase_has_its_own_peak_and_the_run_the_greatest(probe, allocator):
 @pytest.fixture
 def unsplit(probe, monkeypatch):
     """A probe that has no time to read memory inside a step."""
-    monkeypatch.setattr(split_budget, "_ALWAYS_READ", 0)
-    monkeypatch.setattr(split_budget, "SPLIT_SHARE", 0.0)
+    monkeypatch.setattr(rank_probe, "_ALWAYS_READ", 0)
+    monkeypatch.setattr(rank_probe, "SPLIT_SHARE", 0.0)
     probe._budget._spare_seconds = -1.0
     return probe
 
@@ -91,10 +91,10 @@ def test_named_phases_are_measured_in_steps_that_are_not_split(unsplit, allocato
 
 
 def test_reading_memory_takes_its_share_of_the_time_and_no_more(probe, allocator, monkeypatch):
-    monkeypatch.setattr(split_budget, "_ALWAYS_READ", 0)
+    monkeypatch.setattr(rank_probe, "_ALWAYS_READ", 0)
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(split_budget.time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(split_budget.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(rank_probe.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(rank_probe.time, "perf_counter", lambda: clock.now)
     reads = []
 
     def stats(device):
@@ -111,7 +111,7 @@ def test_reading_memory_takes_its_share_of_the_time_and_no_more(probe, allocator
         train_step(probe, allocator, 20, 30, 5)
         clock.now += 0.02
     share = len(reads) * 100e-6 / (clock.now - began)
-    assert 0.8 * split_budget.SPLIT_SHARE < share < 1.2 * split_budget.SPLIT_SHARE
+    assert 0.8 * rank_probe.SPLIT_SHARE < share < 1.2 * rank_probe.SPLIT_SHARE
     assert peaks(probe)["backward"] == 40
 
 
@@ -374,7 +374,7 @@ def test_what_counts_as_out_of_memory(probe):
 
 
 def test_a_leak_reaches_the_account_of_its_rank(probe, allocator, monkeypatch):
-    monkeypatch.setattr(split_budget, "_ALWAYS_READ", 1000)  # steps without duration leave no time to read
+    monkeypatch.setattr(rank_probe, "_ALWAYS_READ", 1000)  # steps without duration leave no time to read
     allocator.allocate(MIB)
     for _ in range(80):
         allocator.allocate(MIB)

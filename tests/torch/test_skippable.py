@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from zerokit.instrument.skippable import skippable_modules  # noqa: E402
-from zerokit.launcher.verdict.training import warnings_of  # noqa: E402
+from zerokit.launcher.verdict.verdict import warnings_of  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ OTHERS_SENTENCES = {
     "launcher/rank/oom_record.py": "PyTorch's",
     "launcher/verdict/rank_view.py": "faulthandler's",
     "launcher/verdict/why_broken.py": "DeepSpeed's",
-    "report/failure_text.py": "Python's",
+    "report/words.py": "Python's",
     "strictload/yamltext.py": "PyYAML's",
     "linter/deepspeed/file.py": "a name of a key",
-    "cli/rehearsal_show.py": "an entry of stubbed",
+    "cli/rehearse.py": "an entry of stubbed",
 }
 STILL_BY_WORDS = {
     "launcher/plan_agreement.py", "launcher/verdict/report.py", "linter/accelerate/top_level.py",

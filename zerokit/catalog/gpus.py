@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zerokit.catalog.naming import Words, could_mean, incomplete, skipped, split, suggestions
-from zerokit.catalog.reader import Field, read
+from zerokit.catalog.reader import Field, Words, could_mean, incomplete, read, skipped, split, suggestions
 from zerokit.domain.hardware import Chip, Gpu
 from zerokit.domain.partial_sums import Processors
 from zerokit.errors import InputError

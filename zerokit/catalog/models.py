@@ -21,8 +21,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerokit.catalog.naming import Words, contains, could_mean, incomplete, skipped, split, suggestions
-from zerokit.catalog.reader import Field, read
+from zerokit.catalog.reader import (
+    Field,
+    Words,
+    contains,
+    could_mean,
+    incomplete,
+    read,
+    skipped,
+    split,
+    suggestions,
+)
 from zerokit.domain.hf_classes import HEADS
 from zerokit.errors import InputError
 from zerokit.strictload import Document

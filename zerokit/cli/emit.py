@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerokit.cli.base import Group
+from zerokit.cli.base import Group, ScriptCommand, no_script
 from zerokit.cli.say import say
-from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.commands import DEFAULT_FOLDER
 from zerokit.errors import InputError
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerokit.cli.base import ScriptCommand, no_script
 from zerokit.cli.options import declared, groups
 from zerokit.cli.say import echo, is_loud, say, write
-from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.launcher.options import LaunchArguments
 from zerokit.messages import quoted
 

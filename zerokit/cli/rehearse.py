@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerokit.cli.base import WORDS
+from zerokit.cli.base import WORDS, ScriptCommand, no_script
 from zerokit.cli.options import declared, groups
 from zerokit.cli.say import say, write_json
-from zerokit.cli.script_command import ScriptCommand, no_script
 from zerokit.files import write_whole
 from zerokit.rehearsal.options import RehearsalArguments
 
@@ -21,6 +20,178 @@ if TYPE_CHECKING:
     from zerokit.rehearsal.changes import NextStep
     from zerokit.rehearsal.result import Rehearsal
     from zerokit.script.entry_points import Target
+
+import shlex
+from collections.abc import Sequence
+
+from zerokit.cli import prose
+from zerokit.cli.prose import terminal_width, wrapped
+from zerokit.cli.say import write
+from zerokit.rehearsal.changes import NextStep
+from zerokit.rehearsal.result import MANAGED, GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting
+from zerokit.timing.recorded_step import StepTime
+from zerokit.units import counted, format_gib, format_seconds, times
+
+_MOST_ROWS = 12
+_MOST_GUESSES = 10
+_MOST_CHANGES = 5
+_MOST_CARDS = 3
+_NOT_ONLY_EVALUATION = "forwards without gradients: evaluation, or a reference model"
+_LOADED = "weights of from_pretrained"
+_PACED = {"host": "host", "gpu": "GPU", "links": "links", "cpu_adam": "host's optimizer"}
+
+
+def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
+    """Peaks, what is live at the largest, guesses, and the verdict; no wider than the terminal.
+
+    Args:
+        following: what to type where the script as it is does not fit.
+    """
+    if done.fed is not None:
+        _echo(f"fed: {done.fed.text}")
+        for warning in done.of_feed:
+            _echo(f"warning: {warning}")
+    for note in done.notes:
+        _echo(note)
+    if done.trained_by:
+        _echo(done.trained_by)
+    _echo(f"versions: {', '.join(f'{name} {version}' for name, version in done.versions.items())}")
+    for rank in done.ranks:
+        if rank.phases or done.steps:
+            _show_rank(rank, done)
+    if done.changes:
+        write("\n  what would lower the peak, by at most")
+        for change in done.changes[:_MOST_CHANGES]:
+            _echo_sized(change.saves_bytes, change.what)
+    if done.step is not None:
+        _show_step(done.step)
+    _show_guesses(done.guesses)
+    for name in done.stubbed:
+        _echo(f"stood in for: {name}")
+    for warning in done.warnings:
+        if warning not in done.of_feed:
+            _echo(f"warning: {warning}")
+    write()
+    _echo(done.verdict, indent="")
+    if done.fits is None and done.complete and done.min_vram_bytes is not None:
+        write("\nNext")
+        _echo(_names_a_card(done.min_vram_bytes, bf16=done.bf16))
+    if following:
+        write("\nNext")
+    for step in following:
+        _echo(f"{step.purpose}:")
+        write("\n".join(prose.command_lines(shlex.join(step.words))))
+
+
+def _names_a_card(required_bytes: int, *, bf16: bool) -> str:
+    """What to add so that the answer is whether it fits, with the smallest cards that would hold it.
+
+    Args:
+        bf16: whether the script computes in bf16: Transformers and DeepSpeed refuse to on a GPU without it.
+    """
+    from zerokit.catalog import gpus
+
+    large = [
+        gpu
+        for gpu in gpus.catalog()
+        if gpu.chip and gpu.driver_vram_bytes >= required_bytes and (gpu.supports("bf16") or not bf16)
+    ]
+    smallest = sorted(large, key=lambda gpu: gpu.driver_vram_bytes)[:_MOST_CARDS]
+    named = ", ".join(f"{gpu.name} ({format_gib(gpu.driver_vram_bytes, 1)})" for gpu in smallest)
+    which = " with bf16" if bf16 else ""
+    holds = (
+        f"the smallest{which} that hold this: {named}" if named else "no card of `zerokit gpus` holds this"
+    )
+    return f"add --gpu NAME or --vram SIZE, and it is said whether it fits; {holds}"
+
+
+def _echo(text: str, indent: str = "  ") -> None:
+    """A line, with what does not fit the terminal below it."""
+    write("\n".join(wrapped(text, indent, indent + "  ")))
+
+
+def _echo_sized(size: int, text: str) -> None:
+    """A size and what it is of."""
+    write("\n".join(wrapped(text, f"  {format_gib(size):>12}  ", " " * 18)))
+
+
+def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
+    write()
+    _echo(f"rank {rank.rank} of {done.gpus} on {done.gpu}, {done.training}", indent="")
+    for phase, size in rank.phases.items():
+        mark = "← peak" if phase == rank.peak_phase else ""
+        meaning = _NOT_ONLY_EVALUATION if phase == "eval" else ""
+        missing = rank.lower_bounds.get(phase)
+        least = f"at least; not modelled: {', '.join(missing)}" if missing else ""
+        _show_phase(phase, size, "  ".join(filter(None, (mark, meaning, least))))
+    _show_reserved(rank)
+    if rank.host_bytes:
+        loaded = "; loaded weights are pages of their file, taken back when memory is short"
+        _show_phase(
+            "host", rank.host_bytes, f"tensors in host memory{loaded if _LOADED in done.stubbed else ''}"
+        )
+    if rank.managed_bytes:
+        _show_phase("managed", rank.managed_bytes, MANAGED)
+    if rank.written_bytes:
+        _show_phase("written", rank.written_bytes, "tensors on disk")
+    if rank.at_peak:
+        write("\n  live at the peak")
+    for row in rank.at_peak[:_MOST_ROWS]:
+        _show_held(row)
+
+
+def _show_reserved(rank: RankMemory) -> None:
+    """What the allocator takes of a large card, and of the smallest one, which ``fragmented`` is of."""
+    if rank.smallest_reserved_bytes >= rank.peak_reserved_bytes:
+        _show_phase("reserved", rank.peak_reserved_bytes, "")
+    else:
+        _show_phase("reserved", rank.peak_reserved_bytes, "on a card with memory enough, where caches stay")
+        meaning = "reserved on the smallest card that runs it: the allocator gives caches back"
+        _show_phase("smallest", rank.smallest_reserved_bytes, meaning)
+    if rank.fragmented_bytes:
+        _show_phase("fragmented", rank.fragmented_bytes, "of that, reserved and not allocated at the peak")
+
+
+def _show_phase(name: str, size: int, meaning: str) -> None:
+    start = f"  {name:<10} {format_gib(size):>12}"
+    write("\n".join(wrapped(meaning, start + "  ", " " * (len(start) + 4))).rstrip())
+
+
+def _show_held(row: HeldAtPeak) -> None:
+    """In a row; where that is wider than the terminal, module and location stand below."""
+    limit, start = terminal_width(), f"  {format_gib(row.bytes):>12}  "
+    line = f"{start}{row.what:<24} {row.module:<36} {row.location}".rstrip()
+    if limit is None or len(line) <= limit:
+        write(line)
+        return
+    below = " " * 6
+    write(start + row.what)
+    for text in filter(None, (row.module, row.location)):
+        write("\n".join(wrapped(text, below, below)))
+
+
+def _show_step(step: StepTime) -> None:
+    """The step's time, its range, and where it goes."""
+    low, high = format_seconds(step.low), format_seconds(step.high)
+    spread = f", {low} to {high} on other hosts" if low != high else ""
+    write()
+    _echo(f"a step takes {format_seconds(step.seconds)}{spread}, paced by the {_PACED[step.paced_by]}")
+    _echo(step.note)
+    if step.together:
+        rank = min(step.together, key=lambda one: one.waiting_seconds).rank
+        _echo(f"{waiting(step)}; rank {rank}, which waits least:")
+    for name, seconds in step.parts.items():
+        write("\n".join(wrapped(name, f"  {format_seconds(seconds):>12}  ", " " * 18)))
+
+
+def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
+    if not guesses:
+        return
+    sizes = sum(1 for guess in guesses if guess.decides_sizes)
+    count = counted(len(guesses), "guess", "guesses")
+    write(f"\n  {count}, of which {sizes or 'none'} decide{'' if sizes > 1 else 's'} sizes")
+    for guess in guesses[:_MOST_GUESSES]:
+        _echo(f"{guess.location}: {guess.what}: {guess.value} ({times(guess.times)})")
 
 
 @click.command(
@@ -57,8 +228,6 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     if as_json:
         write_json(done.to_dict())
     else:
-        from zerokit.cli.rehearsal_show import show
-
         show(done, _following(done, resolved.target, options))
     return done.exit_code
 

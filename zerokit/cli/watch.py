@@ -63,7 +63,7 @@ def command(run: str, metrics: str | None, once: bool, every: float) -> int:
 def _live(watched: WatchedRun, every: float, console: Console) -> RunReport:
     from rich.live import Live
 
-    from zerokit.report.live_view import alarm_lines, live_view
+    from zerokit.report.live import alarm_lines, live_view
     from zerokit.report.render import print_report
 
     with Live(console=console, auto_refresh=False) as live:
@@ -100,7 +100,7 @@ def _lines(watched: WatchedRun, every: float) -> RunReport:
 
 
 def _once(watched: WatchedRun) -> RunReport:
-    from zerokit.report.live_view import alarm_lines
+    from zerokit.report.live import alarm_lines
     from zerokit.report.render import print_report, wide_console
 
     report, alarms = watched.look()

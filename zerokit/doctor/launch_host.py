@@ -16,8 +16,7 @@ from typing import Any
 from zerokit.doctor.processes import run_all
 from zerokit.errors import ZerokitError
 from zerokit.fields import as_options
-from zerokit.launcher.callbacks import Say
-from zerokit.launcher.launch import Launch
+from zerokit.launcher.launch import Launch, Say
 from zerokit.machine import host_speeds
 from zerokit.machine.detect import list_gpus
 from zerokit.machine.host_speeds import Failure, Reading

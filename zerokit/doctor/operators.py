@@ -17,7 +17,7 @@ from pathlib import Path
 from zerokit.doctor.finding import DoctorFinding, Surroundings, note, ok, warning
 from zerokit.doctor.software import TorchBuild, package_file, torch_build
 from zerokit.launcher.locks import stale_locks
-from zerokit.machine.tools import ask
+from zerokit.machine.detect import ask
 from zerokit.machine.versions import installed
 
 

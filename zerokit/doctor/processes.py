@@ -7,14 +7,27 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zerokit.errors import RankFailed, RunHung
-from zerokit.launcher.own_process import own_process
 from zerokit.machine import architectures
+
+_ROOT = Path(__file__).resolve().parents[2]
+# Nothing is imported before the working folder is gone: sys is built in.
+_START = (
+    "import sys; del sys.path[:sys.path[:1] == ['']]; sys.path.append(sys.argv.pop(1)); "
+    "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def own_process(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of ours as ``python -m`` does, without the working folder's modules."""
+    return [sys.executable, "-c", _START, str(_ROOT), module, *arguments]
+
 
 _OF_OUTER_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """They would be taken for ours."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,16 +15,15 @@ from pathlib import Path
 from zerokit.domain import environment as variables
 from zerokit.errors import InputError
 from zerokit.launcher import packed
-from zerokit.launcher.devices import Devices
-from zerokit.launcher.nodes.cluster import run_id, srun_command
-from zerokit.launcher.options import AGENT, BOOTSTRAP, LaunchOptions, check_launcher
-from zerokit.launcher.placement import Placement
+from zerokit.launcher.backends import BOOTSTRAP, LaunchCommand, Start, backend_of
+from zerokit.launcher.nodes.cluster import run_id
+from zerokit.launcher.options import LaunchOptions
+from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.checkpoints import RESUME_VARIABLE
 from zerokit.launcher.rank.core_share import THREADS_VARIABLE, cores_per_rank
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
 from zerokit.launcher.rank.trackers import OFF_VARIABLE
-from zerokit.launcher.run_folder import ACCELERATE_FILE, DEEPSPEED_ENV_FILE
 from zerokit.machine import architectures
 from zerokit.script.arguments import tool_of
 from zerokit.script.entry_points import Target
@@ -39,33 +37,7 @@ _SCRUBBED = re.compile(
     r"ACCELERATE_(USE_.*|DEEPSPEED_.*|MIXED_PRECISION|CONFIG_DS_FIELDS|GRADIENT_.*|TORCH_DEVICE)|ZEROKIT_.*|"
     r"PARALLELISM_CONFIG_.*"
 )
-# What DeepSpeed's pdsh runner exports to the other machines of the environment that it was started in, by
-# the beginning of the name (deepspeed/launcher/runner.py:32, accelerator/cuda_accelerator.py:411 of 0.19.8).
-_EXPORTED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
-_READ_BEFORE_THE_RANK = ("PYTHONPATH", "PYTHONHOME")  # by DeepSpeed's own processes on each machine
-_SAFE_EXPORT = re.compile(r"(?:[\w@+=:,./^~\[\]-]+(?: +[\w@+=:,./^~\[\]-]+)*)?")
-_SAFE_PATH = re.compile(r"[\w@+=:,./-]+")
-# What DeepSpeed's own processes there need; all else reaches the rank packed.
-_FOR_DEEPSPEED = ("DS_ACCELERATOR", THREADS_VARIABLE, "CUDA_DEVICE_ORDER", "ZEROKIT_RUN_ID")
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-
-
-@dataclass(slots=True, kw_only=True)
-class LaunchCommand:
-    """What is run: ``argv``, the variables set and those taken away.
-
-    ``files``: texts that the run folder must hold, by name.
-    """
-
-    argv: list[str]
-    set_variables: dict[str, str] = field(default_factory=dict)
-    unset_variables: list[str] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
-
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The complete environment of the launcher."""
-        inherited = {name: value for name, value in base.items() if name not in self.unset_variables}
-        return inherited | self.set_variables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +106,6 @@ def build(
     Raises:
         InputError: an unknown launcher, a combination that cannot work, or a plan that sets what it may not.
     """
-    check_launcher(options.launcher)
     command = LaunchCommand(argv=[])
     _environment(command, placement.devices, setup, run_dir, base)
     if placement.devices.kind == "cpu" and _accelerate_joins_ranks(setup, options.target.arguments):
@@ -148,66 +119,18 @@ def build(
     if options.no_trackers:
         command.set_variables[OFF_VARIABLE] = "1"
     script = bootstrap_argv(options.target, setup.arguments)
-    if (options.launcher != "deepspeed" or placement.slurm is not None) and any("$" in w for w in script):
-        # torch's agent takes every argument for a template: $$ is $, ${local_rank} a number
-        # (torch/distributed/elastic/agent/server/local_elastic_agent.py:452 of 2.13).
+    backend = backend_of(options.launcher, placement.slurm)
+    if backend.expands_arguments and any("$" in word for word in script):
         script = [script[0], packed.pack(script[1:], {})]
-    takes_rank = setup.facts.takes_local_rank(options.target.arguments)
-    if placement.hosts is not None:
-        _on_hosts(command, options, placement, script, run_dir, takes_rank, base)
-    else:
-        command.argv = [*_launcher(options.launcher, placement, run_dir, takes_rank), *script]
-    if options.launcher != "deepspeed" and placement.devices.kind == "cuda":
-        command.set_variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, placement.devices.gpu_indexes))
-        command.unset_variables = [n for n in command.unset_variables if n != "CUDA_VISIBLE_DEVICES"]
+    start = Start(
+        port=placement.port, ranks=placement.devices.ranks,
+        hosts=None if placement.hosts is None else len(placement.hosts),
+        gpu_indexes=placement.devices.gpu_indexes if placement.devices.kind == "cuda" else None,
+        script=script, run_dir=run_dir, base=base, hostfile=options.hostfile,
+        takes_local_rank=setup.facts.takes_local_rank(options.target.arguments),
+    )  # fmt: skip
+    backend.complete(command, start)
     return command
-
-
-def _launcher(launcher: str, placement: Placement, run_dir: Path, takes_local_rank: bool) -> list[str]:
-    """The launcher's own words: on this machine, or one on each node of a Slurm job."""
-    devices, port = placement.devices, placement.port
-    if placement.slurm is not None:
-        torchrun = _program("torchrun", "torch.distributed.run")
-        return srun_command(placement.slurm, torchrun, devices.ranks, port)
-    if launcher == "deepspeed":
-        words = [*_program("deepspeed", "deepspeed.launcher.runner"), *_deepspeed(devices, port)]
-        return words if takes_local_rank else [*words, "--no_local_rank"]
-    if launcher == "torchrun":
-        return [
-            *_on_loopback(_program("torchrun", "torch.distributed.run")),
-            "--nnodes=1",
-            f"--nproc_per_node={devices.ranks}",
-            "--master_addr=127.0.0.1",
-            f"--master_port={port}",
-        ]
-    return [
-        *_on_loopback(_program("accelerate", "accelerate.commands.accelerate_cli")),
-        "launch",
-        f"--config_file={run_dir / ACCELERATE_FILE}",
-        f"--num_processes={devices.ranks}",
-        "--num_machines=1",
-        f"--main_process_port={port}",
-    ]
-
-
-def _program(name: str, module: str) -> list[str]:
-    """The program beside this Python; as a module, the working folder's files would come first."""
-    sibling = Path(sys.executable).with_name(name)
-    return [sys.executable, str(sibling)] if sibling.is_file() else [sys.executable, "-m", module]
-
-
-def _on_loopback(program: list[str]) -> list[str]:
-    """The program with its store on the loopback address: :mod:`zerokit.launcher.agent`."""
-    python, *rest = program
-    return [python, str(AGENT), *rest]
-
-
-def _deepspeed(devices: Devices, port: int) -> list[str]:
-    # Without a hostfile option DeepSpeed reads /job/hostfile, should a cluster have put one there.
-    options = ["--hostfile=/dev/null", f"--master_port={port}"]
-    if devices.kind == "cuda":
-        return [f"--include=localhost:{','.join(map(str, devices.gpu_indexes))}", *options]
-    return [f"--num_accelerators={devices.ranks}", *options]
 
 
 def _environment(
@@ -277,89 +200,6 @@ def _plan_environment(
     # Both names: torch before 2.9 knows only the first, later ones prefer the second.
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         setting[name] = allocator or "expandable_segments:True"
-
-
-# ---- several machines
-
-
-def _on_hosts(
-    command: LaunchCommand,
-    options: LaunchOptions,
-    placement: Placement,
-    script: list[str],
-    run_dir: Path,
-    takes_local_rank: bool,
-    base: Mapping[str, str],
-) -> None:
-    if options.launcher != "deepspeed":
-        raise InputError(
-            f"⟨launcher⟩ {options.launcher} with ⟨hostfile⟩: only deepspeed starts ranks on other machines "
-            "here (accelerate would write the whole environment, tokens too, into .deepspeed_env); leave "
-            "⟨launcher⟩ out"
-        )
-    _refuse_unsafe_paths()
-    word = packed.pack(script[1:], _for_the_ranks(command, base))
-    if len(word) > packed.LONGEST:
-        raise InputError(
-            f"the script's arguments are {sum(map(len, script)):,} characters: too long for the command line "
-            "of another machine; put them into a file that the script reads"
-        )
-    # Ours go by this file, in the run folder instead of the home folder.
-    environment_file = run_dir / DEEPSPEED_ENV_FILE
-    setting = command.set_variables
-    command.files[environment_file.name] = "".join(
-        f"{name}={setting[name]}\n" for name in _FOR_DEEPSPEED if setting.get(name)
-    )
-    setting["DS_ENV_FILE"] = str(environment_file)
-    command.argv = [
-        *_program("deepspeed", "deepspeed.launcher.runner"),
-        f"--hostfile={Path(options.hostfile or '').resolve()}",
-        f"--num_nodes={len(placement.hosts or ())}",
-        f"--master_port={placement.port}",
-        "--launcher=pdsh",
-        "--force_multi",
-    ]
-    if not takes_local_rank:
-        command.argv.append("--no_local_rank")
-    command.argv += [script[0], word]
-
-
-def _refuse_unsafe_paths() -> None:
-    """DeepSpeed writes both into the remote shell's line as they are."""
-    for owner, path in (("Python", sys.executable), ("zerokit", str(BOOTSTRAP))):
-        if not _SAFE_PATH.fullmatch(path):
-            raise InputError(
-                f"⟨hostfile⟩: {owner} is installed at {path!r}, and DeepSpeed cannot start it through "
-                "the shell of another machine; install it under a path of letters, digits and "
-                "_ @ + = : , . / -"
-            )
-
-
-def _for_the_ranks(command: LaunchCommand, base: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables of ranks on other machines: those we set, and the user's that DeepSpeed would garble.
-
-    The latter are taken from DeepSpeed's own environment, so that it does not export them.
-
-    Raises:
-        InputError: one that Python itself needs before a rank begins.
-    """
-    variables = {n: v for n, v in command.set_variables.items() if n not in _FOR_DEEPSPEED}
-    for name in ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE"):  # deepspeed/launcher/launch.py sets the former
-        variables.pop(name, None)
-    variables_of_ranks: dict[str, str | None] = {"PYTHONPATH": None, **variables}
-    for name, value in {**base, **command.set_variables}.items():
-        if not name.startswith(_EXPORTED_BY_DEEPSPEED) or _SAFE_EXPORT.fullmatch(value):
-            continue
-        if name in _READ_BEFORE_THE_RANK:
-            raise InputError(
-                f"⟨hostfile⟩: the environment variable {name} holds {value!r:.80}, which a shell on "
-                "the other machines would change, as DeepSpeed's pdsh runner quotes it; use paths of "
-                "letters, digits and _ @ + = : , . / -"
-            )
-        variables_of_ranks[name] = value
-        command.set_variables.pop(name, None)
-        command.unset_variables.append(name)
-    return variables_of_ranks
 
 
 def bootstrap_argv(target: Target, extra: list[str]) -> list[str]:

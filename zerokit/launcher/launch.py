@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from zerokit.launcher.command import LaunchCommand
+from zerokit.launcher.backends import LaunchCommand
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.launcher.verdict.as_planned import PlanCheck
+from zerokit.report.predicted import PredictedAgain
+from zerokit.report.schema import RehearsedRun, RunReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,3 +98,26 @@ class Launch:
             return "none"
         is_there = self.placement.devices.kind == "cuda" and self.placement.ranks == self.planned_ranks
         return "done" if is_there else "other devices"
+
+
+Say = Callable[[str], None]
+
+
+class Rehearsals(Protocol):
+    """Rehearses the command of a launch that is over."""
+
+    def of_oom(self, launch: Launch, report: RunReport, say: Say) -> RehearsedRun | None:
+        """What it says of a run that ran out of memory."""
+
+    def of_job(self, launch: Launch, report: RunReport, say: Say) -> PredictedAgain:
+        """What it predicts for a run that was not its plan's job, or not its plan's bare loop."""
+
+
+class HostSpeeds(Protocol):
+    """Learns how fast the host is, for later predictions; never fails a launch."""
+
+    def before(self, launch: Launch, say: Say) -> None:
+        """The devices are free still."""
+
+    def after(self, launch: Launch, report: RunReport) -> None:
+        """The run is over, and its report is written."""

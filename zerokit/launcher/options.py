@@ -6,21 +6,18 @@ To add an option: a field of :class:`LaunchArguments`, and what it does.
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from zerokit.errors import InputError
 from zerokit.fields import Say, silent
+from zerokit.launcher.backends import BACKENDS
 from zerokit.options import Option, check_options, seconds
 
 if TYPE_CHECKING:
     from zerokit.planner.plan_result import PlanResult
     from zerokit.script.entry_points import Target
 
-LAUNCHERS = ("deepspeed", "accelerate", "torchrun")
 SHOWN_RANKS = ("first", "all", "none")
-BOOTSTRAP = Path(__file__).with_name("rank") / "bootstrap.py"
-AGENT = Path(__file__).with_name("agent.py")
 
 PathLike = str | os.PathLike[str]
 RANKS = (1, 65536)
@@ -63,7 +60,7 @@ class LaunchArguments:
     """Machines to run on, one line each: NAME slots=N."""
     master_port: Annotated[int | None, Option("Ranks", "PORT")] = None
     """Where the ranks meet. [default: a free port]"""
-    launcher: Annotated[str, Option("Ranks", "|".join(LAUNCHERS))] = "deepspeed"
+    launcher: Annotated[str, Option("Ranks", "|".join(BACKENDS))] = "deepspeed"
     """What starts the ranks."""
     heartbeat: Annotated[float | None, Option("Failures", "SECONDS", seconds)] = None
     """Time without progress after which the run counts as hung; 0: never. [default: adapts to the run, from
@@ -133,13 +130,3 @@ class LaunchOptions(LaunchArguments):
     def ranks(self) -> int | None:
         """How many were asked for; None: the plan says."""
         return self.num_ranks or self.gpus
-
-
-def check_launcher(launcher: str) -> None:
-    """Refuse a launcher that there is not.
-
-    Raises:
-        InputError: names those that there are.
-    """
-    if launcher not in LAUNCHERS:
-        raise InputError(f"⟨launcher⟩ {launcher}: use one of {', '.join(LAUNCHERS)}")

@@ -1,21 +1,196 @@
-"""Where the ranks will run: machines, devices and the port at which they meet."""
+"""Where the ranks will run: machines, devices, threads, and the port at which they meet."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.fields import as_options
-from zerokit.launcher import devices as device_module
 from zerokit.launcher import ports, preflight, run_folder
 from zerokit.launcher.nodes import cluster
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank import deadman
+from zerokit.launcher.rank.core_share import SHARE_VARIABLE, THREADS_VARIABLE, cores_per_rank
+from zerokit.machine.detect import VISIBILITY, FoundGpu, Listing, chosen, list_gpus
 from zerokit.units import counted
+
+DEVICES = ("auto", "cuda", "cpu")
+DEFAULT_CPU_RANKS = 2
+_MOST_CPU_RANKS = 256
+_PLANNED_FOR_CPU = (
+    "the plan is for CPU ranks, and its batch and strategy were chosen for host memory: plan for the GPUs "
+    "with `zerokit plan`, or give ⟨device⟩ cpu"
+)
+# without persistence mode, nvidia-smi first wakes every GPU
+_LISTING_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What the ranks run on: physical GPU indexes, or a number of CPU ranks; and why.
+
+    Attributes:
+        warning: that they are not what the plan is for, though nobody asked for these.
+        are_here: False for a dry run of what another machine would run.
+    """
+
+    kind: str
+    ranks: int
+    gpu_indexes: tuple[int, ...]
+    why: str
+    warning: str | None = None
+    are_here: bool = True
+
+
+def visible_gpus(listing: Listing, environment: Mapping[str, str]) -> tuple[tuple[FoundGpu, ...], str]:
+    """The GPUs that a process started here would see, in its order, and the variable that says so.
+
+    Raises:
+        InputError: a MIG instance, a duplicate, or a UUID that fits several GPUs.
+    """
+    gpus, mask = listing.gpus, ""
+    for variable in VISIBILITY.get(listing.vendor or "", ()):
+        value = environment.get(variable)
+        if value is None:
+            continue
+        mask = f"{variable}={value}"
+        if "MIG-" in value:
+            raise InputError(
+                f"{mask}: a MIG instance cannot be given to several ranks by index; "
+                "use ⟨launcher⟩ torchrun ⟨num_ranks⟩ 1 with it, or whole GPUs"
+            )
+        gpus, problem = chosen(gpus, value)
+        if problem:
+            raise InputError(f"{mask}: {problem}")
+        if variable == "ROCR_VISIBLE_DEVICES":
+            # stays set, and what comes after counts anew among what it leaves
+            gpus = tuple(replace(gpu, index=number) for number, gpu in enumerate(gpus))
+        elif variable == "HIP_VISIBLE_DEVICES":
+            break  # CUDA_VISIBLE_DEVICES counts only where it is not set
+    return gpus, mask
+
+
+def resolve(
+    device: str,
+    *,
+    num_ranks: int | None,
+    planned_ranks: int | None,
+    planned_gpu: str | None = None,
+    asks_for_gpus: bool = False,
+    environment: Mapping[str, str] | None = None,
+    nodes: int = 1,
+    dry_run: bool = False,
+) -> Devices:
+    """Choose the devices of this machine: as many as asked for, as planned, or all there are.
+
+    Args:
+        planned_gpu: what the plan's ranks are to run on, ``cpu`` among it; None: there is no plan, or it
+            does not say.
+        asks_for_gpus: ``num_ranks`` was said as a number of GPUs.
+        dry_run: nothing will be started, so GPUs that are missing here are a warning.
+
+    Raises:
+        InputError: an unknown kind, or no sensible number of ranks.
+        NodeUnusable: fewer GPUs than needed, unless ``dry_run``.
+    """
+    environment = os.environ if environment is None else environment
+    if device not in DEVICES:
+        raise InputError(f"⟨device⟩ {device}: use auto, cuda or cpu")
+    if planned_ranks is not None and nodes > 1:
+        planned_ranks = -(-planned_ranks // nodes)
+    if device != "cpu":
+        listing = list_gpus(os.environ, timeout_seconds=_LISTING_SECONDS)
+        gpus, mask = visible_gpus(listing, environment)
+        if device == "cuda" or gpus:
+            reason = f"{mask} leaves none of {len(listing.gpus)}" if listing.gpus else listing.reason
+            for_cpu = planned_gpu == "cpu"
+            requester = (
+                f"{'⟨gpus⟩' if asks_for_gpus else '⟨num_ranks⟩'} asks for"
+                if num_ranks
+                else "the plan's ranks ask for"
+                if for_cpu
+                else "the plan is for"
+            )
+            on_gpus = _on_gpus(gpus, reason, num_ranks or planned_ranks, requester, dry_run=dry_run)
+            return _warned(on_gpus, _PLANNED_FOR_CPU) if for_cpu else on_gpus
+        why = "no GPU is visible" if listing.gpus else "no GPU was found"
+        wanted = None if planned_gpu in (None, "cpu") else f"the plan is for {planned_gpu} GPUs"
+        if asks_for_gpus and num_ranks:
+            wanted = f"⟨gpus⟩ asks for {counted(num_ranks, 'GPU')}"
+        warning = _instead_of_gpus(wanted, mask if listing.gpus else listing.reason) if wanted else None
+    else:
+        why, warning = "⟨device⟩ cpu", None
+    ranks = num_ranks or planned_ranks or DEFAULT_CPU_RANKS
+    if ranks > _MOST_CPU_RANKS:
+        raise InputError(
+            f"{ranks} ranks on the CPU of one machine: use ⟨num_ranks⟩ {_MOST_CPU_RANKS} or fewer, "
+            "or run on the GPUs"
+        )
+    planned = "as planned" if planned_gpu in (None, "cpu") else "as many as the plan has GPUs"
+    if nodes > 1:
+        planned += " there"
+    asked = "as many as the GPUs asked for" if asks_for_gpus else "asked for"
+    source = asked if num_ranks else planned if planned_ranks else "the default"
+    return Devices(
+        kind="cpu",
+        ranks=ranks,
+        gpu_indexes=(),
+        why=f"{counted(ranks, 'CPU rank')}{' on each node' if nodes > 1 else ''} ({source}): {why}",
+        warning=warning,
+    )
+
+
+def _warned(devices: Devices, warning: str) -> Devices:
+    """With one warning more."""
+    return replace(devices, warning="; ".join(filter(None, (devices.warning, warning))))
+
+
+def _instead_of_gpus(wanted: str, reason: str) -> str:
+    """What to say where CPU ranks run because there are no GPUs, which were wanted."""
+    return (
+        f"{wanted} and no GPU can be used here ({reason}), so this is for CPU "
+        "ranks: far slower, and no figures of GPU memory; `zerokit doctor` shows what is missing, ⟨device⟩ "
+        "cuda stops instead, ⟨device⟩ cpu runs on the CPU without this warning"
+    )
+
+
+def _on_gpus(
+    gpus: tuple[FoundGpu, ...],
+    reason: str,
+    wanted: int | None,
+    requester: str,
+    *,
+    dry_run: bool,
+) -> Devices:
+    """The first GPUs; ``reason`` says why there is none, ``requester`` who wants so many."""
+    ranks = wanted or len(gpus) or 1
+    missing, fix = None, ""
+    if not gpus:
+        missing, fix = f"⟨device⟩ cuda: {reason}", "use ⟨device⟩ cpu for CPU ranks"
+    elif ranks > len(gpus):
+        missing = f"{requester} {counted(ranks, 'GPU')}, of which {len(gpus)} can be seen here"
+        fix = f"plan again with ⟨gpus⟩ {len(gpus)}, or run on CPU ranks with ⟨device⟩ cpu"
+    if missing is not None:
+        if not dry_run:
+            raise NodeUnusable(f"{missing}; {fix}")
+        return Devices(
+            kind="cuda",
+            ranks=ranks,
+            gpu_indexes=tuple(range(ranks)),
+            why=f"this is what a machine with {counted(ranks, 'GPU')} would run",
+            warning=f"{missing}; here the launch would stop with exit code 13",
+            are_here=False,
+        )
+    indexes = tuple(gpu.index for gpu in gpus[:ranks])
+    visible = ",".join(map(str, indexes))
+    return Devices(
+        kind="cuda", ranks=ranks, gpu_indexes=indexes, why=f"{ranks} × {gpus[0].name} (GPU {visible})"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +206,7 @@ class Placement:
         notes: what is worth saying about it.
     """
 
-    devices: device_module.Devices
+    devices: Devices
     port: int
     hosts: tuple[cluster.Host, ...] | None = None
     slurm: cluster.SlurmJob | None = None
@@ -94,7 +269,7 @@ def decide_placement(
     hosts = _hosts(options)
     slurm = cluster.slurm_job() if hosts is None else None
     node_count = len(hosts) if hosts else len(slurm.nodes) if slurm else 1
-    devices = device_module.resolve(
+    devices = resolve(
         options.device, num_ranks=options.ranks, planned_ranks=planned_ranks, planned_gpu=planned_gpu,
         asks_for_gpus=options.gpus is not None, nodes=node_count, dry_run=dry_run,
     )  # fmt: skip
@@ -154,3 +329,68 @@ def _check_nodes(hosts: list[cluster.Host], run_dir: Path, *, need_gpus: bool, p
     finally:
         token.unlink(missing_ok=True)
     return tuple(fact.host for fact in facts if not fact.shared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankThreads:
+    """The variables that give a rank its threads, none where it keeps its own, and what to say of them."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    note: str | None = None
+
+
+def threads_of_rank(
+    config: Mapping[str, Any] | None, placement: Placement, base: Mapping[str, str]
+) -> RankThreads:
+    """How many threads each rank is to be given.
+
+    Args:
+        config: the DeepSpeed configuration that runs.
+        base: the environment to start from; what the user set there stays.
+    """
+    if placement.devices.kind != "cuda" or not _steps_on_host(config):
+        return RankThreads()
+    given = base.get(THREADS_VARIABLE)
+    if placement.remote:
+        return _on_nodes(given)
+    if not placement.devices.are_here:
+        note = (
+            f"{THREADS_VARIABLE}: not shown, as the cores of that machine are not known: a launch there sets "
+            "it to those of each rank, for the offloaded optimizer"
+        )
+        return RankThreads(note=note if given is None else None)
+    cores = cores_per_rank(placement.devices.ranks)
+    if given is None:
+        note = (
+            f"{THREADS_VARIABLE}={cores}: the offloaded optimizer steps on the host, with its cores for each "
+            "rank"
+        )
+        return RankThreads(variables={THREADS_VARIABLE: str(cores)}, note=note)
+    words = given.partition(",")[0].strip()
+    if words.isdigit() and 2 * int(words) <= cores:
+        return RankThreads(
+            note=f"warning: {THREADS_VARIABLE} is {given}: the offloaded optimizer steps on so few threads, "
+            f"and each rank has {counted(cores, 'core')} here; unset it, or set it to {cores}"
+        )
+    return RankThreads()
+
+
+def _on_nodes(given: str | None) -> RankThreads:
+    """Nobody here counts the cores of other machines: each rank does there, unless the user chose."""
+    if given is not None:  # pdsh would not bring it there by itself
+        return RankThreads(variables={THREADS_VARIABLE: given})
+    return RankThreads(
+        variables={SHARE_VARIABLE: "1"},
+        note=f"{THREADS_VARIABLE}: each rank sets it to its share of its node's cores, for the offloaded "
+        "optimizer",
+    )
+
+
+def _steps_on_host(config: Mapping[str, Any] | None) -> bool:
+    """Whether the optimizer's states are offloaded, so that CPU Adam steps them."""
+    zero = (config or {}).get("zero_optimization")
+    if not isinstance(zero, Mapping):
+        return False
+    offload = zero.get("offload_optimizer")
+    device = offload.get("device") if isinstance(offload, Mapping) else None
+    return device in ("cpu", "nvme") or zero.get("cpu_offload") is True

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable
+from zerokit.launcher.backends import Backend
 from zerokit.launcher.nodes.cluster import Host, ssh_command
 from zerokit.machine import supported
 from zerokit.machine.versions import installed
@@ -22,11 +23,6 @@ from zerokit.units import counted
 
 NODES_SECONDS = 9.0  # for all nodes together
 _PACKAGES = ("torch", "deepspeed", "accelerate", "transformers")
-_NEEDED = {
-    "deepspeed": ("torch", "deepspeed"),
-    "accelerate": ("torch", "deepspeed", "accelerate"),
-    "torchrun": ("torch",),
-}
 
 # Runs on the other machine with its own Python; prints one JSON line.
 _PROBE = (
@@ -65,16 +61,16 @@ class NodeFacts:
     problem: str | None = None
 
 
-def check_packages(launcher: str) -> None:
+def check_packages(backend: Backend) -> None:
     """Whether the launcher and what it needs are installed beside this Python.
 
     Raises:
         InputError: something is missing; names the command that installs it.
     """
-    missing = [name for name in _NEEDED.get(launcher, ()) if installed(name) is None]
+    missing = [name for name in backend.packages if installed(name) is None]
     if missing:
         raise InputError(
-            f"⟨launcher⟩ {launcher}: {' and '.join(missing)} not installed for {sys.executable}; "
+            f"⟨launcher⟩ {backend.name}: {' and '.join(missing)} not installed for {sys.executable}; "
             f"{INSTALL_TRAINING}"
         )
 

@@ -14,13 +14,14 @@ from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.files import home_folder
 from zerokit.launcher import command as commands
-from zerokit.launcher import host_threads, locks, plan_agreement, preflight, rehearsed_plan, run_folder
+from zerokit.launcher import locks, plan_agreement, preflight, rehearsed_plan, run_folder
+from zerokit.launcher.backends import LaunchCommand, backend_of
 from zerokit.launcher.given_plan import read_config, read_plan
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
 from zerokit.launcher.options import LaunchOptions
-from zerokit.launcher.placement import Placement, decide_placement
-from zerokit.launcher.run_folder import ACCELERATE_FILE, COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
+from zerokit.launcher.placement import Placement, decide_placement, threads_of_rank
+from zerokit.launcher.run_folder import COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
 from zerokit.script import adapt_config, agreement, argument_warnings, reader
@@ -39,7 +40,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     Raises:
         InputError: bad input. NodeUnusable: a device, node or port cannot be used.
     """
-    preflight.check_packages(options.launcher)
+    preflight.check_packages(backend_of(options.launcher))
     target = options.target
     script = Path(target.script) if target.script is not None else None
     facts = reader.read_script(script, target.module, target.source)
@@ -63,7 +64,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     if on_cpu and (refused := argument_warnings.refused_bf16_of_code(facts.code_settings)) is not None:
         notes.append(f"warning: {refused}")
     not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir, agreed)
-    threads = host_threads.threads_of_rank(configured.config, placement, os.environ)
+    threads = threads_of_rank(configured.config, placement, os.environ)
     stale = [  # left by builds of operators that died
         f"warning: {lock.description}; remove it: {lock.command}"
         for lock in locks.stale_locks(os.environ, home_folder())
@@ -193,7 +194,7 @@ def _several_nodes(plan: PlanFile | None, placement: Placement) -> list[str]:
     ]
 
 
-def _changed_variables(command: commands.LaunchCommand) -> list[str]:
+def _changed_variables(command: LaunchCommand) -> list[str]:
     """The user's variables that the ranks get with another value, since DeepSpeed fails on theirs."""
     name = architectures.VARIABLE
     changed = command.set_variables.get(name)
@@ -232,35 +233,14 @@ def write_files(launch: Launch) -> None:
         run_folder.write_json(run_dir / CONFIG_FILE, launch.config)
     if launch.plan_file is not None:
         run_folder.write_atomically(run_dir / PLAN_FILE, launch.plan_file.read_bytes())
-    if launch.options.launcher == "accelerate":
-        run_folder.write_json(run_dir / ACCELERATE_FILE, _accelerate_yaml(launch))
+    backend = backend_of(launch.options.launcher)
+    for name, document in backend.files(run_dir, launch.config, launch.expected_ranks).items():
+        run_folder.write_json(run_dir / name, document)
     for name, text in launch.command.files.items():
         run_folder.write_atomically(run_dir / name, text.encode())
     run_folder.write_json(run_dir / COMMAND_FILE, describe(launch))
     if launch.placement.unshared_hosts:
         gather.copy_to(list(launch.placement.unshared_hosts), run_dir, _NEEDED_ON_NODES)
-
-
-def _accelerate_yaml(launch: Launch) -> dict[str, Any]:
-    """What ``accelerate launch`` reads (JSON is YAML), so that no default file of the user's joins in."""
-    body: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "DEEPSPEED",
-        "num_machines": 1,
-        "machine_rank": 0,
-        "num_processes": launch.expected_ranks,
-        "main_training_function": "main",
-        "use_cpu": False,
-        "rdzv_backend": "static",
-        "same_network": True,
-        "downcast_bf16": "no",
-    }
-    if launch.config is not None:
-        body["deepspeed_config"] = {
-            "deepspeed_config_file": str(launch.run_dir / CONFIG_FILE),
-            "zero3_init_flag": launch.config.get("zero_optimization", {}).get("stage") == 3,
-        }
-    return body
 
 
 def describe(launch: Launch) -> dict[str, Any]:

@@ -6,19 +6,146 @@ that plans may have none). A tool that is missing, fails or hangs is a reason, n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerokit.catalog import gpus as gpu_catalog
 from zerokit.domain.hardware import Gpu
 from zerokit.machine.host import HostFacts, detect_host
-from zerokit.machine.tools import NOT_ON_PATH, TIMEOUT_SECONDS, ask
-from zerokit.machine.visible import FoundGpu, visible
 from zerokit.units import MIB
 from zerokit.values import frozen_dataclass
+
+if TYPE_CHECKING:
+    import subprocess
+
+
+@frozen_dataclass
+class FoundGpu:
+    """One GPU as its driver lists it.
+
+    Attributes:
+        index: as the driver counts, in PCI bus order.
+        driver_vram_bytes: the driver's total; ``None``: the driver does not say.
+        used_bytes: taken by any process when looked at; ``None``: unknown.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    driver_vram_bytes: int | None
+    used_bytes: int | None = None
+
+
+def visible(
+    gpus: Sequence[FoundGpu], environment: Mapping[str, str], variables: Sequence[str]
+) -> tuple[tuple[FoundGpu, ...], str]:
+    """Those that the environment leaves visible, in its order, and a remark that says so."""
+    selected = tuple(gpus)
+    remarks = []
+    for variable in variables:
+        value = environment.get(variable)
+        if value is None:
+            continue
+        if "MIG-" in value:
+            return (), f", but {variable} names MIG slices, whose size it does not tell: give ⟨vram⟩ SIZE"
+        selected, _ = chosen(selected, value)
+        remarks.append(f"{variable}={value} leaves {len(selected)}")
+    return selected, "".join(f", {remark}" for remark in remarks)
+
+
+def chosen(gpus: Sequence[FoundGpu], value: str) -> tuple[tuple[FoundGpu, ...], str]:
+    """The GPUs that one variable's value names, and what is wrong with it (empty: nothing).
+
+    As CUDA reads it: indexes or (shortened) UUIDs; the list ends at the first entry that names no GPU,
+    or several; a GPU named twice hides all; an empty value or -1 hides all.
+    """
+    named: list[FoundGpu] = []
+    for part in (part.strip() for part in value.split(",")):
+        if part.isdecimal():
+            # an index counts among what an earlier variable left
+            fits = [gpus[int(part)]] if int(part) < len(gpus) else []
+        elif part.upper().startswith("GPU-"):
+            fits = [gpu for gpu in gpus if _same_uuid(gpu.uuid, part)]
+        else:
+            fits = []
+        if len(fits) > 1:
+            return tuple(named), f"{part} fits {len(fits)} GPUs; write more of the UUID"
+        if not fits:
+            break
+        if fits[0] in named:
+            return (), f"names GPU {fits[0].index} twice; CUDA would see none"
+        named += fits
+    return tuple(named), ""
+
+
+def _same_uuid(uuid: str, part: str) -> bool:
+    # rocm-smi prints the unique id as 0x…, the variable takes GPU-…
+    full = uuid.lower().removeprefix("gpu-").removeprefix("0x")
+    start = part.lower().removeprefix("gpu-").removeprefix("0x")
+    return bool(start) and full.startswith(start)
+
+
+TIMEOUT_SECONDS = 5.0
+NOT_ON_PATH = " is not on the PATH"
+
+
+@frozen_dataclass
+class Answer:
+    """What a tool printed; ``text`` is ``None`` when it gave no usable answer, ``problem`` says why."""
+
+    text: str | None
+    problem: str = ""
+
+
+def ask(
+    argv: Sequence[str], environment: Mapping[str, str], timeout_seconds: float = TIMEOUT_SECONDS
+) -> Answer:
+    """Standard output of ``argv``; a tool that is missing, fails or hangs is a problem, not an error."""
+    name = argv[0]
+    program = shutil.which(name, path=environment.get("PATH", os.defpath))
+    if program is None:
+        return Answer(text=None, problem=f"{name}{NOT_ON_PATH}")
+    import subprocess  # where there is no GPU a plan starts without it
+
+    try:
+        process = subprocess.Popen(
+            [program, *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment, "LC_ALL": "C"},
+            start_new_session=True,  # so that what it started is ended with it
+        )
+    except OSError as error:
+        return Answer(text=None, problem=f"{name} cannot be run: {error.strerror}")
+    try:
+        output, errors = process.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return Answer(text=None, problem=f"{name} did not answer within {timeout_seconds:g} s")
+    text = output.decode("utf-8", "replace")
+    if process.returncode != 0:
+        lines = (errors.decode("utf-8", "replace").strip() or text.strip()).splitlines()
+        detail = f": {lines[0][:200]}" if lines else ""
+        return Answer(text=None, problem=f"{name} ended with exit code {process.returncode}{detail}")
+    return Answer(text=text)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    import subprocess
+
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    # a process stuck in the driver cannot be killed; do not wait for it
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=0.5)
+
 
 _NVIDIA_FIELDS = "index,uuid,name,memory.total,memory.used,driver_version"
 

@@ -17,7 +17,7 @@ from zerokit.errors import MemoryUnknown
 from zerokit.fields import all_as_options, as_options
 from zerokit.planner import answer, documents
 from zerokit.planner.plan_result import PlanResult
-from zerokit.report import charts, component_parts
+from zerokit.report import charts, measured
 from zerokit.report.context import made_at, script_and_model
 from zerokit.report.html import fill
 from zerokit.search.explain import cluster_words, strategy_words
@@ -243,7 +243,7 @@ def _times(result: PlanResult) -> Markup | None:
 
 def _components(result: PlanResult) -> Markup:
     worst = result.chosen.candidate.memory.worst
-    parts = component_parts.stacked(worst.components, component_parts.styles(_by_phase(worst)))
+    parts = measured.stacked(worst.components, measured.styles(_by_phase(worst)))
     required = result.chosen.candidate.memory.min_vram_bytes
     around = result.chosen.estimate.around_peak
     if not around:
@@ -271,11 +271,11 @@ def _by_phase(worst: RankEstimate) -> Mapping[str, Mapping[str, int]]:
 
 def _phases(result: PlanResult) -> Markup:
     worst = result.chosen.candidate.memory.worst
-    colours = component_parts.styles(_by_phase(worst))
+    colours = measured.styles(_by_phase(worst))
     rows = [
         charts.Bar(
             label=name,
-            parts=component_parts.stacked(worst.phase_components[name], colours)
+            parts=measured.stacked(worst.phase_components[name], colours)
             if name in worst.phase_components
             else [("predicted peak allocated", float(size), "c0")],
         )

@@ -19,9 +19,9 @@ from zerokit.rehearsal.ranks import rehearse
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.report.predicted import PredictedAgain
-from zerokit.report.prediction_text import why_bare
 from zerokit.report.schema import Predicted, RehearsedRun, RunReport
 from zerokit.report.what_ran import unlike_rehearsal
+from zerokit.report.words import why_bare
 from zerokit.script.entry_points import Target
 
 MOST_SECONDS = 180.0

@@ -15,11 +15,10 @@ from zerokit.errors import InputError
 from zerokit.fields import all_as_options
 from zerokit.launcher import command as commands
 from zerokit.launcher import plan_agreement
-from zerokit.launcher.devices import Devices
+from zerokit.launcher.backends import BACKENDS
 from zerokit.launcher.given_plan import read_plan
-from zerokit.launcher.options import LAUNCHERS as LAUNCHERS_OF_A_RUN
 from zerokit.launcher.options import LaunchOptions
-from zerokit.launcher.placement import Placement
+from zerokit.launcher.placement import Devices, Placement
 from zerokit.script import adapt_config
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
@@ -65,7 +64,7 @@ def warnings(environment: Mapping[str, str]) -> list[str]:
     return result
 
 
-LAUNCHERS = ("auto", "none", *LAUNCHERS_OF_A_RUN)
+LAUNCHERS = ("auto", "none", *BACKENDS)
 _PORT = 29500
 _RANKS_PER_NODE = 8
 _OF_A_LAUNCHER = re.compile(

@@ -15,7 +15,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from zerokit.report import drawing
-from zerokit.report.bar_form import LETTER, bar_form, font_size
+from zerokit.report.drawing import LETTER, bar_form, font_size
 from zerokit.units import format_gib, format_seconds, shown_unit
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from zerokit.domain.phases import ALL
-from zerokit.report import figure_text, render
+from zerokit.report import render, words
 from zerokit.report.context import (
     UNKNOWN,
     RunContext,
@@ -23,8 +23,7 @@ from zerokit.report.context import (
     unlike_arguments,
     unlike_settings,
 )
-from zerokit.report.outcome import Outcome
-from zerokit.report.schema import RunReport
+from zerokit.report.schema import Outcome, RunReport
 
 SCHEMA = "zerokit.comparison/1"
 _OLDER = {phase.name: phase.older for phase in ALL if phase.older}
@@ -177,7 +176,7 @@ def headline(comparison: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         (
             _HEADLINES.get(key, FIGURES[key]),
-            figure_text.percent(change) + (note if key == "step_seconds" else ""),
+            words.percent(change) + (note if key == "step_seconds" else ""),
         )
         for key, change in changes
         if change is not None
@@ -197,7 +196,7 @@ def table_rows(comparison: Mapping[str, Any]) -> list[tuple[str, ...]]:
     for key, pair in comparison["figures"].items():
         values = [pair["first"], pair["second"]]
         if any(value is not None for value in values):
-            change = figure_text.percent(pair["change_fraction"])
+            change = words.percent(pair["change_fraction"])
             rows.append((FIGURES[key], *(_shown(key, value) for value in values), change))
     return rows
 
@@ -205,7 +204,7 @@ def table_rows(comparison: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def _shown(key: str, value: float | None) -> str:
     if key == "sequences_per_second":
         return "–" if value is None else f"{value:,.3g}"
-    return figure_text.seconds(value) if key == "step_seconds" else figure_text.size(value)
+    return words.seconds(value) if key == "step_seconds" else words.size(value)
 
 
 def print_comparison(
@@ -219,8 +218,8 @@ def print_comparison(
     for row in table_rows(comparison):
         table.add_row(*map(escape, row))
     for key, pair in comparison["phases"].items():
-        table.add_row(f"  {escape(key)}", figure_text.size(pair["first"]), figure_text.size(pair["second"]),
-                      figure_text.percent(pair["change_fraction"]))  # fmt: skip
+        table.add_row(f"  {escape(key)}", words.size(pair["first"]), words.size(pair["second"]),
+                      words.percent(pair["change_fraction"]))  # fmt: skip
     console = console or render.wide_console()
     console.print(table, highlight=False)
     differing = [

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from zerokit.domain.phases import ESTIMATED_PHASES, PHASES
-from zerokit.report import bare_loop
-from zerokit.report.measured import had_engine, init_bytes, on_gpu, reached_end_of
+from zerokit.report.measured import (
+    NOT_A_BARE_LOOP,
+    bare_loop_of_plan,
+    had_engine,
+    init_bytes,
+    is_bare_loop,
+    on_gpu,
+    reached_end_of,
+    worst_rank,
+)
 from zerokit.report.what_ran import Difference, chosen_as_ran, differences, options_to_plan
-from zerokit.report.worst_rank import worst_rank
 
 Report = Mapping[str, Any]
 Plan = Mapping[str, Any]
@@ -99,7 +106,7 @@ def compare_with_plan(
     get through. A run that ended well without any engine, or CPU ranks that had none whose baseline could be
     read, is compared with nothing.
 
-    Where the plan describes a bare loop and the run was none (``zerokit.report.bare_loop``), ``rehearsed``, a
+    Where the plan describes a bare loop and the run was none (``zerokit.report.measured``), ``rehearsed``, a
     rehearsal of the command, takes the plan's place, and the plan's figures stand in ``bare_loop``.
     """
     reported = [rank for rank in report["ranks"] if rank["reported"]]
@@ -115,15 +122,15 @@ def compare_with_plan(
         result = _beside(reported, _plan_of(again) or plan, usable=_plan_of(again) is not None, is_gpu=is_gpu)
     else:
         result = _beside(reported, plan, usable=True, is_gpu=is_gpu)
-        loop = bare_loop.of_plan(chosen_of(plan), result)
+        loop = bare_loop_of_plan(chosen_of(plan), result)
         if loop is not None:
             again = rehearsed
             if _plan_of(again) is not None:
                 result = _beside(reported, _plan_of(again), usable=True, is_gpu=is_gpu)
             result["bare_loop"] = loop
     is_rehearsed = _plan_of(again) is not None and again is not None and again.by == "rehearsal"
-    if is_gpu and "bare_loop" not in result and not is_rehearsed and bare_loop.is_bare(chosen_of(plan)):
-        result["note"] = bare_loop.NOTE
+    if is_gpu and "bare_loop" not in result and not is_rehearsed and is_bare_loop(chosen_of(plan)):
+        result["note"] = NOT_A_BARE_LOOP
     result["plan_options"] = options_to_plan(plan, differing)
     result["plan_folder"] = (plan or {}).get("folder")
     result["rehearsed_with"] = chosen_of(plan).get("rehearsed_with")

@@ -17,15 +17,37 @@ from rich.text import Text
 from zerokit.commands import command_text
 from zerokit.domain.phases import PHASES
 from zerokit.messages import command_lines, typed, wrapped
-from zerokit.report.failure_text import failed_in_load, failure_lines, failure_place, raised_at, shortened
-from zerokit.report.figure_text import percent, seconds, signal_name, size
-from zerokit.report.host_names import short_hosts
-from zerokit.report.measured import had_engine
-from zerokit.report.prediction_text import difference_lines
+from zerokit.report.measured import had_engine, short_hosts, worst_rank
 from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
-from zerokit.report.terminal_lines import hanging, whole
-from zerokit.report.worst_rank import worst_rank
+from zerokit.report.words import (
+    difference_lines,
+    failed_in_load,
+    failure_lines,
+    failure_place,
+    percent,
+    raised_at,
+    seconds,
+    shortened,
+    signal_name,
+    size,
+)
 from zerokit.units import MIB, counted, format_seconds, times
+
+
+def whole(line: str) -> Text:
+    """A line with a path or a command that is copied: not broken, however narrow the terminal."""
+    return Text(line, no_wrap=True, overflow="ignore")
+
+
+def hanging(part: RenderableType, width: int) -> RenderableType:
+    """A text with its lines broken between words, going on indented; what is no text, or whole, as it is.
+
+    A command at the end of a line that is too long goes below it, in lines that a shell reads as one.
+    """
+    if not isinstance(part, Text) or part.no_wrap:
+        return part
+    return Text(wrapped(part.plain, width), style=part.style, no_wrap=True, overflow="ignore")
+
 
 NOT_MEASURED, _NOT_MEASURED_SHORT = "not measured", "n/m"
 MOST_RANKS = 64

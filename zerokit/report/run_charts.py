@@ -1,4 +1,5 @@
-"""The charts of one run: memory over time, ranks side by side, components, phases."""
+"""The charts of one run: memory over time with what happened when, ranks side by side, components,
+phases, and what the allocator kept beyond what tensors took."""
 
 from __future__ import annotations
 
@@ -9,15 +10,169 @@ from typing import TYPE_CHECKING
 
 from zerokit.domain import time_parts
 from zerokit.domain.phases import ALL
-from zerokit.report import charts, component_parts, figure_text, render, run_events
+from zerokit.report import charts, measured, render, words
+from zerokit.report.measured import worst_rank
 from zerokit.report.schema import RankReport, RunReport
-from zerokit.report.worst_rank import worst_rank
 from zerokit.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-_TIME, _ALLOCATED, _RESERVED, _DEVICE, _HOST = 0, 3, 4, 5, 6  # positions in a timeline point
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from zerokit.domain.phases import TRAINING_PHASES
+from zerokit.report.schema import Event, Failure, OutOfMemory
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+TRAINING = (*TRAINING_PHASES, "other")
+_BY_EVENTS = frozenset(phase.name for phase in ALL if phase.event)
+_MOST_ROWS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """How events of a kind are named and drawn."""
+
+    one: str
+    several: str
+    letter: str
+    style: str
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType({
+    "oom": Kind(one="out of memory", several="allocations out of memory", letter="!", style="e-oom"),
+    "failure": Kind(one="first failure", several="failures", letter="×", style="e-oom"),
+    "retry": Kind(one="allocation retry", several="allocation retries", letter="R", style="e-retry"),
+    **{
+        name: Kind(one=name, several=f"{name}s", letter=name[0].upper(), style=f"e-{name}")
+        for name in sorted(filter(None, (phase.event for phase in ALL)), key="save".__ne__)
+    },
+    "skipped step": Kind(one="skipped step", several="skipped steps", letter="0", style="e-skipped"),
+})  # fmt: skip
+"""The most important first."""
+OF_MEMORY = frozenset({"e-oom", "e-retry"})
+_OTHER = Kind(one="", several="", letter="•", style="e-skipped")
+
+
+def marks(run: RunReport, rank: RankReport) -> list[charts.Mark]:
+    """The events of ``rank`` and the first failure of the run, on the clock of that rank's process."""
+    own = own_marks(rank)
+    failure, at = run.first_failure, _failure_seconds(run, rank)
+    if (
+        failure is not None
+        and at is not None
+        and not (failure.kind == "oom" and _has_oom(rank, failure.rank))
+    ):
+        kind = "oom" if failure.kind == "oom" else "failure"
+        own.append(_mark(Event(at=at, what=kind), f"{_failure_text(failure)}, rank {failure.rank}", kind))
+    order = {kind.style: number for number, kind in enumerate(KINDS.values())}
+    return sorted(own, key=lambda mark: (order[mark.style], mark.at))
+
+
+def own_marks(rank: RankReport) -> list[charts.Mark]:
+    """The events of one rank alone."""
+    return [_mark(event, _text(event), event.what) for event in rank.events]
+
+
+def _mark(event: Event, text: str, label: str) -> charts.Mark:
+    kind = KINDS.get(label, _OTHER)
+    return charts.Mark(
+        at=event.at, label=kind.one or label, letter=kind.letter, style=kind.style,
+        title=f"{text}, after {words.seconds(event.at)}", strong=kind.style in OF_MEMORY,
+    )  # fmt: skip
+
+
+def table(run: RunReport, rank: RankReport | None) -> list[tuple[str, str, str]]:
+    """When, which rank, what: phases and events of ``rank``, lack of memory on any, the first failure."""
+    rows: list[tuple[float, str, str]] = []
+    if rank is not None:
+        rows += [(at, str(rank.rank), f"{name} begins") for at, name in _first_phases(rank)]
+        rows += [(event.at, str(rank.rank), _text(event)) for event in rank.events]
+    for other in run.ranks:
+        memory_events = [event for event in other.events if KINDS.get(event.what, _OTHER).style in OF_MEMORY]
+        if other is not rank:
+            rows += [
+                (_shifted(event.at, other, rank), str(other.rank), _text(event)) for event in memory_events
+            ]
+        if other.alloc_retries and not any(event.what == "retry" for event in memory_events):
+            rows.append((math.inf, str(other.rank), f"{other.alloc_retries} allocation retries in all"))
+    if run.first_failure is not None:
+        at = _failure_seconds(run, rank) if rank is not None else None
+        subject = str(run.first_failure.rank)
+        rows.append((math.inf if at is None else at, subject, _failure_text(run.first_failure)))
+    rows.sort(key=lambda row: row[0])
+    listed = [(_after(at), subject, what) for at, subject, what in rows]
+    left = len(listed) - _MOST_ROWS
+    return [*listed[:_MOST_ROWS], ("…", "", f"{left} more are in report.json")] if left > 0 else listed
+
+
+def _after(at: float) -> str:
+    return "–" if math.isinf(at) else words.seconds(at) if at else "0 s"
+
+
+def _failure_seconds(run: RunReport, rank: RankReport) -> float | None:
+    """When the first failure was on the clock of ``rank``; None where that is not known."""
+    at = run.first_failure.at if run.first_failure is not None else None
+    started = rank.started_at if rank.started_at is not None else run.started_at
+    return max(0.0, at - started) if at is not None and started is not None else None
+
+
+def _failure_text(failure: Failure) -> str:
+    return f"first failure: {failure.kind}" + (f" in {failure.phase}" if failure.phase else "")
+
+
+def _has_oom(rank: RankReport, number: int) -> bool:
+    return rank.rank == number and any(event.what == "oom" for event in rank.events)
+
+
+def _shifted(at: float, rank: RankReport, to: RankReport | None) -> float:
+    """A time of one rank on another rank's clock."""
+    if to is None or rank.started_at is None or to.started_at is None:
+        return at
+    return max(0.0, at + rank.started_at - to.started_at)
+
+
+def _text(event: Event) -> str:
+    kind = KINDS.get(event.what, _OTHER)
+    if event.times == 1:
+        return kind.one or event.what
+    return f"{event.times} {kind.several or event.what}"
+
+
+def _first_phases(rank: RankReport) -> list[tuple[float, str]]:
+    """When each phase began first. Reports without events tell of evaluations and saves so, each time."""
+    starts = phase_starts(rank)
+    if not rank.events:
+        return starts
+    first = {name: at for at, name in reversed(starts) if name not in _BY_EVENTS}
+    return [(at, name) for name, at in first.items()]
+
+
+def phase_starts(rank: RankReport) -> list[tuple[float, str]]:
+    """When the rank came from one phase to another, in seconds; the phases of a step are ``training``."""
+    starts: list[tuple[float, str]] = []
+    for point in rank.timeline:
+        if len(point) <= _PHASE or not is_size(point[_TIME]) or not isinstance(point[_PHASE], str):
+            continue
+        name = "training" if point[_PHASE] in TRAINING else point[_PHASE]
+        if not starts or starts[-1][1] != name:
+            starts.append((float(point[_TIME]), name))
+    return starts
+
+
+def is_size(value: object) -> bool:
+    """Whether it is a number that a chart can draw: finite, not below zero."""
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    )
+
+
+_TIME, _PHASE, _ALLOCATED, _RESERVED, _DEVICE, _HOST = 0, 1, 3, 4, 5, 6  # positions in a timeline point
 _COLOURED = frozenset(phase.name for phase in ALL if phase.colours)
 _MOST_POINTS, _MOST_SMALL_POINTS = 1000, 60
 _ODD = 0.05  # of the median peak: a rank that is further off stands out
@@ -54,7 +209,7 @@ def memory_over_time(run: RunReport, *, scale: float = 0.0) -> Markup | None:
     kind = "GPU memory" if run.gpu_measured else "Host memory"
     return charts.over_time(
         f"{kind} over time, rank {rank.rank}{_among(run, rank)}", lines, levels=levels,
-        spans=phase_spans(rank), marks=run_events.marks(run, rank), scale=scale,
+        spans=phase_spans(rank), marks=marks(run, rank), scale=scale,
     )  # fmt: skip
 
 
@@ -79,8 +234,8 @@ def ranks_side_by_side(run: RunReport) -> list[tuple[str, Markup]]:
         line = charts.Line(
             label=f"rank {rank.rank}", points=charts.thinned(points, _MOST_SMALL_POINTS), style="s0"
         )
-        caption = f"rank {rank.rank}: peak {figure_text.size(render.measured(rank))}"
-        marks = [mark for mark in run_events.own_marks(rank) if mark.style in run_events.OF_MEMORY]
+        caption = f"rank {rank.rank}: peak {words.size(render.measured(rank))}"
+        marks = [mark for mark in own_marks(rank) if mark.style in OF_MEMORY]
         chart = charts.over_time(caption, [line], small=True, scale=scale, marks=marks)
         small_charts.append((odd.get(rank.rank, ""), chart))
     return small_charts
@@ -114,9 +269,7 @@ def components(run: RunReport) -> Markup | None:
     }
     if not parts:
         return None
-    stacked_parts = component_parts.stacked(
-        parts, component_parts.styles(_predicted_components(run) or {"peak": parts})
-    )
+    stacked_parts = measured.stacked(parts, measured.styles(_predicted_components(run) or {"peak": parts}))
     rows = [
         charts.Bar(label="predicted", parts=stacked_parts, note="by component"),
         charts.Bar(label="measured", parts=_measured_parts(rank), note="totals only"),
@@ -135,18 +288,18 @@ def predicted_over_time(run: RunReport) -> Markup | None:
     if rank is None or not by_phase:
         return None
     highest = max(
-        (name for name in by_phase if name in run_events.TRAINING),
+        (name for name in by_phase if name in TRAINING),
         default="",
         key=lambda n: sum(by_phase[n].values()),
     )
-    styles = component_parts.styles(by_phase)
+    styles = measured.styles(by_phase)
     stacks, spans = [], phase_spans(rank)
     for span in spans:
         phase = highest if span.label == "training" else span.label
         if phase in by_phase:
             stacks.append(
                 charts.StackedArea(
-                    start=span.start, end=span.end, parts=component_parts.stacked(by_phase[phase], styles)
+                    start=span.start, end=span.end, parts=measured.stacked(by_phase[phase], styles)
                 )
             )
     if not stacks:
@@ -185,13 +338,13 @@ def phases(run: RunReport) -> Markup | None:
     if predicted is None or not predicted.phases:
         return None
     by_phase = _predicted_components(run)
-    styles = component_parts.styles(by_phase)
+    styles = measured.styles(by_phase)
     rows = []
     for name in render.ordered_phases(predicted.phases):
         pair = predicted.phases[name]
         if pair.predicted:
             parts = (
-                component_parts.stacked(by_phase[name], styles)
+                measured.stacked(by_phase[name], styles)
                 if name in by_phase
                 else [("predicted", pair.predicted, "c0")]
             )
@@ -252,7 +405,7 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
 def _seconds_per_step(rank: RankReport) -> list[tuple[str, float]]:
     """How long a rank's process was in each phase of training, per step."""
     points = []
-    for name in run_events.TRAINING[:3]:
+    for name in TRAINING[:3]:
         seconds = rank.phase_details.get(name, {}).get("seconds")
         if isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0:
             points.append((name, seconds / rank.steps))
@@ -284,7 +437,7 @@ def _among(run: RunReport, rank: RankReport) -> str:
 def phase_spans(rank: RankReport) -> list[charts.Span]:
     """The run of a rank in stretches: load, init, training (forward, backward, step), eval, save."""
     spans: list[charts.Span] = []
-    for at, name in run_events.phase_starts(rank):
+    for at, name in phase_starts(rank):
         if spans:
             last = spans[-1]
             spans[-1] = charts.Span(label=last.label, start=last.start, end=at, style=last.style)
@@ -307,6 +460,60 @@ def phase_spans(rank: RankReport) -> list[charts.Span]:
 def _points(rank: RankReport, field: int) -> list[charts.Point]:
     points = []
     for point in rank.timeline:
-        if len(point) > field and run_events.is_size(point[_TIME]) and run_events.is_size(point[field]):
+        if len(point) > field and is_size(point[_TIME]) and is_size(point[field]):
             points.append((float(point[_TIME]), float(point[field])))
     return sorted(points)
+
+
+_AT_MOST = "reserved and not allocated, at most (cached or fragmented)"
+_SAMPLED = "reserved and not allocated (cached or fragmented)"
+_FRAGMENTED = "fragmented: reserved and not allocated after the cache was given back"
+
+
+def allocator(run: RunReport, rank: RankReport) -> Markup | None:
+    """Its two peaks, the sample with the most allocated, and what it had when it ran out of memory.
+
+    The peaks may be of different moments, so that their difference is the most that can have been left over
+    when most was allocated. PyTorch gives back what it caches before an allocation fails: what is left over
+    then is fragmented.
+    """
+    rows = []
+    if rank.peak_allocated_bytes and rank.peak_reserved_bytes:
+        rows.append(_bar("peaks", rank.peak_allocated_bytes, rank.peak_reserved_bytes, _AT_MOST))
+    sample = _fullest_sample(rank)
+    if sample is not None:
+        rows.append(_bar("fullest sample", *sample, _SAMPLED))
+    oom = _oom_of(run, rank)
+    if oom is not None and oom.allocated_bytes and oom.reserved_bytes:
+        rows.append(_bar("out of memory", oom.allocated_bytes, oom.reserved_bytes, _FRAGMENTED))
+    return charts.bars(f"Reserved by the allocator, rank {rank.rank}", rows) if rows else None
+
+
+def left_over(allocated_bytes: int | None, reserved_bytes: int | None) -> tuple[int, float] | None:
+    """Bytes reserved and not allocated, and their share of what is reserved; None where that is not known."""
+    if allocated_bytes is None or not reserved_bytes:
+        return None
+    left = max(0, reserved_bytes - allocated_bytes)
+    return left, left / reserved_bytes
+
+
+def _bar(label: str, allocated: int, reserved: int, kind: str) -> charts.Bar:
+    left, share = left_over(allocated, reserved) or (0, 0.0)
+    style = {_AT_MOST: "m1", _SAMPLED: "m4", _FRAGMENTED: "m2"}[kind]
+    parts = [("allocated", float(min(allocated, reserved)), "m0"), (kind, float(left), style)]
+    return charts.Bar(label=label, parts=parts, note=f"{share:.1%} left over".replace("%", " %"))
+
+
+def _fullest_sample(rank: RankReport) -> tuple[int, int] | None:
+    samples = [
+        (point[_ALLOCATED], point[_RESERVED])
+        for point in rank.timeline
+        if len(point) > _RESERVED and all(map(is_size, (point[_ALLOCATED], point[_RESERVED])))
+    ]
+    fullest = max(samples, default=(0, 0))
+    return fullest if fullest[1] else None
+
+
+def _oom_of(run: RunReport, rank: RankReport) -> OutOfMemory | None:
+    failure = run.first_failure
+    return failure.oom if failure is not None and failure.rank == rank.rank else None

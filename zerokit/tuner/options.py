@@ -3,7 +3,8 @@
 from typing import Annotated, cast
 
 from zerokit.errors import InputError
-from zerokit.launcher.options import LAUNCHERS, SHOWN_RANKS, PathLike
+from zerokit.launcher.backends import BACKENDS
+from zerokit.launcher.options import SHOWN_RANKS, PathLike
 from zerokit.launcher.rank.step_limit import WARM_UP_STEPS
 from zerokit.launcher.supervisor.heartbeat_default import TUNE_SECONDS
 from zerokit.options import Option, seconds
@@ -47,7 +48,7 @@ class TuneOptions(PlanOptions, total=False):
     """On GPUs: after this time no further plan is rehearsed; 0 rehearses none."""
     unconfined: Annotated[bool, Option("Runs")]
     """Rehearse even where the kernel gives no namespaces: what native code writes then remains."""
-    launcher: Annotated[str, Option("Runs", "|".join(LAUNCHERS), default="deepspeed")]
+    launcher: Annotated[str, Option("Runs", "|".join(BACKENDS), default="deepspeed")]
     """What starts the ranks."""
     style: Annotated[str, Option("Runs", "auto|raw|accelerate|trainer", default="auto")]
     """As for `zerokit launch`."""

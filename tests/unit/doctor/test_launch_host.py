@@ -11,11 +11,10 @@ import pytest
 from zerokit.doctor import launch_host
 from zerokit.doctor.launch_host import LaunchHostSpeeds
 from zerokit.doctor.rates import load as load_rates
-from zerokit.launcher.command import LaunchCommand
-from zerokit.launcher.devices import Devices
+from zerokit.launcher.backends import LaunchCommand
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
-from zerokit.launcher.placement import Placement
+from zerokit.launcher.placement import Devices, Placement
 from zerokit.machine import host_speeds, measured
 from zerokit.machine.measured import Measured
 from zerokit.planner.calibration import rates

@@ -14,11 +14,11 @@ from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.launcher import command as commands
 from zerokit.launcher import packed
+from zerokit.launcher.backends import BOOTSTRAP
 from zerokit.launcher.command import bootstrap_argv
-from zerokit.launcher.devices import Devices
 from zerokit.launcher.nodes.cluster import Host, slurm_job
-from zerokit.launcher.options import BOOTSTRAP, LaunchOptions
-from zerokit.launcher.placement import Placement
+from zerokit.launcher.options import LaunchOptions
+from zerokit.launcher.placement import Devices, Placement
 from zerokit.planner.documents import environment
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts

@@ -13,11 +13,10 @@ from zerokit import planner
 from zerokit.emit import plan_file
 from zerokit.errors import NothingFits
 from zerokit.launcher import replan
-from zerokit.launcher.command import LaunchCommand
-from zerokit.launcher.devices import Devices
+from zerokit.launcher.backends import LaunchCommand
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
-from zerokit.launcher.placement import Placement
+from zerokit.launcher.placement import Devices, Placement
 from zerokit.report.schema import RunReport
 from zerokit.script.entry_points import Target
 

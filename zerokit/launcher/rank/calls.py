@@ -26,14 +26,82 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from inspect import Parameter
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from zerokit.launcher.rank.call_wrapper import recording
 from zerokit.launcher.rank.movement import kernel_wait
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_file import Record
+
+_SOURCE = """
+def {name}({parameters}):
+    if inside and thread() in inside:  # objects travel as tensors: one call, not three
+        return original({arguments})
+    its = by_id.get(id({group})) or find({group})
+    its.count = count = its.count + 1
+    fetched = visits[-1]
+    entry = [count, {name!r}, its.name, getattr({tensor}, "shape", None), getattr({tensor}, "dtype", None),
+             fetched, probe.position, probe.phase, True]
+    remember(entry)
+    if fetched.__class__ is int:  # in a fetch of weights, which is measured as a whole
+        try:
+            return original({arguments})
+        finally:
+            entry[8] = False
+    began = clock()
+    try:
+        return original({arguments})
+    finally:
+        entry[8] = False
+        waited[0] += clock() - began
+"""
+_STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
+ENTRY = ("count", "operation", "group", "shape", "dtype", "fetched", "position", "phase", "under_way")
+"""What a call leaves."""
+_TENSORS = ("input_tensor", "input", "tensor")  # the one that must be alike on all ranks
+
+
+def recording(original: Callable[..., Any], operation: str, recorder: dict[str, Any]) -> Callable[..., Any]:
+    """``original``, each call of it recorded as ``operation``.
+
+    Args:
+        recorder: what the source above uses: ``inside`` (threads within a call that makes others),
+            ``thread``, ``by_id`` and ``find`` (a group, by the object's id and by the object), ``visits``
+            (its last is a number during a fetch of weights), ``probe``, ``remember`` (takes the entry),
+            ``clock`` and ``waited`` (a list of one number, to which seconds are added).
+
+    Raises:
+        ValueError: its parameters cannot be told.
+    """
+    parameters = inspect.signature(original).parameters
+    values = dict(recorder, original=original)
+    declared: list[str] = []
+    passed: list[str] = []
+    for name, parameter in parameters.items():
+        star = _STARS.get(parameter.kind.name, "")
+        default = ""
+        if parameter.default is not Parameter.empty:
+            default = f"=default_of_{name}"
+            values[f"default_of_{name}"] = parameter.default
+        if parameter.kind is Parameter.KEYWORD_ONLY and not any(
+            parameter_name.startswith("*") for parameter_name in declared
+        ):
+            declared.append("*")
+        declared.append(f"{star}{name}{default}")
+        passed.append(f"{name}={name}" if parameter.kind is Parameter.KEYWORD_ONLY else f"{star}{name}")
+    source = _SOURCE.format(
+        name=operation,
+        parameters=", ".join(declared),
+        arguments=", ".join(passed),
+        group="group" if "group" in parameters else "None",
+        tensor=next((name for name in _TENSORS if name in parameters), "None"),
+    )
+    exec(compile(source, __file__, "exec"), values)  # noqa: S102 - the text is above, the names are PyTorch's
+    wrapper: Callable[..., Any] = functools.wraps(original)(values[operation])
+    return wrapper
+
 
 ENTRIES = 2000
 """That PyTorch keeps, where the user says nothing; some hundred bytes each."""

@@ -19,6 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,141 @@ from zerokit.domain.phases import BEFORE_TRAINING, TRAINING_PHASES
 from zerokit.instrument import engine_facts
 from zerokit.instrument.training_facts import TrainingFacts
 from zerokit.launcher.rank.cuda_memory import CudaMemory, Peaks
-from zerokit.launcher.rank.growth import LeakWatch
 from zerokit.launcher.rank.host_memory import HostMemory
 from zerokit.launcher.rank.movement import Movement
 from zerokit.launcher.rank.phase_record import Identity, PhaseRecord, StepTimes, gpu_account
-from zerokit.launcher.rank.split_budget import SplitBudget
 from zerokit.launcher.rank.training_watch import TrainingWatch
 from zerokit.launcher.rank.waits import Waits
 from zerokit.launcher.rank_file import RankWriter, Record, rank_file
+
+SPLIT_SHARE = 0.0005
+"""Of the training thread's time, at most so much goes into reading memory at phase boundaries."""
+_MOST_SPARE_SECONDS = 0.02  # what a long wait may save up
+_ALWAYS_READ = 128  # boundaries: some thirty steps, so that a short run is split throughout
+
+
+class SplitBudget:
+    """The time that may go into reading memory at phase boundaries.
+
+    Attributes:
+        splitting: whether memory is read at the engine's phase boundaries now.
+    """
+
+    def __init__(self) -> None:
+        self.splitting = True
+        self._step = 0  # the steps done when that was decided
+        self._decided = time.monotonic()
+        self._spare_seconds = 0.0
+        self._reads = 0
+
+    def decide(self, phase: str, steps: int) -> None:
+        """At the first forward of a step, and at each without gradients: is there time to split it?"""
+        if phase == "forward" and steps == self._step and steps:
+            return  # a further micro-batch of the same step
+        now = time.monotonic()
+        earned_seconds = SPLIT_SHARE * (now - self._decided)
+        self._step, self._decided = steps, now
+        self._spare_seconds = min(_MOST_SPARE_SECONDS, self._spare_seconds + earned_seconds)
+        self.splitting = self._spare_seconds > 0 or self._reads < _ALWAYS_READ
+
+    def spend(self, seconds: float) -> None:
+        """Memory was read at a boundary, which took so long."""
+        self._reads += 1
+        if self._reads > _ALWAYS_READ:
+            self._spare_seconds -= seconds
+
+
+GPU_LEAK_BYTES = 8 << 20
+HOST_LEAK_BYTES = 64 << 20
+
+_POINTS = 256
+_WARM_UP_STEPS = 10  # allocator caches, autotuning and lazily made optimizer states settle in these
+_WINDOWS = 8
+_PER_WINDOW = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Memory left after a step that rose all the while."""
+
+    bytes_per_step: float
+    growth_bytes: int
+    first_step: int
+    last_step: int
+
+
+class GrowthWatch:
+    """Watches what is in use after each step, in bounded space.
+
+    A leak raises the floor: what is left after a step rises and never comes back. So the smallest
+    value of each of eight equal stretches after the warm-up must rise from one to the next, by at
+    least ``threshold_bytes`` in all and still in the second half (a cache that fills up stops).
+    """
+
+    def __init__(self, threshold_bytes: int) -> None:
+        self.threshold_bytes = threshold_bytes
+        self._points: list[tuple[int, int]] = []  # (step, smallest value of the stride that begins there)
+        self._stride = 1
+        self._pending: list[tuple[int, int]] = []
+
+    def observe(self, step: int, used_bytes: int) -> None:
+        """Note what is in use after optimizer step ``step`` (counted from 1)."""
+        if step <= _WARM_UP_STEPS:
+            return
+        self._pending.append((step, used_bytes))
+        if len(self._pending) < self._stride:
+            return
+        self._points.append((self._pending[0][0], min(used for _, used in self._pending)))
+        self._pending.clear()
+        if len(self._points) >= _POINTS:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [(first[0], min(first[1], second[1])) for first, second in pairs]
+            self._stride *= 2
+
+    def growth(self) -> Growth | None:
+        """The growth so far, or None where there is none to speak of."""
+        size = len(self._points) // _WINDOWS
+        if size < _PER_WINDOW:
+            return None
+        used = self._points[-size * _WINDOWS :]
+        floors = [min(value for _, value in used[i * size : (i + 1) * size]) for i in range(_WINDOWS)]
+        steps = [used[i * size][0] for i in range(_WINDOWS)]
+        rises = all(later > earlier for earlier, later in pairwise(floors))
+        total = floors[-1] - floors[0]
+        late = floors[-1] - floors[_WINDOWS // 2]
+        if not rises or total < self.threshold_bytes or late < total / 4:
+            return None
+        return Growth(
+            bytes_per_step=total / (steps[-1] - steps[0]),
+            growth_bytes=total,
+            first_step=steps[0],
+            last_step=used[-1][0],
+        )
+
+
+class LeakWatch:
+    """Growth of the memory of the GPU and of the host over the steps of a run."""
+
+    def __init__(self) -> None:
+        self._gpu = GrowthWatch(GPU_LEAK_BYTES)
+        self._host = GrowthWatch(HOST_LEAK_BYTES)
+
+    def observe(self, steps: int, host_bytes: int, gpu_bytes: int | None) -> None:
+        """What is in use after so many steps; ``gpu_bytes``: None without a GPU."""
+        self._host.observe(steps, host_bytes)
+        if gpu_bytes is not None:
+            self._gpu.observe(steps, gpu_bytes)
+
+    def leaks(self) -> list[Record]:
+        """What grows, as the rank file has it."""
+        watched = (("gpu", self._gpu.growth()), ("host", self._host.growth()))
+        return [
+            {"memory": memory, "bytes_per_step": round(growth.bytes_per_step),
+             "growth_bytes": growth.growth_bytes, "first_step": growth.first_step,
+             "last_step": growth.last_step}
+            for memory, growth in watched if growth is not None
+        ]  # fmt: skip
+
 
 _MAX_PHASES = 64  # a script that invents a name each step must not fill memory
 _MAX_NOTES, _MOST_CHECKPOINTS = 200, 16

@@ -15,8 +15,7 @@ from typing import Any
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.calls import Calls, flight_record
 from zerokit.launcher.rank.probe import Probe
-from zerokit.launcher.rank_events import RankEvents
-from zerokit.launcher.rank_file import COMPACT_BYTES, STACKS_SIGNAL, TICK_SECONDS, Record
+from zerokit.launcher.rank_file import COMPACT_BYTES, STACKS_SIGNAL, TICK_SECONDS, RankEvents, Record
 
 _NOW = 0xFF  # in the pipe of the signals' numbers: no signal has it
 _SAMPLE_SECONDS = 0.1  # of host memory on CPU ranks, where it is what is measured

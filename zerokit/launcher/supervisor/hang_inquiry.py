@@ -4,6 +4,7 @@ py-spy is installed, their native stacks.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zerokit.launcher.busy import slowdown
 from zerokit.launcher.rank_file import native_stacks_file
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.verdict import why_hung
 from zerokit.launcher.verdict.rank_view import Cause
+
+MOST = 10.0
+
+
+def slowdown() -> float:
+    """How many times longer a process takes that shares the processors: 1 to :data:`MOST`.
+
+    By the load average of the last minute: processes that run or want to, by processor.
+    """
+    return min(MOST, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+
 
 LIMIT_SECONDS = 3.0
 _MOST_RANKS = 16

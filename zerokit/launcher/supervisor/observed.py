@@ -15,7 +15,7 @@ from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.rank_view import Cause
 from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
 from zerokit.launcher.verdict.why_broken import explain_failure
-from zerokit.report.outcome import Outcome, RankState
+from zerokit.report.schema import Outcome, RankState
 
 _CLOCK_SLACK_SECONDS = 1.0  # what keeping a clock right moves it by
 

@@ -30,8 +30,7 @@ from zerokit.launcher.rank_file import RankTail, rank_file
 from zerokit.launcher.supervisor.heartbeat_default import MOST_SECONDS, Heartbeat
 from zerokit.launcher.verdict import why_hung
 from zerokit.launcher.verdict.rank_view import RankView, view
-from zerokit.report.stragglers import find_straggler
-from zerokit.report.training import findings
+from zerokit.report.training import find_straggler, findings
 from zerokit.units import counted, format_gib, format_seconds, times
 
 

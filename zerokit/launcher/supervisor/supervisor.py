@@ -33,7 +33,7 @@ from zerokit.launcher.supervisor.hang_inquiry import HangInquiry
 from zerokit.launcher.supervisor.observed import Ended, Observed, conclude
 from zerokit.launcher.supervisor.output import PipeReader, Terminal
 from zerokit.launcher.supervisor.progress import Progress
-from zerokit.launcher.verdict import training
+from zerokit.launcher.verdict import verdict
 from zerokit.launcher.verdict.as_planned import FirstSteps
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.launcher.verdict.verdict import launcher_status
@@ -363,7 +363,7 @@ class Supervisor:
             elif record["type"] == "end" and self.launch.placement.remote:
                 self._on_remote_end(rank, record)
             elif record["type"] == "engine" and self.launch.expected_ranks > 1:
-                self._warn_once(training.warnings_of(record))
+                self._warn_once(verdict.warnings_of(record))
         for text in self.first_steps.news(self.progress.engine_and_steps()):
             self.terminal.say(f"warning: not as planned: {text}")
         if self.inquiry.open and self.inquiry.done(self._living()):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.launcher.rank_file import RankLog, Record
 from zerokit.launcher.secrets import redact
-from zerokit.report.outcome import RankState
+from zerokit.report.schema import RankState
 from zerokit.units import counted
 
 SOON_SECONDS = 0.3  # ends closer together than this may have been seen in any order

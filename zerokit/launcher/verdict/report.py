@@ -12,17 +12,14 @@ from typing import Any
 from zerokit import __version__
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
-from zerokit.launcher.rank_events import RankEvents
-from zerokit.launcher.rank_file import RankLog, Record, rank_file_name
+from zerokit.launcher.rank_file import RankEvents, RankLog, Record, rank_file_name
 from zerokit.launcher.run_folder import REPORT_FILE, REPORT_PAGE
 from zerokit.launcher.verdict.evidence import read_rank_files
 from zerokit.launcher.verdict.rank_end import RankEnd, left_problems
-from zerokit.launcher.verdict.training import training_findings
-from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge
+from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge, training_findings
 from zerokit.machine.detect import catalogue_name
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
 from zerokit.report.oom_advice import share_that_fits, ways_to_need_less
-from zerokit.report.outcome import Outcome, RankState
 from zerokit.report.predicted import (
     PredictAgain,
     PredictedAgain,
@@ -31,7 +28,18 @@ from zerokit.report.predicted import (
     plan_as_ran,
     predicted_of_rank,
 )
-from zerokit.report.schema import SCHEMA, Failure, Predicted, RankReport, RunNote, RunReport, checked, plain
+from zerokit.report.schema import (
+    SCHEMA,
+    Failure,
+    Outcome,
+    Predicted,
+    RankReport,
+    RankState,
+    RunNote,
+    RunReport,
+    checked,
+    plain,
+)
 
 MOST_RANKS = 1 << 20  # more than any run has: a greater number in a file is damage
 _TIMELINE_POINTS = 4096  # over all ranks of one report

@@ -14,9 +14,8 @@ from zerokit.launcher.rank_file import TICK_SECONDS, find_rank_files
 from zerokit.launcher.run_folder import COMMAND_FILE, LOGS_FOLDER, REPORT_FILE
 from zerokit.launcher.verdict.report import report_of_folder
 from zerokit.machine.host import detect_host
-from zerokit.report.alarms import Alarm, alarms
 from zerokit.report.html import write_page
-from zerokit.report.openmetrics import openmetrics
+from zerokit.report.live import Alarm, alarms, openmetrics
 from zerokit.report.schema import RunReport, load_report
 
 _PATIENCE_SECONDS = 15.0

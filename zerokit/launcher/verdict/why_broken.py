@@ -24,7 +24,7 @@ from zerokit.launcher.verdict.rank_view import (
 )
 from zerokit.launcher.verdict.verdict import Verdict
 from zerokit.launcher.verdict.why_hung import explain
-from zerokit.report.outcome import Outcome, RankState
+from zerokit.report.schema import Outcome, RankState
 from zerokit.units import counted
 
 _OTHER_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")

@@ -172,11 +172,10 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_moves: float
 ) -> None:
     from zerokit.launcher.attempts import build_report as report_of
-    from zerokit.launcher.command import LaunchCommand
-    from zerokit.launcher.devices import Devices
+    from zerokit.launcher.backends import LaunchCommand
     from zerokit.launcher.launch import Launch
     from zerokit.launcher.options import LaunchOptions
-    from zerokit.launcher.placement import Placement
+    from zerokit.launcher.placement import Devices, Placement
     from zerokit.launcher.supervisor import observed
     from zerokit.script.entry_points import Target
 

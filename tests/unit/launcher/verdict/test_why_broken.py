@@ -13,7 +13,7 @@ from zerokit.launcher.verdict.evidence import RankFiles
 from zerokit.launcher.verdict.rank_end import RankEnd
 from zerokit.launcher.verdict.verdict import Verdict
 from zerokit.launcher.verdict.why_broken import explain_failure
-from zerokit.report.outcome import Outcome, RankState
+from zerokit.report.schema import Outcome, RankState
 
 SAID = "[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 528 vs 264. Received data size"
 TRAINING = ("load", "init", "forward", "backward", "step", "other")

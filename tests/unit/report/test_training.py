@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zerokit.report.stragglers import find_straggler, why_unknown
+from zerokit.report.training import find_straggler, why_unknown
 
 
 def tick(steps: int = 11, **work: tuple[float, float]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.ranks import run_limited
 from tests.support.reports import report_of
-from zerokit.tuner.trial import differences, measured
+from zerokit.tuner.tuning import differences, measured
 
 
 def rank(number: int, **changed: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerokit.launcher.rank.ticker import MemoryTimeline
-from zerokit.launcher.rank_events import Event, RankEvents
+from zerokit.launcher.rank_file import Event, RankEvents
 
 
 def tick(at: float, steps: int, **more: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.strangers_folder import MAIN, hostile_folder, run_commands, run_in
-from zerokit.launcher.own_process import own_process
+from zerokit.doctor.processes import own_process
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from zerokit.launcher.interruptions import Interruptions
+from zerokit.launcher.attempts import Interruptions
 
 
 def send(number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""A plan of a bare loop beside a run that was none: what the report says of it, and when."""
+"""What is live at the peak of each phase, by what it is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,57 @@ from typing import Any
 
 import pytest
 
+import zerokit
 from tests.support import reports
 from tests.support.run_reports import GIB, MIB, gpu_phase, report_of, shown, write_rank
 from zerokit.launcher.verdict.report import with_prediction
-from zerokit.report.bare_loop import wants_rehearsal
+from zerokit.report import measured
 from zerokit.report.html import render_html
+from zerokit.report.measured import LONGEST, short_hosts, wants_rehearsal
 from zerokit.report.predicted import PredictedAgain
-from zerokit.report.prediction_text import difference_lines
 from zerokit.report.schema import Differing, Predicted, RunReport
+from zerokit.report.words import difference_lines
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_components_sum_to_the_peak_of_their_phase(zero, checkpointing):
+    found = zerokit.estimate(
+        model="llama-3.2-1b", gpus=4, gpu="h200", zero=zero, micro_batch=2, checkpointing=checkpointing
+    )
+    worst = found.worst_rank
+    by_phase = found.components_by_phase
+    assert {phase: sum(parts.values()) for phase, parts in by_phase.items()} == worst.phases
+    assert by_phase[worst.peak_phase] == worst.components
+    # the activations are gone when the optimizer steps, and its states are there before the first forward
+    assert "activations" not in by_phase["step"] and by_phase["forward"]["optimizer_states"] > 0
+
+
+def test_the_largest_have_colours_of_their_own_and_the_rest_share_one():
+    phases = {"forward": {f"part {n}": 10 - n for n in range(9)}, "step": {"part 8": 99, "part 0": 1}}
+    styles = measured.styles(phases)
+    assert styles["part 8"] == "c0" and len(styles) == 6
+    shown = measured.stacked(phases["forward"], styles)
+    assert sum(size for _, size, _ in shown) == sum(phases["forward"].values())
+    assert shown[-1][0] == "predicted: others" and shown[-1][2] == "c6"
+    assert len(measured.stacked(phases["step"], styles)) == 2
+
+
+def test_domains_go_where_the_rest_differs() -> None:
+    assert short_hosts(["a.x.org", "b.x.org"]) == {"a.x.org": "a", "b.x.org": "b"}
+    assert short_hosts(["a.x.org", "a.y.org"]) == {"a.x.org": "a.x.org", "a.y.org": "a.y.org"}
+    assert short_hosts(["10.0.0.1", "10.0.0.2"]) == {"10.0.0.1": "10.0.0.1", "10.0.0.2": "10.0.0.2"}
+    assert short_hosts(["10.0.0.1"]) == {"10.0.0.1": "10.0.0.1"}
+    assert short_hosts([]) == {} and short_hosts(["", "b"]) == {"": "", "b": "b"}
+
+
+def test_of_a_long_name_the_end_stays() -> None:
+    hosts = [f"a-very-long-name-of-a-node-in-a-cluster-{number:04d}" for number in range(20)]
+    shown = short_hosts(hosts)
+    assert len(set(shown.values())) == 20
+    assert all(len(name) == LONGEST and name.startswith("…") for name in shown.values())
+    assert shown[hosts[7]].endswith("-0007")
+
 
 # TRL's SFT (its loss in chunks) with 407M parameters on one H200, and its plan with all logits at once
 PLANNED = {"init": 7331015168, "forward": 16735132200, "backward": 17979726344, "step": 9841795584}

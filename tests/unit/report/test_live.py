@@ -13,9 +13,7 @@ import pytest
 from rich.console import Console
 
 from zerokit.cli import run
-from zerokit.report.alarms import alarms
-from zerokit.report.live_view import live_view
-from zerokit.report.openmetrics import openmetrics
+from zerokit.report.live import alarms, live_view, openmetrics
 from zerokit.report.schema import RunReport
 
 GIB = 1 << 30

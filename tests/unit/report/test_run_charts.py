@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.report_pages import out_of_memory, report
 from tests.support.run_reports import GIB
-from zerokit.report import charts, run_charts, run_events
+from zerokit.report import charts, run_charts
 from zerokit.report.html import render_html
-from zerokit.report.schema import RunReport
+from zerokit.report.run_charts import allocator, left_over
+from zerokit.report.schema import RankReport, RunReport
 
 
 def rank(number: int, **more: Any) -> dict[str, Any]:
@@ -49,24 +51,24 @@ def test_events_are_drawn_with_a_flag_a_line_and_a_legend() -> None:
 def test_the_first_failure_is_marked_on_the_clock_of_the_rank_that_is_drawn() -> None:
     failure = {"rank": 1, "host": "a", "kind": "exception", "at": 1060.0, "phase": "backward"}
     found = run(rank(0), rank(1), first_failure=failure, outcome="rank_failed", exit_code=10)
-    (mark,) = run_events.marks(found, found.ranks[0])
+    (mark,) = run_charts.marks(found, found.ranks[0])
     assert (mark.at, mark.title) == (60.0, "first failure: exception in backward, rank 1, after 60.0 s")
-    assert ("60.0 s", "1", "first failure: exception in backward") in run_events.table(found, found.ranks[0])
+    assert ("60.0 s", "1", "first failure: exception in backward") in run_charts.table(found, found.ranks[0])
 
 
 def test_an_out_of_memory_is_marked_once() -> None:
     failure = {"rank": 0, "host": "a", "kind": "oom", "at": 1070.1, "phase": "backward"}
     found = run(rank(0, events=[{"at": 70.0, "what": "oom"}]), first_failure=failure, outcome="oom")
-    assert [mark.label for mark in run_events.marks(found, found.ranks[0])] == ["out of memory"]
+    assert [mark.label for mark in run_charts.marks(found, found.ranks[0])] == ["out of memory"]
     unseen = run(rank(0), first_failure=failure, outcome="oom")  # the kernel's killer leaves no event
-    assert [mark.label for mark in run_events.marks(unseen, unseen.ranks[0])] == ["out of memory"]
+    assert [mark.label for mark in run_charts.marks(unseen, unseen.ranks[0])] == ["out of memory"]
 
 
 def test_the_table_tells_of_the_fullest_rank_and_of_lack_of_memory_on_any() -> None:
     mine = [{"at": 30.0, "what": "evaluation"}]
     other = [{"at": 30.0, "what": "evaluation"}, {"at": 40.0, "what": "retry", "times": 2}]
     found = run(rank(0, events=mine), rank(1, events=other, alloc_retries=2), rank(2, alloc_retries=5))
-    assert run_events.table(found, found.ranks[0]) == [
+    assert run_charts.table(found, found.ranks[0]) == [
         ("0 s", "0", "load begins"),
         ("10.0 s", "0", "training begins"),
         ("30.0 s", "0", "evaluation"),
@@ -78,7 +80,7 @@ def test_the_table_tells_of_the_fullest_rank_and_of_lack_of_memory_on_any() -> N
 def test_a_table_ends_with_what_it_leaves_out_and_unknown_kinds_are_shown() -> None:
     many = [{"at": float(at), "what": "<b>new</b>"} for at in range(120)]
     found = run(rank(0, events=many))
-    rows = run_events.table(found, found.ranks[0])
+    rows = run_charts.table(found, found.ranks[0])
     assert len(rows) == 101 and rows[-1] == ("…", "", "22 more are in report.json")
     chart = str(run_charts.memory_over_time(found))
     flags = [len(re.findall(r">•<title>", svg)) for svg in re.findall(r"<svg.*?</svg>", chart)]
@@ -99,3 +101,54 @@ def test_a_cpu_ranks_prediction_is_named_as_host_memory() -> None:
     cpu = rank(0, device="cpu", timeline=points, peak_allocated_bytes=None, peak_host_rss_bytes=4 * GIB)
     chart = str(run_charts.memory_over_time(run(cpu, predicted_vs_measured=compared)))
     assert "predicted peak of host memory, 3.0 GiB" in chart and "predicted peak allocated" not in chart
+
+
+def words(run: RunReport, rank: RankReport) -> str:
+    return str(allocator(run, rank)).partition('aria-label="')[2].partition('"')[0]
+
+
+def changed(**values: Any) -> tuple[RunReport, RankReport]:
+    run = report(1)
+    return run, run.ranks[0].model_copy(update=values)
+
+
+def test_the_peaks_and_the_fullest_sample_are_told_apart() -> None:
+    samples = [[0.0, "load", 0, 10 * GIB, 40 * GIB, 0, 0], [1.0, "forward", 1, 30 * GIB, 40 * GIB, 0, 0]]
+    run, rank = changed(
+        peak_allocated_bytes=36 * GIB, peak_reserved_bytes=48 * GIB,
+        timeline=[*samples, [2.0, "step", 1, 20 * GIB, 48 * GIB, 0, 0]],
+    )  # fmt: skip
+    assert words(run, rank) == (
+        "Reserved by the allocator, rank 0; peaks 48.00 GiB, 25.0 % left over; "
+        "fullest sample 40.00 GiB, 25.0 % left over"
+    )
+
+
+def test_what_is_left_over_when_memory_ran_out_is_fragmentation() -> None:
+    run = out_of_memory()
+    assert words(run, run.ranks[3]).endswith("; out of memory 76.00 GiB, 2.6 % left over")
+    assert "out of memory" not in words(run, run.ranks[0])
+    page = render_html(run)
+    assert "fragmented: reserved and not allocated after the cache was given back" in page
+
+
+def test_what_no_rank_measured_is_not_drawn() -> None:
+    run, rank = changed(peak_allocated_bytes=None, peak_reserved_bytes=None, timeline=[])
+    assert allocator(run, rank) is None
+    strange = [[0.0, "load", 0, None, "x", 0, 0], [], [0.0, "load"]]
+    run, rank = changed(peak_allocated_bytes=None, peak_reserved_bytes=None, timeline=strange)
+    assert allocator(run, rank) is None
+
+
+def test_each_rank_says_its_share() -> None:
+    assert '<td data-name="reserved, left over">2 %</td>' in render_html(report(2))
+
+
+@pytest.mark.parametrize(
+    ("allocated", "reserved", "expected"),
+    [(30, 40, (10, 0.25)), (40, 40, (0, 0.0)), (None, 40, None), (30, None, None), (0, 0, None)],
+)
+def test_the_share_is_of_what_is_reserved(
+    allocated: int | None, reserved: int | None, expected: tuple[int, float] | None
+) -> None:
+    assert left_over(allocated, reserved) == expected

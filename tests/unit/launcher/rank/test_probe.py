@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerokit.launcher.rank.growth import GrowthWatch
+from zerokit.launcher.rank.probe import GrowthWatch
 from zerokit.units import MIB
 
 

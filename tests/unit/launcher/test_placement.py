@@ -1,15 +1,72 @@
-"""Which GPUs the ranks get, with a stand-in ``nvidia-smi`` on the PATH."""
+"""Threads of the offloaded optimizer's steps."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zerokit.cli import run
 from zerokit.errors import InputError, NodeUnusable
-from zerokit.launcher import devices
+from zerokit.launcher import placement
+from zerokit.launcher.nodes.cluster import Host, SlurmJob
+from zerokit.launcher.placement import Devices, Placement, RankThreads, threads_of_rank
+from zerokit.launcher.rank.core_share import cores_per_rank
+
+GPU = Placement(devices=Devices(kind="cuda", ranks=1, gpu_indexes=(0,), why=""), port=1)
+CPU = Placement(devices=Devices(kind="cpu", ranks=1, gpu_indexes=(), why=""), port=1)
+HOSTS = Placement(devices=GPU.devices, port=1, hosts=(Host(name="a", slots=1, line=1),))
+JOB = Placement(devices=GPU.devices, port=1, slurm=SlurmJob(job_id="1", nodes=("a", "b")))
+OFFLOADED = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+NVME = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}}
+OLD = {"zero_optimization": {"stage": 2, "cpu_offload": True}}
+ON_GPU = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}}
+
+
+@pytest.mark.parametrize("config", [OFFLOADED, NVME, OLD])
+def test_an_offloaded_optimizer_gets_a_rank_s_cores(config: dict[str, Any]) -> None:
+    threads = threads_of_rank(config, GPU, {})
+    assert threads.variables == {"OMP_NUM_THREADS": str(cores_per_rank(1))}
+    assert threads.note is not None and f"OMP_NUM_THREADS={cores_per_rank(1)}" in threads.note
+
+
+def test_a_dry_run_for_another_machine_does_not_take_the_cores_of_this_one() -> None:
+    devices = Devices(kind="cuda", ranks=4, gpu_indexes=(0, 1, 2, 3), why="", are_here=False)
+    threads = threads_of_rank(OFFLOADED, Placement(devices=devices, port=1), {})
+    assert not threads.variables
+    assert threads.note is not None and threads.note.startswith("OMP_NUM_THREADS: not shown")
+    given = {"OMP_NUM_THREADS": "8"}
+    assert threads_of_rank(OFFLOADED, Placement(devices=devices, port=1), given) == RankThreads()
+
+
+@pytest.mark.parametrize("placement", [HOSTS, JOB])
+def test_ranks_on_other_machines_count_the_cores_there(placement: Placement) -> None:
+    threads = threads_of_rank(OFFLOADED, placement, {})
+    assert threads.variables == {"ZEROKIT_SHARE_CORES": "1"}
+    assert threads.note is not None and "share of its node's cores" in threads.note
+    given = {"OMP_NUM_THREADS": "8"}
+    assert threads_of_rank(OFFLOADED, placement, given) == RankThreads(variables=given)
+    assert threads_of_rank(ON_GPU, placement, {}) == RankThreads()
+
+
+@pytest.mark.parametrize(
+    ("config", "placement"),
+    [(None, GPU), ({}, GPU), ({"zero_optimization": True}, GPU), (ON_GPU, GPU), (OFFLOADED, CPU)],
+)  # fmt: skip
+def test_nothing_else_is_touched(config: dict[str, Any] | None, placement: Placement) -> None:
+    assert threads_of_rank(config, placement, {}) == RankThreads()
+
+
+def test_what_the_user_set_stays_and_too_few_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zerokit.launcher.placement.cores_per_rank", lambda ranks: 16)
+    threads = threads_of_rank(OFFLOADED, GPU, {"OMP_NUM_THREADS": "1"})
+    assert not threads.variables and threads.note is not None
+    assert "warning: OMP_NUM_THREADS is 1" in threads.note and "16 cores" in threads.note
+    for enough in ("12", "16", "12,2", "many"):
+        assert threads_of_rank(OFFLOADED, GPU, {"OMP_NUM_THREADS": enough}) == RankThreads()
+
 
 UUIDS = ("GPU-11111111-aaaa", "GPU-11112222-bbbb", "GPU-33333333-cccc", "GPU-44444444-dddd")
 
@@ -34,9 +91,9 @@ def resolve(
     visible: str | None = None,
     variable: str = "CUDA_VISIBLE_DEVICES",
     **numbers: int | None,
-) -> devices.Devices:
+) -> placement.Devices:
     environment = {} if visible is None else {variable: visible}
-    return devices.resolve(
+    return placement.resolve(
         wanted,
         num_ranks=numbers.get("num_ranks"),
         planned_ranks=numbers.get("planned_ranks"),
@@ -83,8 +140,8 @@ def test_the_plan_says_how_many(four_gpus: None) -> None:
 
 
 def test_a_dry_run_goes_on_without_the_gpus(four_gpus: None) -> None:
-    def shown(visible: dict[str, str], planned_ranks: int | None = None) -> devices.Devices:
-        return devices.resolve(
+    def shown(visible: dict[str, str], planned_ranks: int | None = None) -> placement.Devices:
+        return placement.resolve(
             "cuda", num_ranks=None, planned_ranks=planned_ranks, environment=visible, dry_run=True
         )
 
@@ -100,12 +157,12 @@ def test_a_dry_run_goes_on_without_the_gpus(four_gpus: None) -> None:
 def test_a_plan_for_cpu_ranks_on_gpus_is_told(four_gpus: None) -> None:
     """Before a run as in a dry run that shows what another machine would run."""
     told = "the plan is for CPU ranks"
-    on_gpus = devices.resolve("auto", num_ranks=None, planned_ranks=2, planned_gpu="cpu")
+    on_gpus = placement.resolve("auto", num_ranks=None, planned_ranks=2, planned_gpu="cpu")
     assert on_gpus.kind == "cuda" and on_gpus.warning is not None and on_gpus.warning.startswith(told)
-    elsewhere = devices.resolve("cuda", num_ranks=None, planned_ranks=8, planned_gpu="cpu", dry_run=True)
+    elsewhere = placement.resolve("cuda", num_ranks=None, planned_ranks=8, planned_gpu="cpu", dry_run=True)
     assert elsewhere.warning is not None and "exit code 13; " + told in elsewhere.warning
     assert "the plan's ranks ask for 8 GPUs, of which 4" in elsewhere.warning
-    planned = devices.resolve("auto", num_ranks=None, planned_ranks=2, planned_gpu="h200")
+    planned = placement.resolve("auto", num_ranks=None, planned_ranks=2, planned_gpu="h200")
     assert planned.warning is None
 
 
@@ -114,16 +171,16 @@ def test_gpus_that_were_asked_for_and_are_not_here(
 ) -> None:
     """By the number of ranks alone, CPU ranks may be meant."""
     for asks, option in ((True, "⟨gpus⟩"), (False, "⟨num_ranks⟩")):
-        shown = devices.resolve("auto", num_ranks=8, planned_ranks=None, asks_for_gpus=asks, dry_run=True)
+        shown = placement.resolve("auto", num_ranks=8, planned_ranks=None, asks_for_gpus=asks, dry_run=True)
         assert (shown.warning or "").startswith(f"{option} asks for 8 GPUs, of which 4 can be seen here")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     for gpu in (None, "cpu", "h200"):
-        chosen = devices.resolve(
+        chosen = placement.resolve(
             "auto", num_ranks=4, planned_ranks=None, planned_gpu=gpu, asks_for_gpus=True, environment={}
         )
         assert chosen.why.startswith("4 CPU ranks (as many as the GPUs asked for): no GPU was found")
         assert (chosen.warning or "").startswith("⟨gpus⟩ asks for 4 GPUs and no GPU can be used here (no GPU")
-    ranks = devices.resolve("auto", num_ranks=4, planned_ranks=None, environment={})
+    ranks = placement.resolve("auto", num_ranks=4, planned_ranks=None, environment={})
     assert ranks.why.startswith("4 CPU ranks (asked for)") and ranks.warning is None
 
 
@@ -150,7 +207,7 @@ def test_a_plan_for_gpus_where_there_are_none_is_never_as_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, gpu: str, source: str, warned: bool
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    chosen = devices.resolve(wanted, num_ranks=None, planned_ranks=2, planned_gpu=gpu, environment={})
+    chosen = placement.resolve(wanted, num_ranks=None, planned_ranks=2, planned_gpu=gpu, environment={})
     assert chosen.why.startswith(f"2 CPU ranks ({source}): ")
     assert (chosen.warning is not None) is warned
     if chosen.warning is not None:
@@ -162,7 +219,7 @@ def test_ranks_of_several_nodes_are_said_to_be_on_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    of_job = devices.resolve(
+    of_job = placement.resolve(
         "cpu", num_ranks=None, planned_ranks=16, planned_gpu="h200", environment={}, nodes=2
     )
     assert of_job.why.startswith("8 CPU ranks on each node (as many as the plan has GPUs there): ")
