@@ -33,8 +33,7 @@ from benchmarks.stacks import MEGATRON, fsdp_stack
 from zerokit.catalog import gpus
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.strategy import MemoryEstimate
-from zerokit.memory.closed_form import estimate_analytic
-from zerokit.memory.closed_form_activations import FUSED_LOSS_BYTES
+from zerokit.memory.closed_form import FUSED_LOSS_BYTES, estimate_analytic
 from zerokit.search.explain import LAYERS_NEAR_LIMIT, layers_of_room
 from zerokit.timing.calibration import fit_layer_factors, layer_point
 from zerokit.timing.constants import Calibration, Constants

@@ -11,7 +11,7 @@ import pytest
 import zerokit
 from tests.support.command import called
 from zerokit.catalog import gpus, models, profiles
-from zerokit.domain.profile_check import check
+from zerokit.domain.profile_json import check
 
 
 def _zerokit(*arguments: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerokit.domain.position_limits import RESERVED_ROWS, longest_sequence
+from zerokit.domain.hf_config import RESERVED_ROWS, longest_sequence
 
 _POSITIONS = 16
 

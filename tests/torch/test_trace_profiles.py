@@ -18,8 +18,11 @@ from tests.support.torch_counts import count_by_torch  # noqa: E402
 from zerokit.catalog import gpus, models, profiles  # noqa: E402
 from zerokit.cli import run  # noqa: E402
 from zerokit.domain.profile import ModelProfile, Variant  # noqa: E402
-from zerokit.domain.profile_check import check  # noqa: E402
-from zerokit.domain.profile_json import from_json, to_json  # noqa: E402
+from zerokit.domain.profile_json import (  # noqa: E402
+    check,
+    from_json,
+    to_json,
+)
 from zerokit.errors import InputError  # noqa: E402
 from zerokit.trace import store  # noqa: E402
 from zerokit.trace.building.build import AUTO_CLASSES, read_config  # noqa: E402

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from zerokit.cli import first_screen
 from zerokit.cli.first_screen import listed
 from zerokit.cli.prose import bullets, command_lines, heading, paragraph, styled, width, wrap
-from zerokit.domain import time_parts
+from zerokit.domain import strategy
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.memory.components import label
@@ -105,7 +105,7 @@ def speed(estimate: Estimate) -> list[str]:
         lines += paragraph(note)
     parts = sorted(estimate.time_parts.items(), key=lambda item: -item[1])
     shares = ", ".join(
-        f"{time_parts.label(name)} {size / total:.0%}" for name, size in parts if size / total >= 0.005
+        f"{strategy.label(name)} {size / total:.0%}" for name, size in parts if size / total >= 0.005
     )
     return [*lines, *paragraph(f"where it goes: {shares}")]
 

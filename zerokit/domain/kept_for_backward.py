@@ -1,4 +1,4 @@
-"""What layers of some families keep for backward beside what all do (``closed_form_activations``).
+"""What layers of some families keep for backward beside what all do (``closed_form``).
 
 Figures are of the catalogue's traces (Transformers 5.23), whose activations at several lengths separate what
 grows with the pairs of tokens; benchmarks/closed_form.py holds them against every trace.

@@ -16,9 +16,8 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, inference_phases
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
-from zerokit.memory.components import Component, by_key, in_ram, on_nvme
+from zerokit.memory.components import Component, LazyMapping, by_key, in_ram, on_nvme
 from zerokit.memory.host import host_components
-from zerokit.memory.lazy import LazyMapping
 from zerokit.memory.ledger import Ledger
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.rank_model import Overlay, RankModel, rank_model

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from zerokit.domain.families import can_be_separate
 from zerokit.domain.job import QUANTIZED_BYTES, Job
 from zerokit.domain.model_shape import ModelShape
-from zerokit.domain.module_names import can_be_separate
 from zerokit.domain.strategy import Strategy
 from zerokit.notes import Note
 from zerokit.units import GIB

@@ -11,9 +11,8 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import RankEstimate, Strategy
 from zerokit.memory import card
-from zerokit.memory.components import Component, by_key
-from zerokit.memory.lazy import LazyMapping
-from zerokit.memory.loss import loss_bytes
+from zerokit.memory.components import Component, LazyMapping, by_key
+from zerokit.memory.fused_loss import loss_bytes
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.rank_model import RankModel
 from zerokit.memory.replay.step import Instant, RankBytes, compose

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from zerokit.domain.activations import ActivationTrace, Pass, Run, Timeline
 from zerokit.domain.partial_sums import Processors
-from zerokit.memory.fused_loss import LossSize, fused_loss
-from zerokit.memory.loss import head_marks
+from zerokit.memory.fused_loss import LossSize, fused_loss, head_marks
 from zerokit.memory.rank_model import RankModel
 from zerokit.values import replace
 

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokit.catalog import models
-from zerokit.domain.families import FAMILIES, from_config
+from zerokit.domain.families import FAMILIES, can_be_separate, from_config
 from zerokit.domain.hf_classes import check_modelled, has_other_layers, is_named_for, named_head
+from zerokit.domain.hf_config import longest_sequence, named_positions
 from zerokit.domain.images import SequenceImages
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape, scaled
-from zerokit.domain.module_names import can_be_separate
-from zerokit.domain.position_limits import longest_sequence, named_positions
 from zerokit.errors import FileInputError, InputError
 from zerokit.machine.versions import installed
 from zerokit.notes import Note, notes_of

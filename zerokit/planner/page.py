@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zerokit import __version__
-from zerokit.domain import time_parts
+from zerokit.domain import strategy
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.domain.strategy import Candidate
 from zerokit.emit.deepspeed import emit_deepspeed
@@ -233,7 +233,7 @@ def _times(result: PlanResult) -> Markup | None:
     if not parts:
         return None
     coloured = [
-        (time_parts.label(name), seconds, f"c{number % 7}") for number, (name, seconds) in enumerate(parts)
+        (strategy.label(name), seconds, f"c{number % 7}") for number, (name, seconds) in enumerate(parts)
     ]
     return charts.bars(
         "Predicted time of an optimizer step", [charts.Bar(label="step", parts=coloured)],

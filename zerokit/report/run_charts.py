@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from zerokit.domain import time_parts
+from zerokit.domain import strategy
 from zerokit.domain.phases import ALL
 from zerokit.report import charts, measured, render, words
 from zerokit.report.measured import worst_rank
@@ -381,7 +381,7 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
         ]
         shares.sort(key=lambda part: -part[1])
         parts = [
-            (f"predicted: {time_parts.label(name)}", s, f"c{at % 7}") for at, (name, s) in enumerate(shares)
+            (f"predicted: {strategy.label(name)}", s, f"c{at % 7}") for at, (name, s) in enumerate(shares)
         ]
         if parts:
             rows.append(charts.Bar(label="predicted", parts=parts))

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
-from zerokit.domain.strategy import REHEARSED, Candidate, MemoryEstimate, Strategy
-from zerokit.domain.time_parts import BOUNDS
-from zerokit.domain.time_parts import label as label_of_time
+from zerokit.domain.strategy import BOUNDS, REHEARSED, Candidate, MemoryEstimate, Strategy
+from zerokit.domain.strategy import label as label_of_time
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component, label
 from zerokit.notes import Note

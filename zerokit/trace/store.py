@@ -13,8 +13,7 @@ from typing import Any
 
 from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.profile import ModelProfile
-from zerokit.domain.profile_check import check
-from zerokit.domain.profile_json import FORMAT, from_json, to_json
+from zerokit.domain.profile_json import FORMAT, check, from_json, to_json
 from zerokit.files import cache_folder, read_regular, write_whole
 from zerokit.machine.versions import installed
 

@@ -10,7 +10,7 @@ import pytest
 
 from zerokit import __version__, planner
 from zerokit.cli import run
-from zerokit.domain import time_parts
+from zerokit.domain import strategy
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.planner.page import PlanPage, Survey, fastest_by_family, frontier, plan_page, survey, surveyed
 from zerokit.planner.plan_result import PlanResult
@@ -55,7 +55,7 @@ def test_the_users_script_stands_in_the_next_command() -> None:
     assert "./launch.sh launch --plan &#39;a folder&#39; &#39;my train.py&#39; --lr 1" in text
     assert "made 1970-01-01 00:00 UTC" in text and "The script must" not in text
     parts = result.chosen.estimate.time_parts
-    assert "Where time goes" in text and all(time_parts.label(name) in text for name in parts)
+    assert "Where time goes" in text and all(strategy.label(name) in text for name in parts)
     assert "train.py" in text_of(plan_page(result, PlanPage(folder="x", written_at=0.0), others=Survey()))
 
 

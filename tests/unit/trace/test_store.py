@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from zerokit.catalog import profiles
-from zerokit.domain.profile_check import check
-from zerokit.domain.profile_json import to_json
+from zerokit.domain.profile_json import check, to_json
 from zerokit.trace import on_demand, store
 
 CASES = 150

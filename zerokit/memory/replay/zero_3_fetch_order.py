@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import accumulate
 
-from zerokit.memory.loss import head_marks
+from zerokit.memory.fused_loss import head_marks
 from zerokit.memory.rank_model import RankModel
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import zerokit
 from zerokit.cli import run
-from zerokit.domain import time_parts
+from zerokit.domain import strategy
 
 
 def test_the_optimizer_on_the_cpu_is_told_from_the_one_on_the_gpu(
@@ -21,13 +21,12 @@ def test_the_optimizer_on_the_cpu_is_told_from_the_one_on_the_gpu(
     shown = " ".join(capsys.readouterr().out.split())
     assert "where it goes: optimizer on the CPU " in shown and ", optimizer on the GPU " in shown
     assert (
-        f"bound by {time_parts.BOUNDS['host']} (" in shown
-        and "optimizer on the CPU" in time_parts.BOUNDS["host"]
+        f"bound by {strategy.BOUNDS['host']} (" in shown and "optimizer on the CPU" in strategy.BOUNDS["host"]
     )
 
 
 def test_every_part_of_an_estimate_has_a_name() -> None:
     parts = set(zerokit.estimate(params="1b", gpus=8, gpu="h200", zero=3).time_parts)
-    assert parts <= set(time_parts.BOUNDS)
-    assert len({time_parts.label(part) for part in time_parts.BOUNDS}) == len(time_parts.BOUNDS)
-    assert time_parts.label("of another version") == "of another version"
+    assert parts <= set(strategy.BOUNDS)
+    assert len({strategy.label(part) for part in strategy.BOUNDS}) == len(strategy.BOUNDS)
+    assert strategy.label("of another version") == "of another version"
