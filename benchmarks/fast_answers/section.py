@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.trainers import TRAINERS
+
 LIMIT = 0.02
 COMPARED = Path(__file__).with_name("compared.jsonl")
 HEADING = "## Estimates without a script"
@@ -17,6 +19,12 @@ HEADING = "## Estimates without a script"
 def error(row: dict[str, Any]) -> float:
     """Of the estimated peak."""
     return float(row["estimated_peak"]) / float(row["peak"]) - 1
+
+
+def said(row: dict[str, Any]) -> str:
+    """What the answer says that it does not count of the cell's trainer and method; empty: nothing."""
+    trainer = TRAINERS[row["trainer"].removesuffix("-sft")]
+    return "; ".join(trainer.notes(row["method"], experts=1))
 
 
 def rows() -> list[dict[str, Any]]:
@@ -42,7 +50,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
         cells = list(group)
         lines.append(f"| {' | '.join((*key, str(len(cells)), *spread(cells)))} |")
     lines.append(f"| **all** | | {len(found)} | {' | '.join(spread(found))} |")
-    outside = [f"`{row['id']}` {error(row):+.1%}" for row in found if abs(error(row)) > LIMIT]
+    outside = [f"`{row['id']}` {error(row):+.1%} ({said(row)})" for row in found if abs(error(row)) > LIMIT]
     if outside:
         lines += ["", f"Beyond it: {', '.join(outside)}."]
     return "\n".join(lines)

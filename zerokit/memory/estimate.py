@@ -115,14 +115,8 @@ def _shared_settings(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     return replace(settings, micro_batch=1, gradient_accumulation=accumulation, zero=zero)
 
 
-def _settings_of_replay(job: Job, strategy: Strategy, cluster: Cluster) -> DeepSpeedSettings:
+def _settings_of_replay(strategy: Strategy, cluster: Cluster) -> DeepSpeedSettings:
     settings = _shared_settings(strategy.settings)
-    if job.defaults.reference and job.method != "full" and settings.zero.stage == 3:
-        # the base's pass goes through the policy's hooks (runtime/zero/parameter_offload.py, 0.19.8,
-        # _start_of_forward_hook): the order of fetches never holds, so nothing is fetched ahead, or kept
-        settings = replace(
-            settings, zero=replace(settings.zero, max_reuse_distance=0, prefetch_bucket_size=0)
-        )
     return settings if strategy.sequence_parallel == 1 else with_sequence_peers(settings, cluster.gpu)
 
 
@@ -162,7 +156,7 @@ def estimate_traced(
     events = trace.events(with_gradients=strategy.settings.zero.stage < 3)
     replayed = _replayed_ranks(
         with_score_head(rank_model(profile, variant, events, *of_job)),
-        _settings_of_replay(job, strategy, cluster),
+        _settings_of_replay(strategy, cluster),
         Degrees.of(strategy, cluster),
         every_rank,
     )
@@ -272,9 +266,7 @@ def _pipeline(
             # BF16_Optimizer (runtime/bf16_optimizer.py:191): gradients of all micro-batches in a flat copy
             flat = stage.model.trainable_numel * ElementBytes.of(settings).accumulation
             timeline = timeline.raised(flat)
-        replayed = _replayed_ranks(
-            stage.model, _settings_of_replay(job, strategy, cluster), degrees, every_rank
-        )
+        replayed = _replayed_ranks(stage.model, _settings_of_replay(strategy, cluster), degrees, every_rank)
         offset = stage.index * degrees.world_size
         estimates, required = _ranks(replayed, timeline)
         peak = max(peak, required)
@@ -363,7 +355,7 @@ def host_bytes_per_node(profile: ModelProfile, job: Job, strategy: Strategy, clu
         return None
     variant, trace, adapters = usable
     model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
-    settings = _settings_of_host(_settings_of_replay(job, strategy, cluster))
+    settings = _settings_of_host(_settings_of_replay(strategy, cluster))
     return _host_bytes(model, settings, Degrees.of(strategy, cluster))
 
 

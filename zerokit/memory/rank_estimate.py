@@ -148,7 +148,7 @@ def _phases(own: RankBytes, timeline: Timeline, *, has_copy: bool) -> tuple[dict
             forward_bytes, activations = highest(timeline.forward, micro.forward), timeline.backward
             if reference is not None:  # a copy gathers its own weights, beside what the policy leaves
                 left = micro.forward.after[-1] - micro.forward.start if has_copy else 0
-                forward_bytes = max(forward_bytes, highest(reference, micro.forward) + left)
+                forward_bytes = max(forward_bytes, highest(reference, micro.base or micro.forward) + left)
         back = max(highest(activations, micro.backward), micro.at_end(activations))
         if forward_bytes > forward:
             forward, ahead_at = forward_bytes, number

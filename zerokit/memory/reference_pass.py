@@ -32,6 +32,7 @@ def with_reference(
         size: of the loss, where it is not the model's own.
     """
     forward = checkpointed.timeline(*point, processors).forward
+    highest = _without_adapters(checkpointed, forward)
     peaks, start = [], None
     for run, first, stop in _blocks(checkpointed):
         level = forward.afters[first - 1] if first else 0.0
@@ -39,7 +40,7 @@ def with_reference(
         if run.stack and start is None:
             start = level
         kept = 0.0 if start is None else level - start
-        peaks += [peak - kept for peak in forward.peaks[first:stop]]
+        peaks += [peak - kept for peak in highest[first:stop]]
     marks = head_marks(replace(model, trace=checkpointed))
     if size is not None and marks is not None:
         beside = 0.0 if start is None else max(0.0, start - size.hidden_bytes)
@@ -49,6 +50,18 @@ def with_reference(
         peaks = [max(peaks)] * len(model.trace.marks_forward)
     held = tuple(peak + timeline.after_forward for peak in peaks)
     return replace(timeline, reference=Pass(peaks=held, levels=held, afters=held))
+
+
+def _without_adapters(trace: ActivationTrace, forward: Pass) -> list[float]:
+    """The peaks of a pass in which no adapter runs: those beside a module's own product are none."""
+    peaks, adapted, level = list(forward.peaks), "", 0.0
+    for number, (kind, name) in enumerate(trace.marks_forward):
+        if adapted:
+            peaks[number] = min(peaks[number], level)
+            adapted = "" if (kind, name) == ("fwd_post", adapted) else adapted
+        elif kind == "fwd_post" and name.endswith(".base_layer"):
+            adapted, level = name.removesuffix(".base_layer"), forward.afters[number]
+    return peaks
 
 
 def _blocks(trace: ActivationTrace) -> Iterator[tuple[Run, int, int]]:

@@ -65,12 +65,36 @@ def test_the_fast_answer_is_the_rehearsed_one(name: str, profile: ModelProfile) 
     assert memory.min_vram_bytes > cell["peak"]  # it fits no card that the rehearsal does not
 
 
+def test_zero_3_keeps_frozen_weights_gathered_after_a_pass_of_the_base(profile: ModelProfile) -> None:
+    """Under TRL's DPO alone (rehearsed: 12 layers of this model end backward with 258 MiB gathered)."""
+    zero = replace(DEFAULT_ZERO, stage=3, max_reuse_distance=0, prefetch_bucket_size=0)
+    settings = DeepSpeedSettings(precision="bf16", micro_batch=1, gradient_clipping=1.0, zero=zero)
+    strategy = Strategy(settings=settings, data_parallel=2, checkpointing="full")
+
+    def gathered(trainer: str) -> int:
+        job = Job(seq_len=16, method="lora", trainer=trainer, loss="chunked", lora=Lora(dropout=0.0))
+        memory = estimate_traced(profile, job, strategy, Cluster(gpu=gpus.load("h200"), gpus=2))
+        return memory.ranks[0].phase_components["backward"]["gathered_parameters"]
+
+    layers = 2 * 2 * (2 * 1024 * 1024 + 2 * 1024 * 256 + 3 * 1024 * 2816)  # elements of two layers, in bf16
+    assert gathered("trl-dpo") - gathered("trl") == layers
+
+
 def test_the_page_has_every_compared_cell() -> None:
     found = section.rows()
     assert section.section() in (ROOT / "docs/accuracy.md").read_text(encoding="utf-8")
     assert {row["id"]: row["peak"] for row in found} == {
         name: row["peak"] for name, row in REHEARSED.items() if "problem" not in row
     }
-    assert len(found) >= 150
-    outside = {row["id"] for row in found if abs(section.error(row)) > 0.02}  # the page names them
-    assert outside == {"trl-dpo.lora.moe.ck.z3", "axolotl.lora.dense.no.z0", "axolotl.lora.dense.ck.z2"}
+    assert len(found) >= 170
+
+
+def test_each_is_within_the_limit_or_says_what_it_does_not_count() -> None:
+    for row in section.rows():
+        outside = abs(section.error(row)) > 0.02
+        assert not outside or (section.error(row) > 0 and section.said(row)), row["id"]
+
+
+def test_none_fits_where_the_rehearsal_does_not() -> None:
+    for row in section.rows():  # beside the peak both count the same; a plan leaves 2 % of the card
+        assert row["peak"] - row["estimated_peak"] <= 0.02 * row["required"], row["id"]

@@ -32,6 +32,7 @@ class MicroStep:
     """DeepSpeed's bytes over one forward and backward, and after it."""
 
     forward: Overlay | None  # None: nothing changes during the forward pass
+    base: Overlay | None = None  # of the pass without adapters, where it gathers otherwise
     backward: Overlay  # below stage 3 one entry a gradient (``Timeline.gradients``)
     start: int
     end: int  # the most at the end of backward
@@ -109,6 +110,9 @@ class _Replay:
         stage.flush(boundary)
         return MicroStep(
             forward=forward,
+            base=None
+            if gathered.base is None
+            else gathered.base.raised(forward.start - gathered.forward.start),
             backward=backward,
             start=forward.start,
             end=ledger.peak + gathered.backward.after[-1],

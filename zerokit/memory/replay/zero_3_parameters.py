@@ -67,6 +67,9 @@ class Parameters:
         self.step_id = 0
         self.queue: deque[tuple[int, int]] = deque()
         self.latest = [-1] * len(modules.sizes)  # step in which each is used next
+        # the base's pass goes through the policy's hooks (parameter_offload.py, _start_of_forward_hook): an
+        # order of fetches is recorded in forward, and holds no longer than that pass meets an adapter
+        self.knows_order = self.repeats_order = model.reference != "base"
 
     def _persistent(self) -> list[bool]:
         """``mark_persistent_parameters``: small ones stay gathered, up to the model threshold."""
@@ -217,7 +220,7 @@ class Parameters:
                 self.active[index].add(owner)
             if self.group[index] is not None:
                 self._arrive(index)
-        if self.queue:
+        if self.queue and self.knows_order:
             self._prefetch(needed)
         self.step_id += 1
 
@@ -250,8 +253,10 @@ class Parameters:
         chosen = self.released.get(key)
         if chosen is None:
             step, latest = self.step_id, self.latest
-            not_kept = [i for i in own_parameters if not self.persistent[i] and latest[i] <= step]
-            chosen = self.released[key] = frozenset([i for i in not_kept if not self._used_soon(i)])
+            not_kept = [i for i in own_parameters if not self.persistent[i]]
+            if self.repeats_order:
+                not_kept = [i for i in not_kept if latest[i] <= step and not self._used_soon(i)]
+            chosen = self.released[key] = frozenset(not_kept)
         return chosen
 
     def _used_soon(self, index: int) -> bool:
@@ -288,6 +293,23 @@ class Parameters:
             self.saved.update(self.modules.saved_in_forward.get(name, ()))
         elif kind == "fwd_post":
             self.release(name, backward=False)
+
+    def in_pass_of_base(self, kind: str, name: str) -> None:
+        """What the hooks do at a mark of the pass without adapters, whose modules do not run."""
+        if ".lora_" in name:
+            self.knows_order = False
+        elif kind == "fwd_pre":
+            self.fetch(name, recomputing=False)
+        elif kind == "fwd_post":
+            self.release(name, backward=False)
+
+    def pass_of_base(self, model: RankModel) -> Overlay | None:
+        """The pass without adapters between forward and backward, where there is one."""
+        if self.repeats_order:
+            return None
+        self.start_of_forward()
+        self.knows_order = True
+        return self.overlay(model.trace.marks_forward, self.in_pass_of_base)
 
     def in_backward(self, kind: str, name: str) -> None:
         """What the hooks do at a mark of the backward pass."""
@@ -349,6 +371,7 @@ class Gathers:
     """Bytes of gathered parameters over one step: gradients, buckets and states do not move them."""
 
     forward: Overlay
+    base: Overlay | None
     backward: Overlay
     after: int  # at the end of backward
     peak_of_releasing: int  # at most while all are released before the optimizer runs
@@ -385,6 +408,7 @@ def gathers(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> Gather
     peak_of_regathering = ledger.peak
     parameters.start_of_forward()
     forward = parameters.overlay(model.trace.marks_forward, parameters.in_forward)
+    base = parameters.pass_of_base(model)
     backward = parameters.overlay(model.trace.marks_backward, parameters.in_backward)
     parameters.end_of_backward()
     after = ledger.total
@@ -392,6 +416,7 @@ def gathers(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> Gather
     parameters.release_all()
     return Gathers(
         forward=forward,
+        base=base,
         backward=backward,
         after=after,
         peak_of_releasing=ledger.peak,
