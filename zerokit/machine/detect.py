@@ -92,7 +92,6 @@ def _same_uuid(uuid: str, part: str) -> bool:
 
 
 TIMEOUT_SECONDS = 5.0
-NOT_ON_PATH = " is not on the PATH"
 
 
 @frozen_dataclass
@@ -101,6 +100,8 @@ class Answer:
 
     text: str | None
     problem: str = ""
+    missing: str = ""
+    """The tool, if it is not on the PATH."""
 
 
 def ask(
@@ -110,7 +111,7 @@ def ask(
     name = argv[0]
     program = shutil.which(name, path=environment.get("PATH", os.defpath))
     if program is None:
-        return Answer(text=None, problem=f"{name}{NOT_ON_PATH}")
+        return Answer(text=None, problem=f"{name} is not on the PATH", missing=name)
     import subprocess  # where there is no GPU a plan starts without it
 
     try:
@@ -228,6 +229,8 @@ class Listing:
     vendor: str | None
     driver_version: str | None
     reason: str
+    missing: tuple[str, ...] = ()
+    """Tools that are not on the PATH, which ``reason`` leaves out."""
 
 
 def list_gpus(
@@ -240,21 +243,14 @@ def list_gpus(
     amd = _amd(environment, timeout_seconds)
     if amd.gpus:
         return amd
-    return _none(f"no GPU found: {_reasons(nvidia.reason, amd.reason)}")
+    missing = [*nvidia.missing, *amd.missing]
+    together = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
+    absent = f"{together} {'are' if len(missing) > 1 else 'is'} not on the PATH" if missing else ""
+    return _none(f"no GPU found: {'; '.join(part for part in (nvidia.reason, amd.reason, absent) if part)}")
 
 
-def _reasons(*reasons: str) -> str:
-    """Several reasons as one; tools that are not on the PATH are listed together."""
-    parts = "; ".join(reasons).split("; ")
-    missing = [part.removesuffix(NOT_ON_PATH) for part in parts if part.endswith(NOT_ON_PATH)]
-    if len(missing) > 1:
-        parts = [part for part in parts if not part.endswith(NOT_ON_PATH)]
-        parts.append(f"{', '.join(missing[:-1])} and {missing[-1]} are not on the PATH")
-    return "; ".join(parts)
-
-
-def _none(reason: str) -> Listing:
-    return Listing(gpus=(), vendor=None, driver_version=None, reason=reason)
+def _none(reason: str, missing: Sequence[str] = ()) -> Listing:
+    return Listing(gpus=(), vendor=None, driver_version=None, reason=reason, missing=tuple(missing))
 
 
 def catalogue_name(device: object, total_bytes: object) -> str | None:
@@ -276,7 +272,10 @@ def _nvidia(environment: Mapping[str, str], root: Path, timeout_seconds: float) 
     argv = ["nvidia-smi", f"--query-gpu={_NVIDIA_FIELDS}", "--format=csv,noheader,nounits"]
     answer = ask(argv, environment, timeout_seconds)
     if answer.text is None:
-        return _none(answer.problem + _driver_without_tool(root))
+        remark = _driver_without_tool(root)
+        if answer.missing and not remark:
+            return _none("", [answer.missing])
+        return _none(answer.problem + remark)
     gpus, driver = parse_nvidia(answer.text)
     if not gpus:
         return _none("nvidia-smi lists no GPU")
@@ -318,15 +317,18 @@ def _driver_without_tool(root: Path) -> str:
 
 def _amd(environment: Mapping[str, str], timeout_seconds: float) -> Listing:
     rocm = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--json"]
-    problems = []
+    problems, missing = [], []
     for argv, parse in ((rocm, parse_rocm_smi), (["amd-smi", "static", "--json"], parse_amd_smi)):
         answer = ask(argv, environment, timeout_seconds)
         gpus, driver = parse(answer.text or "")
         if gpus:
             reason = f"{argv[0]} lists {len(gpus)}"
             return Listing(gpus=gpus, vendor="amd", driver_version=driver, reason=reason)
-        problems.append(answer.problem if answer.text is None else f"{argv[0]} lists no GPU")
-    return _none("; ".join(problems))
+        if answer.missing:
+            missing.append(answer.missing)
+        else:
+            problems.append(answer.problem if answer.text is None else f"{argv[0]} lists no GPU")
+    return _none("; ".join(problems), missing)
 
 
 def _json(text: str) -> Any:
