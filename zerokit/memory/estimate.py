@@ -293,10 +293,12 @@ def _pipeline(
 
 
 def _layers_kept(model: RankModel, zero: ZeroSettings) -> int:
-    """Layers at either end of a stack beyond which ZeRO-3 looks neither ahead nor back: what it gathers
-    is decided within the reuse distance, the prefetch bucket and the live-parameter limit."""
+    """Layers at either end of a stack beyond which ZeRO-3 looks neither ahead nor back: what it gathers is
+    decided within the reuse distance, and by how far it has fetched ahead. Each module of a layer fetches
+    another bucket ahead, so that only the live-parameter limit ends it."""
     smallest = min(model.layer_numel.values(), default=1)
-    reach = zero.max_reuse_distance + zero.prefetch_bucket_size + zero.reduce_bucket_size
+    ahead = max(zero.max_reuse_distance, zero.max_live_parameters)
+    reach = ahead + zero.prefetch_bucket_size + zero.reduce_bucket_size
     return 1 << (-(-reach // max(1, smallest)) + 2 - 1).bit_length()  # few values, so that traces are shared
 
 
