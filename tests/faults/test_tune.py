@@ -217,7 +217,7 @@ def test_a_second_tune_in_the_same_folder_loses_nothing(tune: Start) -> None:
         ([*JOB, "--launcher", "mpirun", "SCRIPT"], "--launcher mpirun: use one of deepspeed"),
         ([*JOB, "--out", "plain.py/plan", "SCRIPT"], "plain.py is a file; name a folder"),
         ([*JOB, "--top", "0", "SCRIPT"], "--top"),
-        ([*JOB, "--timeout", "0", "SCRIPT"], "--timeout 0"),
+        ([*JOB, "--timeout", "0", "SCRIPT"], "--timeout: 0 must be at least 1 second"),
         ([*JOB, "--inference", "SCRIPT"], "--inference"),
         ([*JOB, "--json", "--show", "all", "SCRIPT"], "leave --show out"),
         ([*JOB, "nowhere.py"], "there is no such file"),

@@ -13,7 +13,7 @@ from tests.support.rehearsals import SCRIPTS, rehearse
 
 torch = pytest.importorskip("torch")
 
-CASES = Path(__file__).resolve().parents[2] / "benchmarks" / "rehearsal" / "gpu" / "scripts"
+CASES = Path(__file__).resolve().parent / "scripts"
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -12,7 +12,6 @@ from tests.support.scripts_read import (
 )
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
-from zerokit.search.space import Pins
 
 
 def test_trls_own_defaults_and_configuration_file_count(tmp_path: Path) -> None:
@@ -33,4 +32,4 @@ def test_trls_own_defaults_and_configuration_file_count(tmp_path: Path) -> None:
     assert (
         "x.yaml: gradient_accumulation_steps: 4, but the plan has gradient_accumulation_steps 2" in conflict
     )
-    assert found.pins(Pins())[0].micro_batch is None and found.pins(Pins())[0].gradient_accumulation == 4
+    assert {one.setting.name: one.value for one in found.fixed()} == {"gradient_accumulation": 4}

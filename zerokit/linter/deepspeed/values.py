@@ -39,9 +39,11 @@ def finding(
 ) -> Finding:
     """A finding at a path of a DeepSpeed JSON; the source is the table of keys unless it is named."""
     source = f"keys that DeepSpeed {version()} reads" if source is None else source
-    return Row(rule, "", message, fix, source, severity).at(
+    return Row(rule, "", "{message}", "{fix}", source, severity).at(  # they may hold braces of the file's
         document,
         path,
+        message=message,
+        fix=fix,
         edits=edits,
         suggests=suggests,
         missing=missing,
