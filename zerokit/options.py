@@ -138,7 +138,9 @@ def options_of(declared: type) -> tuple[Option, ...]:
 def _texts(declared: type) -> Mapping[str, str]:
     """What stands below each field, by its name: Python itself keeps only the class's own docstring."""
     loader = sys.modules[declared.__module__].__loader__
-    source = loader.get_source(declared.__module__) or ""  # type: ignore[union-attr]
+    source = loader.get_source(declared.__module__)  # type: ignore[union-attr]
+    if source is None:  # installed as bytecode alone: options without their texts
+        return dict.fromkeys(declared.__annotations__, "")
     begin = source.index(f"\nclass {declared.__name__}")
     body = source[begin : _NEXT.search(source, begin + 1).start()]  # type: ignore[union-attr]
     return {match["name"]: " ".join(match["text"].split()) for match in _FIELD.finditer(body)}

@@ -12,8 +12,7 @@ the result into docs/accuracy.md. QLoRA needs bitsandbytes. LLaMA-Factory runs w
 right where its peak is within 2 % of the rehearsed one, or more for what the answer names.
 
 ``measured.jsonl`` and ``at_the_limit.jsonl`` are runs on GPUs of plans made without their script, the second
-on cards that have no more than the plan requires: six of TRL's ran; the Trainer's loop (``q15.trainer``)
-ended in its second step, where NCCL made a communicator that was not counted then.
+on cards that have no more than the plan requires.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -74,6 +75,16 @@ def test_without_transformers_a_class_of_another_name_is_refused(
         found = choose_model(None, path)
         assert any("which would build and check the model, is not installed here" in note
                    for note in found.assumptions)  # fmt: skip
+
+
+def test_an_installed_transformers_that_cannot_be_imported_is_named(
+    write_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a package that it needs is missing: it says which."""
+    monkeypatch.setattr("zerokit.planner.models.find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match=r"transformers cannot be imported: .*; repair it, or give params"):
+        choose_model(None, write_config(LLAMA | {"architectures": ["LlamaForCausalLM"]}))
 
 
 @pytest.mark.parametrize("name", ["lfm2-350m", pytest.param("glm-4.5-air", marks=pytest.mark.slow)])

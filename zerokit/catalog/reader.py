@@ -1,4 +1,5 @@
-"""Reads a catalogue file strictly: every key known, every value of its kind, errors with file:line."""
+"""Reads a catalogue file strictly: every key known, every value of its kind, errors with file:line;
+and compares names as users write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables and files that change what DeepSpeed does without being asked."""
+"""Variables and files that change what NCCL, torch or DeepSpeed do unasked: a table, one row each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A model's profile as JSON, and back. Traces and parameter sets are unpacked when first asked for."""
+"""A model's profile as JSON, and back, checked down to every number: damage must not become a wrong figure.
+Traces and parameter sets are unpacked when first asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One launch from its options to its report: the run, its retries after an out-of-memory, its restarts."""
+"""One launch from its options to its report: the run, its retries after an out-of-memory, its restarts,
+and signals that reach it while its report is written.
+"""
 
 from __future__ import annotations
 

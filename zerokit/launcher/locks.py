@@ -1,4 +1,4 @@
-"""Locks that end with their holder: on a run folder, and on a port.
+"""Locks that end with their holder, on a run folder and on a port; and those of builds that nobody holds.
 
 A lock is a file that its holder keeps open under ``flock``. The kernel drops it with the last process that
 has it open, so a dead holder's lock needs no cleaning up.

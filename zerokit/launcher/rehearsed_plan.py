@@ -1,4 +1,6 @@
-"""Whether a plan was rehearsed with the very command that is launched, and what to say where it was not."""
+"""Whether a plan was rehearsed with the very command that is launched, in what they differ that memory or
+step time may depend on, and what to say where it was not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine has: GPUs as the driver's own tools list them, host memory and cores.
+"""What this machine has: GPUs as the driver's tools list them and variables leave them; host memory, cores.
 
 Asks nvidia-smi, rocm-smi or amd-smi; imports no torch (that alone takes seconds, and a machine
 that plans may have none). A tool that is missing, fails or hangs is a reason, not an error.

@@ -420,9 +420,14 @@ def _check_classes(config: Mapping[str, Any], path: str) -> None:
     """Refuse a class that is not Transformers' own: its layers may be anything.
 
     Raises:
-        InputError: names the class.
+        InputError: names the class, or what the installed Transformers lacks.
     """
-    import transformers
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError(
+            f"the installed transformers cannot be imported: {error}; repair it, or give ⟨params⟩"
+        ) from error
 
     for name in config.get("architectures") or ():
         if not hasattr(transformers, name):

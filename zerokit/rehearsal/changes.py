@@ -1,4 +1,4 @@
-"""What would lower a rehearsed peak: read from what is live there, by what allocated it.
+"""What would lower a rehearsed peak, read from what is live there and what allocated it; what to type next.
 
 The bytes are those that the change would free of the peak as it is; another peak may then be the highest.
 """

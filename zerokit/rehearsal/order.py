@@ -1,4 +1,4 @@
-"""What the parent tells the rehearsed process."""
+"""What the parent tells the rehearsed process: the order, and the GPU that is not there."""
 
 from __future__ import annotations
 

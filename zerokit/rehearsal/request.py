@@ -1,4 +1,4 @@
-"""From words to a request: which GPU is rehearsed, and what the script is given."""
+"""From words to a request: which GPU is rehearsed, what the script is given, and the run's versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Features that DeepSpeed 0.19 removed; their keys raise even when the feature is off."""
+"""Features that DeepSpeed 0.19 removed, whose keys raise even when the feature is off; and what older versions
+refuse that it takes."""
 
 from __future__ import annotations
 

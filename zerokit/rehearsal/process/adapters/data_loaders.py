@@ -1,4 +1,5 @@
-"""Data loaders end when enough was seen, so that what stands behind their loops is reached.
+"""Data loaders end when enough was seen, so that what stands behind their loops is reached; long preparations
+of data are cut to a sample with the longest rows.
 
 An evaluation sees its first batches. One that keeps outputs on the GPU until its end (the Trainer gathers
 logits so, unless told to move them) grows with each: what the other batches would add is added at its end.
