@@ -185,7 +185,7 @@ def index(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     positions: list[Any] = []
     for indexer in indices:
         positions += _positions(machine, indexer, device) if _is_mask(indexer) else [indexer]
-    result = machine.fake.dispatch(func, (), (source, positions), kwargs)
+    result = machine.shapes.dispatch(func, (), (source, positions), kwargs)
     values = twin(source) if isinstance(source, FakeTensor) else source
     if values is not None and (twins.may_have(result) or twins.are_data([source], [result])):
         real = [twin(indexer) if isinstance(indexer, FakeTensor) else indexer for indexer in positions]

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,6 +19,7 @@ _GENERATED = "/zerokit-rehearsal-"
 Value = bool | int | float | str
 
 
+@functools.cache
 def is_library(file: str) -> bool:
     """Whether a source file belongs to an installed package, to Python, or is made up."""
     return (
@@ -52,31 +52,40 @@ def short(file: str) -> str:
     return file[len(folder) :]
 
 
-def _frames(frame: FrameType | None, accepts: Callable[[str], bool]) -> str | None:
-    while frame is not None:
-        if accepts(frame.f_code.co_filename):
-            return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None
-
-
 _NO_LINE = "no line of Python"
 """Where autograd runs an operator by itself, in a thread of its own."""
 
 
+@functools.cache
+def _is_between(file: str) -> bool:
+    """Whether lines of a file are PyTorch's or this package's, between an operator and who asked for it."""
+    return "/torch/" in file or file.startswith((_OURS, "<")) or _GENERATED in file
+
+
+def _line(frame: FrameType) -> str:
+    return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
 def asking_line() -> str:
     """The innermost line outside of PyTorch and of this package, as ``file:line``."""
-    line = _frames(
-        sys._getframe(1),
-        lambda f: "/torch/" not in f and not f.startswith((_OURS, "<")) and _GENERATED not in f,
-    )
-    return line or _NO_LINE
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_between(frame.f_code.co_filename):
+        frame = frame.f_back
+    return _line(frame) if frame is not None else _NO_LINE
 
 
 def script_line() -> str:
     """The innermost line of the user's own code; else as :func:`asking_line`."""
-    line = _frames(sys._getframe(1), lambda f: not is_library(f) and not f.startswith(_OURS))
-    return line or asking_line()
+    frame: FrameType | None = sys._getframe(1)
+    asked: FrameType | None = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_library(file) and not file.startswith(_OURS):
+            return _line(frame)
+        if asked is None and not _is_between(file):
+            asked = frame
+        frame = frame.f_back
+    return _line(asked) if asked is not None else _NO_LINE
 
 
 @dataclass(slots=True)

@@ -44,9 +44,9 @@ def answer(machine: Machine, types: Any, args: tuple[Any, ...], kwargs: dict[str
     """The result of ``aten::add`` of two fake tensors if a GPU adds in place; None: it does not."""
     if _attention.is_math:
         # not the same object: autograd makes it a result of its own, which replaces the scores
-        return machine.fake.dispatch(torch.ops.aten.alias.default, types, args[:1])
+        return machine.shapes.dispatch(torch.ops.aten.alias.default, types, args[:1])
     if _is_sole_holder(args) and _from_engine():
-        return machine.fake.dispatch(torch.ops.aten.add_.Tensor, types, args, kwargs)
+        return machine.shapes.dispatch(torch.ops.aten.add_.Tensor, types, args, kwargs)
     return None
 
 

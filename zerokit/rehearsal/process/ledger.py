@@ -7,6 +7,7 @@ smaller card.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import os
 import threading
@@ -47,10 +48,12 @@ class Peak:
 
 @dataclass(slots=True)
 class Holding:
-    """A storage with its block; ``number`` tells it from a later storage at the same address."""
+    """A storage with its block; ``number`` tells it from a later storage at the same address, ``watch`` sees
+    it go."""
 
     number: int
     block: Block | None
+    watch: Any = None
 
 
 class HistoryEvent(NamedTuple):
@@ -241,7 +244,7 @@ class GpuMemory:
         size = storage.nbytes()
         number, block = self._take(size, why) if size else (-1, None)
         holding = self._holdings[key] = Holding(number, block)
-        weakref.finalize(storage, self._died, key, holding)
+        holding.watch = weakref.ref(storage, functools.partial(self._died, key, holding))
 
     def resized(self, storage: Any, size: int) -> None:
         """A storage was resized (``UntypedStorage.resize_``): a new block, then the old one goes."""
@@ -272,7 +275,7 @@ class GpuMemory:
         holding = self._holdings.get(storage._cdata)
         return holding.block.address if holding is not None and holding.block is not None else None
 
-    def _died(self, key: int, holding: Holding) -> None:
+    def _died(self, key: int, holding: Holding, watch: Any) -> None:
         if self._holdings.get(key) is holding:
             del self._holdings[key]
         if holding.block is not None:

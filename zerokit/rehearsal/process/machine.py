@@ -17,6 +17,7 @@ from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.allocator import AllocatorSettings
 from zerokit.rehearsal.process.guesses import Guesses
 from zerokit.rehearsal.process.ledger import GpuMemory, Unwaited, Workspaces
+from zerokit.rehearsal.process.shapes import Shapes
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.messages import Messages
@@ -152,6 +153,7 @@ class Machine:
 
     Attributes:
         fake: makes tensors without memory; it is never on the stack of modes.
+        shapes: what operators make of them.
         lock: one operator at a time: FakeTensorMode keeps its state in plain attributes.
         unseen: above 0 while the rehearsal itself uses operators that no GPU would run.
         managed_bytes: of CUDA managed memory that was asked for; part of ``host_bytes``.
@@ -182,6 +184,7 @@ class Machine:
         self.guesses = Guesses()
         self.workspaces = Workspaces(self.ledger, gpu.capability)
         self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self.shapes = Shapes(self.fake)
         self.lock = threading.RLock()
         self.observers: list[Observer] = []
         self.unseen = 0

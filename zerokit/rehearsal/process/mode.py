@@ -27,7 +27,7 @@ from zerokit.rehearsal.process import (
     twins,
 )
 from zerokit.rehearsal.process.machine import Machine
-from zerokit.rehearsal.process.operators import Is
+from zerokit.rehearsal.process.operators import Known
 from zerokit.rehearsal.process.twins import twin
 
 if TYPE_CHECKING:
@@ -49,37 +49,6 @@ def scan(value: Any, fakes: list[Any], reals: list[Any]) -> None:
     elif isinstance(value, dict):
         for item in value.values():
             scan(item, fakes, reals)
-
-
-@functools.cache
-def is_view(func: Any) -> bool:
-    """Whether an operator's result shares memory with an input."""
-    return any(
-        output.alias_info is not None and not output.alias_info.is_write for output in func._schema.returns
-    )
-
-
-@functools.cache
-def name_of(func: Any) -> str:
-    """``add_`` of ``aten::add_.Tensor``."""
-    name: str = func._schema.name.split("::")[1]
-    return name
-
-
-@functools.cache
-def full_name(func: Any) -> str:
-    """``aten::add_`` with its overload, as ``torch.library`` names it."""
-    overload = func._overloadname
-    name: str = func._schema.name
-    return name if overload == "default" else f"{name}.{overload}"
-
-
-@functools.cache
-def comes_apart(func: Any) -> bool:
-    """Whether a GPU runs an operator as its parts. Autograd's keys take them apart as a rule, but not in
-    inference mode and not below another tensor's dispatch (DTensor's random states)."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
-    return bool(func._can_decompose()) and not has_kernel
 
 
 class ThreadSettings(threading.local):
@@ -156,47 +125,42 @@ class FakeCuda(TorchDispatchMode):
         if device is None and not fakes:
             device = next((value for value in args if isinstance(value, torch.device)), None)
         makes_cuda = device is not None and device.type == "cuda"
+        known = operators.facts(func)
         if not fakes and not makes_cuda:
-            result = self._on_host(func, types, args, kwargs, reals)
+            result = self._on_host(known, types, args, kwargs, reals)
             for observer in self._machine.observers:
                 observer.host_operator(func, args, kwargs, result)
             return result
-        kernel = self._python_kernel(func, args, fakes)
+        kernel = self._python_kernel(known, args, fakes)
         if kernel is not None:
             with self:
                 return kernel(*args, **kwargs)
-        name = name_of(func)
         if func is aten.add.Tensor and len(fakes) == 2:
             result = in_place_adds.answer(self._machine, types, args, kwargs)
             if result is not None:
                 return self._observed(func, args, kwargs, result)
-        row = operators.known(name)
-        if row.answer is not None:
-            result = row.answer(self._machine, func, args, kwargs)
+        if known.row.answer is not None:
+            result = known.row.answer(self._machine, func, args, kwargs)
             if result is not answers.PASS:
-                self._track(result, name, args)
+                self._track(result, known.name, args)
                 return self._observed(func, args, kwargs, result)
-        if comes_apart(func):
+        if known.comes_apart:
             with self:
                 return func.decompose(*args, **kwargs)
-        if reals and fakes and func._schema.is_mutable and name.endswith("_") and _is_real_tensor(args[0]):
+        if reals and fakes and known.writes_first and _is_real_tensor(args[0]):
             return args[0]  # unknown values written into a real host tensor
-        result = self._run(func, types, name, args, kwargs, fakes)
-        self._keep_values(func, name, args, kwargs, fakes, reals, result, makes_cuda)
+        result = self._run(known, types, args, kwargs, fakes)
+        self._keep_values(known, args, kwargs, fakes, reals, result, makes_cuda)
         return self._observed(func, args, kwargs, result)
 
-    def _python_kernel(self, func: Any, args: tuple[Any, ...], fakes: list[Any]) -> Any:
+    def _python_kernel(self, known: Known, args: tuple[Any, ...], fakes: list[Any]) -> Any:
         """What Python runs in an operator's place, in this mode; None: nothing."""
-        name = full_name(func)
-        is_default = func.namespace == "aten" and func._overloadname == "default"
-        if (
-            is_default
-            and operators.has(name_of(func), Is.SPARSE)
-            and (name != "aten::_to_copy" or args[0].layout is torch.sparse_coo)
-        ):
+        name = known.full_name
+        if known.is_sparse and (name != "aten::_to_copy" or args[0].layout is torch.sparse_coo):
             return self._sparse_kernels[name]
-        on_gpu = any(value.fake_device.type == "cuda" for value in fakes)
-        return self.cuda_kernels.get(name) if on_gpu else None
+        kernel = self.cuda_kernels.get(name)
+        on_gpu = kernel is not None and any(value.fake_device.type == "cuda" for value in fakes)
+        return kernel if on_gpu else None
 
     @functools.cached_property
     def _convolutions(self) -> Convolutions:
@@ -220,9 +184,9 @@ class FakeCuda(TorchDispatchMode):
     # ---------------------------------------------------------------- host
 
     def _on_host(
-        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reals: list[Any]
+        self, known: Known, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reals: list[Any]
     ) -> Any:
-        machine = self._machine
+        machine, func = self._machine, known.func
         if func is aten.is_pinned.default:
             return machine.is_pinned(args[0])
         if func is aten._pin_memory.default:
@@ -230,8 +194,8 @@ class FakeCuda(TorchDispatchMode):
         if kwargs.get("pin_memory"):
             return machine.pin(self._answer(func, types, args, {**kwargs, "pin_memory": False}))
         device = kwargs.get("device")
-        if not reals and (device is None or device.type == "cpu") and _is_large(func, args, kwargs):
-            return machine.track_host(machine.fake.dispatch(func, types, args, kwargs))
+        if not reals and (device is None or device.type == "cpu") and _is_large(known, args, kwargs):
+            return machine.track_host(machine.shapes.dispatch(func, types, args, kwargs))
         return func(*args, **kwargs)
 
     # ---------------------------------------------------------------- GPU
@@ -239,7 +203,7 @@ class FakeCuda(TorchDispatchMode):
     def _shaped(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """By FakeTensor's rules; raises RuntimeError as the operators do, which scripts catch."""
         try:
-            return self._machine.fake.dispatch(func, types, args, kwargs)
+            return self._machine.shapes.dispatch(func, types, args, kwargs)
         except ValueError as error:
             raise RuntimeError(str(error)) from error
         except UnsupportedOperatorException:
@@ -248,26 +212,26 @@ class FakeCuda(TorchDispatchMode):
             return kwargs["out"]
 
     def _run(
-        self,
-        func: Any,
-        types: Any,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        fakes: list[Any],
+        self, known: Known, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Any]
     ) -> Any:
         machine, on_gpu = self._machine, bool(fakes) and fakes[0].fake_device.type == "cuda"
-        row = operators.known(name)
-        if on_gpu:
-            operators.refuse_unknown_to(machine.gpu.capability, name)
-        rule = row.overloads.get(func._overloadname)
-        result = rule(machine, args, kwargs) if rule is not None else self._shaped(func, types, args, kwargs)
-        if not (on_gpu and row.traits & Is.CUDNN and self._convolutions.count(name, args, result)):
-            with machine.ledger.holding(operators.first(name, args) if on_gpu else (), name):
+        name, rule = known.name, known.rule
+        if on_gpu and known.fp8:
+            operators.refuse_fp8(machine.gpu.capability)
+        if rule is not None:
+            result = rule(machine, args, kwargs)
+        else:
+            result = self._shaped(known.func, types, args, kwargs)
+        if on_gpu and known.cudnn and self._convolutions.count(name, args, result):
+            pass
+        elif on_gpu and known.takes_blocks:
+            with machine.ledger.holding(operators.first(name, args), name):
                 self._track(result, name, args)
-            for blocks in operators.afterwards(name, args, machine.gpu) if on_gpu else ():
+            for blocks in operators.afterwards(name, args, machine.gpu):
                 machine.ledger.pass_through(blocks, name)
-        if row.traits & Is.CUBLAS:
+        else:
+            self._track(result, name, args)
+        if known.cublas:
             output = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)), None)
             if output is not None and output.fake_device.type == "cuda":
                 machine.workspaces.product(name, args, kwargs)
@@ -277,17 +241,17 @@ class FakeCuda(TorchDispatchMode):
     def _track(self, result: Any, name: str, args: tuple[Any, ...]) -> None:
         for leaf in operators.in_order_of_allocation(name, args, result):
             if isinstance(leaf, FakeTensor):
-                if leaf.fake_device.type == "cuda":
+                kind = leaf.fake_device.type
+                if kind == "cuda":
                     self._machine.ledger.track(leaf, name)
-                elif leaf.fake_device.type == "cpu":
+                elif kind == "cpu":
                     self._machine.track_host(leaf)
 
     # ---------------------------------------------------------------- values
 
     def _keep_values(
         self,
-        func: Any,
-        name: str,
+        known: Known,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         fakes: list[Any],
@@ -295,15 +259,21 @@ class FakeCuda(TorchDispatchMode):
         result: Any,
         makes_cuda: bool,
     ) -> None:
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
-        values_of = twins.place if is_view(func) else twin  # what is written into a view is in what it views
+        func, name = known.func, known.name
+        outputs = [result] if isinstance(result, FakeTensor) else _fakes(result)
+        has_values = not fakes or any(twins.twin_of(leaf) is not None for leaf in fakes)
+        if not has_values and not known.drawn:
+            origin = answers.origin_of(fakes[0]) if known.is_view else name
+            answers.note_origin(outputs, origin)
+            return
+        # what is written into a view is in what it views
+        values_of = twins.place if known.is_view else twin
         are_known = all(values_of(leaf) is not None for leaf in fakes) and all(
             r.device.type == "cpu" for r in reals
         )
         small = all(twins.may_have(leaf) for leaf in fakes)
-        cheap = is_view(func) or operators.has(name, Is.CHEAP)
-        if func._schema.is_mutable:
-            if operators.has(name, Is.OVERWRITES) and self._overwritten(name, args):
+        if known.is_mutable:
+            if known.overwrites and self._overwritten(name, args):
                 return
             if not (are_known and small and not name.startswith("_fused") and _succeeds(func, args, kwargs)):
                 twins.forget_written(func, args, kwargs)
@@ -312,18 +282,18 @@ class FakeCuda(TorchDispatchMode):
             return
         elif (
             are_known
-            and (fakes or reals or operators.has(name, Is.FACTORY) or makes_cuda)
+            and (fakes or reals or known.factory or makes_cuda)
             and (
                 (small and all(twins.may_have(leaf) for leaf in outputs))
-                or (cheap and twins.are_data(fakes + reals, outputs))
+                or (known.cheap and twins.are_data(fakes + reals, outputs))
             )
-            and not operators.is_random(name)
+            and not known.is_random
         ):
-            self._compute(func, name, args, kwargs, fakes, reals, outputs, values_of)
-        elif operators.has(name, Is.DRAWN):
+            self._compute(known, args, kwargs, fakes, reals, outputs, values_of)
+        elif known.drawn:
             answers.draw(self._machine, name, fakes[0], outputs[-1])
         else:
-            origin = answers.origin_of(fakes[0]) if fakes and is_view(func) else name
+            origin = answers.origin_of(fakes[0]) if fakes and known.is_view else name
             answers.note_origin(outputs, origin)
 
     @staticmethod
@@ -340,8 +310,7 @@ class FakeCuda(TorchDispatchMode):
 
     def _compute(
         self,
-        func: Any,
-        name: str,
+        known: Known,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         fakes: list[Any],
@@ -349,7 +318,7 @@ class FakeCuda(TorchDispatchMode):
         outputs: list[Any],
         values_of: Callable[[torch.Tensor], torch.Tensor | None],
     ) -> None:
-        if operators.has(name, Is.EMPTY):
+        if known.empty:
             for fake_output in outputs:  # a place for values, none of them known until they are written
                 twins.attach(
                     fake_output,
@@ -358,23 +327,27 @@ class FakeCuda(TorchDispatchMode):
                 )
             return
         try:
-            computed = twins.run_on_twins(func, args, kwargs, values_of)
+            computed = twins.run_on_twins(known.func, args, kwargs, values_of)
         except Exception:  # an operator without a CPU kernel for this dtype: the values are unknown
             return
         values = [
             fake_output for fake_output in tree_leaves(computed) if isinstance(fake_output, torch.Tensor)
         ]
-        if name == "_to_copy" and reals and not fakes:  # the twin must not share the script's memory
+        if known.name == "_to_copy" and reals and not fakes:  # the twin must not share the script's memory
             values = [
                 fake_output.clone() if any(fake_output is real for real in reals) else fake_output
                 for fake_output in values
             ]
-        source = twins.twin_of(fakes[0]) if fakes and is_view(func) else None
+        source = twins.twin_of(fakes[0]) if fakes and known.is_view else None
         for output, value in zip(outputs, values, strict=False):
             if value.shape == output.shape:
                 twins.attach(output, value, source.validity if source is not None else None)
-                if operators.has(name, Is.FILLED):
+                if known.filled:
                     twins.fill(output)
+
+
+def _fakes(result: Any) -> list[FakeTensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
 
 
 def _is_real_tensor(value: Any) -> bool:
@@ -389,8 +362,8 @@ def _succeeds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def _is_large(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if not operators.has(name_of(func), Is.LARGE_ON_HOST) or not args:
+def _is_large(known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if not known.large_on_host or not args:
         return False
     shape = args[0]
     if not isinstance(shape, list | tuple):

@@ -6,7 +6,7 @@ kernel. An operator is called by its name in ``aten`` (``add_``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Any
@@ -244,6 +244,76 @@ _EFFICIENT = "_scaled_dot_product_efficient_attention"
 _EFFICIENT_DROPOUT = 5
 
 
+class Known:
+    """What is known of an operator (``torch._ops.OpOverload``) before its arguments are.
+
+    Attributes:
+        name: ``add_`` of ``aten::add_.Tensor``; ``full_name``: with namespace and overload, as
+            ``torch.library`` has it.
+        is_view: whether its result shares memory with an input. writes_first: whether it changes its first.
+        takes_blocks: whether it may take memory beside its results.
+        rule: the result of an overload without a shape rule.
+    """
+
+    __slots__ = (
+        "_comes_apart", "cheap", "cublas", "cudnn", "drawn", "empty", "factory", "filled", "fp8", "full_name",
+        "func", "is_mutable", "is_random", "is_sparse", "is_view", "large_on_host", "name", "overwrites",
+        "row", "rule", "takes_blocks", "unseen", "views", "waits", "write_only", "writes_first",
+    )  # fmt: skip
+
+    def __init__(self, func: Any) -> None:
+        schema, overload = func._schema, func._overloadname
+        self.func = func
+        self.name: str = schema.name.split("::")[1]
+        self.full_name: str = schema.name if overload == "default" else f"{schema.name}.{overload}"
+        self.row = row = known(self.name)
+        self.rule = row.overloads.get(overload)
+        self.is_mutable: bool = schema.is_mutable
+        self.writes_first = self.is_mutable and self.name.endswith("_")
+        self.is_view = any(
+            output.alias_info is not None and not output.alias_info.is_write for output in schema.returns
+        )
+        self._comes_apart: bool | None = None
+        self.is_random = self.name.startswith(_RANDOM)
+        self.takes_blocks = any(one is not None for one in (row.before, row.after, row.reduces))
+        traits = row.traits
+        self.is_sparse = func.namespace == "aten" and overload == "default" and bool(traits & Is.SPARSE)
+        self.cheap = self.is_view or bool(traits & Is.CHEAP)
+        self.cublas = bool(traits & Is.CUBLAS)
+        self.cudnn = bool(traits & Is.CUDNN)
+        self.drawn = bool(traits & Is.DRAWN)
+        self.empty = bool(traits & Is.EMPTY)
+        self.factory = bool(traits & Is.FACTORY)
+        self.filled = bool(traits & Is.FILLED)
+        self.fp8 = bool(traits & Is.FP8)
+        self.large_on_host = bool(traits & Is.LARGE_ON_HOST)
+        self.overwrites = bool(traits & Is.OVERWRITES)
+        self.unseen = bool(traits & Is.UNSEEN) or func.namespace == "prim"
+        self.views = self.is_view or bool(traits & Is.VIEW)
+        self.waits = bool(traits & Is.WAITS)
+        self.write_only = bool(traits & Is.WRITE_ONLY)
+
+    @property
+    def comes_apart(self) -> bool:
+        """Whether a GPU runs it as its parts: autograd's keys take it apart as a rule, but not in inference
+        mode and not below another tensor's dispatch (DTensor's random states)."""
+        if self._comes_apart is None:
+            has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(self.func.name(), "CUDA")
+            self._comes_apart = bool(self.func._can_decompose()) and not has_kernel
+        return self._comes_apart
+
+
+_known: dict[int, Known] = {}
+
+
+def facts(func: Any) -> Known:
+    """What is known of an operator. By identity: an operator's own hash takes as long as all the rest."""
+    found = _known.get(id(func))
+    if found is None:
+        found = _known[id(func)] = Known(func)
+    return found
+
+
 def known(name: str) -> Operator:
     """An operator's row, or that of all others."""
     return OPERATORS.get(name, _OTHER)
@@ -254,15 +324,10 @@ def has(name: str, trait: Is) -> bool:
     return bool(known(name).traits & trait)
 
 
-def is_random(name: str) -> bool:
-    """Whether an operator's values are drawn anew each time."""
-    return name.startswith(_RANDOM)
-
-
-def refuse_unknown_to(capability: tuple[int, int], name: str) -> None:
+def refuse_fp8(capability: tuple[int, int]) -> None:
     """Raise what PyTorch raises of products in FP8 on a GPU without them (``ScaledBlas.cpp``,
     _scaled_mm_allowed_device)."""
-    if has(name, Is.FP8) and capability < _FP8_CAPABILITY:
+    if capability < _FP8_CAPABILITY:
         raise RuntimeError(
             "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or "
             "ROCm MI300+"
@@ -287,8 +352,10 @@ def afterwards(name: str, args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
     return (partial,) if partial else ()
 
 
-def in_order_of_allocation(name: str, args: Arguments, result: Any) -> list[Any]:
+def in_order_of_allocation(name: str, args: Arguments, result: Any) -> Sequence[Any]:
     """The tensors of an operator's result that it allocates, in that order."""
+    if isinstance(result, torch.Tensor):
+        return (result,)
     leaves: list[Any] = tree_leaves(result)
     if order := known(name).order:
         return [leaves[index] for index in order]

@@ -294,10 +294,10 @@ class Phases:
         root, inner = stack[0], stack[-1]
         names = self._names.get(root)
         if names is None or id(inner) not in names:
-            names = {id(module): name for name, module in root.named_modules()}
+            names = {id(module): _NUMBER.sub("*", name) for name, module in root.named_modules()}
             names.setdefault(id(inner), type(inner).__name__)
             self._names[root] = names
-        return _NUMBER.sub("*", names[id(inner)]) or type(root).__name__
+        return names[id(inner)] or type(root).__name__
 
     def find_weights(self, module: torch.nn.Module) -> None:
         """Tell the ledger where the weights are of a module that is trained."""

@@ -23,7 +23,6 @@ import torch
 from zerokit.rehearsal.process import operator_facts, operators
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.operator_facts import memory_bytes, on_gpu, tensors_in, total
-from zerokit.rehearsal.process.operators import Is
 from zerokit.timing import operators as kinds
 from zerokit.timing.operators import IssuedOperator
 
@@ -48,6 +47,16 @@ _NOT_COUNTED = (
 
 _CONTEXTS = contextlib.__file__
 """Context managers count where their user does."""
+_UNCOUNTED, _USUAL, _GENERATOR, _CONTEXT = range(4)
+
+
+def _kind(code: CodeType) -> int:
+    """How the calls of a function count."""
+    if any(part in code.co_filename for part in _NOT_COUNTED):
+        return _UNCOUNTED
+    if code.co_filename == _CONTEXTS:
+        return _CONTEXT
+    return _GENERATOR if code.co_flags & CO_GENERATOR else _USUAL
 
 
 class Thread(threading.local):
@@ -74,7 +83,7 @@ class Recorder:
         self._threads = Thread()
         self._current: list[IssuedOperator] = []
         self._current_clocks = array("q")
-        self._counted: dict[Any, bool] = {}
+        self._kinds: dict[int, tuple[int, CodeType]] = {}
         self._recording = False
         self.events: list[IssuedOperator] = []
         self.clocks = array("q")
@@ -122,13 +131,13 @@ class Recorder:
         return thread
 
     def _profile(self, calls: list[int]) -> Any:
-        known_code = self._counted
+        kinds_of_code = self._kinds
 
-        def counts(code: CodeType) -> bool:
-            is_counted = known_code.get(code)
-            if is_counted is None:
-                is_counted = known_code[code] = not any(part in code.co_filename for part in _NOT_COUNTED)
-            return is_counted
+        def kind_of(code: CodeType) -> int:
+            found = kinds_of_code.get(id(code))  # its hash would read all its constants
+            if found is None:
+                found = kinds_of_code[id(code)] = _kind(code), code
+            return found[0]
 
         def profile(frame: FrameType, event: str, argument: Any) -> None:
             if not self._recording:  # another thread's: autograd's goes on after the last recorded step
@@ -141,13 +150,13 @@ class Recorder:
             else:
                 return
             code = frame.f_code
-            if code.co_flags & CO_GENERATOR and event == "call":  # it goes on: no new frame
-                return
-            if not counts(code):
-                return
-            if code.co_filename == _CONTEXTS and frame.f_back is not None and not counts(frame.f_back.f_code):
-                return
-            calls[index] += 1
+            kind = kind_of(code)
+            if kind == _USUAL:
+                calls[index] += 1
+            elif kind == _UNCOUNTED or (not index and code.co_flags & CO_GENERATOR):
+                return  # a generator that goes on is no new frame
+            elif kind == _GENERATOR or frame.f_back is None or kind_of(frame.f_back.f_code) != _UNCOUNTED:
+                calls[index] += 1
 
         return profile
 
@@ -195,19 +204,19 @@ class Recorder:
 
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator with fake tensors."""
-        name = func._schema.name.split("::")[1]
-        row = operators.known(name)
-        if row.traits & Is.UNSEEN or func.namespace == "prim":
+        known = operators.facts(func)
+        name, row = known.name, known.row
+        if known.unseen:
             return
         if func.namespace == "c10d":
             self._collective(func, name, args)
             return
         inputs = tensors_in([args, kwargs], [])
         outputs = tensors_in(result, [])
-        write_only = bool(row.traits & Is.WRITE_ONLY)
-        if row.traits & Is.EMPTY:
+        write_only = known.write_only
+        if known.empty:
             self._add(kinds.EMPTY, name)
-        elif _is_view(func) or row.traits & Is.VIEW:
+        elif known.views:
             self._add(kinds.VIEW, name)
         elif not any(on_gpu(tensor) for tensor in (*inputs, *outputs)):
             read, written = operator_facts.host_bytes(func, args, kwargs, result, write_only=write_only)
@@ -218,7 +227,7 @@ class Recorder:
             work = row.work or functools.partial(
                 operator_facts.facts,
                 moves=row.moves,
-                waits=bool(row.traits & Is.WAITS),
+                waits=known.waits,
                 write_only=write_only,
             )
             self._add(kinds.KERNEL, name, **work(func, name, args, kwargs, result))
@@ -328,16 +337,14 @@ class Recorder:
 
     def host_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator that ran on the host."""
-        name = func._schema.name.split("::")[1]
-        row = operators.known(name)
-        if row.traits & Is.UNSEEN or func.namespace == "prim":
+        known = operators.facts(func)
+        name = known.name
+        if known.unseen:
             return
-        if _is_view(func) or row.traits & (Is.VIEW | Is.EMPTY):
+        if known.views or known.empty:
             self._add(kinds.VIEW, name)
             return
-        read, written = operator_facts.host_bytes(
-            func, args, kwargs, result, write_only=bool(row.traits & Is.WRITE_ONLY)
-        )
+        read, written = operator_facts.host_bytes(func, args, kwargs, result, write_only=known.write_only)
         self._add(kinds.HOST, name, bytes_read=read, bytes_written=written)
 
     def kernel(self, name: str, tensors: Any, outputs: Any = (), launches: int = 1) -> None:
@@ -359,12 +366,6 @@ class Recorder:
     ) -> None:
         """A call of the CUDA runtime, a wait, or an optimizer on the host with ``elements`` weights."""
         self._add(kind, name, handle=handle, synchronizes=waits, bytes_read=elements)
-
-
-def _is_view(func: Any) -> bool:
-    return any(
-        output.alias_info is not None and not output.alias_info.is_write for output in func._schema.returns
-    )
 
 
 def _members(group: Any) -> tuple[int, ...]:
