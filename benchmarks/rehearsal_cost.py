@@ -39,7 +39,8 @@ def rehearsed(name: str, folder: Path) -> dict[str, Any]:
     config = dict(models.load(name).hf_config)
     engine = folder / "ds_config.json"
     engine.write_text(json.dumps(ENGINE))
-    command = f"""{sys.executable} -m zerokit rehearse --json --gpus 8 --gpu h200 -m trl.scripts.sft
+    command = f"""{sys.executable} -m zerokit rehearse --json --no-cache --gpus 8 --gpu h200
+        -m trl.scripts.sft
         --model_name_or_path {inputs.model(config)} --dtype bfloat16 --dataset_name {inputs.folder / "sft"}
         --output_dir {folder / "out"} --per_device_train_batch_size 1 --max_length 4096 --bf16 True
         --gradient_checkpointing True --report_to none --deepspeed {engine}""".split()

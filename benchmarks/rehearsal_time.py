@@ -175,6 +175,7 @@ class Times:
             rank=run.gpus - 1 if is_pipeline else 0,  # the last stage works on what all others send
             plan=PlanUse(folder=plan),
             launcher=launcher,
+            no_cache=True,
             steps=self.options.steps,
         )
         with temporary_folder("messages") as folder, allocator_of_run(allocator):

@@ -322,7 +322,7 @@ def compare(name: str, folder: Path) -> Compared:
     request = RehearsalRequest(
         target=Target(script=str(RAW_LOOP), module=None, arguments=(str(path), str(out))),
         gpu=gpus.load("h200"), gpus=row["world_size"], launcher="deepspeed", step_time=False,
-        writable=out.parent,
+        writable=out.parent, no_cache=True,
     )  # fmt: skip
     with allocator_of_run("expandable_segments:True"):
         done = rehearse(request)

@@ -50,6 +50,7 @@ def plan(
     module: str | None = None,
     rehearsal_seconds: float | None = None,
     unconfined: bool = False,
+    no_cache: bool = False,
     recipe: Path | None = None,
     out: Path | None = None,
     top: int = 5,
@@ -68,6 +69,7 @@ def plan(
             None: 600.
         unconfined: with a script, rehearse it even where the kernel gives no namespaces: what native code
             writes then remains.
+        no_cache: with a script, rehearse it even where the answer of an unchanged rehearsal is kept.
         recipe: a recipe's name or file, or a ``plan.yaml``, whose options hold where none is given here.
         out: a folder for ``ds_config.json``, ``accelerate.yaml`` and ``plan.yaml``; None: nothing is written
             (``PlanResult.write`` does it later).
@@ -96,8 +98,10 @@ def plan(
     remember(options.get("nvme"))
     normalized_options = normalized(options)
     if script is None and module is None:
-        if arguments or rehearsal_seconds is not None or unconfined:
-            raise InputError("⟨arguments⟩, ⟨rehearsal_seconds⟩, ⟨unconfined⟩: only with ⟨script⟩ or ⟨module⟩")
+        if arguments or rehearsal_seconds is not None or unconfined or no_cache:
+            raise InputError(
+                "⟨arguments⟩, ⟨rehearsal_seconds⟩, ⟨unconfined⟩, ⟨no_cache⟩: only with ⟨script⟩ or ⟨module⟩"
+            )
         return planner.plan(
             normalized_options, recipe=_text(recipe), out=_text(out), top=top, say=plainly(say)
         )
@@ -109,6 +113,7 @@ def plan(
         top=top,
         seconds=script_planner.DEFAULT_SECONDS if rehearsal_seconds is None else rehearsal_seconds,
         unconfined=unconfined,
+        no_cache=no_cache,
         say=plainly(say),
     )
 

@@ -94,7 +94,9 @@ def run_launch(
         retries=attempts.MOST_RETRIES if asked.retry_smaller else 0,
         max_restarts=asked.max_restarts,
         plan_again=planner.plan_into,
-        rehearsals=LaunchRehearsals(seconds=asked.rehearsal_seconds, unconfined=asked.unconfined),
+        rehearsals=LaunchRehearsals(
+            seconds=asked.rehearsal_seconds, unconfined=asked.unconfined, no_cache=asked.no_cache
+        ),
         host_speeds=LaunchHostSpeeds(probes=not asked.no_host_probe),
         listener=listener,
     )
@@ -159,7 +161,9 @@ def tune(
     target = named_target(script, settings["module"], arguments)
     return tuner.tune(
         target, normalized(plan_options), settings, say=plainly(say),
-        rehearse=partial(rehearse_strategy, unconfined=settings["unconfined"]),
+        rehearse=partial(
+            rehearse_strategy, unconfined=settings["unconfined"], no_cache=settings["no_cache"]
+        ),
     )  # fmt: skip
 
 

@@ -271,3 +271,28 @@ def _state(self: Any) -> list[Any]:
 def _restore(self: Any, state: Iterable[Any]) -> None:
     for name, value in zip(self.__frozen_attributes__, state, strict=True):
         object.__setattr__(self, name, value)
+
+
+def restored(kind: Any, value: Any) -> Any:
+    """A value of a type with dataclasses in it, from what ``asdict`` and JSON made of it.
+
+    Raises:
+        KeyError, TypeError, AttributeError: it is none of that type.
+    """
+    from types import NoneType, UnionType
+    from typing import Union, get_args, get_origin, get_type_hints
+
+    origin, of = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        restored_fields = {one.name: restored(hints[one.name], value[one.name]) for one in fields(kind)}
+        return kind(**restored_fields)  # type: ignore[operator]
+    if origin in (Union, UnionType):
+        others = [one for one in of if one is not NoneType]
+        return restored(others[0], value) if value is not None and len(others) == 1 else value
+    if origin is tuple:
+        kinds = of[:1] * len(value) if of[-1] is Ellipsis else of
+        return tuple(restored(one, item) for one, item in zip(kinds, value, strict=True))
+    if origin in (dict, Mapping):
+        return {key: restored(of[1], item) for key, item in value.items()}
+    return value

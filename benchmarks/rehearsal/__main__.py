@@ -131,6 +131,7 @@ class Bench:
             gpus=run.gpus,
             plan=PlanUse(folder=plan),
             launcher=launcher,
+            no_cache=True,
             steps=100 if run.kind == "raw" else self.options.steps,
             writable=self.folder / "shown",
         )

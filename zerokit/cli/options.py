@@ -103,6 +103,12 @@ def unconfined(command: F) -> F:
     return click.option("--unconfined", is_flag=True, help=text)(command)
 
 
+def no_cache(command: F) -> F:
+    """Adds the switch that makes every rehearsal anew."""
+    text = "Rehearse even where the answer of an unchanged rehearsal is kept."
+    return click.option("--no-cache", is_flag=True, help=text)(command)
+
+
 def explain(command: F) -> F:
     """Adds ``--explain``: the details below the answer."""
     text = "Show memory and time in detail, other plans and the files too."

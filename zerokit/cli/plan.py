@@ -75,6 +75,7 @@ class PlanCommand(Command):
     help="With a script: after this time it is rehearsed only until one plan is that fits. [default: 600]",
 )
 @shared_options.unconfined
+@shared_options.no_cache
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
 def command(
@@ -85,6 +86,7 @@ def command(
     explain: bool,
     rehearsal_seconds: float | None,
     unconfined: bool,
+    no_cache: bool,
     as_json: bool,
     overrides: tuple[str, ...],
     **options: Any,
@@ -113,11 +115,13 @@ def command(
 
             result = plan_script(
                 _target(words), options, recipe=recipe, overrides=overrides, out=folder, top=count,
-                seconds=rehearsal_seconds or DEFAULT_SECONDS, unconfined=unconfined, say=say,
+                seconds=rehearsal_seconds or DEFAULT_SECONDS, unconfined=unconfined,
+                no_cache=no_cache, say=say,
             )  # fmt: skip
-        elif rehearsal_seconds is not None or unconfined:
+        elif rehearsal_seconds is not None or unconfined or no_cache:
             raise InputError(
-                "⟨rehearsal_seconds⟩, ⟨unconfined⟩: only with a script: zerokit plan … -- train.py ARGS"
+                "⟨rehearsal_seconds⟩, ⟨unconfined⟩, ⟨no_cache⟩: only with a script: "
+                "zerokit plan … -- train.py ARGS"
             )
         else:
             result = planner.plan(options, recipe=recipe, overrides=overrides, out=folder, top=count, say=say)

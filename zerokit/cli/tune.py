@@ -186,7 +186,9 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         say(resolved.note)
     result = tuner.tune(
         resolved.target, plan_options, settings, say=say, show_progress=is_loud(),
-        rehearse=partial(rehearse_strategy, unconfined=settings["unconfined"]),
+        rehearse=partial(
+            rehearse_strategy, unconfined=settings["unconfined"], no_cache=settings["no_cache"]
+        ),
     )  # fmt: skip
     _print(result.to_dict(), as_json)
     if result.interrupted is not None:

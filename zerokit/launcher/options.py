@@ -80,6 +80,8 @@ class LaunchArguments:
     out of memory; 0: none."""
     unconfined: Annotated[bool, Option("Prediction")] = False
     """Rehearse even where the kernel gives no namespaces: what native code writes then remains."""
+    no_cache: Annotated[bool, Option("Prediction")] = False
+    """Rehearse even where the answer of an unchanged rehearsal is kept."""
     no_host_probe: Annotated[bool, Option("Prediction")] = False
     """Do not measure this host's speed before its first launch on GPUs, some 15 s."""
     run_dir: Annotated[PathLike | None, Option("", "DIR", spellings=("--run-dir", "--out"))] = None

@@ -20,7 +20,7 @@ from zerokit.script.entry_points import Target
 from zerokit.temporary import is_temporary
 
 _MOST_NAMED = 4
-_OUTPUTS = frozenset(
+OUTPUTS = frozenset(
     ("output_dir", "output_path", "output_folder", "output", "out_dir", "out", "save_dir", "save_path",
      "save_folder", "logging_dir", "log_dir", "log_path", "run_name")
 )  # fmt: skip
@@ -79,7 +79,7 @@ def _differing(rehearsed: Sequence[str], given: Sequence[str]) -> Iterator[tuple
     before, now = dict(by_option(rehearsed)), dict(by_option(given))
     for option in dict.fromkeys((*before, *now)):
         old, new, name = before.get(option), now.get(option), _name(option)
-        is_idle = name in _OUTPUTS | _VALUES_ALONE or (name in _PLANNED and new is None)
+        is_idle = name in OUTPUTS | _VALUES_ALONE or (name in _PLANNED and new is None)
         if name in _STEPS:
             ran, steps = _steps(old), _steps(new)
             is_idle = ran is not None and steps is not None and steps >= ran >= _ENOUGH_STEPS

@@ -55,6 +55,10 @@ class RehearsalOutcome(Protocol):
         """What the planner takes of it; None where it did not go to the end."""
 
     @property
+    def when_kept(self) -> str:
+        """When it was made, where it was kept from then; empty: it is new."""
+
+    @property
     def why_not(self) -> str:
         """Why there is nothing to take, in a sentence."""
 
@@ -118,6 +122,7 @@ class RehearsedSearch(Generic[Outcome]):
         self.say(f"{title}: {strategy_words(strategy)} ({_time_left(seconds_left)})")
         done = self.run(request, strategy, max(seconds_left, _LEAST_LIMIT_SECONDS))
         took, rehearsed = time.monotonic() - began, done.rehearsed
+        how = f"kept {done.when_kept}" if done.when_kept else f"took {format_seconds(took)}"
         if rehearsed is None:
             self.failed.append(strategy)
             self.say(f"  {self.profile.name}: {done.why_not}")
@@ -126,7 +131,7 @@ class RehearsedSearch(Generic[Outcome]):
             step = f", {format_seconds(rehearsed.step_seconds)} a step" if rehearsed.step_seconds else ""
             self.say(
                 f"  peak {format_gib(rehearsed.peak_allocated_bytes)}, "
-                f"{format_gib(rehearsed.min_vram_bytes)} required{step}; took {format_seconds(took)}"
+                f"{format_gib(rehearsed.min_vram_bytes)} required{step}; {how}"
             )
         self.records.append(
             RehearsalRecord(

@@ -180,6 +180,7 @@ class RehearsalRequest:
         limit_seconds: after which it is ended; None: never.
         unconfined: go on where the kernel gives no namespaces, and native code may write what remains.
         more_micro_steps: so many micro-batches more than are rehearsed are in the step that is timed.
+        no_cache: rehearse, though an answer is kept.
     """
 
     target: Target
@@ -198,6 +199,7 @@ class RehearsalRequest:
     unconfined: bool = False
     more_micro_steps: int = 0
     host: HostSpeed | None = None
+    no_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,12 @@ class LaunchRehearsals:
 
     Attributes:
         seconds: each is ended after so long; 0: there are none.
-        unconfined: as of a :class:`RehearsalRequest`.
+        unconfined, no_cache: as of a :class:`RehearsalRequest`.
     """
 
     seconds: float = MOST_SECONDS
     unconfined: bool = False
+    no_cache: bool = False
 
     def of_oom(self, launch: Launch, report: RunReport, say: Say) -> RehearsedRun | None:
         """Rehearse the command that ran out of a GPU's memory, on the rank that did; None where it was no
@@ -131,6 +132,7 @@ class LaunchRehearsals:
             step_time=step_time,
             limit_seconds=self.seconds,
             unconfined=self.unconfined,
+            no_cache=self.no_cache,
         )
 
 

@@ -46,6 +46,8 @@ class RehearsalArguments:
     are warned of."""
     unconfined: Annotated[bool, Option("Rehearsal")] = False
     """Rehearse even where the kernel gives no namespaces: what native code writes then remains."""
+    no_cache: Annotated[bool, Option("Rehearsal")] = False
+    """Rehearse even where the answer of an unchanged rehearsal is kept."""
     out: Annotated[PathLike | None, Option("", "DIR")] = None
     """Write rehearsal.json and the script's output there."""
     say: Say = silent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from zerokit.domain.hardware import Gpu
@@ -79,6 +80,16 @@ LENGTH_ARGUMENTS = SETTINGS["seq_len"].in_scripts
 """What a Trainer's arguments may call the length at which it cuts a sequence."""
 PHASE = "phase: "
 """What a line about the progress begins with that names a phase which has begun; others are for people."""
+
+READ_FILE, READ_FOLDER, READ_MODULES = "f", "d", "m"
+"""What begins a record of what was read: of a path that was opened or asked for; of a folder that was listed;
+of one that was searched for modules."""
+
+
+def reads_log(folder: str | Path, rank: int) -> Path:
+    """Where the reads of a rank are written down, each with a NUL at its end, in the folder of one run's
+    ranks."""
+    return Path(folder, f"reads-{rank}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

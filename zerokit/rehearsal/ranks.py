@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from zerokit.errors import InputError
+from zerokit.rehearsal import kept
 from zerokit.rehearsal.conduct import Exchange, NeedsRanks, RehearsalRequest, rehearse_one
 from zerokit.rehearsal.result import GuessedValue, Rehearsal, Stop
-from zerokit.temporary import temporary_folder
 from zerokit.units import format_gib
 
 Progress = Callable[[str], None]
@@ -26,8 +26,11 @@ def rehearse(request: RehearsalRequest, progress: Progress | None = None) -> Reh
     Raises:
         InputError: no such script, plan, GPU or launcher.
     """
-    with temporary_folder("messages") as folder:
-        return with_missing(Senders(folder.resolve(), progress).rehearse(request))
+
+    def anew(folder: Path) -> Rehearsal:
+        return with_missing(Senders(folder, progress).rehearse(request))
+
+    return kept.answer(request, (request.rank,), progress, anew)
 
 
 class Senders:
@@ -176,24 +179,32 @@ def rehearse_ranks(
     Raises:
         InputError: as :func:`rehearse`; a rank that is not there.
     """
+
+    def anew(folder: Path) -> Rehearsal:
+        return _each(request, ranks, Senders(folder, progress), progress)
+
+    return kept.answer(request, ranks, progress, anew)
+
+
+def _each(
+    request: RehearsalRequest, ranks: tuple[int | str, ...], senders: Senders, progress: Progress | None
+) -> Rehearsal:
     first, *rest = ranks
-    with temporary_folder("messages") as folder:
-        senders = Senders(folder.resolve(), progress)
-        done = _of(request, first, None, progress, senders)
-        answered = {done.ranks[0].rank}
-        for rank in rest:
-            # the number of ranks is known only now: the plan may have said it
-            number = int(done.gpus - 1 if rank == LAST else rank)
-            if number in answered:
-                continue
-            answered.add(number)
-            another = senders.rehearsed.get(number)
-            if another is not None:  # another rank needed it, and counted its time
-                another = replace(another, seconds=0.0, cpu_seconds=0.0)
-            else:
-                waits = done.step is not None and bool(done.step.missing)
-                another = _of(replace(request, step_time=waits), number, done.gpus, progress, senders)
-            done = _both(done, another)
+    done = _of(request, first, None, progress, senders)
+    answered = {done.ranks[0].rank}
+    for rank in rest:
+        # the number of ranks is known only now: the plan may have said it
+        number = int(done.gpus - 1 if rank == LAST else rank)
+        if number in answered:
+            continue
+        answered.add(number)
+        another = senders.rehearsed.get(number)
+        if another is not None:  # another rank needed it, and counted its time
+            another = replace(another, seconds=0.0, cpu_seconds=0.0)
+        else:
+            waits = done.step is not None and bool(done.step.missing)
+            another = _of(replace(request, step_time=waits), number, done.gpus, progress, senders)
+        done = _both(done, another)
     return with_missing(done)
 
 

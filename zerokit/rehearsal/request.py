@@ -15,7 +15,6 @@ from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.script.entry_points import Target
 from zerokit.timing.host_speed import HostSpeed
-from zerokit.units import counted
 
 if TYPE_CHECKING:
     from zerokit.fields import Say
@@ -133,10 +132,6 @@ def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
     remote_versions = read_versions(Path(asked.versions)) if asked.versions is not None else {}
     chosen = several.parse(asked.ranks) if isinstance(asked.ranks, str) else tuple(asked.ranks or ())
     request = request_of(target, asked)
-    asked.say(
-        f"rehearsing {target.name}, as a rule {counted(request.steps, 'optimizer step')} at most: that takes "
-        "seconds for a small model, minutes for a large one"
-    )
     done = (
         several.rehearse_ranks(request, chosen, asked.say) if chosen else several.rehearse(request, asked.say)
     )
@@ -177,6 +172,7 @@ def request_of(target: Target, asked: RehearsalArguments) -> RehearsalRequest:
         plan=PlanUse(folder=plan, no_arguments=asked.no_arguments, accept_mismatch=asked.accept_mismatch),
         memory_named=memory_named,
         unconfined=asked.unconfined,
+        no_cache=asked.no_cache,
         host=HostSpeed(factor=asked.host_speed, source="⟨host_speed⟩") if asked.host_speed else None,
         output=folder / "output.txt" if folder is not None else None,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -227,6 +228,7 @@ class Rehearsal:
         untrained: why a script that trains where an option says so neither trained, evaluated nor generated;
             None: it did.
         bf16: whether tensors on the GPU were in bf16, which older GPUs do not compute in.
+        kept_at: when it was made, in seconds since 1970, where it was kept from then; None: it is new.
         config_files: DeepSpeed configurations that were read. ``data_parallel``: whether PyTorch's DDP wraps
             a model; ``fully_sharded``: whether its FSDP shards the one that is trained.
     """
@@ -264,6 +266,14 @@ class Rehearsal:
     vram_bytes: int | None = None
     own_vram: bool = True
     unlike_plan: tuple[str, ...] = ()
+    kept_at: float | None = None
+
+    @property
+    def when_kept(self) -> str:
+        """When a kept answer was made, by the clock here; empty: it is new."""
+        if self.kept_at is None:
+            return ""
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.kept_at))
 
     @property
     def of_feed(self) -> tuple[str, ...]:

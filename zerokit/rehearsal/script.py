@@ -67,7 +67,7 @@ def warnings(environment: Mapping[str, str]) -> list[str]:
 LAUNCHERS = ("auto", "none", *BACKENDS)
 _PORT = 29500
 _RANKS_PER_NODE = 8
-_OF_A_LAUNCHER = re.compile(
+OF_A_LAUNCHER = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|LOCAL_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|NODE_RANK|ROLE_.*|"
     r"CROSS_RANK|CROSS_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|ZEROKIT_.*|CUDA_VISIBLE_DEVICES"
 )
@@ -146,7 +146,7 @@ def prepare(
     untrained = why_no_training(facts, target.arguments)
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     arguments = target.arguments
-    environment = {name: value for name, value in base.items() if not _OF_A_LAUNCHER.fullmatch(name)}
+    environment = {name: value for name, value in base.items() if not OF_A_LAUNCHER.fullmatch(name)}
     script_options = script_arguments.ScriptOptions.read(facts, facts.style, target.arguments)
     if read is None:
         plan_agreement.refuse_missing(script_options)
@@ -260,7 +260,7 @@ class _Planned:
             run_dir=self._folder,
             base=base,
         )
-        return {n: v for n, v in command.set_variables.items() if not _OF_A_LAUNCHER.fullmatch(n)}
+        return {n: v for n, v in command.set_variables.items() if not OF_A_LAUNCHER.fullmatch(n)}
 
 
 def _rank_variables(rank: int, ranks: int) -> dict[str, str]:

@@ -19,19 +19,19 @@ OPTIONS = {
     "launch": (
         "--dry-run", "--accept-mismatch", "--no-arguments", "--no-plan", "--retry-smaller", "--max-restarts",
         "--resume-option", "--run-dir", "--no-trackers", "--no-host-probe", "--rehearsal-seconds",
-        "--unconfined",
+        "--unconfined", "--no-cache",
     ),
     "plan": (
         "--vram", "--host-ram", "--nvme", "--no-calibration", "--all-gpus", "--explain",
-        "--rehearsal-seconds", "--unconfined",
+        "--rehearsal-seconds", "--unconfined", "--no-cache",
     ),
     "emit sbatch": ("--time", "--job-name", "--style", "--accept-mismatch", "--no-arguments"),
     "emit kubernetes": ("--image", "--gpu-resource", "--style", "--accept-mismatch", "--no-arguments"),
     "rehearse": ("--vram", "--host-speed", "--versions", "--no-arguments", "--accept-mismatch", "--html",
-                 "--unconfined"),
+                 "--unconfined", "--no-cache"),
     "tune": (
         "--dry-run", "--host-ram", "--nvme", "--no-calibration", "--run-dir", "--rehearsal-seconds", "--top",
-        "--unconfined",
+        "--unconfined", "--no-cache",
     ),
 }  # fmt: skip
 """By command, those that a training script seldom has."""

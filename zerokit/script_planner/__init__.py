@@ -26,6 +26,7 @@ def plan_script(
     top: int = 5,
     seconds: float = DEFAULT_SECONDS,
     unconfined: bool = False,
+    no_cache: bool = False,
     say: Say | None = None,
 ) -> PlanResult:
     """Choose the fastest strategy for a script, and rehearse the best before it is said to fit.
@@ -34,6 +35,7 @@ def plan_script(
         options: of a plan; where they name no model, the script's is taken from its first rehearsal.
         seconds: after so long it is rehearsed only until one plan is that fits.
         unconfined: rehearse it without namespaces where the kernel gives none.
+        no_cache: rehearse it though nothing has changed since an earlier rehearsal.
         say: hears of each rehearsal.
 
     Raises:
@@ -55,7 +57,7 @@ def plan_script(
     left_to_script = tuple(text for text in overrides if text.strip().replace("-", "_") in told)
     with named_in_refusals(options, requested):
         result = ScriptPlanning(
-            target=target, options=requested, seconds=seconds, unconfined=unconfined, say=say or silent,
-            left_to_script=left_to_script,
+            target=target, options=requested, seconds=seconds, unconfined=unconfined, no_cache=no_cache,
+            say=say or silent, left_to_script=left_to_script,
         ).plan(top)  # fmt: skip
     return result if out is None else replace(result, files=result.write(out, say))

@@ -66,6 +66,7 @@ class ScriptPlanning:
         seconds: after so long the script is rehearsed only until one plan is that fits.
         left_to_script: words that take a value out of the recipe (``seq_len=``), which the script tells.
         unconfined: rehearse it without namespaces where the kernel gives none.
+        no_cache: rehearse it though nothing has changed since an earlier rehearsal.
         search: the rehearsals so far, and what is found with them.
     """
 
@@ -75,6 +76,7 @@ class ScriptPlanning:
     say: Say
     left_to_script: tuple[str, ...] = ()
     unconfined: bool = False
+    no_cache: bool = False
     search: RehearsedSearch[RehearsedScript] = field(init=False)
     _script: ScriptOptions = field(init=False)
     _planned: PlannedFor = field(init=False)
@@ -97,7 +99,13 @@ class ScriptPlanning:
 
     def _run(self, request: Request, strategy: Strategy, limit_seconds: float) -> RehearsedScript:
         return rehearse_strategy(
-            self.target, self._script, request, strategy, limit_seconds, unconfined=self.unconfined
+            self.target,
+            self._script,
+            request,
+            strategy,
+            limit_seconds,
+            unconfined=self.unconfined,
+            no_cache=self.no_cache,
         )
 
     def plan(self, top: int) -> PlanResult:

@@ -31,6 +31,11 @@ class RehearsedScript:
     rehearsed: RehearsedStrategy | None
 
     @property
+    def when_kept(self) -> str:
+        """When it was made, where that was before."""
+        return self.done.when_kept
+
+    @property
     def came_up(self) -> bool:
         """Whether an engine came up: what stops a script before that is seldom its batch size."""
         return any(phase != "load" for phase in self.done.ranks[0].phases)
@@ -92,6 +97,7 @@ def rehearse_strategy(
     limit_seconds: float,
     *,
     unconfined: bool = False,
+    no_cache: bool = False,
 ) -> RehearsedScript:
     """Rehearse the script with a strategy. Of its accumulation two micro-batches are run, and the time of
     the others added: from the second on every one is alike.
@@ -114,6 +120,7 @@ def rehearse_strategy(
                 more_micro_steps=more,
                 limit_seconds=limit_seconds,
                 unconfined=unconfined,
+                no_cache=no_cache,
             )
         )
     rank = done.ranks[0]

@@ -48,6 +48,8 @@ class TuneOptions(PlanOptions, total=False):
     """On GPUs: after this time no further plan is rehearsed; 0 rehearses none."""
     unconfined: Annotated[bool, Option("Runs")]
     """Rehearse even where the kernel gives no namespaces: what native code writes then remains."""
+    no_cache: Annotated[bool, Option("Runs")]
+    """Rehearse even where the answer of an unchanged rehearsal is kept."""
     launcher: Annotated[str, Option("Runs", "|".join(BACKENDS), default="deepspeed")]
     """What starts the ranks."""
     style: Annotated[str, Option("Runs", "auto|raw|accelerate|trainer", default="auto")]

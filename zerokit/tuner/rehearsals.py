@@ -34,6 +34,7 @@ class _Refused:
 
     why_not: str
     rehearsed: RehearsedStrategy | None = None
+    when_kept: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

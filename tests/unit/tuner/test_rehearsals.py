@@ -29,6 +29,7 @@ SCRIPT = Path(__file__).parents[2] / "faults" / "programs" / "tuned.py"
 class Outcome:
     rehearsed: RehearsedStrategy | None
     why_not: str = ""
+    when_kept: str = ""
 
 
 def holds(extra: Callable[[Strategy], int]) -> Callable[..., Outcome]:

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from zerokit.rehearsal.order import PHASE, Order
+from zerokit.rehearsal.order import PHASE, Order, reads_log
 from zerokit.rehearsal.process import sandbox
+from zerokit.rehearsal.process.reads import Reads
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.phases import Context
@@ -56,6 +57,10 @@ class Rehearsed:
 
     def run(self) -> int:
         """The script from its first to its last line, or as far as it goes."""
+        if self._order.messages_folder is not None:
+            reads, messages = Reads(), self._order.messages_folder
+            reads.log_to(reads_log(messages, self._order.rank), [self._order.folder, messages])
+            reads.install()
         why_not = self._why_not()
         if why_not is not None:
             self._write({"complete": False, "stopped": {"location": "", "operator": "", "reason": why_not}})
