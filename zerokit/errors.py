@@ -72,6 +72,10 @@ class ExitCode(IntEnum):
         "a rehearsal stopped before its end and its result is marked incomplete, or the script did not train "
         "(`--do_train` is missing)",
     )  # fmt: skip
+    GREW = (
+        15, "a rehearsal grew beyond its baseline",
+        "a rehearsal's memory or step time grew beyond its baseline (`rehearse --baseline`)",
+    )  # fmt: skip
     NOT_WRITTEN = (
         74, "the report could not be written", "the report, or the output, could not be written",
     )  # fmt: skip

@@ -233,3 +233,22 @@ def _options(command: str) -> list[str]:
         else:
             parts[-1] += f" {word}"
     return parts
+
+
+def github_annotation(level: str, text: str, **properties: object) -> str:
+    """A workflow command that GitHub shows as an annotation (other CI systems read the same lines).
+
+    Args:
+        level: error, warning or notice.
+        **properties: file, line, col, title; None: not known.
+    """
+
+    def escaped(part: str) -> str:
+        return part.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+    pairs = ",".join(
+        f"{name}={escaped(str(value)).replace(':', '%3A').replace(',', '%2C')}"
+        for name, value in properties.items()
+        if value is not None
+    )
+    return f"::{level} {pairs}::{escaped(text)}"

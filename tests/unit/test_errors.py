@@ -17,7 +17,7 @@ def test_exit_codes_are_the_documented_ones() -> None:
     classes = dict(inspect.getmembers(errors, inspect.isclass))
     found = {name: kind.exit_code for name, kind in classes.items() if issubclass(kind, errors.ZerokitError)}
     assert found == DOCUMENTED
-    assert {*DOCUMENTED.values(), 0, 14} == {*errors.ExitCode}
+    assert {*DOCUMENTED.values(), 0, 14, 15} == {*errors.ExitCode}
 
 
 def test_an_error_in_a_file_begins_with_its_location() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,18 @@ from collections.abc import Sequence
 from zerokit.cli import prose
 from zerokit.cli.prose import terminal_width, wrapped
 from zerokit.cli.say import write
+from zerokit.messages import github_annotation
 from zerokit.rehearsal.changes import NextStep
-from zerokit.rehearsal.result import MANAGED, GuessedValue, HeldAtPeak, RankMemory, Rehearsal, waiting
+from zerokit.rehearsal.result import (
+    MANAGED,
+    Growth,
+    GuessedValue,
+    HeldAtPeak,
+    RankMemory,
+    Rehearsal,
+    SinceBaseline,
+    waiting,
+)
 from zerokit.timing.recorded_step import StepTime
 from zerokit.units import counted, format_gib, format_seconds, times
 
@@ -73,6 +84,8 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
             _echo(f"warning: {warning}")
     write()
     _echo(done.verdict, indent="")
+    if done.baseline is not None:
+        _show_baseline(done.baseline)
     if done.fits is None and done.complete and done.min_vram_bytes is not None:
         write("\nNext")
         _echo(_names_a_card(done.min_vram_bytes, bf16=done.bf16))
@@ -81,6 +94,33 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
     for step in following:
         _echo(f"{step.purpose}:")
         write("\n".join(prose.command_lines(shlex.join(step.words))))
+
+
+def _show_baseline(since: SinceBaseline) -> None:
+    """What grew since the baseline; in a job of GitHub's as annotations of its lines, too."""
+    write()
+    _echo(since.text, indent="")
+    for growth in since.grown:
+        _echo(growth.title)
+        for part in growth.parts:
+            _echo(part.text, indent="    ")
+    if since.grown and since.versions:
+        unlike = ", ".join(f"{name} {old or 'none'} → {new}" for name, (old, new) in since.versions.items())
+        _echo(f"other versions than the baseline's: {unlike}")
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for growth in since.grown:
+            click.echo(_annotation(growth))
+
+
+def _annotation(growth: Growth) -> str:
+    """Of the line that holds most of what grew, where that is a file's below the working folder."""
+    text = "\n".join((growth.title, *(part.text for part in growth.parts)))
+    file, _, line = growth.parts[0].location.rpartition(":") if growth.parts else ("", "", "")
+    known = bool(file) and Path(file).is_file()
+    return github_annotation(
+        "error", text, file=os.path.relpath(file) if known else None, line=line if known else None,
+        title="zerokit rehearse",
+    )  # fmt: skip
 
 
 def _names_a_card(required_bytes: int, *, bf16: bool) -> str:
@@ -202,6 +242,7 @@ def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
 )
 @declared(RehearsalArguments)
 @click.option("--html", metavar="FILE", help="Write the result as a page.")
+@click.option("--markdown", metavar="FILE", help="Append a summary to FILE, such as $GITHUB_STEP_SUMMARY.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def command(arguments: tuple[str, ...], **options: Any) -> int:
@@ -210,10 +251,11 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     No GPU, no weights and no arithmetic: every allocation goes through a model of PyTorch's caching
     allocator. Nothing is written, downloaded or pushed.
     """
+    from zerokit.rehearsal.baseline import markdown
     from zerokit.rehearsal.request import rehearse
     from zerokit.script import entry_points
 
-    as_json, html = options.pop("as_json"), options.pop("html")
+    as_json, html, summary = options.pop("as_json"), options.pop("html"), options.pop("markdown")
     asked = RehearsalArguments(**options, say=say)
     if asked.module is None and not arguments:
         raise no_script("--gpu h200")
@@ -225,6 +267,9 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         write_whole(Path(asked.out) / "rehearsal.json", json.dumps(done.to_dict(), indent=1))
     if html is not None:
         _write_page(Path(html), done, asked.module or arguments[0], options["plan"])
+    if summary is not None:
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(markdown(done, resolved.target.name))
     if as_json:
         write_json(done.to_dict())
     else:

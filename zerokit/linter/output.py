@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape, quoteattr
 from zerokit.linter.accelerate.keys import key_list
 from zerokit.linter.files import CheckedFile
 from zerokit.linter.finding import SEVERITIES, Finding
-from zerokit.messages import OBEYED, shown, wrapped
+from zerokit.messages import OBEYED, github_annotation, shown, wrapped
 from zerokit.units import counted
 
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -287,13 +287,11 @@ def as_github(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     lines = []
     for finding in listed(files, notes):
         text = f"{finding.message} Fix: {finding.fix}" if finding.fix else finding.message
-        properties = (
-            f"file={_property(finding.path)},line={finding.location.line},col={finding.location.column},"
-            f"title={_property(finding.rule)}"
-        )
-        lines.append(f"::{_GITHUB_LEVEL[finding.severity]} {properties}::{_data(text)}")
+        where = finding.location
+        properties = {"file": finding.path, "line": where.line, "col": where.column, "title": finding.rule}
+        lines.append(github_annotation(_GITHUB_LEVEL[finding.severity], text, **properties))
     rest = filter(None, (more(file, notes) for file in files))
-    lines += [f"::notice title=zerokit check::{_data(text)}" for text in rest]
+    lines += [github_annotation("notice", text, title="zerokit check") for text in rest]
     return "\n".join(lines)
 
 
@@ -304,11 +302,3 @@ FORMATS: Mapping[str, Callable[..., str]] = {
     "junit": as_junit,
 }
 """Formats other than JSON, by name."""
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")

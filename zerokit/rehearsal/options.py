@@ -48,6 +48,11 @@ class RehearsalArguments:
     """Rehearse even where the kernel gives no namespaces: what native code writes then remains."""
     no_cache: Annotated[bool, Option("Rehearsal")] = False
     """Rehearse even where the answer of an unchanged rehearsal is kept."""
+    baseline: Annotated[PathLike | None, Option("Baseline", "FILE")] = None
+    """Compare with the rehearsal kept in FILE, and end with exit code 15 where memory or step time grew; FILE
+    is written where it does not exist."""
+    max_growth: Annotated[str, Option("Baseline", "SHARE")] = "0.2%"
+    """By how much each figure may be above the baseline's."""
     out: Annotated[PathLike | None, Option("", "DIR")] = None
     """Write rehearsal.json and the script's output there."""
     say: Say = silent

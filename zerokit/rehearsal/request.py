@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.hardware import Gpu
 from zerokit.errors import InputError
+from zerokit.rehearsal.baseline import Baseline
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.options import RehearsalArguments
 from zerokit.rehearsal.result import Rehearsal
@@ -119,7 +120,8 @@ def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
     """Rehearse what was asked for, of this script.
 
     Raises:
-        InputError: as :func:`request_of`; a script or ranks that are not there; versions that cannot be read.
+        InputError: as :func:`request_of`; a script or ranks that are not there; versions or a baseline that
+            cannot be read.
     """
     from zerokit.launcher.plan_agreement import of_missing_model
     from zerokit.rehearsal import ranks as several
@@ -131,6 +133,7 @@ def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
         asked.say(warning)
     remote_versions = read_versions(Path(asked.versions)) if asked.versions is not None else {}
     chosen = several.parse(asked.ranks) if isinstance(asked.ranks, str) else tuple(asked.ranks or ())
+    baseline = Baseline.read(Path(asked.baseline), asked.max_growth) if asked.baseline is not None else None
     request = request_of(target, asked)
     done = (
         several.rehearse_ranks(request, chosen, asked.say) if chosen else several.rehearse(request, asked.say)
@@ -138,7 +141,10 @@ def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
     unlike_versions = version_differences(done.versions, remote_versions, str(asked.versions))
     unlike = _unlike_plan(done, os.fspath(asked.plan)) if asked.plan else ()
     warnings = (*unlike, *done.warnings, *unlike_versions, *done.unlike_ranks)
-    return replace(done, unlike_plan=unlike, warnings=warnings)
+    done = replace(done, unlike_plan=unlike, warnings=warnings)
+    if baseline is None or not done.complete or done.untrained:
+        return done
+    return replace(done, baseline=baseline.compare(done))
 
 
 def _unlike_plan(done: Rehearsal, path: str) -> tuple[str, ...]:

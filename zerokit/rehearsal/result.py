@@ -126,6 +126,82 @@ class HeldAtPeak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrownPart:
+    """A part of what is live at a peak, and by how many bytes it is larger than it was."""
+
+    what: str
+    module: str
+    location: str
+    bytes: int
+
+    @property
+    def text(self) -> str:
+        """What it is, where, and its bytes."""
+        place = " ".join(filter(None, (self.module, self.location)))
+        return f"+{format_gib(self.bytes)} {self.what}{f' ({place})' if place else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """A figure that is larger than a baseline's by more than it may be.
+
+    Attributes:
+        measure: ``peak`` of a phase, ``reserved``, ``host`` memory (bytes), or ``step`` (seconds).
+        parts: of a peak: what grew, most first.
+    """
+
+    measure: str
+    before: float
+    now: float
+    phase: str = ""
+    rank: int = 0
+    parts: tuple[GrownPart, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What grew, and by how much, in words."""
+        name = {
+            "peak": f"peak of {self.phase}, rank {self.rank}",
+            "reserved": f"reserved memory, rank {self.rank}",
+            "host": f"host memory, rank {self.rank}",
+            "step": "step time",
+        }[self.measure]
+        shown = format_seconds if self.measure == "step" else format_gib
+        share = f", +{self.now / self.before - 1:.1%}" if self.before else ""
+        return f"{name}: {shown(self.before)} → {shown(self.now)}{share}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinceBaseline:
+    """A rehearsal beside its baseline.
+
+    Attributes:
+        max_growth: by how much a figure may grow, as a share.
+        written: there was no baseline, and this rehearsal is one now.
+        compared: figures of both.
+        versions: packages of another version than the baseline's, with both.
+    """
+
+    path: str
+    max_growth: float
+    written: bool = False
+    compared: int = 0
+    grown: tuple[Growth, ...] = ()
+    versions: dict[str, tuple[str | None, str]] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """How they compare, in a sentence."""
+        if self.written:
+            return f"baseline written to {self.path}"
+        allowed = f"{self.max_growth:.4%}".rstrip("0%").rstrip(".")
+        beside = f"the baseline in {self.path}"
+        if self.grown:
+            return f"grew by more than {allowed}% over {beside}"
+        return f"none of {counted(self.compared, 'figure')} grew by more than {allowed}% over {beside}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GuessedValue:
     """A value that a line asked for and nobody can know without arithmetic.
 
@@ -177,6 +253,7 @@ class RankMemory:
             on the GPU as far as there is room, beside what PyTorch's allocator counts.
         written_bytes: tensors that the script saved.
         phases: peak allocated by phase; those that occurred.
+        at_peaks: what was live at each phase's peak; ``at_peak``: at the largest.
         freed: by how much the peak would be lower with what ``checkpointing`` frees, and with half of what
             the ``batch`` takes, everything else as it was.
         lower_bounds: phases that take at least their figure, each with what is not modelled in it.
@@ -191,6 +268,7 @@ class RankMemory:
     written_bytes: int
     phases: dict[str, int]
     at_peak: tuple[HeldAtPeak, ...]
+    at_peaks: dict[str, tuple[HeldAtPeak, ...]] = field(default_factory=dict)
     lower_bounds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     managed_bytes: int = 0
     freed: dict[str, int] = field(default_factory=dict)
@@ -229,6 +307,7 @@ class Rehearsal:
             None: it did.
         bf16: whether tensors on the GPU were in bf16, which older GPUs do not compute in.
         kept_at: when it was made, in seconds since 1970, where it was kept from then; None: it is new.
+        baseline: how it compares with an earlier one; None: it was not asked for, or this one is incomplete.
         config_files: DeepSpeed configurations that were read. ``data_parallel``: whether PyTorch's DDP wraps
             a model; ``fully_sharded``: whether its FSDP shards the one that is trained.
     """
@@ -266,6 +345,7 @@ class Rehearsal:
     vram_bytes: int | None = None
     own_vram: bool = True
     unlike_plan: tuple[str, ...] = ()
+    baseline: SinceBaseline | None = None
     kept_at: float | None = None
 
     @property
@@ -303,7 +383,9 @@ class Rehearsal:
         """What the command ends with."""
         if self.fits is False:
             return ExitCode.NOTHING_FITS
-        return ExitCode.DONE if self.complete and not self.untrained else ExitCode.INCOMPLETE_REHEARSAL
+        if not self.complete or self.untrained:
+            return ExitCode.INCOMPLETE_REHEARSAL
+        return ExitCode.GREW if self.baseline is not None and self.baseline.grown else ExitCode.DONE
 
     @property
     def verdict(self) -> str:
@@ -419,6 +501,10 @@ def of_process(report: dict[str, Any], rank: int) -> RankMemory:
         rank=rank,
         phases={name: phases[name] for name in PHASES if name in phases},
         at_peak=tuple(HeldAtPeak(**row) for row in report.get("at_peak", ())),
+        at_peaks={
+            name: tuple(HeldAtPeak(**row) for row in rows)
+            for name, rows in report.get("at_peaks", {}).items()
+        },
         lower_bounds={name: tuple(what) for name, what in report.get("lower_bounds", {}).items()},
         **{name: report.get(name, unknown) for name, unknown in _AS_REPORTED.items()},
     )

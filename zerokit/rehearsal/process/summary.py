@@ -40,7 +40,8 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "required_allocated_bytes": required,
         "communicators": list(machine.communicators.values()),
         "expandable_segments": ledger.allocator.settings.expandable_segments,
-        "at_peak": at_peak(ledger),
+        "at_peak": at_peak(ledger, ledger.peak.clock),
+        "at_peaks": {name: at_peak(ledger, ledger.peaks[name].clock) for name in phase_peaks},
         "bf16": torch.bfloat16 in ledger.dtypes,
         "host_bytes": machine.peak_host_bytes,
         "managed_bytes": machine.managed_bytes,
@@ -60,11 +61,11 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
     }
 
 
-def at_peak(ledger: GpuMemory) -> list[dict[str, Any]]:
-    """What was live when most was allocated, by what, module and line; the largest first."""
+def at_peak(ledger: GpuMemory, clock: int) -> list[dict[str, Any]]:
+    """What was live at a time on the clock, by what, module and line; the largest first."""
     totals: dict[tuple[str, str, str], int] = {}
     history = ledger.history
-    for number in history.live_at(ledger.peak.clock):
+    for number in history.live_at(clock):
         _, _, module, location = ledger.origins[history.origin[number]]
         key = _component(ledger, number), module, location
         totals[key] = totals.get(key, 0) + history.block_bytes[number]

@@ -1,0 +1,78 @@
+"""``rehearse --baseline``: what a change of a script costs is found, and the line that holds it is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import called
+from tests.support.rehearsals import SCRIPTS, rehearse
+
+_BEFORE = (SCRIPTS / "plain_loop.py").read_text()
+_COPIES = (
+    "optimizer = torch",
+    "copies = [p.detach().double() for p in model.parameters()]\noptimizer = torch",
+)
+_LARGER_BATCH = ("batch_size=64", "batch_size=1024")
+
+
+def _rehearsed(folder: Path, text: str, *options: str) -> tuple[int, dict, str]:
+    (folder / "train.py").write_text(text)
+    return rehearse(folder, "--gpu", "h200", *options, "train.py", "4")
+
+
+def test_what_grew_is_named_by_its_line_and_what_did_not_is_quiet(tmp_path: Path) -> None:
+    gate = ("--baseline", "baseline.json")
+    code, said, _ = _rehearsed(tmp_path, _BEFORE, *gate)
+    assert (code, said["baseline"]["written"]) == (0, True)
+    kept = (tmp_path / "baseline.json").read_bytes()
+    code, said, _ = _rehearsed(tmp_path, f"# a comment moves every line\n{_BEFORE}", *gate)
+    assert (code, said["baseline"]["grown"], said["baseline"]["written"]) == (0, [], False)
+    assert said["baseline"]["compared"] > 5
+    for (old, new), line in ((_COPIES, "train.py:10"), (_LARGER_BATCH, "train.py:14")):
+        changed = _BEFORE.replace(old, new)
+        assert changed != _BEFORE
+        code, said, _ = _rehearsed(tmp_path, changed, *gate)
+        (rank,) = said["ranks"]
+        grown = said["baseline"]["grown"]
+        peak = next(one for one in grown if one["phase"] == rank["peak_phase"])
+        assert code == 15 and peak["now"] == rank["peak_allocated_bytes"] > peak["before"]
+        named = {part["location"] for one in grown for part in one["parts"]}
+        assert any(location.endswith(line) for location in named), (line, named)
+        code, _, _ = _rehearsed(tmp_path, changed, *gate, "--max-growth", "1000%")
+        assert code == 0
+    assert (tmp_path / "baseline.json").read_bytes() == kept
+
+
+def test_a_job_of_github_gets_annotations_and_a_summary(tmp_path: Path) -> None:
+    gate = ("--baseline", "baseline.json", "--markdown", "summary.md")
+    _rehearsed(tmp_path, _BEFORE, *gate)
+    (tmp_path / "train.py").write_text(_BEFORE.replace(*_COPIES))
+    words = ("rehearse", "--gpu", "h200", *gate, "train.py", "4")
+    code, out, _ = called(
+        *words, folder=tmp_path, OMP_NUM_THREADS="1", HOME=str(tmp_path), GITHUB_ACTIONS="true"
+    )
+    assert code == 15
+    annotations = [line for line in out.splitlines() if line.startswith("::error ")]
+    assert any("file=train.py,line=10,title=zerokit rehearse" in line for line in annotations)
+    summary = (tmp_path / "summary.md").read_text()
+    assert summary.count("### Rehearsal of train.py") == 2 and "train.py:10" in summary
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "why"),
+    [
+        ("{", (), "not JSON"),
+        ("{}", (), "not a baseline"),
+        (json.dumps({"schema": "zerokit.baseline/1", "gpu": "a100-sxm-80gb"}), (), "a100-sxm-80gb"),
+        (None, ("--max-growth", "2"), "such as 2%"),
+    ],
+)  # fmt: skip
+def test_what_is_no_baseline_is_refused(tmp_path: Path, file: str | None, options: tuple, why: str) -> None:
+    if file is not None:
+        (tmp_path / "baseline.json").write_text(file)
+    code, _, err = _rehearsed(tmp_path, _BEFORE, "--baseline", "baseline.json", *options)
+    assert code == 2 and why in err
+    assert file is None or (tmp_path / "baseline.json").read_text() == file
