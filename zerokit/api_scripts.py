@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from zerokit.fields import Say
     from zerokit.launcher.attempts import DryRun, LaunchResult, Listener
+    from zerokit.launcher.launch import Rehearsals
     from zerokit.planner.plan_result import PlanResult
     from zerokit.rehearsal.result import Rehearsal
     from zerokit.script.entry_points import Target
@@ -48,6 +49,7 @@ def launch(asked: LaunchArguments) -> LaunchResult | DryRun:
     Raises:
         InputError: an argument that cannot be, or a script that contradicts its plan.
         NodeUnusable: a port or machine cannot be used.
+        NothingFits: as rehearsed before its start, it needs more memory than the GPU has.
     """
     from zerokit.launcher.attempts import Listener
     from zerokit.script.entry_points import named_target
@@ -78,7 +80,6 @@ def run_launch(
     from zerokit.launcher import attempts
     from zerokit.launcher.given_plan import choose_plan
     from zerokit.launcher.restarts import check_resume_option
-    from zerokit.rehearsal.of_launch import LaunchRehearsals
 
     check_resume_option(asked.resume_option)
     plan = choose_plan(
@@ -94,12 +95,21 @@ def run_launch(
         retries=attempts.MOST_RETRIES if asked.retry_smaller else 0,
         max_restarts=asked.max_restarts,
         plan_again=planner.plan_into,
-        rehearsals=LaunchRehearsals(
-            seconds=asked.rehearsal_seconds, unconfined=asked.unconfined, no_cache=asked.no_cache
-        ),
+        rehearsals=_rehearsals(asked),
         host_speeds=LaunchHostSpeeds(probes=not asked.no_host_probe),
         listener=listener,
     )
+
+
+def _rehearsals(asked: LaunchArguments) -> Rehearsals:
+    from zerokit.rehearsal.of_launch import BEFORE_SECONDS, MOST_SECONDS, LaunchRehearsals
+
+    limit = asked.rehearsal_seconds
+    before = BEFORE_SECONDS if limit is None else limit
+    return LaunchRehearsals(
+        seconds=MOST_SECONDS if limit is None else limit, before_seconds=0 if asked.no_rehearsal else before,
+        unconfined=asked.unconfined, no_cache=asked.no_cache,
+    )  # fmt: skip
 
 
 @takes(RehearsalArguments)

@@ -75,7 +75,7 @@ def test_it_says_what_the_command_needs(tmp_path: Path) -> None:
 def test_what_it_cannot_rehearse_it_says(tmp_path: Path) -> None:
     found = LaunchRehearsals().of_oom(launch(tmp_path, "missing.py"), report(), lambda line: None)
     assert found is not None and "missing.py" in (found.stopped or "")
-    slow = LaunchRehearsals(seconds=0.05).of_oom(
+    slow = LaunchRehearsals(seconds=0.05, no_cache=True).of_oom(
         launch(tmp_path, "plain_loop.py"), report(), lambda line: None
     )
     assert slow is not None and "did not end within 0.05 s" in (slow.stopped or "")
@@ -172,6 +172,39 @@ def test_a_run_with_more_than_its_plan_s_bare_loop_is_predicted_by_a_rehearsal(t
     assert compared.step_seconds.predicted != loop.step_seconds.predicted
 
 
+def test_what_was_rehearsed_before_the_start_predicts_the_run_and_is_not_rehearsed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the plan predicts, and for all ranks; with no plan at all, too."""
+    teacher, folder = 2 * 16384**2, planned(tmp_path / "plan", seq_len=128)
+    launched, told = other_job(tmp_path, folder)
+    gpu = Devices(kind="cuda", ranks=2, gpu_indexes=(0, 1), why="")
+    on_gpu = LaunchCommand(argv=[], set_variables={"ZEROKIT_DEVICE": "cuda"}, unset_variables=[], files={})
+    launched = replace(launched, placement=Placement(devices=gpu, port=29500), command=on_gpu)
+    said: list[str] = []
+    rehearsals = LaunchRehearsals(before_seconds=600)
+    launched = rehearsals.before(launched, said.append)
+    assert teacher < (launched.predicted_peak_bytes or 0) < 1.2 * teacher
+    assert "before the start, 600 s at most" in said[0] and said[1].startswith("rehearsed")
+    monkeypatch.setattr("zerokit.rehearsal.of_launch.rehearse", None)
+    engine = {"zero_stage": 2, "micro_batch": 2, "batch_rows": 2, "batch_columns": 128, "engines": 1}
+    ranks = [RankReport(rank=rank, host="here", state="finished", device="cuda", engine=engine, steps=6,
+                        phases={"backward": teacher + (64 << 20)}, median_step_seconds=0.1,
+                        peak_allocated_bytes=teacher + (64 << 20) + rank)
+             for rank in range(2)]  # fmt: skip
+    run = told.model_copy(update={"ranks": ranks, "predicted_vs_measured": None})
+    for plan in (launched.plan, None):
+        without = replace(launched, plan=plan)
+        again = rehearsals.of_job(without, run, said.append)
+        compared = with_prediction(run, plan, again).predicted_vs_measured
+        assert compared is not None and compared.predicted_by == "rehearsal"
+        assert all(pair.predicted == launched.predicted_peak_bytes for pair in compared.per_rank)
+        assert (compared.bare_loop is not None) == (plan is not None)
+    found = rehearsals.of_oom(launched, report(), said.append)
+    assert found is not None and found.peak_allocated_bytes == launched.predicted_peak_bytes
+    assert len(said) == 2
+
+
 def test_what_keeps_a_rehearsal_off_is_told_with_the_command_that_makes_it(
     tmp_path: Path, plan_folder: Path
 ) -> None:
@@ -186,7 +219,7 @@ def test_what_keeps_a_rehearsal_off_is_told_with_the_command_that_makes_it(
     assert (none.command or "").endswith(
         "teacher.py --hub_token '<redacted>'"
     )  # on the GPU that it rehearses
-    short = LaunchRehearsals(seconds=0.05).of_job(*job, lambda line: None)
+    short = LaunchRehearsals(seconds=0.05, no_cache=True).of_job(*job, lambda line: None)
     assert short.why_not == ("its rehearsal, which simulates a GPU, stopped: it did not end within 0.05 s")
     assert short.command == none.command  # by hand it has no such limit
 

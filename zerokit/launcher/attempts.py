@@ -24,7 +24,7 @@ from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.replan import LargerThanMemory, NoNextPlan, PlanAgain, SmallerPlan
 from zerokit.launcher.supervisor.observed import Ended
 from zerokit.report import schema
-from zerokit.report.measured import wants_rehearsal
+from zerokit.report.measured import ended_well, wants_rehearsal
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import RunReport
 
@@ -208,12 +208,13 @@ def launch(
 
     Args:
         max_restarts: how often it is started again after another failure, from its newest checkpoint.
-        rehearsals: of the command, after an out-of-memory, or a run of another job or of other memory than
-            its plan's; None: there are none.
+        rehearsals: of the command, before its start, or after an out-of-memory, or a run of another job or of
+            other memory than its plan's; None: there are none.
         host_speeds: learns how fast the host is; None: nothing does.
 
     Raises:
-        InputError, NodeUnusable: it cannot be launched.
+        InputError, NodeUnusable: it cannot be launched. NothingFits: as rehearsed, it needs more memory than
+            the GPU has.
     """
     with ExitStack() as locks:  # the folders stay ours until the last retry is written into their reports
         session = _Session(
@@ -349,6 +350,8 @@ class _Session:
         with ExitStack() as stack:
             try:
                 launch = prepare.prepare(options, run_dir, stack)
+                if self.rehearsals is not None and retry_of is None:
+                    launch = self.rehearsals.before(launch, self.say)
                 if self.host_speeds is not None:
                     self.host_speeds.before(launch, self.say)
                 prepare.write_files(launch)
@@ -385,7 +388,9 @@ class _Session:
         if report.outcome == "oom":  # planning takes a while: the report is there already
             following, report = self._explain_memory(launch, report, interruptions)
             not_written = _write(run_dir, report)
-        elif self.rehearsals is not None and wants_rehearsal(report):
+        elif self.rehearsals is not None and (
+            wants_rehearsal(report) or (self.rehearsals.done is not None and ended_well(report))
+        ):
             try:
                 with interruptions.skippable():
                     again = self.rehearsals.of_job(launch, report, self.say)

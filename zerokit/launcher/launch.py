@@ -104,7 +104,20 @@ Say = Callable[[str], None]
 
 
 class Rehearsals(Protocol):
-    """Rehearses the command of a launch that is over."""
+    """Rehearses the command of a launch.
+
+    Attributes:
+        done: what was rehearsed before the start; None: nothing.
+    """
+
+    done: Any
+
+    def before(self, launch: Launch, say: Say) -> Launch:
+        """The launch, once it is rehearsed, if that is worth it.
+
+        Raises:
+            NothingFits: it needs more memory than the GPU has.
+        """
 
     def of_oom(self, launch: Launch, report: RunReport, say: Say) -> RehearsedRun | None:
         """What it says of a run that ran out of memory."""

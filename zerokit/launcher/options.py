@@ -75,9 +75,11 @@ class LaunchArguments:
     stand in it. A Trainer needs none; empty: it finds its checkpoint by itself."""
     retry_smaller: Annotated[bool, Option("Failures")] = False
     """After an out-of-memory error, run the next plan that would fit, at most 3 times."""
-    rehearsal_seconds: Annotated[float, Option("Prediction", "SECONDS", seconds)] = 180.0
-    """Time for the rehearsal that predicts a run which was not its plan's job or took other memory, or ran
-    out of memory; 0: none."""
+    no_rehearsal: Annotated[bool, Option("Prediction")] = False
+    """Start on GPUs at once, though the plan was not rehearsed with this command."""
+    rehearsal_seconds: Annotated[float | None, Option("Prediction", "SECONDS", seconds)] = None
+    """Time for the rehearsal before the start [default: 30], or of a run that had none and was not its plan's
+    job, took other memory or ran out of it [default: 180]; 0: none."""
     unconfined: Annotated[bool, Option("Prediction")] = False
     """Rehearse even where the kernel gives no namespaces: what native code writes then remains."""
     no_cache: Annotated[bool, Option("Prediction")] = False
@@ -127,6 +129,11 @@ class LaunchOptions(LaunchArguments):
         """What the user asked for, and more."""
         own = {one.name: getattr(asked, one.name) for one in fields(LaunchArguments)}
         return cls(**own | more)
+
+    @property
+    def starts_unrehearsed(self) -> bool:
+        """Whether the command is not rehearsed before its start, whatever its plan."""
+        return self.no_rehearsal or self.rehearsal_seconds == 0
 
     @property
     def ranks(self) -> int | None:

@@ -159,7 +159,7 @@ def note(
         )
     return (
         "the plan was not rehearsed with this script: its figures are of a bare training loop; to plan with "
-        f"the script, which rehearses it for some minutes{left}: {command}"
+        f"the script{left}: {command}"
     )
 
 

@@ -129,7 +129,8 @@ class _Kept:
             os.getcwd(), environment, sys.executable, sys.version, os.cpu_count(), _own_sources(),
             [repr(gpu), request.gpus, ranks, request.steps, request.launcher, request.memory_named,
              request.step_time, request.more_micro_steps, request.unconfined],
-            [_of_plan(request.plan.folder), request.plan.no_arguments, request.plan.accept_mismatch],
+            [_of_plan(request.plan.folder), _of_plan(request.plan.deepspeed), request.plan.style,
+             request.plan.no_arguments, request.plan.accept_mismatch],
             [repr(request.host), repr(step_time.machine(gpu)) if request.step_time else ""],
         ])  # fmt: skip
         digest = hashlib.sha256(
@@ -267,6 +268,9 @@ def _texts(source: str) -> set[str]:
     return set()
 
 
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+
+
 @cache
 def _libraries() -> tuple[str, ...]:
     paths = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(Path(__file__).parents[1])}
@@ -274,7 +278,7 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _is_library(path: str) -> bool:
-    return f"{path}/".startswith(_libraries())
+    return any(part in path for part in _PACKAGES) or f"{path}/".startswith(_libraries())
 
 
 _library_states: dict[tuple[str, str], Any] = {}

@@ -1,18 +1,22 @@
-"""A launch's command rehearsed after its run, where that ran out of memory or not as its plan predicts."""
+"""A launch's command rehearsed: before its start, or after a run that was not and ran out of memory or not
+as its plan predicts."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zerokit.catalog import gpus
 from zerokit.commands import command_text
 from zerokit.domain.hardware import Gpu
-from zerokit.errors import InputError, ZerokitError
+from zerokit.errors import InputError, NothingFits, ZerokitError
 from zerokit.fields import as_options
 from zerokit.launcher.launch import Launch
+from zerokit.launcher.rehearsed_plan import script_words
 from zerokit.launcher.secrets import Secrets
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.ranks import rehearse
@@ -23,8 +27,11 @@ from zerokit.report.schema import Predicted, RehearsedRun, RunReport
 from zerokit.report.what_ran import unlike_rehearsal
 from zerokit.report.words import why_bare
 from zerokit.script.entry_points import Target
+from zerokit.units import format_gib
 
 MOST_SECONDS = 180.0
+BEFORE_SECONDS = 30.0
+"""For so long GPUs may wait for a rehearsal."""
 _CUBLAS = "cuBLAS workspace"
 _KEEPS_ON_CPU = {"trainer": ("--use_cpu", "--no_cuda"), "accelerate": ("--cpu",)}
 """Switches of a script that would keep its rehearsal off the GPU."""
@@ -33,18 +40,61 @@ _TRUE = ("true", "1", "yes", "y", "t")
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LaunchRehearsals:
-    """Rehearsals of a launch that is over.
+    """Rehearsals of a launch: one before its start or after its end.
 
     Attributes:
-        seconds: each is ended after so long; 0: there are none.
+        seconds: one after a run is ended after so long; 0: there are none.
+        before_seconds: one before the start is; 0: there is none.
+        done: the one before the start; None: there was none, or it was abandoned.
         unconfined, no_cache: as of a :class:`RehearsalRequest`.
     """
 
     seconds: float = MOST_SECONDS
+    before_seconds: float = BEFORE_SECONDS
     unconfined: bool = False
     no_cache: bool = False
+    done: Rehearsal | None = None
+
+    def before(self, launch: Launch, say: Say) -> Launch:
+        """Rehearse a command on GPUs that its plan was not rehearsed with.
+
+        What hinders it is told, and the launch starts.
+
+        Raises:
+            NothingFits: it needs more memory than the GPU has.
+        """
+        on_gpu = launch.command.set_variables.get("ZEROKIT_DEVICE") == "cuda"
+        if not on_gpu or not self.before_seconds or launch.rehearsal == "done":
+            return launch
+        gpu, why = _gpu(launch)
+        if gpu is None:
+            say(f"not rehearsed before the start: {why}")
+            return launch
+        limit = f"{self.before_seconds:g} s"
+        say(f"rehearsing the command before the start, {limit} at most (⟨no_rehearsal=True⟩ skips it)")
+        began = time.monotonic()
+        try:
+            done = rehearse(self._request(launch, gpu, 0, step_time=True, seconds=self.before_seconds))
+        except ZerokitError as error:
+            say(f"not rehearsed, the launch starts: {error.marked}")
+            return launch
+        except Exception as error:  # a fault of the rehearsal must not hinder a run
+            say(f"its rehearsal failed, the launch starts: {type(error).__name__}: {error}")
+            return launch
+        if done.fits is False:
+            raise NothingFits(_why_too_large(done, launch))
+        if time.monotonic() - began >= self.before_seconds and not done.complete:
+            say(f"the rehearsal was not done after {limit}: the launch starts")
+            return launch
+        self.done = done
+        how = f" (kept {done.when_kept})" if done.when_kept else ""
+        say(f"rehearsed{how}: {done.verdict}")
+        peak = done.ranks[0].peak_allocated_bytes
+        return replace(
+            launch, predicted_peak_bytes=peak if done.complete and peak else launch.predicted_peak_bytes
+        )
 
     def of_oom(self, launch: Launch, report: RunReport, say: Say) -> RehearsedRun | None:
         """Rehearse the command that ran out of a GPU's memory, on the rank that did; None where it was no
@@ -53,18 +103,21 @@ class LaunchRehearsals:
         on_gpu = launch.command.set_variables.get("ZEROKIT_DEVICE") == "cuda"
         if not on_gpu or failure is None or (failure.oom is not None and failure.oom.memory != "gpu"):
             return None
-        if not self.seconds:
-            return None
-        gpu, why = _gpu(launch)
-        if gpu is None:
-            return RehearsedRun(stopped=f"not rehearsed: {why}")
-        say(f"rehearsing the command that ran out of memory, {self.seconds:g} s at most (Ctrl-C skips it)")
-        try:
-            done = rehearse(self._request(launch, gpu, failure.rank))
-        except ZerokitError as error:
-            return RehearsedRun(stopped=f"not rehearsed: {error}")
-        except KeyboardInterrupt:
-            return None
+        if (done := self.done) is None:
+            if not self.seconds:
+                return None
+            gpu, why = _gpu(launch)
+            if gpu is None:
+                return RehearsedRun(stopped=f"not rehearsed: {why}")
+            say(
+                f"rehearsing the command that ran out of memory, {self.seconds:g} s at most (Ctrl-C skips it)"
+            )
+            try:
+                done = rehearse(self._request(launch, gpu, failure.rank))
+            except ZerokitError as error:
+                return RehearsedRun(stopped=f"not rehearsed: {error}")
+            except KeyboardInterrupt:
+                return None
         (rank,) = done.ranks
         return RehearsedRun(
             peak_allocated_bytes=rank.peak_allocated_bytes or None,
@@ -75,10 +128,12 @@ class LaunchRehearsals:
         )
 
     def of_job(self, launch: Launch, report: RunReport, say: Say) -> PredictedAgain:
-        """Predict what a run's fullest rank took, where that was not the plan's job, nor its bare loop.
+        """Predict what a run took: as rehearsed before its start, else as its fullest rank is rehearsed now.
 
         Whatever hinders it is told, and nothing is raised: the run is over, and its verdict stands.
         """
+        if self.done is not None:
+            return _prediction(self.done, launch, report, None, of_all=True)
         predicted = report.predicted_vs_measured
         assert predicted is not None
         gpu, why = _gpu(launch)
@@ -95,28 +150,18 @@ class LaunchRehearsals:
             )
             step_time = report.gpu_measured
             done = rehearse(self._request(launch, gpu, predicted.rank, step_time=step_time))
-            why_not = _why_unlike(done, report)
-            if done.stopped is not None and done.stopped.location:
-                command = None  # it would stop at the same line
+            return _prediction(done, launch, report, command)
         except KeyboardInterrupt:
             why_not = "its rehearsal was interrupted"
         except ZerokitError as error:
             why_not = f"the command was not rehearsed: {as_options(str(error))}"
         except Exception as error:  # a fault of the rehearsal must not fail a run that went well
             why_not = f"its rehearsal failed: {type(error).__name__}: {error}"
-        if why_not is not None:
-            return PredictedAgain(why_not=why_not, command=command)
-        chosen = (launch.plan or {}).get("chosen") or {}
-        estimate = _estimate(done, launch, on_cpu=not report.on_gpu)
-        plan = {**(launch.plan or {}), "chosen": {**chosen, "estimate": estimate}}
-        location = (
-            f" on a simulated {gpu.title}" if report.on_gpu else "; a simulated GPU stands for host memory"
-        )
-        fed = f"{done.fed.text}; " if done.fed is not None else ""
-        note = f"rehearsed: {fed}rank {predicted.rank}, {done.steps} optimizer steps{location}"
-        return PredictedAgain(by="rehearsal", plan=plan, note=note)
+        return PredictedAgain(why_not=why_not, command=command)
 
-    def _request(self, launch: Launch, gpu: Gpu, rank: int, *, step_time: bool = False) -> RehearsalRequest:
+    def _request(
+        self, launch: Launch, gpu: Gpu, rank: int, *, step_time: bool = False, seconds: float | None = None
+    ) -> RehearsalRequest:
         options = launch.options
         return RehearsalRequest(
             target=_off_cpu(launch),
@@ -126,14 +171,55 @@ class LaunchRehearsals:
             launcher=options.launcher,
             plan=PlanUse(
                 folder=options.plan,
+                deepspeed=os.fspath(options.deepspeed) if options.deepspeed is not None else None,
+                style=options.style,
                 no_arguments=options.no_arguments,
                 accept_mismatch=options.accept_mismatch,
             ),
             step_time=step_time,
-            limit_seconds=self.seconds,
+            limit_seconds=seconds or self.seconds,
             unconfined=self.unconfined,
             no_cache=self.no_cache,
         )
+
+
+def _why_too_large(done: Rehearsal, launch: Launch) -> str:
+    """Both figures, and what to type."""
+    planned = ((launch.plan or {}).get("chosen") or {}).get("estimate") or {}
+    beside = f"; its plan says {format_gib(planned['min_vram_bytes'])}" if "min_vram_bytes" in planned else ""
+    words = ["plan", "--gpus", str(launch.expected_ranks), "--", *script_words(launch.options.target)]
+    lower = f"; the most would free: {done.changes[0].what}" if done.changes else ""
+    return (
+        f"{launch.options.target.name} {done.verdict} (rehearsed{beside}), and was not started{lower}; "
+        f"{command_text(*words)} plans for it, ⟨no_rehearsal=True⟩ starts it all the same"
+    )
+
+
+def _prediction(
+    done: Rehearsal, launch: Launch, report: RunReport, command: str | None, *, of_all: bool = False
+) -> PredictedAgain:
+    """A rehearsal as the prediction of a run.
+
+    Args:
+        command: that would rehearse it, for a user who wants to know more.
+        of_all: other ranks are taken to be like the rehearsed one, but for stages of a pipeline.
+    """
+    why_not = _why_unlike(done, report)
+    if why_not is not None:
+        if done.stopped is not None and done.stopped.location:
+            command = None  # it would stop at the same line
+        return PredictedAgain(why_not=why_not, command=command)
+    # where there is no plan, there are no figures of a bare loop either
+    chosen = (launch.plan or {"chosen": {"rehearsed": {}}}).get("chosen") or {}
+    estimate = _estimate(done, launch, on_cpu=not report.on_gpu)
+    if of_all and not (done.step is not None and done.step.missing):
+        estimate["per_rank"][0]["ranks"] = [0, launch.expected_ranks - 1]
+    plan = {**(launch.plan or {}), "chosen": {**chosen, "estimate": estimate}}
+    title = gpus.load(done.gpu).title
+    location = f" on a simulated {title}" if report.on_gpu else "; a simulated GPU stands for host memory"
+    fed = f"{done.fed.text}; " if done.fed is not None else ""
+    note = f"rehearsed: {fed}rank {done.ranks[0].rank}, {done.steps} optimizer steps{location}"
+    return PredictedAgain(by="rehearsal", plan=plan, note=note)
 
 
 def _why(predicted: Predicted) -> str:
@@ -183,7 +269,7 @@ def _why_unlike(done: Rehearsal, report: RunReport) -> str | None:
     if rank.lower_bounds:
         bounds = sorted({text for texts in rank.lower_bounds.values() for text in texts})
         return f"its rehearsal is a lower bound: {', '.join(bounds)} is not modelled"
-    engine = next(rank_report.engine for rank_report in report.ranks if rank_report.rank == rank.rank)
+    engine = next((one.engine for one in report.ranks if one.rank == rank.rank), None)
     unlike = unlike_rehearsal(engine or {}, done.engine or {})
     return f"its rehearsal did another job: {'; '.join(unlike)}" if unlike else None
 
@@ -216,7 +302,6 @@ def _estimate(done: Rehearsal, launch: Launch, *, on_cpu: bool) -> dict[str, Any
 
 def _gpu(launch: Launch) -> tuple[Gpu | None, str]:
     """This machine's, else the plan's; for CPU ranks the one that a plan assumes where none is named."""
-    from zerokit.catalog import gpus
     from zerokit.machine.detect import detect
     from zerokit.planner.hardware import DEFAULT_GPU, gpu_of_plan
 

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from zerokit import suggest
+from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import all_as_options
 from zerokit.launcher import command as commands
 from zerokit.launcher import plan_agreement
 from zerokit.launcher.backends import BACKENDS
-from zerokit.launcher.given_plan import read_plan
+from zerokit.launcher.given_plan import read_config, read_plan
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
 from zerokit.script import adapt_config
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
+from zerokit.script.agreement import NOT_ASKED
 from zerokit.script.argument_warnings import misplaced_options, why_no_training
 from zerokit.script.entry_points import Target
 from zerokit.script.unlike_job import longest_sequence
@@ -106,13 +108,17 @@ class PreparedScript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanUse:
-    """Which plan reaches the script, and how strictly, as for ``zerokit launch``.
+    """Which plan or DeepSpeed file reaches the script, and how strictly, as for ``zerokit launch``.
 
     Attributes:
-        folder: of the plan, or its plan.yaml; None: the script runs as it is.
+        folder: of the plan, or its plan.yaml; None: there is none.
+        deepspeed: a file of the user's own in place of a plan; without either the script runs as it is.
+        style: how the script takes its configuration; ``auto``: as its source tells.
     """
 
     folder: str | None = None
+    deepspeed: str | None = None
+    style: str = "auto"
     no_arguments: bool = False
     accept_mismatch: bool = False
 
@@ -136,8 +142,13 @@ def prepare(
         raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
     script = Path(target.script) if target.script is not None else None
     facts = script_reader.read_script(script, target.module, target.source)
-    read = read_plan(plan.folder) if plan.folder is not None else None
-    ranks = ranks or (read[0].world_size if read is not None else 1)
+    style = facts.style if plan.style == "auto" else plan.style
+    read: tuple[PlanFile | None, dict[str, Any]] | None = None
+    if plan.folder is not None:
+        read = read_plan(plan.folder)
+    elif plan.deepspeed is not None:
+        read = None, read_config(Path(plan.deepspeed))
+    ranks = ranks or (read[0].world_size if read is not None and read[0] is not None else 1)
     if not 0 <= rank < ranks:
         raise InputError(f"--rank {rank}: there are ranks 0 to {ranks - 1}")
     chosen = _launcher(launcher, facts, target.arguments, ranks, has_plan=read is not None)
@@ -147,13 +158,13 @@ def prepare(
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     arguments = target.arguments
     environment = {name: value for name, value in base.items() if not OF_A_LAUNCHER.fullmatch(name)}
-    script_options = script_arguments.ScriptOptions.read(facts, facts.style, target.arguments)
+    script_options = script_arguments.ScriptOptions.read(facts, style, target.arguments)
     if read is None:
         plan_agreement.refuse_missing(script_options)
         notes += plan_agreement.of_arguments(script_options, ranks)
         notes += warnings(environment)
     else:
-        planned = _Planned(target, facts, read, plan, ranks, chosen, folder, notes)
+        planned = _Planned(target, facts, style, read, plan, ranks, chosen, folder, notes)
         arguments = planned.arguments()
         environment |= planned.environment(base)
     if chosen != "none":
@@ -192,7 +203,8 @@ class _Planned:
         self,
         target: Target,
         facts: script_reader.ScriptFacts,
-        read: tuple[Any, dict[str, Any]],
+        style: str,
+        read: tuple[PlanFile | None, dict[str, Any]],
         use: PlanUse,
         ranks: int,
         launcher: str,
@@ -200,22 +212,24 @@ class _Planned:
         notes: list[str],
     ) -> None:
         self._target, self._facts, self._use, self._ranks = target, facts, use, ranks
+        self._style = style
         self._plan, config = read
         self._launcher = "deepspeed" if launcher in ("auto", "none") else launcher
         self._folder = folder
-        notes.append(f"{target.name} is taken as {script_reader.STYLE_WORDS[facts.style]}: {facts.why}")
-        script_options = script_arguments.ScriptOptions.read(facts, facts.style, target.arguments)
-        self._agreed = plan_agreement.agree(
-            self._plan,
-            script_options,
-            self._adapted(config, "none").config,
-            target=target,
-            ranks=ranks,
-            on_cpu=False,
-            no_arguments=use.no_arguments,
-            accept_mismatch=use.accept_mismatch,
-        )
-        adapted = self._adapted(config, facts.style)
+        notes.append(f"{target.name} is taken as {script_reader.STYLE_WORDS[style]}: {facts.why}")
+        self._agreed, adapted = NOT_ASKED, self._adapted(config, "none")
+        if self._plan is not None:
+            self._agreed = plan_agreement.agree(
+                self._plan,
+                script_arguments.ScriptOptions.read(facts, style, target.arguments),
+                adapted.config,
+                target=target,
+                ranks=ranks,
+                on_cpu=False,
+                no_arguments=use.no_arguments,
+                accept_mismatch=use.accept_mismatch,
+            )
+            adapted = self._adapted(config, style)
         notes += self._agreed.notes
         notes += [f"ds_config.json: {change}" for change in adapted.changes]
         notes += [f"warning: {warning}" for warning in adapted.warnings]
@@ -228,13 +242,13 @@ class _Planned:
             style=script_style,
             device="cuda",
             ranks=self._ranks,
-            planned_ranks=self._plan.world_size,
+            planned_ranks=self._plan.world_size if self._plan is not None else self._ranks,
             facts=self._facts,
         )
 
     def _extra(self) -> list[str]:
         arguments = self._target.arguments
-        options = commands.script_options(self._facts.style, self._facts, arguments, self._config_path)
+        options = commands.script_options(self._style, self._facts, arguments, self._config_path)
         return [*self._agreed.added, *options]
 
     def arguments(self) -> tuple[str, ...]:
@@ -247,11 +261,11 @@ class _Planned:
         """Variables of the plan, without those of a launcher."""
         devices = Devices(kind="cuda", ranks=self._ranks, gpu_indexes=tuple(range(self._ranks)), why="")
         setup = commands.ScriptSetup(
-            style=self._facts.style,
+            style=self._style,
             facts=self._facts,
             arguments=self._extra(),
             config=self._config_path,
-            plan_environment=self._plan.chosen.get("environment") or {},
+            plan_environment=(self._plan.chosen.get("environment") or {}) if self._plan is not None else {},
         )
         command = commands.build(
             LaunchOptions(target=self._target, launcher=self._launcher),

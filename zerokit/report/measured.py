@@ -192,12 +192,17 @@ def is_far(pair: Mapping[str, Any]) -> bool:
     return bool(abs(error) > MOST_FRACTION and abs(pair["predicted"] - pair["measured"]) > MOST_BYTES)
 
 
+def ended_well(run: RunReport) -> bool:
+    """Whether a run went to its end and measured what it took."""
+    good = run.outcome in ("ok", "stopped", "not_as_planned", "trained_otherwise")
+    return good and (run.gpu_measured or not run.on_gpu)
+
+
 def wants_rehearsal(run: RunReport) -> bool:
     """Whether a run that ended well was another job than its plan's and is not predicted again, or allocated
     otherwise than a prediction that was made without its script."""
     predicted = run.predicted_vs_measured
-    good = run.outcome in ("ok", "stopped", "not_as_planned", "trained_otherwise")
-    if predicted is None or not good or (run.on_gpu and not run.gpu_measured):
+    if predicted is None or not ended_well(run):
         return False
     if predicted.predicted_for is None or predicted.bare_loop is not None:
         return True

@@ -106,8 +106,8 @@ def compare_with_plan(
     get through. A run that ended well without any engine, or CPU ranks that had none whose baseline could be
     read, is compared with nothing.
 
-    Where the plan describes a bare loop and the run was none (``zerokit.report.measured``), ``rehearsed``, a
-    rehearsal of the command, takes the plan's place, and the plan's figures stand in ``bare_loop``.
+    ``rehearsed``, a rehearsal of the command, takes the plan's place; where that describes a bare loop and
+    the run was none (``zerokit.report.measured``), the plan's figures stand in ``bare_loop``.
     """
     reported = [rank for rank in report["ranks"] if rank["reported"]]
     if not estimate_of(plan) or not reported:
@@ -123,10 +123,11 @@ def compare_with_plan(
     else:
         result = _beside(reported, plan, usable=True, is_gpu=is_gpu)
         loop = bare_loop_of_plan(chosen_of(plan), result)
-        if loop is not None:
+        if loop is not None or _plan_of(rehearsed) is not None:
             again = rehearsed
             if _plan_of(again) is not None:
                 result = _beside(reported, _plan_of(again), usable=True, is_gpu=is_gpu)
+        if loop is not None:
             result["bare_loop"] = loop
     is_rehearsed = _plan_of(again) is not None and again is not None and again.by == "rehearsal"
     if is_gpu and "bare_loop" not in result and not is_rehearsed and is_bare_loop(chosen_of(plan)):

@@ -18,8 +18,8 @@ from zerokit.suggest import misspelt
 OPTIONS = {
     "launch": (
         "--dry-run", "--accept-mismatch", "--no-arguments", "--no-plan", "--retry-smaller", "--max-restarts",
-        "--resume-option", "--run-dir", "--no-trackers", "--no-host-probe", "--rehearsal-seconds",
-        "--unconfined", "--no-cache",
+        "--resume-option", "--run-dir", "--no-trackers", "--no-host-probe", "--no-rehearsal",
+        "--rehearsal-seconds", "--unconfined", "--no-cache",
     ),
     "plan": (
         "--vram", "--host-ram", "--nvme", "--no-calibration", "--all-gpus", "--explain",

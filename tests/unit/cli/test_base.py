@@ -36,7 +36,7 @@ def test_quiet_leaves_warnings(command: str, capsys: pytest.CaptureFixture[str])
             "Script": "--module --style --no-arguments --no-trackers",
             "Ranks": "--gpus --num-ranks --device --nodes --hostfile --master-port --launcher",
             "Failures": "--heartbeat --grace --max-restarts --resume-option --retry-smaller",
-            "Prediction": "--rehearsal-seconds --unconfined --no-cache --no-host-probe",
+            "Prediction": "--no-rehearsal --rehearsal-seconds --unconfined --no-cache --no-host-probe",
             "Output": "--run-dir --show --dry-run --quiet --help",
         }),
         ("rehearse", {

@@ -38,7 +38,7 @@ def test_it_names_the_command_that_plans_with_the_script(tmp_path: Path) -> None
     assert said.startswith(
         "the plan was not rehearsed with this script: its figures are of a bare training loop"
     )
-    assert "for some minutes (model= leaves that to the script): zerokit plan" in said
+    assert "to plan with the script (model= leaves that to the script): zerokit plan" in said
     words = shlex.split(said[said.index("zerokit plan") :])
     assert words[:6] == ["zerokit", "plan", "--recipe", f"{folder}/plan.yaml", "--out", str(folder)]
     assert words[6:] == [
@@ -69,7 +69,7 @@ def test_the_command_leaves_to_the_script_what_it_decides_otherwise(
     zerokit.plan(**asked, gpus=1, gpu="t4", out=tmp_path)
     said = note(plan_file.read(tmp_path), SFT, "trainer", tmp_path, Agreement(unlike=tuple(unlike))) or ""
     told = f" ({' and '.join(left_out)} leave{'' if left_out[1:] else 's'} th" if left_out else ": zerokit"
-    assert f"for some minutes{told}" in said
+    assert f"to plan with the script{told}" in said
     words = shlex.split(said[said.index("zerokit plan") :])
     assert words[2:4] == ["--recipe", f"{tmp_path}/plan.yaml"]
     assert words[6 : words.index("--")] == left_out

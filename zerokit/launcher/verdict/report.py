@@ -134,14 +134,16 @@ def _as_dicts(ranks: Iterable[RankReport]) -> list[dict[str, Any]]:
 def with_prediction(
     report: RunReport, plan: Mapping[str, Any] | None, prediction: PredictedAgain
 ) -> RunReport:
-    """The report of a run that was not its plan's job, or not its plan's bare loop, compared with another
-    prediction; one that was predicted again keeps that where there is no other."""
+    """The report of a run that was rehearsed, was not its plan's job, or not its plan's bare loop, compared
+    with that prediction; one that was predicted again keeps that where there is no other."""
     before = report.predicted_vs_measured
     if before is not None and before.predicted_for == "what ran" and prediction.plan is None:
         told = {"not_predicted": prediction.why_not, "rehearse_command": prediction.command}
         return report.model_copy(update={"predicted_vs_measured": before.model_copy(update=told)})
     as_dicts = _as_dicts(report.ranks)
-    compared = compare_with_plan({"ranks": as_dicts}, plan, lambda *_: prediction, prediction)
+    compared = compare_with_plan(
+        {"ranks": as_dicts}, plan or prediction.plan, lambda *_: prediction, prediction
+    )
     if compared is None:
         return report
     problems = list(report.problems)
