@@ -133,6 +133,20 @@ def keep_former(path: Path, data: str) -> Path | None:
     return kept
 
 
+def remove_oldest(folder: Path, most_entries: int, most_bytes: int) -> None:
+    """Remove what was longest not written or marked as used of a folder's files, beyond so many or so much.
+
+    Raises:
+        OSError: the folder cannot be read or written.
+    """
+    files = sorted(((path.stat(), path) for path in folder.iterdir()), key=lambda one: -one[0].st_mtime_ns)
+    size = 0
+    for number, (status, path) in enumerate(files):
+        size += status.st_size
+        if size > most_bytes or number >= most_entries:
+            path.unlink(missing_ok=True)
+
+
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
     """zerokit's folder among the user's caches; where the user has no home, one that cannot be made."""
     environment = os.environ if environment is None else environment

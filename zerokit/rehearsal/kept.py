@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.script_words import by_option
-from zerokit.files import cache_folder, read_regular, write_whole
+from zerokit.files import cache_folder, read_regular, remove_oldest, write_whole
 from zerokit.launcher.rehearsed_plan import OUTPUTS
 from zerokit.launcher.secrets import Secrets, is_secret_name
 from zerokit.rehearsal import step_time
@@ -175,7 +175,7 @@ class _Kept:
         write_whole(
             self.path, zlib.compress(text.encode("utf-8", "surrogateescape"), 1), durable=False, mode=0o600
         )
-        _limit(self.path.parent)
+        remove_oldest(self.path.parent, _MOST_ENTRIES, _MOST_BYTES)
 
     def _is_no_file(self, path: str) -> bool:
         """Whether it is a secret and no file: libraries ask of every argument whether it is one."""
@@ -184,16 +184,6 @@ class _Kept:
 
 def _folder() -> Path:
     return cache_folder() / "rehearsals"
-
-
-def _limit(folder: Path) -> None:
-    """Remove the least recently used of what is more than may be kept."""
-    entries = sorted(((one.stat(), one) for one in folder.glob("*.json.z")), key=lambda e: -e[0].st_mtime_ns)
-    size = 0
-    for number, (status, path) in enumerate(entries):
-        size += status.st_size
-        if size > _MOST_BYTES or number >= _MOST_ENTRIES:
-            path.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- what is known before

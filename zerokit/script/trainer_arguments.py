@@ -9,11 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError
 from zerokit.files import read_regular
+from zerokit.script.kept_values import kept_values
 from zerokit.script.reader import ARGUMENT_FILES, ScriptFacts
 
 _PARSE_SECONDS = 120.0
@@ -109,6 +111,10 @@ def values_of_class(
     environment = {name: value for name, value in os.environ.items() if name not in _SHOULD_NOT_SEE}
     environment = {n: v for n, v in environment.items() if not n.startswith("ACCELERATE_")}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return kept_values(order, environment, partial(_asked, order, environment))
+
+
+def _asked(order: Mapping[str, Any], environment: dict[str, str]) -> dict[str, object]:
     try:
         done = subprocess.run(
             [sys.executable, "-I", str(Path(__file__).with_name("parse_only.py"))],
