@@ -103,8 +103,8 @@ def compare_with_plan(
 
     A prediction stands beside a measurement only where the run did what was predicted: else it is made
     again for what ran, with ``predict_again``, or left out. The same goes for a phase that a rank did not
-    get through. A run that ended well without any engine, or CPU ranks that had none whose baseline could be
-    read, is compared with nothing.
+    get through. A run that ended well without any engine is compared with a rehearsal alone; CPU ranks
+    that had none whose baseline could be read, with nothing.
 
     ``rehearsed``, a rehearsal of the command, takes the plan's place; where that describes a bare loop and
     the run was none (``zerokit.report.measured``), the plan's figures stand in ``bare_loop``.
@@ -114,7 +114,8 @@ def compare_with_plan(
         return None
     is_over = all(rank["state"] in ("finished", "stopped") for rank in reported)
     is_gpu = any(on_gpu(rank.get("device"), rank["peak_allocated_bytes"]) for rank in reported)
-    if not any(had_engine(rank) for rank in reported) and (is_over or not is_gpu):
+    is_unlike = is_over and _plan_of(rehearsed) is None  # plans are of DeepSpeed, rehearsals of what runs
+    if not any(had_engine(rank) for rank in reported) and (is_unlike or not is_gpu):
         return None
     differing = _differing(report["ranks"], plan)
     again = predict_again(plan or {}, differing) if differing and predict_again is not None else None

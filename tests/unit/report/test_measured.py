@@ -243,3 +243,16 @@ def test_a_prediction_for_what_ran_that_is_far_off_wants_a_rehearsal(
         "the script was not predicted: its rehearsal was interrupted",
         "to predict it: zerokit rehearse -m trl.scripts.sft",
     ]
+
+
+def test_a_script_without_deepspeed_is_compared_with_its_rehearsal(tmp_path: Path) -> None:
+    """TRL's SFT of Llama-3.2-1B on one H200 (10.33 GiB at its peak), which no plan is of."""
+    took = {"load": 2471645184, "forward": 8493466910, "backward": 11091753472, "step": 9953411072}
+    peaks = {name: gpu_phase(size) for name, size in took.items()}
+    more = {"steps_counted_by": "optimizer", "engine": None, "engines": [], "median_step_seconds": 0.211}
+    write_rank(tmp_path, 0, peak=max(took.values()), phases=peaks, **more)
+    report = RunReport.model_validate(reports.report_of(tmp_path, 1, plan=plan_of(PLANNED)))
+    assert report.predicted_vs_measured is None
+    compared = with_prediction(report, None, rehearsal(took)).predicted_vs_measured
+    assert compared is not None and compared.peak_bytes is not None
+    assert compared.predicted_by == "rehearsal" and compared.peak_bytes.error_fraction == 0
