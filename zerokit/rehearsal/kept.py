@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import stat
 import sys
 import sysconfig
@@ -29,6 +28,7 @@ from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.environment import OF_A_SESSION
 from zerokit.domain.script_words import by_option
 from zerokit.files import cache_folder, read_regular, remove_oldest, write_whole
 from zerokit.launcher.rehearsed_plan import OUTPUTS
@@ -52,13 +52,6 @@ _DIGESTED_BYTES = 1 << 20
 _SECONDS = 10.0
 """For so long libraries stay as they were looked at."""
 _OF_THE_KERNEL = ("/proc/", "/sys/", "/dev/")
-_OF_A_SESSION = re.compile(
-    r"_|SHLVL|OLDPWD|PWD|COLUMNS|LINES|TERM.*|COLORTERM|SSH_.*|TMUX.*|STY|WINDOWID|DISPLAY|WAYLAND_.*|XAUTHORITY|"
-    r"XDG_SESSION_.*|XDG_RUNTIME_DIR|DBUS_.*|PS[1-4]|PROMPT.*|LS_COLORS|HIST.*|INVOCATION_ID|JOURNAL_STREAM|"
-    r"VSCODE_.*|PYTEST_.*|NO_COLOR|FORCE_COLOR"
-)
-"""Variables that differ from terminal to terminal, and that no script computes with."""
-
 Say = Callable[[str], None]
 
 
@@ -119,20 +112,21 @@ class _Kept:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if not _OF_A_SESSION.fullmatch(name)
+            if not OF_A_SESSION.fullmatch(name)
             and not OF_A_LAUNCHER.fullmatch(name)
             and not is_secret_name(name)
         }
         target, gpu = request.target, request.gpu
-        facts = secrets.tree([
+        facts = [
             _SCHEMA, target.script, target.module, target.source, secrets.argv(target.arguments),
-            os.getcwd(), environment, sys.executable, sys.version, os.cpu_count(), _own_sources(),
+            os.getcwd(), secrets.tree(environment), sys.executable, sys.version, os.cpu_count(),
+            _own_sources(),
             [repr(gpu), request.gpus, ranks, request.steps, request.launcher, request.memory_named,
              request.step_time, request.more_micro_steps, request.unconfined],
             [_of_plan(request.plan.folder), _of_plan(request.plan.deepspeed), request.plan.style,
              request.plan.no_arguments, request.plan.accept_mismatch],
             [repr(request.host), repr(step_time.machine(gpu)) if request.step_time else ""],
-        ])  # fmt: skip
+        ]  # fmt: skip
         digest = hashlib.sha256(
             json.dumps(facts, sort_keys=True).encode("utf-8", "surrogateescape")
         ).hexdigest()
@@ -190,15 +184,15 @@ def _folder() -> Path:
 
 
 @cache
-def _own_sources() -> list[list[Any]]:
-    """zerokit's own files, as they are."""
+def _own_sources() -> str:
+    """zerokit's own files, as they are, in a digest."""
     found = []
     for folder, _, names in os.walk(Path(__file__).parents[1]):
         for name in names:
             if not folder.endswith("__pycache__"):
                 status = Path(folder, name).stat()
                 found.append([folder, name, status.st_size, status.st_mtime_ns])
-    return sorted(found)
+    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
 
 
 def _of_plan(folder: str | None) -> list[str | None]:

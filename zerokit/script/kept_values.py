@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.environment import OF_A_SESSION
 from zerokit.files import cache_folder, read_regular, remove_oldest, write_whole
 from zerokit.machine.versions import DECIDING, installed
 
@@ -57,7 +58,8 @@ def _words(arguments: list[str]) -> list[str]:
 
 def _key(order: Mapping[str, Any], environment: Mapping[str, str]) -> str:
     files = {word: _digest(word) for word in _words(order["arguments"]) if word and os.path.isfile(word)}  # noqa: PTH113
-    facts = [order, sorted(environment.items()), files, str(Path.cwd()), sys.executable, sys.version,
+    variables = sorted((n, v) for n, v in environment.items() if not OF_A_SESSION.fullmatch(n))
+    facts = [order, variables, files, str(Path.cwd()), sys.executable, sys.version,
              [installed(name) for name in DECIDING], list(_sources(order["classes"]))]  # fmt: skip
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[
         :32
