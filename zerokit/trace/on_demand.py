@@ -63,13 +63,12 @@ def complete(
 def _traced(
     hf_config: Mapping[str, Any], job: Job, strategy: Strategy, name: str, head: str | None
 ) -> ModelProfile:
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from zerokit.trace.profile import profile_from_config
-
     variants = variants_of(job, strategy, head)
     config = copy.deepcopy(dict(hf_config))
-    with warnings.catch_warnings(), _without_tracebacks():
+    read_at_imports = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+    with _set_where_unset(read_at_imports), warnings.catch_warnings(), _without_tracebacks():
+        from zerokit.trace.profile import profile_from_config
+
         warnings.simplefilter("ignore")
         try:
             return profile_from_config(
@@ -78,6 +77,18 @@ def _traced(
         except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(f"{name} could not be traced ({variants[0].key}): {line}") from error
+
+
+@contextlib.contextmanager
+def _set_where_unset(variables: Mapping[str, str]) -> Iterator[None]:
+    """In this block environment variables are set that nobody has set."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager
