@@ -30,6 +30,7 @@ from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.ranks import Senders
 from zerokit.rehearsal.script import PlanUse
 from zerokit.rehearsal.step_time import recorded
+from zerokit.rehearsal.zygote import Zygote
 from zerokit.temporary import temporary_folder
 from zerokit.timing import operators
 from zerokit.timing.constants import Calibration
@@ -178,8 +179,8 @@ class Times:
             no_cache=True,
             steps=self.options.steps,
         )
-        with temporary_folder("messages") as folder, allocator_of_run(allocator):
-            senders = Senders(folder.resolve())
+        with temporary_folder("messages") as folder, allocator_of_run(allocator), Zygote(target) as zygote:
+            senders = Senders(folder.resolve(), zygote)
             done = senders.rehearse(request)
             if done.stopped is not None:
                 raise RuntimeError(f"{done.stopped.location}: {done.stopped.reason[:300]}")

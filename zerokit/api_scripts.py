@@ -164,16 +164,14 @@ def tune(
     from zerokit import tuner
     from zerokit.emit.outside import remember
     from zerokit.script.entry_points import named_target
-    from zerokit.script_planner.rehearsals import rehearse_strategy
+    from zerokit.script_planner.rehearsals import rehearsing
 
     remember(options.get("nvme"))
     settings, plan_options = divided(TuneOptions, options)
     target = named_target(script, settings["module"], arguments)
     return tuner.tune(
         target, normalized(plan_options), settings, say=plainly(say),
-        rehearse=partial(
-            rehearse_strategy, unconfined=settings["unconfined"], no_cache=settings["no_cache"]
-        ),
+        rehearsing=partial(rehearsing, unconfined=settings["unconfined"], no_cache=settings["no_cache"]),
     )  # fmt: skip
 
 

@@ -25,14 +25,31 @@ if os.getuid() == 0 != int(user):
     os.setgroups([])
     os.setgid(int(user))
     os.setuid(int(user))
+own, *folders = (Path(shared, name) for name in ("own", "first", "second"))
+for folder in (own, *folders):
+    folder.mkdir()
 try:
-    code = sandbox.enter([Path(shared)])
+    nest = sandbox.enter([own])
 except sandbox.NoSandbox as refused:
     sys.exit(f"refused: {refused}")
-if code is not None:
-    sys.exit(code)
-Path(shared, "inside").write_text(str(os.getpid()))
-attack(int(arguments[0]))
+if isinstance(nest, int):
+    sys.exit(nest)
+(own / "of the nest").write_text("kept")
+before = nest.written()
+for folder in folders:  # the second one finds what the first one found
+    child = nest.fork([folder], own)
+    if not child:
+        assert (own / "of the nest").read_text() == "kept"
+        (own / "of the nest").write_text("gone")
+        (folder / "inside").write_text(str(os.getpid()))
+        attack(int(arguments[0]))
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        sys.exit(code)
+assert nest.written() == before
+Path("of the nest").write_text("gone")
+assert nest.written() != before
 """
 _MOUNTED = 'mount -t tmpfs none mounted && echo kept > mounted/kept && chmod -R a+rwX mounted && exec "$@"'
 NOBODY = 65534
@@ -127,7 +144,8 @@ def test_nothing_is_left(user: int, folder: Path, victim: subprocess.Popen[bytes
     if "refused" in done.stderr:
         pytest.skip(f"no namespaces here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
-    assert (shared / "inside").read_text() == "2"  # of a PID namespace of its own
+    for name in ("first", "second"):
+        assert (shared / name / "inside").read_text() == "2"  # of a PID namespace of its own
     assert _machine(folder) == before
 
 

@@ -173,7 +173,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 
     from zerokit import tuner
     from zerokit.script.entry_points import target_of
-    from zerokit.script_planner.rehearsals import rehearse_strategy
+    from zerokit.script_planner.rehearsals import rehearsing
 
     as_json = options.pop("as_json")
     if options["module"] is None and not arguments:
@@ -186,9 +186,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         say(resolved.note)
     result = tuner.tune(
         resolved.target, plan_options, settings, say=say, show_progress=is_loud(),
-        rehearse=partial(
-            rehearse_strategy, unconfined=settings["unconfined"], no_cache=settings["no_cache"]
-        ),
+        rehearsing=partial(rehearsing, unconfined=settings["unconfined"], no_cache=settings["no_cache"]),
     )  # fmt: skip
     _print(result.to_dict(), as_json)
     if result.interrupted is not None:

@@ -1,15 +1,11 @@
-"""The parent's side: one request in, a process of its own, one result out."""
+"""The parent's side: one request in, a process of its own for the script, one result out."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -28,20 +24,20 @@ from zerokit.rehearsal import step_time
 from zerokit.rehearsal.changes import changes
 from zerokit.rehearsal.order import PHASE, FakeGpu, Order
 from zerokit.rehearsal.result import Fed
-from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
+from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare, ranks_of
+from zerokit.rehearsal.zygote import DATA_CACHE, Stale, Zygote, environment_at, make_caches
 from zerokit.report import training
 from zerokit.script.entry_points import Target
 from zerokit.temporary import temporary_folder
 from zerokit.timing.host_speed import HostSpeed
 from zerokit.units import format_seconds
 
-VARIABLE = "HF_DATASETS_CACHE"
 _LEFT_OUT = "downloads"
 
 
 def user_data_cache(environment: Mapping[str, str]) -> Path:
     """Where ``datasets`` keeps what it prepared (``datasets/config.py``, HF_DATASETS_CACHE)."""
-    named = environment.get(VARIABLE)
+    named = environment.get(DATA_CACHE)
     if named:
         return Path(named).expanduser()
     home = environment.get("HF_HOME")
@@ -116,7 +112,6 @@ def pass_on(
                     say(f"{text}, after {took}")
 
 
-BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"
 DEFAULT_STEPS = 5
 _NO_NAMESPACES = (
     "no namespaces can be made here ({why}): what native code of the script writes would remain; allow them "
@@ -131,36 +126,6 @@ _AS_REPORTED = (
     "fully_sharded", "seconds", "cpu_seconds",
 )  # fmt: skip
 """What a rehearsal has of the process's report as it is."""
-
-_OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "WANDB_MODE": "disabled",
-    "WANDB_DISABLED": "true",
-    "COMET_MODE": "DISABLED",
-    "CLEARML_OFFLINE_MODE": "1",
-    "NEPTUNE_MODE": "offline",
-    "DVCLIVE_TEST": "1",
-    "SWANLAB_MODE": "disabled",
-    "TOKENIZERS_PARALLELISM": "false",
-    "DS_ACCELERATOR": "cuda",
-    "DS_SKIP_CUDA_CHECK": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "DO_NOT_TRACK": "1",
-    "GRADIO_ANALYTICS_ENABLED": "False",
-}
-_CACHES = {
-    "HF_DATASETS_CACHE": "datasets",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TRITON_CACHE_DIR": "triton",
-    "TORCH_EXTENSIONS_DIR": "extensions",
-    "MPLCONFIGDIR": "matplotlib",
-    "WANDB_DIR": "wandb",
-    "MLFLOW_TRACKING_URI": "mlflow",
-    "HF_MODULES_CACHE": "modules",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,41 +194,51 @@ class NeedsRanks:
 
 
 def rehearse_one(
-    request: RehearsalRequest, progress: Callable[[str], None], exchange: Exchange
+    request: RehearsalRequest, progress: Callable[[str], None], exchange: Exchange, zygote: Zygote
 ) -> results.Rehearsal | NeedsRanks:
     """Run the script on the fake GPU, once more if it counts on rounds of a loop that were left out.
 
     Args:
         progress: called with a line after each optimizer step.
+        zygote: of the request's script.
 
     Raises:
         InputError: no such script, plan, GPU or launcher.
     """
-    result, lacks_rounds = _once(request, progress, exchange, 0)
+    result, lacks_rounds = _once(request, progress, exchange, zygote, 0)
     if isinstance(result, NeedsRanks) or not lacks_rounds:
         return result
     if request.limit_seconds is not None:
         request = replace(request, limit_seconds=max(1.0, request.limit_seconds - result.seconds))
     progress(f"the script counts on more rounds of its loop: again, with {_STEPS_WITH_WARM_UP} steps")
-    return _once(request, progress, exchange, _STEPS_WITH_WARM_UP)[0]
+    return _once(request, progress, exchange, zygote, _STEPS_WITH_WARM_UP)[0]
 
 
 def _once(
-    request: RehearsalRequest, progress: Callable[[str], None], exchange: Exchange, fewest_steps: int
+    request: RehearsalRequest,
+    progress: Callable[[str], None],
+    exchange: Exchange,
+    zygote: Zygote,
+    fewest_steps: int,
 ) -> tuple[results.Rehearsal | NeedsRanks, bool]:
     """The result, and whether the script may have failed for want of rounds that were left out."""
     with temporary_folder("rehearsal") as temporary:
         folder = temporary.resolve()
         step_time.recorded(exchange.folder, request.rank).unlink(missing_ok=True)
-        script = prepare(
-            request.target,
-            plan=request.plan,
-            ranks=request.gpus,
-            rank=request.rank,
-            launcher=request.launcher,
-            folder=folder,
-        )
-        report, tail = _run(request, script, folder, progress, exchange, fewest_steps)
+        with zygote.parsing(fake_gpu(request, ranks_of(request.plan, request.gpus))):
+            script = prepare(
+                request.target,
+                plan=request.plan,
+                ranks=request.gpus,
+                rank=request.rank,
+                launcher=request.launcher,
+                folder=folder,
+            )
+        try:
+            report, tail = _run(request, script, folder, progress, exchange, fewest_steps, zygote)
+        except Stale as why:
+            progress(f"libraries are imported anew: {why}")
+            return _once(request, progress, exchange, zygote, fewest_steps)
         if (why_not := (report or {}).get("no_namespaces")) is not None:
             raise InputError(_NO_NAMESPACES.format(why=why_not))
         if report is not None and "needs" in report:
@@ -277,6 +252,15 @@ def _once(
             too_long=bool(said.get("step_too_long")), plans=bool(said.get("plans_attention")),
         )  # fmt: skip
         return timed, bool(said.get("lacks_rounds"))
+
+
+def fake_gpu(request: RehearsalRequest, ranks: int) -> FakeGpu:
+    """The GPU that one of so many ranks sees.
+
+    Raises:
+        InputError: a GPU that cannot be rehearsed.
+    """
+    return FakeGpu.of(request.gpu, min(ranks, request.gpu.max_gpus_per_node))
 
 
 def _timed(
@@ -303,15 +287,6 @@ def _host_factor(request: RehearsalRequest) -> float | None:
     return host.factor if host is not None else None
 
 
-def _environment(script: PreparedScript, folder: Path) -> dict[str, str]:
-    caches = {name: str(folder / "caches" / kind) for name, kind in _CACHES.items()}
-    for path in caches.values():
-        Path(path).mkdir(parents=True)
-    link_data_cache(user_data_cache(script.environment), Path(caches[VARIABLE]))
-    threads = {"OMP_NUM_THREADS": "1"} if "OMP_NUM_THREADS" not in script.environment else {}
-    return script.environment | _OFFLINE | caches | threads | {"TMPDIR": str(folder)}
-
-
 def _run(
     request: RehearsalRequest,
     script: PreparedScript,
@@ -319,31 +294,34 @@ def _run(
     progress: Callable[[str], None],
     exchange: Exchange,
     fewest_steps: int,
+    zygote: Zygote,
 ) -> tuple[dict[str, Any] | None, str]:
-    """The process's report, None where it left none, and the end of what it printed."""
+    """The process's report, None where it left none, and the end of what it printed.
+
+    Raises:
+        Stale: as :meth:`Zygote.rehearse`.
+    """
+    began, limit = time.monotonic(), request.limit_seconds
     output = folder / _OUTPUT
+    link_data_cache(user_data_cache(script.environment), make_caches(folder))
+    gpu = fake_gpu(request, script.ranks)
+    environment = environment_at(script.environment, zygote.sees(gpu, script.environment, folder))
+    order = replace(
+        _order(request, script, folder, exchange, gpu), environment=environment, fewest_steps=fewest_steps
+    )
     reading, writing = os.pipe()
-    order = replace(_order(request, script, folder, writing, exchange), fewest_steps=fewest_steps)
-    order_path = folder / "order.json"
-    order_path.write_text(json.dumps(order.to_dict()))
-    with output.open("wb") as stream:
-        process = subprocess.Popen(
-            [sys.executable, str(BOOTSTRAP), str(order_path)],
-            env=_environment(script, folder),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            pass_fds=(writing,),
-            start_new_session=True,
-        )
-    os.close(writing)
     over = threading.Event()
     reader = threading.Thread(target=pass_on, args=(reading, progress, over), daemon=True)
     reader.start()
-    code = _wait(process, request.limit_seconds)
-    over.set()
+    try:
+        with output.open("wb") as stream:
+            left = None if limit is None else max(0.0, limit - (time.monotonic() - began))
+            code = zygote.rehearse(order, (stream.fileno(), writing), left)
+    finally:
+        os.close(writing)
+        over.set()
     if code is None:
-        return None, f"it did not end within {round(request.limit_seconds or 0, 2):g} s"
+        return None, f"it did not end within {round(limit or 0, 2):g} s"
     reader.join(timeout=5)
     secrets = Secrets(script.environment, [*request.target.arguments, *script.arguments])
     if request.output is not None:
@@ -366,14 +344,14 @@ def _run(
 
 
 def _order(
-    request: RehearsalRequest, script: PreparedScript, folder: Path, progress_fd: int, exchange: Exchange
+    request: RehearsalRequest, script: PreparedScript, folder: Path, exchange: Exchange, gpu: FakeGpu
 ) -> Order:
     """What the rehearsed process is told."""
     return Order(
         target=script.target,
         is_module=script.is_module,
         arguments=script.arguments,
-        gpu=FakeGpu.of(request.gpu, min(script.ranks, request.gpu.max_gpus_per_node)),
+        gpu=gpu,
         rank=request.rank,
         world_size=script.ranks,
         most_steps=request.steps,
@@ -381,8 +359,8 @@ def _order(
         output_path=str(folder / _OUTPUT),
         writable=str(request.writable.resolve()) if request.writable is not None else None,
         result_path=str(folder / "result.json"),
-        progress_fd=progress_fd,
-        parent_pid=os.getpid(),
+        environment={},
+        cwd=str(Path.cwd()),
         gpu_name=request.gpu.name,
         unconfined=request.unconfined,
         host_factor=_host_factor(request),
@@ -390,21 +368,6 @@ def _order(
         messages_folder=str(exchange.folder),
         unknown_senders=exchange.unknown_senders,
     )
-
-
-def _wait(process: subprocess.Popen[bytes], limit_seconds: float | None) -> int | None:
-    """The exit code; None where the process did not end in time. Nothing of its session is left."""
-    try:
-        return process.wait(timeout=limit_seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        process.terminate()  # it waits until all that the script started has ended
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _result(

@@ -38,6 +38,11 @@ class FakeGpu:
     l2_cache_bytes: int = 50 << 20
     context_bytes: int = DEFAULT_CONTEXT_BYTES
 
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> FakeGpu:
+        """Read it from JSON."""
+        return cls(**{**value, "capability": tuple(value["capability"])})
+
     @property
     def processors(self) -> Processors:
         """What the memory of reductions depends on."""
@@ -100,12 +105,13 @@ class Order:
         target: a script's path, or a module's name.
         output_path: the file that the script prints into.
         folder: temporary; what the process writes there remains until the parent has read it.
+        environment: of the script.
+        cwd: its working folder.
         unconfined: without namespaces it runs all the same, and only what Python writes is refused.
         writable: another folder whose changes remain; None: there is none.
         most_steps: optimizer steps after which the data ends.
         fewest_steps: so many are rehearsed, alike or not, where the script has them.
-        progress_fd: where lines about the progress go.
-        parent_pid: the process without which this one ends.
+        progress_fd: where lines about the progress go, in the process that runs the script.
         gpu_name: in the catalogue.
         host_factor: the host's seconds over the reference host's; None: not known.
         operators_path: where the operators of one step go; None: they are not recorded.
@@ -124,9 +130,10 @@ class Order:
     output_path: str
     writable: str | None
     result_path: str
-    progress_fd: int
-    parent_pid: int
     gpu_name: str
+    environment: dict[str, str]
+    cwd: str
+    progress_fd: int = -1
     unconfined: bool = False
     fewest_steps: int = 0
     host_factor: float | None = None
@@ -141,7 +148,34 @@ class Order:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Order:
         """Read what :meth:`to_dict` wrote."""
-        gpu = dict(value["gpu"])
-        gpu["capability"] = tuple(gpu["capability"])
         tuples = {name: tuple(value[name]) for name in ("arguments", "unknown_senders")}
-        return cls(**{**value, **tuples, "gpu": FakeGpu(**gpu)})
+        return cls(**{**value, **tuples, "gpu": FakeGpu.from_dict(value["gpu"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What ranks to rehearse have in common, and what is put in place for all of them.
+
+    Attributes:
+        target: a script's path, or a module's name.
+        arguments: the user's, without those that a plan adds.
+        imports: of installed libraries, in the script's order: ``module`` or ``module:name``.
+        are_later: something may come before some of them; else the script begins with them.
+        folder: temporary.
+        parent_pid: the process without which this one ends.
+    """
+
+    target: str
+    is_module: bool
+    arguments: tuple[str, ...]
+    gpu: FakeGpu
+    imports: tuple[str, ...]
+    are_later: bool
+    folder: str
+    parent_pid: int
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Script:
+        """Read it from JSON."""
+        tuples = {name: tuple(value[name]) for name in ("arguments", "imports")}
+        return cls(**{**value, **tuples, "gpu": FakeGpu.from_dict(value["gpu"])})

@@ -12,23 +12,30 @@ from zerokit.errors import InputError
 from zerokit.rehearsal import kept
 from zerokit.rehearsal.conduct import Exchange, NeedsRanks, RehearsalRequest, rehearse_one
 from zerokit.rehearsal.result import GuessedValue, Rehearsal, Stop
+from zerokit.rehearsal.zygote import Zygote
 from zerokit.units import format_gib
 
 Progress = Callable[[str], None]
 
 
-def rehearse(request: RehearsalRequest, progress: Progress | None = None) -> Rehearsal:
+def rehearse(
+    request: RehearsalRequest, progress: Progress | None = None, zygote: Zygote | None = None
+) -> Rehearsal:
     """Run the script on the fake GPU as one rank, after those that it receives from.
 
     Args:
         progress: called with a line after each optimizer step.
+        zygote: of the script; None: one for this rehearsal.
 
     Raises:
         InputError: no such script, plan, GPU or launcher.
     """
+    if zygote is None:
+        with Zygote(request.target) as zygote:
+            return rehearse(request, progress, zygote)
 
     def anew(folder: Path) -> Rehearsal:
-        return with_missing(Senders(folder, progress).rehearse(request))
+        return with_missing(Senders(folder, zygote, progress).rehearse(request))
 
     return kept.answer(request, (request.rank,), progress, anew)
 
@@ -45,8 +52,9 @@ class Senders:
         rehearsed: by rank.
     """
 
-    def __init__(self, folder: Path, progress: Progress | None = None) -> None:
+    def __init__(self, folder: Path, zygote: Zygote, progress: Progress | None = None) -> None:
         self._folder = folder
+        self._zygote = zygote
         self._progress = progress or (lambda line: None)
         self._waiting: list[int] = []
         self.rehearsed: dict[int, Rehearsal] = {}
@@ -72,7 +80,7 @@ class Senders:
         while True:
             in_time = replace(request, limit_seconds=_left(deadline))
             exchange = Exchange(self._folder, tuple(sorted(unknown)))
-            done = rehearse_one(in_time, self._progress, exchange)
+            done = rehearse_one(in_time, self._progress, exchange, self._zygote)
             if not isinstance(done, NeedsRanks):
                 return _with_notes(done, request.rank, [self.rehearsed[rank] for rank in senders], unknown)
             for rank in done.ranks:
@@ -170,7 +178,7 @@ def parse(text: str) -> tuple[int | str, ...]:
 def rehearse_ranks(
     request: RehearsalRequest, ranks: tuple[int | str, ...], progress: Callable[[str], None] | None = None
 ) -> Rehearsal:
-    """Rehearse each rank in a process of its own.
+    """Rehearse each rank in a process of its own, all from one that has the script's libraries.
 
     The step time is that of the first one, or of all that exchange messages, once these were rehearsed
     (replicas of a pipeline take the same time); phases, guesses and warnings are those of all; it fits where
@@ -181,7 +189,8 @@ def rehearse_ranks(
     """
 
     def anew(folder: Path) -> Rehearsal:
-        return _each(request, ranks, Senders(folder, progress), progress)
+        with Zygote(request.target) as zygote:
+            return _each(request, ranks, Senders(folder, zygote, progress), progress)
 
     return kept.answer(request, ranks, progress, anew)
 

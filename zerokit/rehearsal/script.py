@@ -123,6 +123,20 @@ class PlanUse:
     accept_mismatch: bool = False
 
 
+def ranks_of(plan: PlanUse, gpus: int | None) -> int:
+    """The ranks of a run: those asked for, the plan's, or one.
+
+    Raises:
+        InputError: no such plan.
+    """
+    return gpus or (read_plan(plan.folder)[0].world_size if plan.folder is not None else 1)
+
+
+def without_launcher(base: Mapping[str, str]) -> dict[str, str]:
+    """The variables without those by which a launcher tells a rank who it is."""
+    return {name: value for name, value in base.items() if not OF_A_LAUNCHER.fullmatch(name)}
+
+
 def prepare(
     target: Target,
     *,
@@ -148,7 +162,7 @@ def prepare(
         read = read_plan(plan.folder)
     elif plan.deepspeed is not None:
         read = None, read_config(Path(plan.deepspeed))
-    ranks = ranks or (read[0].world_size if read is not None and read[0] is not None else 1)
+    ranks = ranks_of(plan, ranks)
     if not 0 <= rank < ranks:
         raise InputError(f"--rank {rank}: there are ranks 0 to {ranks - 1}")
     chosen = _launcher(launcher, facts, target.arguments, ranks, has_plan=read is not None)
@@ -157,7 +171,7 @@ def prepare(
     untrained = why_no_training(facts, target.arguments)
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     arguments = target.arguments
-    environment = {name: value for name, value in base.items() if not OF_A_LAUNCHER.fullmatch(name)}
+    environment = without_launcher(base)
     script_options = script_arguments.ScriptOptions.read(facts, style, target.arguments)
     if read is None:
         plan_agreement.refuse_missing(script_options)
@@ -274,7 +288,7 @@ class _Planned:
             run_dir=self._folder,
             base=base,
         )
-        return {n: v for n, v in command.set_variables.items() if not OF_A_LAUNCHER.fullmatch(n)}
+        return without_launcher(command.set_variables)
 
 
 def _rank_variables(rank: int, ranks: int) -> dict[str, str]:

@@ -97,14 +97,15 @@ def own_modules(tree: ast.Module, root: Path, folder: Path, package: str | None)
             top = name.partition(".")[0]
             if package is not None and level == 0 and (top != package or top in _LIBRARIES):
                 continue
-            path = _module_file(base, name)
+            path = module_file(base, name)
             if path is None and level == 0 and package is None:
                 path = _checked_out(name, root)
             if path is not None:
                 yield path
 
 
-def _module_file(base: Path, name: str) -> Path | None:
+def module_file(base: Path, name: str) -> Path | None:
+    """The file of a module below a folder; None: there is none."""
     candidate = base.joinpath(*name.split("."))
     candidates = (candidate.with_suffix(".py"), candidate / "__init__.py")
     return next((path for path in candidates if path.is_file()), None)
@@ -133,9 +134,9 @@ def _checked_out(name: str, root: Path) -> Path | None:
     package, _, rest = name.partition(".")
     if package in sys.stdlib_module_names or package in _LIBRARIES or not rest:
         return None
-    above = (path for folder in list(root.parents)[:3] if (path := _module_file(folder, name)) is not None)
+    above = (path for folder in list(root.parents)[:3] if (path := module_file(folder, name)) is not None)
     installed = (
-        path for folder in _package_folders(package) if (path := _module_file(folder, rest)) is not None
+        path for folder in _package_folders(package) if (path := module_file(folder, rest)) is not None
     )
     return next(above, None) or next(installed, None)
 

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -89,6 +90,22 @@ def _read(name: str) -> dict[str, object]:
     return {}
 
 
+Parser = Callable[[dict[str, Any], dict[str, str], float], Mapping[str, object] | None]
+"""The values of an order for :func:`zerokit.script.parse_only.parse`, with these variables and within so many
+seconds; None: it cannot tell."""
+_PARSER: ContextVar[Parser | None] = ContextVar("_PARSER", default=None)
+
+
+@contextmanager
+def parsed_by(parser: Parser) -> Iterator[None]:
+    """In this block another process than a new one is asked first: one that has the libraries already."""
+    token = _PARSER.set(parser)
+    try:
+        yield
+    finally:
+        _PARSER.reset(token)
+
+
 def installed_values(facts: ScriptFacts, arguments: Sequence[str]) -> dict[str, object]:
     """What TRL's arguments class that the script parses makes of these arguments; empty where not known."""
     classes = [name for name in facts.argument_classes if name.startswith("trl.")]
@@ -114,7 +131,10 @@ def values_of_class(
     return kept_values(order, environment, partial(_asked, order, environment))
 
 
-def _asked(order: Mapping[str, Any], environment: dict[str, str]) -> dict[str, object]:
+def _asked(order: dict[str, Any], environment: dict[str, str]) -> dict[str, object]:
+    parser = _PARSER.get()
+    if parser is not None and (told := parser(order, environment, _PARSE_SECONDS)) is not None:
+        return dict(told)
     try:
         done = subprocess.run(
             [sys.executable, "-I", str(Path(__file__).with_name("parse_only.py"))],

@@ -48,6 +48,7 @@ def plan_script(
     from zerokit.planner.memory_source import silent
     from zerokit.planner.plan_folder import check_folder
     from zerokit.planner.recipes import merged, named_in_refusals
+    from zerokit.rehearsal.zygote import Zygote
     from zerokit.script_planner.planning import ScriptPlanning
 
     if out is not None:
@@ -55,9 +56,9 @@ def plan_script(
     requested = merged(recipe, options, overrides, for_script=True) if recipe is not None else options
     told = {f"{name.replace('-', '_')}=" for name in TOLD_BY_SCRIPT}
     left_to_script = tuple(text for text in overrides if text.strip().replace("-", "_") in told)
-    with named_in_refusals(options, requested):
+    with named_in_refusals(options, requested), Zygote(target) as zygote:
         result = ScriptPlanning(
             target=target, options=requested, seconds=seconds, unconfined=unconfined, no_cache=no_cache,
-            say=say or silent, left_to_script=left_to_script,
+            say=say or silent, left_to_script=left_to_script, zygote=zygote,
         ).plan(top)  # fmt: skip
     return result if out is None else replace(result, files=result.write(out, say))

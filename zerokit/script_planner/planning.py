@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from zerokit.launcher.secrets import Secrets
 from zerokit.notes import notes_of
 from zerokit.planner import answer
 from zerokit.planner.effects import unread
+from zerokit.planner.hardware import hardware
 from zerokit.planner.memory_source import Say
 from zerokit.planner.models import another_model, unlike_planned
 from zerokit.planner.one_strategy import one_strategy
@@ -31,6 +33,7 @@ from zerokit.planner.rehearsed_search import (
 from zerokit.planner.request import ResolvedRequest, loss_of, resolve
 from zerokit.rehearsal.order import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
+from zerokit.rehearsal.zygote import Zygote
 from zerokit.script.agreement import refuse_unplannable
 from zerokit.script.argument_warnings import misplaced_options, named_model, why_no_training
 from zerokit.script.arguments import ScriptOptions
@@ -67,6 +70,7 @@ class ScriptPlanning:
         left_to_script: words that take a value out of the recipe (``seq_len=``), which the script tells.
         unconfined: rehearse it without namespaces where the kernel gives none.
         no_cache: rehearse it though nothing has changed since an earlier rehearsal.
+        zygote: of the script.
         search: the rehearsals so far, and what is found with them.
     """
 
@@ -74,6 +78,7 @@ class ScriptPlanning:
     options: Mapping[str, Any]
     seconds: float
     say: Say
+    zygote: Zygote
     left_to_script: tuple[str, ...] = ()
     unconfined: bool = False
     no_cache: bool = False
@@ -104,6 +109,7 @@ class ScriptPlanning:
             request,
             strategy,
             limit_seconds,
+            zygote=self.zygote,
             unconfined=self.unconfined,
             no_cache=self.no_cache,
         )
@@ -114,6 +120,14 @@ class ScriptPlanning:
         Raises:
             InputError, NothingFits: as for a plan without a script.
         """
+        with ExitStack() as stack:
+            with suppress(InputError):  # which is told where the request is made
+                cluster = hardware(self.options).cluster
+                gpu = FakeGpu.of(cluster.gpu, min(cluster.gpus, cluster.gpu.max_gpus_per_node))
+                stack.enter_context(self.zygote.parsing(gpu))
+            return self._plan(top)
+
+    def _plan(self, top: int) -> PlanResult:
         facts = read_script(
             Path(self.target.script) if self.target.script else None, self.target.module, self.target.source
         )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from zerokit.domain.script_profile import RehearsedStrategy, same_memory
@@ -16,6 +19,7 @@ from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.ranks import rehearse
 from zerokit.rehearsal.result import Rehearsal, Stop
 from zerokit.rehearsal.script import PlanUse
+from zerokit.rehearsal.zygote import Zygote
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.search.space import Request
@@ -89,6 +93,15 @@ def _said(text: str) -> str:
     return lines[0 if _ERROR.match(lines[0]) else -1][:300]
 
 
+@contextmanager
+def rehearsing(
+    target: Target, *, unconfined: bool = False, no_cache: bool = False
+) -> Iterator[Callable[..., RehearsedScript]]:
+    """In this block, :func:`rehearse_strategy` of one script, which imports its libraries once."""
+    with Zygote(target) as zygote:
+        yield partial(rehearse_strategy, zygote=zygote, unconfined=unconfined, no_cache=no_cache)
+
+
 def rehearse_strategy(
     target: Target,
     options: ScriptOptions,
@@ -96,11 +109,15 @@ def rehearse_strategy(
     strategy: Strategy,
     limit_seconds: float,
     *,
+    zygote: Zygote,
     unconfined: bool = False,
     no_cache: bool = False,
 ) -> RehearsedScript:
     """Rehearse the script with a strategy. Of its accumulation two micro-batches are run, and the time of
     the others added: from the second on every one is alike.
+
+    Args:
+        zygote: of the script.
 
     Raises:
         InputError: the script cannot be prepared for the plan.
@@ -121,7 +138,8 @@ def rehearse_strategy(
                 limit_seconds=limit_seconds,
                 unconfined=unconfined,
                 no_cache=no_cache,
-            )
+            ),
+            zygote=zygote,
         )
     rank = done.ranks[0]
     if not done.complete or not done.steps or not rank.phases or done.min_vram_bytes is None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from zerokit.fields import Say
     from zerokit.script.entry_points import Target
     from zerokit.tuner.options import TuneOptions
-    from zerokit.tuner.rehearsals import Rehearse
+    from zerokit.tuner.rehearsals import Rehearsing
     from zerokit.tuner.result import TuneResult
 
 __all__ = ["tune"]
@@ -21,13 +21,13 @@ def tune(
     settings: TuneOptions,
     *,
     say: Say,
-    rehearse: Rehearse | None = None,
+    rehearsing: Rehearsing | None = None,
     show_progress: bool = True,
 ) -> TuneResult:
     """Run the planner's best plans, and keep the fastest; ``options`` are those of a plan.
 
     Args:
-        rehearse: rehearses the script with a plan before it is tried; None: nothing is rehearsed.
+        rehearsing: rehearses the script with plans before they are tried; None: nothing is rehearsed.
         show_progress: a line on how far each run is goes to the terminal.
 
     Raises:
@@ -43,7 +43,7 @@ def tune(
     started = time.monotonic()
     recipe, run_dir = settings["recipe"], settings["run_dir"]
     requested = merged(os.fspath(recipe), options) if recipe is not None else options
-    tuning = Tuning.prepare(target, requested, settings, say, rehearse, body, show_progress=show_progress)
+    tuning = Tuning.prepare(target, requested, settings, say, rehearsing, body, show_progress=show_progress)
     if settings["dry_run"]:
         return TuneResult(tuning=tuning)
     tuning.run(None if run_dir is None else os.fspath(run_dir))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from zerokit.units import format_gib
 
 Rehearse = Callable[[Target, ScriptOptions, Request, Strategy, float], RehearsalOutcome]
 """Rehearses a script with a strategy of a request, within so many seconds."""
+Rehearsing = Callable[[Target], AbstractContextManager[Rehearse]]
+"""In its block a script is rehearsed; what all rehearsals share is gone at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +56,16 @@ class TrialRehearsals:
     job: Job
     count: int
     seconds: float
-    rehearse: Rehearse | None
+    rehearsing: Rehearsing | None
     say: Say
     why_none: str | None = None
     _search: RehearsedSearch[RehearsalOutcome] | None = None
+    _rehearse: Rehearse | None = None
 
     def __post_init__(self) -> None:
         if self.request.on_cpu:
             self.why_none = "a rehearsal tells the memory of GPUs, and these are CPU ranks"
-        elif self.rehearse is None or not self.seconds:
+        elif self.rehearsing is None or not self.seconds:
             self.why_none = "⟨rehearsal_seconds⟩ is 0"
 
     def choose(self, planned: list[Candidate]) -> list[Candidate]:
@@ -72,8 +76,12 @@ class TrialRehearsals:
             NothingFits: with what the script holds, nothing does.
             InputError: the script failed with every plan that would fit.
         """
-        if self.why_none is not None:
+        if self.why_none is not None or self.rehearsing is None:
             return planned
+        with self.rehearsing(self.target) as self._rehearse:
+            return self._choose(planned)
+
+    def _choose(self, planned: list[Candidate]) -> list[Candidate]:
         name = Path(self.target.name).name if self.target.script else self.target.name
         self._search = search = RehearsedSearch(
             run=self._run, best=self.count, seconds=self.seconds, say=self.say, takes_unrehearsed=True,
@@ -115,9 +123,9 @@ class TrialRehearsals:
         return memory(self.job, strategy, self.request.cluster)
 
     def _run(self, request: Request, strategy: Strategy, limit_seconds: float) -> RehearsalOutcome:
-        assert self.rehearse is not None
+        assert self._rehearse is not None
         try:
-            return self.rehearse(self.target, self.script, request, strategy, limit_seconds)
+            return self._rehearse(self.target, self.script, request, strategy, limit_seconds)
         except ZerokitError as error:
             return _Refused(why_not=str(error))
 

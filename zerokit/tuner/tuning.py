@@ -36,7 +36,7 @@ from zerokit.search.plan import Plan, estimate_strategy, make_plan, make_space
 from zerokit.search.sizing import distinct
 from zerokit.search.space import Request
 from zerokit.tuner.options import FEWEST_STEPS, TuneOptions
-from zerokit.tuner.rehearsals import Rehearse, TrialRehearsals
+from zerokit.tuner.rehearsals import Rehearsing, TrialRehearsals
 from zerokit.units import format_gib, format_seconds
 
 _DECISIVE = ("ZeRO stage", "batch size per GPU", "gradient accumulation", "tensor parallel", "precision",
@@ -247,12 +247,12 @@ class Tuning:
         options: Mapping[str, Any],
         settings: TuneOptions,
         say: Say,
-        rehearse: Rehearse | None,
+        rehearsing: Rehearsing | None,
         describe: Callable[[Tuning], dict[str, Any]],
         *,
         show_progress: bool = True,
     ) -> Tuning:
-        """Plan, and decide what to run. ``rehearse``: as ``zerokit rehearse`` does; None: nothing is.
+        """Plan, and decide what to run. ``rehearsing``: as ``zerokit rehearse`` does; None: nothing is.
 
         Raises:
             InputError: bad options, or a script that a plan's configuration cannot reach.
@@ -303,7 +303,7 @@ class Tuning:
             options={**read.options, **planned.decided}, script=script_options,
             rehearsals=TrialRehearsals(
                 target=target, script=script_options, request=request, job=job, count=count,
-                seconds=settings["rehearsal_seconds"], rehearse=rehearse, say=say,
+                seconds=settings["rehearsal_seconds"], rehearsing=rehearsing, say=say,
             ),
             plan=plan, job=job, launch_options=launch_options, out=os.fspath(settings["out"]), say=say,
             describe=describe, told=told, trials=[

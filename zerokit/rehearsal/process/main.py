@@ -1,10 +1,9 @@
-"""The child process: reads its order, puts everything in place, runs the script, writes what it saw."""
+"""The rehearsed process: puts everything in place, runs the script as one rank, writes what it saw."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import json
 import os
 import re
@@ -17,110 +16,51 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from zerokit.rehearsal.order import PHASE, Order, reads_log
-from zerokit.rehearsal.process import sandbox
-from zerokit.rehearsal.process.reads import Reads
+from zerokit.rehearsal.order import PHASE, Order, Script
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.phases import Context
 
 
-def main(order_path: str) -> int:
-    """Run the order; the exit code is 0 wherever a result was written."""
-    order = Order.from_dict(json.loads(Path(order_path).read_text()))
-    sandbox.end_with_parent()
-    if os.getppid() != order.parent_pid:
-        return 1
-    folders = (order.folder, order.messages_folder, order.writable)
-    shared = [Path(path) for path in folders if path is not None]
-    try:
-        code = sandbox.enter(shared)
-    except sandbox.NoSandbox as error:
-        if not order.unconfined:
-            Path(order.result_path).write_text(json.dumps({"no_namespaces": str(error)}))
-            return 0
-        rehearsed = Rehearsed(order, str(error))
-        rehearsed.say(f"no namespaces here ({error}): what native code writes remains")
-        sandbox.refuse_writes(shared)
-        return rehearsed.run()
-    return Rehearsed(order).run() if code is None else code
-
-
 class Rehearsed:
-    """One run of the script on the fake machine."""
+    """The fake machine, and one run of the script on it."""
 
-    def __init__(self, order: Order, no_namespaces: str | None = None) -> None:
-        self._order = order
-        self._no_namespaces = no_namespaces
-        self._began = time.monotonic()
+    def __init__(self, script: Script) -> None:
+        self._script = script
         self._lacks_rounds = False
+        self.why_not: str | None = None
 
-    def run(self) -> int:
-        """The script from its first to its last line, or as far as it goes."""
-        if self._order.messages_folder is not None:
-            reads, messages = Reads(), self._order.messages_folder
-            reads.log_to(reads_log(messages, self._order.rank), [self._order.folder, messages])
-            reads.install()
-        why_not = self._why_not()
-        if why_not is not None:
-            self._write({"complete": False, "stopped": {"location": "", "operator": "", "reason": why_not}})
-            return 0
-        from zerokit.rehearsal.process import flash_attention, native, stand_ins
-        from zerokit.rehearsal.process.endings import NeedsSenders
+    # ---------------------------------------------------------------- before
 
-        self._forget_self_test()
+    def put_in_place(self) -> None:
+        """Put everything in place and try it; ``why_not`` says why nothing can be rehearsed here, if so. To
+        libraries and the script it is the rank's process from here on."""
+        try:
+            from zerokit.rehearsal.process import native
+        except ImportError as error:
+            self.why_not = (
+                f"PyTorch cannot be imported here ({error}): rehearse in the environment of the run"
+            )
+            return
+        try:
+            native.install()
+            self._put_in_place()
+            self.why_not = in_fork(_tried)
+        except native.UnknownLayout as error:
+            self.why_not = str(error)
+        except Exception as error:
+            traceback.print_exc()
+            self.why_not = f"{native.tried_versions()}: {type(error).__name__}: {error}"
+        if self.why_not is not None:
+            return
+        from zerokit.rehearsal.process import flash_attention, stand_ins
+
         if (note := native.version_note()) is not None:
             self.machine.warn(note)
         flash_attention.MACHINES.append(self.machine)
         sys.meta_path.append(stand_ins.Missing(self.machine.warn, self._stand_in_late))
-        for made_up in stand_ins.offer(self._order):
+        for made_up in stand_ins.offer(self._script):
             self.machine.stub(made_up)
-        with contextlib.suppress(AttributeError, ValueError):
-            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # in order with errors
-        try:
-            stopped = self._run_script()
-        except NeedsSenders as error:
-            self._write({"needs": error.ranks})
-            return 0
-        if self.phases.recorder is not None:
-            self.phases.recorder.stop()
-        self.machine.messages.write(self.phases.enough_after)
-        result = self._result(stopped)
-        self._write_operators(result)
-        self._write(result)
-        return 0
-
-    def _stand_in_late(self) -> Path:
-        """A library imports flash-attn and would end without it: what was asked before is asked again."""
-        from zerokit.rehearsal.process import stand_ins
-
-        folder = Path(self._order.folder, "stand-ins")
-        self.machine.stub(stand_ins.stand_in(folder))
-        self.machine.warnings.pop(stand_ins.missing(stand_ins.NOT_STOOD_IN["flash_attn"]), None)
-        for question in list(vars(sys.modules.get("transformers.utils.import_utils", sys)).values()):
-            with contextlib.suppress(AttributeError):
-                question.cache_clear()
-        return folder
-
-    # ---------------------------------------------------------------- before
-
-    def _why_not(self) -> str | None:
-        """Put everything in place and try it; says why nothing can be rehearsed here, before the script
-        starts."""
-        try:
-            from zerokit.rehearsal.process import native
-        except ImportError as error:
-            return f"PyTorch cannot be imported here ({error}): rehearse in the environment of the run"
-        try:
-            native.install()
-            self._put_in_place()
-            native.self_test()
-        except native.UnknownLayout as error:
-            return str(error)
-        except Exception as error:
-            traceback.print_exc()
-            return f"{native.tried_versions()}: {type(error).__name__}: {error}"
-        return None
 
     def _put_in_place(self) -> None:
         import torch.distributed  # noqa: F401  (before the mode: its import makes tensors)
@@ -135,28 +75,11 @@ class Rehearsed:
         from zerokit.rehearsal.process.messages import Messages
         from zerokit.rehearsal.process.mode import FakeCuda
         from zerokit.rehearsal.process.phases import Context, Phases
-        from zerokit.rehearsal.process.recorder import Recorder
 
-        order = self._order
-        settings = AllocatorSettings.parse(
-            os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-        )
-        messages = Messages(
-            Path(order.messages_folder) if order.messages_folder is not None else None,
-            order.rank,
-            order.unknown_senders,
-        )
         self.machine = Machine(
-            order.gpu, rank=order.rank, world_size=order.world_size, allocator=settings, messages=messages
+            self._script.gpu, rank=0, world_size=1, allocator=AllocatorSettings(), messages=Messages(None, 0)
         )
-        for part in settings.unknown:
-            self.machine.warn(f"the allocator's {part} is not modelled")
-        self.phases = messages.course = Phases(self.machine, order.most_steps)
-        self.phases.see_at_least(order.fewest_steps)
-        self.machine.ledger.origin = self.phases.origin
-        self.phases.on_step = self._step_done
-        if order.operators_path is not None:
-            self.phases.recorder = Recorder(self.machine)
+        self.phases = Phases(self.machine, 0)
         context = Context(self.machine, self.phases)
         hooks: dict[str, Any] = {
             name: functools.partial(_adapt, context, adapter) for name, adapter in ADAPTERS.items()
@@ -176,20 +99,91 @@ class Rehearsed:
         compiled.install(context)
         loops.install(context)
 
-    def _forget_self_test(self) -> None:
-        """Its tensors are gone; its cuBLAS workspaces belong to the script's first product."""
-        from zerokit.rehearsal.process.guesses import Guesses
-        from zerokit.rehearsal.process.ledger import GpuMemory, Workspaces
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing was on the GPU so far: libraries make no tensors there as a rule."""
+        return self.why_not is not None or not self.machine.ledger.peak.allocated_bytes
 
-        gc.collect()
-        machine = self.machine
-        empty = GpuMemory(machine.ledger.allocator.settings)
-        machine.ledger.__dict__.update(empty.__dict__)
-        machine.ledger.origin = self.phases.origin
+    # ---------------------------------------------------------------- one rank
+
+    def run(self, order: Order, no_namespaces: str | None, trains: Callable[[], None] | None) -> None:
+        """The script from its first to its last line, or as far as it goes, as the rank of an order.
+
+        Args:
+            trains: called when its first phase after ``load`` and ``init`` begins.
+        """
+        self._began = time.monotonic()
+        self._order, self._no_namespaces = order, no_namespaces
+        if no_namespaces is not None:
+            self.say(f"no namespaces here ({no_namespaces}): what native code writes remains")
+        if self.why_not is not None:
+            reason = {"location": "", "operator": "", "reason": self.why_not}
+            self._write({"complete": False, "stopped": reason})
+            return
+        from zerokit.rehearsal.process.endings import NeedsSenders
+
+        self._become_rank(trains)
+        with contextlib.suppress(AttributeError, ValueError):
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # in order with errors
+        try:
+            stopped = self._run_script()
+        except NeedsSenders as error:
+            self._write({"needs": error.ranks})
+            return
+        if self.phases.recorder is not None:
+            self.phases.recorder.stop()
+        self.machine.messages.write(self.phases.enough_after)
+        result = self._result(stopped)
+        self._write_operators(result)
+        self._write(result)
+
+    def _become_rank(self, trains: Callable[[], None] | None) -> None:
+        """What was put in place has no rank yet, and all that it reads of one it reads when it is used."""
+        from zerokit.rehearsal.process.allocator import AllocatorSettings
+        from zerokit.rehearsal.process.ledger import GpuMemory, Workspaces
+        from zerokit.rehearsal.process.messages import Messages
+        from zerokit.rehearsal.process.recorder import Recorder
+
+        order, machine, phases = self._order, self.machine, self.phases
+        settings = AllocatorSettings.parse(
+            os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+        )
+        for part in settings.unknown:
+            machine.warn(f"the allocator's {part} is not modelled")
+        machine.rank, machine.world_size = order.rank, order.world_size
+        machine.ledger.__dict__.update(GpuMemory(settings).__dict__)
+        machine.ledger.origin = phases.origin
         machine.workspaces = Workspaces(machine.ledger, machine.gpu.capability)
-        machine.guesses = Guesses()
-        self.phases.feed.batches = 0
-        self.phases.on_phase = lambda phase: self.say(f"{PHASE}{phase}")
+        machine.messages = Messages(
+            Path(order.messages_folder) if order.messages_folder is not None else None,
+            order.rank,
+            order.unknown_senders,
+        )
+        machine.messages.course = phases
+        phases.most_steps = order.most_steps
+        phases.see_at_least(order.fewest_steps)
+        phases.on_step = self._step_done
+        phases.on_phase = lambda phase: self._phase(phase, trains)
+        if order.operators_path is not None:
+            phases.recorder = Recorder(machine)
+
+    def _stand_in_late(self) -> Path:
+        """A library imports flash-attn and would end without it: what was asked before is asked again."""
+        from zerokit.rehearsal.process import stand_ins
+
+        folder = Path(self._script.folder, "stand-ins")
+        self.machine.stub(stand_ins.stand_in(folder))
+        self.machine.warnings.pop(stand_ins.missing(stand_ins.NOT_STOOD_IN["flash_attn"]), None)
+        for question in list(vars(sys.modules.get("transformers.utils.import_utils", sys)).values()):
+            with contextlib.suppress(AttributeError):
+                question.cache_clear()
+        return folder
+
+    def _phase(self, phase: str, trains: Callable[[], None] | None) -> None:
+        if trains is not None and phase not in ("load", "init"):
+            self.phases.on_phase = lambda phase: self._phase(phase, None)
+            trains()
+        self.say(f"{PHASE}{phase}")
 
     def _step_done(self, number: int) -> None:
         self.machine.unwaited.step_done()
@@ -345,6 +339,43 @@ class Rehearsed:
             "rehearsal_rss_bytes": usage.ru_maxrss << 10,
         }
         Path(self._order.result_path).write_text(json.dumps(result))
+
+
+def _tried() -> str | None:
+    from zerokit.rehearsal.process import native
+
+    try:
+        native.self_test()
+    except native.UnknownLayout as error:
+        return str(error)
+    return None
+
+
+def in_fork(work: Callable[[], Any]) -> Any:
+    """What ``work`` returns in a process of its own, which leaves nothing in this one: threads, tensors.
+
+    Raises:
+        RuntimeError: it returned nothing that is JSON.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            with os.fdopen(writing, "w") as pipe:
+                json.dump(work(), pipe)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        raise RuntimeError(f"a process ended with code {code}")
+    return json.loads(said)
 
 
 _WORTH_SAYING = 1.02

@@ -51,7 +51,8 @@ class Reads:
         self._own = tuple(os.path.join(os.path.realpath(one), "") for one in own)
         self._ignored += self._own
         self._log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.write(self._log, os.fsencode("".join(f"{record}\0" for record in self._seen)))
+        seen = (record for record in self._seen if not f"{record[1:]}/".startswith(self._own))
+        os.write(self._log, os.fsencode("".join(f"{record}\0" for record in seen)))
 
     def install(self) -> None:
         """See to it that reads are seen, for as long as the process lives."""

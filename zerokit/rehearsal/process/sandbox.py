@@ -27,6 +27,7 @@ import stat
 import struct
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,6 +38,7 @@ _MNT_DETACH = 2
 _FLAGS = {"nosuid": 2, "nodev": 4, "noexec": 8}
 # <linux/prctl.h>
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_PR_SET_SECUREBITS, _NO_ROOT = 28, 1  # <linux/securebits.h>
 _CAPABILITIES, _CAPABILITY_VERSION = 64, 0x20080522
 _OF_ROOT = (0, 1, 3, 4, 5, 6, 7, 10)
 """What root keeps, over files of the view and processes inside: chown, dac_override, fowner, fsetid, kill,
@@ -45,6 +47,7 @@ _KEYCTL = {"x86_64": 250, "aarch64": 219}
 _JOIN_SESSION_KEYRING = 1
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 1, 64
 _UNSHARED = b"\0"
+_MEMORY = "memory"
 _OWN = ("/proc", "/sys", "/dev")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _COPIED_BYTES, _LEAST_BYTES = 64 << 20, 4096
@@ -78,13 +81,62 @@ def end_with_parent() -> None:
         _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def enter(shared: list[Path]) -> int | None:
-    """Go on in the forgetting view: None is returned in a process of its own there. To this process, which
-    must have one thread, that one's exit code is returned, once all that it started has ended; SIGTERM ends
-    them.
+class Nest:
+    """A process in namespaces of its own that keeps its privileges there, and forks others into theirs.
+
+    It runs on a forgetting view itself, and what it forks starts from the file system as it was: nothing that
+    one of them writes is seen by another.
 
     Args:
-        shared: what is written there remains; the first is the rehearsal's temporary folder.
+        untouched: the mount namespace with the file system as it was, opened.
+        folder: the current one.
+    """
+
+    def __init__(self, untouched: int, folder: Path) -> None:
+        self._untouched, self._folder = untouched, folder
+
+    def fork(self, shared: list[Path], at: Path | None = None) -> int:
+        """0 in a process of its own, on a forgetting view and without privileges; here the number of one that
+        ends as it did, once all that it started has ended, and ends them on SIGTERM.
+
+        Args:
+            shared: what is written there remains; the first is the rehearsal's temporary folder.
+            at: the nest's temporary folder, in whose place the first one is seen, with what is in both.
+        """
+        keeper = os.fork()
+        if keeper:
+            return keeper
+        try:
+            end_with_parent()
+            _act()
+            _check(_libc().setns(self._untouched, _MOUNTS), "setns")
+            os.close(self._untouched)
+            _check(_libc().unshare(_MOUNTS | _NETWORK | _IPC | _UTS | _PIDS), "unshare")
+            _second_of_namespace(lambda: self._view(shared, at), self._folder)
+        except BaseException:  # this process must not go on as the one that it was forked from
+            traceback.print_exc()
+            os._exit(1)
+        return 0
+
+    def _view(self, shared: list[Path], at: Path | None) -> None:
+        if at is not None:
+            shutil.copytree(at, shared[0], symlinks=True, ignore=lambda *_: [_MEMORY], dirs_exist_ok=True)
+        _View(shared, at).become_root()
+
+    @staticmethod
+    def written() -> tuple[int, int]:
+        """Changes where this process or one that it starts writes to its view, but for the shared folders."""
+        memory = os.statvfs("/")
+        return memory.f_ffree, memory.f_bfree
+
+
+def enter(shared: list[Path]) -> Nest | int:
+    """Go on in a forgetting view: a :class:`Nest` is returned in a process of its own there. To this process,
+    which must have one thread, that one's exit code is returned, once all that it started has ended; SIGTERM
+    ends them.
+
+    Args:
+        shared: what is written there remains; the first is a temporary folder.
 
     Raises:
         NoSandbox: nothing was started, and this process is as it was.
@@ -94,8 +146,7 @@ def enter(shared: list[Path]) -> int | None:
     if child == 0:
         ours.close()
         try:
-            _enter(shared, theirs)
-            return None
+            return _enter(shared, theirs)
         except (NoSandbox, OSError) as error:
             theirs.sendall(str(error).encode(errors="replace"))
             os._exit(1)
@@ -116,8 +167,8 @@ def enter(shared: list[Path]) -> int | None:
     return code
 
 
-def _enter(shared: list[Path], outside: socket.socket) -> None:
-    """Returns in the process that is to run the script, the second in its PID namespace."""
+def _enter(shared: list[Path], outside: socket.socket) -> Nest:
+    """Returns in the second process of a PID namespace."""
     end_with_parent()
     folder = Path.cwd()
     _libc().prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # or only root may map its users
@@ -125,21 +176,42 @@ def _enter(shared: list[Path], outside: socket.socket) -> None:
     outside.sendall(_UNSHARED)
     if not outside.recv(1):
         os._exit(1)  # its users could not be mapped
+    untouched: list[int] = []
+
+    def view() -> None:
+        _mount("none", "/", "", _MS_REC | _MS_PRIVATE)  # nobody else mounts or unmounts anything from here on
+        untouched.append(os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+        _check(_libc().unshare(_MOUNTS), "unshare")
+        _View(shared).become_root()
+
+    _second_of_namespace(view, folder, outside)
+    return Nest(untouched[0], folder)
+
+
+def _second_of_namespace(
+    view: Callable[[], None], folder: Path, outside: socket.socket | None = None
+) -> None:
+    """Returns in the second process of a new PID namespace, where ``view`` was made; without ``outside`` it
+    has given its privileges up, else it uses them no more until it is told to."""
     first = os.fork()
     if first:
-        outside.close()
+        if outside is not None:
+            outside.close()
         signal.signal(signal.SIGTERM, lambda *_: os.kill(first, signal.SIGKILL))
         os._exit(_code(os.waitpid(first, 0)[1]))
     end_with_parent()  # and with this one, the first, ends what it started
-    _mount("none", "/", "", _MS_REC | _MS_PRIVATE)  # nobody else mounts or unmounts anything from here on
-    _View(shared).become_root()
+    view()
     os.chdir(folder)
     _raise_loopback()
-    _drop_privileges()
-    script = os.fork()
-    outside.close()
-    if script:
-        _reap_until(script)
+    if outside is None:
+        _drop_privileges()
+    else:
+        _rest()
+    second = os.fork()
+    if outside is not None:
+        outside.close()
+    if second:
+        _reap_until(second)
     os.setsid()  # kill(0, …) reaches a process group, whatever namespace its members are in
 
 
@@ -175,10 +247,38 @@ def _code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _rest() -> None:
+    """Keep the namespace's privileges, for :func:`_act`, and use none of them: what libraries do when they
+    are imported, and programs that they start, are as they will be in a script."""
+    _libc().prctl(_PR_SET_SECUREBITS, _NO_ROOT, 0, 0, 0)
+    _use_privileges(sum(1 << capability for capability in _kept()))
+
+
+def _act() -> None:
+    """Use them again."""
+    _use_privileges(-1)
+    _libc().prctl(_PR_SET_SECUREBITS, 0, 0, 0, 0)
+
+
+def _use_privileges(bits: int) -> None:
+    """Use these, of those that this process may use."""
+    header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
+    data = ctypes.create_string_buffer(24)
+    _check(_libc().capget(header, data), "capget")
+    _, low, _, _, high, _ = struct.unpack("6I", data.raw)
+    allowed = struct.pack("6I", low & bits, low, 0, high & (bits >> 32), high, 0)
+    _check(_libc().capset(header, allowed), "capset")
+    _libc().prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # its files in /proc are its own, as before
+
+
+def _kept() -> tuple[int, ...]:
+    return _OF_ROOT if os.getuid() == 0 else ()
+
+
 def _drop_privileges() -> None:
     """None of the namespace's, for good: the view could be taken apart with them."""
     libc = _libc()
-    kept = _OF_ROOT if os.getuid() == 0 else ()
+    kept = _kept()
     for capability in set(range(_CAPABILITIES)) - set(kept):
         libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the last that the kernel knows
     bits = sum(1 << capability for capability in kept)
@@ -193,9 +293,10 @@ def _drop_privileges() -> None:
 class _View:
     """The new root, which is put together below the first shared folder."""
 
-    def __init__(self, shared: list[Path]) -> None:
+    def __init__(self, shared: list[Path], at: Path | None = None) -> None:
         self._shared = list(map(str, shared))
-        self._memory = f"{self._shared[0]}/memory"
+        self._at = None if at is None else str(at)
+        self._memory = f"{self._shared[0]}/{_MEMORY}"
         self._root = f"{self._memory}/root"
         self._mounts = _mount_points()
         self._overlays, self._bytes_left = 0, _COPIED_BYTES
@@ -216,6 +317,10 @@ class _View:
         for path in self._shared:
             os.makedirs(self._root + path, exist_ok=True)
             self._bind(path, writable=True)
+        if self._at is not None:
+            os.makedirs(self._root + self._at, exist_ok=True)
+            _mount(self._shared[0], self._root + self._at, "", _MS_BIND)
+            self._writable.add(self._at)
         self._devices()
         self._read_only("/sys")
         try:

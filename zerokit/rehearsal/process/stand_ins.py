@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from zerokit.rehearsal.order import Order
+from zerokit.rehearsal.order import Order, Script
 from zerokit.rehearsal.process.endings import NotRehearsed
 
 FLASH_ATTENTION_VERSION = "2.8.3"
@@ -97,15 +97,15 @@ _OURS = str(Path(__file__).resolve().parents[2])
 _READ = (".json", ".yaml", ".yml", ".toml", ".sh")
 
 
-def offer(order: Order) -> list[str]:
+def offer(script: Script) -> list[str]:
     """Put stand-ins where imports find them, after all that is installed.
 
     Returns:
         What they are, to be told.
     """
-    if not _asks_for_flash_attention(order) or importlib.util.find_spec("flash_attn") is not None:
+    if not asks_for_flash_attention(script) or importlib.util.find_spec("flash_attn") is not None:
         return []
-    return [stand_in(Path(order.folder, "stand-ins"))]
+    return [stand_in(Path(script.folder, "stand-ins"))]
 
 
 def stand_in(folder: Path) -> str:
@@ -266,7 +266,8 @@ def explain(error: BaseException) -> str:
     )
 
 
-def _asks_for_flash_attention(order: Order) -> bool:
+def asks_for_flash_attention(order: Order | Script) -> bool:
+    """Whether the run has flash-attn, as far as the arguments and the script say."""
     named = [Path(part) for argument in order.arguments for part in argument.rpartition("=")[::2] if part]
     # os.path: a text that is too long for a name is no folder, where pathlib raises
     files = [path / "config.json" if os.path.isdir(path) else path for path in named]  # noqa: PTH112

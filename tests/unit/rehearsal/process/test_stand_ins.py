@@ -16,7 +16,7 @@ from zerokit.rehearsal.process import stand_ins
 
 def asks(*arguments: str) -> bool:
     order = SimpleNamespace(arguments=arguments, is_module=True, target="train")
-    return stand_ins._asks_for_flash_attention(cast("Order", order))
+    return stand_ins.asks_for_flash_attention(cast("Order", order))
 
 
 def test_arguments_and_the_files_that_they_name_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""Ranks that are forked from one process with the script's libraries are what new processes would be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.rehearsals import SCRIPTS
+from zerokit.catalog import gpus
+from zerokit.rehearsal.conduct import RehearsalRequest
+from zerokit.rehearsal.order import FakeGpu
+from zerokit.rehearsal.ranks import rehearse
+from zerokit.rehearsal.zygote import Zygote
+from zerokit.script import trainer_arguments
+from zerokit.script.entry_points import Target
+from zerokit.script.reader import read_script
+
+_TRAINS = """
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(20):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def request_of(folder: Path, source: str, *arguments: str) -> RehearsalRequest:
+    script = folder / "train.py"
+    script.write_text(source)
+    target = Target(script=str(script), module=None, arguments=arguments)
+    return RehearsalRequest(target=target, gpu=gpus.load("h200"), output=folder / "output.txt")
+
+
+def told(request: RehearsalRequest, zygote: Zygote) -> tuple[dict[str, Any], str]:
+    """The answer, but for the time that it took, and what the script printed."""
+    done = rehearse(request, None, zygote)
+    assert done.stopped is None and done.complete, done.stopped
+    assert request.output is not None
+    return replace(done, seconds=0.0, cpu_seconds=0.0).to_dict(), request.output.read_text()
+
+
+def test_figures_are_those_of_a_new_process(tmp_path: Path) -> None:
+    """Peaks, reserved memory, guesses, notes, and every operator of a step with its host's calls."""
+    target = Target(script=str(SCRIPTS / "computed_trainer.py"), module=None, arguments=())
+    answers = []
+    for alone, times in ((True, 1), (False, 3)):
+        with Zygote(target, alone=alone) as zygote:
+            for number in range(times):
+                operators = tmp_path / f"{alone}-{number}.json"
+                request = RehearsalRequest(
+                    target=target, gpu=gpus.load("h200"), operators=operators, output=tmp_path / "output.txt"
+                )
+                answer, _ = told(request, zygote)
+                answers.append((answer, json.loads(operators.read_text())))
+    assert len(answers[0][1]) > 100
+    assert answers[1:] == answers[:1] * 3
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two installed packages: one reads a variable when it is imported, the other takes its function."""
+    site = tmp_path / "site-packages"
+    for name, source in {
+        "of_variable": "import os\nVALUE = os.environ.get('OF_VARIABLE')\ndef name(): return 'its own'\n",
+        "of_other": "from of_variable import name\n",
+    }.items():
+        (site / name).mkdir(parents=True)
+        (site / name / "__init__.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.syspath_prepend(str(site))
+    return site
+
+
+def test_a_library_reads_what_the_script_has_set(library: Path, tmp_path: Path) -> None:
+    """The same one again, another, none; once it is imported it reads nothing any more."""
+    source = (
+        "import os, sys\nif sys.argv[1]: os.environ['OF_VARIABLE'] = sys.argv[1]\n"
+        f"import of_variable, torch\nprint('value', of_variable.VALUE)\n{_TRAINS}"
+    )
+    with Zygote(request_of(tmp_path, source).target) as zygote:
+        for value in ("one", "one", "two", "", "one"):
+            _, printed = told(request_of(tmp_path, source, value), zygote)
+            assert f"value {value or None}\n" in printed
+
+
+def test_a_library_reads_what_the_order_has_set(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f"import of_variable, torch\nprint('value', of_variable.VALUE)\n{_TRAINS}"
+    request = request_of(tmp_path, source)
+    with Zygote(request.target) as zygote:
+        for value in ("one", "one", "two"):
+            monkeypatch.setenv("OF_VARIABLE", value)
+            assert f"value {value}\n" in told(request, zygote)[1]
+
+
+def test_a_library_takes_what_the_script_has_replaced(library: Path, tmp_path: Path) -> None:
+    source = (
+        "import of_variable, torch\nof_variable.name = lambda: 'of the script'\n"
+        f"import of_other\nprint('name', of_other.name())\n{_TRAINS}"
+    )
+    request = request_of(tmp_path, source)
+    with Zygote(request.target) as zygote:
+        for _ in range(3):
+            assert "name of the script\n" in told(request, zygote)[1]
+
+
+def test_a_module_beside_the_script_hides_a_library(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "of_variable.py").write_text("def name(): return 'beside the script'\n")
+    source = f"import of_other, torch\nprint('name', of_other.name())\n{_TRAINS}"
+    request = request_of(tmp_path, source)
+    with Zygote(request.target) as zygote:
+        assert "name beside the script\n" in told(request, zygote)[1]
+
+
+def test_a_script_finds_nothing_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files, draws, variables and the program itself."""
+    monkeypatch.chdir(tmp_path)
+    source = (
+        "import torch, numpy, os, random, sys, tempfile\nfrom pathlib import Path\n"
+        "for folder in (tempfile.gettempdir(), os.environ['HF_MODULES_CACHE'], '.', '/dev/shm'):\n"
+        "    with open(Path(folder, 'of-the-script'), 'x') as file: file.write('here')\n"
+        "assert 'OF_SCRIPT' not in os.environ and sys.argv[1:] == ['an argument']\n"
+        "assert sys.modules['__main__'].Path is Path and sys.stdin.read() == ''\n"
+        "os.environ['OF_SCRIPT'] = '1'\n"
+        "print('drawn', random.random(), numpy.random.rand(), torch.initial_seed(), flush=True)\n"
+        f"{_TRAINS}"
+    )
+    request = request_of(tmp_path, source, "an argument")
+    drawn = []
+    with Zygote(request.target) as zygote:
+        for _ in range(3):
+            _, printed = told(request, zygote)
+            drawn.append(printed.partition("drawn ")[2].split())
+    assert [len(set(column)) for column in zip(*drawn, strict=True)] == [3, 3, 1]
+    assert not (tmp_path / "of-the-script").exists()
+
+
+def test_arguments_mean_what_a_process_of_their_own_says(tmp_path: Path) -> None:
+    arguments = ("--output_dir", "out", "--bf16", "True", "--learning_rate", "1e-3", "--max_length", "512")
+    target = Target(script=None, module="trl.scripts.sft", arguments=arguments)
+    facts = read_script(None, target.module)
+    expected = trainer_arguments.values_of_class(["trl.SFTConfig"], facts, arguments)
+    assert expected["max_length"] == 512 and expected["bf16"] is True
+    with Zygote(target) as zygote, zygote.parsing(FakeGpu.of(gpus.load("h200"), 1)):
+        parsed = trainer_arguments.values_of_class(["trl.SFTConfig"], facts, arguments)
+        none = trainer_arguments.values_of_class(["trl.NoSuchConfig"], facts, arguments)
+    assert (parsed, none) == (expected, {})
+
+
+def test_nothing_outlives_the_command(tmp_path: Path) -> None:
+    """Killed in the middle of a rehearsal, with no time for a last word."""
+    request_of(tmp_path, "import torch, time\nprint('here')\ntime.sleep(600)\n")
+    mark = f"of-{os.getpid()}-zygote"
+    command = [sys.executable, "-m", "zerokit", "rehearse", "--gpu", "h200", "train.py", mark]
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "MARK": mark}) as process:
+        while len(_marked(mark)) < 6:
+            assert process.poll() is None
+            time.sleep(0.2)
+        process.send_signal(signal.SIGKILL)
+    for _ in range(100):
+        if not _marked(mark):
+            break
+        time.sleep(0.1)
+    assert not _marked(mark)
+
+
+def _marked(mark: str) -> list[str]:
+    """Processes with this variable."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"MARK={mark}".encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,271 @@
+"""The process that imports a script's libraries once, and forks for each rank that is rehearsed.
+
+It runs no line of the script: only installed libraries are imported here, on a view of the file system that
+forgets (:mod:`zerokit.rehearsal.process.sandbox`). The script runs in forks, each in namespaces of its own.
+Where a fork would not be what a new process is, it answers ``stale`` and why, and the order is for a new one:
+one that has imported nothing yet is always right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from zerokit.rehearsal import wire
+from zerokit.rehearsal.order import Order, Script, reads_log
+from zerokit.rehearsal.process import sandbox
+from zerokit.rehearsal.process.libraries import VariablesRead, Watch, import_all
+from zerokit.rehearsal.process.main import Rehearsed, in_fork
+from zerokit.rehearsal.process.reads import Reads
+from zerokit.script import parse_only
+
+_LOOK_SECONDS = 0.02
+
+
+def main(descriptor: int) -> int:
+    """Answer what is asked for at the socket, until it is closed; the exit code."""
+    with socket.socket(fileno=descriptor) as parent:
+        told, _ = wire.receive(parent)
+        script = Script.from_dict(told)
+        sandbox.end_with_parent()
+        if os.getppid() != script.parent_pid:
+            return 1
+        nest, why_none = None, None
+        try:
+            nest = sandbox.enter([Path(script.folder)])
+        except sandbox.NoSandbox as error:
+            why_none = str(error)
+        if isinstance(nest, int):
+            return nest
+        wire.send(parent, {"no_namespaces": why_none})
+        return Zygote(parent, script, nest, why_none).serve()
+
+
+class Zygote:
+    """The process, once it is where it is to be."""
+
+    def __init__(
+        self, parent: socket.socket, script: Script, nest: sandbox.Nest | None, no_namespaces: str | None
+    ) -> None:
+        self._parent, self._script, self._nest, self._no_namespaces = parent, script, nest, no_namespaces
+        self._environment = dict(os.environ)
+        self._first, self._later = VariablesRead(), VariablesRead()
+        self._set: dict[str, str] = {}
+        self._broken: str | None = None
+        self._reads = Reads()
+        self._reads.install()
+        self._rehearsed = Rehearsed(script)
+        with self._first.noted():
+            self._rehearsed.put_in_place()
+        self._base = set(sys.modules)
+
+    def serve(self) -> int:
+        """Until nobody asks any more."""
+        while True:
+            try:
+                told, files = wire.receive(self._parent)
+            except OSError:
+                return 1
+            if told is None:
+                return 0
+            if "parse" in told:
+                answer: dict[str, Any] | None = self._parsed(told["parse"], told["environment"])
+            else:
+                answer = self._rehearse(told, files)
+            for file in files:
+                os.close(file)
+            if answer is None:
+                return 1
+            wire.send(self._parent, answer)
+
+    # ---------------------------------------------------------------- libraries
+
+    def _import_first(self) -> None:
+        self._import(self._script.imports, self._later if self._script.are_later else self._first)
+
+    def _import(self, names: Sequence[str], reads: VariablesRead) -> None:
+        if self._nest is None or self._broken or self._rehearsed.why_not:
+            return
+        before = self._nest.written()
+        with reads.noted():
+            import_all(names)
+        if self._nest.written() != before:
+            self._broken = "libraries write when they are imported"
+        elif threading.active_count() > 1:
+            self._broken = "libraries start threads when they are imported"
+        elif not self._rehearsed.is_unused:
+            self._broken = "libraries use the GPU when they are imported"
+        elif shadowed := self._shadowed():
+            self._broken = f"{shadowed} lies beside the script, too"
+
+    def _import_later(self, names: list[str], variables: dict[str, str]) -> None:
+        """What another fork has imported by the time it trained, with what it had set by then."""
+        if not set(names) <= set(sys.modules):
+            before = {name: os.environ.get(name) for name in variables}
+            os.environ.update(variables)
+            self._set |= variables
+            self._import(names, self._later)
+            for name, value in before.items():
+                if name not in self._later.made:
+                    os.environ.pop(name)
+                    os.environ.update({} if value is None else {name: value})
+
+    def _shadowed(self) -> str | None:
+        """A module that the script would import from its own folder."""
+        script = self._script
+        folder = Path.cwd() if script.is_module else Path(os.path.realpath(script.target)).parent
+        roots = {name.partition(".")[0] for name in set(sys.modules) - self._base}
+        for root in sorted(roots):
+            if (folder / f"{root}.py").is_file() or (folder / root / "__init__.py").is_file():
+                return root
+        return None
+
+    def _stale(self, order: Order) -> str | None:
+        """Why a fork of this process would not be a new process with this order; None: it would."""
+        from zerokit.rehearsal.process.stand_ins import asks_for_flash_attention
+
+        if self._broken is not None:
+            return self._broken
+        if asks_for_flash_attention(order) != asks_for_flash_attention(self._script):
+            return "flash-attn"
+        return None
+
+    def _unlike(self, environment: dict[str, str]) -> str | None:
+        """Which variable would have been read at the imports, and is another one here."""
+        for name in {*environment, *self._environment}:
+            value, before = environment.get(name), self._environment.get(name)
+            # of what was set for later imports the script itself tells
+            reads = (self._first,) if name in self._set else (self._first, self._later)
+            if value != before and any(read.differs(name, value, before) for read in reads):
+                return f"{name} was read when libraries were imported"
+        return None
+
+    # ---------------------------------------------------------------- forks
+
+    def _rehearse(self, told: dict[str, Any], files: list[int]) -> dict[str, Any] | None:
+        order = Order.from_dict(told["order"])
+        if not told["alone"]:
+            self._import_first()
+            self._import_later(told["imports"], told["set"])
+            if (why := self._stale(order)) is not None:
+                return {"stale": why}
+            if (why := self._unlike(order.environment)) is not None:
+                return {"unlike": why}
+        with tempfile.TemporaryFile(dir=self._script.folder) as report:
+            child = self._fork(order, files[0])
+            if not child:
+                self._run(replace(order, progress_fd=files[1]), report.fileno(), watched=not told["alone"])
+            code = self._wait(child)
+            report.seek(0)
+            said = report.read()
+        return None if code is None else {"code": code, **(json.loads(said) if said else {})}
+
+    def _fork(self, order: Order, output: int) -> int:
+        """As ``os.fork``; the new process prints into ``output``, after what the libraries have printed."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = self._nest.fork(_shared(order), Path(self._script.folder)) if self._nest else os.fork()
+        if not child:
+            self._parent.close()
+            sandbox.end_with_parent()
+            os.write(output, os.pread(1, os.fstat(1).st_size, 0))
+            for stream in (1, 2):
+                os.dup2(output, stream)
+            os.close(output)
+        return child
+
+    def _wait(self, child: int) -> int | None:
+        """A fork's exit code; None: nobody asks any more, and it was ended."""
+        while True:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            ready, _, _ = select.select([self._parent], [], [], _LOOK_SECONDS)
+            if ready:  # closed: the answer is not out
+                os.kill(child, signal.SIGTERM)
+                os.waitpid(child, 0)
+                return None
+
+    def _run(self, order: Order, report: int, *, watched: bool) -> NoReturn:
+        """In a fork: become the order's process, run it, and end."""
+        code = 1
+        try:
+            os.chdir(order.cwd)
+            if order.messages_folder is not None:
+                own = [order.folder, order.messages_folder, self._script.folder]
+                self._reads.log_to(reads_log(order.messages_folder, order.rank), own)
+            if self._no_namespaces is not None and not order.unconfined:
+                Path(order.result_path).write_text(json.dumps({"no_namespaces": self._no_namespaces}))
+            else:
+                self._take_environment(order.environment)
+                if self._no_namespaces is not None:
+                    sandbox.refuse_writes(_shared(order))
+                trains = self._watched(report) if watched else None
+                self._rehearsed.run(order, self._no_namespaces, trains)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)  # no exit handler of a library meets the fake GPU
+
+    def _take_environment(self, environment: dict[str, str]) -> None:
+        """Take the order's variables, beside what the libraries have set; and what was chosen by them, or by
+        chance, is chosen anew."""
+        added = {n: v for n, v in os.environ.items() if self._environment.get(n) != v}
+        for name in [name for name in os.environ if name not in environment and name not in added]:
+            del os.environ[name]
+        os.environ.update(environment | added)
+        tempfile.tempdir = None
+        if (numpy := sys.modules.get("numpy.random")) is not None:
+            numpy.seed()
+
+    def _watched(self, report: int) -> Callable[[], None]:
+        """Watch the script until the function is called that this returns: it trains."""
+        watch = Watch(self._later, self._set)
+
+        def trains() -> None:
+            found = watch.end()
+            os.write(report, json.dumps(found).encode())
+            if "stale" in found:
+                os._exit(0)
+
+        return trains
+
+    # ---------------------------------------------------------------- arguments
+
+    def _parsed(self, order: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+        """``values`` of a Trainer's arguments; None where another process has to tell."""
+        self._import_first()
+        if self._nest is None or self._broken or self._rehearsed.why_not:
+            return {"values": None}
+
+        def parse() -> Any:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for stream in (1, 2):
+                os.dup2(nothing, stream)
+            self._take_environment(environment)
+            return parse_only.parse(order)
+
+        try:
+            return {"values": in_fork(parse)["values"]}
+        except RuntimeError:
+            return {"values": None}
+
+
+def _shared(order: Order) -> list[Path]:
+    return [Path(path) for path in (order.folder, order.messages_folder, order.writable) if path]
