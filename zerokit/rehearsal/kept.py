@@ -252,9 +252,6 @@ def _texts(source: str) -> set[str]:
     return set()
 
 
-_PACKAGES = ("/site-packages/", "/dist-packages/")
-
-
 @cache
 def _libraries() -> tuple[str, ...]:
     paths = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(Path(__file__).parents[1])}
@@ -262,7 +259,7 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _is_library(path: str) -> bool:
-    return any(part in path for part in _PACKAGES) or f"{path}/".startswith(_libraries())
+    return "/site-packages/" in path or "/dist-packages/" in path or f"{path}/".startswith(_libraries())
 
 
 _library_states: dict[tuple[str, str], Any] = {}
