@@ -113,8 +113,9 @@ class Reads:
         self._busy.add(thread)
         try:
             text = os.path.abspath(os.fsdecode(path))
-            if "/__pycache__/" in text:  # compiled from a source that decides
-                text = importlib.util.source_from_cache(text)
+            if text.endswith(".pyc"):  # compiled from a source, which decides
+                with contextlib.suppress(ValueError):
+                    text = importlib.util.source_from_cache(text)
             if f"{text}/".startswith(self._own):
                 for link in self._behind(kind, text):
                     self._write(kind, link)
