@@ -51,7 +51,10 @@ assert nest.written() == before
 Path("of the nest").write_text("gone")
 assert nest.written() != before
 """
-_MOUNTED = 'mount -t tmpfs none mounted && echo kept > mounted/kept && chmod -R a+rwX mounted && exec "$@"'
+_MOUNTED = (
+    "mount -t tmpfs none mounted && echo kept > mounted/kept && chmod -R a+rwX mounted && "
+    'touch ../namespace && mount --bind /proc/self/ns/net ../namespace && exec "$@"'  # as of `ip netns`
+)
 NOBODY = 65534
 
 

@@ -382,7 +382,11 @@ class _View:
                 _like(path, target)
                 self._bytes_left -= size
                 return
-            except PermissionError:  # not to be read: it is there, and nothing more
+            except FileNotFoundError:
+                raise
+            except (
+                OSError
+            ):  # not to be read, as another user's, or a namespace: it is there, and nothing more
                 pass
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
         self._read_only(path)
