@@ -85,7 +85,8 @@ def test_a_library_reads_what_the_script_has_set(library: Path, tmp_path: Path) 
     """The same one again, another, none; once it is imported it reads nothing any more."""
     source = (
         "import os, sys\nif sys.argv[1]: os.environ['OF_VARIABLE'] = sys.argv[1]\n"
-        f"import of_variable, torch\nprint('value', of_variable.VALUE)\n{_TRAINS}"
+        "import of_variable, torch\nassert of_variable.VALUE == (sys.argv[1] or None)\n"
+        f"print('value', of_variable.VALUE)\n{_TRAINS}"
     )
     with Zygote(request_of(tmp_path, source).target) as zygote:
         for value in ("one", "one", "two", "", "one"):

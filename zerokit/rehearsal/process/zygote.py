@@ -214,6 +214,8 @@ class Zygote:
                     sandbox.refuse_writes(_shared(order))
                 trains = self._watched(report) if watched else None
                 self._rehearsed.run(order, self._no_namespaces, trains)
+                if trains is not None:  # it may have ended before: for what it found imported, perhaps
+                    trains()
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -235,11 +237,14 @@ class Zygote:
             numpy.seed()
 
     def _watched(self, report: int) -> Callable[[], None]:
-        """Watch the script until the function is called that this returns: it trains."""
-        watch = Watch(self._later, self._set)
+        """Watch the script until the function is called that this returns: it trains, or has ended."""
+        watch: Watch | None = Watch(self._later, self._set)
 
         def trains() -> None:
-            found = watch.end()
+            nonlocal watch
+            if watch is None:
+                return
+            found, watch = watch.end(), None
             os.write(report, json.dumps(found).encode())
             if "stale" in found:
                 os._exit(0)
