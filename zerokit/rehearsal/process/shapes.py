@@ -151,6 +151,8 @@ class Shapes:
                 self._read(value, key, tensors)
             elif not isinstance(value, torch.Generator):
                 key += (value.__class__, value)  # 1 and 1.0 are equal
+                if value.__class__ is torch.device and value.index is None and value.type == "cuda":
+                    key.append(torch.cuda.current_device())
 
     def _keep(self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         several = type(result) if isinstance(result, list | tuple) else None
