@@ -274,10 +274,11 @@ def _restore(self: Any, state: Iterable[Any]) -> None:
 
 
 def restored(kind: Any, value: Any) -> Any:
-    """A value of a type with dataclasses in it, from what ``asdict`` and JSON made of it.
+    """A value of a type with dataclasses in it, from what ``asdict`` and JSON made of it. A field that is
+    newer than what was written has its default.
 
     Raises:
-        KeyError, TypeError, AttributeError: it is none of that type.
+        TypeError, AttributeError, ValueError: it is none of that type.
     """
     from types import NoneType, UnionType
     from typing import Union, get_args, get_origin, get_type_hints
@@ -285,7 +286,9 @@ def restored(kind: Any, value: Any) -> Any:
     origin, of = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
-        restored_fields = {one.name: restored(hints[one.name], value[one.name]) for one in fields(kind)}
+        restored_fields = {
+            one.name: restored(hints[one.name], value[one.name]) for one in fields(kind) if one.name in value
+        }
         return kind(**restored_fields)  # type: ignore[operator]
     if origin in (Union, UnionType):
         others = [one for one in of if one is not NoneType]

@@ -64,15 +64,40 @@ def test_a_job_of_github_gets_annotations_and_a_summary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "options", "why"),
     [
-        ("{", (), "not JSON"),
-        ("{}", (), "not a baseline"),
-        (json.dumps({"schema": "zerokit.baseline/1", "gpu": "a100-sxm-80gb"}), (), "a100-sxm-80gb"),
+        ("{", (), "not a complete result"),
+        ("{}", (), "not a complete result"),
+        ('{"schema": "zerokit.rehearsal/1", "ranks": [1]}', (), "not a complete result"),
         (None, ("--max-growth", "2"), "such as 2%"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_baseline_is_refused(tmp_path: Path, file: str | None, options: tuple, why: str) -> None:
     if file is not None:
         (tmp_path / "baseline.json").write_text(file)
     code, _, err = _rehearsed(tmp_path, _BEFORE, "--baseline", "baseline.json", *options)
     assert code == 2 and why in err
     assert file is None or (tmp_path / "baseline.json").read_text() == file
+
+
+def test_what_json_prints_is_a_baseline_of_its_own_gpu_alone(tmp_path: Path) -> None:
+    _, said, _ = _rehearsed(tmp_path, _BEFORE)
+    (tmp_path / "baseline.json").write_text(json.dumps(said))
+    gate = ("--baseline", "baseline.json")
+    code, again, _ = _rehearsed(tmp_path, _BEFORE, *gate)
+    assert (code, again["baseline"]["grown"]) == (0, []) and again["baseline"]["compared"] > 5
+    code, _, err = _rehearsed(tmp_path, _BEFORE, *gate, "--gpu", "a100-80gb")
+    assert code == 2 and "GPU h200, and a100" in err
+    code, _, err = _rehearsed(tmp_path, _BEFORE, "--max-growth", "2%")
+    assert code == 2 and "--baseline" in err
+
+
+def test_files_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for option in ("--baseline", "--markdown"):
+        code, _, err = _rehearsed(tmp_path, _BEFORE, option, "file/below")
+        assert code == 74 and "file/below: cannot be written" in err
+    code, _, _ = _rehearsed(
+        tmp_path, _BEFORE, "--baseline", "new/baseline.json", "--markdown", "other/summary.md"
+    )
+    assert (
+        code == 0 and (tmp_path / "new/baseline.json").is_file() and (tmp_path / "other/summary.md").is_file()
+    )

@@ -251,7 +251,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     No GPU, no weights and no arithmetic: every allocation goes through a model of PyTorch's caching
     allocator. Nothing is written, downloaded or pushed.
     """
-    from zerokit.rehearsal.baseline import markdown
+    from zerokit.rehearsal.baseline import append_summary
     from zerokit.rehearsal.request import rehearse
     from zerokit.script import entry_points
 
@@ -268,8 +268,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     if html is not None:
         _write_page(Path(html), done, asked.module or arguments[0], options["plan"])
     if summary is not None:
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(markdown(done, resolved.target.name))
+        append_summary(Path(summary), done, resolved.target.name)
     if as_json:
         write_json(done.to_dict())
     else:

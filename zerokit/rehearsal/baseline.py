@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from zerokit.errors import InputError
+from zerokit.errors import InputError, ReportNotWritten
 from zerokit.files import write_whole
-from zerokit.rehearsal.result import GrownPart, Growth, HeldAtPeak, Rehearsal, SinceBaseline
+from zerokit.rehearsal.result import (
+    SCHEMA,
+    GrownPart,
+    Growth,
+    HeldAtPeak,
+    RankMemory,
+    Rehearsal,
+    SinceBaseline,
+)
 from zerokit.strictload import read_text
+from zerokit.values import restored
 
-SCHEMA = "zerokit.baseline/1"
+DEFAULT_GROWTH = "0.2%"
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _LEAST_BYTES = 2 << 20
 """By less peaks differ from one rehearsal to the next: Transformers loads weights in several threads."""
@@ -34,16 +43,16 @@ def _share(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """An earlier rehearsal in a file.
+    """An earlier rehearsal in a file, as ``--json`` prints it.
 
     Attributes:
         max_growth: by how much each figure may be above it, as a share.
-        figures: None: there is no such file yet.
+        before: None: there is no such file yet.
     """
 
     path: Path
     max_growth: float
-    figures: dict[str, Any] | None
+    before: Rehearsal | None
 
     @classmethod
     def read(cls, path: Path, max_growth: str) -> Baseline:
@@ -53,104 +62,84 @@ class Baseline:
             max_growth: such as ``2%``.
 
         Raises:
-            InputError: a share that is none; a file that is no baseline.
+            InputError: a share that is none; a file that is no complete rehearsal.
         """
         share = _share(max_growth)
         if not path.exists():
-            return cls(path=path, max_growth=share, figures=None)
+            return cls(path=path, max_growth=share, before=None)
         try:
-            figures = json.loads(read_text(path))
-        except ValueError as error:
-            raise InputError(f"⟨baseline⟩ {path}: not JSON: {error}") from None
-        if not isinstance(figures, dict) or figures.get("schema") != SCHEMA:
-            raise InputError(f"⟨baseline⟩ {path}: not a baseline of `zerokit rehearse` ({SCHEMA})")
-        return cls(path=path, max_growth=share, figures=figures)
+            document = json.loads(read_text(path))
+            before: Rehearsal | None = restored(Rehearsal, document)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            document, before = {}, None
+        if before is None or document.get("schema") != SCHEMA or not before.complete:
+            raise InputError(f"⟨baseline⟩ {path}: not a complete result of `zerokit rehearse` ({SCHEMA})")
+        return cls(path=path, max_growth=share, before=before)
 
     def compare(self, done: Rehearsal) -> SinceBaseline:
         """A complete rehearsal beside it; where there is none, this one is written.
 
         Raises:
             InputError: it is of another GPU, or of other ranks.
+            ReportNotWritten: the file cannot be written.
         """
-        now, before = _figures(done), self.figures
+        before = self.before
         if before is None:
-            write_whole(self.path, json.dumps({"schema": SCHEMA, **now}, indent=1) + "\n")
+            with _writing(self.path):
+                write_whole(self.path, json.dumps(done.to_dict(), indent=1) + "\n")
             return SinceBaseline(path=str(self.path), max_growth=self.max_growth, written=True)
-        self._refuse_another(before, now)
-        pairs = list(_pairs(before, now))
-        grown = tuple(
-            Growth(**measure, before=old, now=new, parts=_grown_parts(before, now, measure))
-            for measure, old, new in pairs
-            if _is_growth(measure["measure"], old, new, self.max_growth)
-        )
+        self._refuse_another(before, done)
+        compared = list(_pairs(before, done))
         versions = {
-            name: (before["versions"].get(name), version)
+            name: (before.versions.get(name), version)
             for name, version in done.versions.items()
-            if before["versions"].get(name) != version
+            if before.versions.get(name) != version
         }
         return SinceBaseline(
-            path=str(self.path), max_growth=self.max_growth, grown=grown, compared=len(pairs),
-            versions=versions,
+            path=str(self.path), max_growth=self.max_growth, compared=len(compared), versions=versions,
+            grown=tuple(one for one in compared if _is_growth(one, self.max_growth)),
         )  # fmt: skip
 
-    def _refuse_another(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        for name, words in (("gpu", "GPU"), ("gpus", "number of GPUs"), ("ranks", "ranks")):
-            old, new = (", ".join(one[name]) if name == "ranks" else one.get(name) for one in (before, now))
-            if old != new:
+    def _refuse_another(self, before: Rehearsal, done: Rehearsal) -> None:
+        for words, of in (
+            ("GPU", lambda one: one.gpu),
+            ("number of GPUs", lambda one: one.gpus),
+            ("ranks", lambda one: ", ".join(str(rank.rank) for rank in one.ranks)),
+        ):
+            if of(before) != of(done):
                 raise InputError(
-                    f"⟨baseline⟩ {self.path}: {words} {old}, and {new} in this rehearsal: remove the file to "
-                    "write a new baseline"
+                    f"⟨baseline⟩ {self.path}: {words} {of(before)}, and {of(done)} in this rehearsal: remove "
+                    "the file to write a new baseline"
                 )
 
 
-def _figures(done: Rehearsal) -> dict[str, Any]:
-    """What is compared, and what must be equal for that to make sense."""
-    return {
-        "gpu": done.gpu,
-        "gpus": done.gpus,
-        "versions": done.versions,
-        "step_seconds": done.step_seconds,
-        "ranks": {
-            str(rank.rank): {
-                "phases": rank.phases,
-                "peak_reserved_bytes": rank.peak_reserved_bytes,
-                "host_bytes": rank.host_bytes,
-                "at_peaks": {name: [asdict(row) for row in rows] for name, rows in rank.at_peaks.items()},
-            }
-            for rank in done.ranks
-        },
-    }
+def _pairs(before: Rehearsal, done: Rehearsal) -> Iterator[Growth]:
+    """Each figure beside the baseline's, whether it grew or not. A phase that is new is compared with
+    nothing."""
+    for old, new in zip(before.ranks, done.ranks, strict=True):
+        for phase, size in new.phases.items():
+            yield Growth(
+                measure="peak", phase=phase, rank=new.rank, before=old.phases.get(phase, 0), now=size,
+                parts=_grown_parts(old, new, phase),
+            )  # fmt: skip
+        yield Growth(
+            measure="reserved", rank=new.rank, before=old.peak_reserved_bytes, now=new.peak_reserved_bytes
+        )
+        yield Growth(measure="host", rank=new.rank, before=old.host_bytes, now=new.host_bytes)
+    if before.step_seconds is not None and done.step_seconds is not None:
+        yield Growth(measure="step", before=before.step_seconds, now=done.step_seconds)
 
 
-def _pairs(
-    before: Mapping[str, Any], now: Mapping[str, Any]
-) -> Iterator[tuple[dict[str, Any], float, float]]:
-    """Each figure that both have, with what it is. A phase that is new is compared with nothing."""
-    for number, rank in now["ranks"].items():
-        old = before["ranks"][number]
-        for phase, size in rank["phases"].items():
-            yield {"measure": "peak", "phase": phase, "rank": int(number)}, old["phases"].get(phase, 0), size
-        for measure, name in (("reserved", "peak_reserved_bytes"), ("host", "host_bytes")):
-            yield {"measure": measure, "rank": int(number)}, old[name], rank[name]
-    if before["step_seconds"] is not None and now["step_seconds"] is not None:
-        yield {"measure": "step"}, before["step_seconds"], now["step_seconds"]
+def _is_growth(pair: Growth, share: float) -> bool:
+    least = 0 if pair.measure == "step" else _LEAST_BYTES
+    least_share = max(share, _LEAST_SHARES.get(pair.measure, 0.0))
+    return pair.now - pair.before > max(least, pair.before * least_share)
 
 
-def _is_growth(measure: str, before: float, now: float, share: float) -> bool:
-    least = 0 if measure == "step" else _LEAST_BYTES
-    return now - before > max(least, before * max(share, _LEAST_SHARES.get(measure, 0.0)))
-
-
-def _grown_parts(
-    before: Mapping[str, Any], now: Mapping[str, Any], measure: Mapping[str, Any]
-) -> tuple[GrownPart, ...]:
+def _grown_parts(before: RankMemory, now: RankMemory, phase: str) -> tuple[GrownPart, ...]:
     """What was live at a phase's peak and is larger now, most first. Lines above it may have come or gone: a
     file is compared as a whole, and the line named that holds most of what it did not hold before."""
-    if measure["measure"] != "peak":
-        return ()
-    rank, phase = str(measure["rank"]), measure["phase"]
-    old = [HeldAtPeak(**row) for row in before["ranks"][rank]["at_peaks"].get(phase, ())]
-    new = [HeldAtPeak(**row) for row in now["ranks"][rank]["at_peaks"].get(phase, ())]
+    old, new = before.at_peaks.get(phase, ()), now.at_peaks.get(phase, ())
     earlier, by_line = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for row in old:
         earlier[_part(row)] += row.bytes
@@ -174,8 +163,28 @@ def _part(row: HeldAtPeak) -> tuple[str, str, str]:
     return row.what, row.module, row.location.rpartition(":")[0]
 
 
-def markdown(done: Rehearsal, name: str) -> str:
-    """A summary for a pull request: the verdict, and each figure that grew beside what holds the growth."""
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """In this block a file is written, in a folder that is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ReportNotWritten(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def append_summary(path: Path, done: Rehearsal, name: str) -> None:
+    """Append a summary for a pull request in Markdown: the verdict, and each figure that grew beside what
+    holds the growth.
+
+    Raises:
+        ReportNotWritten: the file cannot be written.
+    """
+    with _writing(path), path.open("a", encoding="utf-8") as file:
+        file.write(_markdown(done, name))
+
+
+def _markdown(done: Rehearsal, name: str) -> str:
     since = done.baseline
     lines = [f"### Rehearsal of {name}", "", done.verdict]
     if since is None:

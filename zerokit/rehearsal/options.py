@@ -51,8 +51,8 @@ class RehearsalArguments:
     baseline: Annotated[PathLike | None, Option("Baseline", "FILE")] = None
     """Compare with the rehearsal kept in FILE, and end with exit code 15 where memory or step time grew; FILE
     is written where it does not exist."""
-    max_growth: Annotated[str, Option("Baseline", "SHARE")] = "0.2%"
-    """By how much each figure may be above the baseline's."""
+    max_growth: Annotated[str | None, Option("Baseline", "SHARE")] = None
+    """By how much each figure may be above the baseline's. [default: 0.2%]"""
     out: Annotated[PathLike | None, Option("", "DIR")] = None
     """Write rehearsal.json and the script's output there."""
     say: Say = silent

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.hardware import Gpu
 from zerokit.errors import InputError
-from zerokit.rehearsal.baseline import Baseline
+from zerokit.rehearsal.baseline import DEFAULT_GROWTH, Baseline
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.options import RehearsalArguments
 from zerokit.rehearsal.result import Rehearsal
@@ -133,7 +133,7 @@ def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
         asked.say(warning)
     remote_versions = read_versions(Path(asked.versions)) if asked.versions is not None else {}
     chosen = several.parse(asked.ranks) if isinstance(asked.ranks, str) else tuple(asked.ranks or ())
-    baseline = Baseline.read(Path(asked.baseline), asked.max_growth) if asked.baseline is not None else None
+    baseline = _baseline(asked)
     request = request_of(target, asked)
     done = (
         several.rehearse_ranks(request, chosen, asked.say) if chosen else several.rehearse(request, asked.say)
@@ -145,6 +145,14 @@ def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
     if baseline is None or not done.complete or done.untrained:
         return done
     return replace(done, baseline=baseline.compare(done))
+
+
+def _baseline(asked: RehearsalArguments) -> Baseline | None:
+    if asked.baseline is not None:
+        return Baseline.read(Path(asked.baseline), asked.max_growth or DEFAULT_GROWTH)
+    if asked.max_growth is not None:
+        raise InputError("⟨max_growth⟩ is over a baseline: name its file with ⟨baseline⟩")
+    return None
 
 
 def _unlike_plan(done: Rehearsal, path: str) -> tuple[str, ...]:
