@@ -143,7 +143,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"added from the plan: --per_device_train_batch_size 1 .*--block_size 2048",
     ),
     "docs/quickstart/trl.md": (TRL, "Rehearsed: ", TRL),
-    REHEARSAL: ("GiB", "GiB", "peak_allocated_bytes", "Rehearsed: ", DRY),
+    REHEARSAL: ("GiB", "GiB", "peak_allocated_bytes", "Rehearsed: ", DRY, r"baseline\.json"),
 }
 """What each command of a page prints, in order: a regular expression."""
 

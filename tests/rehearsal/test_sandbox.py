@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,8 +88,9 @@ def _machine(folder: Path) -> dict[str, object]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A working folder with files, a pipe, and doors that somebody stands behind."""
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
+    for parent in (tmp_path, *tmp_path.parents):
+        if Path(tempfile.gettempdir()) in parent.parents:  # below it, also in a worker's folder
+            parent.chmod(0o755)
     work = tmp_path / "work"
     for name in ("folder", "mounted"):
         (work / name).mkdir(parents=True)
