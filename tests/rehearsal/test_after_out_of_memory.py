@@ -14,6 +14,7 @@ from rich.console import Console
 import zerokit
 from tests.support.rehearsals import SCRIPTS
 from zerokit.emit import plan_file
+from zerokit.errors import InputError
 from zerokit.launcher.backends import LaunchCommand
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
@@ -203,6 +204,33 @@ def test_what_was_rehearsed_before_the_start_predicts_the_run_and_is_not_rehears
     found = rehearsals.of_oom(launched, report(), said.append)
     assert found is not None and found.peak_allocated_bytes == launched.predicted_peak_bytes
     assert len(said) == 2
+
+
+def test_a_script_that_does_not_what_its_plan_says_is_not_started(tmp_path: Path, plan_folder: Path) -> None:
+    """What its code computes, no reading of it tells; a length is the job's matter, a batch the plan's."""
+    script = tmp_path / "train.py"
+    text = (SCRIPTS / "teacher.py").read_text()
+    script.write_text(text.replace("rows = engine.train_micro_batch_size_per_gpu()", "rows = 2 * 2"))
+    launched, _ = other_job(tmp_path, plan_folder)
+    on_gpu = LaunchCommand(argv=[], set_variables={"ZEROKIT_DEVICE": "cuda"}, unset_variables=[], files={})
+    options = replace(launched.options, target=Target(script=str(script), module=None, arguments=()))
+    launched = replace(
+        launched, command=on_gpu, held_to=launched.plan, options=options,
+        plan_file=plan_folder / "plan.yaml",
+    )  # fmt: skip
+    said: list[str] = []
+    rehearsals = LaunchRehearsals(before_seconds=600)
+    with pytest.raises(InputError) as refused:
+        rehearsals.before(launched, said.append)
+    assert "as rehearsed: batch size per GPU 4 ran, not 2; change it, plan again" in str(refused.value)
+    assert "plan.yaml --micro-batch 4" in str(refused.value)
+    assert "warning: as rehearsed, sequence length 128 ran, not 64" in said
+    accepted = replace(launched, options=replace(options, accept_mismatch=True))
+    rehearsals.before(accepted, said.append)
+    assert "warning: as rehearsed, batch size per GPU 4 ran, not 2" in said
+    unknown = replace(options, target=replace(options.target, arguments=("--epochs", "3")))
+    with pytest.raises(InputError, match=r"--epochs 3.*no_rehearsal=True starts the launch"):
+        rehearsals.before(replace(launched, options=unknown), said.append)
 
 
 def test_what_keeps_a_rehearsal_off_is_told_with_the_command_that_makes_it(

@@ -18,13 +18,15 @@ from zerokit.fields import as_options
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.rehearsed_plan import script_words
 from zerokit.launcher.secrets import Secrets
+from zerokit.launcher.verdict.as_planned import unlike_plan
+from zerokit.messages import listed
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.ranks import rehearse
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import Predicted, RehearsedRun, RunReport
-from zerokit.report.what_ran import unlike_rehearsal
+from zerokit.report.what_ran import differences, options_to_plan, unlike_rehearsal
 from zerokit.report.words import why_bare
 from zerokit.script.entry_points import Target
 from zerokit.units import format_gib
@@ -64,6 +66,7 @@ class LaunchRehearsals:
 
         Raises:
             NothingFits: it needs more memory than the GPU has.
+            InputError: it would not be the run that its plan says, or ends at one of its arguments.
         """
         on_gpu = launch.command.set_variables.get("ZEROKIT_DEVICE") == "cuda"
         if not on_gpu or not self.before_seconds or launch.rehearsal == "done":
@@ -91,6 +94,9 @@ class LaunchRehearsals:
         self.done = done
         how = f" (kept {done.when_kept})" if done.when_kept else ""
         say(f"rehearsed{how}: {done.verdict}")
+        if done.stopped is not None and done.stopped.cause == "argument":
+            raise InputError(f"{done.stopped.reason}; ⟨no_rehearsal=True⟩ starts the launch all the same")
+        _hold_to_plan(done, launch, say)
         peak = done.ranks[0].peak_allocated_bytes
         return replace(
             launch, predicted_peak_bytes=peak if done.complete and peak else launch.predicted_peak_bytes
@@ -181,6 +187,32 @@ class LaunchRehearsals:
             unconfined=self.unconfined,
             no_cache=self.no_cache,
         )
+
+
+def _hold_to_plan(done: Rehearsal, launch: Launch, say: Say) -> None:
+    """Say where the command does another job than its plan's.
+
+    Raises:
+        InputError: so that the run would end as not planned.
+    """
+    if done.engine is None or launch.held_to is None:
+        return
+    details = {"generate": {"count": int("generate" in done.ranks[0].phases)}}
+    ranks = [{"engine": done.engine, "phase_details": details}] * launch.expected_ranks
+    found = differences(launch.held_to, ranks)
+    not_planned = unlike_plan(launch.held_to, launch.style, ranks)
+    for one in found:
+        if launch.options.accept_mismatch or one.text not in not_planned:
+            say(f"warning: as rehearsed, {one.text}")
+    if launch.options.accept_mismatch or not not_planned:
+        return
+    words = options_to_plan(launch.held_to, found)
+    again = command_text("plan", "--recipe", str(launch.plan_file), *words) if launch.plan_file else ""
+    ways_out = (
+        f"change it{f', plan again for what it does: `{again}`' if again and words else ''}, or run it all "
+        "the same, with ⟨accept_mismatch=True⟩⟪ before the script⟫"
+    )
+    raise InputError(listed("the script contradicts the plan, as rehearsed", not_planned, ways_out))
 
 
 def _why_too_large(done: Rehearsal, launch: Launch) -> str:
