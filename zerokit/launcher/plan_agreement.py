@@ -40,7 +40,7 @@ def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[st
     Raises:
         InputError: an option of the command stands among them.
     """
-    notes = argument_warnings.misplaced_options(facts, target.name, target.arguments, command)
+    notes = argument_warnings.misplaced(facts, target.name, target.arguments, command)
     untrained = argument_warnings.why_no_training(facts, target.arguments)
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     unread = argument_warnings.why_not_resumed(facts, target.arguments)
@@ -86,7 +86,7 @@ def agree(
     Raises:
         InputError: the script contradicts the plan; the message has both values.
     """
-    is_refused = agreement.is_refused(options)
+    is_refused = options.own_deepspeed_file is not None
     held = unlike_job.HeldTo(
         chosen=plan.chosen, request=plan.request, folder=plan.folder, seq_len=plan.seq_len,
         method=plan.method, lora=plan.lora,
@@ -111,7 +111,7 @@ def agree(
     )  # fmt: skip
     notes = [*agreed.notes, *_beside_plan(options, agreed.added, ranks, accept_mismatch=accept_mismatch)]
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
-        notes += unlike_job.of_adapters(options, held)
+        notes += unlike_job.of_arguments(options, held)
     notes += [f"warning: {another}"] if another else _of_trainer(plan, options, target) if is_launched else []
     unlike = (*unlike_model, *agreed.unlike)
     return replace(agreed, notes=tuple(notes), unlike=unlike, is_refused=is_refused)
@@ -219,20 +219,11 @@ def check_agrees(
         InputError: Transformers or Accelerate would end the run; the message says on what, and the fix.
     """
     if options.style == "accelerate":
-        unlike = tuple(
-            f"warning: {path}: {one.text}: the file's value counts"
-            + (f"; write {one.scripts} there" if one.scripts is not None else "")
+        return tuple(
+            f"warning: {path}: {one.text}: the file's value counts; write {one.scripts} there"
             + (f", or give the script {shlex.join(one.arguments)}" if one.arguments else "")
             for one in file_mismatches.of_accelerate(options, config)
         )
-        made = unlike_job.refused_optimizer(options, config)
-        if made is None:
-            return unlike
-        text = (
-            f"{path} has an optimizer and the script makes its own ({made}), which Accelerate refuses: "
-            "remove the one in the file, or give prepare an accelerate.utils.DummyOptim"
-        )
-        return (*_stop_or_warn(text, accept_mismatch=accept_mismatch), *unlike)
     found = file_mismatches.of_trainer(options, config, ranks) if options.style == "trainer" else []
     if not found:
         return tuple(file_mismatches.ignored_clipping(options, config))

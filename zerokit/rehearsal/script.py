@@ -24,7 +24,7 @@ from zerokit.script import adapt_config
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
 from zerokit.script.agreement import NOT_ASKED
-from zerokit.script.argument_warnings import misplaced_options, why_no_training
+from zerokit.script.argument_warnings import misplaced, why_no_training
 from zerokit.script.entry_points import Target
 from zerokit.script.unlike_job import longest_sequence
 
@@ -167,12 +167,13 @@ def prepare(
         raise InputError(f"--rank {rank}: there are ranks 0 to {ranks - 1}")
     chosen = _launcher(launcher, facts, target.arguments, ranks, has_plan=read is not None)
     notes = [f"started as by {chosen}" if chosen != "none" else "started without a launcher"]
-    notes += misplaced_options(facts, target.name, target.arguments, "rehearse")
+    notes += misplaced(facts, target.name, target.arguments, "rehearse")
     untrained = why_no_training(facts, target.arguments)
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     arguments = target.arguments
     environment = without_launcher(base)
     script_options = script_arguments.ScriptOptions.read(facts, style, target.arguments)
+    limit = longest_sequence(script_options)
     if read is None:
         plan_agreement.refuse_missing(script_options)
         notes += plan_agreement.of_arguments(script_options, ranks)
@@ -194,7 +195,7 @@ def prepare(
         ranks=ranks,
         folder=folder,
         untrained=untrained,
-        length_limit=longest_sequence(script_options),
+        length_limit=(limit.value, limit.where) if limit is not None else None,
         notes=list(all_as_options(notes)),
     )
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain import planning_again
-from zerokit.domain.job import CHECKPOINTS_A_PIPELINE
-from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, PlannedValues, Stated, compare
+from zerokit.domain.settings import SETTINGS, PlannedValues, Stated, compare
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
 from zerokit.messages import listed
 from zerokit.script import adapt_config, code_values, file_mismatches, unlike_job
-from zerokit.script.arguments import ScriptOptions, spellings, truth
+from zerokit.script.arguments import ScriptOptions, truth
 from zerokit.script.code_statements import made_once
 from zerokit.script.reader import STYLE_WORDS, ScriptFacts
 from zerokit.script.unlike_job import HeldTo
@@ -83,19 +82,7 @@ def agree(
         raise InputError(
             f"no plan reaches the script: {stopped}, or launch it without a plan (⟨no_plan=True⟩)"
         )
-    clipping = config.get("gradient_clipping")
-    if not isinstance(clipping, int | float) or isinstance(clipping, bool):
-        clipping = None
-    planned = PlannedValues(
-        micro_batch=held.micro_batch,
-        gradient_accumulation=int(chosen["gradient_accumulation"]),
-        precision=adapt_config.precision(config),
-        checkpointing=str(chosen.get("activation_checkpointing", "none")),
-        gradient_clipping=None if clipping is None else float(clipping),
-        optimizer=unlike_job.made_by_script(held.request, config),
-        liger_loss=held.loss == "liger" and not on_cpu and unlike_job.fuses_by_trainer(options),
-        on_cpu=on_cpu,
-    )
+    planned = _planned_values(options, held, config, on_cpu=on_cpu)
     added = () if no_arguments else options.additions(planned)
     own_file, decided_by_file = _own_file(options, config, held.folder)
     conflicts = [
@@ -105,8 +92,7 @@ def agree(
         *unlike_job.of_optimizer(options, config),
     ]
     longest = None if held.is_rehearsed else unlike_job.longest_sequence(options)
-    unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest[0] != held.seq_len else ()
-    unlike += ("pp",) if _lacks_pipeline(options.facts, chosen) else ()
+    unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest.value != held.seq_len else ()
     decided = code_values.decided_options(options, chosen, on_cpu=with_script is None) | decided_by_file
     unlike += tuple(decided)
     words = planning_again.global_batch_for(chosen, held.request, decided)
@@ -117,29 +103,42 @@ def agree(
             again = f"{planning_again.what_is_left(command)}: `{command}`"
         # DeepSpeed refuses fp16 on CPU ranks
         is_refused = on_cpu and decided.get("precision") == "fp16"
-        plan = "" if is_refused else f", plan again for what it does{again}"
         ways_out = (
-            f"change it{plan}, or {'run it' if is_launched else 'go on'} all the same, with "
-            "⟨accept_mismatch=True⟩⟪ before the script⟫"
+            f"change it{'' if is_refused else f', plan again for what it does{again}'}, or "
+            f"{'run it' if is_launched else 'go on'} all the same, with ⟨accept_mismatch=True⟩⟪ before the "
+            "script⟫"
         )
         raise InputError(listed("the script contradicts the plan", conflicts, ways_out))
     notes = [f"warning: no plan reaches the script: {stopped}"] if stopped else []
     if added:
         notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments=True⟩ adds nothing)")
     notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
-    notes += _assigned(options.facts, planned, held)
     notes += unlike_job.of_loss(options, held.loss)
-    notes += of_batch(options, held)
-    if not held.is_rehearsed:  # its length is that of the script's own data
-        notes += unlike_job.of_length(options, held)
-        notes += unlike_job.of_trainer(options, held)
-        notes += unlike_job.of_adapters(options, held)
+    notes += [] if held.is_rehearsed else unlike_job.of_arguments(options, held)
     notes += file_mismatches.ignored_clipping(options, config)
     notes += unlike_job.of_saves(options.facts, config, held.method)
     saves_less = held.method == "full" and unlike_job.trains_adapters(options)
     writes_here = writes_here and not saves_less  # the plan's saves are of all weights
     notes += _parts_of_the_script(options, chosen, writes_here)
     return Agreement(added=added, notes=tuple(notes), unlike=unlike, words=words)
+
+
+def _planned_values(
+    options: ScriptOptions, held: HeldTo, config: dict[str, Any], *, on_cpu: bool
+) -> PlannedValues:
+    clipping = config.get("gradient_clipping")
+    if not isinstance(clipping, int | float) or isinstance(clipping, bool):
+        clipping = None
+    return PlannedValues(
+        micro_batch=held.micro_batch,
+        gradient_accumulation=int(held.chosen["gradient_accumulation"]),
+        precision=adapt_config.precision(config),
+        checkpointing=str(held.chosen.get("activation_checkpointing", "none")),
+        gradient_clipping=None if clipping is None else float(clipping),
+        optimizer=unlike_job.made_by_script(held.request, config),
+        liger_loss=held.loss == "liger" and not on_cpu and unlike_job.fuses_by_trainer(options),
+        on_cpu=on_cpu,
+    )
 
 
 def _own_file(
@@ -167,62 +166,6 @@ def _own_file(
     differing = compare(planned, said)
     conflicts = [f"{one.where}, but the plan has {value}" for one, value in differing]
     return conflicts, {one.setting.option: str(one.value) for one, _ in differing}
-
-
-def _assigned(facts: ScriptFacts, planned: PlannedValues, held: HeldTo) -> list[str]:
-    """Warnings of what the script's code sets otherwise than planned, once the arguments are read."""
-    values = planned.trainer_values()
-    values.pop("max_grad_norm", None)  # changes neither memory nor time
-    names = {name: key for key in values for name in spellings(key)}
-    unlike = [one for one in facts.assigned if one.name in names and one.value != values[names[one.name]]]
-    ran: dict[str, str] = {}
-    warnings = []
-    for one in unlike:
-        key = names[one.name]
-        setting = BY_ARGUMENT[key]
-        if setting.name == "precision":
-            ran["precision"] = key if one.value else "fp32"
-        elif setting.name == "activation_checkpointing":
-            ran[setting.option] = "full" if one.value else "none"
-        elif setting.decides_run:
-            ran[setting.option] = str(one.value)
-        is_judged = held.is_judged and setting.decides_run
-        ends = ", and the run ends as not planned, with exit code 9" if is_judged else ""
-        warnings.append(
-            f"warning: {one.text} after the arguments are read: {one.value} is what runs, not the plan's "
-            f"{values[key]}{ends}"
-        )
-    if warnings:
-        again = f"plan for what it does: `{held.command_for(ran)}`" if ran else "plan for it"
-        warnings[-1] += f"; remove {'that line' if len(unlike) == 1 else 'those lines'}, or {again}"
-    return warnings
-
-
-def of_batch(options: ScriptOptions, held: HeldTo) -> list[str]:
-    """What to say of the batch that a script's own data loader gives each rank, under the plan."""
-    planned, loaded = held.micro_batch, code_values.loader_batch(options)
-    if loaded is not None:
-        if loaded.value == planned:
-            return []
-        again = ""
-        if held.by_options and not held.is_rehearsed:
-            again = f", or plan again: {held.command_for({'micro-batch': str(loaded.value)})}"
-        fix = f"give {loaded.edit[0]} {planned}" if loaded.edit else "change the script"
-        ends = ", and ends with exit code 9 unless ⟨accept_mismatch=True⟩" if held.is_judged else ""
-        return [
-            f"warning: {loaded.where} gives each rank {loaded.value} at a time, and the plan has micro-batch "
-            f"{planned}: the run is not the one predicted{ends}; {fix}{again}"
-        ]
-    facts = options.facts
-    is_loaded = any(one.call.endswith("DataLoader") for one in facts.code_settings)
-    is_told = bool(code_values.PLANS_OPTIONS & facts.options)
-    if held.is_rehearsed or options.style != "accelerate" or not is_loaded or is_told:
-        return []
-    another = "only the run tells: another size ends with exit code 9"
-    return [
-        f"the plan has micro-batch {planned}; what the script's data loader gives each rank is computed, so "
-        f"{another if held.is_judged else 'see that it gives as many, or the run is not the one predicted'}"
-    ]
 
 
 # ---------------------------------------------------------------- what keeps every plan from a script
@@ -302,12 +245,6 @@ def check_reaches(facts: ScriptFacts, style: str) -> None:
         raise InputError(f"the DeepSpeed file does not reach the script: {obstacle.text}")
 
 
-def is_refused(options: ScriptOptions) -> bool:
-    """Whether no plan is made with the script and these arguments (:attr:`Agreement.is_refused`)."""
-    ends = options.facts.option_list.refuses(options.user_arguments)
-    return ends or options.own_deepspeed_file is not None
-
-
 def refuse_unplannable(options: ScriptOptions) -> None:
     """Refuse a script that would train with a configuration of its own under each plan, where plans are to be
     compared.
@@ -332,35 +269,6 @@ def refuse_unplannable(options: ScriptOptions) -> None:
 # ---------------------------------------------------------------- what only the script can do
 
 
-def _lacks_pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> bool:
-    """Whether the plan has a pipeline that nothing in the script looks like building."""
-    looks_like_one = "PipelineModule" in facts.mentions or facts.unreadable
-    return chosen.get("pipeline_parallel", 1) > 1 and not looks_like_one
-
-
-def _pipeline(facts: ScriptFacts, chosen: Mapping[str, Any]) -> list[str]:
-    """A script that can build a pipeline, under a plan that has none, and the reverse; whether it does only
-    the run tells."""
-    stages = chosen.get("pipeline_parallel", 1)
-    if _lacks_pipeline(facts, chosen):
-        return [
-            f"the plan is a pipeline of {stages} stages, and the script shows no sign of building one "
-            "(PipelineModule): without it each rank holds the whole model; plan again with ⟨pp⟩ 1"
-        ]
-    if stages > 1 or "PipelineModule" not in facts.mentions:
-        return []
-    refused = chosen.get("zero_stage", 0) > 1
-    problem = (
-        "DeepSpeed refuses a pipeline under ZeRO-2 and ZeRO-3"
-        if refused
-        else "the stages of a pipeline would share each batch, and DeepSpeed refuses the plan's batch"
-    )
-    return [
-        f"the script can build a pipeline (PipelineModule), and the plan has none: {problem}; plan again "
-        "with ⟨pp⟩ STAGES, or have the script build none"
-    ]
-
-
 def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writes_here: bool) -> list[str]:
     """Warnings where the plan counts on something that only the script can do.
 
@@ -380,7 +288,12 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
             "again with ⟨pp⟩ 1, or use a script that builds a PipelineModule (⟨style⟩ raw where it is taken "
             "for another)"
         )
-    warnings = [f"warning: {line}" for line in (*deepspeed_note(), *_pipeline(options.facts, chosen))]
+    warnings = [f"warning: {line}" for line in deepspeed_note()]
+    if stages > 1 and not options.facts.unreadable and "PipelineModule" not in options.facts.mentions:
+        warnings.append(
+            f"warning: the plan is a pipeline of {stages} stages, and the script shows no sign of building "
+            "one (PipelineModule): without it each rank holds the whole model; plan again with ⟨pp⟩ 1"
+        )
     if writes_here:
         warnings += of_disk_space(
             chosen, options.user_arguments, options.file.values if options.file else None,
@@ -390,12 +303,6 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
         warnings.append(
             "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "
             "inconsistency within the TP group': shard the data over data-parallel ranks only"
-        )
-    if chosen.get("activation_checkpointing") == "full" and options.never_checkpoints:
-        turns_it_on = CHECKPOINTS_A_PIPELINE if stages > 1 else "call model.gradient_checkpointing_enable()"
-        warnings.append(
-            "warning: the plan counts on activation checkpointing, and the script shows no sign of turning "
-            f"it on: {turns_it_on}, or plan again with ⟨checkpointing⟩ none"
         )
     return warnings
 

@@ -10,7 +10,6 @@ from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.script.arguments import ScriptOptions, truth
 from zerokit.script.code_statements import ARGUMENTS, CodeSetting
-from zerokit.script.option_list import unknown_option
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.script.trainer_arguments import argument_file
 from zerokit.suggest import misspelt
@@ -62,26 +61,13 @@ _READS_ARGUMENTS = frozenset((
 ))  # fmt: skip
 
 
-def misplaced_options(facts: ScriptFacts, script: str, arguments: Sequence[str], command: str) -> list[str]:
-    """What to say of arguments that the script will not take as they are meant.
-
-    Raises:
-        InputError: as :func:`misplaced`.
-    """
-    wrong = misplaced(facts, script, arguments, command)
-    if wrong is None:
-        also_own = {name: f"; {_fix(command, name, script)}" for name in COMMON[command]}
-        wrong = unknown_option(script, facts.option_list, arguments, also_own)
-    return [] if wrong is None else [wrong]
+_DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--deepscale", "--deepscale_config")
+"""deepspeed/__init__.py, ``_add_core_arguments``."""
+_LIKE_TRAINING_ARGUMENTS = ("--deepspeed", "--output_dir")
+"""Fields of TrainingArguments that begin as an option of a command."""
 
 
-def _fix(command: str, name: str, script: str) -> str:
-    """Where an option of a command belongs."""
-    dashes = "-- " if command == "plan" else ""
-    return f"options of zerokit stand before the script: zerokit {command} {name} … {dashes}{script} …"
-
-
-def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command: str) -> str | None:
+def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command: str) -> list[str]:
     """A warning of an option of a command that the script gets, where its parser is not in its own source.
 
     Args:
@@ -93,27 +79,38 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command
     Raises:
         InputError: the script's own source parses its arguments and knows no such option, or parses none.
     """
+    declared = {"--help", *facts.options, *(f"--{name}" for name in facts.fields)}
+    declared |= {*_DEEPSPEED} if facts.adds_deepspeed_arguments else set()
+    parses_fields = bool(facts.mentions & PARSERS_OF_DATACLASSES)
+    declared |= {*_LIKE_TRAINING_ARGUMENTS} if parses_fields else set()
+    reads_none = facts.style != "none" and not facts.mentions & _READS_ARGUMENTS
+    parses_itself = bool(facts.options) or parses_fields
 
-    def is_unknown(name: str) -> bool:
-        """Whether nothing in the script's source is called so."""
+    def is_misplaced(name: str) -> bool:
         key = name[2:].replace("-", "_")
-        named = {name, f"--{key}"} & facts.options or key in facts.fields | facts.mentions | facts.keywords
-        return not (facts.unreadable or named)
+        if name in OPTIONS[command]:
+            named = {
+                name,
+                f"--{key}",
+            } & facts.options or key in facts.fields | facts.mentions | facts.keywords
+            return not (facts.unreadable or named)
+        if name not in COMMON[command]:
+            return False
+        if reads_none and not parses_itself:
+            return True
+        begins = any(one.replace("-", "_").startswith(name.replace("-", "_")) for one in declared)
+        return facts.parses_known_options and not begins
 
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    names = [word.partition("=")[0] for word in own]
-    name = next((name for name in names if name in OPTIONS[command] and is_unknown(name)), None)
-    parses_itself = bool(facts.options or facts.mentions & PARSERS_OF_DATACLASSES)
-    reads_none = facts.style != "none" and not facts.mentions & _READS_ARGUMENTS
-    strange = names if reads_none and not parses_itself else facts.option_list.unknown(own)
-    name = name or next((word for word in strange if word in COMMON[command]), None)
+    name = next(filter(is_misplaced, (word.partition("=")[0] for word in own)), None)
     if name is None:
-        return None
+        return []
+    dashes = "-- " if command == "plan" else ""
     gets = f"{name} stands after {script}, so the script gets it"
-    fix = _fix(command, name, script)
+    fix = f"options of zerokit stand before the script: zerokit {command} {name} … {dashes}{script} …"
     if parses_itself or reads_none:
         raise InputError(f"{gets}, and knows no such option: {fix}")
-    return f"warning: {gets}, and nothing in its source names such an option; {fix}"
+    return [f"warning: {gets}, and nothing in its source names such an option; {fix}"]
 
 
 # ---------------------------------------------------------------- what its source does not read
@@ -139,7 +136,7 @@ def why_no_training(facts: ScriptFacts, arguments: Sequence[str]) -> str | None:
     """
     # an attribute: Axolotl has a function of that name
     reads = _SWITCH in facts.attributes and facts.parses_training_arguments
-    is_set = _SWITCH in facts.fields | facts.keywords or any(one.name == _SWITCH for one in facts.assigned)
+    is_set = _SWITCH in facts.fields | facts.keywords
     options = without_defaults(facts, arguments) if reads and not is_set else None
     if options is None:
         return None

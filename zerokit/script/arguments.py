@@ -204,15 +204,12 @@ class ScriptOptions:
         known = set(self.facts.options)
         if self.facts.parses_training_arguments:
             known |= {f"--{name}" for name in (*TRAINERS_OWN, *self.defaults)}
-        unknown = self.facts.option_list.unknown(self.user_arguments)
         spelt, negated = (
             {f"--{text}" for name in names for text in (begin + name, (begin + name).replace("_", "-"))}
             for begin in ("", "no_")
         )
         for index, argument in enumerate(self.user_arguments):
             option, equals, value = argument.partition("=")
-            if option in unknown:
-                continue
             if option in negated:
                 return option, None
             assigned = self._is_file_alone and equals and option in names
@@ -318,12 +315,6 @@ class ScriptOptions:
         if "selective_checkpointing" in self.facts.mentions:
             return "selective"
         return "full" if literal is True or self.facts.mentions & _CHECKPOINTING_CALLS else "none"
-
-    @property
-    def never_checkpoints(self) -> bool:
-        """Whether nothing in the script or its arguments looks like activation checkpointing."""
-        of_pipeline = "activation_checkpoint_interval" in self.facts.keywords
-        return not self.facts.unreadable and not of_pipeline and self._fixed_checkpointing() == "none"
 
     def _fixed_number(self, name: str, placeholder: str) -> int | None:
         """A number that the user's arguments or the script's source fix; None: it can be given, or is

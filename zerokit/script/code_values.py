@@ -1,5 +1,4 @@
-"""What a plan would choose, and a script's own code fixes: its data loader's batch among it, which is what
-trains where the script feeds its engine."""
+"""What a plan would choose, and a script's own code fixes."""
 
 from __future__ import annotations
 
@@ -7,17 +6,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.domain.job import OFFLOAD_DEVICES
-from zerokit.domain.settings import BY_CALL, SETTINGS, Setting, Stated, compare
+from zerokit.domain.settings import BY_CALL, SETTINGS, Stated, compare
 from zerokit.rules.known import is_same_optimizer
-from zerokit.script.arguments import MICRO_BATCH, ScriptOptions, number, truth
-from zerokit.script.code_statements import CodeSetting, made_once, training_batches
+from zerokit.script.arguments import ScriptOptions, number, truth
+from zerokit.script.code_statements import made_once
 
 OFFLOAD = ("offload_optimizer", "offload_param")
 BATCH = ("micro_batch", "gradient_accumulation")
 _PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
-_SIZED_OTHERWISE = frozenset({"split_batches", "batch_sampler", "find_executable_batch_size"})
-PLANS_OPTIONS = frozenset(f"--{name.replace('_', dash)}" for name in MICRO_BATCH.in_scripts for dash in "_-")
-"""Options of a script by which a plan tells it the batch."""
+
+
+def code_stated(options: ScriptOptions) -> list[Stated]:
+    """What an Accelerate script's code passes, by calls of classes that it makes at one place; the value of
+    an option of its own is what the user gave, else the option's default."""
+    result = []
+    for one in made_once(options.facts.code_settings):
+        setting = BY_CALL.get((one.call, one.name))
+        if setting is None:
+            continue
+        given = options.given(one.option.removeprefix("--")) if one.option else None
+        value = one.value if given is None else given[0]
+        value = _PRECISIONS.get(str(value)) if setting.name == "precision" else value
+        where = one.text if given is None else f"{given[1]} ({one.path}:{one.line})"
+        edit = (one.option,) if one.option else ()
+        result.append(Stated(setting=setting, value=value, where=where, edit=edit))
+    return result
 
 
 def code_values(options: ScriptOptions, *, on_cpu: bool = False) -> dict[str, Stated]:
@@ -27,30 +40,29 @@ def code_values(options: ScriptOptions, *, on_cpu: bool = False) -> dict[str, St
     Args:
         on_cpu: of CPU ranks, which hold everything in host memory, so that no offload is planned.
     """
-    result: dict[str, Stated] = {}
-    settings = made_once(options.facts.code_settings) if options.style == "accelerate" else []
-    for setting in dict.fromkeys(BY_CALL.values()):
-        passed = [one for one in settings if BY_CALL.get((one.call, one.name)) is setting]
-        values = {_planned_value(setting, one) for one in passed}
-        value = next(iter(values)) if len(values) == 1 else None
-        if value is not None and not (on_cpu and setting.name in OFFLOAD):
-            result[setting.name] = Stated(setting=setting, value=value, where=passed[0].text)
-    loaded = loader_batch(options)
-    return result if loaded is None else {**result, "micro_batch": loaded}
+    stated = [one for one in code_stated(options) if not one.edit] if options.style == "accelerate" else []
+    by_name: dict[str, list[Stated]] = {}
+    for one in stated:
+        by_name.setdefault(one.setting.name, []).append(one)
+    return {
+        name: passed[0]
+        for name, passed in by_name.items()
+        if len({one.value for one in passed}) == 1
+        and _is_planned(name, passed[0].value)
+        and not (on_cpu and name in OFFLOAD)
+    }
 
 
-def _planned_value(setting: Setting, one: CodeSetting) -> int | str | None:
-    """The value as a plan writes it; None: it is not fixed, or nothing that a plan has."""
-    value = one.value
-    if one.option or isinstance(value, bool):
-        return None
-    if setting.name == "zero_stage":
-        return value if isinstance(value, int) and value in range(4) else None
-    if setting.name == "gradient_accumulation":
-        return number(value)
-    if setting.name == "precision":
-        return _PRECISIONS.get(str(value))
-    return value if isinstance(value, str) and value in OFFLOAD_DEVICES else None
+def _is_planned(name: str, value: object) -> bool:
+    """Whether a plan may have the value."""
+    values = {
+        "zero_stage": range(4),
+        **dict.fromkeys(OFFLOAD, OFFLOAD_DEVICES),
+        "precision": _PRECISIONS.values(),
+    }
+    if isinstance(value, bool) or name == "gradient_clipping":
+        return False
+    return value in values[name] if name in values else number(value) is not None
 
 
 def unlike_plan(options: ScriptOptions, chosen: Mapping[str, Any], precision: str) -> list[str]:
@@ -62,19 +74,11 @@ def unlike_plan(options: ScriptOptions, chosen: Mapping[str, Any], precision: st
     Args:
         precision: as the ranks will run.
     """
-    if options.style != "accelerate":
-        return []
-    planned = {**chosen, "precision": "no" if precision == "fp32" else precision}
+    planned = {**chosen, "precision": precision}
     planned.pop("gradient_clipping", None)  # changes neither memory nor time
-    said = [
-        (one.name, Stated(setting=setting, value=one.value, where=one.text))
-        for one in made_once(options.facts.code_settings)
-        if (setting := BY_CALL.get((one.call, one.name))) is not None and one.option is None
-    ]
+    stated = [one for one in code_stated(options) if not one.edit] if options.style == "accelerate" else []
     return [
-        f"{one.where}, but the plan has {name} {value}"
-        for name, stated in said
-        for one, value in compare(planned, [stated])
+        f"{one.where}, but the plan has {one.setting.name} {value}" for one, value in compare(planned, stated)
     ]
 
 
@@ -106,32 +110,3 @@ def decided_options(options: ScriptOptions, chosen: Mapping[str, Any], *, on_cpu
     if optimizer is not None and planned and not is_same_optimizer(str(optimizer[0]), str(planned)):
         found["optimizer"] = str(optimizer[0])
     return found
-
-
-def loader_batch(options: ScriptOptions) -> Stated | None:
-    """What the training's data loader is given in the source; None: not known, or a plan decides it.
-
-    Only of scripts that feed their engine themselves. Where the loaders of a source differ, or one takes a
-    size that is computed, only the run tells.
-    """
-    facts = options.facts
-    feeds_itself = options.style == "accelerate" or (options.style == "raw" and not facts.reads_micro_batch)
-    if not feeds_itself or _SIZED_OTHERWISE & (facts.mentions | facts.keywords):
-        return None
-    batches = [_loaded(setting, options) for setting in training_batches(facts.code_settings)]
-    sizes = {None if batch is None else batch.value for batch in batches}
-    return batches[0] if len(sizes) == 1 else None
-
-
-def _loaded(setting: CodeSetting, options: ScriptOptions) -> Stated | None:
-    if setting.option in PLANS_OPTIONS:
-        return None  # filled in from the plan, and held to it
-    given = options.given(setting.option.removeprefix("--")) if setting.option else None
-    sequences = number(given[0] if given is not None else setting.value)
-    if sequences is None:
-        return None
-    call = f"{setting.path}:{setting.line}: {setting.call}(batch_size={sequences})"
-    default = f"{call}, the default of {setting.option}" if setting.option else call
-    where = f"{given[1]} ({call})" if given is not None else default
-    edit = (setting.option,) if setting.option else ()
-    return Stated(setting=MICRO_BATCH, value=sequences, where=where, edit=edit)

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerokit.domain.settings import BY_CALL, CLIPPING_CALL, SETTINGS, Setting
+from zerokit.domain.settings import SETTINGS, Setting, compare
 from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions, number, truth
 from zerokit.script.code_statements import CodeSetting, made_once
-from zerokit.script.code_values import loader_batch
-from zerokit.script.trainer_arguments import values_of_class
+from zerokit.script.code_values import code_stated
 
 _DEFAULTS: Mapping[str, object] = TRAINERS_OWN | {
     "learning_rate": 5e-5, "weight_decay": 0.0, "adam_epsilon": 1e-8, "adam_beta1": 0.9, "adam_beta2": 0.999,
@@ -66,7 +65,7 @@ class _Value:
 
 
 class _TrainingArguments:
-    """What the TrainingArguments of a script will hold, as far as is known before it runs.
+    """What the TrainingArguments of a script will hold, as far as its arguments or a call in its code tell.
 
     Attributes:
         made: in code, so that no option changes them.
@@ -75,31 +74,26 @@ class _TrainingArguments:
     def __init__(self, options: ScriptOptions | None) -> None:
         """Read them; None: nothing is given, so that each has its default."""
         self.options, self.made = options, False
-        self._of_trls_class: dict[str, object] | None = None
-        self.calls: list[CodeSetting] = []
-        if options is not None:
-            facts = options.facts
-            classes = {"TrainingArguments", *(name.rpartition(".")[2] for name in facts.argument_classes)}
-            self.calls = [one for one in facts.code_settings if one.call in classes]
-            is_made_once = sum(1 for one in self.calls if not one.name) == 1
-            self.made = is_made_once and not facts.parses_training_arguments
+        self._passed: dict[str, CodeSetting] = {}
+        if options is not None and not options.facts.parses_training_arguments:
+            classes = {name.rpartition(".")[2] for name in options.facts.argument_classes}
+            made = [one for one in made_once(options.facts.code_settings) if one.call in classes]
+            self.made = len({one.call for one in made}) == 1
+            self._passed = {one.name: one for one in made}
 
     def value(self, name: str) -> _Value | None:
         """Value of one argument; None: computed, or set where nobody sees."""
         options = self.options
         if options is None:
             return self._default(name, _DEFAULTS[name])
-        facts = options.facts
-        if any(one.name == name for one in facts.assigned):
-            return None
-        if self.made:
-            one = next((one for one in self.calls if one.name == name), None)
-            if one is None:
-                return self._left_out(options, name)
-            given = options.given(one.option.removeprefix("--")) if one.option else None
+        facts, passed = options.facts, self._passed.get(name)
+        if passed is not None:
+            given = options.given(passed.option.removeprefix("--")) if passed.option else None
             if given is not None:
                 return _Value(value=given[0], where=given[1])
-            return None if one.value is None else _Value(value=one.value, where=one.text)
+            return None if passed.value is None else _Value(value=passed.value, where=passed.text)
+        if self.made and not facts.hides_arguments and all(map(_is_transformers, facts.argument_classes)):
+            return self._default(name, _DEFAULTS[name])
         if not facts.parses_training_arguments:
             return None
         if (given := options.given(name)) is not None:
@@ -109,26 +103,9 @@ class _TrainingArguments:
         if name in facts.fields:  # of a class of the script's own
             default = facts.field_defaults.get(name)
             return None if default is None else self._default(name, default)
-        other = any(not one.startswith("transformers.") for one in facts.argument_classes)
-        is_read = bool(options.defaults)  # then this argument is none of its release's
-        return None if other and not is_read else self._default(name, _DEFAULTS[name])
-
-    def _left_out(self, options: ScriptOptions, name: str) -> _Value | None:
-        """What code that makes the arguments leaves to their class."""
-        facts = options.facts
-        if facts.hides_arguments or not facts.argument_classes:
-            return None
-        if all(one.startswith("transformers.") for one in facts.argument_classes):
-            return self._default(name, _DEFAULTS[name])
-        other_half = {"bf16": "fp16"}.get(name)  # TRL's classes ask for bf16 unless for fp16
-        if other_half is not None and any(one.name == other_half for one in self.calls):
-            return None
-        if self._of_trls_class is None:
-            called = {f"trl.{one.call}" for one in self.calls}
-            classes = [name for name in facts.argument_classes if name in called]
-            self._of_trls_class = values_of_class(classes, facts, ()) if classes else {}
-        values = self._of_trls_class
-        return self._default(name, values.get(name, _DEFAULTS[name])) if values else None
+        # with the values of an installed class at hand, this argument is none of its release's
+        is_known = bool(options.defaults) or all(map(_is_transformers, facts.argument_classes))
+        return self._default(name, _DEFAULTS[name]) if is_known else None
 
     @staticmethod
     def _default(name: str, value: object) -> _Value:
@@ -138,6 +115,10 @@ class _TrainingArguments:
         """Whether a switch is off for certain."""
         value = self.value(name)
         return value is not None and truth(value.value) is False
+
+
+def _is_transformers(name: str) -> bool:
+    return name.startswith("transformers.")
 
 
 def of_defaults(config: Mapping[str, Any]) -> list[Mismatch]:
@@ -238,32 +219,26 @@ def _mismatch(
 def of_accelerate(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mismatch]:
     """Where an Accelerate script's code counts on another value than the file's, which wins (accelerate 1.15,
     accelerator.py, ``_prepare_deepspeed``; utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``)."""
-    found, made = [], list(made_once(options.facts.code_settings))
-    norms = (one.value for one in made if (one.call, one.name) == ("DeepSpeedPlugin", "gradient_clipping"))
-    filled_in = next(norms, _IN_PLACE_OF_AUTO)
-    for one in made:
-        setting = BY_CALL.get((one.call, one.name))
-        if setting is None or not setting.deepspeed:
-            continue
-        key, held = setting.deepspeed, _in_force(config, setting)
-        if one.call == CLIPPING_CALL and config.get("gradient_clipping") == "auto":
-            held = filled_in
-        if held is None:
-            continue
-        given = options.given(one.option.removeprefix("--")) if one.option else None
-        value = given[0] if given is not None else one.value
-        if value is None or _is_same(held, value) or _float(value) == math.inf:
-            continue
-        where = f"{given[1]} ({one.path}:{one.line})" if given is not None else one.text
-        arguments = (one.option, str(held)) if one.option else ()
-        text = f"{key} {_json(held)}, but {where}"
-        found.append(Mismatch(key=key, text=text, arguments=arguments, scripts=value))
-    batch, loaded = _held(config, "train_micro_batch_size_per_gpu"), loader_batch(options)
-    if batch is not None and loaded is not None and loaded.value != batch:
-        gives = f"{loaded.where} gives each rank {loaded.value}"
-        text = f"train_micro_batch_size_per_gpu {batch}, but {gives}"
-        found.append(Mismatch(key="train_micro_batch_size_per_gpu", text=text, scripts=loaded.value))
-    return found
+    stated = [one for one in code_stated(options) if one.setting.deepspeed and one.value is not None]
+    held = {one.setting.name: _in_force(config, one.setting) for one in stated}
+    if config.get("gradient_clipping") == "auto":
+        clipping = (one.value for one in made_once(options.facts.code_settings)
+                    if (one.call, one.name) == ("DeepSpeedPlugin", "gradient_clipping"))  # fmt: skip
+        held["gradient_clipping"] = next(clipping, _IN_PLACE_OF_AUTO)
+    return [
+        Mismatch(
+            key=one.setting.deepspeed,
+            text=f"{one.setting.deepspeed} {_json(value)}, but {one.where}",
+            arguments=(*one.edit, str(value)) if one.edit else (),
+            scripts=one.value,
+        )
+        for one, value in compare(held, stated, _is_held)
+        if value is not None
+    ]
+
+
+def _is_held(value: object, held: object) -> bool:
+    return held is None or _is_same(held, value) or _float(value) == math.inf
 
 
 def ignored_clipping(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
@@ -287,31 +262,30 @@ def added_arguments(found: Sequence[Mismatch]) -> tuple[str, ...]:
     return tuple(word for pair in pairs.items() for word in pair)
 
 
+def _at(config: Any, path: str) -> Any:
+    """What stands there; ``"auto"`` where that, or what it is part of, is left open."""
+    for key in path.split("."):
+        if config == "auto":
+            break
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config
+
+
 def _held(config: Mapping[str, Any], path: str) -> Any:
     """The file's value; None: there is none, or the Trainer or Accelerate fills it (``"auto"``)."""
-    value: Any = config
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+    value = _at(config, path)
     return None if value == "auto" else value
 
 
 def _in_force(config: Mapping[str, Any], setting: Setting) -> Any:
     """The value that a run with the file has; None: the script's own (``"auto"``), or DeepSpeed's default."""
-    value: Any = config
-    for key in setting.deepspeed.split("."):
-        if value == "auto":
-            return None
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if value is None:
-        return setting.left_out
-    return None if value == "auto" else value
+    value = _at(config, setting.deepspeed)
+    return setting.left_out if value is None else None if value == "auto" else value
 
 
 def strategy_value(config: Any, setting: Setting) -> Any:
     """What a configuration has of the stage, or of an offload; ``"auto"`` where it is left open."""
-    value: Any = config
-    for key in setting.deepspeed.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+    value = _at(config, setting.deepspeed)
     default = 0 if setting.left_out is None else setting.left_out
     return default if value is None else value
 

@@ -21,16 +21,9 @@ from pathlib import Path
 from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.files import read_regular
-from zerokit.script.code_statements import (
-    AdapterCalls,
-    Assignment,
-    CodeSetting,
-    adapter_calls,
-    assignments,
-    code_settings,
-)
-from zerokit.script.option_list import OptionList, called, parser_calls
+from zerokit.script.code_statements import CodeSetting, code_settings
 from zerokit.script.own_modules import find_module, installed_package, own_modules, reachable
+from zerokit.script.parser_calls import called, parser_calls
 from zerokit.suggest import misspelt
 
 STYLES = ("raw", "accelerate", "trainer", "none")
@@ -46,6 +39,15 @@ _LARGEST_SOURCE_BYTES = 4 << 20
 _MICRO_BATCH = "train_micro_batch_size_per_gpu"
 _ARGUMENT_CLASSES = {"transformers": ("TrainingArguments",), "trl": ("Config",)}  # SFTConfig
 PARSERS_OF_DATACLASSES = frozenset({"HfArgumentParser", "TrlParser"})
+_TRAINING_ARGUMENTS = {"TrainingArguments", "Seq2SeqTrainingArguments"}
+_PARSES = {"parse_args", "parse_intermixed_args", "parse_args_into_dataclasses"}
+_MAKE_PARSERS = {"ArgumentParser", "add_argument_group", "add_mutually_exclusive_group"}
+_TAKES_OTHERS = {
+    "parse_known_args", "parse_known_intermixed_args", "add_subparsers", "parse_json_file", "parse_yaml_file",
+    "parse_dict", "argv", "TrlParser", "REMAINDER", "parents", "fromfile_prefix_chars", "prefix_chars",
+    "return_remaining_strings",
+}  # fmt: skip
+"""Names and keywords that mean that its options are not only those which stand in the source."""
 ARGUMENT_FILES = (".json", ".yaml", ".yml")
 """How a file of arguments ends that is given in their place."""
 
@@ -59,20 +61,20 @@ class ScriptFacts:
         flags: those of them that take no value.
         option_defaults: literal defaults of its options, by their names with underscores.
         batch_arguments: literal values of keywords such as ``per_device_train_batch_size``.
-        adapters: what the script itself says of them, whatever its options say.
-        assigned: literals that attributes are set to.
         code_settings: what its code passes to Accelerate and to training arguments.
         mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
         attributes: the attributes among them.
         fields: names annotated in class bodies: what a parser of dataclasses turns into options.
-        option_list: its options in every spelling, and whether those are all.
+        adding_options: functions that are given its parser, and classes of which one is made; those that are
+            ``defined`` in it are read.
+        is_whole: all that it imports of its own was read.
         has_subcommands: its parser has subparsers, before which options mean something else.
         own_configurations: ``file:line: argument`` of calls of ``initialize`` with ``config=``.
         argument_classes: names such as ``trl.SFTConfig`` that it imports.
         spells_out_arguments: it makes training arguments itself, with keywords.
         hides_arguments: some of them by ``**``, from a file or a computation.
         names_optimizer: the text ``optimizer`` stands in it, as a key.
-        keywords: of all calls.
+        keywords: of all calls, and attributes that are set.
         field_defaults: in its dataclasses, literal defaults of these, of models, lengths, ranks and switches.
         reads_deepspeed_config: it uses the value of its option ``--deepspeed_config``.
         package: the installed package that it belongs to.
@@ -99,14 +101,14 @@ class ScriptFacts:
     uses_accelerator: bool = False
     uses_trainer: bool = False
     batch_arguments: dict[str, object] = field(default_factory=dict)
-    adapters: AdapterCalls = field(default_factory=AdapterCalls)
-    assigned: list[Assignment] = field(default_factory=list)
     code_settings: list[CodeSetting] = field(default_factory=list)
     mentions: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
     has_subcommands: bool = False
-    option_list: OptionList = field(default_factory=OptionList)
+    adding_options: set[str] = field(default_factory=set)
+    defined: set[str] = field(default_factory=set)
+    is_whole: bool = True
     reads_micro_batch: bool = False
     unreadable: str | None = None
 
@@ -159,6 +161,13 @@ class ScriptFacts:
         """Whether the fields of TrainingArguments are options of the script."""
         return self.uses_trainer and bool(self.mentions & PARSERS_OF_DATACLASSES)
 
+    @property
+    def parses_known_options(self) -> bool:
+        """Whether it ends at an option that its source does not name, nor TrainingArguments."""
+        others = self.adding_options - self.defined - _TRAINING_ARGUMENTS - {"add_config_arguments"}
+        is_open = others or (self.mentions | self.keywords) & _TAKES_OTHERS or not self.is_whole
+        return bool(self.mentions & _PARSES) and not is_open
+
     def takes_local_rank(self, arguments: Sequence[str]) -> bool:
         """Whether the ``--local_rank=N`` that the deepspeed launcher puts first would be understood.
 
@@ -209,10 +218,7 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
     trees = _trees(facts, waiting, root)
     # a package may start its own files again, each as a script
     for current, tree in reachable(trees, entries if package is None else trees).items():
-        facts.option_list.read(tree)
         _Reader(facts, current).visit(tree)
-        facts.adapters = adapter_calls(tree, path) if current == path else facts.adapters
-        facts.assigned.extend(assignments(tree, current))
         facts.code_settings.extend(code_settings(tree, current))
         calls = parser_calls(tree, current)
         facts.options |= calls.options
@@ -232,11 +238,11 @@ def _trees(facts: ScriptFacts, waiting: deque[Path], root: Path) -> dict[Path, a
             continue
         read.add(current)
         tree = _parse(current, facts)
-        facts.option_list.is_whole &= tree is not None and facts.package is None
+        facts.is_whole &= tree is not None and facts.package is None
         if tree is not None:
             trees[current] = tree
             waiting.extend(own_modules(tree, root, current.parent, facts.package))
-    facts.option_list.is_whole &= not waiting
+    facts.is_whole &= not waiting
     return trees
 
 
@@ -276,6 +282,7 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, facts: ScriptFacts, path: Path) -> None:
         self.facts = facts
         self.path = path
+        self.parsers: set[str] = set()
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         package = (node.module or "").split(".")[0]
@@ -288,6 +295,12 @@ class _Reader(ast.NodeVisitor):
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 self.facts.fields.add(statement.target.id)
                 self._field_default(statement.target.id, statement.value)
+        self.facts.defined.add(node.name)
+        bases = {ast.unparse(base) for base in node.bases}
+        inherits = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+        self.facts.adding_options |= {
+            one for one in bases if inherits or one.endswith(("Parser", "Arguments"))
+        }
         self.generic_visit(node)
 
     def _field_default(self, name: str, value: ast.expr | None) -> None:
@@ -308,6 +321,7 @@ class _Reader(ast.NodeVisitor):
         package = node.value.id if isinstance(node.value, ast.Name) else ""
         self._mention(node.attr, package)
         self.facts.attributes.add(node.attr)
+        self.facts.keywords |= {node.attr} if isinstance(node.ctx, ast.Store) else set()
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -316,8 +330,26 @@ class _Reader(ast.NodeVisitor):
         self.facts.reads_deepspeed_config |= node.value == "deepspeed_config"
         self.facts.names_optimizer |= node.value == "optimizer"
 
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if isinstance(node.value, ast.Call) and called(node.value) in _MAKE_PARSERS:
+            self.parsers |= {ast.unparse(target) for target in node.targets}
+        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self.facts.defined.add(node.name)
+        self.generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> None:
         name = called(node)
+        given = (ast.unparse(one) for one in (*node.args, *(k.value for k in node.keywords)))
+        if any(text in self.parsers or text.endswith("parser") for text in given):
+            self.facts.adding_options.add(name)
+        if name == "HfArgumentParser":
+            self.facts.adding_options |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - {
+                name
+            }
+        if name == "add_argument" and not all(isinstance(one, ast.Constant) for one in node.args):
+            self.facts.adding_options.add(name)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if name == "add_config_arguments":
             self.facts.adds_deepspeed_arguments = True

@@ -35,7 +35,7 @@ from zerokit.rehearsal.order import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.zygote import Zygote
 from zerokit.script.agreement import refuse_unplannable
-from zerokit.script.argument_warnings import misplaced_options, named_model, why_no_training
+from zerokit.script.argument_warnings import misplaced, named_model, why_no_training
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.planned_for import PlannedFor
@@ -131,8 +131,8 @@ class ScriptPlanning:
         facts = read_script(
             Path(self.target.script) if self.target.script else None, self.target.module, self.target.source
         )
-        misplaced = misplaced_options(facts, self.target.name, self.target.arguments, "plan")
-        for warning in (*misplaced, *of_missing_model(facts, self.target)):
+        unread_options = misplaced(facts, self.target.name, self.target.arguments, "plan")
+        for warning in (*unread_options, *of_missing_model(facts, self.target)):
             self.say(warning)
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
         refuse_unplannable(self._script)

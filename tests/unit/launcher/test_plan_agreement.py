@@ -47,31 +47,6 @@ def test_a_key_that_deepspeed_refuses_stops_the_launch(tmp_path: Path) -> None:
     assert warned.startswith("warning: ")
 
 
-MAKES_ITS_OWN = """import torch
-from accelerate import Accelerator
-optimizer = torch.optim.AdamW([torch.zeros(1)])
-Accelerator().prepare(optimizer)
-"""
-CHOOSES = MAKES_ITS_OWN.replace("import Accelerator", "import Accelerator, DummyOptim")
-OPTIMIZER = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
-
-
-def test_an_optimizer_in_the_file_beside_the_scripts_stops_the_launch(tmp_path: Path) -> None:
-    """Accelerate: "You cannot specify an optimizer in the config file and in the code at the same time"."""
-
-    def agrees(source: str, config: dict[str, Any], *, accept: bool = False) -> tuple[str, ...]:
-        script = tmp_path / "train.py"
-        script.write_text(source)
-        options = ScriptOptions.read(read_script(script, None), "accelerate", ())
-        return check_agrees("ds.json", options, config, ranks=2, on_cpu=True, accept_mismatch=accept)
-
-    with pytest.raises(InputError, match=r"ds.json has an optimizer and the script makes its own \(AdamW\)"):
-        agrees(MAKES_ITS_OWN, GOOD | OPTIMIZER)
-    (warned,) = agrees(MAKES_ITS_OWN, GOOD | OPTIMIZER, accept=True)
-    assert "remove the one in the file" in warned
-    assert agrees(MAKES_ITS_OWN, GOOD) == () == agrees(CHOOSES, GOOD | OPTIMIZER)
-
-
 def test_a_file_without_faults_or_without_a_reader_is_not_spoken_of(tmp_path: Path) -> None:
     assert checked(tmp_path, {}) == ()
     assert checked(tmp_path, OLD_OFFLOAD, style="none") == ()

@@ -66,7 +66,7 @@ def test_an_option_of_launch_behind_a_script_without_it(
             misplaced(facts, "train.py", arguments, "launch")
         return
     said = misplaced(facts, "train.py", arguments, "launch")
-    assert said is None if refused is None else said is not None and said.startswith("warning: --dry-run")
+    assert said == [] if refused is None else said[0].startswith("warning: --dry-run")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_each_command_knows_its_own(tmp_path: Path, command: str, option: str, f
     facts = read_script(write_script(tmp_path, PARSER.format("")), None)
     with pytest.raises(InputError, match=fix):
         misplaced(facts, "train.py", ["--steps", "3", option], command)
-    assert misplaced(facts, "train.py", ["--steps", "3", option], "launch") is None
+    assert misplaced(facts, "train.py", ["--steps", "3", option], "launch") == []
 
 
 @pytest.mark.parametrize(

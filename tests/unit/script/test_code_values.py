@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from pathlib import Path
 
 import pytest
 
-import zerokit
 from tests.support.ranks import write_script
-from tests.support.scripts_read import FIXED_TRAINER, NO_TRAINER, RAW, TRAINER, held, joined, options
-from zerokit import cli
-from zerokit.emit import plan_file
-from zerokit.script.agreement import of_batch
+from tests.support.scripts_read import FIXED_TRAINER, TRAINER, joined, options
 from zerokit.script.argument_warnings import refused_bf16_of_code
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.code_values import code_values, decided_options, loader_batch, unlike_plan
+from zerokit.script.code_values import code_values, decided_options, unlike_plan
 from zerokit.script.reader import read_script
-from zerokit.script.unlike_job import HeldTo
 
 SCRIPT = """
     import argparse
@@ -87,15 +80,13 @@ CHOSEN = {
     "micro_batch": 4, "gradient_accumulation": 2, "precision": "bf16", "zero_stage": 1,
     "activation_checkpointing": "full", "deepspeed_config": {"optimizer": {"type": "AdamW"}},
 }  # fmt: skip
-BATCH = "loader = torch.utils.data.DataLoader(rows, batch_size=4)"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (SCRIPT.format(f"Accelerator(gradient_accumulation_steps=4); {BATCH}"),
-         {"micro-batch": "4", "gradient-accumulation": "4"}),
-        (SCRIPT.format(f"Accelerator(gradient_accumulation_steps=2); {BATCH}"), {}),
+        (SCRIPT.format("Accelerator(gradient_accumulation_steps=4)"), {"gradient-accumulation": "4"}),
+        (SCRIPT.format("Accelerator(gradient_accumulation_steps=2)"), {}),
         (SCRIPT.format("DeepSpeedPlugin(zero_stage=2, offload_optimizer_device='cpu')"), {"zero": "2"}),
         (SCRIPT.format("Accelerator(mixed_precision='no')"), {"precision": "fp32"}),
         (FIXED_TRAINER, {"micro-batch": "4", "gradient-accumulation": "1", "precision": "fp32"}),
@@ -136,11 +127,11 @@ MADE_HERE = "transformers.Trainer(args=transformers.TrainingArguments('out', {})
          ["t.py:5: DeepSpeedPlugin(zero_stage=1), but the plan has zero_stage 2",
           "t.py:5: DeepSpeedPlugin(gradient_accumulation_steps=1), but the plan has gradient_acc"]),
         (PLUGIN.format("zero_stage=2, offload_optimizer_device='cpu'"),
-         ["DeepSpeedPlugin(offload_optimizer_device='cpu'), but the plan has offload_optimizer_device none"]),
+         ["DeepSpeedPlugin(offload_optimizer_device='cpu'), but the plan has offload_optimizer none"]),
         (PLUGIN.format("zero_stage=STAGE"), ["DeepSpeedPlugin(zero_stage=3), but the plan has zero_stage 2"]),
         (PLUGIN.format("zero_stage=stage"), []),  # an argument
         ("Accelerator(mixed_precision='bf16', gradient_accumulation_steps=4)",
-         ["Accelerator(mixed_precision='bf16'), but the plan has mixed_precision no",
+         ["Accelerator(mixed_precision='bf16'), but the plan has precision fp32",
           "Accelerator(gradient_accumulation_steps=4), but the plan has gradient"]),
         ("Accelerator(mixed_precision='no', gradient_accumulation_steps=2)", []),
         ("Accelerator(mixed_precision=args.precision)", []),
@@ -173,111 +164,3 @@ def test_bf16_that_the_code_fixes_is_of_code(tmp_path: Path, arguments: str, is_
     assert said is None or said.endswith(
         "TrainingArguments(bf16=True): refused on CPU ranks; add use_cpu=True beside it"
     )
-
-
-ACCELERATE = """
-    import argparse
-    from accelerate import Accelerator
-    from torch.utils.data import DataLoader
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch-size", type=int, default=6)
-    args = parser.parse_args()
-    SIZE = 3
-    train_dataloader = DataLoader({})
-    accelerator = Accelerator({})
-"""
-
-
-def accelerate(loader: str, more: str = "", keywords: str = "") -> str:
-    return ACCELERATE.format(loader, keywords) + more
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments", "sequences"),
-    [
-        (accelerate("data, batch_size=2"), "", 2),
-        (accelerate("data, 5, shuffle=True"), "", 5),
-        (accelerate("data, batch_size=SIZE"), "", 3),
-        (accelerate("data, batch_size=args.batch_size"), "", 6),
-        (accelerate("data, batch_size=args.batch_size"), "--batch-size 9", 9),
-        (accelerate("data, batch_size=args.batch_size"), "--batch-size {micro_batch}", None),
-        (accelerate("data, batch_size=2", "    eval_dataloader = DataLoader(data, batch_size=16)\n"), "", 2),
-        (
-            accelerate("data, batch_size=2", "    DataLoader(data, batch_size=16)\n"),
-            "",
-            None,
-        ),  # which of them?
-        (accelerate("data, batch_size=2", "    DataLoader(data)\n"), "", None),
-        (accelerate("data, batch_size=2 * SIZE"), "", None),
-        (accelerate("data, batch_sampler=sampler"), "", None),
-        (accelerate("data, batch_size=8", keywords="split_batches=True"), "", None),  # shared by the ranks
-        (TRAINER + "    DataLoader(data, batch_size=2)\n", "", None),  # its arguments decide
-        (RAW + "    DataLoader(data, batch_size=2)\n", "", 2),
-        (RAW + "    DataLoader(data, batch_size=engine.train_micro_batch_size_per_gpu())\n", "", None),
-        (
-            RAW + "    a = parser.parse_args()\n    DataLoader(data, batch_size=a.micro_batch_size)\n",
-            "",
-            None,
-        ),
-    ],
-)
-def test_the_batch_is_what_the_trainings_loader_is_given(
-    tmp_path: Path, text: str, arguments: str, sequences: int | None
-) -> None:
-    found = loader_batch(options(tmp_path, text, *arguments.split()))
-    assert (found.value if found is not None else None) == sequences
-
-
-def planned(micro_batch: int, *, rehearsed: bool, folder: Path | None = None) -> HeldTo:
-    chosen = {"micro_batch": micro_batch, "gradient_accumulation": 1, "data_parallel": 1}
-    if rehearsed:
-        chosen["rehearsed"] = {"script": "train.py"}
-    return held(chosen, {"gpus": "2"}, folder or Path("/tmp/zerokit-plan"))
-
-
-def test_another_batch_than_the_plans_is_said_of_batch(tmp_path: Path) -> None:
-    script = options(tmp_path, accelerate("data, batch_size=2"))
-    assert of_batch(script, planned(2, rehearsed=False)) == []
-    (said,) = of_batch(script, planned(8, rehearsed=False))
-    assert "DataLoader(batch_size=2) gives each rank 2 at a time" in said
-    assert "the plan has micro-batch 8" in said and "--micro-batch 2" in said
-    (said,) = of_batch(script, planned(8, rehearsed=True))
-    assert said.endswith("; change the script")
-    for words in ((), ("--batch-size", "9")):  # its option sets it, typed or not
-        by_option = options(tmp_path, accelerate("data, batch_size=args.batch_size"), *words)
-        (said,) = of_batch(by_option, planned(8, rehearsed=True))
-        assert said.endswith("; give --batch-size 8")
-    computed = options(tmp_path, accelerate("data, batch_size=2 * SIZE"))
-    assert of_batch(computed, planned(8, rehearsed=True)) == []
-    (said,) = of_batch(computed, planned(8, rehearsed=False))
-    assert "micro-batch 8" in said and "only the run tells" in said
-    # the option is filled in from the plan
-    assert of_batch(options(tmp_path, NO_TRAINER), planned(8, rehearsed=False)) == []
-
-
-@pytest.mark.parametrize(
-    ("asked", "loaded", "batch"),
-    [
-        ({"global_batch": 16}, 2, 16),
-        ({"global_batch": 16}, 6, 12),  # 16 cannot be 6 on each of two GPUs
-        ({"global_batch": 16, "gradient_accumulation": 1, "micro_batch": 8}, 2, 4),
-        ({}, 3, None),
-    ],
-)
-def test_the_command_that_plans_for_the_loader_works_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: dict[str, int], loaded: int, batch: int | None
-) -> None:
-    """Also where the plan left one of the GPUs idle, and its recipe names both."""
-    folder = tmp_path / "the plan"
-    plan = zerokit.plan(params="125m", gpus=2, gpu="l40s", seq_len=128, **asked)  # type: ignore[arg-type]
-    plan.write(folder)
-    read = plan_file.read(folder)
-    script = options(tmp_path, accelerate(f"data, batch_size={loaded}"))
-    (said,) = of_batch(script, held(read.chosen, read.request, read.folder))
-    command = shlex.split(said[said.index("zerokit plan") :])
-    assert cli.run([*command[1:], "--json"]) == 0
-    chosen = json.loads(capsys.readouterr().out)["chosen"]
-    assert chosen["micro_batch"] == loaded
-    trained = loaded * chosen["gradient_accumulation"] * chosen["data_parallel"]
-    wanted = plan.chosen.micro_batch * plan.chosen.gradient_accumulation * plan.chosen.data_parallel
-    assert trained == batch if batch is not None else abs(trained - wanted) <= loaded

@@ -136,7 +136,7 @@ def test_what_a_tool_reads_from_its_file_is_added_in_its_own_way(
     added = "per_device_train_batch_size=2 disable_gradient_checkpointing=True"
     code, out, err = dry_run(capsys, "llamafactory-cli", "train", "x.yaml", "bf16=true")
     assert code == 0 and f"x.yaml bf16=true {added}" in out, err
-    assert "cuts sequences at 1,000 tokens (x.yaml: cutoff_len: 1000), but the plan has 2,048" in err
+    assert "x.yaml: cutoff_len: 1000: sequence length 1000, but the plan has 2048" in err
     plan = tmp_path / "zerokit-plan" / "plan.yaml"
     rehearsed = "chosen:\n  rehearsed: {script: another.py, command: '0'}\n"
     plan.write_text(plan.read_text().replace("chosen:\n", rehearsed))

@@ -24,238 +24,68 @@ from zerokit.domain.job import Lora
 from zerokit.emit import plan_file
 from zerokit.errors import InputError
 from zerokit.script.agreement import Agreement
-from zerokit.script.option_list import unknown_option
 from zerokit.script.unlike_job import (
     made_by_script,
-    of_adapters,
-    of_length,
+    of_arguments,
     of_optimizer,
     of_saves,
-    of_trainer,
     why_loss_is_left_out,
     with_optimizer_of,
 )
 from zerokit.values import replace
 
-OWN = """
-from dataclasses import dataclass
-from peft import LoraConfig, get_peft_model
-from transformers import BitsAndBytesConfig, HfArgumentParser, Trainer, TrainingArguments
-@dataclass
-class Job:
-    lora_rank: int = 16
-    four_bit: bool = False
-job, args = HfArgumentParser((Job, TrainingArguments)).parse_args_into_dataclasses()
-Trainer(args=args)
-"""
 TRLS = """
 from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config
 args, model = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config()
 SFTTrainer(args=args, peft_config=get_peft_config(model))
 """
-ARGPARSE = RAW + "    import peft\n    parser.add_argument('--use-lora', action='store_true')\n"
-ADDS = (
-    OWN
-    + """
-def load():
-    return get_peft_model(model, LoraConfig())
-def main():
-    model = load()
-if __name__ == "__main__":
-    main()
-"""
-)
-BY_OPTION = ADDS.replace("    model = load()", "    model = load() if args.adapters else base()")
 ALL = "--lora_target_modules all-linear"
+ASKED = "give the script --use_peft --lora_r 16 --lora_target_modules all-linear"
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "method", "said"),
+    ("arguments", "method", "said"),
     [
-        (OWN, "", "full", []),
-        (OWN, "", "lora", []),
-        (ADDS, "", "full", ["get_peft_model adds adapters, and the plan trains all weights"]),
-        (ADDS, "", "lora", []),
-        (BY_OPTION, "", "full", []),  # an option of a name that tells nothing may decide
-        (ADDS.replace("    return", "    if args.rank: return"), "", "full", []),
-        (OWN.replace("four_bit", "qlora"), "", "lora", []),  # adapters all the same: it only quantises
+        ("", "full", []),
+        ("--use_peft", "full", ["--use_peft true: trained parameters lora, but the plan has full; "]),
+        ("", "lora", [f"--use_peft is not given: trained parameters full, but the plan has lora; {ASKED}"]),
+        (f"--use_peft {ALL}", "lora", []),
+        ("--use_peft", "lora", ["so PEFT takes few layers: adapters' modules PEFT's default, but"]),
         (
-            OWN.replace("four_bit", "qlora"),
-            "--qlora",
-            "lora",
-            ["--qlora is given, and the plan does not hold"],
-        ),
-        (OWN, "", "qlora", ["4 bits, and --four_bit is not given"]),
-        (OWN, "--four_bit", "qlora", []),
-        (OWN, "--four_bit false", "qlora", ["--four_bit is not given"]),
-        (
-            OWN,
-            "--four_bit",
-            "lora",
-            ["plan does not hold the weights in 4 bits: leave it out, or plan again with ⟨method⟩ qlora"],
-        ),
-        (
-            OWN.replace("four_bit", "qlora"),
-            "--qlora",
-            "full",
-            [
-                "all weights, and --qlora is given: leave it out, or plan again with ⟨method⟩ qlora",
-                "4 bits: leave it out, or plan again with ⟨method⟩ qlora",
-            ],
-        ),
-        (
-            OWN,
-            "--lora_rank 8",
-            "lora",
-            ["of rank 16: give the script --lora_rank 16, or plan again with ⟨lora_rank⟩ 8"],
-        ),
-        (
-            OWN.replace("int = 16", "int = 64"),
-            "",
-            "lora",
-            ["--lora_rank is 64 by default, but the plan has adapters of rank 16"],
-        ),
-        (TRLS, "", "full", []),
-        (
-            TRLS,
-            "",
-            "lora",
-            [
-                "without --use_peft the script trains all weights, which takes more memory than predicted: "
-                "give the script --use_peft --lora_target_modules all-linear"
-            ],
-        ),
-        (TRLS, f"--lora_r 8 {ALL}", "lora", ["give the script --use_peft --lora_r 16"]),
-        (TRLS, f"--use_peft {ALL}", "lora", []),
-        (
-            TRLS,
-            "--use_peft",
-            "lora",
-            [
-                "--lora_target_modules is not given, so PEFT takes few layers, but the plan has adapters on "
-                "all linear layers (all-linear): give the script --lora_target_modules all-linear"
-            ],
-        ),
-        (
-            TRLS,
             "--use_peft --lora_target_modules q_proj v_proj --lora_r 64",
             "qlora",
             [
-                "--load_in_4bit is not given: they take four times as much; give the script --load_in_4bit",
-                "--lora_r 64, but the plan",
-                "--lora_target_modules q_proj v_proj, but the plan has adapters on all linear layers "
-                "(all-linear): give the script --lora_target_modules all-linear, or plan again with "
-                "⟨lora_targets⟩ q_proj,v_proj",
+                f"parameters lora, but the plan has qlora; {ASKED} --load_in_4bit --dtype bfloat16, or plan "
+                "again with ⟨method⟩ lora",
+                "--lora_r 64: adapters' rank 64, but the plan has 16",
+                "--lora_target_modules q_proj v_proj: adapters' modules q_proj v_proj, but the plan has "
+                "all-linear",
             ],
         ),
         (
-            TRLS,
-            f"--use_peft {ALL} --lora_r 64",
-            "lora",
-            ["--lora_r 64, but the plan has adapters of rank 16"],
+            f"--use_peft --load_in_4bit {ALL}",
+            "qlora",
+            ["--dtype is float32 by default: trained parameters qlora with products in fp32, but"],
         ),
-        (TRLS, f"--use_peft {ALL}", "qlora", ["--load_in_4bit is not given"]),
-        (TRLS, f"--use_peft --load_in_4bit {ALL}", "qlora", ["--dtype is float32 by default: products"]),
-        (TRLS, f"--use_peft --load_in_4bit --dtype bfloat16 {ALL}", "qlora", []),
-        (
-            ARGPARSE,
-            "",
-            "lora",
-            ["--use-lora is not given: give it to the script, or plan again with ⟨method⟩ full"],
-        ),
-        (ARGPARSE, "--use-lora", "lora", []),
-        (
-            ARGPARSE,
-            "--use-lora",
-            "full",
-            ["--use-lora is given: leave it out, or plan again with ⟨method⟩ lora"],
-        ),
-        (TRAINER, "", "lora", ["nothing in the script's source adds adapters"]),
-        (TRAINER, "", "full", []),
+        (f"--use_peft --load_in_4bit --dtype bfloat16 {ALL}", "qlora", []),
     ],
-)
-def test_what_the_plan_trains_and_the_script_does_not_is_named(
-    tmp_path: Path, text: str, arguments: str, method: str, said: list[str]
+)  # fmt: skip
+def test_what_trls_arguments_ask_for_is_compared_with_the_plan(
+    tmp_path: Path, arguments: str, method: str, said: list[str]
 ) -> None:
     lora = None if method == "full" else Lora()
-    found = of_adapters(options(tmp_path, text, *arguments.split()), held(method=method, lora=lora))
+    found = of_arguments(options(tmp_path, TRLS, *arguments.split()), held(method=method, lora=lora))
     assert len(found) == len(said), found
     assert all(part in one for part, one in zip(said, found, strict=True)), found
-
-
-@pytest.mark.parametrize(
-    ("written", "planned", "said"),
-    [
-        (
-            '"all-linear"',
-            ("q_proj", "v_proj"),
-            "is all-linear, but the plan has adapters on q_proj, v_proj: write "
-            'target_modules=["q_proj", "v_proj"] there, or plan again with ⟨lora_targets⟩ all-linear',
-        ),
-        (
-            '["q_proj"]',
-            ("all-linear",),
-            "is q_proj, but the plan has adapters on all linear layers (all-linear): write "
-            'target_modules="all-linear" there, or plan again with ⟨lora_targets⟩ q_proj',
-        ),
-        ('["v_proj", "q_proj"]', ("q_proj", "v_proj"), None),
-        ('"all-linear"', ("all-linear",), None),
-        ("job.targets", ("q_proj",), None),  # computed
-        ('".*q_proj"', ("q_proj",), None),  # a pattern
-    ],
-)
-def test_other_targets_than_the_plans_are_named(
-    tmp_path: Path, written: str, planned: tuple[str, ...], said: str | None
-) -> None:
-    text = ADDS.replace("LoraConfig()", f"LoraConfig(r=16, target_modules={written})")
-    found = of_adapters(options(tmp_path, text), held(method="lora", lora=Lora(targets=planned)))
-    assert len(found) == (said is not None), found
-    if said is not None:
-        assert f"target_modules {said}" in found[0] and ".py:13: " in found[0]
 
 
 def test_trls_list_of_modules_is_compared_as_a_whole(tmp_path: Path) -> None:
     plan = held(method="lora", lora=Lora(targets=("q_proj", "v_proj")))
-    command = ["--use_peft", "--lora_r", "16", "--lora_target_modules"]
-    assert of_adapters(options(tmp_path, TRLS, *command, "v_proj", "q_proj"), plan) == []
-    (said,) = of_adapters(options(tmp_path, TRLS, *command, "q_proj"), plan)
-    assert "give the script --lora_target_modules q_proj v_proj, or" in said
+    command = ["--use_peft", "--lora_target_modules", "v_proj", "q_proj"]
+    assert of_arguments(options(tmp_path, TRLS, *command), plan) == []
     settings = tmp_path / "sft.yaml"
     settings.write_text("use_peft: true\nlora_r: 16\nlora_target_modules: [q_proj, v_proj]\n")
-    assert of_adapters(options(tmp_path, TRLS, "--config", str(settings)), plan) == []
-
-
-def test_a_file_of_settings_counts_as_given(tmp_path: Path) -> None:
-    settings = tmp_path / "sft.yaml"
-    settings.write_text("use_peft: true\nlora_r: 16\nlora_target_modules: all-linear\n")
-    assert (
-        of_adapters(options(tmp_path, TRLS, "--config", str(settings)), held(method="lora", lora=Lora()))
-        == []
-    )
-
-
-DPO = TRAINER.replace("Trainer(args=args)", "trl.DPOTrainer(args=args)")
-GRPO = TRAINER.replace("Trainer(args=args)", "trl.GRPOTrainer(args=args)")
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments", "method", "said"),
-    [
-        (TRAINER, "", "full", []),
-        (TRAINER, "--use_peft", "full", ["--use_peft trains adapters, and the plan trains all weights"]),
-        (TRAINER, "--use_peft --load_in_4bit", "lora", ["--load_in_4bit holds the weights in 4 bits"]),
-        (TRAINER, "--use_peft --load_in_4bit", "qlora", []),
-        (DPO, "", "full", ["DPOTrainer may hold a reference"]),
-        (DPO, "--use_peft", "lora", []),  # its reference is the model without the adapters
-        (GRPO, "", "full", ["GRPOTrainer generates between its steps"]),
-    ],
-)
-def test_another_job_than_the_plans_is_named(
-    tmp_path: Path, text: str, arguments: str, method: str, said: list[str]
-) -> None:
-    found = of_trainer(options(tmp_path, text, *arguments.split()), held(method=method))
-    assert len(found) == len(said), found
-    assert all(part in one for part, one in zip(said, found, strict=True)), found
+    assert of_arguments(options(tmp_path, TRLS, "--config", str(settings)), plan) == []
 
 
 SFT = TRAINER.replace("Trainer(args", "SFTTrainer(args")
@@ -443,65 +273,40 @@ CLASS = """
 @pytest.mark.parametrize(
     ("default", "arguments", "said"),
     [
-        ("None", "", ["--block_size is not given", "2,048 tokens: give --block_size 2048"]),
         ("None", "--block_size 2048", []),
-        ("None", "--block_size=512", ["at 512 tokens (--block_size 512)", "2,048", "less memory"]),
+        ("None", "--block_size=512", ["--block_size 512: sequence length 512, but the plan has 2048"]),
         (
             "128",
             "",
             [
-                "at 128 tokens (--block_size by default)",
-                "predicted; give the script --block_size 2048, or plan again with ⟨seq_len⟩ 128",
+                "--block_size is 128 by default: sequence length 128",
+                "give the script --block_size 2048, or plan again with ⟨seq_len⟩ 128",
             ],
         ),
         ("2048", "", []),
     ],
 )
 def test_the_length_is_the_scripts(tmp_path: Path, default: str, arguments: str, said: list[str]) -> None:
-    found = of_length(
-        options(tmp_path, CLASS.format(default) + TRAINER, *arguments.split()), held(seq_len=2048)
-    )
+    read = options(tmp_path, CLASS.format(default) + TRAINER, *arguments.split())
+    found = of_arguments(read, held(seq_len=2048))
     assert len(found) == (1 if said else 0)
     assert all(part in found[0] for part in said)
+    rehearsed = held({"micro_batch": 4, "rehearsed": {"script": "train.py"}}, seq_len=2048)
+    assert of_arguments(read, rehearsed) == []  # that length is of the data, which may be shorter
 
 
 def test_an_option_of_argparse_has_a_default_too(tmp_path: Path) -> None:
     text = RAW + "    parser.add_argument('--seq-len', type=int, default={})\n"
-    (found,) = of_length(options(tmp_path, text.format(128)), held(seq_len=2048))
-    assert "give the script --seq-len 2048, or plan again" in found
-    assert "cuts sequences at 128 tokens (--seq-len by default), but the plan has 2,048" in found
-    assert of_length(options(tmp_path, text.format(128), "--seq-len", "2048"), held(seq_len=2048)) == []
-    assert of_length(options(tmp_path, text.format("None")), held(seq_len=2048)) == []
-
-
-FIELDS = """
-    from dataclasses import dataclass
-    from transformers import HfArgumentParser, Trainer, TrainingArguments
-    @dataclass
-    class Data:
-        seq_len: int = {}
-    data, arguments = HfArgumentParser((Data, TrainingArguments)).parse_args_into_dataclasses()
-    Trainer(args=arguments).train()
-"""
-
-
-@pytest.mark.parametrize("name", ["sequence_len", "max_seq_length", "max-length"])
-def test_a_length_by_an_option_that_the_script_has_not_is_told_by_its_warning_alone(
-    tmp_path: Path, name: str
-) -> None:
-    """The script ends there, and no other value of the option is any better."""
-    read = options(tmp_path, FIELDS.format(512), f"--{name}", "4096")
-    assert of_length(read, held(seq_len=2048)) == []
-    refused = unknown_option("train.py", read.facts.option_list, read.user_arguments, {})
-    assert refused is not None and refused.endswith("did you mean --seq_len?")
-    (said,) = of_length(options(tmp_path, FIELDS.format(512), "--seq_len", "4096"), held(seq_len=2048))
-    assert "at 4,096 tokens (--seq_len 4096)" in said
+    (found,) = of_arguments(options(tmp_path, text.format(128)), held(seq_len=2048))
+    assert "--seq-len is 128 by default" in found and "give the script --seq-len 2048, or plan again" in found
+    assert of_arguments(options(tmp_path, text.format(128), "--seq-len", "2048"), held(seq_len=2048)) == []
+    assert of_arguments(options(tmp_path, text.format("None")), held(seq_len=2048)) == []
 
 
 def test_a_models_block_size_is_no_option(tmp_path: Path) -> None:
     """Of a class that no parser turns into options."""
     text = CLASS.format("1024") + "    import deepspeed\n    deepspeed.initialize(config='ds.json')\n"
-    assert of_length(options(tmp_path, text), held(seq_len=2048)) == []
+    assert of_arguments(options(tmp_path, text), held(seq_len=2048)) == []
 
 
 def test_the_plans_own_length_is_compared_where_nobody_gave_one(tmp_path: Path) -> None:
@@ -509,23 +314,16 @@ def test_the_plans_own_length_is_compared_where_nobody_gave_one(tmp_path: Path) 
     zerokit.plan(model="gpt2", gpus=1, gpu="l40s", out=tmp_path)
     length = plan_file.read(tmp_path).seq_len
     assert length == 1024
-    assert of_length(options(tmp_path, TRAINER, "--max_length", "1024"), held(seq_len=length)) == []
-    (said,) = of_length(options(tmp_path, TRAINER, "--max_length", "512"), held(seq_len=length))
-    assert "the plan has 1,024" in said and "give the script --max_length 1024, or" in said
+    assert of_arguments(options(tmp_path, TRAINER, "--max_length", "1024"), held(seq_len=length)) == []
+    (said,) = of_arguments(options(tmp_path, TRAINER, "--max_length", "512"), held(seq_len=length))
+    assert "the plan has 1024" in said and "give the script --max_length 1024, or" in said
 
 
-def test_a_length_in_a_file_of_settings_is_changed_there(tmp_path: Path) -> None:
+def test_a_length_in_a_file_of_settings_is_no_option(tmp_path: Path) -> None:
     settings = tmp_path / "sft.yaml"
     settings.write_text("max_length: 512\n")
-    trls = """
-        from trl import SFTConfig, SFTTrainer, TrlParser
-        (args,) = TrlParser((SFTConfig,)).parse_args_and_config()
-        SFTTrainer(args=args)
-    """
-    (said,) = of_length(options(tmp_path, trls, "--config", str(settings)), held(seq_len=2048))
-    assert f"write max_length: 2048 in {settings}, or plan again" in said
-    (said,) = of_length(options(tmp_path, trls, "--max_length", "512"), held(seq_len=2048))
-    assert "give the script --max_length 2048, or plan again" in said
+    (said,) = of_arguments(options(tmp_path, TRLS, "--config", str(settings)), held(seq_len=2048))
+    assert f"{settings}: max_length: 512: sequence length 512, but the plan has 2048; plan again" in said
 
 
 SAVES = TRAINER + "    Trainer(args=args).save_model()\n"
