@@ -79,8 +79,6 @@ def refused(
         ({"bf16": {"enabled": False}}, ("--bf16", "True")),
         ({"optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": 1e-6}}}, ()),
         ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1}}}, ()),
-        ({"train_batch_size": 16} | COMPUTED, ("--gradient_accumulation_steps", "4")),
-        ({"train_batch_size": 32} | COMPUTED, ("--gradient_accumulation_steps", "4")),
     ],
 )  # fmt: skip
 def test_the_keys_are_those_that_transformers_refuses(
@@ -88,15 +86,15 @@ def test_the_keys_are_those_that_transformers_refuses(
 ) -> None:
     config = FILE | changed
     script = options(tmp_path, PARSES, "--output_dir", "out", "--max_steps", "1000", *arguments)
-    found = of_trainer(script, config, 1)
+    found = of_trainer(script, config)
     assert {one.key for one in found} == refused(config, *arguments)
 
 
 def test_what_is_named_to_add_makes_them_agree(tmp_path: Path) -> None:
     script = options(tmp_path, PARSES, "--output_dir", "out")
-    added = added_arguments(of_trainer(script, FILE, 1))
+    added = added_arguments(of_trainer(script, FILE))
     assert refused(FILE) and not refused(FILE, *added)
-    assert not of_trainer(options(tmp_path, PARSES, "--output_dir", "out", *added), FILE, 1)
+    assert not of_trainer(options(tmp_path, PARSES, "--output_dir", "out", *added), FILE)
 
 
 @pytest.mark.parametrize("name", ["SFTConfig", "DPOConfig"])
@@ -109,12 +107,12 @@ def test_trls_own_defaults_are_compared(name: str, tmp_path: Path) -> None:
     config = FILE | {"bf16": {"enabled": False}}
     typed = ("--output_dir", "out", "--max_steps", "1000", "--per_device_train_batch_size", "8")
     for arguments in (typed[:4], typed):
-        found = of_trainer(options(tmp_path, parses, *arguments), config, 1)
+        found = of_trainer(options(tmp_path, parses, *arguments), config)
         assert {one.key for one in found} == refused(config, *arguments, kind=f"trl.{name}")
         assert {"train_micro_batch_size_per_gpu", "optimizer.params.lr", "bf16.enabled"} <= {
             one.key for one in found
         }
-    added = added_arguments(of_trainer(options(tmp_path, parses, *typed[:4]), config, 1))
+    added = added_arguments(of_trainer(options(tmp_path, parses, *typed[:4]), config))
     assert not refused(config, *added, kind=f"trl.{name}")
 
 
@@ -132,22 +130,19 @@ def test_arguments_that_the_script_makes_itself(tmp_path: Path) -> None:
         "args = TrainingArguments('out', per_device_train_batch_size=8, learning_rate=3e-5{})\n"
         "Trainer(args=args).train()\n"
     )
-    found = {one.key: one for one in of_trainer(options(tmp_path, makes.format("")), FILE, 1)}
-    assert (
-        "train.py:2: TrainingArguments(per_device_train_batch_size=8)"
-        in found["train_micro_batch_size_per_gpu"].text
-    )
+    found = {one.key: one for one in of_trainer(options(tmp_path, makes.format("")), FILE)}
+    assert "train.py sets per_device_train_batch_size 8" in found["train_micro_batch_size_per_gpu"].text
     assert "bf16.enabled" in found and "optimizer.params.lr" not in found
     assert not any(one.arguments for one in found.values())  # nobody parses them
     computed = makes.format(", bf16=is_new()")
-    assert "bf16.enabled" not in {one.key for one in of_trainer(options(tmp_path, computed), FILE, 1)}
-    hidden = {one.key for one in of_trainer(options(tmp_path, makes.format(", **more")), FILE, 1)}
+    assert "bf16.enabled" not in {one.key for one in of_trainer(options(tmp_path, computed), FILE)}
+    hidden = {one.key for one in of_trainer(options(tmp_path, makes.format(", **more")), FILE)}
     assert hidden == set()  # auto_find_batch_size may be among them
 
 
 def test_what_nobody_can_know_before_the_run_is_not_spoken_of(tmp_path: Path) -> None:
     own = PARSES.replace("args, =", "class Mine(TrainingArguments):\n    learning_rate: float = f()\nargs, =")
-    keys = {one.key for one in of_trainer(options(tmp_path, own), FILE, 1)}
+    keys = {one.key for one in of_trainer(options(tmp_path, own), FILE)}
     assert "optimizer.params.lr" not in keys and "bf16.enabled" in keys
 
 

@@ -224,7 +224,7 @@ def check_agrees(
             + (f", or give the script {shlex.join(one.arguments)}" if one.arguments else "")
             for one in file_mismatches.of_accelerate(options, config)
         )
-    found = file_mismatches.of_trainer(options, config, ranks) if options.style == "trainer" else []
+    found = file_mismatches.of_trainer(options, config) if options.style == "trainer" else []
     if not found:
         return tuple(file_mismatches.ignored_clipping(options, config))
     added = file_mismatches.added_arguments(found)
@@ -259,7 +259,7 @@ def _beside_plan(
     except InputError:
         return ()  # said where the file is held to the plan's strategy
     filled = replace(options, user_arguments=(*options.user_arguments, *added))
-    found = file_mismatches.of_trainer(filled, config, ranks) if isinstance(config, dict) else []
+    found = file_mismatches.of_trainer(filled, config) if isinstance(config, dict) else []
     if not found:
         return ()
     for_trainer = path.with_name(DEEPSPEED_NAMES["trainer"])

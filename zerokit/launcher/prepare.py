@@ -61,8 +61,6 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     agreed, on_cpu = configured.agreed, placement.devices.kind == "cpu"
     if on_cpu and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
-    if on_cpu and (refused := argument_warnings.refused_bf16_of_code(facts.code_settings)) is not None:
-        notes.append(f"warning: {refused}")
     not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir, agreed)
     if not (dry_run or on_cpu or options.starts_unrehearsed or agreed.unlike):
         not_rehearsed = None  # it is rehearsed now, and nothing is to be planned otherwise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from zerokit.machine.versions import deepspeed_note
 from zerokit.messages import listed
 from zerokit.script import adapt_config, code_values, file_mismatches, unlike_job
 from zerokit.script.arguments import ScriptOptions, truth
-from zerokit.script.code_statements import made_once
 from zerokit.script.reader import STYLE_WORDS, ScriptFacts
 from zerokit.script.unlike_job import HeldTo
 from zerokit.units import format_gib
@@ -171,8 +170,6 @@ def _own_file(
 # ---------------------------------------------------------------- what keeps every plan from a script
 
 _FSDP = "FSDP and DeepSpeed exclude each other"
-_CPU = "Accelerate then takes neither a GPU nor DeepSpeed"
-"""accelerate 1.15.0, state.py:204 and 974: DeepSpeed only without ``cpu``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +193,12 @@ class Obstacle:
 
 def obstacles(options: ScriptOptions) -> list[Obstacle]:
     """What a script and its arguments have of this kind, as far as they tell."""
-    found = [*_in_code(options)]
-    sharding = options.given("fsdp")
-    if options.style == "trainer" and sharding is not None and truth(sharding[0]) is not False:
-        found.append(Obstacle(location=sharding[1], why=_FSDP, fix="leave it out"))
-    return [*found, *_own_configuration(options.facts, options.style)]
+    sharding = options.decided("fsdp") if options.style == "trainer" else None
+    found = [] if sharding is None or truth(sharding[0]) is False else [sharding[1]]
+    return [
+        *(Obstacle(location=where, why=_FSDP, fix="leave it out") for where in found),
+        *_own_configuration(options.facts, options.style),
+    ]
 
 
 def _own_configuration(facts: ScriptFacts, style: str) -> list[Obstacle]:
@@ -218,21 +216,6 @@ def _own_configuration(facts: ScriptFacts, style: str) -> list[Obstacle]:
             "(deepspeed.add_config_arguments)",
         )
     ]
-
-
-def _in_code(options: ScriptOptions) -> Iterator[Obstacle]:
-    for one in made_once(options.facts.code_settings):
-        if one.name == "fsdp" and options.style == "trainer" and one.value:
-            yield Obstacle(location=one.text, why=_FSDP, fix="remove it")
-        if options.style != "accelerate":
-            continue
-        if one.call == "Accelerator" and one.name == "fsdp_plugin" and one.makes:
-            yield Obstacle(location=one.text, why=_FSDP, fix="remove it")
-        if one.call == "Accelerator" and one.name == "cpu" and one.value is True and one.option is None:
-            yield Obstacle(location=one.text, why=_CPU, fix="remove cpu=True")
-        if one.call == "DeepSpeedPlugin" and one.name == "hf_ds_config" and (one.value or one.makes):
-            why = "a DeepSpeed configuration of its own, so another cannot reach it"
-            yield Obstacle(location=one.text, why=why, fix="remove hf_ds_config")
 
 
 def check_reaches(facts: ScriptFacts, style: str) -> None:
@@ -295,10 +278,7 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
             "one (PipelineModule): without it each rank holds the whole model; plan again with ⟨pp⟩ 1"
         )
     if writes_here:
-        warnings += of_disk_space(
-            chosen, options.user_arguments, options.file.values if options.file else None,
-            is_trainer=options.style == "trainer",
-        )  # fmt: skip
+        warnings += of_disk_space(chosen, options)
     if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":
         warnings.append(
             "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "
@@ -307,62 +287,33 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
     return warnings
 
 
-_OUTPUT_OPTIONS = (
-    "--output_dir", "--output-dir", "--output_path", "--save_dir", "--save-dir", "--checkpoint_dir",
-    "--checkpoint-dir", "--ckpt_dir", "--out_dir",
-)  # fmt: skip
+_OUTPUTS = ("output_dir", "output_path", "save_dir", "checkpoint_dir", "ckpt_dir", "out_dir")
 
 
-def of_disk_space(
-    chosen: Mapping[str, Any],
-    arguments: Sequence[str],
-    values: Mapping[str, object] | None = None,
-    *,
-    is_trainer: bool = False,
-) -> list[str]:
+def of_disk_space(chosen: Mapping[str, Any], options: ScriptOptions) -> list[str]:
     """What must be said where the free space is less than weights and one checkpoint take.
 
     Args:
         chosen: the strategy of a ``plan.yaml``; one written before plans knew what saves take says nothing.
-        arguments: the script's own, of which an output folder is taken; without one, the working directory.
-        values: of the file that the arguments name, where they name none themselves.
-        is_trainer: the script trains with a Trainer, which leaves the frozen weights under adapters out of
-            its checkpoints.
+        options: of the script, of which an output folder is taken; without one, the working directory. A
+            Trainer leaves the frozen weights under adapters out of its checkpoints.
     """
-    estimate = chosen.get("estimate")
-    saving = estimate.get("saving") if isinstance(estimate, Mapping) else None
-    if not isinstance(saving, Mapping):
-        return []
+    saving = (chosen.get("estimate") or {}).get("saving") or {}
     weights, checkpoint = (saving.get(f"{kind}_bytes") for kind in ("weights", "checkpoint"))
     if not isinstance(weights, int) or not isinstance(checkpoint, int):
         return []
-    frozen = saving.get("frozen_bytes")
-    if is_trainer and isinstance(frozen, int):
-        checkpoint -= frozen
-    folder = _output_folder(arguments, values or {})
+    checkpoint -= saving.get("frozen_bytes", 0) if options.style == "trainer" else 0
+    given = options.given(*_OUTPUTS)
+    folder = Path(str(given[0]) if given is not None else "").absolute()
     try:
-        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
         free = shutil.disk_usage(existing).free
     except (OSError, StopIteration):
         return []
     if free >= weights + checkpoint:
         return []
     return [
-        f"warning: {folder.absolute()} has {format_gib(free, 1)} free on this machine: if the script saves "
-        f"the planned model there, its weights take {format_gib(weights, 1)} and each DeepSpeed checkpoint "
+        f"warning: {folder} has {format_gib(free, 1)} free on this machine: if the script saves the planned "
+        f"model there, its weights take {format_gib(weights, 1)} and each DeepSpeed checkpoint "
         f"{format_gib(checkpoint, 1)}"
     ]
-
-
-def _output_folder(arguments: Sequence[str], values: Mapping[str, object]) -> Path:
-    """The folder that the script's arguments, or else the file that they name, give for its output; the
-    working directory if neither does."""
-    for at, argument in enumerate(arguments):
-        option, equals, value = argument.partition("=")
-        if option in _OUTPUT_OPTIONS or (equals and f"--{option}" in _OUTPUT_OPTIONS):
-            if equals:
-                return Path(value)
-            if at + 1 < len(arguments):
-                return Path(arguments[at + 1])
-    named = (values.get(option.removeprefix("--")) for option in _OUTPUT_OPTIONS)
-    return Path(next((value for value in named if isinstance(value, str)), ""))

@@ -3,13 +3,12 @@ for, a checkpoint or a model that is not there, a precision that its ranks refus
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.script.arguments import ScriptOptions, truth
-from zerokit.script.code_statements import ARGUMENTS, CodeSetting
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.script.trainer_arguments import argument_file
 from zerokit.suggest import misspelt
@@ -151,9 +150,6 @@ def why_no_training(facts: ScriptFacts, arguments: Sequence[str]) -> str | None:
 NAME = "resume_from_checkpoint"
 """A Trainer takes it as an argument of ``train`` alone (transformers 5.23.0, trainer.py:1450)."""
 
-_OUTPUT = "output_dir"
-_KEEPS_TEXT = (None, "trl")  # packages of scripts whose parser leaves a word on the command line text
-
 
 def reads_checkpoint(facts: ScriptFacts) -> bool:
     """Whether the script's code reads the option that names a checkpoint."""
@@ -161,55 +157,24 @@ def reads_checkpoint(facts: ScriptFacts) -> bool:
 
 
 def why_not_resumed(facts: ScriptFacts, arguments: Sequence[str]) -> str | None:
-    """Why the checkpoint among the script's arguments will not be loaded, as far as its source tells."""
-    if not facts.parses_training_arguments or facts.package not in _KEEPS_TEXT:
-        return None
+    """Why the checkpoint among the script's arguments will not be loaded, as far as its source tells; one
+    that is read and is not there ends the run when ``train`` is called (trainer.py:1565)."""
     options = without_defaults(facts, arguments)
     given = options.given(NAME) if options is not None else None
-    if options is None or given is None or given[0] is None:
+    is_parsed = facts.parses_training_arguments and facts.package is None
+    if not is_parsed or given is None or given[0] is None:
         return None
-    value = given[0]
-    if NAME in facts.mentions:
-        if not isinstance(value, str) or Path(value).exists():
-            return None
-        if value.lower() in ("true", "false"):
-            return _not_a_folder(options, value)
-        return _missing(options, value, given[1])
-    if facts.package is not None or truth(value) is False:
-        return None
-    return (
-        f"{facts.path.name} never reads --{NAME}, and a Trainer does not by itself: training begins anew; "
-        f"write trainer.train({NAME}=training_args.{NAME})"
-    )
-
-
-def _not_a_folder(options: ScriptOptions, word: str) -> str:
-    """The parser of training arguments has text here (training_args.py:1501), and ``train`` looks for the
-    newest checkpoint only where it gets a bool (trainer.py:1554)."""
-    fix = f"give it the checkpoint's folder: --{NAME} {_newest(options)}"
-    if truth(word) is False:
-        fix = "leave it out"
-    return f"a Trainer takes --{NAME} {word} for a folder named {word}; {fix}"
-
-
-def _missing(options: ScriptOptions, value: str, location: str) -> str | None:
-    """Warn that a checkpoint named by its path is not here, which ends the run when ``train`` is called
-    (trainer.py:1565); None: the word may be one that the script knows, as ``last``."""
-    if "/" not in value or "://" in value:
-        return None
-    newest = _newest(options)
-    return f"{location}: there is no such folder" + (
-        f"; the newest checkpoint is {newest}" if Path(newest).is_dir() else ""
-    )
-
-
-def _newest(options: ScriptOptions) -> str:
-    """The newest checkpoint in the output folder that the arguments name, or what one is called."""
-    given = options.given(_OUTPUT)
-    folder = Path(str(given[0])) if given is not None else Path(_OUTPUT.upper())
-    numbers = [path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*") if path.is_dir()]
-    steps = [int(number) for number in numbers if number.isdecimal()]
-    return str(folder / f"checkpoint-{max(steps) if steps else 'STEP'}")
+    if NAME not in facts.mentions:
+        never = (
+            f"{facts.path.name} never reads --{NAME}, and a Trainer does not by itself: training begins "
+            f"anew; write trainer.train({NAME}=training_args.{NAME})"
+        )
+        return None if truth(given[0]) is False else never
+    folder = str(given[0])
+    # a word may be one that the script knows, as "last"; a parser of training arguments has text here
+    is_path = isinstance(given[0], str) and ("/" in folder or folder.lower() in ("true", "false"))
+    is_missing = is_path and "://" not in folder and not Path(folder).exists()
+    return f"{given[1]}: there is no such folder" if is_missing else None
 
 
 # ---------------------------------------------------------------- the model
@@ -267,17 +232,6 @@ def refused_bf16(options: ScriptOptions) -> str | None:
     given = options.given(asked)
     source = given[1] if given is not None else f"{asked} is on by default"
     return f"{source}, which TrainingArguments refuse on CPU ranks; give the script --use_cpu True"
-
-
-def refused_bf16_of_code(settings: Iterable[CodeSetting]) -> str | None:
-    """The same of training arguments that the code makes; launches give their options to no others."""
-    settings = [one for one in settings if one.call.endswith(ARGUMENTS)]
-    on_cpu = {(one.path, one.line) for one in settings if one.name in _TO_CPU}
-    for one in settings:
-        is_fixed = one.name == "bf16" and one.value is True and one.option is None
-        if is_fixed and (one.path, one.line) not in on_cpu:
-            return f"{one.text}: refused on CPU ranks; add use_cpu=True beside it"
-    return None
 
 
 def _is_on(options: ScriptOptions, name: str) -> bool | None:

@@ -24,7 +24,6 @@ class CodeSetting:
         name: of the keyword; empty for the call itself.
         value: a literal, that of a name which is bound once, or an option's default; None: computed.
         option: of the script's own parser, whose value is passed on; None: there is none.
-        makes: the class of an object that is made for it.
     """
 
     path: Path
@@ -33,12 +32,11 @@ class CodeSetting:
     name: str
     value: object = None
     option: str | None = None
-    makes: str | None = None
 
     @property
     def text(self) -> str:
         """``train.py:12: Accelerator(mixed_precision='bf16')``."""
-        return f"{self.path}:{self.line}: {self.call}({self.name}={self.makes or repr(self.value)})"
+        return f"{self.path}:{self.line}: {self.call}({self.name}={self.value!r})"
 
 
 def code_settings(tree: ast.AST, path: Path) -> Iterator[CodeSetting]:
@@ -66,7 +64,6 @@ def code_settings(tree: ast.AST, path: Path) -> Iterator[CodeSetting]:
                 option, value = options[expression.attr]
             yield CodeSetting(
                 path=path, line=node.lineno, call=call, name=name, value=value, option=option,
-                makes=f"{called(expression)}(…)" if isinstance(expression, ast.Call) else None,
             )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerokit.domain.settings import SETTINGS, Setting, compare
-from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions, number, truth
-from zerokit.script.code_statements import CodeSetting, made_once
+from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions, truth
+from zerokit.script.code_statements import made_once
 from zerokit.script.code_values import code_stated
 
 _DEFAULTS: Mapping[str, object] = TRAINERS_OWN | {
@@ -22,7 +22,7 @@ _DEFAULTS: Mapping[str, object] = TRAINERS_OWN | {
     "warmup_steps": 0, "warmup_ratio": None, "max_steps": -1,
 }  # fmt: skip
 """transformers/training_args.py, 4.56 to 5.23."""
-_PAIRS = (
+_PAIRS: tuple[tuple[str, str], ...] = (
     *(
         (SETTINGS[name].deepspeed, SETTINGS[name].trainer)
         for name in ("micro_batch", "gradient_accumulation", "gradient_clipping")
@@ -30,7 +30,11 @@ _PAIRS = (
     ("optimizer.params.lr", "learning_rate"),
     ("optimizer.params.eps", "adam_epsilon"),
     ("optimizer.params.weight_decay", "weight_decay"),
+    ("optimizer.params.betas.0", "adam_beta1"),
+    ("optimizer.params.betas.1", "adam_beta2"),
     ("scheduler.params.warmup_max_lr", "learning_rate"),
+    ("scheduler.params.total_num_steps", "max_steps"),
+    ("scheduler.params.warmup_num_steps", "warmup_steps"),
     ("fp16.enabled", "fp16"),
     ("bf16.enabled", "bf16"),
 )
@@ -56,164 +60,78 @@ class Mismatch:
     scripts: object = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Value:
-    """A value of the script's, and where it stands."""
+def _value(options: ScriptOptions | None, name: str) -> tuple[object, str] | None:
+    """What a Trainer's argument holds, and where it stands; None: computed, or set where nobody sees.
 
-    value: object
-    where: str
-
-
-class _TrainingArguments:
-    """What the TrainingArguments of a script will hold, as far as its arguments or a call in its code tell.
-
-    Attributes:
-        made: in code, so that no option changes them.
+    Args:
+        options: of the script; None: nothing is given, so that each has its default.
     """
-
-    def __init__(self, options: ScriptOptions | None) -> None:
-        """Read them; None: nothing is given, so that each has its default."""
-        self.options, self.made = options, False
-        self._passed: dict[str, CodeSetting] = {}
-        if options is not None and not options.facts.parses_training_arguments:
-            classes = {name.rpartition(".")[2] for name in options.facts.argument_classes}
-            made = [one for one in made_once(options.facts.code_settings) if one.call in classes]
-            self.made = len({one.call for one in made}) == 1
-            self._passed = {one.name: one for one in made}
-
-    def value(self, name: str) -> _Value | None:
-        """Value of one argument; None: computed, or set where nobody sees."""
-        options = self.options
-        if options is None:
-            return self._default(name, _DEFAULTS[name])
-        facts, passed = options.facts, self._passed.get(name)
-        if passed is not None:
-            given = options.given(passed.option.removeprefix("--")) if passed.option else None
-            if given is not None:
-                return _Value(value=given[0], where=given[1])
-            return None if passed.value is None else _Value(value=passed.value, where=passed.text)
-        if self.made and not facts.hides_arguments and all(map(_is_transformers, facts.argument_classes)):
-            return self._default(name, _DEFAULTS[name])
-        if not facts.parses_training_arguments:
+    default = _DEFAULTS[name]
+    if options is not None:
+        if (decided := options.decided(name)) is not None:
+            return decided
+        facts = options.facts
+        is_transformers = all(one.startswith("transformers.") for one in facts.argument_classes)
+        is_known = facts.parses_training_arguments or (facts.argument_classes and not facts.hides_arguments)
+        if name in facts.fields | facts.keywords or not is_known:
             return None
-        if (given := options.given(name)) is not None:
-            return _Value(value=given[0], where=given[1])
-        if name in options.defaults:
-            return self._default(name, options.defaults[name])
-        if name in facts.fields:  # of a class of the script's own
-            default = facts.field_defaults.get(name)
-            return None if default is None else self._default(name, default)
-        # with the values of an installed class at hand, this argument is none of its release's
-        is_known = bool(options.defaults) or all(map(_is_transformers, facts.argument_classes))
-        return self._default(name, _DEFAULTS[name]) if is_known else None
-
-    @staticmethod
-    def _default(name: str, value: object) -> _Value:
-        return _Value(value=value, where=f"{name} is {value} by default")
-
-    def is_false(self, name: str) -> bool:
-        """Whether a switch is off for certain."""
-        value = self.value(name)
-        return value is not None and truth(value.value) is False
-
-
-def _is_transformers(name: str) -> bool:
-    return name.startswith("transformers.")
+        if name not in options.defaults and not (is_transformers or options.defaults):
+            return None  # of an arguments class that could not be read
+        default = options.defaults.get(name, default)
+    return default, f"{name} is {default} by default"
 
 
 def of_defaults(config: Mapping[str, Any]) -> list[Mismatch]:
     """The values of a file on which a Trainer ends its run unless its script is given them."""
-    arguments = _TrainingArguments(None)
-    return [*_of_pairs(arguments, config), *_of_betas(arguments, config), *_of_steps(arguments, config)]
+    return list(_of_pairs(None, config))
 
 
 def decided_by(config: Mapping[str, Any]) -> frozenset[str]:
     """Names of the arguments whose values a file has, so that it leaves none of them to the script."""
     names = {name for key, name in _PAIRS if _held(config, key) is not None}
-    names |= {word.removeprefix("--") for one in of_defaults(config) for word in one.arguments[::2]}
     if any(_held(config, key) is not None for key in _BATCH):  # DeepSpeed derives the other sizes from it
         open_sizes = {key for key in ("gradient_accumulation_steps", *_BATCH) if config.get(key) == "auto"}
         names |= {name for key, name in _PAIRS[:2] if key not in open_sizes}
     return frozenset(names)
 
 
-def of_trainer(options: ScriptOptions, config: Mapping[str, Any], ranks: int) -> list[Mismatch]:
-    """The values of a file on which a Trainer ends its run.
+def of_trainer(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mismatch]:
+    """The values of a file on which a Trainer ends its run, as far as its arguments and literals tell.
 
     Args:
         config: the file as the run has it.
-        ranks: on all machines together.
     """
-    arguments = _TrainingArguments(options)
-    found = [*_of_pairs(arguments, config), *_of_betas(arguments, config), *_of_steps(arguments, config)]
-    if not any(one.key in _BATCH for one in found):
-        found += _of_global_batch(arguments, config, ranks)
-    if not arguments.is_false("auto_find_batch_size"):
-        found = [one for one in found if one.key not in _BATCH]
-    return found
+    finds_batch = _value(options, "auto_find_batch_size")
+    is_fixed = finds_batch is not None and truth(finds_batch[0]) is False
+    return [one for one in _of_pairs(options, config) if is_fixed or one.key not in _BATCH]
 
 
-def _of_pairs(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
-    for key, name in _PAIRS:
-        held, value = _held(config, key), arguments.value(name)
-        if held is None or value is None or _is_same(held, value.value):
+def _of_pairs(options: ScriptOptions | None, config: Mapping[str, Any]) -> Iterator[Mismatch]:
+    for path, name in _PAIRS:
+        held, value = _held(config, path), _value(options, name)
+        if held is None or value is None or _is_same(held, value[0]):
             continue
-        if held is True and not arguments.is_false(f"{name}_full_eval"):
-            continue  # which turns it on too
-        yield _mismatch(arguments, key, held, value, {name: held})
+        if held is True:
+            evaluated = _value(options, f"{name}_full_eval")  # turns it on too
+            if evaluated is None or truth(evaluated[0]) is not False:
+                continue
+        if "num_steps" in path and not _decides_steps(options, held, value[0]):
+            continue
+        made = options is not None and not options.facts.parses_training_arguments
+        key = path[:-2] if path[-1].isdecimal() else path
+        yield Mismatch(
+            key=key,
+            text=f"{key} {_json(_held(config, key))}, but {value[1]}",
+            arguments=() if made else (f"--{name}", str(held)),
+        )
 
 
-def _of_betas(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
-    held = _held(config, "optimizer.params.betas")
-    names = ("adam_beta1", "adam_beta2")
-    for name, beta in zip(names, held if isinstance(held, list) else (), strict=False):
-        value = arguments.value(name)
-        if value is not None and not _is_same(beta, value.value):
-            yield _mismatch(arguments, "optimizer.params.betas", held, value, {name: beta})
-
-
-def _of_steps(arguments: _TrainingArguments, config: Mapping[str, Any]) -> Iterator[Mismatch]:
-    """Steps of the learning rate's schedule, where they do not depend on the data's length."""
-    steps = arguments.value("max_steps")
-    total = _held(config, "scheduler.params.total_num_steps")
-    if total is not None and steps is not None and number(steps.value) not in (None, total):
-        yield _mismatch(arguments, "scheduler.params.total_num_steps", total, steps, {"max_steps": total})
-    held = _held(config, "scheduler.params.warmup_num_steps")
-    warmup, ratio = arguments.value("warmup_steps"), arguments.value("warmup_ratio")
-    if held is None or warmup is None or ratio is None or ratio.value not in (None, 0, 0.0):
-        return
-    count = _float(warmup.value)
-    is_whole = count is not None and count == int(count)
-    if count is not None and is_whole and held not in (int(count), max(1, int(count))):
-        yield _mismatch(
-            arguments, "scheduler.params.warmup_num_steps", held, warmup, {"warmup_steps": held}
-        )  # fmt: skip
-
-
-def _of_global_batch(
-    arguments: _TrainingArguments, config: Mapping[str, Any], ranks: int
-) -> Iterator[Mismatch]:
-    held = _held(config, "train_batch_size")
-    sizes = [arguments.value(name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")]
-    counts = [number(size.value) if size is not None else None for size in sizes]
-    if held is None or counts[0] is None or counts[1] is None or held == counts[0] * counts[1] * ranks:
-        return
-    product = f"{counts[0]} per rank × {counts[1]} accumulation × {ranks} ranks"
-    yield Mismatch(
-        key="train_batch_size",
-        text=f"train_batch_size {held}, but the Trainer makes {counts[0] * counts[1] * ranks} ({product})",
-    )
-
-
-def _mismatch(
-    arguments: _TrainingArguments, key: str, held: object, value: _Value, wanted: Mapping[str, object]
-) -> Mismatch:
-    words = [word for name, one in wanted.items() for word in (f"--{name}", str(one))]
-    return Mismatch(
-        key=key,
-        text=f"{key} {_json(held)}, but {value.where}",
-        arguments=() if arguments.made else tuple(words),
-    )
+def _decides_steps(options: ScriptOptions | None, held: object, steps: object) -> bool:
+    """Whether a schedule's steps are known: they do not depend on the data's length, nor on a ratio."""
+    ratio = _value(options, "warmup_ratio")
+    count = _float(steps)
+    is_whole = count is not None and count >= 0 and count == int(count)
+    return is_whole and held != max(1, int(count or 0)) and ratio is not None and not ratio[0]
 
 
 def of_accelerate(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mismatch]:
@@ -267,7 +185,10 @@ def _at(config: Any, path: str) -> Any:
     for key in path.split("."):
         if config == "auto":
             break
-        config = config.get(key) if isinstance(config, Mapping) else None
+        if isinstance(config, list):
+            config = dict(enumerate(config)).get(int(key)) if key.isdecimal() else None
+        else:
+            config = config.get(key) if isinstance(config, Mapping) else None
     return config
 
 

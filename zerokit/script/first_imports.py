@@ -11,9 +11,8 @@ from pathlib import Path
 
 from zerokit.errors import InputError
 from zerokit.script.entry_points import Target
-from zerokit.script.own_modules import find_module, installed_package, module_file
+from zerokit.script.own_modules import MAIN, find_module, installed_package, module_file
 
-_MAIN = ("__name__ == '__main__'", "'__main__' == __name__")
 _LARGEST_BYTES = 4 << 20
 
 
@@ -94,7 +93,7 @@ class _First:
                     self.is_over = not self._whole
                 elif statement.module != "__future__":
                     yield from self._of_module(statement.module, names)
-            elif isinstance(statement, ast.If) and ast.unparse(statement.test) in _MAIN:
+            elif isinstance(statement, ast.If) and ast.unparse(statement.test) in MAIN:
                 yield from self._of_body(statement.body)
             elif isinstance(statement, ast.If) and ast.unparse(statement.test).endswith("TYPE_CHECKING"):
                 yield from self._of_body(statement.orelse)

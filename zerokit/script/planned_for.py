@@ -3,7 +3,7 @@ and the ZeRO stage and offload that its code asks Accelerate for."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +12,8 @@ from zerokit.errors import InputError
 from zerokit.notes import Note
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.code_values import BATCH, OFFLOAD, code_values
-from zerokit.search.plan import Plan, data_ranks
-from zerokit.search.space import Pins, Request
-from zerokit.units import counted
+from zerokit.search.plan import Plan
+from zerokit.search.space import Request
 
 _WORDS = {"micro_batch": "micro-batch", "gradient_accumulation": "accumulation"}
 _PINS = {"activation_checkpointing": "checkpointing"}
@@ -76,12 +75,6 @@ class PlannedFor:
                     f"{written[name].where}: name a folder on a local NVMe disk with ⟨nvme⟩ DIR to plan "
                     "for it"
                 )
-        where = {}
-        for name in BATCH:
-            if name in rehearsed or getattr(requested.pins, name) != getattr(request.pins, name):
-                by_argument = script.decided(SETTINGS[name].trainer)
-                where[name] = written[name].where if name in written else (by_argument or ("", ""))[1]
-        _check_global_batch(requested, request.pins, where)
         return cls(request=request, decided=_decided(requested, request))
 
     def with_own_reasons(self, plan: Plan) -> Plan:
@@ -112,45 +105,6 @@ def _with_precision(request: Request, script: ScriptOptions) -> Request:
     if asked != "auto":
         raise unlike_script("precision", asked, f"{why}, so it trains in {decided}")
     return _with(request, "precision", decided, f"precision {decided}: {why}")
-
-
-def _check_global_batch(requested: Request, pins: Pins, decided: Mapping[str, str]) -> None:
-    """Refuse a global batch that the data-parallel ranks do not meet with what the script decides. Ranks that
-    share a batch would meet a smaller one: slower, and not asked for unless the user has them searched.
-
-    Args:
-        decided: what the script decides, and where.
-
-    Raises:
-        InputError: names what can be met.
-    """
-    batch = requested.job.global_batch
-    if batch is None or not decided:
-        return
-    asked = requested.pins
-    searched = asked.search_tensor or asked.search_sequence or asked.pipeline_module
-    ranks = data_ranks(requested.cluster, pins)
-    sequences = (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
-    is_whole = pins.micro_batch is not None and pins.gradient_accumulation is not None
-    for divided in (count for count in range(1, ranks + 1) if ranks % count == 0):
-        is_met = batch == divided * sequences or (not is_whole and batch % (divided * sequences) == 0)
-        if is_met and (divided == ranks or searched):
-            return
-    step = ranks * sequences
-    lower = batch // step * step
-    possible = str(step) if is_whole or not lower else f"{lower} or {lower + step}"
-    words = [
-        f"the script's {_WORDS[name]} {value}{f' ({decided[name]})' if decided[name] else ''}"
-        if name in decided
-        else f"⟨{name}⟩ {value}"
-        for name in BATCH
-        if (value := getattr(pins, name)) is not None
-    ]
-    raise InputError(
-        f"⟨global_batch⟩ {batch} cannot be met with {' and '.join(words)} on "
-        f"{counted(ranks, 'data-parallel rank')}: leave ⟨global_batch⟩ out, use {possible}, or change the "
-        "script"
-    )
 
 
 def _decided(requested: Request, decided: Request) -> dict[str, str]:

@@ -389,4 +389,4 @@ class _Reader(ast.NodeVisitor):
 
 
 BATCH_KEYWORDS = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16",
-                  "gradient_checkpointing", "deepspeed", "optim", "use_liger_kernel")  # fmt: skip
+                  "gradient_checkpointing", "deepspeed", "fsdp", "optim", "use_liger_kernel")  # fmt: skip

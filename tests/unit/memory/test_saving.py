@@ -13,6 +13,8 @@ import yaml
 from tests.support.packages import needs
 from tests.support.plans import write_plan
 from tests.support.ranks import write_script
+from tests.support.scripts_read import RAW, options
+from tests.support.scripts_read import TRAINER as TRAINER_SCRIPT
 from zerokit.cli import run
 from zerokit.script.agreement import of_disk_space
 
@@ -118,7 +120,9 @@ def test_launch_warns_where_a_save_does_not_fit(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     chosen = {"estimate": {"saving": {"weights_bytes": 15 * GIB, "checkpoint_bytes": 90 * GIB}}}
-    (said,) = of_disk_space(chosen, ["--lr", "1", "--output_dir", str(tmp_path / "not" / "yet")])
+    (said,) = of_disk_space(
+        chosen, options(tmp_path, RAW, "--lr", "1", "--output_dir", str(tmp_path / "not" / "yet"))
+    )
     assert (
         f"{tmp_path / 'not' / 'yet'} has 20.0 GiB free on this machine: if the script saves the planned model"
         in said
@@ -126,15 +130,18 @@ def test_launch_warns_where_a_save_does_not_fit(tmp_path: Path, monkeypatch: pyt
     assert "its weights take 15.0 GiB and each DeepSpeed checkpoint 90.0 GiB" in said
     assert asked == [tmp_path]
     chosen["estimate"]["saving"]["checkpoint_bytes"] = 4 * GIB
-    assert of_disk_space(chosen, []) == []
+    assert of_disk_space(chosen, options(tmp_path, RAW)) == []
     chosen["estimate"]["saving"]["weights_bytes"] = 21 * GIB
-    assert "x has 20.0 GiB free on this machine: " in of_disk_space(chosen, ["--output_dir=x"])[0]
-    assert of_disk_space({"estimate": {"saving": None}}, []) == []
-    assert of_disk_space({}, []) == []
+    assert (
+        "x has 20.0 GiB free on this machine: "
+        in of_disk_space(chosen, options(tmp_path, RAW, "--output_dir=x"))[0]
+    )
+    assert of_disk_space({"estimate": {"saving": None}}, options(tmp_path, RAW)) == []
+    assert of_disk_space({}, options(tmp_path, RAW)) == []
 
 
 def test_a_trainer_leaves_the_frozen_weights_under_adapters_out_of_a_checkpoint(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("plan", "--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "rtx-4090", "--seq-len", "2048")
     body = answer(capsys, *asked, "--method", "qlora")
@@ -151,8 +158,8 @@ def test_a_trainer_leaves_the_frozen_weights_under_adapters_out_of_a_checkpoint(
         in said
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(GIB, 0, GIB))
-    assert of_disk_space(body["chosen"], [], is_trainer=True) == []
-    assert "each DeepSpeed checkpoint 5." in of_disk_space(body["chosen"], [])[0]
+    assert of_disk_space(body["chosen"], options(tmp_path, TRAINER_SCRIPT)) == []
+    assert "each DeepSpeed checkpoint 5." in of_disk_space(body["chosen"], options(tmp_path, RAW))[0]
 
 
 def test_adapters_that_are_not_gathered_are_saved_and_converted_as_such(

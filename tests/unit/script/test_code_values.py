@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.ranks import write_script
 from tests.support.scripts_read import FIXED_TRAINER, TRAINER, joined, options
-from zerokit.script.argument_warnings import refused_bf16_of_code
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.code_values import code_values, decided_options, unlike_plan
 from zerokit.script.reader import read_script
@@ -117,7 +116,6 @@ def test_for_cpu_ranks_a_trainers_checkpointing_and_optimizer_are_options_too(
 
 PLAN = {"zero_stage": 2, "gradient_accumulation": 2, "offload_optimizer": "none", "offload_param": "none"}
 PLUGIN = "Accelerator(deepspeed_plugin=DeepSpeedPlugin({}))"
-MADE_HERE = "transformers.Trainer(args=transformers.TrainingArguments('out', {})).train()"
 
 
 @pytest.mark.parametrize(
@@ -144,23 +142,3 @@ def test_what_the_code_asks_for_is_held_to_the_plan(tmp_path: Path, code: str, s
     found = unlike_plan(ScriptOptions.read(facts, facts.style, ()), PLAN, "fp32")
     assert len(found) == len(said), found
     assert all(part in one for part, one in zip(said, found, strict=True)), found
-
-
-@pytest.mark.parametrize(
-    ("arguments", "is_refused"),
-    [
-        ("bf16=True", True),
-        ("bf16=False", False),
-        ("bf16=args.bf16", False),
-        ("bf16=True, use_cpu=True", False),
-        ("bf16=True, use_cpu=not torch.cuda.is_available()", False),
-        ("", False),
-    ],
-)
-def test_bf16_that_the_code_fixes_is_of_code(tmp_path: Path, arguments: str, is_refused: bool) -> None:
-    text = f"import transformers\n{MADE_HERE.format(arguments)}\n"
-    said = refused_bf16_of_code(read_script(write_script(tmp_path, text, "t.py"), None).code_settings)
-    assert (said is not None) is is_refused
-    assert said is None or said.endswith(
-        "TrainingArguments(bf16=True): refused on CPU ranks; add use_cpu=True beside it"
-    )

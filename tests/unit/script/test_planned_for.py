@@ -80,21 +80,6 @@ def test_another_strategy_than_the_codes_is_refused(
 @pytest.mark.parametrize(
     ("text", "asked", "words"),
     [
-        (FIXED_TRAINER, {"global_batch": 32},
-         r"global_batch 32 .* the script's micro-batch 4 \(.*sets per_device_train_batch_size 4\) "
-         "and the script's accumulation 1 on 4 "
-         "data-parallel ranks: leave global_batch out, use 16, or change the script$"),
-        (LOOP.format(steps=8, batch="computed"), {"global_batch": 64}, None),
-        (LOOP.format(steps=8, batch="computed"), {"global_batch": 36}, "accumulation 8 .*, use 32 or 64,"),
-        # ranks that share a batch would meet it, more slowly
-        (LOOP.format(steps=8, batch="computed"), {"global_batch": 40}, "accumulation 8 .*, use 32 or 64,"),
-        (LOOP.format(steps=8, batch="computed"), {"global_batch": 40, "tp": "auto"}, None),
-        (LOOP.format(steps=1, batch=4), {"global_batch": 8, "tp": "auto"}, None),
-        (LOOP.format(steps=1, batch=4), {"global_batch": 8, "tp": 2}, None),
-        (LOOP.format(steps=2, batch="computed"), {"global_batch": 12, "micro_batch": 4},
-         "micro_batch 4 and the script's accumulation 2"),
-        (FIXED_TRAINER, {"global_batch": 24},
-         r"the script's micro-batch 4 \(.*train.py sets per_device_train_batch_size 4\) and the script's"),
         (LOOP.format(steps=1, batch=4), {"gradient_accumulation": 2},
          r"gradient_accumulation 2: the script has 1 \(.*Accelerator\(gradient_accumulation_steps=1\)\); "
          "leave gradient_accumulation out"),
@@ -112,6 +97,13 @@ def test_what_the_script_will_not_do_is_refused(
         return
     with pytest.raises(InputError, match=words):
         planned(tmp_path, text, **asked)
+
+
+def test_a_global_batch_that_the_script_cannot_meet_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match="4 data-parallel ranks are 16 sequences a step, not global_batch 24"
+    ):
+        make_plan(planned(tmp_path, FIXED_TRAINER, global_batch=24).request, top=1)
 
 
 def test_what_a_rehearsal_saw_goes_before_what_was_read(tmp_path: Path) -> None:
