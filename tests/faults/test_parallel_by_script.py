@@ -70,25 +70,6 @@ def test_a_raw_script_is_told_of_tensor_parallel_batches(
     assert "same batch" not in dry_run(capsys, SCRIPTS / "accelerated.py")[1]
 
 
-def test_a_script_that_never_checkpoints_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan(capsys, "--checkpointing", "full", "--global-batch", "4")
-    assert "no sign of turning it on" in dry_run(capsys, SCRIPTS / "raw.py")[1]
-    assert "no sign" not in dry_run(capsys, EXAMPLE)[1]  # has an option for it
-    plan(capsys, "--checkpointing", "none", "--global-batch", "4")
-    assert "no sign" not in dry_run(capsys, SCRIPTS / "raw.py")[1]
-
-
-def test_a_script_that_can_build_a_pipeline_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    named = "the script can build a pipeline (PipelineModule), and the plan has none"
-    plan(capsys, "--zero", "2", "--global-batch", "4")
-    assert (
-        f"{named}: DeepSpeed refuses a pipeline under ZeRO-2" in dry_run(capsys, SCRIPTS / "pipeline.py")[1]
-    )
-    assert named not in dry_run(capsys, SCRIPTS / "raw.py")[1]
-    plan(capsys, "--pp", "2", "--zero", "1", "--global-batch", "4", "--checkpointing", "none")
-    assert named not in dry_run(capsys, SCRIPTS / "pipeline.py")[1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "stages", "kind"),

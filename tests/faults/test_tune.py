@@ -245,20 +245,6 @@ def test_bad_input_is_refused_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_warns_of_an_option_that_the_script_does_not_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    from zerokit.cli import run
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "known.py").write_text(KNOWN)
-    assert run(["tune", *JOB, "--dry-run", "known.py", "--btach", "2"]) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.count("has no option --btach, and ends where it gets one: did you mean --batch?") == 1
-    assert run(["tune", *JOB, "--dry-run", "known.py", "--batch", "{micro_batch}"]) == 0
-    assert "warning" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("model", "is_warned"), [("llama-3.1-8b", True), ("gpt2", False)])
 def test_another_model_than_the_scripts_is_warned_of(
     model: str, is_warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
