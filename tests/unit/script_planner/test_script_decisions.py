@@ -72,7 +72,7 @@ def test_what_the_script_decides_is_read_again_with_other_arguments(
     # the hardware was the user's
     assert again.cluster == first.cluster and again.chosen.zero_stage == 1
     assert "gpu" not in yaml.safe_load(file.read_text())["chosen"]["script"]["decided"]
-    with pytest.raises(InputError, match="micro_batch 4: the script has 8"):
+    with pytest.raises(InputError, match="micro_batch 4: the script feeds its engine 8 rows"):
         planned(tmp_path, "--batch_size", "8", recipe=str(file), overrides=["micro_batch=4"])
 
 
