@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+import zerokit
 
 # A slow machine is no failure; examples are the same in every run, so that a failure can be repeated.
 hypothesis.settings.register_profile("zerokit", deadline=None, derandomize=True)
@@ -49,6 +51,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     # one list of fonts for all, also for tests with a cache of their own: making it takes a second or more
     os.environ["MPLCONFIGDIR"] = str(tmp_path_factory.mktemp("matplotlib"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_imports() -> Iterator[None]:
+    """Rehearsals in this process import PyTorch once for each kind of script, as a program's may."""
+    with zerokit.shared_imports():
+        yield
 
 
 @functools.cache

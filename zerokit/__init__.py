@@ -2,7 +2,8 @@
 
 ``plan``, ``estimate``, ``size``, ``check``, ``rehearse``, ``launch``, ``tune``: :mod:`zerokit.api`. Inside a
 training script: ``phase``, ``snapshot``, ``compare`` (:mod:`zerokit.instrument.script_api`) and
-``selective_checkpointing``. Each is imported when it is first asked for.
+``selective_checkpointing``. Around several rehearsals: ``shared_imports``. Each is imported when it is first
+asked for.
 """
 
 import os
@@ -30,6 +31,7 @@ __all__ = [
     "plan",
     "rehearse",
     "selective_checkpointing",
+    "shared_imports",
     "size",
     "snapshot",
     "tune",
@@ -38,12 +40,14 @@ __all__ = [
 if TYPE_CHECKING:
     from zerokit.api import check, estimate, launch, plan, rehearse, size, tune
     from zerokit.instrument.script_api import compare, phase, snapshot
+    from zerokit.rehearsal.zygote import shared_imports
     from zerokit.trace.recording.selective import selective_checkpointing
 
 _ROOM_OF = {
     **dict.fromkeys(("check", "estimate", "launch", "plan", "rehearse", "size", "tune"), "zerokit.api"),
     **dict.fromkeys(("compare", "phase", "snapshot"), "zerokit.instrument.script_api"),
     "selective_checkpointing": "zerokit.trace.recording.selective",
+    "shared_imports": "zerokit.rehearsal.zygote",
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import zerokit
 from tests.support.rehearsals import SCRIPTS
 from zerokit.catalog import gpus
 from zerokit.rehearsal.conduct import RehearsalRequest
@@ -122,6 +123,42 @@ def test_a_module_beside_the_script_hides_a_library(library: Path, tmp_path: Pat
     request = request_of(tmp_path, source)
     with Zygote(request.target) as zygote:
         assert "name beside the script\n" in told(request, zygote)[1]
+
+
+def test_scripts_with_the_same_imports_share_them(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a library drew when it was imported tells whether it was imported again."""
+    source = (
+        "import time, os\nDRAWN = time.time_ns()\nVALUE = os.environ.get('OF_VARIABLE')\ndef name(): pass\n"
+    )
+    (library / "of_variable" / "__init__.py").write_text(source)
+
+    def drawn(folder: str, imports: str = "of_variable, torch", *hides: str) -> str:
+        (tmp_path / folder).mkdir()
+        for name in hides:
+            (tmp_path / folder / name).write_text("DRAWN = VALUE = 'beside the script'\n")
+        monkeypatch.chdir(tmp_path / folder)
+        text = f"import {imports}\nprint('drawn', of_variable.DRAWN, of_variable.VALUE)\n{_TRAINS}"
+        request = request_of(tmp_path / folder, text)
+        done = rehearse(request)
+        assert done.complete, done.stopped
+        assert request.output is not None
+        return request.output.read_text().partition("drawn ")[2].rstrip()
+
+    with zerokit.shared_imports():
+        first = drawn("first")
+        assert drawn("second", "sys, of_variable, torch") == first
+        assert drawn("with more", "of_variable, of_other, torch") != first
+        assert (
+            drawn("hidden", "of_variable, torch", "of_variable.py") == "beside the script beside the script"
+        )
+        again = drawn("again")
+        monkeypatch.setenv("OF_VARIABLE", "one")
+        assert drawn("with a variable").endswith(" one")
+        monkeypatch.delenv("OF_VARIABLE")
+        (library / "of_variable" / "__init__.py").write_text(f"{source}# another release\n")
+        assert drawn("after an update") not in (first, again)
 
 
 def test_a_script_finds_nothing_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,8 @@ def rehearse(
     The script runs in a process of its own, as always; the command is called here, or in another process
     where ``before`` has to run first.
     """
-    changes = {"OMP_NUM_THREADS": "1", "HOME": str(home or folder)}
+    # one home for all, as libraries that were imported for another one are not those of a new process
+    changes = {"OMP_NUM_THREADS": "1", "HOME": str(home or os.environ["XDG_CACHE_HOME"])}
     if before is not None:
         done = subprocess.run(
             [sys.executable, "-m", "zerokit", "rehearse", "--json", *arguments],

@@ -31,12 +31,16 @@ _IMPORTS = ("<frozen importlib", os.path.dirname(importlib.__file__), pkgutil.__
 
 
 class Reads:
-    """What this process reads from :meth:`install` on, written down from :meth:`log_to` on."""
+    """What this process reads from :meth:`install` on, written down from :meth:`log_to` on.
+
+    Attributes:
+        seen: records of it.
+    """
 
     def __init__(self) -> None:
         self._own: tuple[str, ...] = ()
         self._ignored: tuple[str, ...] = (_ZEROKIT, "/proc/", "/sys/", "/dev/")
-        self._seen: set[str] = set()
+        self.seen: set[str] = set()
         self._made: set[str] = set()
         self._busy: set[int] = set()
         self._stat, self._lstat = os.stat, os.lstat
@@ -51,7 +55,7 @@ class Reads:
         self._own = tuple(os.path.join(os.path.realpath(one), "") for one in own)
         self._ignored += self._own
         self._log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        seen = (record for record in self._seen if not f"{record[1:]}/".startswith(self._own))
+        seen = (record for record in self.seen if not f"{record[1:]}/".startswith(self._own))
         os.write(self._log, os.fsencode("".join(f"{record}\0" for record in seen)))
 
     def install(self) -> None:
@@ -137,9 +141,9 @@ class Reads:
 
     def _write(self, kind: str, path: str) -> None:
         record = kind + path
-        if record in self._seen:
+        if record in self.seen:
             return
-        self._seen.add(record)
+        self.seen.add(record)
         if self._made and (path in self._made or any(path.startswith(f"{one}/") for one in self._made)):
             return
         if self._log >= 0:

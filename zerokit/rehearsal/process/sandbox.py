@@ -89,11 +89,11 @@ class Nest:
 
     Args:
         untouched: the mount namespace with the file system as it was, opened.
-        folder: the current one.
+        folder: the current one, where forks begin.
     """
 
     def __init__(self, untouched: int, folder: Path) -> None:
-        self._untouched, self._folder = untouched, folder
+        self._untouched, self.folder = untouched, folder
 
     def fork(self, shared: list[Path], at: Path | None = None) -> int:
         """0 in a process of its own, on a forgetting view and without privileges; here the number of one that
@@ -112,7 +112,7 @@ class Nest:
             _check(_libc().setns(self._untouched, _MOUNTS), "setns")
             os.close(self._untouched)
             _check(_libc().unshare(_MOUNTS | _NETWORK | _IPC | _UTS | _PIDS), "unshare")
-            _second_of_namespace(lambda: self._view(shared, at), self._folder)
+            _second_of_namespace(lambda: self._view(shared, at), self.folder)
         except BaseException:  # this process must not go on as the one that it was forked from
             traceback.print_exc()
             os._exit(1)

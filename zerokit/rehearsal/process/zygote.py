@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from zerokit.rehearsal import wire
 from zerokit.rehearsal.order import Order, Script, reads_log
 from zerokit.rehearsal.process import sandbox
+from zerokit.rehearsal.process.guesses import is_library
 from zerokit.rehearsal.process.libraries import VariablesRead, Watch, import_all
 from zerokit.rehearsal.process.main import Rehearsed, in_fork
 from zerokit.rehearsal.process.reads import Reads
@@ -70,6 +71,8 @@ class Zygote:
         with self._first.noted():
             self._rehearsed.put_in_place()
         self._base = set(sys.modules)
+        self._read_for_all = {read for read in self._reads.seen if is_library(read[1:])}
+        self._has_imported = False
 
     def serve(self) -> int:
         """Until nobody asks any more."""
@@ -80,8 +83,10 @@ class Zygote:
                 return 1
             if told is None:
                 return 0
-            if "parse" in told:
-                answer: dict[str, Any] | None = self._parsed(told["parse"], told["environment"])
+            if "script" in told:
+                answer: dict[str, Any] | None = self._take(Script.from_dict(told["script"]), told["cwd"])
+            elif "parse" in told:
+                answer = self._parsed(told["parse"], told["environment"])
             else:
                 answer = self._rehearse(told, files)
             for file in files:
@@ -89,6 +94,19 @@ class Zygote:
             if answer is None:
                 return 1
             wire.send(self._parent, answer)
+
+    def _take(self, script: Script, cwd: str) -> dict[str, Any]:
+        """Be the process of another script with the same imports, unless it is one of this script alone; and
+        what was read for all."""
+        from zerokit.rehearsal.process.stand_ins import asks_for_flash_attention
+
+        self._reads.seen &= self._read_for_all
+        is_like = asks_for_flash_attention(script) == asks_for_flash_attention(self._script)
+        if self._nest is None or self._broken or self._rehearsed.why_not or not is_like:
+            return {"taken": False, "reads": []}
+        os.chdir(cwd)
+        self._nest.folder, self._script = Path(cwd), script
+        return {"taken": True, "reads": sorted(self._read_for_all)}
 
     # ---------------------------------------------------------------- libraries
 
@@ -98,9 +116,12 @@ class Zygote:
     def _import(self, names: Sequence[str], reads: VariablesRead) -> None:
         if self._nest is None or self._broken or self._rehearsed.why_not:
             return
-        before = self._nest.written()
+        before, read = self._nest.written(), set(self._reads.seen)
         with reads.noted():
             import_all(names)
+        if not self._has_imported:
+            self._has_imported = True
+            self._read_for_all |= self._reads.seen - read
         if self._nest.written() != before:
             self._broken = "libraries write when they are imported"
         elif threading.active_count() > 1:
