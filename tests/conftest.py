@@ -48,7 +48,13 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Caches (traced models, calibrations) of the user are neither read nor written."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    cache = tmp_path_factory.mktemp("cache")
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one folder of traced models for all workers
+        traces = tmp_path_factory.getbasetemp().parent / "profiles"
+        traces.mkdir(exist_ok=True)
+        (cache / "zerokit").mkdir()
+        (cache / "zerokit" / "profiles").symlink_to(traces)
     # one list of fonts for all, also for tests with a cache of their own: making it takes a second or more
     os.environ["MPLCONFIGDIR"] = str(tmp_path_factory.mktemp("matplotlib"))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.caches import own_cache_but_traces
 from zerokit.cli import run
 
 TINY = {
@@ -23,7 +24,7 @@ def move_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into an empty folder, with neither this machine's GPUs nor its cache."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", os.defpath)  # no nvidia-smi of this machine
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    own_cache_but_traces(folder, monkeypatch)
 
 
 def called(*arguments: str, folder: Path, **environment: str) -> tuple[int, str, str]:
