@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-INSTALLED_HERE = Path(sys.prefix).resolve() == (ROOT / ".venv").resolve()
+INSTALLED_HERE = Path(sys.prefix) == ROOT / ".venv" and not (ROOT / ".venv").is_symlink()
+"""An environment that another checkout made would be made anew."""
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,7 @@ def test_a_slurm_job_of_two_nodes(tmp_path: Path, deed: str, code: int) -> None:
         (folder / name).chmod(0o755)
     job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
     run = Run(
-        Path(sys.executable), tmp_path, ["--num-ranks", "1", "--grace", "2", str(SCRIPT), deed],
+        Path(sys.executable), tmp_path, ["--num-ranks", "1", "--grace", "10", str(SCRIPT), deed],
         {**job, "PATH": f"{folder}:{os.environ['PATH']}"},
     )  # fmt: skip
     try:

@@ -59,7 +59,7 @@ _MOUNTED = (
 NOBODY = 65534
 
 
-def _machine(folder: Path) -> dict[str, object]:
+def _machine(folder: Path, victim: int) -> dict[str, object]:
     """What must be the same afterwards; ``folder``: of the script."""
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     system_v = subprocess.run(["ipcs"], capture_output=True, text=True, check=False).stdout
@@ -80,18 +80,24 @@ def _machine(folder: Path) -> dict[str, object]:
         for path in folder.rglob("*")
     }
     return {
-        "files": files, "listed": listed, "daemons": processes.count("sleep 98765"), "system v": system_v,
-        "host": socket.gethostname(), "swappiness": Path("/proc/sys/vm/swappiness").read_text(),
+        "files": files, "listed": listed, "daemons": processes.count(f"sleep 98765{victim}"),
+        "system v": system_v, "host": socket.gethostname(),
+        "swappiness": Path("/proc/sys/vm/swappiness").read_text(),
     }  # fmt: skip
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def place() -> Iterator[Path]:
+    """A folder that every user may enter; pytest closes its own to others, whenever a session begins."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def folder(place: Path, victim: subprocess.Popen[bytes]) -> Iterator[Path]:
     """A working folder with files, a pipe, and doors that somebody stands behind."""
-    for parent in (tmp_path, *tmp_path.parents):
-        if Path(tempfile.gettempdir()) in parent.parents:  # below it, also in a worker's folder
-            parent.chmod(0o755)
-    work = tmp_path / "work"
+    work = place / "work"
     for name in ("folder", "mounted"):
         (work / name).mkdir(parents=True)
     for name in ("kept", "folder/kept"):
@@ -99,7 +105,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     os.mkfifo(work / "pipe")
     reader = os.open(work / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     with contextlib.ExitStack() as stack:
-        for address in (str(work / "door"), "\0left-behind"):
+        for address in (str(work / "door"), f"\0left-behind-{victim.pid}"):
             door = stack.enter_context(socket.socket(socket.AF_UNIX))
             door.bind(address)
             door.listen()
@@ -133,15 +139,15 @@ def _with_mount(folder: Path, command: list[str]) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("user", [0, NOBODY])
-def test_nothing_is_left(user: int, folder: Path, victim: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_nothing_is_left(user: int, folder: Path, victim: subprocess.Popen[bytes], place: Path) -> None:
     if os.getuid() != 0 and user != os.getuid():
         user = os.getuid()
-    shared = tmp_path / "shared"
+    shared = place / "shared"
     shared.mkdir()
     if os.getuid() == 0:
         for path in (shared, folder, *folder.rglob("*")):
             os.chown(path, user, user, follow_symlinks=False)
-    before = _machine(folder)
+    before = _machine(folder, victim.pid)
     script = str(SCRIPTS / "leaves_things.py")
     done = _with_mount(
         folder, [sys.executable, "-c", _ENTER, script, str(shared), str(user), str(victim.pid)]
@@ -151,7 +157,7 @@ def test_nothing_is_left(user: int, folder: Path, victim: subprocess.Popen[bytes
     assert done.returncode == 0, done.stderr
     for name in ("first", "second"):
         assert (shared / name / "inside").read_text() == "2"  # of a PID namespace of its own
-    assert _machine(folder) == before
+    assert _machine(folder, victim.pid) == before
 
 
 def test_a_mounted_folder_keeps_what_is_in_it(folder: Path, tmp_path: Path) -> None:
@@ -173,9 +179,9 @@ def test_a_mounted_folder_keeps_what_is_in_it(folder: Path, tmp_path: Path) -> N
 
 
 def test_a_rehearsal_leaves_nothing(folder: Path, victim: subprocess.Popen[bytes]) -> None:
-    before = _machine(folder)
+    before = _machine(folder, victim.pid)
     code, said, err = rehearse(folder, "--gpu", "h200", str(SCRIPTS / "leaves_things.py"), str(victim.pid))
     if "no namespaces" in err:
         pytest.skip(err)
     assert (code, said["complete"], said["stopped"]) == (0, True, None)
-    assert _machine(folder) == before
+    assert _machine(folder, victim.pid) == before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -69,6 +68,8 @@ class _Both(TorchDispatchMode):
 
 
 def test_remembered_results_are_those_of_fake_tensor_mode():
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     both = _Both(fake)
     converter = fake.fake_tensor_converter

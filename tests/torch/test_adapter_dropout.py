@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import pytest
 
-from zerokit.domain.profile import ModelProfile, Variant
+from zerokit.domain.profile import Variant
 from zerokit.memory.adapter_dropout import with_dropout
 from zerokit.trace.profile import profile_from_config
 
@@ -17,34 +16,27 @@ LLAMA = {
 }  # fmt: skip
 
 
-def traced(config: dict[str, Any], variant: Variant) -> ModelProfile:
-    return profile_from_config(dict(config), [variant], name="tiny")
+VARIANTS = [
+    Variant(lora_rank=4),
+    Variant(lora_rank=4, checkpointing="full"),
+    Variant(lora_rank=4, checkpointing="full", zero3_linear=True),
+]
 
 
-@pytest.mark.parametrize(
-    ("config", "variant"),
-    [
-        (LLAMA, Variant(lora_rank=4)),
-        (LLAMA, Variant(lora_rank=4, checkpointing="full")),
-        (LLAMA, Variant(lora_rank=4, checkpointing="full", zero3_linear=True)),
-    ],
-    ids=["llama", "llama, checkpointed", "llama, checkpointed under ZeRO-3"],
-)
-def test_every_instant_is_that_of_a_trace_with_dropout(
-    config: dict[str, Any], variant: Variant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_instant_is_that_of_a_trace_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     import peft
 
-    profile = traced(config, variant)
+    profile = profile_from_config(dict(LLAMA), VARIANTS, name="tiny")
     monkeypatch.setattr(peft, "LoraConfig", functools.partial(peft.LoraConfig, lora_dropout=0.05))
-    wanted = traced(config, variant).traces[variant.key][0]
-    without = profile.traces[variant.key][0]
-    assert wanted.timeline(4, 1024).forward_peak > 0
-    derived, real = with_dropout(profile, variant, without).timeline(4, 1024), wanted.timeline(4, 1024)
-    assert derived.forward.levels == real.forward.levels
-    assert derived.backward.levels == real.backward.levels
-    assert max(derived.forward.peaks) == max(real.forward.peaks)
-    assert max(derived.backward.peaks) == max(real.backward.peaks)
-    assert max(derived.gradients.peaks) == max(real.gradients.peaks)
-    # the buckets of ZeRO-1 and 2 come with the first gradient of all
-    assert derived.gradients.levels[0] == real.gradients.levels[0]
+    with_peft = profile_from_config(dict(LLAMA), VARIANTS, name="tiny")
+    for variant in VARIANTS:
+        wanted, without = with_peft.traces[variant.key][0], profile.traces[variant.key][0]
+        assert wanted.timeline(4, 1024).forward_peak > 0
+        derived, real = with_dropout(profile, variant, without).timeline(4, 1024), wanted.timeline(4, 1024)
+        assert derived.forward.levels == real.forward.levels, variant
+        assert derived.backward.levels == real.backward.levels, variant
+        assert max(derived.forward.peaks) == max(real.forward.peaks), variant
+        assert max(derived.backward.peaks) == max(real.backward.peaks), variant
+        assert max(derived.gradients.peaks) == max(real.gradients.peaks), variant
+        # the buckets of ZeRO-1 and 2 come with the first gradient of all
+        assert derived.gradients.levels[0] == real.gradients.levels[0], variant

@@ -1,5 +1,5 @@
-"""Tries to leave something behind in every way, in the working folder: ``attack(victim_pid)``. Each line of
-its result names what was let through; all of it must be gone afterwards."""
+"""Tries to leave something behind in every way, in the working folder: ``attack(victim_pid)``. All of it must
+be gone afterwards. What the whole machine sees has the victim's number in its name."""
 
 import contextlib
 import ctypes
@@ -21,13 +21,13 @@ def _write(path: str) -> None:
     Path(path).write_text("left")
 
 
-def _daemon() -> None:
+def _daemon(name: str) -> None:
     """One that closes all it has, and lives on in a session of its own."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             os.closerange(0, 256)
-            os.execv("/bin/sleep", ["sleep", "98765"])
+            os.execv("/bin/sleep", ["sleep", name])
         os._exit(0)
 
 
@@ -60,14 +60,14 @@ def attack(victim: int) -> None:
         lambda: shared_memory.SharedMemory("left-shm", create=True, size=4096),
         lambda: os.kill(victim, signal.SIGKILL),
         lambda: os.setpriority(os.PRIO_PROCESS, victim, 19),
-        lambda: _knock(socket.AF_UNIX, "\0left-behind"),
+        lambda: _knock(socket.AF_UNIX, f"\0left-behind-{victim}"),
         lambda: _knock(socket.AF_UNIX, "mounted/door"),
         lambda: _knock(socket.AF_UNIX, "door"),
         lambda: subprocess.run(["umount", "-l", "mounted"], check=False, capture_output=True),
         lambda: socket.sethostname("left"),
         lambda: time.clock_settime(time.CLOCK_REALTIME, 0),
-        _daemon,
-        lambda: subprocess.Popen(["sleep", "98765"], start_new_session=True),
+        lambda: _daemon(f"98765{victim}"),
+        lambda: subprocess.Popen(["sleep", f"98765{victim}"], start_new_session=True),
         lambda: subprocess.Popen(["sh", "-c", "sleep 1; echo left > late"]),
     ]
     for attempt in attempts:
