@@ -91,7 +91,6 @@ def agree(
         chosen=plan.chosen, request=plan.request, folder=plan.folder, seq_len=plan.seq_len,
         method=plan.method, lora=plan.lora,
         by_options=not rehearsed_plan.is_named(plan, target, options.style, is_refused),
-        is_judged=is_launched and not accept_mismatch,
     )  # fmt: skip
     named, parameters = argument_warnings.named_model(options), plan.chosen.get("parameters")
     another = None
@@ -107,7 +106,6 @@ def agree(
     agreed = agreement.agree(
         options, held, config, on_cpu=on_cpu, no_arguments=no_arguments, accept_mismatch=accept_mismatch,
         writes_here=writes_here, with_script=with_script if rehearsed_plan.is_rehearsable(plan) else None,
-        is_launched=is_launched,
     )  # fmt: skip
     notes = [*agreed.notes, *_beside_plan(options, agreed.added, ranks, accept_mismatch=accept_mismatch)]
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else

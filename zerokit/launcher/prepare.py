@@ -49,9 +49,9 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     if options.deepspeed is not None:
         config = read_config(Path(options.deepspeed))
     planned_ranks = plan.world_size if plan is not None else None
-    planned_gpu = str(plan.cluster.get("gpu") or "") if plan is not None else ""
+    planned_gpu = str(plan.cluster.get("gpu") or "") or None if plan is not None else None
     placement = decide_placement(
-        options, run_dir, planned_ranks, stack, planned_gpu=planned_gpu or None, dry_run=dry_run
+        options, run_dir, planned_ranks, stack, planned_gpu=planned_gpu, dry_run=dry_run
     )
     notes = [*placement.notes, *_several_nodes(plan, placement), *read]
     preflight.check_open_files(placement.local_ranks)
@@ -65,22 +65,15 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     if not (dry_run or on_cpu or options.starts_unrehearsed or agreed.unlike):
         not_rehearsed = None  # it is rehearsed now, and nothing is to be planned otherwise
     threads = threads_of_rank(configured.config, placement, os.environ)
-    stale = [  # left by builds of operators that died
-        f"warning: {lock.description}; remove it: {lock.command}"
-        for lock in locks.stale_locks(os.environ, home_folder())
-    ]
-    notes += [*configured.notes, *filter(None, (not_rehearsed, *stale, threads.note))]
+    notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
     added = commands.script_options(style, facts, target.arguments, config_path)
     setup = commands.ScriptSetup(
-        style=style,
-        facts=facts,
-        arguments=[*agreed.added, *added],
-        config=config_path,
+        style=style, facts=facts, arguments=[*agreed.added, *added], config=config_path,
         plan=run_dir / PLAN_FILE if plan is not None else None,
         plan_environment=dict(plan.chosen.get("environment") or {}) if plan is not None else {},
         thread_variables=threads.variables,
-    )
+    )  # fmt: skip
     command = commands.build(options, placement, setup, run_dir=run_dir, base=os.environ)
     peak = (plan.chosen.get("estimate") or {}).get("peak_allocated_bytes") if plan is not None else None
     return Launch(
@@ -107,6 +100,14 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         names_plan=plan is not None and rehearsed_plan.is_named(plan, target, style, agreed.is_refused),
         why_no_training=untrained,
     )
+
+
+def _stale_locks() -> list[str]:
+    """Left by builds of operators that died."""
+    return [
+        f"warning: {lock.description}; remove it: {lock.command}"
+        for lock in locks.stale_locks(os.environ, home_folder())
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,6 @@ def agree(
     accept_mismatch: bool,
     writes_here: bool = True,
     with_script: WithScript | None = None,
-    is_launched: bool = True,
 ) -> Agreement:
     """Fill in what the user did not give, and hold the rest to the plan.
 
@@ -66,21 +65,18 @@ def agree(
         held: the plan.
         config: the plan's DeepSpeed configuration for these devices, before any script's needs.
         on_cpu: the ranks run without a GPU.
-        no_arguments: add nothing.
-        accept_mismatch: say contradictions instead of stopping.
+        no_arguments: add nothing. accept_mismatch: say contradictions instead of stopping.
         writes_here: the script writes to this machine's disks, whose room is looked at.
         with_script: the command that plans with the script; None: no plan of this kind is made with one.
-        is_launched: ``launch`` runs it, and judges whether the run was as planned.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
     """
     chosen = held.chosen
-    stopped = "; ".join(obstacle.text for obstacle in obstacles(options))
+    stopped = "; ".join(obstacles(options))
     if stopped and not accept_mismatch:
-        raise InputError(
-            f"no plan reaches the script: {stopped}, or launch it without a plan (⟨no_plan=True⟩)"
-        )
+        why = f"no plan reaches the script: {stopped}"
+        raise InputError(f"{why}, or launch it without a plan (⟨no_plan=True⟩)")
     planned = _planned_values(options, held, config, on_cpu=on_cpu)
     added = () if no_arguments else options.additions(planned)
     own_file, decided_by_file = _own_file(options, config, held.folder)
@@ -103,23 +99,23 @@ def agree(
         # DeepSpeed refuses fp16 on CPU ranks
         is_refused = on_cpu and decided.get("precision") == "fp16"
         ways_out = (
-            f"change it{'' if is_refused else f', plan again for what it does{again}'}, or "
-            f"{'run it' if is_launched else 'go on'} all the same, with ⟨accept_mismatch=True⟩⟪ before the "
-            "script⟫"
+            f"change it{'' if is_refused else f', plan again for what it does{again}'}, or run it all "
+            "the same, with ⟨accept_mismatch=True⟩⟪ before the script⟫"
         )
         raise InputError(listed("the script contradicts the plan", conflicts, ways_out))
-    notes = [f"warning: no plan reaches the script: {stopped}"] if stopped else []
-    if added:
-        notes.append(f"added from the plan: {shlex.join(added)} (⟨no_arguments=True⟩ adds nothing)")
-    notes += [f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts]
-    notes += unlike_job.of_loss(options, held.loss)
-    notes += [] if held.is_rehearsed else unlike_job.of_arguments(options, held)
-    notes += file_mismatches.ignored_clipping(options, config)
-    notes += unlike_job.of_saves(options.facts, config, held.method)
+    # a plan's saves are of all weights
     saves_less = held.method == "full" and unlike_job.trains_adapters(options)
-    writes_here = writes_here and not saves_less  # the plan's saves are of all weights
-    notes += _parts_of_the_script(options, chosen, writes_here)
-    return Agreement(added=added, notes=tuple(notes), unlike=unlike, words=words)
+    notes = (
+        *([f"warning: no plan reaches the script: {stopped}"] if stopped else []),
+        *([f"added from the plan: {shlex.join(added)} (⟨no_arguments=True⟩ adds nothing)"] if added else []),
+        *(f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts),
+        *unlike_job.of_loss(options, held.loss),
+        *([] if held.is_rehearsed else unlike_job.of_arguments(options, held)),
+        *file_mismatches.ignored_clipping(options, config),
+        *unlike_job.of_saves(options.facts, config, held.method),
+        *_parts_of_the_script(options, chosen, writes_here and not saves_less),
+    )
+    return Agreement(added=added, notes=notes, unlike=unlike, words=words)
 
 
 def _planned_values(
@@ -172,49 +168,25 @@ def _own_file(
 _FSDP = "FSDP and DeepSpeed exclude each other"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Obstacle:
-    """Something that a plan, or another DeepSpeed file, cannot get past.
-
-    Attributes:
-        location: the line or the argument, as it stands there. why: it excludes a plan.
-        fix: what to change for the plan.
-    """
-
-    location: str
-    why: str
-    fix: str
-
-    @property
-    def text(self) -> str:
-        """One sentence: what it is and how to train with a plan."""
-        return f"{self.location}: {self.why}; {self.fix}"
-
-
-def obstacles(options: ScriptOptions) -> list[Obstacle]:
-    """What a script and its arguments have of this kind, as far as they tell."""
+def obstacles(options: ScriptOptions) -> list[str]:
+    """What a script and its arguments have that a plan cannot get past, as far as they tell, and how to train
+    with one."""
     sharding = options.decided("fsdp") if options.style == "trainer" else None
-    found = [] if sharding is None or truth(sharding[0]) is False else [sharding[1]]
-    return [
-        *(Obstacle(location=where, why=_FSDP, fix="leave it out") for where in found),
-        *_own_configuration(options.facts, options.style),
-    ]
+    has_fsdp = sharding is not None and truth(sharding[0]) is not False
+    found = [f"{sharding[1]}: {_FSDP}; leave it out"] if sharding is not None and has_fsdp else []
+    return [*found, *_own_configuration(options.facts, options.style)]
 
 
-def _own_configuration(facts: ScriptFacts, style: str) -> list[Obstacle]:
+def _own_configuration(facts: ScriptFacts, style: str) -> list[str]:
     """A configuration that the script gives DeepSpeed itself, which then refuses any other
     (deepspeed/__init__.py, ``initialize``)."""
     location = facts.own_configuration
     if location is None or style not in ("raw", "none"):
         return []
     return [
-        Obstacle(
-            location=location,
-            why="it gives deepspeed.initialize a configuration of its own, so another cannot reach it "
-            "(DeepSpeed refuses both)",
-            fix="remove that argument and let the script take --deepspeed_config "
-            "(deepspeed.add_config_arguments)",
-        )
+        f"{location}: it gives deepspeed.initialize a configuration of its own, so another cannot reach it "
+        "(DeepSpeed refuses both); remove that argument and let the script take --deepspeed_config "
+        "(deepspeed.add_config_arguments)"
     ]
 
 
@@ -225,7 +197,7 @@ def check_reaches(facts: ScriptFacts, style: str) -> None:
         InputError: names the call.
     """
     for obstacle in _own_configuration(facts, style):
-        raise InputError(f"the DeepSpeed file does not reach the script: {obstacle.text}")
+        raise InputError(f"the DeepSpeed file does not reach the script: {obstacle}")
 
 
 def refuse_unplannable(options: ScriptOptions) -> None:
@@ -241,7 +213,7 @@ def refuse_unplannable(options: ScriptOptions) -> None:
             f"{where}: the script would train with this file, whatever the plan; leave it out to plan "
             "(`zerokit rehearse` with the same script and arguments says what the file takes)"
         )
-    found = "; ".join(obstacle.text for obstacle in obstacles(options)) if options.style != "none" else ""
+    found = "; ".join(obstacles(options)) if options.style != "none" else ""
     if found:
         raise InputError(
             f"no plan reaches the script: {found} to plan, or go on without a plan: `zerokit rehearse` "

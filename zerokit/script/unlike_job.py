@@ -32,7 +32,6 @@ class HeldTo:
         folder: where its files lie.
         method: what it trains: ``full``, ``lora`` or ``qlora``. lora: its adapters.
         by_options: warnings say which options plan for what the script does, as no command beside them does.
-        is_judged: a run that is not as planned ends so.
     """
 
     chosen: Mapping[str, Any]
@@ -42,7 +41,6 @@ class HeldTo:
     method: str
     lora: Lora | None
     by_options: bool = True
-    is_judged: bool = True
 
     @property
     def micro_batch(self) -> int:
