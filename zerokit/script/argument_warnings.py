@@ -60,8 +60,6 @@ _READS_ARGUMENTS = frozenset((
 ))  # fmt: skip
 
 
-_DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--deepscale", "--deepscale_config")
-"""deepspeed/__init__.py, ``_add_core_arguments``."""
 _LIKE_TRAINING_ARGUMENTS = ("--deepspeed", "--output_dir")
 """Fields of TrainingArguments that begin as an option of a command."""
 
@@ -78,10 +76,7 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command
     Raises:
         InputError: the script's own source parses its arguments and knows no such option, or parses none.
     """
-    declared = {"--help", *facts.options, *(f"--{name}" for name in facts.fields)}
-    declared |= {*_DEEPSPEED} if facts.adds_deepspeed_arguments else set()
     parses_fields = bool(facts.mentions & PARSERS_OF_DATACLASSES)
-    declared |= {*_LIKE_TRAINING_ARGUMENTS} if parses_fields else set()
     reads_none = facts.style != "none" and not facts.mentions & _READS_ARGUMENTS
     parses_itself = bool(facts.options) or parses_fields
 
@@ -97,8 +92,8 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command
             return False
         if reads_none and not parses_itself:
             return True
-        begins = any(one.replace("-", "_").startswith(name.replace("-", "_")) for one in declared)
-        return facts.parses_known_options and not begins
+        may_be_field = parses_fields and any(one.startswith(name) for one in _LIKE_TRAINING_ARGUMENTS)
+        return facts.lacks(name) and not may_be_field
 
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     name = next(filter(is_misplaced, (word.partition("=")[0] for word in own)), None)

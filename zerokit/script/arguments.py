@@ -210,6 +210,8 @@ class ScriptOptions:
         )
         for index, argument in enumerate(self.user_arguments):
             option, equals, value = argument.partition("=")
+            if not self.facts.parses_training_arguments and self.facts.lacks(option):
+                continue
             if option in negated:
                 return option, None
             assigned = self._is_file_alone and equals and option in names

@@ -40,6 +40,8 @@ _MICRO_BATCH = "train_micro_batch_size_per_gpu"
 _ARGUMENT_CLASSES = {"transformers": ("TrainingArguments",), "trl": ("Config",)}  # SFTConfig
 PARSERS_OF_DATACLASSES = frozenset({"HfArgumentParser", "TrlParser"})
 _TRAINING_ARGUMENTS = {"TrainingArguments", "Seq2SeqTrainingArguments"}
+_DEEPSPEED = {"--deepspeed", "--deepspeed_config", "--deepscale", "--deepscale_config"}
+"""deepspeed/__init__.py, ``_add_core_arguments``."""
 _PARSES = {"parse_args", "parse_intermixed_args", "parse_args_into_dataclasses"}
 _MAKE_PARSERS = {"ArgumentParser", "add_argument_group", "add_mutually_exclusive_group"}
 _TAKES_OTHERS = {
@@ -161,12 +163,16 @@ class ScriptFacts:
         """Whether the fields of TrainingArguments are options of the script."""
         return self.uses_trainer and bool(self.mentions & PARSERS_OF_DATACLASSES)
 
-    @property
-    def parses_known_options(self) -> bool:
-        """Whether it ends at an option that its source does not name, nor TrainingArguments."""
+    def lacks(self, option: str) -> bool:
+        """Whether it ends at an option, as nothing that its source declares begins so, and it takes no others
+        but those of TrainingArguments."""
         others = self.adding_options - self.defined - _TRAINING_ARGUMENTS - {"add_config_arguments"}
         is_open = others or (self.mentions | self.keywords) & _TAKES_OTHERS or not self.is_whole
-        return bool(self.mentions & _PARSES) and not is_open
+        if is_open or not self.mentions & _PARSES:
+            return False
+        declared = {"--help", *self.options, *(f"--{name}" for name in self.fields)}
+        declared |= _DEEPSPEED if self.adds_deepspeed_arguments else set()
+        return not any(one.replace("-", "_").startswith(option.replace("-", "_")) for one in declared)
 
     def takes_local_rank(self, arguments: Sequence[str]) -> bool:
         """Whether the ``--local_rank=N`` that the deepspeed launcher puts first would be understood.

@@ -77,6 +77,9 @@ BOUND = """
         (OWN_PARSER, "--grad 0 --batch 2", ["--batch 2, but the plan has per_device_train_batch_size 4"]),
         (OWN_PARSER, "--grad 2", []),  # the batch is given by its --batch-size
         (BOUND, "", ["t.py sets per_device_train_batch_size 3"]),
+        # a script without the option ends there, whatever the plan
+        ("import argparse, deepspeed\np = argparse.ArgumentParser()\np.parse_args()\n"
+         "deepspeed.initialize()", "--micro_batch 9", []),
         # what is not argparse takes an option by its whole name alone
         ("import deepspeed, fire; deepspeed.initialize(config='ds.json')", "--micro 9", []),
     ],
