@@ -24,16 +24,19 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 from zerokit.cli import run as zerokit
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("datasets")
-SCRIPTS = Path(pytest.importorskip("accelerate").__file__).parent / "test_utils" / "scripts" / "external_deps"
+needs("deepspeed")
+needs("datasets")
+needs("accelerate")
+SCRIPTS = Path(find_spec("accelerate").origin).parent / "test_utils" / "scripts" / "external_deps"
 GLUE = """---
 configs:
 - config_name: mrpc

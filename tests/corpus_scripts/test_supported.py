@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 from tests.support.plans import write_plan
 from zerokit.machine.supported import SUPPORTED
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("accelerate")
+needs("deepspeed")
+needs("accelerate")
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 

@@ -15,10 +15,11 @@ import yaml
 from tests.corpus_scripts.environments import python_with
 from tests.corpus_scripts.rankside import ANSWER, answer, trainers
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 from tests.support.tinyjob import make_model
 from zerokit.cli import run as zerokit
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 ROOT = Path(__file__).parents[2]
 

@@ -13,11 +13,12 @@ import pytest
 
 from tests.corpus_scripts.environments import python_with
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 from tests.support.tinyjob import make_model, make_rows, texts
 from zerokit.cli import run as zerokit
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("trl")
+needs("deepspeed")
+needs("trl")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 LIBRARIES = ("tensorboard", "wandb", "mlflow-skinny", "trackio")

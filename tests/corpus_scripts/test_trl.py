@@ -17,12 +17,13 @@ import pytest
 
 from tests.corpus_scripts.rankside import ANSWER, answer, trainers
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 from tests.support.tinyjob import make_model, make_rows, preferences, prompts, texts
 from zerokit.cli import run as zerokit
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("datasets")
-pytest.importorskip("trl")
+needs("deepspeed")
+needs("datasets")
+needs("trl")
 ROOT = Path(__file__).parents[2]
 LORA = ("--use_peft", "--lora_r", "8", "--lora_target_modules", "q_proj", "v_proj")
 GENERATES = (

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.file_mismatches import added_arguments, of_accelerate, of_defaults, of_trainer
 from zerokit.script.reader import read_script
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 transformers = pytest.importorskip("transformers")
 
 PARSES = (

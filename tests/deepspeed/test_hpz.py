@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("deepspeed")
+from tests.support.packages import needs
+
+needs("deepspeed")
 
 _SCRIPT = """
 import sys, torch, deepspeed

@@ -9,16 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from tests.support.packages import needs
 from tests.support.ranks import BOOTSTRAP, read_rank, write_script
 from tests.support.reports import report_of
 from tests.support.run_reports import PLAN, shown
 from zerokit.report.predicted import compare_with_plan
 from zerokit.report.schema import RunReport
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("accelerate")
+needs("deepspeed")
+needs("accelerate")
 
 MIB = 1 << 20
 CONFIG = {

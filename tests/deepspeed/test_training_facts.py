@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.support.packages import needs
 from zerokit.report.training import of_script
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("accelerate")
+needs("deepspeed")
+needs("accelerate")
 SCRIPT = Path(__file__).parents[1] / "scripts" / "training_facts.py"
 LOST = {"by_hand_zero_1": 3, "by_hand_zero_2_offload": 1, "by_the_engine_with_one_step": 15, "two_losses": 1}
 """Of four passes, sixteen or two."""

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 from tests.support.plans import write_plan
 from tests.support.ranks import write_script
 from zerokit.launcher.verdict.as_planned import unlike_plan
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 LOOP = """
     import argparse, deepspeed, torch
     parser = deepspeed.add_config_arguments(argparse.ArgumentParser())

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 SCRIPT = Path(__file__).parents[1] / "scripts" / "doubtful.py"
 SLOW = pytest.mark.slow
 

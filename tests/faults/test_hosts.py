@@ -16,11 +16,12 @@ import pytest
 
 from tests.faults import hosts as machines
 from tests.faults.conftest import SCRIPT, Figure, Run, wait_for
+from tests.support.packages import needs
 from zerokit.launcher.supervisor.hang_inquiry import slowdown
 
 REASON = machines.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 HEARTBEAT = 8.0
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import PROGRAMS, Run
+from tests.support.packages import needs
 from zerokit.cli import run as zerokit
 
-pytest.importorskip("torch")  # a rehearsal imports it
+needs("torch")  # a rehearsal imports it
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

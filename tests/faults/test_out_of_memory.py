@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Run, wait_for
+from tests.support.packages import needs
 from zerokit.report.oom_advice import larger_than_memory, share_that_fits
 
-pytest.importorskip("torch")
+needs("torch")
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "scripts" / "needs_small_batch.py"
 GIB = 1 << 30

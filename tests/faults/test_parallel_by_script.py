@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import needs
 from zerokit.cli import run
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_causal_lm.py"
 TINY = {

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 from tests.support.plans import write_plan
 from tests.support.tinyjob import make_model, make_rows, preferences, prompts, texts
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("datasets")
+needs("deepspeed")
+needs("datasets")
 TRL = Path(pytest.importorskip("trl").__file__).parent / "scripts"
 PYTHON = Path(sys.executable)
 COMMON = (

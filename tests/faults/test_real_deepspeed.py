@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 from tests.support.plans import write_plan
 from tests.support.tinyjob import make_model
 from zerokit.machine.host import bf16_in_hardware
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PYTHON = Path(sys.executable)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 
-pytest.importorskip("torch")
+needs("torch")
 
 SCRIPT = """
 import argparse, json, torch

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 SCRIPT = Path(__file__).parents[1] / "scripts" / "slow.py"
 DEEDS = re.findall(r"^def (\w+)\(\) -> None:", SCRIPT.read_text(), re.M)[:-1]  # the last is main
 IN_CI = ["load_data", "one_long_call"]  # compilers: test_children.py

@@ -19,10 +19,11 @@ import pytest
 
 from tests.faults import slurm
 from tests.faults.conftest import SCRIPT, wait_for
+from tests.support.packages import needs
 
 REASON = slurm.why_not()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
-pytest.importorskip("torch")
+needs("torch")
 ZEROKIT = f"{sys.executable} -m zerokit"
 
 

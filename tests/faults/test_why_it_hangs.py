@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Run
+from tests.support.packages import needs
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 SCRIPT = Path(__file__).parents[1] / "scripts" / "hanging.py"
 HEARTBEAT = 15.0
 SLOW = pytest.mark.slow

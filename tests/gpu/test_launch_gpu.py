@@ -21,8 +21,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.packages import needs
+
 torch = pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 ROOT = Path(__file__).parents[2]

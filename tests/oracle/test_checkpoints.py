@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.packages import needs
 from zerokit.domain.deepspeed_settings import CONVERTS_ADAPTERS, from_config
 from zerokit.memory.saving import checkpoint_bytes
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 
 CASES = (
     (3, "bf16", False), (2, "bf16", False), (1, "fp32", False), (0, "bf16", False), (0, "fp32", False),

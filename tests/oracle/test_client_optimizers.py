@@ -13,8 +13,9 @@ import pytest
 
 from tests.oracle.allocations import compare, run_ranks
 from tests.oracle.expected import GATHER, SMALL, case
+from tests.support.packages import needs
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 
 _ZERO: dict[int, dict[str, Any]] = {0: {}, 1: SMALL, 2: SMALL, 3: GATHER | {"sub_group_size": 60_000}}
 _RUNS = {

@@ -45,9 +45,10 @@ from tests.oracle.allocations import (
     run_ranks,
 )
 from tests.oracle.expected import GATHER, GPT2, LLAMA, SMALL, case, expected, expected_stage
+from tests.support.packages import needs
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("peft")
+needs("deepspeed")
+needs("peft")
 
 QUICK = [
     case("z0", {"stage": 0}, ranks=1),

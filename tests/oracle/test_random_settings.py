@@ -14,9 +14,10 @@ import pytest
 
 from tests.oracle import allocations as fixed
 from tests.oracle.expected import GPT2, LLAMA, case
+from tests.support.packages import needs
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("peft")
+needs("deepspeed")
+needs("peft")
 
 SEED, CASES = int(os.environ.get("ORACLE_SEED", "1")), int(os.environ.get("ORACLE_CASES", "40"))
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replay_and_rehearsal import LIMIT, compare, names
+from tests.support.packages import needs
 
-pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
+needs("torch")
+needs("deepspeed")
 
 SHOWN = ("llama.z3.ck",)
 

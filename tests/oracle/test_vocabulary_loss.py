@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.packages import needs
+
 torch = pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 
 from tests.oracle.ranks import live_bytes  # noqa: E402
 from zerokit.trace.building.tensor_parallel import _vocabulary_loss  # noqa: E402

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+from tests.support.packages import needs
+
+needs("torch")
 datasets = pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")
 

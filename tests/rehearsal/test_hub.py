@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+from tests.support.packages import needs
+
+needs("torch")
 hf_api = pytest.importorskip("huggingface_hub.hf_api")
 
 from zerokit.rehearsal.process.adapters import saving  # noqa: E402

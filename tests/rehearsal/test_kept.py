@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from tests.support.command import called
+from tests.support.packages import needs
 from zerokit.catalog import gpus
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.ranks import rehearse
 from zerokit.script.entry_points import Target
 
 pa = pytest.importorskip("pyarrow")
-pytest.importorskip("torch")
+needs("torch")
 
 SCRIPT = """
 import json, os, sys

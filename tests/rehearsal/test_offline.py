@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import needs
 from tests.support.rehearsals import rehearse
 from zerokit.cli import run
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 LOADS = """
 import argparse

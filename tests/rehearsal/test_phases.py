@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.packages import needs
+
 torch = pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 
 from zerokit.rehearsal.process.adapters import deepspeed as adapter  # noqa: E402
 from zerokit.rehearsal.process.adapters import training  # noqa: E402

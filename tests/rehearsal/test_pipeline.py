@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import zerokit
+from tests.support.packages import needs
 from tests.support.rehearsals import SCRIPTS, rehearse
 from zerokit.launcher import ports
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 
 ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}}
 BATCH = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}

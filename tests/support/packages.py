@@ -8,6 +8,6 @@ import pytest
 
 
 def needs(package: str) -> None:
-    """Skip the test where the package is not installed."""
+    """Skip the test, or the file, where the package is not installed."""
     if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+        pytest.skip(f"{package} is not installed", allow_module_level=True)

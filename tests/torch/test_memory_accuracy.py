@@ -9,10 +9,11 @@ import pytest
 
 from benchmarks import accuracy
 from benchmarks.accuracy import error
+from tests.support.packages import needs
 from zerokit.domain.profile import ModelProfile, Variant
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("torch")
+needs("transformers")
 
 CASES = {case.name: case for case in accuracy.read_cases()}
 

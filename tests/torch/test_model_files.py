@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.config_files import LLAMA
+from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.errors import InputError
 from zerokit.planner.models import choose_model
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.hub_cache import put
+from tests.support.packages import needs
 from zerokit.cli import run
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 TINY = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,

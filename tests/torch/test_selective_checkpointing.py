@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.packages import needs
+
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 import zerokit  # noqa: E402
 from tests.oracle.ranks import live_bytes  # noqa: E402

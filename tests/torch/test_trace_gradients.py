@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.packages import needs
+
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import needs
+
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 from benchmarks.replay_and_rehearsal import FAMILIES  # noqa: E402
 from zerokit import estimate  # noqa: E402

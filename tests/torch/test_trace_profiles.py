@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import needs
+
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 
 from tests.support.models import MODELS, SMALL  # noqa: E402

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.packages import needs
+
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 from tests.oracle.ranks import live_bytes  # noqa: E402
 from tests.support.models import MODELS  # noqa: E402
