@@ -28,6 +28,8 @@ class RehearsedStrategy:
         untimed: why there is no step time; empty: there is one.
         warnings: what the rehearsal warned of.
         fed: what its training forwards were given, in words.
+        layers: of the model, so many were rehearsed, of how many; None: all. The figures are the whole
+            model's all the same.
     """
 
     strategy: Strategy
@@ -42,6 +44,7 @@ class RehearsedStrategy:
     untimed: str = ""
     warnings: tuple[str, ...] = ()
     fed: str = ""
+    layers: tuple[int, int] | None = None
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -109,8 +112,9 @@ class ScriptProfile:
         return next((one.untimed for one in (rehearsed, *self.rehearsed) if one is not None), "")
 
     def with_rehearsed(self, rehearsed: RehearsedStrategy) -> ScriptProfile:
-        """With one more."""
-        return replace(self, rehearsed=(*self.rehearsed, rehearsed))
+        """With one more, in the place of an earlier one of the same strategy."""
+        others = (one for one in self.rehearsed if one.strategy != rehearsed.strategy)
+        return replace(self, rehearsed=(*others, rehearsed))
 
 
 def same_memory(strategy: Strategy) -> Strategy:

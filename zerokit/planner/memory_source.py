@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.commands import command_text
+from zerokit.domain.depth import at_depth
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ALL_LINEAR, ModelShape
@@ -252,6 +253,12 @@ class Model:
             dropout = self._of_dropout(estimate, job.lora, job, strategy, cluster)
             notes = (*notes, Note("lora-dropout", dropout))
         return replace(estimate, assumptions=(*estimate.assumptions, *notes)) if notes else estimate
+
+    def of_layers(self, job: Job, strategy: Strategy, cluster: Cluster, layers: int) -> MemoryEstimate | None:
+        """The estimate for a model with so many of the layers; None: they are not alike, or not traced."""
+        profile = self.source.covering(job, strategy)
+        few = None if profile is None else at_depth(profile, layers)
+        return None if few is None else estimate_traced(few, job, strategy, cluster)
 
     def _of_dropout(
         self, estimate: MemoryEstimate, lora: Lora, job: Job, strategy: Strategy, cluster: Cluster

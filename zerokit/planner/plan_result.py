@@ -31,6 +31,7 @@ class RehearsalRecord:
     Attributes:
         stopped: why it did not go to the end; None: it did.
         probe: it was made to learn of the script; its buckets are not those of a plan.
+        layers: of the model that were rehearsed, and of how many; None: all.
     """
 
     strategy: Strategy
@@ -40,10 +41,11 @@ class RehearsalRecord:
     step_seconds: float | None
     stopped: str | None
     probe: bool = False
+    layers: tuple[int, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``rehearsals``."""
-        figures = ("peak_allocated_bytes", "min_vram_bytes", "step_seconds", "stopped", "probe")
+        figures = ("peak_allocated_bytes", "min_vram_bytes", "step_seconds", "stopped", "probe", "layers")
         return {
             **degrees(self.strategy),
             "seconds": round(self.seconds, 1),

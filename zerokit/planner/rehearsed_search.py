@@ -30,6 +30,12 @@ LOOKED_THROUGH = 4
 FOR_A_BATCH = "to learn what the script takes"
 FOR_EACH_SEQUENCE = "to learn what another sequence takes"
 FOR_CHECKPOINTING = "to learn what checkpointing changes"
+OF_ALL_LAYERS = "with all layers"
+_CLEAR_OF_THE_CARD = 0.9
+"""Up to this share of the card's memory a plan stands that was rehearsed with few layers: the smallest card
+depends on how blocks lie among each other, which is up to 1 % otherwise with all of them."""
+_ALIKE = 0.005
+"""By how much, as a share, the peak of all layers may differ from what a few of them told."""
 _OF_PROBES = (FOR_A_BATCH, FOR_EACH_SEQUENCE, FOR_CHECKPOINTING)
 """What a rehearsal is for whose figures are not those of a plan."""
 _FRONT_RUNNER = "one of the fastest that should fit"
@@ -75,6 +81,7 @@ def _of_another(record: RehearsalRecord, why: str) -> RehearsalRecord:
 
 
 Outcome = TypeVar("Outcome", bound=RehearsalOutcome)
+Run = Callable[[Request, Strategy, float], Outcome]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +90,7 @@ class RehearsedSearch(Generic[Outcome]):
 
     Attributes:
         run: rehearses a strategy of a request, within so many seconds.
+        judge: the same with all layers of the model, where ``run`` may leave some out; None: it never does.
         best: so many of the best are to be rehearsed.
         seconds: after so long the script is rehearsed only until one plan is that fits.
         takes_unrehearsed: whether strategies that may be faster than the rehearsed ones are kept when the
@@ -93,15 +101,17 @@ class RehearsedSearch(Generic[Outcome]):
             sentence; empty: none.
     """
 
-    run: Callable[[Request, Strategy, float], Outcome]
+    run: Run[Outcome]
     best: int
     seconds: float
     say: Say
     profile: ScriptProfile
     takes_unrehearsed: bool = False
+    judge: Run[Outcome] | None = None
     records: list[RehearsalRecord] = field(default_factory=list)
     failed: list[Strategy] = field(default_factory=list)
     passed_over: str = ""
+    _unjudged: list[RehearsedStrategy] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
 
     @property
@@ -114,13 +124,19 @@ class RehearsedSearch(Generic[Outcome]):
     def _so_far(self) -> str:
         return counted(len(self.records), "rehearsal")
 
-    def rehearse(self, request: Request, strategy: Strategy, purpose: str = "") -> Outcome:
-        """Rehearse one strategy, and keep what it shows; ``purpose``: what for."""
+    def rehearse(
+        self, request: Request, strategy: Strategy, purpose: str = "", run: Run[Outcome] | None = None
+    ) -> Outcome:
+        """Rehearse one strategy, and keep what it shows.
+
+        Args:
+            purpose: what for. run: in the place of the search's own.
+        """
         began = time.monotonic()
         seconds_left = max(0.0, self.seconds - (began - self._began))
         title = ", ".join(filter(None, (f"rehearsal {len(self.records) + 1}", purpose)))
         self.say(f"{title}: {strategy_words(strategy)} ({_time_left(seconds_left)})")
-        done = self.run(request, strategy, max(seconds_left, _LEAST_LIMIT_SECONDS))
+        done = (run or self.run)(request, strategy, max(seconds_left, _LEAST_LIMIT_SECONDS))
         took, rehearsed = time.monotonic() - began, done.rehearsed
         how = f"kept {done.when_kept}" if done.when_kept else f"took {format_seconds(took)}"
         if rehearsed is None:
@@ -128,9 +144,10 @@ class RehearsedSearch(Generic[Outcome]):
             self.say(f"  {self.profile.name}: {done.why_not}")
         else:
             self.profile = self.profile.with_rehearsed(rehearsed)
+            few = "" if rehearsed.layers is None else "from {} of {} layers, ".format(*rehearsed.layers)
             step = f", {format_seconds(rehearsed.step_seconds)} a step" if rehearsed.step_seconds else ""
             self.say(
-                f"  peak {format_gib(rehearsed.peak_allocated_bytes)}, "
+                f"  {few}peak {format_gib(rehearsed.peak_allocated_bytes)}, "
                 f"{format_gib(rehearsed.min_vram_bytes)} required{step}; {how}"
             )
         self.records.append(
@@ -142,9 +159,23 @@ class RehearsedSearch(Generic[Outcome]):
                 step_seconds=rehearsed.step_seconds if rehearsed else None,
                 stopped=None if rehearsed else done.why_not,
                 probe=purpose in _OF_PROBES,
+                layers=rehearsed.layers if rehearsed else None,
             )
         )
         return done
+
+    def restate(self, rehearsed: RehearsedStrategy) -> None:
+        """Put what is known now of the last strategy in the place of what it was rehearsed with."""
+        self.profile = self.profile.with_rehearsed(rehearsed)
+        self.records[-1] = replace(
+            self.records[-1],
+            peak_allocated_bytes=rehearsed.peak_allocated_bytes,
+            min_vram_bytes=rehearsed.min_vram_bytes,
+            step_seconds=rehearsed.step_seconds,
+            layers=rehearsed.layers,
+        )
+        of_layers = "from {} of {} layers: ".format(*rehearsed.layers) if rehearsed.layers else ""
+        self.say(f"  {of_layers}peak {format_gib(rehearsed.peak_allocated_bytes)}")
 
     def forget_rehearsals(self, why: str, *, but_micro_batch: int | None = None) -> None:
         """Take nothing of those so far but of one micro-batch: in the others the script did something else,
@@ -180,8 +211,41 @@ class RehearsedSearch(Generic[Outcome]):
             best = distinct(usable, self.best) if in_time else usable[:1]
             waiting = [one for one in best if self.profile.of(one.strategy) is None]
             if not waiting or len(self.records) >= MOST_REHEARSALS:
+                if not self._is_judged(request, plan.chosen.strategy):
+                    continue
                 return plan
             self.rehearse(request, waiting[0].strategy, _FRONT_RUNNER if in_time else "")
+
+    def _is_judged(self, request: Request, strategy: Strategy) -> bool:
+        """Whether what is said of a strategy can stand. One that was rehearsed with few layers, and leaves
+        little of the card, is rehearsed with all; where they are not as the few said, none of those counts
+        any more."""
+        few = self.profile.of(strategy)
+        if few is None or few.layers is None or self.judge is None or few in self._unjudged:
+            return True
+        if few.min_vram_bytes <= _CLEAR_OF_THE_CARD * request.cluster.gpu.driver_vram_bytes:
+            return True
+        whole = self.rehearse(request, strategy, OF_ALL_LAYERS, self.judge).rehearsed
+        if whole is None:  # it took too long, or stops: either way it is said
+            self._unjudged.append(few)
+        elif abs(few.peak_allocated_bytes / whole.peak_allocated_bytes - 1) > _ALIKE:
+            self.say("  layers are not alike in this script: rehearsals of few of them are left out")
+            self.run = self.judge
+            kept = tuple(one for one in self.profile.rehearsed if one.layers is None)
+            self.profile = replace(self.profile, rehearsed=kept)
+        return False
+
+    def why_few(self, strategy: Strategy) -> str:
+        """How a strategy was rehearsed that was not with all layers, in a sentence; empty: it was."""
+        few = self.profile.of(strategy)
+        if few is None or few.layers is None:
+            return ""
+        text = "rehearsed with {} of {} layers; what the others take is replayed".format(*few.layers)
+        if few in self._unjudged:
+            text += (
+                f" (with all of them: {next(one.stopped for one in reversed(self.records) if one.stopped)})"
+            )
+        return text
 
     def _kept(self, ranked: Sequence[Candidate], *, in_time: bool) -> Sequence[Candidate]:
         """Those whose rehearsal did not fail; once the time is over and a rehearsed plan fits, from the
@@ -190,7 +254,8 @@ class RehearsedSearch(Generic[Outcome]):
         Raises:
             InputError: all failed.
         """
-        failed = {same_memory(strategy) for strategy in self.failed}
+        told = {same_memory(few.strategy) for few in self._unjudged}
+        failed = {same_memory(strategy) for strategy in self.failed} - told
         usable = [candidate for candidate in ranked if same_memory(candidate.strategy) not in failed]
         if not usable:
             raise InputError(
@@ -198,7 +263,9 @@ class RehearsedSearch(Generic[Outcome]):
                 f"{next((record.stopped for record in self.records if record.stopped), '')}"
             )
         plans = {same_memory(record.strategy) for record in self.records if not record.probe}
-        is_settled = any(same_memory(one.strategy) in plans for one in usable)
+        is_settled = any(
+            same_memory(one.strategy) in plans and self.profile.of(one.strategy) is not None for one in usable
+        )
         if in_time or self.takes_unrehearsed or not is_settled:
             return usable
         first = next(at for at, one in enumerate(usable) if self.profile.of(one.strategy) is not None)

@@ -123,7 +123,7 @@ _STEPS_WITH_WARM_UP = 20
 _OUTPUT = "output"
 _AS_REPORTED = (
     "steps", "repeats", "last_steps_differ_by", "versions", "engine", "model", "bf16", "data_parallel",
-    "fully_sharded", "seconds", "cpu_seconds",
+    "fully_sharded", "depth", "seconds", "cpu_seconds",
 )  # fmt: skip
 """What a rehearsal has of the process's report as it is."""
 
@@ -146,6 +146,7 @@ class RehearsalRequest:
         unconfined: go on where the kernel gives no namespaces, and native code may write what remains.
         more_micro_steps: so many micro-batches more than are rehearsed are in the step that is timed.
         no_cache: rehearse, though an answer is kept.
+        layers: so many of a decoder's are built; None: all.
     """
 
     target: Target
@@ -165,6 +166,7 @@ class RehearsalRequest:
     more_micro_steps: int = 0
     host: HostSpeed | None = None
     no_cache: bool = False
+    layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +369,7 @@ def _order(
         operators_path=str(step_time.recorded(exchange.folder, request.rank)) if request.step_time else None,
         messages_folder=str(exchange.folder),
         unknown_senders=exchange.unknown_senders,
+        layers=request.layers,
     )
 
 

@@ -122,7 +122,7 @@ class _Kept:
             os.getcwd(), secrets.tree(environment), sys.executable, sys.version, os.cpu_count(),
             _own_sources(),
             [repr(gpu), request.gpus, ranks, request.steps, request.launcher, request.memory_named,
-             request.step_time, request.more_micro_steps, request.unconfined],
+             request.step_time, request.more_micro_steps, request.unconfined, request.layers],
             [_of_plan(request.plan.folder), _of_plan(request.plan.deepspeed), request.plan.style,
              request.plan.no_arguments, request.plan.accept_mismatch],
             [repr(request.host), repr(step_time.machine(gpu)) if request.step_time else ""],

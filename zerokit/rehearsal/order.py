@@ -117,6 +117,7 @@ class Order:
         operators_path: where the operators of one step go; None: they are not recorded.
         messages_folder: what ranks send each other, of those rehearsed before and of this one.
         unknown_senders: ranks that wait for this one's messages: theirs to it are not known.
+        layers: so many of a decoder's are built; None: all.
     """
 
     target: str
@@ -140,6 +141,7 @@ class Order:
     operators_path: str | None = None
     messages_folder: str | None = None
     unknown_senders: tuple[int, ...] = ()
+    layers: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON."""

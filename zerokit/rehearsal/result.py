@@ -310,6 +310,7 @@ class Rehearsal:
         baseline: how it compares with an earlier one; None: it was not asked for, or this one is incomplete.
         config_files: DeepSpeed configurations that were read. ``data_parallel``: whether PyTorch's DDP wraps
             a model; ``fully_sharded``: whether its FSDP shards the one that is trained.
+        depth: ``layers`` of a decoder that were built and ``of`` how many; None: all of them.
     """
 
     fed: Fed | None = None
@@ -347,6 +348,7 @@ class Rehearsal:
     unlike_plan: tuple[str, ...] = ()
     baseline: SinceBaseline | None = None
     kept_at: float | None = None
+    depth: dict[str, Any] | None = None
 
     @property
     def when_kept(self) -> str:

@@ -46,6 +46,7 @@ from zerokit.script.unlike_job import (
     why_loss_is_left_out,
     with_optimizer_of,
 )
+from zerokit.script_planner.depth import FEW, Depth
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy, time_note
 from zerokit.script_planner.script_decisions import CannotRehearse, Fed, ScriptDecisions
 from zerokit.script_planner.trained_model import is_named
@@ -87,11 +88,14 @@ class ScriptPlanning:
     _planned: PlannedFor = field(init=False)
     _decisions: ScriptDecisions = field(init=False)
     _sizes: Knobs | None = None
+    _layers: int | None = FEW
+    _depth: Depth | None = None
 
     def __post_init__(self) -> None:
         name = Path(self.target.name).name if self.target.script else self.target.name
         self.search = RehearsedSearch(
             run=self._run,
+            judge=self._run_all_layers,
             best=REHEARSED_BEST,
             seconds=self.seconds,
             say=self.say,
@@ -103,6 +107,25 @@ class ScriptPlanning:
         )
 
     def _run(self, request: Request, strategy: Strategy, limit_seconds: float) -> RehearsedScript:
+        """A strategy with few layers, where they tell of all; before that is known, with their figures."""
+        done = self._rehearsed(request, strategy, limit_seconds, self._layers)
+        if done.done.depth is None:
+            return done
+        if done.rehearsed is not None:
+            if self._depth is None:
+                return done
+            if (whole := self._depth.whole(request, done.rehearsed)) is not None:
+                return replace(done, rehearsed=whole)
+        elif self._depth is None:  # what stopped it may be that it has few layers
+            self._layers = None
+        return self._run_all_layers(request, strategy, limit_seconds)
+
+    def _run_all_layers(self, request: Request, strategy: Strategy, limit_seconds: float) -> RehearsedScript:
+        return self._rehearsed(request, strategy, limit_seconds, None)
+
+    def _rehearsed(
+        self, request: Request, strategy: Strategy, limit_seconds: float, layers: int | None
+    ) -> RehearsedScript:
         return rehearse_strategy(
             self.target,
             self._script,
@@ -112,6 +135,7 @@ class ScriptPlanning:
             zygote=self.zygote,
             unconfined=self.unconfined,
             no_cache=self.no_cache,
+            layers=layers,
         )
 
     def plan(self, top: int) -> PlanResult:
@@ -238,6 +262,9 @@ class ScriptPlanning:
                 first = done.done
                 self._learn_job(engine)
                 read = self._with_model(first, done.strategy, read)
+                if not self._counts_on_layers(read.request, done):
+                    self.search.forget_rehearsals("its layers do not tell of each other")
+                    return self._probed()
             if len(fed) == 2:
                 break
         if first is None:
@@ -256,6 +283,25 @@ class ScriptPlanning:
         for mode in modes[1:] if self.search.time_is_left else []:
             self.search.rehearse(read.request, self._probe(read.request, last, mode), FOR_CHECKPOINTING)
         return read
+
+    def _counts_on_layers(self, request: Request, done: RehearsedScript) -> bool:
+        """Whether the first rehearsal can stand, which may be one of few layers: not where one more of them
+        takes something else than the replay says. All others are then of all layers."""
+        seen = done.done.depth
+        if seen is None or done.rehearsed is None:
+            self._layers = None
+            return True
+        fewer, of = done.rehearsed, seen["of"]
+        if len(of) == 1 and not self.search.profile.other_parameters and self.search.profile.engines == 1:
+            further = self._rehearsed(request, fewer.strategy, self.seconds, seen["layers"] + 1).rehearsed
+            if further is not None:
+                self._depth = Depth.seen(request, fewer, further, seen["layers"], of[0])
+        whole = None if self._depth is None else self._depth.whole(request, fewer)
+        if whole is None:
+            self._layers = self._depth = None
+            return False
+        self.search.restate(whole)
+        return True
 
     def _learn_job(self, engine: Mapping[str, Any]) -> None:
         """Other models and engines, and whether a row of the data is several sequences to the model, as a
@@ -330,6 +376,8 @@ class ScriptPlanning:
             )
         if self.search.passed_over:
             self._decisions.notes.append(self.search.passed_over)
+        if why := self.search.why_few(chosen.strategy):
+            self._decisions.notes.insert(0, why)
         rehearsed = self.search.profile.of(chosen.strategy)
         if rehearsed is not None and rehearsed.fed:
             self._decisions.notes.insert(0, f"rehearsed with {rehearsed.fed}")

@@ -112,12 +112,14 @@ def rehearse_strategy(
     zygote: Zygote,
     unconfined: bool = False,
     no_cache: bool = False,
+    layers: int | None = None,
 ) -> RehearsedScript:
     """Rehearse the script with a strategy. Of its accumulation two micro-batches are run, and the time of
     the others added: from the second on every one is alike.
 
     Args:
         zygote: of the script.
+        layers: so many of its model's are rehearsed, and the figures are theirs; None: all.
 
     Raises:
         InputError: the script cannot be prepared for the plan.
@@ -138,6 +140,7 @@ def rehearse_strategy(
                 limit_seconds=limit_seconds,
                 unconfined=unconfined,
                 no_cache=no_cache,
+                layers=layers,
             ),
             zygote=zygote,
         )

@@ -162,6 +162,7 @@ class Rehearsed:
         machine.messages.course = phases
         phases.most_steps = order.most_steps
         phases.see_at_least(order.fewest_steps)
+        phases.depth.layers = order.layers
         phases.on_step = self._step_done
         phases.on_phase = lambda phase: self._phase(phase, trains)
         if order.operators_path is not None:

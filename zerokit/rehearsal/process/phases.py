@@ -25,6 +25,7 @@ from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.instrument import engine_facts
 from zerokit.instrument.engine_facts import adapter_targets
 from zerokit.rehearsal.process import operators
+from zerokit.rehearsal.process.depth import Depth
 from zerokit.rehearsal.process.endings import StopRehearsal
 from zerokit.rehearsal.process.feed import Feed
 from zerokit.rehearsal.process.guesses import script_line
@@ -136,7 +137,7 @@ class Phases:
         most_rows: of the batches that training forwards were given; 0: not known.
         lengths: tokens of a row in the shortest and the longest of these batches; None: no tokens were fed.
         engines: DeepSpeed's, so far; ``observed``: what the one that trains runs with, and ``model`` which
-            model it trains.
+            model it trains. ``depth``: with how many of its layers.
         config_files: DeepSpeed configurations that were read.
         data_parallel: whether PyTorch's DistributedDataParallel wraps a model.
         fully_sharded: whether PyTorch's FSDP shards the model that is trained.
@@ -163,6 +164,7 @@ class Phases:
         self.unwrapped: tuple[list[str], float] = ([], 1.0)
         self.checkpointing: bool | None = None
         self.observed = engine_facts.EngineFacts()
+        self.depth = Depth()
         self.model: dict[str, Any] | None = None
         self.modules = ModuleStack()
         self.on_step: Callable[[int], None] | None = None

@@ -186,6 +186,7 @@ def _observe(context: Context, cls: Any) -> None:
         if self.training and torch.is_grad_enabled():
             if phases.model is None:
                 phases.model = describe(self.module)
+                phases.depth.see(self.module)
                 phases.find_weights(self.module)
             phases.observed.training_forward(self, args, kwargs, phases.engines)
             phases.note_batch(self, args, kwargs)

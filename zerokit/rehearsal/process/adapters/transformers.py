@@ -35,6 +35,7 @@ def loading(context: Context, module: ModuleType) -> None:
     _patch_files(module)
     _patch_dtype(module)
     _patch_loader(context, module)
+    _patch_depth(context, module)
 
 
 def _patch_files(module: ModuleType) -> None:
@@ -46,6 +47,19 @@ def _patch_files(module: ModuleType) -> None:
 
     resolved.__wrapped__ = real  # type: ignore[attr-defined]
     vars(module)["_get_resolved_checkpoint_files"] = resolved
+
+
+def _patch_depth(context: Context, module: ModuleType) -> None:
+    """A model is built from its configuration, with as many layers as are rehearsed."""
+    cls, depth = module.PreTrainedModel, context.phases.depth
+    real = cls.__init__
+
+    @functools.wraps(real)
+    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        depth.cut(config)
+        real(self, config, *args, **kwargs)
+
+    cls.__init__ = init
 
 
 def _patch_dtype(module: ModuleType) -> None:

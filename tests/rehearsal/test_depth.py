@@ -1,0 +1,82 @@
+"""A plan for a script rehearses a few of its model's layers, where the others are like them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+
+parser = HfArgumentParser(TrainingArguments)
+arguments, rest = parser.parse_args_into_dataclasses(return_remaining_strings=True)
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("model"))
+if "--freeze" in rest:
+    for layer in model.model.layers[:6]:
+        layer.requires_grad_(False)
+row = {"input_ids": [1] * 256, "labels": [1] * 256}
+Trainer(model=model, args=arguments, train_dataset=[row] * 64).train()
+"""
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 2048, "hidden_size": 512,
+    "intermediate_size": 1024, "num_hidden_layers": 14, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+ARGUMENTS = ("--output_dir", "out", "--report_to", "none", "--max_steps", "8")
+DENSE_FIRST = {
+    **LLAMA, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 256, "mlp_only_layers": [0, 1], "head_dim": 64,
+}  # fmt: skip
+
+
+def plan(folder: Path, config: dict[str, Any], *words: str) -> dict[str, Any]:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    (folder / "train.py").write_text(SCRIPT)
+    return zerokit(
+        folder, "plan", "--json", "--gpus", "2", "--gpu", "h200", "--zero", "3", "--micro-batch", "1",
+        "--checkpointing", "none", "--out", "plan", "--", "train.py", *ARGUMENTS, *words,
+    )  # fmt: skip
+
+
+def zerokit(folder: Path, *words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "zerokit", *words],
+        cwd=folder, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    body: dict[str, Any] = json.loads(done.stdout)
+    return body
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_few_layers_tell_what_all_take(tmp_path: Path) -> None:
+    body = plan(tmp_path, LLAMA)
+    assert {str(one["layers"]) for one in body["rehearsals"]} == {"[3, 14]"}
+    told = body["chosen"]["estimate"]
+    assert "rehearsed with 3 of 14 layers" in json.dumps(body["notes"])
+    assert body["chosen"]["parameters"] == 2 * 2048 * 512 + 14 * (4 * 512**2 + 3 * 512 * 1024 + 1024) + 512
+    whole = zerokit(tmp_path, "rehearse", "--json", "--plan", "plan", "train.py", *ARGUMENTS)
+    assert abs(told["peak_allocated_bytes"] / whole["ranks"][0]["peak_allocated_bytes"] - 1) < 0.0005
+    assert abs(told["min_vram_bytes"] / whole["min_vram_bytes"] - 1) < 0.02
+    assert abs(told["step_seconds"] / whole["step_seconds"] - 1) < 0.05
+
+
+@pytest.mark.parametrize(("config", "words"), [(DENSE_FIRST, ()), (LLAMA, ("--freeze",))])
+def test_layers_that_differ_are_rehearsed_all(
+    config: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    body = plan(tmp_path, config, *words)
+    counting = [one["layers"] for one in body["rehearsals"] if one["stopped"] is None]
+    assert counting and set(map(str, counting)) == {"None"}

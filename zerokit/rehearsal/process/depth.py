@@ -1,0 +1,78 @@
+"""Models with few of their layers, where the others are alike and nothing new would be seen in them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from zerokit.instrument.live_models import elements
+
+_COUNT = "num_hidden_layers"
+
+
+class Depth:
+    """How many layers models are built with.
+
+    Attributes:
+        layers: so many of a decoder's; None: all.
+        of: how many those have that were built with fewer.
+    """
+
+    def __init__(self) -> None:
+        self.layers: int | None = None
+        self.of: set[int] = set()
+        self._whole: dict[str, Any] = {}
+        self._further: tuple[int, int] = (0, 0)
+
+    def cut(self, config: Any) -> None:
+        """Take layers off a model's configuration before it is built from it.
+
+        Models of several parts keep theirs: an encoder's layers are not the decoder's.
+        """
+        count = getattr(config, _COUNT, None)
+        is_whole = getattr(config, "sub_configs", None) or getattr(config, "is_encoder_decoder", False)
+        if self.layers is None or not isinstance(count, int) or count <= self.layers or is_whole:
+            return
+        before = config.to_dict()
+        for name, value in list(vars(config).items()):
+            if isinstance(value, list) and len(value) == count:
+                setattr(config, name, value[: self.layers])
+        setattr(config, _COUNT, self.layers)
+        after = config.to_dict()
+        self.of.add(count)
+        changed = {name: value for name, value in before.items() if after.get(name) != value}
+        self._whole.update(json.loads(json.dumps(changed, default=str)))
+
+    def see(self, module: Any) -> None:
+        """Count what the layers hold that the model was built without."""
+        if len(self.of) != 1:
+            return
+        for part in module.modules():
+            if isinstance(part, torch.nn.ModuleList) and len(part) == self.layers:
+                held = list(part[-1].parameters())
+                more = max(self.of) - len(part)
+                trained = sum(elements(parameter) for parameter in held if parameter.requires_grad)
+                self._further = more * sum(map(elements, held)), more * trained
+                return
+
+    def model(self, facts: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Which model trains, as it is with all of its layers."""
+        if not self._whole or facts is None or facts.get("config") is None:
+            return facts
+        return {**facts, "config": {**facts["config"], **self._whole}}
+
+    def engine(self, facts: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What its engine runs with, all layers counted."""
+        if facts is None:
+            return None
+        names = ("parameters", "trainable_parameters")
+        return {
+            **facts,
+            **{name: facts[name] + more for name, more in zip(names, self._further, strict=True) if more},
+        }
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """``layers`` were built ``of`` so many, in each of the models that have fewer; None: none has."""
+        return {"layers": self.layers, "of": sorted(self.of)} if self.of else None
