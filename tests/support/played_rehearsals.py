@@ -55,7 +55,7 @@ def play(
         }  # fmt: skip
         done: Any = SimpleNamespace(
             engine=engine, model={"config": CONFIG, "method": "full", **(model or {})}, stopped=None,
-            ranks=(SimpleNamespace(phases={"load": 1, "forward": 2}),), when_kept="",
+            ranks=(SimpleNamespace(phases={"load": 1, "forward": 2}),), when_kept="", depth=None,
         )  # fmt: skip
         peak = 2 << 30
         result = RehearsedStrategy(
