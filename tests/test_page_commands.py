@@ -74,6 +74,10 @@ NOT_RUN = {
     "pip install triton": ("downloads; rehearsals without it warn", NO_TRITON),
     "accelerate launch --config_file zerokit-plan/accelerate.yaml train.py": ("trains on 8 GPUs", ACCELERATE),
     "zerokit plan --gpus 4 --gpu l40s --global-batch 32 --out plan -- train.py": ("rehearses", PLAN_SCRIPT),
+    "zerokit plan --gpus 8 --gpu h200 -- train.py --model meta-llama/Llama-3.1-8B …": (
+        "rehearses an 8B model; docs/rehearsal.md has the same",
+        PLAN_SCRIPT,
+    ),
     "zerokit launch --plan plan train.py": ("takes that plan", PLAN_SCRIPT),
     "zerokit rehearse --plan zerokit-plan examples/train_lora.py --model Llama-3.1-8B --four_bit "
     "--data my.txt --output_dir out": ("rehearses an 8B model, for minutes", FROZEN_BASE),

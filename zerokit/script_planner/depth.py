@@ -8,13 +8,13 @@ is seen at two depths before it is counted on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerokit.domain.phases import BY_NAME
 from zerokit.planner.memory_source import Model
 from zerokit.search.plan import make_space, time_model
-from zerokit.values import replace
+
 
 if TYPE_CHECKING:
     from zerokit.domain.job import Job
@@ -108,7 +108,7 @@ class Depth:
 
 
 def _phase(estimate: MemoryEstimate, phase: str) -> int:
-    """Of rank 0, which is rehearsed. Bytes."""
+    """Return what rank 0 takes, which is rehearsed. Bytes."""
     return estimate.ranks[0].phases[phase]
 
 
