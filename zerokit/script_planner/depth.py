@@ -15,7 +15,6 @@ from zerokit.domain.phases import BY_NAME
 from zerokit.planner.memory_source import Model
 from zerokit.search.plan import make_space, time_model
 
-
 if TYPE_CHECKING:
     from zerokit.domain.job import Job
     from zerokit.domain.script_profile import RehearsedStrategy
