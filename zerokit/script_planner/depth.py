@@ -8,10 +8,12 @@ is seen at two depths before it is counted on.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerokit.domain.phases import BY_NAME
+from zerokit.memory.components import Component
 from zerokit.planner.memory_source import Model
 from zerokit.search.plan import make_space, time_model
 
@@ -23,7 +25,13 @@ if TYPE_CHECKING:
 
 FEW = 3
 """Layers that a model is rehearsed with: the first, one that stands for all others, and the last."""
-_FURTHER_LAYERS = "further_layers"
+_HELD_AS = {
+    Component.PARAMETERS.value: "load",
+    Component.FROZEN_PARAMETERS.value: "load",
+    Component.MASTER_WEIGHTS.value: "init",
+    Component.GRADIENT_PARTITION.value: "backward",
+}
+"""In which phase a rehearsal sees parts of the replay come that have other names there."""
 _MOST_UNLIKE = 0.0005
 """Of the peak: what all layers together may take beside what the replay says of them."""
 
@@ -70,7 +78,8 @@ class Depth:
         return cls(layers=layers, of=of, time_factor=factor)
 
     def whole(self, request: Request, few: RehearsedStrategy) -> RehearsedStrategy | None:
-        """What a strategy takes with all layers; None: a few of them do not tell."""
+        """What a strategy takes with all layers, in the phases that a replay has: whatever the others hold
+        of a layer, forward and backward hold, too. None: a few layers do not tell."""
         strategy = few.strategy
         of_few = _replay(request, strategy, self.layers)
         if of_few is None:
@@ -82,6 +91,7 @@ class Depth:
         phases = {
             phase: size + _phase(of_all, BY_NAME[phase].replay) - _phase(of_few, BY_NAME[phase].replay)
             for phase, size in few.phases.items()
+            if BY_NAME[phase].is_estimated
         }
         more = max(phases.values()) - few.peak_allocated_bytes
         seconds, ratio = few.step_seconds, 1.0
@@ -96,7 +106,7 @@ class Depth:
             few,
             phases=phases,
             min_vram_bytes=few.min_vram_bytes + more,
-            components={**few.components, _FURTHER_LAYERS: more},
+            components=_parts(few, of_few, of_all, more),
             step_seconds=seconds,
             step_seconds_range=None if between is None else (between[0] * ratio, between[1] * ratio),
             step_seconds_by_host_factor=tuple(
@@ -109,6 +119,19 @@ class Depth:
 def _phase(estimate: MemoryEstimate, phase: str) -> int:
     """Return what rank 0 takes, which is rehearsed. Bytes."""
     return estimate.ranks[0].phases[phase]
+
+
+def _parts(
+    few: RehearsedStrategy, of_few: MemoryEstimate, of_all: MemoryEstimate, more: int
+) -> dict[str, int]:
+    """What is live at the peak, by what it is, with ``more`` bytes of further layers in it."""
+    parts, low = Counter(few.components), of_few.ranks[0].components
+    added: Counter[str] = Counter()
+    for name, size in of_all.ranks[0].components.items():
+        phase = _HELD_AS.get(name)
+        added[BY_NAME[phase].holds.replace(" ", "_") if phase else name] += size - low.get(name, 0)
+    added[Component.ACTIVATIONS.value] += more - added.total()
+    return {name: size for name, size in (parts + added).items() if size}
 
 
 def _job(request: Request, strategy: Strategy) -> Job:
