@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.command import as_json, call, move_elsewhere
+from tests.support.command import TINY_LLAMA, as_json, call, move_elsewhere
 from tests.support.shown import following
 from zerokit.cli import run
 
@@ -303,9 +303,7 @@ def test_an_estimate_that_does_not_fit_ends_with_3_and_answers(capsys: pytest.Ca
 
 def test_a_plan_for_cpu_ranks_does_not_speak_of_kernel_launches(capsys: pytest.CaptureFixture[str]) -> None:
     """Of CPU ranks no step time is predicted, so nothing bounds it."""
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    Path("config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1024, **shape}))
-    job = ["plan", "--model", "config.json", "--gpus", "2", "--seq-len", "32", "--precision", "fp32"]
+    job = ["plan", "--model", str(TINY_LLAMA), "--gpus", "2", "--seq-len", "32", "--precision", "fp32"]
     said = "torch.compile, or a micro-batch above"
     assert said in call(capsys, *job, "--micro-batch", "2", "--checkpointing", "none", "--gpu", "t4")[1]
     code, out, err = call(capsys, *job, "--micro-batch", "2", "--checkpointing", "none", "--device", "cpu")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import zerokit
-from tests.support.command import as_json, call, move_elsewhere
+from tests.support.command import TINY_LLAMA, as_json, call, move_elsewhere
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.planner.plan_result import RehearsalRecord
 from zerokit.search.explain import strategy_words
@@ -220,8 +220,7 @@ def test_a_long_name_of_a_model_keeps_to_the_terminal(
     monkeypatch.setenv("COLUMNS", "80")
     folder = Path("a-model-whose-folder-has-a-name-that-is-somewhat-long")
     folder.mkdir()
-    example = Path(__file__).resolve().parents[3] / "examples" / "tiny-llama.json"
-    (folder / "config.json").write_text(example.read_text())
+    (folder / "config.json").write_text(TINY_LLAMA.read_text())
     out = call(capsys, "plan", "--model", str(folder), "--gpus", "2", "--gpu", "rtx-4090", "--all-gpus")[1]
     assert f"Plan for {folder}/config.json on 2" in out and max(map(len, out.splitlines())) <= 80
 

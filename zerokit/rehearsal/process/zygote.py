@@ -71,7 +71,7 @@ class Zygote:
         with self._first.noted():
             self._rehearsed.put_in_place()
         self._base = set(sys.modules)
-        self._read_for_all = {read for read in self._reads.seen if is_library(read[1:])}
+        self._read_for_all = {read for read in tuple(self._reads.seen) if is_library(read[1:])}
         self._has_imported = False
 
     def serve(self) -> int:
