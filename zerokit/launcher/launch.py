@@ -117,6 +117,7 @@ class Rehearsals(Protocol):
 
         Raises:
             NothingFits: it needs more memory than the GPU has.
+            InputError: it would not be its plan's run, or ends at one of its arguments.
         """
 
     def of_oom(self, launch: Launch, report: RunReport, say: Say) -> RehearsedRun | None:

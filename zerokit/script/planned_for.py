@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zerokit.domain.settings import SETTINGS, unlike_script
+from zerokit.domain.settings import SETTINGS, Stated, unlike_script
 from zerokit.errors import InputError
 from zerokit.notes import Note
 from zerokit.script.arguments import ScriptOptions
@@ -15,7 +15,8 @@ from zerokit.script.code_values import BATCH, OFFLOAD, code_values
 from zerokit.search.plan import Plan
 from zerokit.search.space import Request
 
-_WORDS = {"micro_batch": "micro-batch", "gradient_accumulation": "accumulation"}
+_WORDS = {"micro_batch": "micro-batch", "gradient_accumulation": "accumulation",
+          "activation_checkpointing": "checkpointing"}  # fmt: skip
 _PINS = {"activation_checkpointing": "checkpointing"}
 """Fields of the pins that are not called as the choice calls them."""
 
@@ -47,34 +48,23 @@ class PlannedFor:
         request = requested
         if script.style in ("accelerate", "trainer"):
             request = replace(request, pins=replace(request.pins, search_tensor=True))
-        for one in script.fixed():
-            name, option = one.setting.name, one.setting.argument
-            asked = getattr(request.pins, _PINS.get(name, name))
-            if asked is None:
-                why = "the script decides it" if name in BATCH else one.where
-                request = _with(request, name, one.value, f"{_WORDS.get(name, option)} {one.value}: {why}")
-            elif name in BATCH and asked != one.value:  # its rehearsal would do otherwise, too
-                raise unlike_script(option, asked, one.where, f"change the script to {asked}")
-        request = _with_precision(request, script)
         written = code_values(script, on_cpu=requested.on_cpu)
-        for name, fixed in written.items():
-            asked = request.precision if name == "precision" else getattr(request.pins, name)
+        for one in (*script.fixed(), *_precision(script), *written.values()):
+            name, is_read = one.setting.name, one.setting.name in written
+            asked = request.precision if name == "precision" else getattr(request.pins, _PINS.get(name, name))
             if asked in (None, "auto"):
-                words = _WORDS.get(name, fixed.setting.label)
-                request = _with(request, name, fixed.value, f"{words} {fixed.value}: {fixed.where}")
-            elif asked != fixed.value and name not in rehearsed:
-                why = f"the script has {fixed.value} ({fixed.where})"
-                raise unlike_script(fixed.setting.argument, asked, why, f"change the script to {asked}")
-        for name in OFFLOAD:
-            if (
-                getattr(request.pins, name) == "nvme"
-                and name in written
-                and request.cluster.nvme_path is None
-            ):
-                raise InputError(
-                    f"{written[name].where}: name a folder on a local NVMe disk with ⟨nvme⟩ DIR to plan "
-                    "for it"
+                why = "the script decides it" if name in BATCH and not is_read else one.where
+                request = _with(
+                    request, name, one.value, f"{_WORDS.get(name, one.setting.label)} {one.value}: {why}"
                 )
+            elif asked != one.value and name not in rehearsed and name not in _PINS:
+                why = f"the script has {one.value} ({one.where})"
+                raise unlike_script(one.setting.argument, asked, why, f"change the script to {asked}")
+        for name in OFFLOAD:
+            is_nvme = name in written and getattr(request.pins, name) == "nvme"
+            if is_nvme and request.cluster.nvme_path is None:
+                fix = "name a folder on a local NVMe disk with ⟨nvme⟩ DIR to plan for it"
+                raise InputError(f"{written[name].where}: {fix}")
         return cls(request=request, decided=_decided(requested, request))
 
     def with_own_reasons(self, plan: Plan) -> Plan:
@@ -92,19 +82,10 @@ def _with(request: Request, name: str, value: Any, why: str) -> Request:
     return replace(request, assumptions=(*request.assumptions, Note("by-script", why)), **changed)
 
 
-def _with_precision(request: Request, script: ScriptOptions) -> Request:
-    """The request in the precision that the script decides, if it does.
-
-    Raises:
-        InputError: another one was asked for than the script's.
-    """
-    fixed, asked = script.fixed_precision(), request.precision
-    if fixed is None or fixed[0] == asked:
-        return request
-    decided, why = fixed
-    if asked != "auto":
-        raise unlike_script("precision", asked, f"{why}, so it trains in {decided}")
-    return _with(request, "precision", decided, f"precision {decided}: {why}")
+def _precision(script: ScriptOptions) -> list[Stated]:
+    """What a Trainer's script trains in, if it decides that."""
+    fixed = script.fixed_precision()
+    return [] if fixed is None else [Stated(setting=SETTINGS["precision"], value=fixed[0], where=fixed[1])]
 
 
 def _decided(requested: Request, decided: Request) -> dict[str, str]:
