@@ -35,6 +35,12 @@ DENSE_FIRST = {
 }  # fmt: skip
 
 
+ALTERNATING = {
+    **LLAMA, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "head_dim": 64,
+    "sliding_window": 4096,
+}  # fmt: skip
+
+
 def plan(folder: Path, config: dict[str, Any], *words: str) -> dict[str, Any]:
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(config))
@@ -73,7 +79,14 @@ def test_few_layers_tell_what_all_take(tmp_path: Path) -> None:
     assert abs(told["step_seconds"] / whole["step_seconds"] - 1) < 0.05
 
 
-@pytest.mark.parametrize(("config", "words"), [(DENSE_FIRST, ()), (LLAMA, ("--freeze",))])
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        pytest.param(DENSE_FIRST, (), marks=pytest.mark.slow),
+        pytest.param(ALTERNATING, (), marks=pytest.mark.slow),
+        (LLAMA, ("--freeze",)),
+    ],
+)
 def test_layers_that_differ_are_rehearsed_all(
     config: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -9,74 +9,87 @@ from zerokit.domain.activations import ActivationTrace, Run
 from zerokit.domain.profile import ModelProfile, Parameter
 from zerokit.values import replace
 
+_ADAPTED = "base_model.model."
+"""What PEFT puts before the names of a model that it adapts."""
+
 
 def at_depth(profile: ModelProfile, layers: int) -> ModelProfile | None:
-    """The model with so many of its layers; None where they are not all alike, or not so many more.
-
-    Layers are alike where their parameters have the same names and shapes and a trace of the whole model
-    found the same events and bytes in them, but for the first and the last few.
+    """The model with so many of its layers, and those of its traces in which they are alike: the same events
+    and bytes in all but the first and the last few. None: their parameters differ, it has several stacks of
+    them, or no more than so many.
     """
-    stacks = {run.stack for traces in profile.traces.values() for one in traces for run in one.forward} - {""}
-    count = _layers(profile, stacks)
-    if count is None or layers >= count or not _are_alike(profile.parameters, stacks, count):
+    variant = next(iter(profile.traces), None)
+    runs = [run for run in profile.traces[variant][0].forward if run.stack] if variant is not None else []
+    stacks = {run.stack.removeprefix(_ADAPTED) for run in runs}
+    count = sum(run.count for run in runs)
+    if len(stacks) != 1 or layers >= count:
         return None
-    traces: dict[str, tuple[ActivationTrace, ...]] = {}
-    for key, found in profile.traces.items():
-        cut = [_cut(trace, count - layers) for trace in found]
-        if None in cut:
-            return None
-        traces[key] = tuple(trace for trace in cut if trace is not None)
+    inside = re.compile(rf"(?:{re.escape(_ADAPTED)})?{re.escape(stacks.pop())}\.(\d+)\.(.*)")
+    if not _are_alike(profile.parameters, inside, count):
+        return None
     return replace(
         profile,
-        parameters=_first(profile.parameters, stacks, layers),
-        parameter_sets={key: _first(part, stacks, layers) for key, part in profile.parameter_sets.items()},
-        traces=traces,
+        parameters=_first(profile.parameters, inside, layers),
+        parameter_sets={key: _first(part, inside, layers) for key, part in profile.parameter_sets.items()},
+        traces=_CutTraces(profile.traces, count, layers),
     )
 
 
-def _layers(profile: ModelProfile, stacks: Iterable[str]) -> int | None:
-    """How many its one stack has, in each of its traces; None: it has several, or none."""
-    if len({stack.removeprefix("base_model.model.") for stack in stacks}) != 1:
-        return None
-    counts = {
-        sum(run.count for run in trace.forward if run.stack)
-        for traces in profile.traces.values()
-        for trace in traces
-    }
-    return counts.pop() if len(counts) == 1 else None
+class _CutTraces(Mapping[str, tuple[ActivationTrace, ...]]):
+    """Traces of a model with fewer layers, each made when it is asked for: a profile has dozens.
+
+    Args:
+        count: layers of the whole model. layers: that are left.
+    """
+
+    def __init__(self, traces: Mapping[str, tuple[ActivationTrace, ...]], count: int, layers: int) -> None:
+        self._traces, self._count, self._layers = traces, count, layers
+        self._made: dict[str, tuple[ActivationTrace, ...]] = {}
+
+    def __getitem__(self, key: str) -> tuple[ActivationTrace, ...]:
+        if key not in self._made:
+            made = (_cut(trace, self._count, self._layers) for trace in self._traces[key])
+            self._made[key] = tuple(trace for trace in made if trace is not None)
+        return self._made[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._traces)
+
+    def __len__(self) -> int:
+        return len(self._traces)
 
 
 def _by_layer(
-    parameters: Iterable[Parameter], stacks: Iterable[str]
+    parameters: Iterable[Parameter], inside: re.Pattern[str]
 ) -> Iterator[tuple[int | None, str, Parameter]]:
     """(layer, name in it, parameter); None: it is in no layer."""
-    inside = re.compile(rf"(?:{'|'.join(map(re.escape, stacks))})\.(\d+)\.(.*)")
     for parameter in parameters:
         found = inside.fullmatch(parameter.name)
         yield (int(found[1]), found[2], parameter) if found else (None, parameter.name, parameter)
 
 
-def _are_alike(parameters: Sequence[Parameter], stacks: Iterable[str], count: int) -> bool:
+def _are_alike(parameters: Sequence[Parameter], inside: re.Pattern[str], count: int) -> bool:
     by_layer: Mapping[int, list[object]] = {number: [] for number in range(count)}
-    for layer, name, parameter in _by_layer(parameters, stacks):
+    for layer, name, parameter in _by_layer(parameters, inside):
         if layer is not None:
             by_layer[layer].append(replace(parameter, name=name))
     first = by_layer[0]
     return bool(first) and all(layer == first for layer in by_layer.values())
 
 
-def _first(parameters: Iterable[Parameter], stacks: Iterable[str], layers: int) -> tuple[Parameter, ...]:
+def _first(parameters: Iterable[Parameter], inside: re.Pattern[str], layers: int) -> tuple[Parameter, ...]:
     return tuple(
-        parameter for layer, _, parameter in _by_layer(parameters, stacks) if layer is None or layer < layers
+        parameter for layer, _, parameter in _by_layer(parameters, inside) if layer is None or layer < layers
     )
 
 
-def _cut(trace: ActivationTrace, less: int) -> ActivationTrace | None:
-    passes = {name: getattr(trace, name) for name in ("forward", "backward", "cache", "gradients")}
-    cut = {name: _without(runs, less) for name, runs in passes.items()}
-    if None in cut.values():
+def _cut(trace: ActivationTrace, count: int, layers: int) -> ActivationTrace | None:
+    """A trace with so many layers of ``count``; None: they are not alike in it."""
+    if sum(run.count for run in trace.forward if run.stack) != count:
         return None
-    return replace(trace, **cut)
+    passes = {name: getattr(trace, name) for name in ("forward", "backward", "cache", "gradients")}
+    cut = {name: _without(runs, count - layers) for name, runs in passes.items()}
+    return None if None in cut.values() else replace(trace, **cut)
 
 
 def _without(runs: tuple[Run, ...], less: int) -> tuple[Run, ...] | None:

@@ -258,7 +258,9 @@ class Model:
         """The estimate for a model with so many of the layers; None: they are not alike, or not traced."""
         profile = self.source.covering(job, strategy)
         few = None if profile is None else at_depth(profile, layers)
-        return None if few is None else estimate_traced(few, job, strategy, cluster)
+        if few is None or not covers(few, job, strategy):
+            return None
+        return estimate_traced(few, job, strategy, cluster)
 
     def _of_dropout(
         self, estimate: MemoryEstimate, lora: Lora, job: Job, strategy: Strategy, cluster: Cluster

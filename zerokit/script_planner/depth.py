@@ -27,7 +27,6 @@ FEW = 3
 """Layers that a model is rehearsed with: the first, one that stands for all others, and the last."""
 _HELD_AS = {
     Component.PARAMETERS.value: "load",
-    Component.FROZEN_PARAMETERS.value: "load",
     Component.MASTER_WEIGHTS.value: "init",
     Component.GRADIENT_PARTITION.value: "backward",
 }

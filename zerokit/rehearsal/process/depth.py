@@ -29,16 +29,23 @@ class Depth:
     def cut(self, config: Any) -> None:
         """Take layers off a model's configuration before it is built from it.
 
-        Models of several parts keep theirs: an encoder's layers are not the decoder's.
+        Models of several parts keep theirs: an encoder's layers are not the decoder's. So do models of which
+        the configuration says something else of one layer than of another.
         """
         count = getattr(config, _COUNT, None)
         is_whole = getattr(config, "sub_configs", None) or getattr(config, "is_encoder_decoder", False)
         if self.layers is None or not isinstance(count, int) or count <= self.layers or is_whole:
             return
+        of_each = {
+            name: value
+            for name, value in vars(config).items()
+            if isinstance(value, list) and len(value) == count
+        }
+        if any(one != value[0] for value in of_each.values() for one in value):
+            return
         before = config.to_dict()
-        for name, value in list(vars(config).items()):
-            if isinstance(value, list) and len(value) == count:
-                setattr(config, name, value[: self.layers])
+        for name, value in of_each.items():
+            setattr(config, name, value[: self.layers])
         setattr(config, _COUNT, self.layers)
         after = config.to_dict()
         self.of.add(count)
