@@ -62,7 +62,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _shared_imports() -> Iterator[None]:
     """Rehearsals in this process import PyTorch once for each kind of script, as a program's may."""
-    with zerokit.shared_imports():
+    with zerokit.shared_imports(3):
         yield
 
 
