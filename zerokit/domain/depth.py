@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from zerokit.domain.activations import ActivationTrace, Run
 from zerokit.domain.profile import ModelProfile, Parameter
 from zerokit.values import replace
 
+Value = TypeVar("Value")
 _ADAPTED = "base_model.model."
 """What PEFT puts before the names of a model that it adapts."""
 
@@ -30,33 +32,32 @@ def at_depth(profile: ModelProfile, layers: int) -> ModelProfile | None:
     return replace(
         profile,
         parameters=_first(profile.parameters, inside, layers),
-        parameter_sets={key: _first(part, inside, layers) for key, part in profile.parameter_sets.items()},
-        traces=_CutTraces(profile.traces, count, layers),
+        parameter_sets=_Each(profile.parameter_sets, lambda some: _first(some, inside, layers)),
+        traces=_Each(profile.traces, lambda some: _cut(some, count, layers)),
     )
 
 
-class _CutTraces(Mapping[str, tuple[ActivationTrace, ...]]):
-    """Traces of a model with fewer layers, each made when it is asked for: a profile has dozens.
+class _Each(Mapping[str, tuple[Value, ...]]):
+    """What a function makes of each value, when it is asked for: a profile has dozens of variants."""
 
-    Args:
-        count: layers of the whole model. layers: that are left.
-    """
+    def __init__(
+        self,
+        values: Mapping[str, tuple[Value, ...]],
+        made: Callable[[tuple[Value, ...]], tuple[Value, ...]],
+    ) -> None:
+        self._values, self._make = values, made
+        self._made: dict[str, tuple[Value, ...]] = {}
 
-    def __init__(self, traces: Mapping[str, tuple[ActivationTrace, ...]], count: int, layers: int) -> None:
-        self._traces, self._count, self._layers = traces, count, layers
-        self._made: dict[str, tuple[ActivationTrace, ...]] = {}
-
-    def __getitem__(self, key: str) -> tuple[ActivationTrace, ...]:
+    def __getitem__(self, key: str) -> tuple[Value, ...]:
         if key not in self._made:
-            made = (_cut(trace, self._count, self._layers) for trace in self._traces[key])
-            self._made[key] = tuple(trace for trace in made if trace is not None)
+            self._made[key] = self._make(self._values[key])
         return self._made[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._traces)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._traces)
+        return len(self._values)
 
 
 def _by_layer(
@@ -83,13 +84,15 @@ def _first(parameters: Iterable[Parameter], inside: re.Pattern[str], layers: int
     )
 
 
-def _cut(trace: ActivationTrace, count: int, layers: int) -> ActivationTrace | None:
-    """A trace with so many layers of ``count``; None: they are not alike in it."""
-    if sum(run.count for run in trace.forward if run.stack) != count:
-        return None
-    passes = {name: getattr(trace, name) for name in ("forward", "backward", "cache", "gradients")}
-    cut = {name: _without(runs, count - layers) for name, runs in passes.items()}
-    return None if None in cut.values() else replace(trace, **cut)
+def _cut(traces: Iterable[ActivationTrace], count: int, layers: int) -> tuple[ActivationTrace, ...]:
+    """Traces of ``count`` layers with so many of them, but for those in which layers are not alike."""
+    found = []
+    for trace in traces:
+        passes = {name: getattr(trace, name) for name in ("forward", "backward", "cache", "gradients")}
+        cut = {name: _without(runs, count - layers) for name, runs in passes.items()}
+        if None not in cut.values() and sum(run.count for run in trace.forward if run.stack) == count:
+            found.append(replace(trace, **cut))
+    return tuple(found)
 
 
 def _without(runs: tuple[Run, ...], less: int) -> tuple[Run, ...] | None:

@@ -10,6 +10,8 @@ import torch
 from zerokit.instrument.live_models import elements
 
 _COUNT = "num_hidden_layers"
+_FEWEST = 9
+"""Of fewer layers all are built: they take no longer than a few of them at two depths."""
 
 
 class Depth:
@@ -34,7 +36,7 @@ class Depth:
         """
         count = getattr(config, _COUNT, None)
         is_whole = getattr(config, "sub_configs", None) or getattr(config, "is_encoder_decoder", False)
-        if self.layers is None or not isinstance(count, int) or count <= self.layers or is_whole:
+        if self.layers is None or not isinstance(count, int) or count < _FEWEST or is_whole:
             return
         of_each = {
             name: value
@@ -56,13 +58,12 @@ class Depth:
         """Count what the layers hold that the model was built without."""
         if len(self.of) != 1:
             return
-        for part in module.modules():
-            if isinstance(part, torch.nn.ModuleList) and len(part) == self.layers:
-                held = list(part[-1].parameters())
-                more = max(self.of) - len(part)
-                trained = sum(elements(parameter) for parameter in held if parameter.requires_grad)
-                self._further = more * sum(map(elements, held)), more * trained
-                return
+        lists = (part for part in module.modules() if isinstance(part, torch.nn.ModuleList))
+        lasts = [list(part[-1].parameters()) for part in lists if len(part) == self.layers]
+        held = max(lasts, key=lambda some: sum(map(elements, some)), default=[])
+        more = max(self.of) - (self.layers or 0)
+        trained = sum(elements(parameter) for parameter in held if parameter.requires_grad)
+        self._further = more * sum(map(elements, held)), more * trained
 
     def model(self, facts: dict[str, Any] | None) -> dict[str, Any] | None:
         """Which model trains, as it is with all of its layers."""
