@@ -18,6 +18,8 @@ from zerokit.planner.memory_source import Model
 from zerokit.search.plan import make_space, time_model
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zerokit.domain.job import Job
     from zerokit.domain.script_profile import RehearsedStrategy
     from zerokit.domain.strategy import MemoryEstimate, Strategy
@@ -86,12 +88,12 @@ class Depth:
         highest = max(few.phases, key=few.phases.__getitem__)
         if not BY_NAME[highest].is_estimated:
             return None
-        of_all = request.memory(_job(request, strategy), strategy, request.cluster)
-        phases = {
-            phase: size + _phase(of_all, BY_NAME[phase].replay) - _phase(of_few, BY_NAME[phase].replay)
-            for phase, size in few.phases.items()
-            if BY_NAME[phase].is_estimated
-        }
+        job = _job(request, strategy)
+        of_all = request.memory(job, strategy, request.cluster)
+        lossless = request.memory(replace(job, loss="cut"), strategy, request.cluster)
+        phases = _phases(few.phases, of_few, of_all, lossless)
+        if phases is None:
+            return None
         more = max(phases.values()) - few.peak_allocated_bytes
         seconds, ratio = few.step_seconds, 1.0
         if seconds is not None:
@@ -113,6 +115,31 @@ class Depth:
             ),
             layers=(self.layers, self.of),
         )
+
+
+def _phases(
+    few: Mapping[str, int], of_few: MemoryEstimate, of_all: MemoryEstimate, lossless: MemoryEstimate
+) -> dict[str, int] | None:
+    """The peaks with all layers; None: few of them do not tell.
+
+    With few layers forward and backward are highest at the loss, of which a trainer may hold more or less
+    than the replay; with all, what layers keep may be higher, beside which a script holds what it does in
+    the step.
+
+    Args:
+        lossless: of all layers, with a loss that makes no logits.
+    """
+    beside = {
+        phase: size - _phase(of_few, phase) for phase, size in few.items() if BY_NAME[phase].is_estimated
+    }
+    result = {phase: _phase(of_all, phase) + size for phase, size in beside.items()}
+    for phase in result.keys() & {"forward", "backward"}:
+        elsewhere = _phase(lossless, phase) + beside.get("step", 0)
+        is_at_loss = _phase(of_all, phase) > _phase(lossless, phase)
+        if not is_at_loss and result[phase] - elsewhere > _MOST_UNLIKE * elsewhere:
+            return None
+        result[phase] = max(result[phase], elsewhere)
+    return result
 
 
 def _phase(estimate: MemoryEstimate, phase: str) -> int:
