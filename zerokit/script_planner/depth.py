@@ -33,8 +33,13 @@ _HELD_AS = {
     Component.GRADIENT_PARTITION.value: "backward",
 }
 """In which phase a rehearsal sees parts of the replay come that have other names there."""
+FURTHER = 3
+"""So many more are rehearsed once, which tells what a layer of this script takes."""
+_BLOCKS = 3 << 20
+"""Bytes by which a rehearsal and the replay differ at one depth and not at another, however many layers
+lie between: a block of the allocator here and there."""
 _MOST_UNLIKE = 0.0005
-"""Of the peak: what all layers together may take beside what the replay says of them."""
+"""By how much, as a share, a layer may take something else than the replay says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +59,13 @@ class Depth:
     def seen(
         cls, request: Request, fewer: RehearsedStrategy, more: RehearsedStrategy, layers: int, of: int
     ) -> Depth | None:
-        """What two rehearsals of one strategy show that differ by one layer; None: that its layers take
-        something else than the replay says, or that there is no replay of a part of the model.
+        """What two rehearsals of one strategy show that differ by :data:`FURTHER` layers; None: that its
+        layers take something else than the replay says, or that there is no replay of a part of the model.
 
         Args:
-            fewer: with ``layers`` of the layers; more: with one more.
+            fewer: with ``layers`` of the layers; more: with so many more.
         """
-        low, high = (_replay(request, fewer.strategy, count) for count in (layers, layers + 1))
+        low, high = (_replay(request, fewer.strategy, count) for count in (layers, layers + FURTHER))
         if low is None or high is None or of != request.shape.layers:
             return None
         for phase, size in fewer.phases.items():
@@ -68,14 +73,14 @@ class Depth:
             if row.is_estimated:
                 seen = more.phases.get(phase, 0) - size
                 told = _phase(high, row.replay) - _phase(low, row.replay)
-                if abs(seen - told) * (of - layers) > _MOST_UNLIKE * more.peak_allocated_bytes:
+                if abs(seen - told) > _BLOCKS + _MOST_UNLIKE * told:
                     return None
         factor = None
         if fewer.step_seconds is not None and more.step_seconds is not None:
-            predicted = _seconds(request, fewer.strategy, layers + 1) - _seconds(
-                request, fewer.strategy, layers
+            low_seconds, high_seconds = (
+                _seconds(request, fewer.strategy, count) for count in (layers, layers + FURTHER)
             )
-            factor = (more.step_seconds - fewer.step_seconds) / predicted
+            factor = (more.step_seconds - fewer.step_seconds) / (high_seconds - low_seconds)
         return cls(layers=layers, of=of, time_factor=factor)
 
     def whole(self, request: Request, few: RehearsedStrategy) -> RehearsedStrategy | None:

@@ -46,7 +46,7 @@ from zerokit.script.unlike_job import (
     why_loss_is_left_out,
     with_optimizer_of,
 )
-from zerokit.script_planner.depth import FEW, Depth
+from zerokit.script_planner.depth import FEW, FURTHER, Depth
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy, time_note
 from zerokit.script_planner.script_decisions import CannotRehearse, Fed, ScriptDecisions
 from zerokit.script_planner.trained_model import is_named
@@ -285,15 +285,17 @@ class ScriptPlanning:
         return read
 
     def _counts_on_layers(self, request: Request, done: RehearsedScript) -> bool:
-        """Whether the first rehearsal can stand, which may be one of few layers: not where one more of them
-        takes something else than the replay says. All others are then of all layers."""
+        """Whether the first rehearsal can stand, which may be one of few layers: not where more of them take
+        something else than the replay says. All others are then of all layers."""
         seen = done.done.depth
         if seen is None or done.rehearsed is None:
             self._layers = None
             return True
         fewer, of = done.rehearsed, seen["of"]
         if len(of) == 1 and not self.search.profile.other_parameters and self.search.profile.engines == 1:
-            further = self._rehearsed(request, fewer.strategy, self.seconds, seen["layers"] + 1).rehearsed
+            further = self._rehearsed(
+                request, fewer.strategy, self.seconds, seen["layers"] + FURTHER
+            ).rehearsed
             if further is not None:
                 self._depth = Depth.seen(request, fewer, further, seen["layers"], of[0])
         whole = None if self._depth is None else self._depth.whole(request, fewer)
