@@ -79,14 +79,8 @@ def test_few_layers_tell_what_all_take(tmp_path: Path) -> None:
     assert abs(told["step_seconds"] / whole["step_seconds"] - 1) < 0.05
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        pytest.param(DENSE_FIRST, (), marks=pytest.mark.slow),
-        pytest.param(ALTERNATING, (), marks=pytest.mark.slow),
-        (LLAMA, ("--freeze",)),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "words"), [(DENSE_FIRST, ()), (ALTERNATING, ()), (LLAMA, ("--freeze",))])
 def test_layers_that_differ_are_rehearsed_all(
     config: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
