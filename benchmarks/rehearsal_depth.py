@@ -4,7 +4,7 @@
 
 Each job is planned with its script, in one strategy, and its plan's folder is then rehearsed with all layers.
 The exit code is 1 where a peak is more than 0.05 % off, or where a model whose layers differ was planned with
-few of them. A job takes some two minutes of CPU.
+few of them. A job takes minutes.
 """
 
 from __future__ import annotations

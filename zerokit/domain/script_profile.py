@@ -51,6 +51,11 @@ class RehearsedStrategy:
         """The largest of all phases."""
         return max(self.phases.values())
 
+    @property
+    def depth(self) -> str:
+        """With which part of its layers it was rehearsed, in words; empty: with all of them."""
+        return "{} of {} layers".format(*self.layers) if self.layers is not None else ""
+
 
 @frozen_dataclass
 class ScriptProfile:

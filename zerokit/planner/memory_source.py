@@ -437,7 +437,7 @@ def _rehearsed(rehearsed: RehearsedStrategy, replayed: MemoryEstimate, name: str
         if rest > 0:
             parts["other_ranks_share"] = rest
         elif rest < 0:
-            parts = _less(parts, -rest)
+            parts = lessened(parts, -rest)
         ranks.append(_rank(rank, phases, parts))
     worst_rank = max(rank.peak_allocated_bytes for rank in ranks)
     more = max(0, worst_rank - rehearsed.peak_allocated_bytes)
@@ -453,7 +453,7 @@ def _rehearsed(rehearsed: RehearsedStrategy, replayed: MemoryEstimate, name: str
     )
 
 
-def _less(parts: Mapping[str, int], size: int) -> dict[str, int]:
+def lessened(parts: Mapping[str, int], size: int) -> dict[str, int]:
     """The parts with so many bytes fewer, taken from the largest first."""
     remaining = dict(parts)
     for key in sorted(remaining, key=remaining.__getitem__, reverse=True):
@@ -473,7 +473,7 @@ def _with_extra(replayed: MemoryEstimate, extra: Mapping[str, int], name: str) -
         if more > 0:
             parts[Component.SCRIPT.value] = more
         elif more < 0:
-            parts = _less(parts, -more)
+            parts = lessened(parts, -more)
         ranks.append(_rank(rank, phases, parts))
     more = max(r.peak_allocated_bytes for r in ranks) - replayed.worst.peak_allocated_bytes
     note = Note(

@@ -144,7 +144,7 @@ class RehearsedSearch(Generic[Outcome]):
             self.say(f"  {self.profile.name}: {done.why_not}")
         else:
             self.profile = self.profile.with_rehearsed(rehearsed)
-            few = "" if rehearsed.layers is None else "from {} of {} layers, ".format(*rehearsed.layers)
+            few = f"from {rehearsed.depth}, " if rehearsed.depth else ""
             step = f", {format_seconds(rehearsed.step_seconds)} a step" if rehearsed.step_seconds else ""
             self.say(
                 f"  {few}peak {format_gib(rehearsed.peak_allocated_bytes)}, "
@@ -165,7 +165,7 @@ class RehearsedSearch(Generic[Outcome]):
         return done
 
     def restate(self, rehearsed: RehearsedStrategy) -> None:
-        """Put what is known now of the last strategy in the place of what it was rehearsed with."""
+        """Put what a few layers tell of all in the place of what the last strategy was rehearsed with."""
         self.profile = self.profile.with_rehearsed(rehearsed)
         self.records[-1] = replace(
             self.records[-1],
@@ -174,8 +174,7 @@ class RehearsedSearch(Generic[Outcome]):
             step_seconds=rehearsed.step_seconds,
             layers=rehearsed.layers,
         )
-        of_layers = "from {} of {} layers: ".format(*rehearsed.layers) if rehearsed.layers else ""
-        self.say(f"  {of_layers}peak {format_gib(rehearsed.peak_allocated_bytes)}")
+        self.say(f"  from {rehearsed.depth}: peak {format_gib(rehearsed.peak_allocated_bytes)}")
 
     def forget_rehearsals(self, why: str, *, but_micro_batch: int | None = None) -> None:
         """Take nothing of those so far but of one micro-batch: in the others the script did something else,
@@ -240,7 +239,7 @@ class RehearsedSearch(Generic[Outcome]):
         few = self.profile.of(strategy)
         if few is None or few.layers is None:
             return ""
-        text = "rehearsed with {} of {} layers; what the others take is replayed".format(*few.layers)
+        text = f"rehearsed with {few.depth}; what the others take is replayed"
         if few in self._unjudged:
             text += (
                 f" (with all of them: {next(one.stopped for one in reversed(self.records) if one.stopped)})"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from zerokit.domain.phases import BY_NAME
 from zerokit.memory.components import Component
-from zerokit.planner.memory_source import Model
+from zerokit.planner.memory_source import Model, lessened
 from zerokit.search.plan import make_space, time_model
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ def _parts(
         phase = _HELD_AS.get(name)
         added[BY_NAME[phase].holds.replace(" ", "_") if phase else name] += size - low.get(name, 0)
     added[Component.ACTIVATIONS.value] += more - added.total()
-    return {name: size for name, size in (parts + added).items() if size}
+    result = parts + added  # without what would be below nothing: the peak may be in another phase
+    return lessened(result, result.total() - few.peak_allocated_bytes - more)
 
 
 def _job(request: Request, strategy: Strategy) -> Job:

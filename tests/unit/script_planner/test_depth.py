@@ -44,7 +44,7 @@ def rehearsed(strategy: Strategy, phases: dict[str, float]) -> RehearsedStrategy
     sizes = {phase: round(size * MIB) for phase, size in phases.items()}
     peak = max(sizes.values())
     return RehearsedStrategy(
-        strategy=strategy, phases=sizes, min_vram_bytes=peak + 3000 * MIB, components={"activations": peak}
+        strategy=strategy, phases=sizes, min_vram_bytes=peak + 3000 * MIB, components={"loss": peak}
     )
 
 
