@@ -49,6 +49,7 @@ def changes(
     batch_rows: int | None = None,
     checkpointing: bool | None = None,
     unwrapped: tuple[Sequence[str], float] = ((), 1.0),
+    could_halve: str | None = None,
 ) -> tuple[Change, ...]:
     """What would lower the rank's peak, most first.
 
@@ -59,6 +60,8 @@ def changes(
         expandable_segments: of the run's allocator.
         unwrapped: classes of layers that are no FSDP units, and the largest share of the model that is
             gathered at once where they are.
+        could_halve: the 16-bit precision in which the GPU would compute what is computed in fp32; None: that
+            is not what is.
     """
     if not rank.peak_allocated_bytes:
         return ()
@@ -67,6 +70,7 @@ def changes(
         *_of_activations(
             rank, engine or {"micro_batch": batch_rows, "gradient_checkpointing": checkpointing}
         ),
+        *_of_precision(rank, could_halve),
         *_of_states(rank, gpus, engine),
         *_of_frozen(rank),
         *_of_units(rank, *unwrapped),
@@ -112,6 +116,13 @@ def _of_activations(rank: RankMemory, engine: Mapping[str, Any]) -> Iterator[Cha
     else:
         what = "half the sequence length (the batch size per GPU is 1 already)"
         yield Change(what=what, saves_bytes=half)
+
+
+def _of_precision(rank: RankMemory, precision: str | None) -> Iterator[Change]:
+    """Half of the activations: under autocast the weights, their states and the loss stay in fp32."""
+    if precision is not None:
+        what = f"{precision} in place of fp32 (a Trainer's --{precision} True, or torch.autocast)"
+        yield Change(what=what, saves_bytes=_live(rank)[ACTIVATIONS] // 2)
 
 
 def _of_states(rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None) -> Iterator[Change]:

@@ -426,6 +426,9 @@ def _result(
             batch_rows=report.get("batch_rows") or None,
             checkpointing=report.get("gradient_checkpointing"),
             unwrapped=report.get("unwrapped") or ((), 1.0),
+            could_halve=("bf16" if request.gpu.supports("bf16") else "fp16")
+            if fed is not None and fed.precision == "fp32"
+            else None,
         ),
         **{name: report[name] for name in _AS_REPORTED if name in report},
     )

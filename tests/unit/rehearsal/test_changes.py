@@ -60,6 +60,13 @@ def test_activations_shrink_with_the_batch_or_are_recomputed() -> None:
     assert told(held, batch_rows=3)["half the batch size per GPU (1 in place of 3)"] == 10
 
 
+def test_16_bits_halve_the_activations_of_what_computes_in_fp32() -> None:
+    held = rank(activations=20, model=4, loss=3)
+    in_bf16 = "bf16 in place of fp32 (a Trainer's --bf16 True, or torch.autocast)"
+    assert told(held, could_halve="bf16")[in_bf16] == 10
+    assert in_bf16 not in told(held)
+
+
 def test_zero_divides_what_its_stage_leaves_whole() -> None:
     held = rank(optimizer_states=8, engine_and_its_buffers=4, gradients=2, model=2)
     assert told(held, 4, {"zero_stage": 0}) == {
