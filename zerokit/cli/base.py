@@ -123,10 +123,10 @@ def stray(word: str, args: Sequence[str], more: str = "") -> str:
         end = next((n for n, later in enumerate(args) if n > at and later.startswith("-")), len(args))
         values = [part.strip(", ") for part in (first, *args[at:end])]
         joined = ",".join(value for value in values if value)
-        return f"{word}: no option's value; join several with commas, without a space: {option} {joined}"
+        return f"{word}: join several values with commas, without a space: {option} {joined}"
     is_no_model = Path(word).is_file() and not word.endswith(".json")  # a log, say
     model = "NAME or --model PATH (its config.json)" if is_no_model else word
-    return f"{word}: no option's value; a model is named with --model {model}{more}"
+    return f"{word}: name a model with --model {model}{more}"
 
 
 def _holds_one_value(option: click.Option) -> bool:
