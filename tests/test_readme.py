@@ -11,6 +11,7 @@ any, and so may the phase that a peak fell in. Standard error counts as output.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -20,14 +21,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 
 from zerokit.errors import ExitCode
 from zerokit.fields import plain
+from zerokit.planner.check_result import CheckResult
+from zerokit.planner.documents import Estimate, PlannedStrategy, Read
 from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS
+from zerokit.planner.plan_result import PlanResult
+from zerokit.planner.size_result import FewestGpus, SizeResult
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -286,10 +292,48 @@ def exit_codes_line() -> str:
     return "Exit codes: " + ", ".join(f"{code.value} {code.short}" for code in ExitCode)
 
 
+RESULTS_TABLES = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- end of results -->)", re.DOTALL)
+RESULTS = {
+    "A plan": PlanResult, "A strategy (`chosen`, or one of `strategies`)": PlannedStrategy,
+    "An estimate (`zerokit.estimate()`, or a strategy's `estimate`)": Estimate,
+    "Sizes": SizeResult, "One of `sizes`": FewestGpus, "A check": CheckResult,
+}  # fmt: skip
+INSIDE = {"plan", "planned", "candidate", "strategy", "job", "cluster", "script", "notes", "timed", "misfit",
+          "parameters", "to_fix", "file_config", "is_sure"}  # fmt: skip
+"""Attributes of results that are the program's own."""
+ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.+?)(?=^    \w+(?:, \w+)*: |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def told(kind: type) -> Iterator[tuple[str, str]]:
+    """Attributes of a result and what they hold, by the docstrings."""
+    described = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
+    documented = {
+        name: text for names, text in ATTRIBUTE.findall(described) for name in names.split(", ")
+    } | {
+        name: inspect.getdoc(value) or ""
+        for name, value in vars(kind).items()
+        if isinstance(value, Read | property | cached_property)
+    }
+    own = [field.name for field in fields(kind)]
+    for name in sorted(documented, key=lambda name: (name in own, list(documented).index(name))):
+        if not name.startswith("_") and name not in INSIDE:
+            yield name, " ".join(documented[name].replace("``", "`").split()).removesuffix(".")
+
+
+def results_tables() -> str:
+    """What results hold, by the docstrings of their classes."""
+    tables = []
+    for title, kind in RESULTS.items():
+        rows = "".join(f"| `{name}` | {text[0].upper()}{text[1:]} |\n" for name, text in told(kind))
+        tables.append(f"\n### {title}\n\n| | |\n| --- | --- |\n{rows}")
+    return "".join(tables) + "\n"
+
+
 TABLES = [
     (OPTIONS_PAGE, OPTIONS_TABLE, options_table), (OPTIONS_PAGE, DIFFERING_TABLE, differing_table),
     (DOCS / "exit-codes.md", EXIT_CODES_TABLE, exit_codes_table),
     (ROOT / "SKILL.md", EXIT_CODES_LINE, exit_codes_line),
+    (DOCS / "python.md", RESULTS_TABLES, results_tables),
 ]  # fmt: skip
 
 

@@ -87,6 +87,8 @@ def plan(
 
     >>> import zerokit
     >>> plan = zerokit.plan(model="llama-3.1-8b", gpus=8, gpu="h100-sxm-80gb", seq_len=4096, global_batch=64)
+    >>> plan.strategies[0].zero_stage == plan.chosen.zero_stage, len(plan.strategies)
+    (True, 5)
     >>> plan.chosen.micro_batch * plan.chosen.gradient_accumulation * plan.chosen.data_parallel
     64
     """

@@ -102,6 +102,11 @@ class PlanResult:
         """The next best, fastest first."""
         return tuple(self._planned(candidate) for candidate in self.plan.alternatives)
 
+    @property
+    def strategies(self) -> tuple[PlannedStrategy, ...]:
+        """All that were kept (``top`` says how many), fastest first: ``chosen``, then ``alternatives``."""
+        return (self.chosen, *self.alternatives)
+
     rejected = Read[Mapping[str, int]]("plan.rejected", "Reason → how many candidates it ruled out.")
     candidates = Read[int]("plan.candidates", "How many strategies were looked at.")
     global_batch = Read[int]("plan.global_batch", "Sequences per optimizer step.")
