@@ -103,7 +103,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 _OF_COMMANDS = {
     "--json", "--recipe", "--out", "--top", "--price", "--explain", "--quiet", "--html",
-    "--rehearsal-seconds", "--unconfined", "--no-cache",
+    "--rehearsal-seconds", "--unconfined", "--no-cache", "--dry-run",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -137,14 +138,14 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
     ("asked", "said"),
     [
         ("--model llama-3.1-405b --gpus 64 --nodes 8 --gpu h100-sxm-80gb --global-batch 512",
-         ("defaults: --network 400 GB/s per node, --seq-len 2048", "6 more",
+         ("assumed      --network 400 GB/s per node, --seq-len 2048",
           "The time is unsure so near the GPU's limit: ")),
         ("--model mixtral-8x7b --gpus 4 --gpu h200 --zero 3 --method qlora --host-ram 64GiB",
          ("- save checkpoints (save_strategy): before Transformers 5.0, save_model writes",
           "save_pretrained(OUT)")),
-        ("--params 7b --gpus 8", ("assumed NVIDIA H100 SXM", "--seq-len not given")),
-        # cut to a line, it still says what to type
-        ("--params 7b --gpus 8 --method qlora", (" …; name yours: --gpus N --gpu NAME\n", "all in full: ")),
+        ("--params 7b --gpus 8", ("--gpu h100-sxm-80gb, --seq-len 2048, --global-batch 128",)),
+        ("--params 7b --gpus 8 --method qlora",
+         ("--gpu h100-sxm-80gb, --seq-len", "where 0 would require 16.7 GiB less …", "all in full: ")),
         ("--model llama-3.1-70b --gpus 4 --gpu h100-sxm-80gb --inference --quant int8", ()),
         ("--model gpt2 --device cpu --gpus 2", ()),
     ],
@@ -162,6 +163,21 @@ def test_a_plan_of_every_kind_fits_one_screen(
     assert all(words in short for words in (*said, following))
     assert run(["plan", *asked.split(), "--explain"]) == 0
     assert "…" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "100"])
+def test_a_guessed_batch_is_told_whatever_the_width(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for asked in (["--method", "qlora", "--gpu", "rtx-4090"], ["--gpu", "h100"]):
+        assert run(["plan", "--model", "llama-3.1-8b", "--gpus", "1", *asked]) == 0
+        said = capsys.readouterr().out
+        assert "--seq-len 2048, --global-batch 32" in " ".join(said.split())
+        assert ("--gpu h100-sxm-80gb, --seq-len" in said) == ("h100" in asked)
+    assert run(["plan", "--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "h100", "--explain"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--gpu h100 is taken for h100-sxm-80gb; others: h100-nvl-94gb, h100-pcie-80gb" in said
 
 
 @pytest.mark.parametrize("columns", ["80", "100"])
@@ -258,6 +274,30 @@ def test_no_list_is_wider_than_the_terminal_and_none_is_cut_in_a_pipe(
     narrow = capsys.readouterr().out
     assert max(map(len, narrow.splitlines())) <= 80
     assert words(whole) == words(narrow)  # every word is still there
+
+
+@pytest.mark.parametrize(
+    ("more_mib", "said", "colour"), [(8192, "Fits:", 32), (256, "barely:", 33), (-1, "NOT fit", 31)]
+)
+def test_what_fits_hardly_or_not_has_a_colour_of_its_own(
+    more_mib: int, said: str, colour: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    job = ["estimate", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--zero", "1"]
+    assert run([*job, "--json"]) == 0
+    vram = -(-json.loads(capsys.readouterr().out)["min_vram_bytes"] // (1 << 20)) + more_mib
+    shown = {}
+    monkeypatch.setenv("TERM", "xterm")
+    for no_color in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        master, slave = os.openpty()
+        with os.fdopen(slave, "w") as terminal, contextlib.redirect_stdout(terminal):
+            run([*job, "--vram", f"{vram}MiB"])
+        shown[no_color] = os.read(master, 1 << 16).decode()
+        os.close(master)
+    (answer,) = (line for line in shown[""].splitlines() if said in line)
+    assert answer.startswith(f"\x1b[{colour}m\x1b[1m")
+    assert said in shown["1"] and "\x1b" not in shown["1"]
 
 
 def test_no_color_takes_the_colours_out_of_a_terminal_too() -> None:

@@ -124,10 +124,17 @@ def lookup(text: str, option: str = "⟨gpu⟩ ") -> Gpu:
     candidates = _named(words)
     if len(candidates) == 1:
         return candidates[0]
-    could_be = tuple(gpu.name for gpu in candidates) or could_mean(
-        ((gpu.name, between) for gpu, between in _skipped(words)), closest_only=False
-    )  # a driver's name has the size beside the model's, which the catalogue's names part
+    could_be = tuple(gpu.name for gpu in candidates) or meanings(text)
     raise InputError(option + (f"{text!r} {incomplete(could_be)}" if could_be else _unknown(text, option)))
+
+
+def meanings(text: str) -> tuple[str, ...]:
+    """All GPUs that an incomplete name could mean; one alone where it is a GPU's whole name."""
+    words = _words(text)
+    if whole := [gpu.name for gpu in _named(words) if words == _words(gpu.name)]:
+        return tuple(whole)
+    # a driver's name has the size beside the model's, which the catalogue's names part
+    return could_mean(((gpu.name, between) for gpu, between in _skipped(words)), closest_only=False)
 
 
 def for_driver(name: str, driver_vram_bytes: int) -> tuple[Gpu | None, str]:

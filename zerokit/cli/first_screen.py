@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from zerokit.cli.prose import bullets, heading, paragraph
-from zerokit.notes import Note, on_topic
+from zerokit.notes import Note
 from zerokit.planner import answer
 
 SCREEN = 24
@@ -69,13 +69,11 @@ def _notes(
 ) -> tuple[Sequence[str], Sequence[str]]:
     """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines.
 
-    Where they are too long for the screen, what was not given is one note, then minor notes are left out and
-    some cut after a clause, then advice is left to ``--explain``, and then the assumptions from the second
-    on: the first has the values that were not given, and warnings stand last.
+    Where they are too long for the screen, minor notes are left out and some cut after a clause, then advice
+    is left to ``--explain``, and then the assumptions, from the first on: warnings stand last.
     """
     worthy = answer.worth_a_look(assumptions)
-    short = _without_defaults(worthy)
-    weighty = [note for note in short if note.topic != "minor"]
+    weighty = [note for note in worthy if note.topic != "minor"]
     # why a stage that was not chosen would be worse belongs to the details
     first = [note for note in advice if note.id != "stage-3-takes-more"][:1]
 
@@ -96,22 +94,12 @@ def _notes(
     closed = room - len(closing)
     choices = [
         (both(worthy, first), closing),
-        (both(short, first), closing),
         (within(weighty, first, closed), closing),
         (within(weighty, (), closed), closing),
-        *((within([*weighty[:1], *weighty[at:]], (), room), []) for at in range(1, len(weighty) + 1)),
+        *((within(weighty[at:], (), room), []) for at in range(len(weighty))),
         ([], paragraph("--explain adds what was assumed, memory and time in detail, and other plans")),
     ]
     return next((choice for choice in choices if _height([*choice[0], *choice[1]]) <= room), choices[-1])
-
-
-def _without_defaults(notes: Sequence[Note]) -> tuple[Note, ...]:
-    """The notes, those on options that were not given as one, in front: ``defaults: --seq-len 2048, …``."""
-    defaults = on_topic(notes, "default")
-    if len(defaults) < 2:
-        return tuple(notes)
-    rest = (note for note in notes if note.topic != "default")
-    return (Note("defaults", f"defaults: {', '.join(note.short for note in defaults)}"), *rest)
 
 
 def _height(lines: Iterable[str]) -> int:

@@ -65,6 +65,7 @@ class PlanCommand(Command):
 @shared_options.shared("plan")
 @click.option("--recipe", metavar="NAME|FILE", help="Options from a recipe or a plan.yaml; others given win.")
 @click.option("--out", metavar="DIR", help=f"Where the files go. [default: {DEFAULT_FOLDER}]")
+@click.option("--dry-run", is_flag=True, help="Only answer: write no files.")
 @click.option("--top", metavar="K", default="5", show_default=True, help="How many plans to show.")
 @click.option("--html", metavar="FILE", help="Write the plan as one self-contained HTML page too.")
 @shared_options.explain
@@ -81,6 +82,7 @@ class PlanCommand(Command):
 def command(
     recipe: str | None,
     out: str | None,
+    dry_run: bool,
     top: str,
     html: str | None,
     explain: bool,
@@ -106,7 +108,9 @@ def command(
 
     if overrides and recipe is None:
         raise InputError(_misplaced(overrides[0], click.get_current_context().meta[WORDS]))
-    folder = out or DEFAULT_FOLDER
+    if dry_run and (out or html):
+        raise InputError("⟨dry_run⟩ writes no files: not with ⟨out⟩ or ⟨html⟩")
+    folder = None if dry_run else out or DEFAULT_FOLDER
     count = parse_positive_int(top, "⟨top⟩", 100)
     words = click.get_current_context().meta.get(_SCRIPT)
     try:
@@ -128,10 +132,12 @@ def command(
     except (InputError, NothingFits) as error:
         if html is not None and isinstance(error, NothingFits):
             error.add(f"⟨html⟩ {html}: not written, there is no plan to show")
-        if words is not None or isinstance(error, NothingFits):  # a slip in an option is typed again at once
+        if folder and (
+            words is not None or isinstance(error, NothingFits)
+        ):  # a slip in an option is typed again at once
             error.add(still_there(Path(folder)))
         raise
-    if html is not None:
+    if html is not None and folder is not None:
         _write_page(Path(html), result, folder)
         say(f"wrote {html}")
     if as_json:

@@ -17,6 +17,7 @@ from zerokit.cli.prose import bullets, command_lines, heading, paragraph, styled
 from zerokit.domain import strategy
 from zerokit.domain.strategy import Saving
 from zerokit.emit.deepspeed import trainer_arguments
+from zerokit.fields import as_options
 from zerokit.memory.components import label
 from zerokit.notes import Note, on_topic, with_id
 from zerokit.planner import answer, documents
@@ -211,10 +212,13 @@ def _others(notes: Sequence[Note], *ids: str) -> list[Note]:
     return [note for note in notes if note.topic != "must" and note.id not in ids]
 
 
-def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str] | None = None) -> str:
+def plan(
+    result: PlanResult, folder: str | None, *, explain: bool, script: Sequence[str] | None = None
+) -> str:
     """The answer: what fits and how fast, what was assumed, what to run next; ``explain`` adds the rest.
 
     Args:
+        folder: of the files; None: none were written.
         script: the words of the script that was planned for, with its arguments.
     """
     planned, notes, advice = result.chosen, result.plan.assumptions, result.plan.advice
@@ -228,18 +232,27 @@ def plan(result: PlanResult, folder: str, *, explain: bool, script: Sequence[str
     closed = [f"{note}; see Next" if tracing else note for note in with_id(notes, "closed-form")]
     remarks = [*closed, *idle, *surer, *with_id(notes, "under-deepspeed")]
     below = [*_todo(planned, notes), *_rehearsed(result, explain=explain)]
-    lines = [*_answer(planned, title, remarks, (*unsure, *faster), first=fails), *below]
+    more = [] if explain else _short_rows(notes, folder)
+    lines = [*_answer(planned, title, remarks, (*unsure, *faster), first=fails), *more, *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing:
         following += command_lines(tracing, "traces the model; then plan again")
     assumed = _others(notes, "closed-form", "under-deepspeed", *(["trace-model"] if tracing else []))
     if not explain:
-        shorter = [*_answer(planned, title, remarks, unsure, brief=True, first=fails), *below]
-        assumed = _others(assumed, "left-idle")
+        answered = _answer(planned, title, remarks, unsure, brief=True, first=fails)
+        shorter = [*answered, *_short_rows(notes, None), *below]
+        assumed = [note for note in _others(assumed, "left-idle") if note.topic != "default"]
         return "\n".join(first_screen.filled(lines, shorter, assumed, advice, following))
     lines += listed("Assumed", assumed, assumed)
     lines += listed("Worth knowing", advice, advice)
     return "\n".join([*lines, *_reasons(result), *following])
+
+
+def _short_rows(notes: Sequence[Note], folder: str | None) -> list[str]:
+    """What is taken for options that were not given, which no screen is too small for, and the files."""
+    defaults = as_options(", ".join(note.short for note in on_topic(notes, "default")))
+    files = f"in {folder}/ (--dry-run writes none)" if folder else ""
+    return rows((name, text) for name, text in (("assumed", defaults), ("files", files)) if text)
 
 
 def _gains(result: PlanResult) -> list[str]:
@@ -304,9 +317,11 @@ def _rehearsal_words(result: PlanResult, rehearsal: RehearsalRecord) -> str:
     return f"{strategy_words(rehearsal.strategy)}{probe}: {told}"
 
 
-def _next(result: PlanResult, folder: str, explain: bool, script: Sequence[str] | None) -> list[str]:
+def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequence[str] | None) -> list[str]:
     if result.to_fix:
         return paragraph(answer.fix_first(result.to_fix))
+    if folder is None:
+        return paragraph("without --dry-run, `plan` writes the files that `zerokit launch` takes")
     words = script or result.script_words
     comment = "" if words or Path("train.py").exists() else "train.py: your script"
     to_run = answer.run_command(result.cluster, folder, words)

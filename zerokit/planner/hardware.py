@@ -79,7 +79,6 @@ DEFAULT_GPU = "h100-sxm-80gb"
 _CPU_NOTES = (
     "required beside the tensors: 1 GiB of process and room for an allocator; a run's report predicts the "
     "tensors and the process as measured",
-    "no speed is predicted for CPU ranks",
 )
 
 
@@ -107,7 +106,7 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     gpus, nodes = integer(options, "gpus", MAX_GPUS), integer(options, "nodes", MAX_GPUS)
     host_ram = parse_bytes(options["host_ram"], "⟨host_ram⟩") if options.get("host_ram") else None
     if device == "cpu":
-        return _cpu_ranks(gpus, nodes, host_ram, ("planned for CPU ranks: ⟨device⟩ cpu is given",), options)
+        return _cpu_ranks(gpus, nodes, host_ram, (), options)
     gpu, reasons, detected, named = _gpu(options)
     notes = notes_of("gpu", reasons, "hardware")
     assumed = gpu is None
@@ -123,7 +122,7 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
             f"assumed {gpu.title}: none was named, none was found here ({'; '.join(notes)}); "
             "⟨device⟩ cpu plans for CPU ranks; name yours: ⟨gpus⟩ N ⟨gpu⟩ NAME"
         )
-        notes = (Note("gpu-assumed", text, "hardware"),)
+        notes = (Note("gpu-assumed", text, "default", short=f"⟨gpu⟩ {gpu.name}"),)
     if gpus is None:
         gpus = detected or 1
         text = f"{counted(gpus, 'GPU')}: " + ("all that are visible" if detected else "⟨gpus⟩ not given")
@@ -248,7 +247,10 @@ def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, 
         if vram:
             size = parse_bytes(vram, "⟨vram⟩")
             return gpu.with_total_memory(size), (f"{gpu.name} with {format_gib(size)}: ⟨vram⟩",), 0, True
-        return gpu, (), 0, True
+        others = [meant for meant in gpus.meanings(name) if meant != gpu.name]
+        text = f"⟨gpu⟩ {name} is taken for {gpu.name}; others: {', '.join(others)}"
+        taken = Note("gpu-of-several", text, "default", short=f"⟨gpu⟩ {gpu.name}")
+        return gpu, (taken,) if others else (), 0, True
     if vram:
         from zerokit.catalog import gpus
 

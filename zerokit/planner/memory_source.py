@@ -266,13 +266,14 @@ class Model:
         self, estimate: MemoryEstimate, lora: Lora, job: Job, strategy: Strategy, cluster: Cluster
     ) -> str:
         """What the adapters' dropout costs here."""
-        note = f"⟨lora_dropout⟩ {lora.dropout:g}: adapters keep what it leaves of their inputs, and masks"
+        given = f"⟨lora_dropout⟩ {lora.dropout:g}"
+        why = "adapters keep what it leaves of their inputs, and masks"
         if strategy.settings.torch_autocast is not None:
-            return f"{note}, which under torch_autocast are not counted"
+            return f"{given}: {why}, which under torch_autocast are not counted"
         without = self._estimate(replace(job, lora=replace(lora, dropout=0.0)), strategy, cluster)
         saved_bytes = estimate.min_vram_bytes - without.min_vram_bytes
         words = f"{format_gib(saved_bytes, 1)} less" if saved_bytes > 0 else "as much"
-        return f"{note}; 0 would require {words}"
+        return f"{given}, where 0 would require {words}: {why}"
 
     def _estimate(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
         profile = self.source.covering(job, strategy)

@@ -259,7 +259,7 @@ def _seq_len(options: Mapping[str, Any], chosen: Chosen, notes: list[Note]) -> i
     if length is None:
         length = min(2048, max_seq_len or 2048)
         limit = ", the model's limit" if length == max_seq_len else ""
-        text = f"sequences of {length} tokens{limit}: ⟨seq_len⟩ not given"
+        text = f"sequences of {length:,} tokens{limit}: ⟨seq_len⟩ not given"
         notes.append(Note("seq-len-assumed", text, "default", short=f"⟨seq_len⟩ {length}"))
     elif chosen.longest_sequence is not None and length > chosen.longest_sequence:
         raise InputError(

@@ -73,7 +73,8 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
         )
         return total, Note("global-batch", text)
     if on_cpu:
-        return 2 * ranks, Note("global-batch", f"global batch {2 * ranks}: two sequences per CPU rank")
+        text = f"global batch {2 * ranks}, two sequences per CPU rank: ⟨global_batch⟩ not given"
+        return 2 * ranks, Note("global-batch", text, "default", short=f"⟨global_batch⟩ {2 * ranks}")
     per_gpu = _TARGET_TOKENS / job.seq_len / cluster.gpus
     sequences = 1
     while sequences * 2 <= min(per_gpu * _HALFWAY, _MOST_SEQUENCES_PER_GPU):

@@ -44,6 +44,16 @@ def test_plan_writes_its_files_and_says_what_it_assumed(capsys: pytest.CaptureFi
     assert plan["reasons"].keys() >= {"train_micro_batch_size_per_gpu"}
 
 
+def test_a_dry_run_answers_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("plan", "--params", "7b", "--gpus", "8", "--gpu", "h200")
+    code, out, _ = call(capsys, *job, "--dry-run")
+    assert code == 0 and "Fits: " in out and "zerokit launch" not in out.replace("`zerokit launch`", "")
+    assert as_json(capsys, *job, "--dry-run")["files"] == {}
+    assert call(capsys, *job, "--dry-run", "--out", "p")[0] == 2 and not list(Path().glob("*p*"))
+    assert "  files        in p/ (--dry-run writes none)\n" in call(capsys, *job, "--out", "p")[1]
+    assert Path("p/plan.yaml").is_file()
+
+
 def test_plan_json_has_the_fixed_keys(capsys: pytest.CaptureFixture[str]) -> None:
     body = as_json(capsys, "plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200", "--top", "3")
     assert body["schema"] == "zerokit.plan/1"
