@@ -227,8 +227,8 @@ class ScriptPlanning:
         read = self._resolved()
         if read.request.on_cpu:
             raise CannotRehearse(
-                "a rehearsal is on a GPU, and these are CPU ranks; without a plan `zerokit launch --no-plan "
-                f"--device cpu {self.search.profile.name}`, with its arguments, runs it here",
+                "a plan for a script is for GPUs (⟨gpu⟩ NAME), not for CPU ranks; `zerokit launch --no-plan "
+                f"--device cpu {self.search.profile.name}` runs it here",
                 is_of_script=False,
             )
         try:
