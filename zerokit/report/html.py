@@ -138,6 +138,7 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
     ranks, omitted = render.shown_ranks(run)
     predicted, failure = run.predicted_vs_measured, run.first_failure
     shown = run_charts.shown_rank(run)
+    rows = facts(run, context)
     return fill(
         "report.html.j2",
         run=run,
@@ -145,7 +146,8 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
         good=run.outcome in GOOD,
         outcome_text=run.outcome.text,
         answer=answer(run),
-        facts=facts(run, context),
+        facts=rows,
+        ran=" · ".join(value for name, value in rows if name in ("model", "method", "strategy", "batch")),
         ranks=[_row(run, rank) for rank in ranks],
         peak_column=render.peak_column(run),
         omitted=omitted,

@@ -263,11 +263,9 @@ def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any
             }
             for rank in ranks
         ],
-        "note": "CPU ranks do not check a prediction for GPUs. predicted: the tensors that a GPU would hold, "
-        "in host memory here, and the process itself as measured when DeepSpeed began. More is measured "
-        "where libraries load after that and CPU operators take scratch memory (together 0.1 to 0.3 GiB a "
-        "rank in small runs); less, where buffers are never filled (DeepSpeed's buckets beside a small "
-        "model). Phases after init are not predicted: a process keeps much of what its tensors free.",
+        "note": "CPU ranks do not check a prediction for GPUs: predicted are the tensors that a GPU would "
+        "hold and the process as measured when DeepSpeed began, not libraries that load later or what CPU "
+        "operators take; nor phases after init, since a process keeps much of what its tensors free.",
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from tests.support.report_pages import report as drawn
 from tests.support.run_reports import ERROR, report_of, shown, write_rank
 from zerokit.launcher.rank_file import rank_file
 from zerokit.report import run_charts
+from zerokit.report.context import facts
 from zerokit.report.html import answer, render_html
 from zerokit.report.schema import RunReport
 
@@ -77,6 +78,14 @@ def test_the_title_names_script_model_and_end() -> None:
     }
     for title, page in titles.items():
         assert f"<title>{title}</title>" in page
+
+
+def test_the_top_names_model_strategy_and_batch() -> None:
+    page = render_html(drawn(2), CONTEXT)
+    top = " ".join(page[page.index("<h1>") : page.index("<h2>")].split())
+    for name, value in facts(RunReport.model_validate(drawn(2)), CONTEXT):
+        assert (value in top) or name not in ("model", "strategy", "batch"), name
+    assert "llama-3.1-8b" in top and " accumulation" in top
 
 
 def test_the_peak_of_a_cpu_rank_has_the_terminals_heading(tmp_path):

@@ -74,7 +74,7 @@ def test_on_cpu_ranks_host_memory_is_compared(tmp_path):
     assert compared["peak_bytes"]["predicted"] == 5 * GIB  # and a half of what the node holds
     text = shown(report)
     header = text.splitlines()[2]
-    assert "Phases after init are not predicted: a process keeps" in " ".join(text.split())
+    assert "nor phases after init, since a process keeps" in " ".join(text.split())
     assert "allocated" not in header and "host memory" in header and "peak from" in header
     assert "predicted for" not in text
     plan["chosen"]["estimate"]["per_rank"][0]["ranks"] = [1, 1]
