@@ -14,7 +14,7 @@ import pytest
 from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.file_mismatches import added_arguments, of_accelerate, of_defaults, of_trainer
+from zerokit.script.file_mismatches import added_arguments, of_defaults, of_trainer
 from zerokit.script.reader import read_script
 
 needs("deepspeed")
@@ -147,50 +147,6 @@ def test_what_nobody_can_know_before_the_run_is_not_spoken_of(tmp_path: Path) ->
     assert "optimizer.params.lr" not in keys and "bf16.enabled" in keys
 
 
-def test_an_accelerate_script_that_counts_on_another_accumulation(tmp_path: Path) -> None:
-    text = (
-        "import argparse\nfrom accelerate import Accelerator\n"
-        "p = argparse.ArgumentParser()\np.add_argument('--accumulate', type=int, default=1)\n"
-        "args = p.parse_args()\na = Accelerator(gradient_accumulation_steps=args.accumulate)\n"
-    )
-    found = of_accelerate(options(tmp_path, text), FILE)
-    assert [one.key for one in found] == ["gradient_accumulation_steps"]
-    assert added_arguments(found) == ("--accumulate", "2")
-    assert not of_accelerate(options(tmp_path, text, "--accumulate", "2"), FILE | {
-        "train_micro_batch_size_per_gpu": "auto"})  # fmt: skip
-    assert of_accelerate(options(tmp_path, text), {}) == []
-
-
-def test_a_deepspeed_plugin_in_code_is_held_to_the_file_as_accelerate_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is named is what Accelerate's own class takes from the file in place of the code's value."""
-    from accelerate import DeepSpeedPlugin
-
-    asked = {"gradient_accumulation_steps": 2, "zero_stage": 2, "gradient_clipping": 0.5,
-             "offload_optimizer_device": "cpu"}  # fmt: skip
-    text = (
-        "from accelerate import Accelerator, DeepSpeedPlugin\n"
-        f"plugin = DeepSpeedPlugin({', '.join(f'{name}={value!r}' for name, value in asked.items())})\n"
-        "a = Accelerator(deepspeed_plugin=plugin)\n"
-    )
-    config = {
-        "gradient_accumulation_steps": 4,
-        "gradient_clipping": "auto",
-        "zero_optimization": {"stage": 3},
-    }
-    found = {one.key: one.text for one in of_accelerate(options(tmp_path, text), config)}
-    (tmp_path / "ds.json").write_text(json.dumps(config | {"train_micro_batch_size_per_gpu": 1}))
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(tmp_path / "ds.json"))
-    ran = DeepSpeedPlugin(**asked).deepspeed_config
-    assert (ran["gradient_accumulation_steps"], ran["zero_optimization"]["stage"]) == (4, 3)
-    assert "offload_optimizer" not in ran["zero_optimization"] and ran["gradient_clipping"] == 0.5
-    assert sorted(found) == [
-        "gradient_accumulation_steps", "zero_optimization.offload_optimizer.device", "zero_optimization.stage"
-    ]  # fmt: skip
-    assert "train.py:2: DeepSpeedPlugin(zero_stage=2)" in found["zero_optimization.stage"]
-
-
 def test_launch_stops_and_a_file_among_the_scripts_arguments_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,9 +169,3 @@ def test_launch_stops_and_a_file_among_the_scripts_arguments_is_warned_of(
     assert "contradict" not in said(0, *words, "train.py", *AGREES)
     own = ("launch", "--dry-run", "--device", "cpu", "--no-plan", "train.py", "--deepspeed", "ds.json")
     assert "warning: ds.json: the script's TrainingArguments" in said(0, *own)
-    Path("train.py").write_text(
-        "from accelerate import Accelerator\na = Accelerator(gradient_accumulation_steps=4)\n"
-    )
-    assert "Accelerator(gradient_accumulation_steps=4): the file's value counts" in said(
-        0, *words, "train.py"
-    )

@@ -21,7 +21,8 @@ CONFIG = {
 """Of a model that no catalogue has, so that the plan takes it from the rehearsal."""
 
 Shown = Callable[[Strategy, tuple[str, ...]], dict[str, Any]]
-"""From what is rehearsed, and the script's arguments, to the facts of the engine."""
+"""From what is rehearsed, and the script's arguments, to the facts of the engine, and ``asked``: what the
+code gives Accelerate."""
 
 
 def play(
@@ -56,6 +57,7 @@ def play(
         done: Any = SimpleNamespace(
             engine=engine, model={"config": CONFIG, "method": "full", **(model or {})}, stopped=None,
             ranks=(SimpleNamespace(phases={"load": 1, "forward": 2}),), when_kept="", depth=None,
+            asked=tuple(engine.pop("asked", ())),
         )  # fmt: skip
         peak = 2 << 30
         result = RehearsedStrategy(

@@ -56,7 +56,6 @@ class Setting:
         return self.option.replace("-", "_")
 
 
-CLIPPING_CALL = "clip_grad_norm_"
 _ZERO = "zero_optimization"
 _ROWS = (
     Setting(
@@ -106,8 +105,7 @@ _ROWS = (
     Setting(name="sequence_parallel", label="sequence parallel", option="sp"),
     Setting(
         name="gradient_clipping", label="gradient clipping", option="", deepspeed="gradient_clipping",
-        left_out=1.0, trainer="max_grad_norm",  # DeepSpeed's own default (runtime/constants.py:203, 0.19.8)
-        accelerate=(("DeepSpeedPlugin", "gradient_clipping"), (CLIPPING_CALL, "max_norm")),
+        trainer="max_grad_norm",
     ),
     Setting(
         name="optimizer", label="optimizer", option="optimizer", deepspeed="optimizer.type", trainer="optim",

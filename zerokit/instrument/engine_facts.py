@@ -62,18 +62,26 @@ class EngineFacts:
         return self._facts
 
 
+def settings(engine: Any) -> dict[str, Any]:
+    """What a script's code and a configuration can both set, by the names of
+    :data:`zerokit.domain.settings.SETTINGS`; what cannot be read is None."""
+    return {
+        "zero_stage": _fact(lambda: engine.zero_optimization_stage()),
+        "gradient_accumulation": _fact(lambda: engine.gradient_accumulation_steps()),
+        "offload_optimizer": _fact(lambda: _device(engine.zero_offload_optimizer())),
+        "offload_param": _fact(lambda: _device(engine.zero_offload_param())),
+        "precision": _fact(lambda: _precision(engine)),
+    }
+
+
 def record(engine: Any) -> dict[str, Any]:
     """What stays the same for an engine; a fact that cannot be read is None."""
     parameters = list(engine.module.parameters())
     return {
         "type": "engine",
-        "zero_stage": _fact(lambda: engine.zero_optimization_stage()),
+        **settings(engine),
         "micro_batch": _fact(lambda: engine.train_micro_batch_size_per_gpu()),
-        "gradient_accumulation": _fact(lambda: engine.gradient_accumulation_steps()),
         "tensor_parallel": _fact(lambda: max(1, int(engine.autotp_size() or 1))) or 1,
-        "offload_optimizer": _fact(lambda: _device(engine.zero_offload_optimizer())),
-        "offload_param": _fact(lambda: _device(engine.zero_offload_param())),
-        "precision": _fact(lambda: _precision(engine)),
         "optimizer": _fact(lambda: type(engine.basic_optimizer).__name__ if engine.basic_optimizer else None),
         "gradient_checkpointing": _fact(lambda: checkpointing(engine.module)),
         "parameters": sum(map(elements, parameters)),

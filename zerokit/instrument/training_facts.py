@@ -1,5 +1,5 @@
 """What a script does to its training that no setting shows: gradients that are overwritten, clipping that
-does nothing, and accumulation that is not the engine's."""
+does nothing, and settings in its code that are not the engine's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from zerokit.domain.settings import BY_CALL
+from zerokit.instrument.engine_facts import settings
 from zerokit.instrument.saved_weights import SavedWeights
 
+_LIBRARIES = ("accelerate", "transformers")
+_NOT_PLANNED = ("no", "fp8")
+"""Precisions: what Accelerate has where nobody says one, and what no plan has."""
 _CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 
 
@@ -28,6 +33,7 @@ class _Window:
         short: steps of fewer passes than they are divided by, but for the last of a data loader.
         whole: the steps of enough passes.
         asked: calls of the ``step`` of Accelerate's optimizer, which does nothing under DeepSpeed.
+        ran: the engine's settings.
     """
 
     def __init__(self) -> None:
@@ -36,6 +42,7 @@ class _Window:
         self.ready = self.is_divided = self.is_last_of_loader = self.by_accelerate = False
         self.most_lost = (0, 0)
         self.most_passes = self.accumulation = self.stage = 0
+        self.ran: dict[str, Any] = {}
 
     def begin(self) -> None:
         """A step was made, or the script gave the gradients up."""
@@ -50,7 +57,7 @@ class TrainingFacts:
         self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
         self._engines: list[tuple[Callable[[], Any], set[int]]] = []
         self._clipping: dict[str, Any] | None = None
-        self._accumulation: int | None = None  # that the script gave Accelerator
+        self._asked: list[dict[str, Any]] = []
         self._saved = SavedWeights(self._living)
 
     def hooks(self) -> dict[str, Callable[[ModuleType], None]]:
@@ -59,6 +66,7 @@ class TrainingFacts:
             "deepspeed.runtime.engine": lambda module: self._hook_engine(module.DeepSpeedEngine),
             "deepspeed.runtime.zero.stage_1_and_2": self._hook_optimizer,
             "accelerate.accelerator": lambda module: self._hook_accelerator(module.Accelerator),
+            "accelerate.utils.dataclasses": self._hook_plugins,
             "accelerate.utils.deepspeed": self._hook_wrappers,
             **self._saved.hooks(),
             "torch": self._hook_torch,
@@ -80,8 +88,8 @@ class TrainingFacts:
                 facts["unasked"] = {"steps": window.steps, "asked": window.asked}
         if self._clipping is not None:
             facts["clipping"] = self._clipping
-        if len(windows) == 1 and self._accumulation not in (None, windows[0].accumulation):
-            facts["accumulation"] = {"code": self._accumulation, "engine": windows[0].accumulation}
+        if self._asked and len(windows) == 1:
+            facts["asked"] = [{**one, "engine": windows[0].ran.get(one["setting"])} for one in self._asked]
         if saves := self._saved.account():
             facts["saves"] = saves
         return {"training": facts} if facts else {}
@@ -134,6 +142,7 @@ class TrainingFacts:
         if not window.passes:  # a version without these hooks, or the middle of a pipeline
             return
         window.steps += 1
+        window.ran = window.ran or settings(engine)
         window.stage = int(engine.zero_optimization_stage())
         window.accumulation = int(engine.gradient_accumulation_steps())
         window.most_passes = max(window.most_passes, window.passes)
@@ -165,15 +174,32 @@ class TrainingFacts:
         _wrap(module.DeepSpeedEngineWrapper, "backward", before=stepped)
 
     def _hook_accelerator(self, accelerator: Any) -> None:
-        def made(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            plugin = kwargs.get("gradient_accumulation_plugin")
-            asked = kwargs.get("gradient_accumulation_steps", getattr(plugin, "num_steps", 1))
-            if isinstance(asked, int) and asked > 1:
-                self._accumulation = asked
-
-        _wrap(accelerator, "__init__", after=made)
+        self._watch_asked(accelerator)
         for name in _CLIPPING:
             self._watch_clipping(accelerator, name, is_method=True)
+
+    def _hook_plugins(self, module: ModuleType) -> None:
+        for name in ("DeepSpeedPlugin", "GradientAccumulationPlugin"):
+            self._watch_asked(getattr(module, name))
+
+    def _watch_asked(self, owner: Any) -> None:
+        """Note the keywords by which a script's code sets what a configuration sets too."""
+
+        def made(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            frame = sys._getframe(2)
+            if str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES:
+                return  # a Trainer's, which takes them from its arguments
+            for keyword, value in kwargs.items():
+                setting = BY_CALL.get((owner.__name__, keyword))
+                value = getattr(value, "value", value)
+                if setting is None or not isinstance(value, str | int) or value in _NOT_PLANNED:
+                    continue
+                self._asked.append({
+                    "setting": setting.name, "code": value, "call": f"{owner.__name__}({keyword}={value!r})",
+                    "location": f"{_as_typed(frame.f_code.co_filename)}:{frame.f_lineno}",
+                })  # fmt: skip
+
+        _wrap(owner, "__init__", after=made)
 
     # ---- clipping
 

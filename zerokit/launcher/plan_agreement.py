@@ -214,17 +214,11 @@ def check_agrees(
         config: the file as the run has it.
 
     Raises:
-        InputError: Transformers or Accelerate would end the run; the message says on what, and the fix.
+        InputError: Transformers would end the run; the message says on what, and the fix.
     """
-    if options.style == "accelerate":
-        return tuple(
-            f"warning: {path}: {one.text}: the file's value counts; write {one.scripts} there"
-            + (f", or give the script {shlex.join(one.arguments)}" if one.arguments else "")
-            for one in file_mismatches.of_accelerate(options, config)
-        )
     found = file_mismatches.of_trainer(options, config) if options.style == "trainer" else []
     if not found:
-        return tuple(file_mismatches.ignored_clipping(options, config))
+        return ()
     added = file_mismatches.added_arguments(found)
     if on_cpu and "--bf16" in added and options.given("use_cpu") is None:
         added = (*added, "--use_cpu", "True")  # or TrainingArguments refuse bf16 without a GPU

@@ -417,6 +417,7 @@ def _result(
         ),
         notes=tuple(notes),
         sandboxed=why_not is None,
+        asked=tuple((report.get("training") or {}).get("asked", ())),
         config_files=tuple(script.config_title(path) for path in report.get("config_files", ())),
         changes=changes(
             rank,

@@ -26,7 +26,7 @@ from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import Predicted, RehearsedRun, RunReport
-from zerokit.report.what_ran import differences, options_to_plan, unlike_rehearsal
+from zerokit.report.what_ran import differences, of_code, options_to_plan, unlike_rehearsal
 from zerokit.report.words import why_bare
 from zerokit.script.entry_points import Target
 from zerokit.units import format_gib
@@ -97,6 +97,8 @@ class LaunchRehearsals:
         if done.stopped is not None and done.stopped.cause == "argument":
             raise InputError(f"{done.stopped.reason}; ⟨no_rehearsal=True⟩ starts the launch all the same")
         _hold_to_plan(done, launch, say)
+        for warning in done.warnings:
+            say(f"warning: as rehearsed, {warning}")
         peak = done.ranks[0].peak_allocated_bytes
         return replace(
             launch, predicted_peak_bytes=peak if done.complete and peak else launch.predicted_peak_bytes
@@ -201,12 +203,14 @@ def _hold_to_plan(done: Rehearsal, launch: Launch, say: Say) -> None:
     ranks = [{"engine": done.engine, "phase_details": details}] * launch.expected_ranks
     found = differences(launch.held_to, ranks)
     not_planned = unlike_plan(launch.held_to, launch.style, ranks)
+    by_code = of_code(launch.held_to, done.asked)
+    not_planned += [one.text for one in by_code]
     for one in found:
         if launch.options.accept_mismatch or one.text not in not_planned:
             say(f"warning: as rehearsed, {one.text}")
     if launch.options.accept_mismatch or not not_planned:
         return
-    words = options_to_plan(launch.held_to, found)
+    words = options_to_plan(launch.held_to, [*found, *by_code])
     again = command_text("plan", "--recipe", str(launch.plan_file), *words) if launch.plan_file else ""
     ways_out = (
         f"change it{f', plan again for what it does: `{again}`' if again and words else ''}, or run it all "

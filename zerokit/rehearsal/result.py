@@ -303,6 +303,8 @@ class Rehearsal:
         changes: what would lower the peak, most first.
         engine: what the DeepSpeed engine that trains ran with, as a launch's report has it; None: there was
             none. ``model``: which model it trains, and how (``config``, ``method``, adapters).
+        asked: what the script's own code gave Accelerate that a plan decides too: ``setting``, ``code``,
+            ``call`` and ``location``, and the engine's value beside it.
         untrained: why a script that trains where an option says so neither trained, evaluated nor generated;
             None: it did.
         bf16: whether tensors on the GPU were in bf16, which older GPUs do not compute in.
@@ -336,6 +338,7 @@ class Rehearsal:
     step: StepTime | None = None
     engine: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
+    asked: tuple[dict[str, Any], ...] = ()
     untrained: str | None = None
     bf16: bool = False
     config_files: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zerokit.domain.settings import SETTINGS, is_equal
 from zerokit.units import counted, format_seconds
 from zerokit.values import frozen_dataclass
 
@@ -169,7 +170,7 @@ def of_script(ticks: _Ticks, *, is_accepted: bool = False) -> Iterator[Finding]:
         with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):  # a damaged file
             finding = tell(facts, ticks) if facts else None
         if finding is not None:
-            accepted = is_accepted and name in ("accumulation", "clipping")
+            accepted = is_accepted and name in ("asked", "clipping")
             yield finding if not accepted else Finding(id=finding.id, text=finding.text)
 
 
@@ -215,12 +216,22 @@ def _unasked(facts: Mapping[str, Any], _: _Ticks) -> Finding | None:
     return Finding(id="steps-unasked", text=text, is_certain=True)
 
 
-def _accumulation(facts: Mapping[str, Any], _: _Ticks) -> Finding:
-    text = (
-        f"the script's Accelerator was given gradient_accumulation_steps {facts['code']}, and the run had "
-        f"{facts['engine']}: the DeepSpeed configuration counts; give both the same number"
+def _asked(asked: Sequence[Mapping[str, Any]], _: _Ticks) -> Finding | None:
+    # an accumulation of one is what Accelerate has where nobody says it, and right for `accumulate`
+    said = (one for one in asked if (one["setting"], one["code"]) != ("gradient_accumulation", 1))
+    unlike = [one for one in said if not is_equal(one["engine"], one["code"])]
+    if not unlike:
+        return None
+    told = (
+        f"{one['location']}: {one['call']}, and the run had {SETTINGS[one['setting']].label} {one['engine']}"
+        for one in unlike
     )
-    return Finding(id="accumulation-ignored", text=text, is_certain=True)
+    names = {one["setting"] for one in unlike}
+    return Finding(
+        id="accumulation-ignored" if names == {"gradient_accumulation"} else "setting-ignored",
+        text=f"{', '.join(told)}: the DeepSpeed configuration counts; give both the same value",
+        is_certain=True,
+    )
 
 
 def _clipping(facts: Mapping[str, Any], ticks: _Ticks) -> Finding:
@@ -259,7 +270,7 @@ def _saves(saves: Sequence[Mapping[str, Any]], _: _Ticks) -> Finding:
 
 
 _OF_SCRIPT: Mapping[str, Any] = {
-    "lost": _lost, "short": _short, "unasked": _unasked, "accumulation": _accumulation,
+    "lost": _lost, "short": _short, "unasked": _unasked, "asked": _asked,
     "clipping": _clipping, "saves": _saves,
 }  # fmt: skip
 """By the name of the facts in a rank's records (``zerokit.instrument.training_facts``)."""

@@ -170,6 +170,27 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
     return result
 
 
+def of_code(plan: Facts, asked: Iterable[Facts]) -> list[Difference]:
+    """Where a script's code asks Accelerate for something else than the plan, whose file wins without a word
+    (accelerate 1.15, utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``).
+
+    Args:
+        asked: as :class:`zerokit.instrument.training_facts.TrainingFacts` saw it.
+    """
+    said = [
+        Stated(setting=SETTINGS[one["setting"]], value=one["code"], where=f"{one['location']}: {one['call']}")
+        for one in asked
+    ]
+    return [
+        difference
+        for one, planned in compare(plan["chosen"], said)
+        for difference in _unlike(
+            one.setting, planned, one.value,
+            f"{one.where}, but the plan has {one.setting.label} {planned}",
+        )
+    ]  # fmt: skip
+
+
 def _of_other_models(chosen: Facts, engine: Facts) -> list[Difference]:
     """A teacher or a reference that no engine holds; of a plan that has one, as a share of what trains."""
     other_parameters, trained = engine.get("other_parameters") or 0, engine.get("parameters") or 0

@@ -14,8 +14,10 @@ from zerokit.domain.settings import SETTINGS, PlannedValues, Stated, compare
 from zerokit.errors import InputError
 from zerokit.machine.versions import deepspeed_note
 from zerokit.messages import listed
-from zerokit.script import adapt_config, code_values, file_mismatches, unlike_job
+from zerokit.rules.known import is_same_optimizer
+from zerokit.script import adapt_config, file_mismatches, unlike_job
 from zerokit.script.arguments import ScriptOptions, truth
+from zerokit.script.planned_for import BATCH, OFFLOAD
 from zerokit.script.reader import STYLE_WORDS, ScriptFacts
 from zerokit.script.unlike_job import HeldTo
 from zerokit.units import format_gib
@@ -83,12 +85,11 @@ def agree(
     conflicts = [
         *options.conflicts(planned, added=not no_arguments),
         *own_file,
-        *code_values.unlike_plan(options, chosen, planned.precision),
         *unlike_job.of_optimizer(options, config),
     ]
     longest = None if held.is_rehearsed else unlike_job.longest_sequence(options)
     unlike: tuple[str, ...] = ("seq-len",) if longest is not None and longest.value != held.seq_len else ()
-    decided = code_values.decided_options(options, chosen, on_cpu=with_script is None) | decided_by_file
+    decided = _decided_options(options, chosen, on_cpu=with_script is None) | decided_by_file
     unlike += tuple(decided)
     words = planning_again.global_batch_for(chosen, held.request, decided)
     if conflicts and not accept_mismatch:
@@ -111,7 +112,6 @@ def agree(
         *(f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts),
         *unlike_job.of_loss(options, held.loss),
         *([] if held.is_rehearsed else unlike_job.of_arguments(options, held)),
-        *file_mismatches.ignored_clipping(options, config),
         *unlike_job.of_saves(options.facts, config, held.method),
         *_parts_of_the_script(options, chosen, writes_here and not saves_less),
     )
@@ -136,6 +136,34 @@ def _planned_values(
     )
 
 
+def _decided_options(options: ScriptOptions, chosen: Mapping[str, Any], *, on_cpu: bool) -> dict[str, str]:
+    """What a script decides otherwise than a plan, as options of ``plan``; of its batch all that it decides.
+
+    Args:
+        chosen: the plan's choice.
+        on_cpu: for CPU ranks, for which no plan is made with a script: a Trainer's checkpointing and its
+            optimizer count too.
+    """
+    precision = options.fixed_precision()
+    decided = {one.setting.name: one.value for one in options.fixed() if one.setting.name in BATCH}
+    decided |= {} if precision is None else {"precision": precision[0]}
+    unlike = {name for name, value in decided.items() if value != chosen.get(name)}
+    if unlike & {*BATCH}:
+        unlike |= {*BATCH} & decided.keys()
+    found = {SETTINGS[name].option: str(decided[name]) for name in (*BATCH, "precision") if name in unlike}
+    if not on_cpu or options.style != "trainer":
+        return found
+    switch, optimizer = options.decided("gradient_checkpointing"), options.decided("optim")
+    if switch is not None and (is_on := truth(switch[0])) is not None:
+        mode = "full" if is_on else "none"
+        if mode != chosen.get("activation_checkpointing", "none"):
+            found["checkpointing"] = mode
+    planned = (chosen.get("deepspeed_config") or {}).get("optimizer", {}).get("type")
+    if optimizer is not None and planned and not is_same_optimizer(str(optimizer[0]), str(planned)):
+        found["optimizer"] = str(optimizer[0])
+    return found
+
+
 def _own_file(
     options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path
 ) -> tuple[list[str], dict[str, str]]:
@@ -150,7 +178,7 @@ def _own_file(
         own_config = load_json(Path(name)).value
     except InputError as error:
         return [f"{where}: {error}; without it the script gets the plan's configuration"], {}
-    settings = [SETTINGS[name] for name in ("zero_stage", *code_values.OFFLOAD)]
+    settings = [SETTINGS[name] for name in ("zero_stage", *OFFLOAD)]
     planned = {one.name: file_mismatches.strategy_value(config, one) for one in settings}
     said = []
     for one in settings:

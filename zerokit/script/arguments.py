@@ -18,7 +18,6 @@ from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, PlannedValues, Stated
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.rules.known import is_same_optimizer
-from zerokit.script.code_statements import bound_value, own_option
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values, means
 from zerokit.suggest import much_alike
@@ -165,6 +164,13 @@ class ScriptOptions:
                     return option
         return f"--{names[0]}" if self._takes_trainer_options else None
 
+    @property
+    def told(self) -> frozenset[str]:
+        """Arguments of ``zerokit.plan`` whose value the script's own options say."""
+        return frozenset(
+            one.argument for one in (MICRO_BATCH, ACCUMULATION) if self._declared(self._names(one.trainer))
+        )
+
     # ---------------------------------------------------------------- what the user gave
 
     def given(self, *names: str) -> tuple[object, str] | None:
@@ -301,9 +307,7 @@ class ScriptOptions:
         if self.facts.parses_training_arguments:
             return None if other else self.facts.field_defaults.get(name, TRAINERS_OWN.get(name))
         is_known = self.facts.spells_out_arguments and not self.facts.hides_arguments and not other
-        value = self.facts.batch_arguments.get(name, TRAINERS_OWN.get(name) if is_known else None)
-        bound = bound_value(self.facts.code_settings, name) if value is None and name in _NUMBERS else None
-        return value if bound is None else bound.value
+        return self.facts.batch_arguments.get(name, TRAINERS_OWN.get(name) if is_known else None)
 
     def _fixed_checkpointing(self) -> str | None:
         if self._said(CHECKPOINTING.trainer):
@@ -370,9 +374,8 @@ class ScriptOptions:
 
     def _names(self, name: str) -> tuple[str, ...]:
         """How the option may be called; a script may pass on one of its own, ``--batch-size``."""
-        own = own_option(self.facts.code_settings, name) if name in _NUMBERS else None
-        names = spellings(name)
-        return (*names, own.option.removeprefix("--")) if own is not None and own.option else names
+        own = self.facts.passed_on.get(name) if name in _NUMBERS else None
+        return (*spellings(name), own) if own is not None else spellings(name)
 
     def _spelt(self, name: str, value: object) -> list[str]:
         if not self._is_file_alone:

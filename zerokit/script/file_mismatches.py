@@ -1,20 +1,18 @@
 """Where a script and a DeepSpeed file of the user's own say different things, before the run says so.
 
 Transformers ends a run whose ``TrainingArguments`` differ from the file (integrations/deepspeed.py,
-``trainer_config_process`` and ``trainer_config_finalize``, 4.56 to 5.23). Accelerate lets the file win.
+``trainer_config_process`` and ``trainer_config_finalize``, 4.56 to 5.23). Accelerate lets the file win, which
+the run and its rehearsal tell.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerokit.domain.settings import SETTINGS, Setting, compare
+from zerokit.domain.settings import SETTINGS, Setting
 from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions, truth
-from zerokit.script.code_statements import made_once
-from zerokit.script.code_values import code_stated
 
 _DEFAULTS: Mapping[str, object] = TRAINERS_OWN | {
     "learning_rate": 5e-5, "weight_decay": 0.0, "adam_epsilon": 1e-8, "adam_beta1": 0.9, "adam_beta2": 0.999,
@@ -39,8 +37,6 @@ _PAIRS: tuple[tuple[str, str], ...] = (
     ("bf16.enabled", "bf16"),
 )
 """Keys of the file and the arguments that must have the same value."""
-_IN_PLACE_OF_AUTO = 1.0
-"""The norm that Accelerate fills in where its plugin says none (1.15.0, accelerator.py:2224)."""
 _BATCH = frozenset({"train_micro_batch_size_per_gpu", "train_batch_size"})
 
 
@@ -51,13 +47,11 @@ class Mismatch:
     Attributes:
         key: path of the key in the file.
         arguments: what would make a Trainer's script agree; empty: there is no single one.
-        scripts: the script's own value, where an Accelerate script has one.
     """
 
     key: str
     text: str
     arguments: tuple[str, ...] = ()
-    scripts: object = None
 
 
 def _value(options: ScriptOptions | None, name: str) -> tuple[object, str] | None:
@@ -134,46 +128,6 @@ def _decides_steps(options: ScriptOptions | None, held: object, steps: object) -
     return is_whole and held != max(1, int(count or 0)) and ratio is not None and not ratio[0]
 
 
-def of_accelerate(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mismatch]:
-    """Where an Accelerate script's code counts on another value than the file's, which wins (accelerate 1.15,
-    accelerator.py, ``_prepare_deepspeed``; utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``)."""
-    stated = [one for one in code_stated(options) if one.setting.deepspeed and one.value is not None]
-    held = {one.setting.name: _in_force(config, one.setting) for one in stated}
-    if config.get("gradient_clipping") == "auto":
-        clipping = (one.value for one in made_once(options.facts.code_settings)
-                    if (one.call, one.name) == ("DeepSpeedPlugin", "gradient_clipping"))  # fmt: skip
-        held["gradient_clipping"] = next(clipping, _IN_PLACE_OF_AUTO)
-    return [
-        Mismatch(
-            key=one.setting.deepspeed,
-            text=f"{one.setting.deepspeed} {_json(value)}, but {one.where}",
-            arguments=(*one.edit, str(value)) if one.edit else (),
-            scripts=one.value,
-        )
-        for one, value in compare(held, stated, _is_held)
-        if value is not None
-    ]
-
-
-def _is_held(value: object, held: object) -> bool:
-    return held is None or _is_same(held, value) or _float(value) == math.inf
-
-
-def ignored_clipping(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
-    """A warning where the code clips at another norm than the configuration, which alone counts; PyTorch's
-    own call clips where gradients are whole."""
-    zero = config.get("zero_optimization")
-    is_divided = isinstance(zero, Mapping) and bool(zero.get("stage"))
-    if options.style != "accelerate" and not (options.style == "raw" and is_divided):
-        return []
-    return [
-        f"warning: {one.text}: the code's clipping does nothing under DeepSpeed; set gradient_clipping in "
-        "the configuration"
-        for one in of_accelerate(options, config)
-        if one.key == "gradient_clipping"
-    ]
-
-
 def added_arguments(found: Sequence[Mismatch]) -> tuple[str, ...]:
     """What makes the script agree, each once."""
     pairs = dict(pair for one in found for pair in zip(one.arguments[::2], one.arguments[1::2], strict=True))
@@ -196,12 +150,6 @@ def _held(config: Mapping[str, Any], path: str) -> Any:
     """The file's value; None: there is none, or the Trainer or Accelerate fills it (``"auto"``)."""
     value = _at(config, path)
     return None if value == "auto" else value
-
-
-def _in_force(config: Mapping[str, Any], setting: Setting) -> Any:
-    """The value that a run with the file has; None: the script's own (``"auto"``), or DeepSpeed's default."""
-    value = _at(config, setting.deepspeed)
-    return setting.left_out if value is None else None if value == "auto" else value
 
 
 def strategy_value(config: Any, setting: Setting) -> Any:

@@ -15,14 +15,14 @@ class ParserCalls:
         options: option strings given to ``add_argument``.
         flags: those of them that take no value.
         defaults: literal defaults by the option's name, with underscores; a path beside the script is whole.
-        by_attribute: an option and its literal default, by the attribute that holds its value.
+        by_attribute: literal defaults, by the attribute that holds an option's value.
         has_subcommands: the parser has subparsers.
     """
 
     options: set[str] = field(default_factory=set)
     flags: set[str] = field(default_factory=set)
     defaults: dict[str, object] = field(default_factory=dict)
-    by_attribute: dict[str, tuple[str, object]] = field(default_factory=dict)
+    by_attribute: dict[str, object] = field(default_factory=dict)
     has_subcommands: bool = False
 
 
@@ -44,7 +44,7 @@ def parser_calls(tree: ast.AST, path: Path) -> ParserCalls:
         value = default.value if isinstance(default, ast.Constant) else None
         option = next((name for name in names if name.startswith("--")), None)
         if option is not None and not isinstance(keywords.get("dest"), ast.Constant):
-            found.by_attribute[option[2:].replace("-", "_")] = option, value
+            found.by_attribute[option[2:].replace("-", "_")] = value
         if isinstance(default, ast.Call) and ast.unparse(default).startswith("Path(__file__).with_name("):
             value = next((str(path.with_name(name)) for name in _texts(default)), None)
         if value is not None:

@@ -1,5 +1,5 @@
-"""A request with what a script decides, which is no longer to be chosen: its batch, checkpointing, precision,
-and the ZeRO stage and offload that its code asks Accelerate for."""
+"""A request with what a script decides, which is no longer to be chosen: its batch, checkpointing and
+precision."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zerokit.domain.settings import SETTINGS, Stated, unlike_script
-from zerokit.errors import InputError
 from zerokit.notes import Note
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.code_values import BATCH, OFFLOAD, code_values
 from zerokit.search.plan import Plan
 from zerokit.search.space import Request
 
+BATCH = ("micro_batch", "gradient_accumulation")
+OFFLOAD = ("offload_optimizer", "offload_param")
 _WORDS = {"micro_batch": "micro-batch", "gradient_accumulation": "accumulation",
           "activation_checkpointing": "checkpointing"}  # fmt: skip
 _PINS = {"activation_checkpointing": "checkpointing"}
@@ -48,23 +48,17 @@ class PlannedFor:
         request = requested
         if script.style in ("accelerate", "trainer"):
             request = replace(request, pins=replace(request.pins, search_tensor=True))
-        written = code_values(script, on_cpu=requested.on_cpu)
-        for one in (*script.fixed(), *_precision(script), *written.values()):
-            name, is_read = one.setting.name, one.setting.name in written
+        for one in (*script.fixed(), *_precision(script)):
+            name = one.setting.name
             asked = request.precision if name == "precision" else getattr(request.pins, _PINS.get(name, name))
             if asked in (None, "auto"):
-                why = "the script decides it" if name in BATCH and not is_read else one.where
+                why = "the script decides it" if name in BATCH else one.where
                 request = _with(
                     request, name, one.value, f"{_WORDS.get(name, one.setting.label)} {one.value}: {why}"
                 )
             elif asked != one.value and name not in rehearsed and name not in _PINS:
                 why = f"the script has {one.value} ({one.where})"
                 raise unlike_script(one.setting.argument, asked, why, f"change the script to {asked}")
-        for name in OFFLOAD:
-            is_nvme = name in written and getattr(request.pins, name) == "nvme"
-            if is_nvme and request.cluster.nvme_path is None:
-                fix = "name a folder on a local NVMe disk with ⟨nvme⟩ DIR to plan for it"
-                raise InputError(f"{written[name].where}: {fix}")
         return cls(request=request, decided=_decided(requested, request))
 
     def with_own_reasons(self, plan: Plan) -> Plan:
@@ -89,7 +83,7 @@ def _precision(script: ScriptOptions) -> list[Stated]:
 
 
 def _decided(requested: Request, decided: Request) -> dict[str, str]:
-    names = ("zero_stage", *OFFLOAD, *BATCH, "activation_checkpointing")
+    names = (*BATCH, "activation_checkpointing")
     pairs = {"precision": (requested.precision, decided.precision)} | {
         SETTINGS[name].option: tuple(getattr(one.pins, _PINS.get(name, name)) for one in (requested, decided))
         for name in names

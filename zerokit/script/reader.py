@@ -21,7 +21,6 @@ from pathlib import Path
 from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.files import read_regular
-from zerokit.script.code_statements import CodeSetting, code_settings
 from zerokit.script.own_modules import find_module, installed_package, own_modules, reachable
 from zerokit.script.parser_calls import called, parser_calls
 from zerokit.suggest import misspelt
@@ -63,7 +62,7 @@ class ScriptFacts:
         flags: those of them that take no value.
         option_defaults: literal defaults of its options, by their names with underscores.
         batch_arguments: literal values of keywords such as ``per_device_train_batch_size``.
-        code_settings: what its code passes to Accelerate and to training arguments.
+        passed_on: by the name of a batch's size or its accumulation, the attribute that a call gets it from.
         mentions: every name and attribute used, for looking for ``DummyOptim`` and the like.
         attributes: the attributes among them.
         fields: names annotated in class bodies: what a parser of dataclasses turns into options.
@@ -103,7 +102,7 @@ class ScriptFacts:
     uses_accelerator: bool = False
     uses_trainer: bool = False
     batch_arguments: dict[str, object] = field(default_factory=dict)
-    code_settings: list[CodeSetting] = field(default_factory=list)
+    passed_on: dict[str, str] = field(default_factory=dict)
     mentions: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
@@ -225,7 +224,6 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
     # a package may start its own files again, each as a script
     for current, tree in reachable(trees, entries if package is None else trees).items():
         _Reader(facts, current).visit(tree)
-        facts.code_settings.extend(code_settings(tree, current))
         calls = parser_calls(tree, current)
         facts.options |= calls.options
         facts.flags |= calls.flags
@@ -372,6 +370,8 @@ class _Reader(ast.NodeVisitor):
                 self.facts.batch_arguments[keyword.arg] = keyword.value.value
             elif keyword.arg in BATCH_KEYWORDS:
                 self.facts.batch_arguments.setdefault(keyword.arg, None)
+                if isinstance(keyword.value, ast.Attribute):
+                    self.facts.passed_on[keyword.arg] = keyword.value.attr
         self.generic_visit(node)
 
     def _initialize(self, node: ast.Call) -> None:

@@ -162,7 +162,7 @@ class ScriptPlanning:
         refuse_unplannable(self._script)
         self._decisions = ScriptDecisions(
             script=self.search.profile.name, style=facts.style, asked=self.options, say=self.say,
-            adapters_option=TRLS_SWITCH if takes_model_config(facts) else "",
+            adapters_option=TRLS_SWITCH if takes_model_config(facts) else "", told=self._script.told,
         )  # fmt: skip
         try:
             self._check(facts)
@@ -254,7 +254,7 @@ class ScriptPlanning:
                     break
                 continue
             engine = done.done.engine or {}
-            if first is None and (own := self._decisions.take_trainers(engine, done.strategy)):
+            if first is None and (own := self._decisions.take_own(done.done, done.strategy)):
                 self.search.forget_rehearsals(f"the script trained with {own}")
                 return self._probed()
             fed[batch] = engine.get("batch_rows"), engine.get("batch_columns")

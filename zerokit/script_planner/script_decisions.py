@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zerokit.domain.settings import unlike_script
+from zerokit.domain.settings import SETTINGS, unlike_script
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.planner.hardware import integer
@@ -22,6 +22,7 @@ from zerokit.script_planner.trained_model import (
 from zerokit.units import counted
 
 _SAME_LENGTH = 0.01
+_OF_TRAINERS = ("micro_batch", "gradient_accumulation", "precision")
 
 Fed = Mapping[int, tuple[int | None, int | None]]
 """Rows and columns of what reached the engine, by the micro-batch of the plan."""
@@ -50,6 +51,7 @@ class ScriptDecisions:
         asked: the options that its user gave.
         kept: those that it decides, which go before ``asked``.
         adapters_option: its option that has it train adapters; empty: none is known.
+        told: options that its own arguments say, as a plan has them.
         notes: for people, in sentences.
         model_name: as the script has it; empty: not known.
     """
@@ -59,6 +61,7 @@ class ScriptDecisions:
     asked: Mapping[str, Any]
     say: Say
     adapters_option: str = ""
+    told: frozenset[str] = frozenset()
     kept: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     model_name: str = ""
@@ -83,8 +86,9 @@ class ScriptDecisions:
         """Whether the user gave a value of an option."""
         return self.asked.get(name) not in (None, "auto")
 
-    def take_trainers(self, engine: Mapping[str, Any], planned: Strategy) -> str:
-        """Keep arguments of a Trainer that turned out to be others than planned, as computed ones can.
+    def take_own(self, done: Rehearsal, planned: Strategy) -> str:
+        """Keep what turned out to be the script's own and not as planned: arguments of a Trainer, as computed
+        ones can, and what its code asks Accelerate for.
 
         Returns:
             Them, in words; empty: there are none.
@@ -93,19 +97,29 @@ class ScriptDecisions:
             InputError: another value was asked for.
             CannotRehearse: it follows what it is told, and is never that.
         """
-        if self.style != "trainer":
-            return ""
+        engine = done.engine or {}
+        trainers = _OF_TRAINERS if self.style == "trainer" else ()
+        found = {
+            name: (engine.get(name), getattr(planned.settings, name), "the script trains with it")
+            for name in trainers
+        }
+        for one in done.asked:
+            name = SETTINGS[one["setting"]].argument
+            where = f"{one['location']}: {one['call']}"
+            found[name] = one["code"], one["engine"], where
+            if one["code"] == one["engine"] and not self.is_asked(name) and name not in self.told:
+                self.kept[name] = str(one["code"])
+                self.notes.append(f"⟨{name}⟩ {one['code']}: {where}")
         words = []
-        for name in ("micro_batch", "gradient_accumulation", "precision"):
-            own, value = engine.get(name), getattr(planned.settings, name)
+        for name, (own, value, where) in found.items():
             if own in (None, value):
                 continue
             if name in self.kept:
                 raise CannotRehearse(f"told to train with {name.replace('_', '-')} {value}, it takes {own}")
             if self.is_asked(name):
-                raise unlike_script(name, self.asked[name], f"the script trains with {own}", "change it")
+                raise unlike_script(name, self.asked[name], f"the script has {own} ({where})", "change it")
             self.kept[name] = str(own)
-            self.notes.append(f"⟨{name}⟩ {own}: the script trains with it, whatever the plan had")
+            self.notes.append(f"⟨{name}⟩ {own}: {where}, whatever the plan had")
             words.append(f"{name.replace('_', '-')} {own}")
         if words:
             self.say(f"{self.script} trains with {', '.join(words)}: planned for that")

@@ -11,7 +11,7 @@ import pytest
 from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.errors import InputError
-from zerokit.launcher.plan_agreement import check_agrees, check_own_file, of_arguments, refuse_missing
+from zerokit.launcher.plan_agreement import check_own_file, of_arguments, refuse_missing
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
@@ -143,34 +143,3 @@ def test_the_plans_literal_file_is_not_for_a_trainer(
     assert "contradict" not in said and "left to the Trainer" not in said  # of a file that nobody reads
     agreeing = ["--learning_rate", "2e-5", "--adam_beta2", "0.95", "--weight_decay", "0.1"]
     assert run([*launch, *words, "plan/ds_config.json", *agreeing]) == 0
-
-
-CLIPS = """import argparse
-from accelerate import Accelerator
-parser = argparse.ArgumentParser()
-parser.add_argument("--max_grad_norm", type=float, default=0.01)
-args = parser.parse_args()
-accelerator = Accelerator()
-accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
-"""
-
-
-@pytest.mark.parametrize(
-    ("in_file", "arguments", "said"),
-    [
-        ("auto", (), "gradient_clipping 1.0, but t.py:7: clip_grad_norm_(max_norm=0.01)"),
-        (0.5, ("--max_grad_norm", "2"), "gradient_clipping 0.5, but --max_grad_norm 2 (t.py:7)"),
-        (0.01, (), ""),
-        ("auto", ("--max_grad_norm", "inf"), ""),  # asks for the norm alone
-    ],
-)
-def test_clipping_in_the_code_beside_the_files_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_file: object, arguments: tuple[str, ...], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("t.py").write_text(CLIPS)
-    facts = read_script(Path("t.py"), None)
-    options = ScriptOptions(facts=facts, style="accelerate", user_arguments=arguments)
-    config = GOOD | {"gradient_clipping": in_file}
-    told = check_agrees("ds.json", options, config, ranks=2, on_cpu=True, accept_mismatch=False)
-    assert said in "".join(told) and bool(told) is bool(said)

@@ -46,13 +46,6 @@ OWN_PARSER = """
                                   gradient_accumulation_steps=args.grad_accum, gradient_checkpointing=True)
     Trainer(args=arguments).train()
 """
-BOUND = """
-    from transformers import Trainer, TrainingArguments
-    size = 3
-    arguments = TrainingArguments("out", per_device_train_batch_size=size, gradient_accumulation_steps=2,
-                                  bf16=True, gradient_checkpointing=True)
-    Trainer(args=arguments).train()
-"""
 
 
 @pytest.mark.parametrize(
@@ -76,7 +69,6 @@ BOUND = """
         # no beginning of an option that the script's own parser does not have
         (OWN_PARSER, "--grad 0 --batch 2", ["--batch 2, but the plan has per_device_train_batch_size 4"]),
         (OWN_PARSER, "--grad 2", []),  # the batch is given by its --batch-size
-        (BOUND, "", ["t.py sets per_device_train_batch_size 3"]),
         # a script without the option ends there, whatever the plan
         ("import argparse, deepspeed\np = argparse.ArgumentParser()\np.parse_args()\n"
          "deepspeed.initialize()", "--micro_batch 9", []),
@@ -149,13 +141,15 @@ def test_planning_again_is_advised_by_what_is_not_refused(
     tmp_path: Path, with_script: WithScript | None, advised: str
 ) -> None:
     """No script is rehearsed for CPU ranks."""
-    text = """
-        from accelerate import Accelerator
-        accelerator = Accelerator(gradient_accumulation_steps=4)
-    """
+    given = ("--gradient_accumulation_steps", "4")
     chosen = {"micro_batch": 4, "gradient_accumulation": 2, "data_parallel": 2}
     with pytest.raises(InputError) as refused:
-        agreed(options(tmp_path, text), held(chosen, {"gpus": "2"}), on_cpu=True, with_script=with_script)
+        agreed(
+            options(tmp_path, NO_TRAINER, *given),
+            held(chosen, {"gpus": "2"}),
+            on_cpu=True,
+            with_script=with_script,
+        )
     assert advised in str(refused.value)
 
 

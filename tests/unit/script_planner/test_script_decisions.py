@@ -52,9 +52,12 @@ def planned(
 def of_arguments(strategy: Strategy, arguments: tuple[str, ...]) -> dict[str, Any]:
     """A script whose own options say its batch and its length."""
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    call = {"call": "Accelerator(gradient_accumulation_steps=1)", "location": "train.py:9"}
+    steps = strategy.settings.gradient_accumulation
     return {
         "batch_rows": int(given.get("--batch_size", 4)),
         "batch_columns": int(given.get("--seq_len", 512)),
+        "asked": [{"setting": "gradient_accumulation", "code": 1, "engine": steps, **call}],
     }
 
 
@@ -200,6 +203,37 @@ def test_a_batch_that_the_script_computes_is_not_the_one_that_was_asked_for(
     # both halves of each pair in one forward pass
     play(monkeypatch, lambda strategy, _: {"batch_rows": 2 * strategy.settings.micro_batch})
     assert planned(tmp_path, batch="computed", asked={"micro_batch": "4"}).chosen.micro_batch == 4
+
+
+def asks_for(strategy: Strategy, _: tuple[str, ...]) -> dict[str, Any]:
+    """A script whose plugin asks for ZeRO-3 and whose Accelerator accumulates five."""
+    settings, where = strategy.settings, {"location": "train.py:9"}
+    return {"asked": [
+        {"setting": "zero_stage", "code": 3, "engine": settings.zero.stage, "call": "Plugin(zero_stage=3)",
+         **where},
+        {"setting": "gradient_accumulation", "code": 5, "engine": settings.gradient_accumulation,
+         "call": "Accelerator(gradient_accumulation_steps=5)", **where},
+    ]}  # fmt: skip
+
+
+def test_what_the_code_asks_accelerate_for_is_planned_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, asks_for)
+    hardware = {name: value for name, value in HARDWARE.items() if name != "zero"}
+    script = write_script(tmp_path, LOOP.format(batch=4), "train.py")
+    target = Target(script=str(script), module=None, arguments=())
+    said: list[str] = []
+    result = plan_script(target, hardware, seconds=0, out=tmp_path / "plan", say=said.append)
+    assert (result.chosen.zero_stage, result.chosen.gradient_accumulation) == (3, 5)
+    assert any("train.py trains with" in line and "gradient-accumulation 5" in line for line in said)
+    assert any(
+        "train.py:9: Accelerator(gradient_accumulation_steps=5)" in note for note in result.assumptions
+    )
+    with pytest.raises(
+        InputError, match=r"zero 1: the script has 3 \(train.py:9: Plugin\(zero_stage=3\)\); leave"
+    ):
+        planned(tmp_path)
 
 
 def test_another_model_than_the_scripts_is_refused_before_it_is_rehearsed(
