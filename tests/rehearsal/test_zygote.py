@@ -18,12 +18,9 @@ import zerokit
 from tests.support.rehearsals import SCRIPTS
 from zerokit.catalog import gpus
 from zerokit.rehearsal.conduct import RehearsalRequest
-from zerokit.rehearsal.order import FakeGpu
 from zerokit.rehearsal.ranks import rehearse
 from zerokit.rehearsal.zygote import Zygote
-from zerokit.script import trainer_arguments
 from zerokit.script.entry_points import Target
-from zerokit.script.reader import read_script
 
 _TRAINS = """
 model = torch.nn.Linear(64, 64).cuda()
@@ -182,18 +179,6 @@ def test_a_script_finds_nothing_of_the_one_before(tmp_path: Path, monkeypatch: p
             drawn.append(printed.partition("drawn ")[2].split())
     assert [len(set(column)) for column in zip(*drawn, strict=True)] == [3, 3, 1]
     assert not (tmp_path / "of-the-script").exists()
-
-
-def test_arguments_mean_what_a_process_of_their_own_says(tmp_path: Path) -> None:
-    arguments = ("--output_dir", "out", "--bf16", "True", "--learning_rate", "1e-3", "--max_length", "512")
-    target = Target(script=None, module="trl.scripts.sft", arguments=arguments)
-    facts = read_script(None, target.module)
-    expected = trainer_arguments.values_of_class(["trl.SFTConfig"], facts, arguments)
-    assert expected["max_length"] == 512 and expected["bf16"] is True
-    with Zygote(target) as zygote, zygote.parsing(FakeGpu.of(gpus.load("h200"), 1)):
-        parsed = trainer_arguments.values_of_class(["trl.SFTConfig"], facts, arguments)
-        none = trainer_arguments.values_of_class(["trl.NoSuchConfig"], facts, arguments)
-    assert (parsed, none) == (expected, {})
 
 
 def test_nothing_outlives_the_command(tmp_path: Path) -> None:

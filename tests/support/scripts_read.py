@@ -14,7 +14,6 @@ from zerokit.domain.strategy import Strategy
 from zerokit.script.agreement import Agreement, agree
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
-from zerokit.script.trainer_arguments import argument_file
 from zerokit.script.unlike_job import HeldTo
 
 RAW = """
@@ -49,17 +48,10 @@ PLANNED = PlannedValues(
 )
 
 
-def options(folder: Path, text: str, *given: str, installed: bool = False) -> ScriptOptions:
-    """What is known of a script and the arguments that its user gave.
-
-    Args:
-        installed: read what TRL's classes have by default too, which takes some seconds.
-    """
+def options(folder: Path, text: str, *given: str) -> ScriptOptions:
+    """What is known of a script and the arguments that its user gave."""
     facts = read_script(write_script(folder, text), None)
-    if installed:
-        return ScriptOptions.read(facts, facts.style, given)
-    file = argument_file(given, facts)
-    return ScriptOptions(facts=facts, style=facts.style, user_arguments=given, file=file)
+    return ScriptOptions.read(facts, facts.style, given)
 
 
 def strategy(checkpointing: str = "full", precision: str = "bf16") -> Strategy:

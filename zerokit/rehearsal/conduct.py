@@ -24,7 +24,7 @@ from zerokit.rehearsal import step_time
 from zerokit.rehearsal.changes import changes
 from zerokit.rehearsal.order import PHASE, FakeGpu, Order
 from zerokit.rehearsal.result import Fed
-from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare, ranks_of
+from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
 from zerokit.rehearsal.zygote import DATA_CACHE, Stale, Zygote, environment_at, make_caches
 from zerokit.report import training
 from zerokit.script.entry_points import Target
@@ -227,15 +227,14 @@ def _once(
     with temporary_folder("rehearsal") as temporary:
         folder = temporary.resolve()
         step_time.recorded(exchange.folder, request.rank).unlink(missing_ok=True)
-        with zygote.parsing(fake_gpu(request, ranks_of(request.plan, request.gpus))):
-            script = prepare(
-                request.target,
-                plan=request.plan,
-                ranks=request.gpus,
-                rank=request.rank,
-                launcher=request.launcher,
-                folder=folder,
-            )
+        script = prepare(
+            request.target,
+            plan=request.plan,
+            ranks=request.gpus,
+            rank=request.rank,
+            launcher=request.launcher,
+            folder=folder,
+        )
         try:
             report, tail = _run(request, script, folder, progress, exchange, fewest_steps, zygote)
         except Stale as why:

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import os
 import signal
 import socket
@@ -25,7 +23,6 @@ from typing import IO, Any, NamedTuple
 from zerokit.rehearsal import wire
 from zerokit.rehearsal.order import READ_FILE, READ_MODULES, FakeGpu, Order, Script
 from zerokit.rehearsal.script import without_launcher
-from zerokit.script import trainer_arguments
 from zerokit.script.entry_points import Target
 from zerokit.script.first_imports import FirstImports, first_imports
 from zerokit.temporary import make_folder, remove_folder
@@ -270,7 +267,6 @@ class Zygote:
         self._alone = alone
         self._base: Mapping[str, str] | None = None
         self._learned: dict[str, Any] = {"imports": [], "set": {}}
-        self._parsed: dict[str, Any] = {}
 
     def __enter__(self) -> Zygote:
         return self
@@ -349,32 +345,6 @@ class Zygote:
         if said.get("imports"):
             self._learned = {name: said[name] for name in self._learned}
         return int(said["code"])
-
-    @contextlib.contextmanager
-    def parsing(self, gpu: FakeGpu) -> Iterator[None]:
-        """In this block what a Trainer's arguments mean is told by a fork."""
-        with trainer_arguments.parsed_by(functools.partial(self._parse, gpu)):
-            yield
-
-    def _parse(
-        self, gpu: FakeGpu, order: dict[str, Any], environment: dict[str, str], limit_seconds: float
-    ) -> dict[str, Any] | None:
-        key = json.dumps((order, environment))
-        if key not in self._parsed:
-            if self._alone:
-                return None
-            asked = {"parse": order, "environment": environment}
-            began = time.monotonic()
-            process = self._ready(gpu, {})
-            try:
-                said = process.ask(asked, (), limit_seconds - (time.monotonic() - began))
-            except TimeoutError:
-                said = None
-            if said is None:
-                self._end()
-            self._parsed[key] = (said or {}).get("values")
-        values: dict[str, Any] | None = self._parsed[key]
-        return values
 
 
 def _is_there(name: str) -> bool:

@@ -10,7 +10,6 @@ from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.script.arguments import ScriptOptions, truth
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
-from zerokit.script.trainer_arguments import argument_file
 from zerokit.suggest import misspelt
 
 OPTIONS = {
@@ -111,13 +110,11 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command
 
 
 def without_defaults(facts: ScriptFacts, arguments: Sequence[str]) -> ScriptOptions | None:
-    """The arguments with their file, without what an installed class has by default; None: the file is not
-    there, which the script says itself."""
+    """The arguments with their file; None: it is not there, which the script says itself."""
     try:
-        file = argument_file(arguments, facts)
+        return ScriptOptions.read(facts, facts.style, tuple(arguments))
     except InputError:
         return None
-    return ScriptOptions(facts=facts, style=facts.style, user_arguments=tuple(arguments), file=file)
 
 
 _SWITCH = "do_train"  # transformers/training_args.py; a Trainer itself never reads it, its script does
@@ -217,7 +214,7 @@ def refused_bf16(options: ScriptOptions) -> str | None:
     """What to say before TrainingArguments end the run (transformers 5.23, training_args.py:1777); None: they
     will not, or only the run tells.
 
-    Of arguments that a command line fills; TRL's classes ask for bf16 where nothing is given.
+    Of arguments that a command line fills.
     """
     if options.style != "trainer" or not options.facts.parses_training_arguments:
         return None
@@ -225,7 +222,7 @@ def refused_bf16(options: ScriptOptions) -> str | None:
     if asked is None or any(_is_on(options, name) is not False for name in _TO_CPU):
         return None
     given = options.given(asked)
-    source = given[1] if given is not None else f"{asked} is on by default"
+    source = given[1] if given is not None else f"{asked} is on"
     return f"{source}, which TrainingArguments refuse on CPU ranks; give the script --use_cpu True"
 
 
@@ -234,5 +231,4 @@ def _is_on(options: ScriptOptions, name: str) -> bool | None:
     if given is not None:
         return truth(given[0])
     decided = options.decided(name)
-    value = options.defaults.get(name, False if decided is None else decided[0])
-    return truth(value)
+    return truth(False if decided is None else decided[0])

@@ -19,7 +19,7 @@ from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.rules.known import is_same_optimizer
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
-from zerokit.script.trainer_arguments import ArgumentFile, argument_file, installed_values, means
+from zerokit.script.trainer_arguments import ArgumentFile, argument_file, means
 from zerokit.suggest import much_alike
 
 MICRO_BATCH, ACCUMULATION, CHECKPOINTING = (
@@ -41,7 +41,7 @@ TRAINERS_OWN: dict[str, object] = {
     "bf16": False, "fp16": False, "max_grad_norm": 1.0, "optim": "adamw_torch_fused",
     "use_liger_kernel": False,
 }  # fmt: skip
-"""Defaults of transformers/training_args.py, 4.56 to 5.23; TRL's are read from its installed classes."""
+"""Defaults of transformers/training_args.py, 4.56 to 5.23; those of other classes a rehearsal tells."""
 _ONLY_TOLD = frozenset({"max_grad_norm"})  # changes neither memory nor time
 
 
@@ -124,22 +124,18 @@ class ScriptOptions:
     Attributes:
         style: how it takes its configuration (``zerokit.script.reader``).
         file: of arguments, that the script reads.
-        defaults: what its installed arguments class has where nothing is given; empty where not known.
     """
 
     facts: ScriptFacts
     style: str
     user_arguments: tuple[str, ...]
     file: ArgumentFile | None = None
-    defaults: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def read(cls, facts: ScriptFacts, style: str, arguments: tuple[str, ...]) -> ScriptOptions:
-        """With the files that the arguments name (InputError: one is not there), and the installed class."""
+        """With the files that the arguments name (InputError: one is not there)."""
         file = argument_file(arguments, facts)
-        takes_defaults = style == "trainer" and not (file and file.replaces_options)
-        defaults = installed_values(facts, arguments) if takes_defaults else {}
-        return cls(facts=facts, style=style, user_arguments=arguments, file=file, defaults=defaults)
+        return cls(facts=facts, style=style, user_arguments=arguments, file=file)
 
     @property
     def _tool(self) -> Tool:
@@ -209,7 +205,7 @@ class ScriptOptions:
         it; None for its values where it is turned off (``--no_…``)."""
         known = set(self.facts.options)
         if self.facts.parses_training_arguments:
-            known |= {f"--{name}" for name in (*TRAINERS_OWN, *self.defaults)}
+            known |= {f"--{name}" for name in TRAINERS_OWN}
         spelt, negated = (
             {f"--{text}" for name in names for text in (begin + name, (begin + name).replace("_", "-"))}
             for begin in ("", "no_")
@@ -300,9 +296,7 @@ class ScriptOptions:
         """What the script's source or its arguments class has; None: computed, or not known."""
         if name in self._tool.defaults:
             return self._tool.defaults[name]
-        if name in self.defaults:
-            return self.facts.field_defaults.get(name, self.defaults[name])
-        # an arguments class that is not Transformers' own, and could not be read
+        # an arguments class that is not Transformers' own: a rehearsal tells its defaults
         other = any(not one.startswith("transformers.") for one in self.facts.argument_classes)
         if self.facts.parses_training_arguments:
             return None if other else self.facts.field_defaults.get(name, TRAINERS_OWN.get(name))

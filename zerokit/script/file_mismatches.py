@@ -69,9 +69,8 @@ def _value(options: ScriptOptions | None, name: str) -> tuple[object, str] | Non
         is_known = facts.parses_training_arguments or (facts.argument_classes and not facts.hides_arguments)
         if name in facts.fields | facts.keywords or not is_known:
             return None
-        if name not in options.defaults and not (is_transformers or options.defaults):
-            return None  # of an arguments class that could not be read
-        default = options.defaults.get(name, default)
+        if not is_transformers:
+            return None  # the run tells the defaults of another class
     return default, f"{name} is {default} by default"
 
 

@@ -151,7 +151,7 @@ def _trls_arguments(held: HeldTo) -> str:
 
 def longest_sequence(options: ScriptOptions) -> Stated | None:
     """At how many tokens the script cuts a sequence; None: not known."""
-    own = {**options.own_defaults, **options.defaults}
+    own = options.own_defaults
     name = next((name for name in _LENGTH.in_scripts if options.given(name) is not None), None)
     name = name or next((name for name in _LENGTH.in_scripts if own.get(name) is not None), None)
     if name is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from zerokit.launcher.secrets import Secrets
 from zerokit.notes import notes_of
 from zerokit.planner import answer
 from zerokit.planner.effects import unread
-from zerokit.planner.hardware import hardware
 from zerokit.planner.memory_source import Say
 from zerokit.planner.models import another_model, unlike_planned
 from zerokit.planner.one_strategy import one_strategy
@@ -144,14 +142,6 @@ class ScriptPlanning:
         Raises:
             InputError, NothingFits: as for a plan without a script.
         """
-        with ExitStack() as stack:
-            with suppress(InputError):  # which is told where the request is made
-                cluster = hardware(self.options).cluster
-                gpu = FakeGpu.of(cluster.gpu, min(cluster.gpus, cluster.gpu.max_gpus_per_node))
-                stack.enter_context(self.zygote.parsing(gpu))
-            return self._plan(top)
-
-    def _plan(self, top: int) -> PlanResult:
         facts = read_script(
             Path(self.target.script) if self.target.script else None, self.target.module, self.target.source
         )

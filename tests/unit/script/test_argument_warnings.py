@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -261,16 +260,5 @@ def test_the_switch_may_stand_in_a_file_of_arguments(tmp_path: Path) -> None:
     ],
 )
 def test_bf16_without_use_cpu_is_refused(arguments: str, is_refused: bool, tmp_path: Path) -> None:
-    assert (said_of_bf16(arguments, {}, tmp_path) is not None) is is_refused
-
-
-def test_a_class_that_turns_bf16_on_is_told_so(tmp_path: Path) -> None:
-    """As TRL's do."""
-    said = said_of_bf16("", {"bf16": True, "use_cpu": False}, tmp_path)
-    assert said is not None and said.startswith("bf16 is on by default") and "--use_cpu True" in said
-    assert said_of_bf16("--bf16 False", {"bf16": True, "use_cpu": False}, tmp_path) is None
-
-
-def said_of_bf16(arguments: str, defaults: dict[str, object], folder: Path) -> str | None:
-    read = options(folder, TRAINER, *arguments.split())
-    return refused_bf16(replace(read, defaults=defaults))
+    said = refused_bf16(options(tmp_path, TRAINER, *arguments.split()))
+    assert (said is not None) is is_refused

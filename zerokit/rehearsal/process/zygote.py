@@ -28,9 +28,8 @@ from zerokit.rehearsal.order import Order, Script, reads_log
 from zerokit.rehearsal.process import sandbox
 from zerokit.rehearsal.process.guesses import is_library
 from zerokit.rehearsal.process.libraries import VariablesRead, Watch, import_all
-from zerokit.rehearsal.process.main import Rehearsed, in_fork
+from zerokit.rehearsal.process.main import Rehearsed
 from zerokit.rehearsal.process.reads import Reads
-from zerokit.script import parse_only
 
 _LOOK_SECONDS = 0.02
 
@@ -85,8 +84,6 @@ class Zygote:
                 return 0
             if "script" in told:
                 answer: dict[str, Any] | None = self._take(Script.from_dict(told["script"]), told["cwd"])
-            elif "parse" in told:
-                answer = self._parsed(told["parse"], told["environment"])
             else:
                 answer = self._rehearse(told, files)
             for file in files:
@@ -271,26 +268,6 @@ class Zygote:
                 os._exit(0)
 
         return trains
-
-    # ---------------------------------------------------------------- arguments
-
-    def _parsed(self, order: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-        """``values`` of a Trainer's arguments; None where another process has to tell."""
-        self._import_first()
-        if self._nest is None or self._broken or self._rehearsed.why_not:
-            return {"values": None}
-
-        def parse() -> Any:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            for stream in (1, 2):
-                os.dup2(nothing, stream)
-            self._take_environment(environment)
-            return parse_only.parse(order)
-
-        try:
-            return {"values": in_fork(parse)["values"]}
-        except RuntimeError:
-            return {"values": None}
 
 
 def _shared(order: Order) -> list[Path]:
