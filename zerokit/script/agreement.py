@@ -110,9 +110,7 @@ def agree(
         *([f"warning: no plan reaches the script: {stopped}"] if stopped else []),
         *([f"added from the plan: {shlex.join(added)} (⟨no_arguments=True⟩ adds nothing)"] if added else []),
         *(f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts),
-        *unlike_job.of_loss(options, held.loss),
         *([] if held.is_rehearsed else unlike_job.of_arguments(options, held)),
-        *unlike_job.of_saves(options.facts, config, held.method),
         *_parts_of_the_script(options, chosen, writes_here and not saves_less),
     )
     return Agreement(added=added, notes=notes, unlike=unlike, words=words)
@@ -272,11 +270,6 @@ def _parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writ
             "for another)"
         )
     warnings = [f"warning: {line}" for line in deepspeed_note()]
-    if stages > 1 and not options.facts.unreadable and "PipelineModule" not in options.facts.mentions:
-        warnings.append(
-            f"warning: the plan is a pipeline of {stages} stages, and the script shows no sign of building "
-            "one (PipelineModule): without it each rank holds the whole model; plan again with ⟨pp⟩ 1"
-        )
     if writes_here:
         warnings += of_disk_space(chosen, options)
     if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":

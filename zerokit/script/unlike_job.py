@@ -1,5 +1,5 @@
 """Whether a script trains the job that its plan counts on, as far as its arguments tell: the method and its
-adapters, the length of sequences, the optimizer; and the loss, and what becomes of the weights."""
+adapters, the length of sequences, the optimizer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any
 
 from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
-from zerokit.domain.deepspeed_settings import CONVERTS_A_CHECKPOINT, CONVERTS_ADAPTERS
-from zerokit.domain.job import LOSS_OF_SCRIPT, Lora
+from zerokit.domain.job import Lora
 from zerokit.domain.settings import SETTINGS, Stated, compare, unlike_script
 from zerokit.domain.trainers import TRAINERS
 from zerokit.errors import InputError
-from zerokit.machine.versions import installed
 from zerokit.rules.known import NOT_MODELLED, is_same_optimizer
 from zerokit.script.arguments import ScriptOptions, number, truth
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
@@ -163,54 +161,10 @@ def longest_sequence(options: ScriptOptions) -> Stated | None:
     return None if tokens is None else Stated(setting=_LENGTH, value=tokens, where=where, edit=edit)
 
 
-# ---------------------------------------------------------------- the loss
-
-_SIGNS = {"chunked": ("chunk",), "liger": ("liger", "Liger"), "cut": ("linear_cross_entropy", "cce_patch")}
-"""Parts of the names that a script with such a loss uses."""
-
-
 def fuses_by_trainer(options: ScriptOptions) -> bool:
     """Whether ``use_liger_kernel`` fuses head and loss: not in a trainer of TRL, which has its own losses."""
-    return options.style == "trainer" and not _is_of_trl(options)
-
-
-def of_loss(options: ScriptOptions, loss: str) -> list[str]:
-    """Where nothing in the script looks like the planned loss, and no argument of a Trainer turns it on."""
-    if (loss == "liger" and fuses_by_trainer(options)) or _is_seen(options, loss):
-        return []
-    return [
-        f"warning: the plan counts on ⟨loss⟩ {loss}, and the script shows no sign of it: it must "
-        f"{LOSS_OF_SCRIPT[loss]}; or plan again without ⟨loss⟩"
-    ]
-
-
-def why_loss_is_left_out(options: ScriptOptions, loss: str) -> str | None:
-    """What to say of a loss that was asked for and that the script, which is rehearsed with its own, does not
-    compute as far as its source and its arguments tell; None: it does."""
-    if loss == "liger" and fuses_by_trainer(options):
-        decided = options.decided("use_liger_kernel")
-        is_computed = decided is not None and truth(decided[0]) is True
-    else:
-        is_computed = _is_seen(options, loss)
-    if is_computed:
-        return None
-    return (
-        f"⟨loss⟩ {loss} left out: the script shows no sign of it, and is rehearsed with its own loss; to "
-        f"plan for it, the script must {LOSS_OF_SCRIPT[loss]}"
-    )
-
-
-def _is_seen(options: ScriptOptions, loss: str) -> bool:
-    if loss == "standard" or options.facts.unreadable:
-        return True
-    if _is_of_trl(options):
-        return loss == "chunked"
-    names = options.facts.mentions | options.facts.keywords
-    return any(sign in name for sign in _SIGNS[loss] for name in names)
-
-
-def _is_of_trl(options: ScriptOptions) -> bool:
-    return "SFTTrainer" in options.facts.mentions or options.facts.package == "trl"
+    is_of_trl = "SFTTrainer" in options.facts.mentions or options.facts.package == "trl"
+    return options.style == "trainer" and not is_of_trl
 
 
 # ---------------------------------------------------------------- the optimizer
@@ -257,38 +211,4 @@ def of_optimizer(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]
     return [
         f"{decided[1]}, but the plan has {planned} in DeepSpeed's configuration, which a Trainer "
         "takes instead"
-    ]
-
-
-# ---------------------------------------------------------------- the weights that it saves
-
-
-def of_saves(facts: ScriptFacts, config: Mapping[str, Any], method: str) -> list[str]:
-    """What to say where a save of the script's would lose the result of its run, as the plan's ZeRO-3 gathers
-    no weights for it.
-
-    Args:
-        config: the DeepSpeed configuration that the script gets.
-    """
-    zero = config.get("zero_optimization")
-    if not isinstance(zero, Mapping) or zero.get("stage") != 3:
-        return []
-    if zero.get("stage3_gather_16bit_weights_on_model_save") is True:
-        return []
-    adapters = method != "full"
-    effects = {
-        "save_model": f"writes no {'adapters' if adapters else 'weights'} that load",
-        "get_state_dict": "ends with an error",  # accelerate 1.15.0, accelerator.py: a ValueError
-    }
-    major = (installed("transformers") or "").partition(".")[0]
-    if adapters and major.isdecimal() and int(major) >= 5:
-        del effects["save_model"]  # gathers adapters all the same (trainer.py, ``save_model``, from 5.0 on)
-    name = next((name for name in effects if name in facts.mentions), None)
-    if name is None:
-        return []
-    converts = f"{CONVERTS_ADAPTERS} (deepspeed.utils.zero_to_fp32)" if adapters else CONVERTS_A_CHECKPOINT
-    return [
-        f"warning: the script's {name} {effects[name]}: the plan's ZeRO-3 does not gather the weights "
-        "(stage3_gather_16bit_weights_on_model_save is false). Have it save checkpoints (save_strategy), and "
-        f"convert one: {converts}"
     ]

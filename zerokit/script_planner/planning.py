@@ -41,7 +41,6 @@ from zerokit.script.reader import ScriptFacts, read_script
 from zerokit.script.unlike_job import (
     TRLS_SWITCH,
     takes_model_config,
-    why_loss_is_left_out,
     with_optimizer_of,
 )
 from zerokit.script_planner.depth import FEW, FURTHER, Depth
@@ -156,26 +155,24 @@ class ScriptPlanning:
         )  # fmt: skip
         try:
             self._check(facts)
-            unlike_loss = self._leave_loss_out()
+            self._leave_to_rehearsal()
             read = self._probed()
         except CannotRehearse as why:
             self._decisions.kept.pop("loss", None)
             return self._plan_unrehearsed(why, top)
-        if unlike_loss is not None:
-            self.say(f"warning: {unlike_loss}")
-            self._decisions.notes.append(unlike_loss)
         return self._result(read, self._searched(read.request, top))
 
     # ---------------------------------------------------------------- before the search
 
-    def _leave_loss_out(self) -> str | None:
-        """Plan for the loss that the script is rehearsed with, if another was asked for; what to say."""
+    def _leave_to_rehearsal(self) -> None:
+        """What a trainer does beside its model, and its loss, are in the script's own figures."""
         if self.options.get("trainer"):
-            self._decisions.kept["trainer"] = "raw"  # what it does is rehearsed
-        why = why_loss_is_left_out(self._script, loss_of(self.options))
-        if why is not None:
+            self._decisions.kept["trainer"] = "raw"
+        if (loss := loss_of(self._decisions.options)) != "standard":
             self._decisions.kept["loss"] = "standard"
-        return why
+            note = f"⟨loss⟩ {loss} left out: the script is rehearsed with its own loss"
+            self.say(f"warning: {note}")
+            self._decisions.notes.append(note)
 
     def _another_model(self) -> str | None:
         """That the arguments of the script name another model than those of the plan; None: they do not."""

@@ -113,16 +113,6 @@ def test_a_file_of_the_scripts_own_is_refused_where_plans_are_compared(
     assert said in str(refused.value) and "leave it out" in str(refused.value)
 
 
-def test_a_plan_with_a_pipeline_needs_a_script_that_builds_one(tmp_path: Path) -> None:
-    chosen = {"micro_batch": 4, "gradient_accumulation": 2, "pipeline_parallel": 4}
-    sign = "no sign of building one"
-    assert any(sign in note for note in agreed(options(tmp_path, RAW), held(chosen)).notes)
-    builds = (
-        RAW + "    from deepspeed.pipe import PipelineModule\n    PipelineModule(layers=[], num_stages=4)\n"
-    )
-    assert not any(sign in note for note in agreed(options(tmp_path, builds), held(chosen)).notes)
-
-
 @pytest.mark.parametrize("text", [TRAINER, NO_TRAINER])
 def test_a_pipeline_is_none_for_a_trainer_or_accelerate(text: str, tmp_path: Path) -> None:
     chosen = {"micro_batch": 8, "gradient_accumulation": 1, "pipeline_parallel": 4}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import zerokit
 from tests.support.scripts_read import (
     FIXED_TRAINER,
-    NO_TRAINER,
     PLANNED,
     RAW,
     TRAINER,
@@ -28,8 +26,6 @@ from zerokit.script.unlike_job import (
     made_by_script,
     of_arguments,
     of_optimizer,
-    of_saves,
-    why_loss_is_left_out,
     with_optimizer_of,
 )
 from zerokit.values import replace
@@ -121,53 +117,6 @@ def test_a_trainer_that_does_not_fuse_them_contradicts_the_plan(tmp_path: Path) 
     with pytest.raises(InputError, match="use_liger_kernel is False by default"):
         with_loss(tmp_path, fixed)
     with_loss(tmp_path, fixed.replace("bf16=True", "bf16=True, use_liger_kernel=True"))
-
-
-@pytest.mark.parametrize(
-    ("text", "loss", "is_warned"),
-    [
-        (RAW, "liger", True),
-        (
-            RAW + "    from liger_kernel.transformers import LigerForCausalLMLoss as L\n    L()\n",
-            "liger",
-            False,
-        ),
-        (NO_TRAINER, "cut", True),
-        (NO_TRAINER + "    linear_cross_entropy(1, 2)\n", "cut", False),
-        (SFT, "liger", True),
-        (SFT, "chunked", False),
-        (TRAINER, "chunked", True),
-        (RAW, "standard", False),
-    ],
-)
-def test_a_script_without_a_sign_of_the_loss_is_warned_of(
-    text: str, loss: str, is_warned: bool, tmp_path: Path
-) -> None:
-    found = with_loss(tmp_path, text, loss=loss)
-    assert bool(warned(found)) is is_warned, found.notes
-    assert "use_liger" not in " ".join(found.added)
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments", "loss", "is_left_out"),
-    [
-        (TRAINER, "", "liger", True),
-        (TRAINER, "--use_liger_kernel False", "liger", True),
-        (TRAINER, "--use_liger_kernel True", "liger", False),
-        (FIXED_TRAINER.replace("size=4", "size=4, use_liger_kernel=True"), "", "liger", False),
-        (SFT, "--use_liger_kernel True", "liger", True),
-        (SFT, "", "chunked", False),
-        (RAW, "", "cut", True),
-        (RAW + "    linear_cross_entropy(1, 2)\n", "", "cut", False),
-        (RAW, "", "standard", False),
-    ],
-)
-def test_a_loss_that_a_rehearsal_will_not_run_is_left_out_of_its_plan(
-    tmp_path: Path, text: str, arguments: str, loss: str, is_left_out: bool
-) -> None:
-    why = why_loss_is_left_out(options(tmp_path, text, *arguments.split()), loss)
-    assert (why is not None) is is_left_out
-    assert why is None or why.startswith(f"⟨loss⟩ {loss} left out: the script shows no sign of it")
 
 
 OF_8_BITS = replace(PLANNED, optimizer="adamw_8bit")
@@ -324,49 +273,3 @@ def test_a_length_in_a_file_of_settings_is_no_option(tmp_path: Path) -> None:
     settings.write_text("max_length: 512\n")
     (said,) = of_arguments(options(tmp_path, TRLS, "--config", str(settings)), held(seq_len=2048))
     assert f"{settings}: max_length: 512: sequence length 512, but the plan has 2048; plan again" in said
-
-
-SAVES = TRAINER + "    Trainer(args=args).save_model()\n"
-ACCELERATED = """
-    from accelerate import Accelerator
-    accelerator = Accelerator()
-    accelerator.get_state_dict(model)
-"""
-
-
-def _config(stage: int = 3, **zero: bool) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": stage, **zero}}
-
-
-@pytest.mark.parametrize(
-    ("text", "config", "method", "said"),
-    [
-        (SAVES, _config(), "full", "the script's save_model writes no weights that load"),
-        (SAVES, _config(stage3_gather_16bit_weights_on_model_save=True), "lora", ""),
-        (SAVES, _config(2), "lora", ""),
-        (SAVES, {}, "full", ""),
-        (TRAINER, _config(), "full", ""),  # its checkpoints are all that it writes
-        (ACCELERATED, _config(), "full", "the script's get_state_dict ends with an error"),
-        (ACCELERATED, _config(), "qlora", "the script's get_state_dict ends with an error"),
-    ],
-)
-def test_a_save_that_would_lose_the_result_is_named(
-    tmp_path: Path, text: str, config: dict[str, Any], method: str, said: str
-) -> None:
-    found = of_saves(options(tmp_path, text).facts, config, method)
-    assert len(found) == bool(said)
-    converts = "python zero_to_fp32.py" if method == "full" else "load_state_dict_from_zero_checkpoint("
-    assert not said or (said in found[0] and converts in found[0])
-
-
-@pytest.mark.parametrize(
-    ("version", "said"), [("4.56.2", True), ("5.0.0", False), ("5.23.0", False), (None, True)]
-)
-def test_adapters_are_saved_all_the_same_by_a_trainer_of_transformers_5(
-    version: str | None, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if version is not None:
-        (tmp_path / f"transformers-{version}.dist-info").mkdir()
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    found = of_saves(options(tmp_path, SAVES).facts, _config(), "lora")
-    assert [" save_model writes no adapters that load" in text for text in found] == [True] * said
