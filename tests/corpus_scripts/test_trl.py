@@ -108,8 +108,8 @@ def test_a_script_gets_the_plan_and_what_it_saves_loads_again(tmp_path: Path, mo
     run = launch(tmp_path, model, case, rehearsed=name in REHEARSED)
     code, out, err = run.end(500)
     assert code == 0, out + err
-    given = "--per_device_train_batch_size 2 --gradient_accumulation_steps 2 --bf16 False"
-    assert f"added from the plan: {given}" in err
+    given = "--per_device_train_batch_size 2 --gradient_accumulation_steps 2"
+    assert f"added from the plan: {given}" in err and "--bf16 False" in err
     report = run.report()
     assert report["outcome"] == "ok" and len(report["ranks"]) == 2
     for rank in report["ranks"]:

@@ -37,6 +37,7 @@ _PAIRS: tuple[tuple[str, str], ...] = (
     ("bf16.enabled", "bf16"),
 )
 """Keys of the file and the arguments that must have the same value."""
+_FINDS_BATCH = "auto_find_batch_size"
 _BATCH = frozenset({"train_micro_batch_size_per_gpu", "train_batch_size"})
 
 
@@ -69,7 +70,7 @@ def _value(options: ScriptOptions | None, name: str) -> tuple[object, str] | Non
         is_known = facts.parses_training_arguments or (facts.argument_classes and not facts.hides_arguments)
         if name in facts.fields | facts.keywords or not is_known:
             return None
-        if not is_transformers:
+        if not is_transformers and name != _FINDS_BATCH:
             return None  # the run tells the defaults of another class
     return default, f"{name} is {default} by default"
 
@@ -94,7 +95,7 @@ def of_trainer(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mismat
     Args:
         config: the file as the run has it.
     """
-    finds_batch = _value(options, "auto_find_batch_size")
+    finds_batch = _value(options, _FINDS_BATCH)
     is_fixed = finds_batch is not None and truth(finds_batch[0]) is False
     return [one for one in _of_pairs(options, config) if is_fixed or one.key not in _BATCH]
 
