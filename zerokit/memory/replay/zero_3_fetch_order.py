@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate
+from math import inf
 
 from zerokit.memory.fused_loss import head_marks
 from zerokit.memory.rank_model import RankModel
@@ -38,8 +42,7 @@ class Modules:
         self.steps = forward + backward
         self.needed = [self.of.get(name, ()) for name in self.steps]
         self.queue = [(index, step) for step, needed in enumerate(self.needed) for index in needed]
-        # elements of all modules before each step; steps in which each parameter is needed
-        self.numel_before = [0, *accumulate(sum(self.sizes[i] for i in needed) for needed in self.needed)]
+        self._seen_from_modules = self._before(self._own_elements)
         self.gradients = tuple(  # marks of backward at which a gradient is complete, and whose
             (mark, self.by_name[name])
             for mark, (kind, name) in enumerate(model.trace.marks_backward)
@@ -53,9 +56,52 @@ class Modules:
         }
         never = of_kind["bwd_post"] - of_kind["fwd_pre"]
         self.never_released = never if model.reference == "base" else set[str]()
-        self.uses: list[list[int]] = [[] for _ in self.sizes]
+        self._uses: list[list[int]] = [[] for _ in self.sizes]
         for index, step in self.queue:
-            self.uses[index].append(step)
+            self._uses[index].append(step)
+
+    def elements_until_used(self, index: int, module: str, step: int) -> float:
+        """Elements of the modules between a step and the next one that uses a parameter, as they count when
+        ``module`` is released; infinite: none uses it any more.
+
+        ``iter_params(module, recurse=z3_leaf_module(submodule_to_release))`` (``__params_to_release``): for
+        most modules each counts what is its own, and a leaf module's parameters, which are those of modules
+        in it, count nothing. For a leaf module each counts all that is in it, and uses what it is around.
+        """
+        is_leaf = self._is_leaf(module)
+        before = self._seen_from_leaves if is_leaf else self._seen_from_modules
+        uses = self._uses_around(module) if is_leaf else self._uses[index]
+        position = bisect_left(uses, step)
+        return before[uses[position]] - before[step] if position < len(uses) else inf
+
+    def _before(self, elements: Callable[[str], int]) -> list[int]:
+        """Elements of all modules before each step."""
+        return [0, *accumulate(elements(name) for name in self.steps)]
+
+    def _is_leaf(self, module: str) -> bool:
+        return module.rpartition(".")[2] in self.leaves
+
+    def _own_elements(self, module: str) -> int:
+        if self._is_leaf(module):
+            return sum(size for name, size in self._named_sizes if name.rpartition(".")[0] == module)
+        return sum(self.sizes[index] for index in self.of.get(module, ()))
+
+    @cached_property
+    def _seen_from_leaves(self) -> list[int]:
+        within: Counter[str] = Counter()
+        for name, size in self._named_sizes:
+            for around in _around(name):
+                within[around] += size
+        return self._before(within.__getitem__)
+
+    @cached_property
+    def _named_sizes(self) -> tuple[tuple[str, int], ...]:
+        return tuple((name, self.sizes[index]) for name, index in self.by_name.items())
+
+    @cache
+    def _uses_around(self, module: str) -> list[int]:
+        around = {module, *_around(module)}
+        return [step for step, name in enumerate(self.steps) if name in around]
 
     def _move_head(self, model: RankModel) -> None:
         """A fused loss reads the head's weight without running the head: that makes it an external parameter
@@ -108,6 +154,13 @@ class Modules:
         self.of[module] = (
             (*indexes, index) if not indexes or indexes[-1] < index else tuple(sorted({*indexes, index}))
         )
+
+
+def _around(name: str) -> Iterator[str]:
+    """The modules around a module or parameter."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 @lru_cache(maxsize=64)

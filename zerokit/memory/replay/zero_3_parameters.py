@@ -6,7 +6,6 @@ recorded trace; 0.19.8), one event a module hook.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -255,17 +254,11 @@ class Parameters:
             step, latest = self.step_id, self.latest
             not_kept = [i for i in own_parameters if not self.persistent[i]]
             if self.repeats_order:
-                not_kept = [i for i in not_kept if latest[i] <= step and not self._used_soon(i)]
+                until = self.modules.elements_until_used
+                reach = self.zero.max_reuse_distance
+                not_kept = [i for i in not_kept if latest[i] <= step and until(i, module, step) >= reach]
             chosen = self.released[key] = frozenset(not_kept)
         return chosen
-
-    def _used_soon(self, index: int) -> bool:
-        """Whether the parameter's next use lies within the reuse distance, counted in elements."""
-        uses, before = self.modules.uses[index], self.modules.numel_before
-        position = bisect_left(uses, self.step_id)
-        if position == len(uses):
-            return False
-        return before[uses[position]] - before[self.step_id] < self.zero.max_reuse_distance
 
     def release(self, module: str, backward: bool) -> None:
         """``release_sub_module``."""

@@ -56,4 +56,7 @@ def add_lora(
             wrapped: nn.Module = peft.get_peft_model(model, config)
     except ValueError as error:
         raise InputError(f"⟨lora_targets⟩ {','.join(targets)}: {error}") from error
+    # as the class of each task does (PeftModelForCausalLM.forward, peft_model.py:1903, 0.21), which every
+    # trainer asks for; that of none goes past LoraModel, whose hooks ZeRO-3 counts
+    wrapped.forward = lambda *args, **kwargs: wrapped.base_model(*args, **kwargs)  # type: ignore[method-assign]
     return wrapped if dtype is None else wrapped.to(dtype)
