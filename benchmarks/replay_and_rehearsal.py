@@ -205,6 +205,7 @@ class Setting:
     loss: str = "standard"
     int8: bool = False
     offload_activations: bool = False
+    reach: int | None = None  # parameters: the most that are live, and the distance within which they stay
 
 
 SETTINGS = {
@@ -236,6 +237,7 @@ SETTINGS = {
     "z3.offload": Setting(stage=3, offload=("optimizer",)),
     "z3.offload-both": Setting(stage=3, offload=("optimizer", "param")),
     "z3.lora": Setting(stage=3, lora=True),
+    "z3.lora.near": Setting(stage=3, lora=True, reach=80_000_000),
 }
 LOSS_SETTINGS = {
     f"{setting}.{loss}": replace(SETTINGS[setting], loss=loss)
@@ -247,6 +249,8 @@ TOWER_SETTINGS = {"z2.frozen": Setting(stage=2, frozen_tower=True)}
 """Of models of images and text, beside :data:`FEW`."""
 WHERE_ALL = "llama"
 """Every setting is compared for this family; of the others :data:`FEW`."""
+ADAPTED_EXPERTS = "qwen3_moe.z3.lora.near"
+"""Fetches and releases differ where a leaf module holds the experts, and not all of them may be live."""
 FEW = ("z0", "z2.b1", "z2.b1.ck", "z2.ck", "z3")
 WHERE_NEWEST = ("z2.b1", "z2.b1.ck", "z2.ck")
 
@@ -260,6 +264,7 @@ def names() -> Iterator[str]:
         elif family != WHERE_ALL:
             yield from (f"{family}.{setting}" for setting in FEW)
     yield from (f"{family}.{setting}" for family in IMAGES for setting in TOWER_SETTINGS)
+    yield ADAPTED_EXPERTS
 
 
 def row_of(name: str) -> dict[str, Any]:
@@ -267,6 +272,8 @@ def row_of(name: str) -> dict[str, Any]:
     family, _, setting = name.partition(".")
     chosen = {**SETTINGS, **LOSS_SETTINGS, **TOWER_SETTINGS}[setting]
     zero: dict[str, Any] = {"stage": chosen.stage}
+    if chosen.reach is not None:
+        zero |= dict.fromkeys(("stage3_max_live_parameters", "stage3_max_reuse_distance"), chosen.reach)
     for part in chosen.offload:
         zero[f"offload_{part}"] = {"device": "cpu", "pin_memory": True}
     settings: dict[str, Any] = {

@@ -85,14 +85,26 @@ class _Replay:
         self.reduction: GradientReduction | None = None
         if settings.zero.stage == 3:
             self.stage3 = Gradients(model, settings, ranks, self.ledger)
-            self.gathers = gathers(model, settings_of_gathers(settings), ranks)
+            wanted = settings_of_gathers(settings)
+            self.gathers = {
+                first: gathers(model, wanted, ranks, recorded=first)
+                for _, first in micro_step_kinds(model, settings)
+            }
         else:
             self.reduction = gradient_reduction(model, settings, self.part, self.ledger)
         for name, size in self.state.components.items():
             self.ledger.set(name, size)
 
+    def _hold_states(self, first: bool) -> None:
+        """Under stage 3 optimizers make their states in the first step (``initialize_optimizer_states``,
+        stage3.py:1301)."""
+        if self.stage3 is not None:
+            states = self.state.components.get(Component.OPTIMIZER_STATES, 0)
+            self.ledger.set(Component.OPTIMIZER_STATES, 0 if first else states)
+
     def micro_step(self, boundary: bool, first: bool) -> MicroStep:
         """One forward and backward."""
+        self._hold_states(first)
         if self.reduction is None:
             return self._micro_step_of_stage3(boundary, first)
         ledger, start = self.ledger, self.ledger.total
@@ -102,10 +114,10 @@ class _Replay:
         return MicroStep(forward=None, backward=backward, start=start, end=ledger.peak, after=ledger.total)
 
     def _micro_step_of_stage3(self, boundary: bool, first: bool) -> MicroStep:
-        stage, ledger, gathered = self.stage3, self.ledger, self.gathers
+        stage, ledger, gathered = self.stage3, self.ledger, self.gathers[first]
         assert stage is not None
         forward = gathered.forward.raised(ledger.total)
-        backward = self._backward_of_stage3(stage, boundary, first)
+        backward = self._backward_of_stage3(stage, gathered.backward, boundary)
         ledger.mark()
         stage.flush(boundary)
         return MicroStep(
@@ -119,8 +131,8 @@ class _Replay:
             after=ledger.total + gathered.after,
         )
 
-    def _backward_of_stage3(self, stage: Gradients, boundary: bool, first: bool) -> Overlay:
-        ledger, gathered = self.ledger, self.gathers.backward
+    def _backward_of_stage3(self, stage: Gradients, gathered: Overlay, boundary: bool) -> Overlay:
+        ledger = self.ledger
         start = ledger.total + gathered.start
         during: list[int] = []
         after: list[int] = []
@@ -142,9 +154,10 @@ class _Replay:
         ledger = self.ledger
         ledger.mark()
         if self.stage3 is not None:
-            before = ledger.total + self.gathers.peak_of_releasing
+            gathered = self.gathers[False]
+            before = ledger.total + gathered.peak_of_releasing
             self.stage3.step()
-            return max(before, ledger.peak, ledger.total + self.gathers.peak_of_regathering)
+            return max(before, ledger.peak, ledger.total + gathered.peak_of_regathering)
         self._step_below_stage3()
         return ledger.peak
 
@@ -153,19 +166,20 @@ class _Replay:
             self.reduction.step()
 
 
-def micro_step_kinds(settings: DeepSpeedSettings) -> list[tuple[bool, bool]]:
+def micro_step_kinds(model: RankModel, settings: DeepSpeedSettings) -> list[tuple[bool, bool]]:
     """(boundary, first) of the micro-steps that differ. What lies between the first and the last
-    holds no more than the last; under stage 3 all are alike but for what the last may offload."""
-    if settings.gradient_accumulation == 1 or settings.zero.stage == 3:
-        return [(True, True)]
-    return [(False, True), (True, False)]
+    holds no more than the last; under stage 3 all are alike but for what the last may offload, and for the
+    very first, which fetches nothing ahead: all of a leaf module comes in one gather then, with its copy."""
+    if settings.zero.stage == 3:
+        return [(True, True), (True, False)] if model.profile.leaves else [(True, False)]
+    return [(True, True)] if settings.gradient_accumulation == 1 else [(False, True), (True, False)]
 
 
 @lru_cache(maxsize=4096)
 def rank_bytes(model: RankModel, settings: DeepSpeedSettings, ranks: int, rank: int) -> RankBytes:
     """Replay one optimizer step of one rank, in the steady state (third step on)."""
     replay = _Replay(model, settings, ranks, rank)
-    kinds = micro_step_kinds(settings)
+    kinds = micro_step_kinds(model, settings)
     micro_steps = tuple(replay.micro_step(boundary, first) for boundary, first in kinds)
     step_peak = replay.step()
     reference = reference_bytes(model, settings, ranks)
@@ -204,13 +218,15 @@ class _ReplayUntil(_Replay):
         self.parameters: Parameters | None = None
         if self.stage3 is not None:
             self.parameters = Parameters(model, settings, ranks, self.ledger)
-            self.parameters.reach_steady_state(model, settings.gradient_accumulation > 1)
-            self.parameters.gather_persistent()
+            self.parameters.recording = True
 
     def compositions(self, instants: Mapping[str, Instant | None]) -> dict[str, dict[Component, int]]:
         """The components at the instants given, and at the highest of the step."""
         result: dict[str, dict[Component, int]] = {}
-        for number, (boundary, first) in enumerate(micro_step_kinds(self.settings)):
+        for number, (boundary, first) in enumerate(micro_step_kinds(self.model, self.settings)):
+            self._hold_states(first)
+            if self.parameters is not None and not first:
+                self._reach_steady_state()
             of_this_step = {phase: at for phase, at in instants.items() if at is not None and at[0] == number}
             if not of_this_step:
                 self._whole(boundary, first)
@@ -227,6 +243,14 @@ class _ReplayUntil(_Replay):
             self.stage3.step()
             self.parameters.gather_persistent()
         return {**result, "step": self.ledger.composition()}
+
+    def _reach_steady_state(self) -> None:
+        """The order of modules is known."""
+        assert self.parameters is not None
+        self.parameters.release_all()
+        self.parameters = Parameters(self.model, self.settings, self.parameters.ranks, self.ledger)
+        self.parameters.reach_steady_state(self.model, self.settings.gradient_accumulation > 1)
+        self.parameters.gather_persistent()
 
     def _whole(self, boundary: bool, first: bool) -> None:
         """A micro-step without looking."""

@@ -119,7 +119,14 @@ class Modules:
         those of frozen linear layers (linear.py:92 is a function in Python), and biases do not count.
         """
         kinds = tuple(f".{name}" for name in model.profile.views)
-        views = [p.name.replace(".base_layer.", ".").endswith(kinds) for p in model.parameters]
+        stacks = tuple(kind.rpartition(".")[0] for kind in kinds)
+        # peft makes what it adds to stacked weights of views of its factors (_LoraFactorsProxy,
+        # tuners/lora/layer.py:2323, 0.21), but of copies where they are in another precision
+        views = []
+        for parameter in model.parameters:
+            own, adapter, _ = parameter.name.replace(".base_layer.", ".").partition(".lora_")
+            is_copied = adapter and parameter.element_bytes
+            views.append(not is_copied and own.endswith(stacks if adapter else kinds))
         again = list(views)
         if model.checkpointing == "full":
             matrices = [len(p.shape) > (1 if p.trainable else 2) for p in model.parameters]

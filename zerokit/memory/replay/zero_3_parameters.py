@@ -62,6 +62,7 @@ class Parameters:
         self.released: dict[tuple[str, int], frozenset[int]] = {}
         self.backward_stack: dict[str, None] = {}
         self.recompute: dict[str, set[int]] = {}
+        self.recording = False
         self.available = 0
         self.step_id = 0
         self.queue: deque[tuple[int, int]] = deque()
@@ -219,7 +220,7 @@ class Parameters:
                 self.active[index].add(owner)
             if self.group[index] is not None:
                 self._arrive(index)
-        if self.queue and self.knows_order:
+        if self.queue and self.knows_order and not self.recording:
             self._prefetch(needed)
         self.step_id += 1
 
@@ -247,7 +248,9 @@ class Parameters:
             self._gather(chosen)
 
     def _to_release(self, module: str, own_parameters: Collection[int]) -> frozenset[int]:
-        """``__params_to_release``, which DeepSpeed caches by module and step."""
+        """``__params_to_release``, which DeepSpeed caches by module and step; all while it records."""
+        if self.recording:
+            return frozenset(i for i in own_parameters if not self.persistent[i])
         key = (module, self.step_id)
         chosen = self.released.get(key)
         if chosen is None:
@@ -391,14 +394,18 @@ def settings_of_gathers(settings: DeepSpeedSettings) -> DeepSpeedSettings:
 
 
 @lru_cache(maxsize=512)
-def gathers(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> Gathers:
-    """What is gathered over one step; ``settings`` from :func:`settings_of_gathers`."""
+def gathers(model: RankModel, settings: DeepSpeedSettings, ranks: int, *, recorded: bool) -> Gathers:
+    """What is gathered over one step; ``settings`` from :func:`settings_of_gathers`, ``recorded``: over the
+    first, in which the order of modules is recorded."""
     ledger = Ledger()
     parameters = Parameters(model, settings, ranks, ledger)
-    parameters.reach_steady_state(model, settings.gradient_accumulation > 1)
-    ledger.mark()
-    parameters.gather_persistent()
-    peak_of_regathering = ledger.peak
+    parameters.recording = recorded
+    peak_of_regathering = 0
+    if not recorded:
+        parameters.reach_steady_state(model, settings.gradient_accumulation > 1)
+        ledger.mark()
+        parameters.gather_persistent()
+        peak_of_regathering = ledger.peak
     parameters.start_of_forward()
     forward = parameters.overlay(model.trace.marks_forward, parameters.in_forward)
     base = parameters.pass_of_base(model)
