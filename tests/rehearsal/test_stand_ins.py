@@ -175,3 +175,15 @@ def test_the_import_that_failed_first_is_the_cause() -> None:
     except ImportError as error:
         assert str(endings.of_import(error)) == "No module named 'nothing_of_this_name'"
     assert str(endings.of_import(other := ValueError("other"))) == str(other)
+
+
+def test_a_deepspeed_file_that_is_not_the_trainers_arguments_is_a_matter_of_arguments() -> None:
+    from transformers import TrainingArguments
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    config = HfTrainerDeepSpeedConfig({"train_micro_batch_size_per_gpu": 4})
+    arguments = TrainingArguments(output_dir="out", per_device_train_batch_size=1, use_cpu=True)
+    config.trainer_config_process(arguments)
+    with pytest.raises(ValueError, match="per_device_train_batch_size=1") as caught:
+        config.trainer_config_finalize(arguments, object(), 10)
+    assert endings.cause_of(caught.value, has_guessed=True) == "argument"

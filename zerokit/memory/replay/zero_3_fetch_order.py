@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import inf
 
@@ -56,6 +56,7 @@ class Modules:
         }
         never = of_kind["bwd_post"] - of_kind["fwd_pre"]
         self.never_released = never if model.reference == "base" else set[str]()
+        self._leaf_uses: dict[str, list[int]] = {}
         self._uses: list[list[int]] = [[] for _ in self.sizes]
         for index, step in self.queue:
             self._uses[index].append(step)
@@ -98,10 +99,11 @@ class Modules:
     def _named_sizes(self) -> tuple[tuple[str, int], ...]:
         return tuple((name, self.sizes[index]) for name, index in self.by_name.items())
 
-    @cache
-    def _uses_around(self, module: str) -> list[int]:
-        around = {module, *_around(module)}
-        return [step for step, name in enumerate(self.steps) if name in around]
+    def _uses_around(self, leaf: str) -> list[int]:
+        if leaf not in self._leaf_uses:
+            around = {leaf, *_around(leaf)}
+            self._leaf_uses[leaf] = [step for step, name in enumerate(self.steps) if name in around]
+        return self._leaf_uses[leaf]
 
     def _move_head(self, model: RankModel) -> None:
         """A fused loss reads the head's weight without running the head: that makes it an external parameter

@@ -36,6 +36,10 @@ times after a warm-up."""
 _WRONG_ARGUMENT = 2  # the exit code of argparse and click
 _HF_ARGUMENT_PARSER = "hf_argparser.py"  # of Transformers, and a copy in TRL
 
+_HF_MISMATCH = "trainer_config_finalize"
+"""What tells all values of a DeepSpeed file that are not the Trainer's arguments
+(transformers/integrations/deepspeed.py:260, 5.23)."""
+
 
 def of_import(error: BaseException) -> BaseException:
     """The import that failed first, where others were raised for it (Transformers' lazy modules name what
@@ -58,6 +62,8 @@ def cause_of(error: BaseException, *, has_guessed: bool) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     raised_in = frames[-1].filename if frames else ""
     if Path(raised_in).name.endswith(_HF_ARGUMENT_PARSER):
+        return "argument"
+    if frames and frames[-1].name == _HF_MISMATCH:
         return "argument"
     of_surroundings = (OSError, MemoryError, *OF_FEW_ROUNDS)
     is_own = isinstance(error, Exception) and not isinstance(error, of_surroundings)

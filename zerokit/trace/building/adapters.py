@@ -58,5 +58,5 @@ def add_lora(
         raise InputError(f"⟨lora_targets⟩ {','.join(targets)}: {error}") from error
     # as the class of each task does (PeftModelForCausalLM.forward, peft_model.py:1903, 0.21), which every
     # trainer asks for; that of none goes past LoraModel, whose hooks ZeRO-3 counts
-    wrapped.forward = lambda *args, **kwargs: wrapped.base_model(*args, **kwargs)  # type: ignore[method-assign]
+    wrapped.forward = lambda *args, **kwargs: wrapped.base_model(*args, **kwargs)
     return wrapped if dtype is None else wrapped.to(dtype)
