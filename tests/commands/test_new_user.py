@@ -243,10 +243,19 @@ def test_one_of_a_thing_is_not_several(capsys: pytest.CaptureFixture[str]) -> No
     assert "1 GPUs" not in capsys.readouterr().out
 
 
+OWN_MODEL = json.dumps({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500})
+
+
+def test_a_plan_counts_its_traces_and_tells_what_the_last_took(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.json").write_text(OWN_MODEL)
+    assert run(["plan", "--model", "config.json", "--gpus", "1", "--gpu", "t4", "--seq-len", "256"]) == 0
+    first, *more = (line for line in capsys.readouterr().err.splitlines() if ": tracing" in line)
+    assert "1 of at most 4, which takes seconds for a small model" in first
+    assert more and all(", the last took " in line for line in more)
+
+
 def test_quiet_leaves_out_the_notes(capsys: pytest.CaptureFixture[str]) -> None:
-    (Path("config.json")).write_text(
-        json.dumps({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500})
-    )
+    Path("config.json").write_text(OWN_MODEL)
     asked = ["estimate", "--model", "config.json", "--gpus", "1", "--gpu", "t4"]
     assert run([*asked, "-q"]) == 0
     assert "zerokit: " not in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ from zerokit.memory.quantised_load import not_packed_note
 from zerokit.notes import Note, Topic
 from zerokit.search.space import LeastVram, MemoryModel
 from zerokit.suggest import misspelt
-from zerokit.units import format_gib
+from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass, replace
 
 _WITH_THESE_OPTIONS = "`zerokit estimate` with these options"
@@ -106,6 +107,7 @@ class Source:
     say: Say = silent
     stored: int = 0  # traces of the catalogue's profile
     looked: bool = False  # into the cache
+    trace_seconds: float | None = None  # of the last trace; None: none was made yet
     given_up: set[str] = field(default_factory=set)
     notes: dict[str, Note] = field(default_factory=dict)
 
@@ -186,10 +188,9 @@ class Source:
             return False
         if not _can_be_traced(job, strategy):
             return False
-        if self.trace == "some" and not job.offload_activations:
-            trace_count = 0 if self.profile is None else len(self.profile.traces)
-            if strategy.tensor_parallel > 1 or trace_count - self.stored >= _MOST_TRACED_IN_A_SEARCH:
-                return False
+        is_enough = strategy.tensor_parallel > 1 or self._traced() >= _MOST_TRACED_IN_A_SEARCH
+        if self.trace == "some" and not job.offload_activations and is_enough:
+            return False
         if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
             self.given_up.add(key)
             self.notes["torch"] = _not_traced(
@@ -197,6 +198,10 @@ class Source:
             )
             return False
         return True
+
+    def _traced(self) -> int:
+        """How many traces there are beside those of the catalogue."""
+        return 0 if self.profile is None else len(self.profile.traces) - self.stored
 
     def _trace(self, job: Job, strategy: Strategy) -> None:
         from zerokit.errors import ZerokitError
@@ -208,10 +213,14 @@ class Source:
         cached_profile = cached(self.hf_config, self.head, self.say)
         if cached_profile is None or not cached_profile.has_all(job, strategy):
             name = Path(self.name).stem if Path(self.name).is_absolute() else self.name
-            self.say(
-                f"tracing {name} ({variant.words}), which takes seconds for a small model and minutes for a "
-                "large one; later runs use this trace"
+            count = f", {self._traced() + 1} of at most {_MOST_TRACED_IN_A_SEARCH}" * (self.trace == "some")
+            takes = (
+                "which takes seconds for a small model and minutes for a large one; later runs use this trace"
+                if self.trace_seconds is None
+                else f"the last took {format_seconds(self.trace_seconds)}"
             )
+            self.say(f"tracing {name} ({variant.words}){count}, {takes}")
+        begun = time.monotonic()
         try:
             self.profile = complete(
                 self.profile, self.hf_config, job, strategy, name=self.name, head=self.head
@@ -219,6 +228,7 @@ class Source:
         except ZerokitError as error:
             self.given_up.add(key)
             self.notes[key] = _not_traced(error.marked)
+        self.trace_seconds = time.monotonic() - begun
         if self.profile is None or not covers(self.profile, job, strategy):
             self.given_up.add(key)
 
