@@ -75,19 +75,17 @@ def _show_dry_run(dry: DryRun) -> None:
     for name, value in sorted(dry.environment.items()):
         write(f"export {name}={quoted(value)}")
     write(" ".join(map(quoted, dry.argv)))
-    unseen = (
-        "a dry run does not start the script, so not every wrong or missing option or file of its own is seen"
-    )
+    unseen = "a dry run does not start the script, so it misses errors of the script's own"
     if dry.rehearsal == "done":
         say(f"{unseen}; the plan's rehearsal ran the script with these options")
     elif dry.rehearsal == "other devices":
         say(f"{unseen}; the plan's rehearsal ran the script with these options, on the plan's GPUs")
     elif dry.rehearsal == "named":
-        say(f"{unseen}; the `zerokit plan` command above rehearses the script, and sees them")
+        say(f"{unseen}; the `zerokit plan` command above rehearses it")
     else:
         say(
-            f"{unseen}: `zerokit rehearse` with the same {'plan, ' if dry.has_plan else ''}script and "
-            "arguments runs it on simulated GPUs, for some minutes"
+            f"{unseen}; `zerokit rehearse` with the same {'plan, ' if dry.has_plan else ''}script and "
+            "arguments runs it on simulated GPUs"
         )
 
 

@@ -158,9 +158,8 @@ def note(
             f"run; to plan with this command{left}: {command}"
         )
     return (
-        "the plan was not rehearsed with this script: its figures are of a bare training loop, and "
-        "nothing but the script's arguments was compared with it; to plan with "
-        f"the script{left}: {command}"
+        "the plan was not rehearsed with this script, whose arguments alone were compared with it; to plan "
+        f"with the script{left}: {command}"
     )
 
 
