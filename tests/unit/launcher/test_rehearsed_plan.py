@@ -126,15 +126,20 @@ def test_the_command_is_the_same_whether_a_mismatch_is_accepted_or_not(
         "import argparse\n"
         "from accelerate import Accelerator\n"
         "parser = argparse.ArgumentParser()\n"
-        "parser.add_argument('--batch', type=int, default=4)\n"
+        "parser.add_argument('--per_device_train_batch_size', type=int, default=4)\n"
+        "parser.add_argument('--gradient_accumulation_steps', type=int, default=1)\n"
         "args = parser.parse_args()\n"
-        "accelerator = Accelerator(gradient_accumulation_steps=3)\n"
+        "accelerator = Accelerator(gradient_accumulation_steps=args.gradient_accumulation_steps)\n"
     )
+    given = ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "3"]
     launch = ["launch", "--device", "cpu", "--dry-run", "--plan", str(plan)]
     for words in ([], ["--accept-mismatch"]):
-        assert run([*launch, *words, str(script), "--batch", "8"]) == (0 if words else 2)
+        assert run([*launch, *words, str(script), *given]) == (0 if words else 2)
         said = " ".join(capsys.readouterr().err.split())
-        assert f"{plan}/plan.yaml --global-batch 96 --out {plan} -- {script} --batch 8" in said
+        assert (
+            f"{plan}/plan.yaml --global-batch 96 --out {plan} micro_batch= -- {script} {' '.join(given)}"
+            in said
+        )
 
 
 def test_no_command_plans_with_a_script_that_names_its_own_deepspeed_file(
