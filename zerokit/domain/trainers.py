@@ -10,7 +10,7 @@ what the preparation casts to fp32 counts before it (``kbit_prepared``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import field
 
 from zerokit.notes import Note
@@ -39,6 +39,7 @@ class Trainer:
         gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own. ``waits``: whether
             its ranks wait for each other before training, which makes that communicator.
         double_quant: of 4-bit weights, whether their block constants are quantised too.
+        packages: whose scripts are this trainer's; ``names``: which its scripts use.
         arguments: how it is asked for adapters, on ``all`` linear modules or on those ``named``, for weights
             in 4 bits (``packed``) and double quantisation (``nested``); empty: in Python.
         separator: between arguments.
@@ -58,6 +59,8 @@ class Trainer:
     reference: bool = False
     gathers: bool = True
     waits: bool = False
+    packages: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     separator: str = ", "
     not_counted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -72,11 +75,13 @@ class Trainer:
         dropout: float,
         nested: bool,
         dtype: str,
+        without: Container[str] = (),
     ) -> str:
         """The arguments that ask for adapters, and for weights in 4 bits, as a plan counts them.
 
         Args:
             dtype: torch's name of the training precision.
+            without: those that need not be said: keys of ``arguments``.
         """
         wanted = {
             "lora": True,
@@ -88,7 +93,11 @@ class Trainer:
         }
         values = {"method": method, "rank": rank, "dropout": dropout, "dtype": dtype,
                   "spaced": " ".join(targets), "listed": ", ".join(targets)}  # fmt: skip
-        words = (text.format(**values) for key, text in self.arguments.items() if wanted[key])
+        words = (
+            text.format(**values)
+            for key, text in self.arguments.items()
+            if wanted[key] and key not in without
+        )
         return self.separator.join(words)
 
     def notes(self, method: str, experts: int) -> tuple[Note, ...]:
@@ -107,6 +116,8 @@ _TRL = Trainer(
     double_quant=False,
     narrow_adapters=True,
     waits=True,
+    packages=("trl",),
+    names=("SFTTrainer",),
     arguments={
         "lora": "--use_peft --lora_r {rank}",
         "all": "--lora_target_modules all-linear",
@@ -143,6 +154,7 @@ TRAINERS: Mapping[str, Trainer] = {
     "trl-dpo": replace(
         _PAIRS,
         title="TRL's DPOTrainer 1.16",
+        names=("DPOTrainer",),
         reference=True,
         not_counted={
             **_TRL.not_counted,
@@ -158,6 +170,7 @@ TRAINERS: Mapping[str, Trainer] = {
     "trl-reward": replace(
         _PAIRS,
         title="TRL's RewardTrainer 1.16",
+        names=("RewardTrainer",),
         loss="score",
         not_counted={text: of for text, of in _TRL.not_counted.items() if text != _BALANCING},
         sources={
@@ -171,6 +184,7 @@ TRAINERS: Mapping[str, Trainer] = {
         lora_dropout=0.0,
         kbit_prepared=True,
         reentrant=True,
+        packages=("axolotl",),
         arguments={
             "lora": "adapter: {method}, lora_r: {rank}",
             "all": "lora_target_linear: true",
@@ -194,6 +208,7 @@ TRAINERS: Mapping[str, Trainer] = {
         lora_dropout=0.0,
         reentrant=True,
         checkpointing="full",
+        packages=("llamafactory",),
         arguments={
             "lora": "finetuning_type: lora, lora_rank: {rank}",
             "all": "lora_target: all",
@@ -210,3 +225,11 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
 }
 """By the value of ``⟨trainer⟩``."""
+
+
+def trainer_named(package: str | None, names: Iterable[str]) -> str | None:
+    """Whose defaults a script of this package, which uses these names, has; None: not known."""
+    used = {*names}
+    by_name = (key for key, row in TRAINERS.items() if used & {*row.names})
+    by_package = (key for key, row in TRAINERS.items() if package in row.packages)
+    return next(by_name, next(by_package, None))

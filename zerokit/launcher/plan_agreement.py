@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.commands import command_text
+from zerokit.domain.trainers import TRAINERS, trainer_named
 from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher import rehearsed_plan
+from zerokit.launcher.predict_again import predict_again
 from zerokit.linter.finding import Finding
 from zerokit.linter.suppress import settings_beside
 from zerokit.messages import listed
@@ -22,10 +24,11 @@ from zerokit.planner.checking import check, for_versions
 from zerokit.planner.models import config_of, unlike_planned
 from zerokit.planner.options import CheckOptions
 from zerokit.script import agreement, argument_warnings, file_mismatches, unlike_job
-from zerokit.script.arguments import ScriptOptions
+from zerokit.script.arguments import ScriptOptions, truth
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts
 from zerokit.strictload import load_json
+from zerokit.units import format_gib
 
 
 def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[str | None, list[str]]:
@@ -69,6 +72,7 @@ def agree(
     no_arguments: bool,
     accept_mismatch: bool,
     writes_here: bool = True,
+    is_launched: bool = False,
 ) -> agreement.Agreement:
     """What the script is given from the plan, and all that is to be said where it does otherwise.
 
@@ -77,6 +81,7 @@ def agree(
         target: the script with its arguments, by which a rehearsed plan knows it.
         ranks: on all machines together.
         writes_here: the script writes to this machine's disks, whose room is looked at.
+        is_launched: ``launch`` runs it, and judges whether the run was as planned.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
@@ -105,9 +110,60 @@ def agree(
     notes = [*agreed.notes, *_beside_plan(options, agreed.added, ranks, accept_mismatch=accept_mismatch)]
     if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
         notes += unlike_job.of_arguments(options, held)
-    notes += [f"warning: {another}"] if another else []
+    notes += [f"warning: {another}"] if another else _of_trainer(plan, options, target) if is_launched else []
     unlike = (*unlike_model, *agreed.unlike)
     return replace(agreed, notes=tuple(notes), unlike=unlike, is_refused=is_refused)
+
+
+def _of_trainer(plan: PlanFile, options: ScriptOptions, target: Target) -> list[str]:
+    """A warning where the script's trainer does otherwise than its plan counts, with both figures."""
+    facts, chosen = options.facts, rehearsed_plan.content(plan, target)["chosen"]
+    name = trainer_named(facts.package, facts.mentions)
+    estimate = chosen.get("estimate")
+    if name is None or "rehearsed" in chosen or not estimate or not rehearsed_plan.is_rehearsable(plan):
+        return []
+    row, planned, lora = TRAINERS[name], TRAINERS[plan.trainer], plan.lora
+    different = []
+    loss = str(plan.request.get("loss", planned.loss))
+    own_loss = row.loss if facts.mentions & {*row.names} else loss
+    if (row.sequences, row.reference) != (planned.sequences, planned.reference):
+        what = "two sequences" if row.sequences == 2 else "one sequence"
+        different.append(f"{what} in a row{' and a reference model' if row.reference else ''}")
+    elif own_loss != loss:
+        different.append(f"a {own_loss} loss, not the {loss} one")
+    dropout = options.given("lora_dropout")
+    share = row.lora_dropout if dropout is None or row.disables_dropout else float(str(dropout[0]))
+    if lora is not None and bool(share) != bool(lora.dropout):
+        different.append(f"lora_dropout {share:g}, not {lora.dropout:g}")
+    nested = options.given("use_bnb_nested_quant")
+    doubly = row.double_quant if nested is None else truth(nested[0]) is True
+    if plan.method == "qlora" and doubly != planned.double_quant:
+        different.append(f"4-bit weights {'' if doubly else 'not '}doubly quantised")
+    if not different:
+        return []
+    # by its own row, and where its arguments have other constants by one that has them
+    counted = [name, *TRAINERS] if plan.method == "qlora" else [name]
+    trainer = next((one for one in counted if TRAINERS[one].double_quant == doubly), name)
+    request = {**plan.request, "trainer": trainer, "lora-dropout": f"{share:g}"}
+    request.pop("loss", None)
+    if own_loss != TRAINERS[trainer].loss:
+        request["loss"] = own_loss
+    again = predict_again({"request": request, "chosen": chosen}, []).plan
+    if again is None:
+        return []
+    before, after = (one["min_vram_bytes"] for one in (estimate, again["chosen"]["estimate"]))
+    fix = ""
+    if lora is not None:
+        fix = row.asked_for(
+            method=plan.method, rank=lora.rank, targets=lora.targets, dropout=lora.dropout,
+            nested=planned.double_quant, dtype="", without=("lora", "all", "named", "packed"),
+        )  # fmt: skip
+    rehearsal = command_text("rehearse", "--plan", str(plan.folder), *rehearsed_plan.script_words(target))
+    return [
+        f"warning: {row.title}, which the script uses, has {', '.join(different)}: {format_gib(after, 1)} "
+        f"required per GPU, where the plan says {format_gib(before, 1)};"
+        f"{f' give it {fix}, or' if fix else ''} see all that it takes: {rehearsal}"
+    ]
 
 
 # ---------------------------------------------------------------- a DeepSpeed file of the user's own

@@ -168,6 +168,7 @@ def _configured(
         on_cpu=kind == "cpu",
         no_arguments=options.no_arguments,
         accept_mismatch=options.accept_mismatch,
+        is_launched=True,
     )
     adapted = adapted_for(style)
     reads_it = own.own_deepspeed_file is None
