@@ -158,6 +158,7 @@ def test_a_recipe_can_say_all_that_plan_takes() -> None:
         "--rehearsal-seconds",
         "--unconfined",
         "--no-cache",
+        "--dry-run",
     }
     assert {option.option for option in OPTIONS} == taken - beside
     text = "title: t\nparams: 7b\noverlap_comm: off\nreduce_bucket: 2e8\npipeline_module: false\n"
