@@ -237,7 +237,7 @@ SETTINGS = {
     "z3.offload": Setting(stage=3, offload=("optimizer",)),
     "z3.offload-both": Setting(stage=3, offload=("optimizer", "param")),
     "z3.lora": Setting(stage=3, lora=True),
-    "z3.lora.near": Setting(stage=3, lora=True, reach=80_000_000),
+    "z3.lora.near": Setting(stage=3, lora=True, reach=120_000_000),
 }
 LOSS_SETTINGS = {
     f"{setting}.{loss}": replace(SETTINGS[setting], loss=loss)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replay_and_rehearsal import LIMIT, compare, names
+from benchmarks.replay_and_rehearsal import ADAPTED_EXPERTS, LIMIT, compare, names
 from tests.support.packages import needs
 
 needs("torch")
 needs("deepspeed")
 
-SHOWN = ("llama.z3.ck",)
+SHOWN = ("llama.z3.ck", ADAPTED_EXPERTS)
 
 
 def _case(name: str) -> object:
