@@ -155,24 +155,28 @@ class ScriptPlanning:
         )  # fmt: skip
         try:
             self._check(facts)
-            self._leave_to_rehearsal()
+            unlike_loss = self._leave_to_rehearsal()
             read = self._probed()
         except CannotRehearse as why:
             self._decisions.kept.pop("loss", None)
             return self._plan_unrehearsed(why, top)
+        if unlike_loss:
+            self.say(f"warning: {unlike_loss}")
+            self._decisions.notes.append(unlike_loss)
         return self._result(read, self._searched(read.request, top))
 
     # ---------------------------------------------------------------- before the search
 
-    def _leave_to_rehearsal(self) -> None:
-        """What a trainer does beside its model, and its loss, are in the script's own figures."""
+    def _leave_to_rehearsal(self) -> str:
+        """What a trainer does beside its model, and its loss, are in the script's own figures; what to say of
+        another loss that was asked for."""
         if self.options.get("trainer"):
             self._decisions.kept["trainer"] = "raw"
-        if (loss := loss_of(self._decisions.options)) != "standard":
-            self._decisions.kept["loss"] = "standard"
-            note = f"⟨loss⟩ {loss} left out: the script is rehearsed with its own loss"
-            self.say(f"warning: {note}")
-            self._decisions.notes.append(note)
+        loss = loss_of(self._decisions.options)
+        if loss == "standard":
+            return ""
+        self._decisions.kept["loss"] = "standard"
+        return f"⟨loss⟩ {loss} left out: the script is rehearsed with its own loss"
 
     def _another_model(self) -> str | None:
         """That the arguments of the script name another model than those of the plan; None: they do not."""
