@@ -177,7 +177,8 @@ def micro_step_kinds(model: RankModel, settings: DeepSpeedSettings) -> list[tupl
 
 @lru_cache(maxsize=4096)
 def rank_bytes(model: RankModel, settings: DeepSpeedSettings, ranks: int, rank: int) -> RankBytes:
-    """Replay one optimizer step of one rank, in the steady state (third step on)."""
+    """Replay one optimizer step of one rank, in the steady state (third step on), and of leaf modules under
+    stage 3 the very first."""
     replay = _Replay(model, settings, ranks, rank)
     kinds = micro_step_kinds(model, settings)
     micro_steps = tuple(replay.micro_step(boundary, first) for boundary, first in kinds)

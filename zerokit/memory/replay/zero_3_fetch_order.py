@@ -84,20 +84,23 @@ class Modules:
 
     def _own_elements(self, module: str) -> int:
         if self._is_leaf(module):
-            return sum(size for name, size in self._named_sizes if name.rpartition(".")[0] == module)
+            return self._inside[0][module]
         return sum(self.sizes[index] for index in self.of.get(module, ()))
 
     @cached_property
-    def _seen_from_leaves(self) -> list[int]:
+    def _inside(self) -> tuple[Counter[str], Counter[str]]:
+        """Elements that are a module's own by their names, and all that are in it."""
+        own: Counter[str] = Counter()
         within: Counter[str] = Counter()
-        for name, size in self._named_sizes:
+        for name, index in self.by_name.items():
+            own[name.rpartition(".")[0]] += self.sizes[index]
             for around in _around(name):
-                within[around] += size
-        return self._before(within.__getitem__)
+                within[around] += self.sizes[index]
+        return own, within
 
     @cached_property
-    def _named_sizes(self) -> tuple[tuple[str, int], ...]:
-        return tuple((name, self.sizes[index]) for name, index in self.by_name.items())
+    def _seen_from_leaves(self) -> list[int]:
+        return self._before(self._inside[1].__getitem__)
 
     def _uses_around(self, leaf: str) -> list[int]:
         if leaf not in self._leaf_uses:
