@@ -17,7 +17,9 @@ def to_json(shape: ModelShape) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> ModelShape:
     """Read what :func:`to_json` wrote."""
-    kept = Kept(**data.get("kept", {}))
+    kept = Kept(
+        **{name: tuple(of) if isinstance(of, list) else of for name, of in data.get("kept", {}).items()}
+    )
     return ModelShape(**{**data, "stacks": tuple(map(_stack, data["stacks"])), "kept": kept})
 
 
