@@ -31,6 +31,7 @@ __all__ = [
     "RunHung",
     "ZerokitError",
     "about",
+    "of_import",
 ]
 
 
@@ -200,3 +201,12 @@ class ReportNotWritten(ZerokitError):
     """The run's report could not be written."""
 
     exit_code = ExitCode.NOT_WRITTEN
+
+
+def of_import(error: BaseException) -> BaseException:
+    """The import that failed first, where others were raised for it (Transformers' lazy modules name what
+    they were asked for); else the error itself. Python's own import errors name a module."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, ImportError) and cause.name):
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return cause or error

@@ -166,17 +166,6 @@ def test_what_a_library_imports_of_flash_attention_is_there_or_named(tmp_path: P
     assert not [text for text in said["warnings"] if "flash-attn" in text]
 
 
-def test_the_import_that_failed_first_is_the_cause() -> None:
-    try:
-        try:
-            importlib.import_module("nothing_of_this_name")
-        except ImportError as error:
-            raise ModuleNotFoundError("Could not import module 'VoxtralProcessor'") from error
-    except ImportError as error:
-        assert str(endings.of_import(error)) == "No module named 'nothing_of_this_name'"
-    assert str(endings.of_import(other := ValueError("other"))) == str(other)
-
-
 def test_a_deepspeed_file_that_is_not_the_trainers_arguments_is_a_matter_of_arguments() -> None:
     from transformers import TrainingArguments
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from zerokit.cli import run
 from zerokit.domain.families import FAMILIES
 from zerokit.errors import InputError
 from zerokit.planner.models import choose_model
+from zerokit.trace.building.build import usable
 
 
 @pytest.mark.parametrize(
@@ -105,3 +107,11 @@ def test_a_model_of_the_catalogue_without_a_closed_form_is_known_by_its_alias() 
 
 def test_a_bare_size_is_never_taken_for_a_model_without_a_closed_form() -> None:
     assert models.nearest(354_483_968).model_type in FAMILIES
+
+
+def test_of_a_failed_lazy_import_the_first_cause_is_named() -> None:
+    with pytest.raises(InputError, match="No module named 'nothing_of_this_name'"), usable():
+        try:
+            importlib.import_module("nothing_of_this_name")
+        except ImportError as error:
+            raise ModuleNotFoundError("Could not import module 'VoxtralProcessor'") from error

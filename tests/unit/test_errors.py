@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 
 from zerokit import errors, fields
@@ -38,3 +39,14 @@ def test_a_switch_and_its_position_are_said_as_where_they_are_given() -> None:
     assert error.field == "accept_mismatch" and fields.named(error.marked) == ("accept_mismatch", "plan")
     assert str(error) == "go on, with accept_mismatch=True; or plan"
     assert fields.as_options(error.marked) == "go on, with --accept-mismatch before the script; or --plan"
+
+
+def test_the_import_that_failed_first_is_the_cause() -> None:
+    try:
+        try:
+            importlib.import_module("nothing_of_this_name")
+        except ImportError as error:
+            raise ModuleNotFoundError("Could not import module 'VoxtralProcessor'") from error
+    except ImportError as error:
+        assert str(errors.of_import(error)) == "No module named 'nothing_of_this_name'"
+    assert str(errors.of_import(other := ValueError("other"))) == str(other)

@@ -41,15 +41,6 @@ _HF_MISMATCH = "trainer_config_finalize"
 (transformers/integrations/deepspeed.py:260, 5.23)."""
 
 
-def of_import(error: BaseException) -> BaseException:
-    """The import that failed first, where others were raised for it (Transformers' lazy modules name what
-    they were asked for); else the error itself. Python's own import errors name a module."""
-    cause: BaseException | None = error
-    while cause is not None and not (isinstance(cause, ImportError) and cause.name):
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return cause or error
-
-
 def cause_of(error: BaseException, *, has_guessed: bool) -> str:
     """``argument``: the script does not take its arguments; ``script``: raised in the script's own file;
     ``rehearsal``: anything else, which a run may not meet.

@@ -200,6 +200,7 @@ class Rehearsed:
 
     def _run_script(self) -> dict[str, str] | None:
         """Why it stopped early; None where it did not."""
+        from zerokit.errors import of_import
         from zerokit.launcher.rank.process import Program, run_target
         from zerokit.rehearsal.process import loops, offline
         from zerokit.rehearsal.process.endings import (
@@ -208,7 +209,6 @@ class Rehearsed:
             NotRehearsed,
             StopRehearsal,
             cause_of,
-            of_import,
         )
         from zerokit.rehearsal.process.stand_ins import explain
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from zerokit.domain.hf_classes import CLASSIFIERS, HEADS, named_head
 from zerokit.domain.profile import Variant
-from zerokit.errors import InputError
+from zerokit.errors import InputError, of_import
 from zerokit.trace.building import vision_tower
 
 KEEP_PER_RUN = 4
@@ -146,7 +146,7 @@ def usable() -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        message = " ".join(str(error).split())[:300] or type(error).__name__
+        message = " ".join(str(of_import(error)).split())[:300] or type(error).__name__
         raise InputError(f"transformers cannot build this model: {message}") from error
 
 
