@@ -290,6 +290,7 @@ class CheckedFile:
     Attributes:
         text: as it was read.
         batch_ranks: the only number of ranks that its batch sizes are for, where the run's was not said.
+        is_read: False: another file names it, and it is outside of that one's folder.
     """
 
     path: str
@@ -298,6 +299,7 @@ class CheckedFile:
     findings: list[Finding] = field(default_factory=list)
     text: str = field(default="", repr=False)
     batch_ranks: int | None = None
+    is_read: bool = True
 
     @property
     def trainer(self) -> Trainer | None:
@@ -360,11 +362,11 @@ def _outside(named: pathlib.Path, by: CheckedFile) -> CheckedFile:
         path=path,
         location=Location(1, 1),
         rule="unreadable",
-        severity="warning",
+        severity="note",
         marked=f"skipped: {by.path} names it, and it is outside of that folder",
         marked_fix="name it, too, to check it",
     )
-    return CheckedFile(path=path, kind="unknown", document=None, findings=[finding])
+    return CheckedFile(path=path, kind="unknown", document=None, findings=[finding], is_read=False)
 
 
 STANDARD_INPUT = "<stdin>"
@@ -443,8 +445,16 @@ def _may_name(file: CheckedFile) -> bool:
     )
 
 
+def _where(name: str, yaml_file: str) -> tuple[pathlib.Path, ...]:
+    """Where a file that a YAML names may be: here, as Accelerate looks, beside the YAML, or where a folder
+    above it is the one in which the command is started."""
+    above = pathlib.Path(yaml_file).absolute().parents[1:]
+    folders = (pathlib.Path(), pathlib.Path(yaml_file).parent, *above)
+    return tuple(folder / name for folder in folders)
+
+
 def _named_file(file: CheckedFile) -> pathlib.Path | None:
-    """The DeepSpeed JSON that a YAML names: from here, as Accelerate does, or beside the YAML."""
+    """The DeepSpeed JSON that a YAML names; where there is none, a finding says so."""
     assert file.document is not None
     if file.kind == "arguments":
         path = named_deepspeed(file.document)
@@ -452,9 +462,9 @@ def _named_file(file: CheckedFile) -> pathlib.Path | None:
     name = named_config(file.document)
     if name is None or name.endswith((".yaml", ".yml")):
         return None  # the lint of the block speaks of a YAML
-    for candidate in (pathlib.Path(name), pathlib.Path(file.path).parent / name):
-        if is_file(candidate):
-            return candidate
+    named = next(filter(is_file, _where(name, file.path)), None)
+    if named is not None:
+        return named
     file.findings.append(_CONFIG_FILE_MISSING.at(file.document, message=is_missing(name, "Accelerate")))
     return None
 
@@ -556,7 +566,7 @@ def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | 
     name = named_config(yaml_file.document)
     if name is None:
         return None
-    candidates = {_real(name), _real(pathlib.Path(yaml_file.path).parent / name)}
+    candidates = {_real(path) for path in _where(name, yaml_file.path)}
     return next((file for file in files if _real(file.path) in candidates), None)
 
 

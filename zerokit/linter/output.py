@@ -229,7 +229,10 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False, skipped: int =
     if skipped:
         what = "file that is no configuration" if skipped == 1 else "files that are no configurations"
         hidden += f"; skipped {skipped} {what}"
-    read = [file for file in files if file.trainer is None or file.trainer.parses_arguments or file.findings]
+    if outside := sum(not file.is_read for file in files):
+        hidden += f"; skipped {counted(outside, 'file')} outside, which others name"
+    read = [file for file in files if file.is_read]
+    read = [file for file in read if file.trainer is None or file.trainer.parses_arguments or file.findings]
     kinds = (
         ", ".join(f"{shown(file.path)} ({_kind(file)})" for file in read)
         if 0 < len(read) <= _FEW_FILES

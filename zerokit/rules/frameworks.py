@@ -35,7 +35,8 @@ FRAMEWORK_RULES: tuple[Rule, ...] = (
         message="there is no zero_optimization: the Trainer and Accelerate refuse the file, deepspeed.initialize runs "
         "stage 0",
         fix='add "zero_optimization": {"stage": 0}, or the stage that is meant',
-        broken=lambda s: not s.has("zero_optimization"),
+        # DeepSpeed's autotuner writes the block of every trial (autotuning/autotuner.py:753)
+        broken=lambda s: not (s.has("zero_optimization") or s.get("autotuning.enabled") is True),
         scope="file",
         readers=FRAMEWORKS,
         otherwise="note",

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from zerokit.errors import InputError
-from zerokit.linter.files import load_deepspeed
+from zerokit.linter.files import check_files, load_deepspeed
+from zerokit.linter.output import summary
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,53 @@ def test_what_was_meant_is_named(
 def test_a_configuration_is_read(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
     assert load_deepspeed(tmp_path / "ds.json").value == {"zero_optimization": {"stage": 2}}
+
+
+AUTOTUNED = '{"autotuning": {"enabled": %s}, "train_micro_batch_size_per_gpu": "auto"}'
+FSDP = "fsdp_config: {fsdp_sync_module_states: false}\ndistributed_type: %s\nnum_processes: 2\n"
+
+
+def rules_of(path: str) -> set[str]:
+    return {found.rule for file in check_files([path]) for found in file.findings if found.severity != "note"}
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted", "refused", "rule"),
+    [
+        (AUTOTUNED, "true", "false", "no-zero-optimization"),  # its trials have what the autotuner writes
+        (FSDP, "'NO'", "FSDP", "accelerate-fsdp-loading"),  # the block is read by nobody
+    ],
+)
+def test_what_is_refused_only_where_it_is_read(
+    text: str, accepted: str, refused: str, rule: str, tmp_path: Path
+) -> None:
+    path = tmp_path / ("file.json" if text.startswith("{") else "file.yaml")
+    path.write_text(text % accepted)
+    assert rule not in rules_of(str(path))
+    path.write_text(text % refused)
+    assert rule in rules_of(str(path))
+
+
+def test_a_file_may_be_named_from_a_folder_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate looks where it is started: a project's folder, as a rule."""
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/fsdp.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 2\n"
+        "deepspeed_config:\n  deepspeed_config_file: configs/ds.json\n"
+    )
+    monkeypatch.chdir(tmp_path / "configs")
+    assert "accelerate-config-file-missing" in rules_of("fsdp.yaml")
+    (tmp_path / "configs/ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    assert "accelerate-config-file-missing" not in rules_of("fsdp.yaml")
+
+
+def test_a_file_outside_of_the_folder_is_not_read_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text("{")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/ds.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 2\n"
+        "deepspeed_config:\n  deepspeed_config_file: ../secret.json\n"
+    )
+    files = check_files([str(tmp_path / "configs/ds.yaml")])
+    assert "skipped 1 file outside, which others name" in summary(files)
+    assert not any(file.failed for file in files)

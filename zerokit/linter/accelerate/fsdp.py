@@ -143,11 +143,12 @@ def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Fin
             yield _ignored(document, str(key), value, version, read_by)
         elif full in _OF_VERSION_2 and version == 2 and not _is_choice(value, _OF_VERSION_2[full]):
             yield _value(document, str(key), value, _OF_VERSION_2[full])
+    if not runs:
+        return
     # both are on unless the file turns them off, and the launcher asks for Python's truth of the first
     if _get(block, "cpu_ram_efficient_loading", True) and _get(block, "sync_module_states", True) is False:
         yield _FSDP_LOADING.at(document, (*_PATH, "fsdp_sync_module_states"))
-    if runs:
-        yield from _wrapping(document, block, version, model_code)
+    yield from _wrapping(document, block, version, model_code)
 
 
 def _wrapping(
