@@ -17,10 +17,10 @@ def to_json(shape: ModelShape) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> ModelShape:
     """Read what :func:`to_json` wrote."""
-    kept = Kept(
-        **{name: tuple(of) if isinstance(of, list) else of for name, of in data.get("kept", {}).items()}
-    )
-    return ModelShape(**{**data, "stacks": tuple(map(_stack, data["stacks"])), "kept": kept})
+    kept: dict[str, Any] = {
+        name: tuple(of) if isinstance(of, list) else of for name, of in data.get("kept", {}).items()
+    }
+    return ModelShape(**{**data, "stacks": tuple(map(_stack, data["stacks"])), "kept": Kept(**kept)})
 
 
 def _stack(data: Mapping[str, Any]) -> Stack:
