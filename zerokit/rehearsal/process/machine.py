@@ -17,7 +17,7 @@ from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.allocator import AllocatorSettings
 from zerokit.rehearsal.process.guesses import Guesses
 from zerokit.rehearsal.process.ledger import GpuMemory, Unwaited, Workspaces
-from zerokit.rehearsal.process.shapes import Shapes
+from zerokit.trace.recording.shapes import Shapes
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.messages import Messages

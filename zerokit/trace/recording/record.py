@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.hooks import RemovableHandle
 
 from zerokit.domain.profile import Variant
@@ -21,6 +20,7 @@ from zerokit.trace.recording.kernels import cuda_kernels
 from zerokit.trace.recording.known_values import KnownValues
 from zerokit.trace.recording.offloading import offloading
 from zerokit.trace.recording.selective import selective_checkpointing
+from zerokit.trace.recording.shapes import Remembering
 from zerokit.trace.recording.storage import StorageTracker, TraceEvent
 
 
@@ -264,7 +264,7 @@ def record(
         With ZeRO-3's hooks around modules; and at ``plain_points`` without, marks of gradients only.
     """
     with (
-        FakeTensorMode(allow_non_fake_inputs=True),
+        Remembering(),
         transformers_on_gpu(variant.padding),
         cuda_kernels(),
         zero3_linear(variant.zero3_linear),
@@ -298,7 +298,7 @@ def saved_views(built: BuiltModel, variant: Variant) -> tuple[str, ...]:
     """
     names: set[str] = set()
     with (
-        FakeTensorMode(allow_non_fake_inputs=True),
+        Remembering(),
         transformers_on_gpu(False),
         cuda_kernels(),
         zero3_linear(True),

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerokit.domain.profile import Variant
 from zerokit.errors import InputError
 from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
 from zerokit.trace.recording.kernels import cuda_kernels
 from zerokit.trace.recording.record import LABELS, Hooks, make_inputs, materialise, replace_model
+from zerokit.trace.recording.shapes import Remembering
 from zerokit.trace.recording.storage import StorageTracker, TraceEvent
 
 
@@ -168,7 +168,7 @@ def record_serving(
     if "seq2seq" in built.head:
         raise InputError(f"inference of a {built.head} model is not traced")
     with (
-        FakeTensorMode(allow_non_fake_inputs=True),
+        Remembering(),
         torch.no_grad(),
         transformers_on_gpu(variant.padding),
         cuda_kernels(),

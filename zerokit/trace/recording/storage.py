@@ -17,6 +17,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+_device = torch.ops.prim.device.default
+"""More than half of all calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
@@ -91,7 +94,9 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types, args=(), kwargs=None
     ):
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if func is _device:
+            return result
         for leaf in tree_iter(result):
             if isinstance(leaf, torch.Tensor) and not self.skipped(leaf):
                 self._track(leaf)

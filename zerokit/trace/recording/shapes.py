@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _META = torch.device("meta")
 _make_subclass = torch.Tensor._make_subclass
 _refuse_address = torch._C._set_throw_on_mutable_data_ptr
 _BY_VALUES = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 _aten = torch.ops.aten
+_device = torch.ops.prim.device.default
 _BY_OFFSET = (_aten.as_strided.default, _aten.as_strided_.default, _aten.view.dtype)
 """Where an argument lies in its memory decides more than where the result does."""
 _MOST_ANSWERS = 1 << 16
@@ -88,6 +90,8 @@ class Shapes:
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> Any:
         """The operator's result, as ``FakeTensorMode.dispatch`` gives it."""
+        if func is _device and not self._fake.in_kernel_invocation:
+            return args[0].fake_device
         kwargs = kwargs or {}
         if func is _aten.slice.Tensor and not kwargs and (part := self._slice(*args)) is not None:
             return part.make(args)
@@ -210,3 +214,16 @@ class Shapes:
 
 _ALIKE = ("is_conj", "is_neg", "stride", "storage_offset")
 _EQUAL = ("shape", "dtype", "layout", "requires_grad", "constant", "real_tensor")
+
+
+class Remembering(TorchDispatchMode):
+    """A FakeTensorMode whose answers are remembered; that one itself is never on the stack of modes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shapes = Shapes(FakeTensorMode(allow_non_fake_inputs=True))
+
+    def __torch_dispatch__(  # type: ignore[no-untyped-def]
+        self, func, types, args=(), kwargs=None
+    ):
+        return self._shapes.dispatch(func, types, args, kwargs)

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from zerokit.rehearsal.process.shapes import Shapes
+from zerokit.trace.recording.shapes import Shapes
 
 _EVERY = 12
 """Of PyTorch's operators; all of them take a minute, and do not differ either."""
