@@ -11,12 +11,13 @@ import pytest
 from benchmarks.fast_answers import section
 from zerokit.catalog import gpus
 from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings
-from zerokit.domain.hardware import Cluster
+from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.profile_json import from_json
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.trainers import TRAINERS
+from zerokit.memory import card
 from zerokit.memory.estimate import estimate_traced
 from zerokit.values import replace
 
@@ -96,5 +97,12 @@ def test_each_is_within_the_limit_or_says_what_it_does_not_count() -> None:
 
 
 def test_none_fits_where_the_rehearsal_does_not() -> None:
-    for row in section.rows():  # beside the peak both count the same; a plan leaves 2 % of the card
-        assert row["peak"] - row["estimated_peak"] <= 0.02 * row["required"], row["id"]
+    """The card that an estimate requires is that of the rehearsed peak, within the margin of a plan: of the
+    peak alone, since with two layers a card holds more beside it."""
+    gpu = gpus.load("h200")
+    for row in section.rows():
+        zero = replace(DEFAULT_ZERO, stage=REHEARSED[row["id"]]["stage"])
+        strategy = Strategy(settings=DeepSpeedSettings(zero=zero), data_parallel=2)
+        trainer = TRAINERS[row["trainer"].removesuffix("-sft")]
+        required = card.min_vram_bytes(gpu, strategy, row["peak"], trainer)
+        assert required - row["required"] <= DEFAULT_MARGIN * row["peak"], row["id"]
