@@ -14,7 +14,7 @@ from zerokit.linter.accelerate.keys import (
     key_list,
     short,
 )
-from zerokit.linter.deepspeed.clipping import lint_clipping
+from zerokit.linter.deepspeed.clipping import lint_accumulation, lint_clipping
 from zerokit.linter.finding import Finding, Row, meant
 from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document, Path
@@ -331,6 +331,7 @@ def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Fi
     steps, clipping = block.get("gradient_accumulation_steps"), block.get("gradient_clipping")
     if steps not in (None, "auto") and (not str(steps).isdecimal() or int(str(steps)) < 1):
         yield _PLUGIN_STEPS.at(document, steps=short(steps))
+    yield from lint_accumulation(document, ("deepspeed_config", "gradient_accumulation_steps"), steps)
     key = ("deepspeed_config", "gradient_clipping")
     yield from lint_clipping(document, key, clipping, frozenset({"accelerate"}))
     try:

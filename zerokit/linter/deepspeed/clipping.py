@@ -1,10 +1,10 @@
-"""Clipping in a script's code, which does nothing under DeepSpeed: the value of its configuration counts."""
+"""Clipping and accumulation in a script's code, in place of which the configuration counts."""
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from zerokit.linter.deepspeed.readers import scripts_of
@@ -22,6 +22,12 @@ _CLIPPING_IN_CODE = Row(
     "set gradient_clipping to {limit}",
     "DeepSpeed 0.19.8, runtime/engine.py:1778, constants.py:203", "warning",
 )  # fmt: skip
+_ACCUMULATION_IN_CODE = Row(
+    "accumulation-in-code", "gradient_accumulation_steps",
+    "{call}(gradient_accumulation_steps={steps}) in {file} does nothing: Accelerate takes the file's {held}",
+    "set gradient_accumulation_steps to {steps}, or give the Accelerator {held}",
+    "Accelerate 1.15.0, accelerator.py:2216", "warning",
+)  # fmt: skip
 
 
 def lint_clipping(document: Document, key: Path, value: Any, readers: frozenset[str]) -> Iterator[Finding]:
@@ -34,29 +40,54 @@ def lint_clipping(document: Document, key: Path, value: Any, readers: frozenset[
     held = DEFAULT if value in (None, "auto") else value
     if isinstance(held, bool) or not isinstance(held, int | float):
         return
+    for name, limit in _said(document, CLIPPING_CALL, "max_norm", 1, readers):
+        if not isinstance(limit, bool) and isinstance(limit, int | float) and limit not in (held, math.inf):
+            yield _CLIPPING_IN_CODE.at(
+                document, key if value is not None else key[:-1], call=CLIPPING_CALL, limit=f"{limit:g}",
+                file=name, held=f"{held:g}",
+            )  # fmt: skip
+
+
+def lint_accumulation(document: Document, key: Path, value: Any) -> Iterator[Finding]:
+    """Where an Accelerator accumulates another number of batches than the file's ``value`` at ``key``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return
+    call = "Accelerator"
+    for name, steps in _said(document, call, str(key[-1]), 0, frozenset({"accelerate"}), defaults=False):
+        if not isinstance(steps, bool) and isinstance(steps, int) and steps != value:
+            yield _ACCUMULATION_IN_CODE.at(document, key, call=call, steps=steps, file=name, held=value)
+
+
+def _said(
+    document: Document,
+    call: str,
+    keyword: str,
+    position: int,
+    readers: frozenset[str],
+    *,
+    defaults: bool = True,
+) -> Iterator[tuple[str, object]]:
+    """``train.py:12`` and the value that the only such call in each script beside the file is given.
+
+    Args:
+        position: of the value, if it has no keyword; 0: it has one.
+        defaults: those of the script's options count.
+    """
     for script in scripts_of(document.path)[0]:
-        if CLIPPING_CALL not in script.text or not script.readers & readers:
+        if call not in script.text or not script.readers & readers:
             continue
         try:
             tree = ast.parse(script.text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-        calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and called(one) == CLIPPING_CALL]
+        calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and called(one) == call]
         if len(calls) != 1:  # of several only the run tells which is made
             continue
-        limit = _limit(calls[0], parser_calls(tree, script.path).by_attribute)
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or limit in (held, math.inf):
-            continue
-        yield _CLIPPING_IN_CODE.at(
-            document, key if value is not None else key[:-1], call=CLIPPING_CALL, limit=f"{limit:g}",
-            file=f"{script.path.name}:{calls[0].lineno}", held=f"{held:g}",
-        )  # fmt: skip
-
-
-def _limit(call: ast.Call, options: Mapping[str, object]) -> object:
-    """The norm that a call is given: a literal, or the default of an option of the script's."""
-    given = next((word.value for word in call.keywords if word.arg == "max_norm"), None)
-    given = call.args[1] if len(call.args) > 1 else given
-    if isinstance(given, ast.Attribute):
-        return options.get(given.attr)
-    return given.value if isinstance(given, ast.Constant) else None
+        (one,) = calls
+        given = next((word.value for word in one.keywords if word.arg == keyword), None)
+        given = one.args[position] if position and len(one.args) > position else given
+        where = f"{script.path.name}:{one.lineno}"
+        if isinstance(given, ast.Attribute) and defaults:
+            yield where, parser_calls(tree, script.path).by_attribute.get(given.attr)
+        elif isinstance(given, ast.Constant):
+            yield where, given.value

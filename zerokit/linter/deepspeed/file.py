@@ -8,7 +8,7 @@ from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
 from zerokit.linter.deepspeed.autos import lint_autos, stops_initialize
-from zerokit.linter.deepspeed.clipping import lint_clipping
+from zerokit.linter.deepspeed.clipping import lint_accumulation, lint_clipping
 from zerokit.linter.deepspeed.keylist import lint_keys, wrapper
 from zerokit.linter.deepspeed.readers import readers_of
 from zerokit.linter.deepspeed.tables import key_list, minor, version
@@ -80,6 +80,9 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
         clipped_by = readers & ({"raw", "accelerate"} if stage else {"accelerate"})
         clipping = document.value.get("gradient_clipping")
         findings += lint_clipping(document, ("gradient_clipping",), clipping, clipped_by)
+        steps = "gradient_accumulation_steps"
+        if "accelerate" in readers:
+            findings += lint_accumulation(document, (steps,), document.value.get(steps))
     return _without_consequences(findings)
 
 

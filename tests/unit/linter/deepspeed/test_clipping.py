@@ -1,4 +1,4 @@
-"""A norm in a script's code, beside the file that counts in its place."""
+"""A norm or an accumulation in a script's code, beside the file that counts in its place."""
 
 from __future__ import annotations
 
@@ -53,3 +53,24 @@ def test_so_is_it_to_accelerates_yaml(line: str, clips: float, tmp_path: Path) -
     (file,) = check_files([str(path)])
     (found,) = [finding for finding in file.findings if finding.rule == "clipping-in-code"]
     assert f"clips at {clips}" in found.message and "0.01" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("given", "is_found"), [("4", True), ("1", False), ("args.steps", False), ("int(sys.argv[1])", False)]
+)
+@pytest.mark.parametrize("name", ["ds.json", "zero2.yaml"])
+def test_so_is_an_accumulation(given: str, is_found: bool, name: str, tmp_path: Path) -> None:
+    text = {
+        "ds.json": '{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 1}',
+        "zero2.yaml": "distributed_type: DEEPSPEED\nnum_processes: 4\n"
+        "deepspeed_config:\n  zero_stage: 2\n  gradient_accumulation_steps: 1\n",
+    }
+    (tmp_path / name).write_text(text[name])
+    option = "parser.add_argument('--steps', type=int, default=4)\n"
+    (tmp_path / "train.py").write_text(
+        f"{option}accelerator = Accelerator(gradient_accumulation_steps={given})\n"
+    )
+    (file,) = check_files([str(tmp_path / name)])
+    found = [finding for finding in file.findings if finding.rule == "accumulation-in-code"]
+    assert len(found) == int(is_found)
+    assert all("train.py:2" in one.message and "give the Accelerator 1" in one.fix for one in found)
