@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import hypothesis
@@ -55,6 +56,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
         traces.mkdir(exist_ok=True)
         (cache / "zerokit").mkdir()
         (cache / "zerokit" / "profiles").symlink_to(traces)
+    # DeepSpeed's operator for CPU ranks takes minutes to compile: once, whatever cache a test has of its own
+    builds = "-".join(metadata.version(name) for name in ("torch", "deepspeed"))
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(Path(sys.prefix) / "var" / f"extensions-{builds}")
     # one list of fonts for all, also for tests with a cache of their own: making it takes a second or more
     os.environ["MPLCONFIGDIR"] = str(tmp_path_factory.mktemp("matplotlib"))
 
