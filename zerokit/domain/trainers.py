@@ -194,6 +194,8 @@ TRAINERS: Mapping[str, Trainer] = {
         },
         not_counted={
             "its kernels (lora_mlp_kernel and others), which keep less": ("lora", "qlora"),
+            "gradients of the embeddings' output, without checkpointing too: the first layer keeps what the "
+            "others keep": ("lora", "qlora"),
         },
         sources={
             "lora_dropout": "axolotl/utils/schemas/peft.py, lora_dropout: 0.0 (its examples set 0.05)",
@@ -201,6 +203,7 @@ TRAINERS: Mapping[str, Trainer] = {
             "kbit_prepared": "axolotl/loaders/model.py, _prepare_model_for_quantization",
             "reentrant": "axolotl/utils/config/__init__.py:401 (0.19)",
             "checkpointing": "axolotl/utils/schemas/model.py, gradient_checkpointing: False",
+            "not_counted": "axolotl/loaders/adapter.py:428 (0.19), enable_input_require_grads",
         },
     ),
     "llamafactory": Trainer(
