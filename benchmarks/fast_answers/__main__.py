@@ -122,7 +122,7 @@ def command(cell: dict[str, Any], folder: Path, inputs: Inputs) -> list[str]:
 def of_tool(cell: dict[str, Any], folder: Path, model: Path, settings: Path) -> dict[str, Any]:
     """What a tool's command reads, with rows as long as they may be and nearly all of each a target."""
     # axolotl makes another row of what is too long; the others cut it
-    length = LENGTH - 2 if cell["trainer"] == "axolotl" else LENGTH + 8
+    length = LENGTH - 1 if cell["trainer"] == "axolotl" else LENGTH + 8
     words = " ".join(f"w{number % 200}" for number in range(length))
     rows = [{"instruction": "w0", "input": "", "output": words, "text": words}] * 64
     (folder / "rows.json").write_text(json.dumps(rows))
