@@ -17,9 +17,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-_device = torch.ops.prim.device.default
-"""More than half of all calls."""
-
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
@@ -95,7 +92,7 @@ class StorageTracker(TorchDispatchMode):
         self, func, types, args=(), kwargs=None
     ):
         result = func(*args, **kwargs) if kwargs else func(*args)
-        if func is _device:
+        if isinstance(result, torch.device):  # what most calls ask for
             return result
         for leaf in tree_iter(result):
             if isinstance(leaf, torch.Tensor) and not self.skipped(leaf):
