@@ -8,8 +8,7 @@ Every cell is one job on two simulated GPUs at reduced depth: a bare DeepSpeed l
 0.19 and LLaMA-Factory 0.9.5 run (``loop.py``). ``rehearse`` runs it as rank 0, with Triton installed, which
 TRL's losses ask for; ``compare`` asks ``zerokit estimate`` for the same job without its script and writes
 the result into docs/accuracy.md. QLoRA needs bitsandbytes. LLaMA-Factory runs with its own pins
-(Transformers 5.6, TRL 0.24, PEFT 0.18.1); axolotl can (5.16.1, 1.9, 0.20), but its rows here are of the
-versions of the others, and of rows with padding, which ``command`` no longer makes. A cell is
+(Transformers 5.6, TRL 0.24, PEFT 0.18.1), and so does axolotl (5.16.1, 1.9, 0.20). A cell is
 right where its peak is within 2 % of the rehearsed one, or more for what the answer names.
 
 ``measured.jsonl`` and ``at_the_limit.jsonl`` are runs on GPUs of plans made without their script, the second
