@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.support.packages import needs
 torch = pytest.importorskip("torch")
 needs("deepspeed")
 
+from tests.support.rehearsals import rehearse  # noqa: E402
+from zerokit.rehearsal import conduct  # noqa: E402
 from zerokit.rehearsal.process.adapters import deepspeed as adapter  # noqa: E402
 from zerokit.rehearsal.process.adapters import training  # noqa: E402
 from zerokit.rehearsal.process.allocator import AllocatorSettings  # noqa: E402
@@ -63,6 +66,18 @@ def test_what_follows_a_reference_pass_is_of_the_training_forward(monkeypatch: p
     ledger.hold(MIB, "kept")
     assert ledger.peaks["forward"].allocated_bytes == 8 * MIB
     assert ledger.peaks["other"].allocated_bytes == MIB
+
+
+def test_an_import_within_a_phase_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conduct, "QUIET_SECONDS", 1.0)
+    (tmp_path / "lazy.py").write_text("import time; time.sleep(7)")
+    (tmp_path / "train.py").write_text(
+        "import torch\nweight = torch.ones(8, device='cuda', requires_grad=True)\n"
+        "weight.sum().backward()\nimport lazy\ntorch.optim.SGD([weight]).step()\n"
+    )
+    code, _, err = rehearse(tmp_path, "--gpus", "1", "--gpu", "h200", "--no-cache", "train.py")
+    assert code == 0, err
+    assert "in backward, importing lazy" in err
 
 
 def test_local_sgd_is_seen_until_the_step_after_the_weights_were_averaged() -> None:

@@ -22,7 +22,7 @@ from zerokit.memory import card
 from zerokit.rehearsal import result as results
 from zerokit.rehearsal import step_time
 from zerokit.rehearsal.changes import changes
-from zerokit.rehearsal.order import PHASE, FakeGpu, Order
+from zerokit.rehearsal.order import PHASE, STEP, FakeGpu, Order
 from zerokit.rehearsal.result import Fed
 from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
 from zerokit.rehearsal.zygote import DATA_CACHE, Stale, Zygote, environment_at, make_caches
@@ -75,25 +75,29 @@ def pass_on(
     descriptor: int,
     say: Callable[[str], None],
     over: threading.Event,
-    quiet_seconds: float = QUIET_SECONDS,
+    quiet_seconds: float,
 ) -> None:
     """Say each line that a rehearsed process writes, with the time so far, until it writes no more.
 
     Args:
         over: the process has ended; what it left running may keep the pipe open.
     """
-    started_at, reached, rest = time.monotonic(), "in load", b""
-    step_began, left, done = started_at, 0.0, 0
+    started_at, place, rest = time.monotonic(), "in load", b""
+    step_began, said_at, left, done = started_at, started_at, 0.0, 0
     with os.fdopen(descriptor, "rb", buffering=0) as pipe:
         while True:
-            ready, _, _ = select.select([pipe], [], [], quiet_seconds)
-            took = format_seconds(time.monotonic() - started_at)
-            if not ready:
-                if over.is_set():
+            quiet_until = said_at + quiet_seconds
+            ready, _, _ = select.select([pipe], [], [], max(0.0, quiet_until - time.monotonic()))
+            now = time.monotonic()
+            took = format_seconds(now - started_at)
+            if now >= quiet_until:
+                if not ready and over.is_set():
                     return
-                rest_of_steps = left - (time.monotonic() - step_began)
+                said_at = now
+                rest_of_steps = left - (now - step_began)
                 more = f", about {format_seconds(rest_of_steps)} left" if rest_of_steps > 0 else ""
-                say(f"rehearsing for {took} so far: {reached}{more}")
+                after = f", after {STEP}{done}" if done else ""
+                say(f"rehearsing for {took} so far: {place}{after}{more}")
                 continue
             data = pipe.read(1 << 16)
             if not data:
@@ -102,14 +106,15 @@ def pass_on(
             for line in lines:
                 text = line.decode("utf-8", "replace")
                 if text.startswith(PHASE):
-                    reached = f"in {text.removeprefix(PHASE)}"
-                    if reached == "in forward" and not done:
-                        step_began = time.monotonic()
-                else:
-                    reached, done = f"after {text.partition(':')[0]}", done + 1
-                    now = time.monotonic()
+                    place = f"in {text.removeprefix(PHASE)}"
+                    if place == "in forward" and step_began == started_at:
+                        step_began = now
+                    continue
+                if text.startswith(STEP):
+                    done += 1
                     left, step_began = max(0, LIKELY_STEPS - done) * (now - step_began), now
-                    say(f"{text}, after {took}")
+                say(f"{text}, after {took}")
+                said_at = now
 
 
 DEFAULT_STEPS = 5
@@ -312,7 +317,7 @@ def _run(
     )
     reading, writing = os.pipe()
     over = threading.Event()
-    reader = threading.Thread(target=pass_on, args=(reading, progress, over), daemon=True)
+    reader = threading.Thread(target=pass_on, args=(reading, progress, over, QUIET_SECONDS), daemon=True)
     reader.start()
     try:
         with output.open("wb") as stream:

@@ -83,8 +83,8 @@ class FakeGpu:
 
 LENGTH_ARGUMENTS = SETTINGS["seq_len"].in_scripts
 """What a Trainer's arguments may call the length at which it cuts a sequence."""
-PHASE = "phase: "
-"""What a line about the progress begins with that names a phase which has begun; others are for people."""
+PHASE, STEP = "phase: ", "optimizer step "
+"""What a line about the progress begins with that says where the script is, or which step it has done."""
 
 READ_FILE, READ_FOLDER, READ_MODULES = "f", "d", "m"
 """What begins a record of what was read: of a path that was opened or asked for; of a folder that was listed;

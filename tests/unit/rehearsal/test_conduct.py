@@ -8,7 +8,7 @@ import threading
 import time
 
 from zerokit.rehearsal.conduct import pass_on
-from zerokit.rehearsal.order import PHASE
+from zerokit.rehearsal.order import PHASE, STEP
 
 TOOK = re.compile(r"\d+(\.\d)? (ms|s)")
 
@@ -37,16 +37,26 @@ def said_of(*written: str | float, over: bool = False) -> list[str]:
 
 
 def test_a_step_is_said_with_the_time_and_a_phase_is_not() -> None:
-    step = "optimizer step 1: peak allocated so far 3.20 GiB"
+    step = f"{STEP}1: peak allocated so far 3.20 GiB"
     assert said_of(f"{PHASE}init\n{step[:20]}", f"{step[20:]}\n") == [f"{step}, after T"]
 
 
 def test_a_long_silence_names_the_phase_or_the_last_step() -> None:
     assert set(said_of(0.5)) == {"rehearsing for T so far: in load"}
     assert set(said_of(f"{PHASE}init\n", 0.5)) == {"rehearsing for T so far: in init"}
-    *_, last = said_of("optimizer step 2: peak\n", 0.5)
-    assert last == "rehearsing for T so far: after optimizer step 2"
+    step = f"{STEP}1: peak\n"
+    assert said_of(step, 0.5)[-1] == "rehearsing for T so far: in load, after optimizer step 1"
+    *_, last = said_of(step, f"{PHASE}eval, importing a.b\n", 0.5)
+    assert last == "rehearsing for T so far: in eval, importing a.b, after optimizer step 1"
+
+
+def test_phases_that_go_by_are_no_news() -> None:
+    assert said_of(*[f"{PHASE}forward\n", 0.1, f"{PHASE}backward\n", 0.1] * 2)
+
+
+def test_other_news_is_no_step() -> None:
+    assert said_of("no namespaces here\n", 0.5)[-1] == "rehearsing for T so far: in load"
 
 
 def test_nothing_is_said_once_the_process_has_ended() -> None:
-    assert said_of("optimizer step 2: peak\n", over=True) == ["optimizer step 2: peak, after T"]
+    assert said_of(f"{STEP}2: peak\n", over=True) == ["optimizer step 2: peak, after T"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import functools
 import json
@@ -9,14 +10,15 @@ import os
 import re
 import resource
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from zerokit.rehearsal.order import PHASE, Order, Script
+from zerokit.rehearsal.order import PHASE, STEP, Order, Script
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.phases import Context
@@ -123,6 +125,7 @@ class Rehearsed:
         from zerokit.rehearsal.process.endings import NeedsSenders
 
         self._become_rank(trains)
+        _thread.start_new_thread(self._say_where, (threading.get_ident(),))
         with contextlib.suppress(AttributeError, ValueError):
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # in order with errors
         try:
@@ -186,10 +189,21 @@ class Rehearsed:
             trains()
         self.say(f"{PHASE}{phase}")
 
+    def _say_where(self, thread: int) -> None:
+        """Say which phase a thread is in, and what it imports, where that has changed since the last look."""
+        said, is_over = "", _thread.allocate_lock()
+        is_over.acquire()
+        while not is_over.acquire(timeout=_LOOK_SECONDS):  # never: time.sleep may be the script's
+            module = _importing(sys._current_frames().get(thread))
+            where = self.phases.phase + (f", importing {module}" if module else "")
+            if where != said:
+                said = where
+                self.say(f"{PHASE}{where}")
+
     def _step_done(self, number: int) -> None:
         self.machine.unwaited.step_done()
         peak = self.machine.ledger.peak.allocated_bytes / 2**30
-        self.say(f"optimizer step {number}: peak allocated so far {peak:.2f} GiB")
+        self.say(f"{STEP}{number}: peak allocated so far {peak:.2f} GiB")
 
     def say(self, text: str) -> None:
         """A line about the progress."""
@@ -382,6 +396,20 @@ def in_fork(work: Callable[[], Any]) -> Any:
 _WORTH_SAYING = 1.02
 """A range of reserved memory, the highest over the lowest."""
 _PACKAGE = str(Path(__file__).resolve().parents[2])
+
+
+_LOOK_SECONDS = 5.0
+
+
+def _importing(frame: FrameType | None) -> str | None:
+    """The module whose import, the outermost, a thread's frame is in; None: in none."""
+    module = None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_find_and_load" and code.co_filename == "<frozen importlib._bootstrap>":
+            module = str(frame.f_locals.get("name"))
+        frame = frame.f_back
+    return module
 
 
 def _adapt(context: Context, adapter: Callable[[Context, ModuleType], None], module: ModuleType) -> None:
