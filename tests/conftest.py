@@ -28,11 +28,15 @@ QUIET_ENVIRONMENT = {
     "NO_COLOR": "1",
     "PYTHONWARNINGS": "",
 }
-DROPPED = ("FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "PYTHONPATH")
+DROPPED = (
+    "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "PYTHONPATH",
+    "PYTHONDONTWRITEBYTECODE",  # or each of some hundred processes would compile the sources anew
+)  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Children inherit it, so it is set for the whole process and not per test."""
+    sys.dont_write_bytecode = False
     os.environ.update(QUIET_ENVIRONMENT)
     for name in [name for name in os.environ if name in DROPPED or name.startswith("ZEROKIT_")]:
         del os.environ[name]

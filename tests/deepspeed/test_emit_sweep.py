@@ -125,7 +125,7 @@ def test_sweep_deep_accepts_forty(strategies: list[Strategy]) -> None:
 COMMON = """
 import os, sys
 import deepspeed.comm.torch
-deepspeed.comm.torch.build_shm_op = lambda: None  # would be compiled
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # would be compiled
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 torch.manual_seed(0)
