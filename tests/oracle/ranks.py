@@ -33,7 +33,10 @@ def main(cases_file: str, results_file: str) -> None:
             results.flush()
 
 
-_LAZY = ("torch._inductor.lowering", "torch._export.utils", "torch.fx.experimental.proxy_tensor")
+_LAZY = (
+    "torch._inductor.lowering", "torch._export.utils", "torch.fx.experimental.proxy_tensor",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+)  # fmt: skip
 """What DeepSpeed's first engine pulls in, four seconds of it: once, and not in every fork."""
 
 

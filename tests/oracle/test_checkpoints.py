@@ -26,6 +26,8 @@ RANK = """
 import importlib, json, os, sys
 from pathlib import Path
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig
 rank, folder, cases = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 import deepspeed
 importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # minutes of C++
@@ -59,20 +61,7 @@ for at, (config, frozen) in enumerate(cases):
             gathered = sum(v.untyped_storage().nbytes() for v in state.values())
     if rank == 0:
         (folder / f"gathered{at}").write_text(json.dumps(gathered))
-"""
 
-
-ADAPTERS = """
-import importlib, sys
-from pathlib import Path
-import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-import deepspeed
-importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # minutes of C++
-torch.distributed.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{folder}/store")
-deepspeed.init_distributed("gloo")
 config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
                      num_attention_heads=2)
 torch.manual_seed(0)
@@ -112,17 +101,37 @@ def _run_ranks(source: str, folder: Path, *arguments: str) -> None:
         assert process.returncode == 0, err[-3000:]
 
 
+def _configuration(stage: int, precision: str) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+        "zero_optimization": {
+            "stage": stage, "stage3_gather_16bit_weights_on_model_save": True,
+            "stage3_param_persistence_threshold": 0,
+        },
+    }  # fmt: skip
+    return config if precision == "fp32" else config | {precision: {"enabled": True}}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks wrote, of every case and of the adapters: they start once for all."""
+    folder = tmp_path_factory.mktemp("ranks")
+    cases = [(_configuration(stage, precision), frozen) for stage, precision, frozen in CASES]
+    _run_ranks(RANK, folder, json.dumps(cases))
+    return folder
+
+
 @pytest.mark.timeout(400)
 def test_adapters_of_a_zero_3_checkpoint_are_converted_as_the_plan_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The words of the plan are run, and what they write is loaded with PEFT."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     import torch
     from deepspeed.utils.zero_to_fp32 import load_state_dict_from_zero_checkpoint
 
-    _run_ranks(ADAPTERS, tmp_path)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(written)
 
     def base() -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained("base", dtype=torch.float32)
@@ -142,29 +151,15 @@ def test_adapters_of_a_zero_3_checkpoint_are_converted_as_the_plan_says(
 
 
 @pytest.mark.timeout(400)
-def test_checkpoints_and_gathered_weights_are_as_large_as_counted(tmp_path: Path) -> None:
-    cases = []
-    for stage, precision, frozen in CASES:
-        config = {
-            "train_micro_batch_size_per_gpu": 1,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
-            "zero_optimization": {
-                "stage": stage, "stage3_gather_16bit_weights_on_model_save": True,
-                "stage3_param_persistence_threshold": 0,
-            },
-        }  # fmt: skip
-        if precision != "fp32":
-            config[precision] = {"enabled": True}
-        cases.append((config, frozen))
-    _run_ranks(RANK, tmp_path, json.dumps(cases))
+def test_checkpoints_and_gathered_weights_are_as_large_as_counted(written: Path) -> None:
     parameters, frozen_parameters = 512 * 512 * 5, 512 * 512
-    for at, (config, frozen) in enumerate(cases):
-        files = (tmp_path / f"case{at}").rglob("*_states.pt")
-        written = sum(path.stat().st_size for path in files)
+    for at, (stage, precision, frozen) in enumerate(CASES):
+        files = (written / f"case{at}").rglob("*_states.pt")
+        size = sum(path.stat().st_size for path in files)
         trainable = parameters - frozen_parameters * frozen
-        counted = checkpoint_bytes(parameters, trainable, from_config(config))
+        counted = checkpoint_bytes(parameters, trainable, from_config(_configuration(stage, precision)))
         # names, shapes and hyperparameters take some kilobytes a file
-        assert counted <= written <= counted * 1.02 + 40_000, (CASES[at], counted, written)
-        gathered = json.loads((tmp_path / f"gathered{at}").read_text())
-        if config["zero_optimization"]["stage"] == 3:
-            assert gathered == parameters * (2 if "bf16" in config else 4)
+        assert counted <= size <= counted * 1.02 + 40_000, (CASES[at], counted, size)
+        gathered = json.loads((written / f"gathered{at}").read_text())
+        if stage == 3:
+            assert gathered == parameters * (2 if precision == "bf16" else 4)

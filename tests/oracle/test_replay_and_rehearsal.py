@@ -6,22 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replay_and_rehearsal import ADAPTED_EXPERTS, LIMIT, compare, names
+from benchmarks.replay_and_rehearsal import LIMIT, compare, names
 from tests.support.packages import needs
 
 needs("torch")
 needs("deepspeed")
 
-SHOWN = ("llama.z3.ck", ADAPTED_EXPERTS)
+IN_CI = "llama.z3.ck"
+CASES = [name if name == IN_CI else pytest.param(name, marks=pytest.mark.slow) for name in names()]
 
 
-def _case(name: str) -> object:
-    if name in SHOWN:
-        return name
-    return pytest.param(name, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("name", [_case(name) for name in names()])
+@pytest.mark.parametrize("name", CASES)
 def test_both_tell_the_same_peak_of_every_phase(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
