@@ -15,13 +15,13 @@ from tests.faults.conftest import Launch, wait_for
 WAYS = ("rank", "zerokit", "zerokit-term", "guard", "outer", "inner")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", (1, 2, 5))  # zerokit, a rank, DeepSpeed
 def test_a_random_kill(launch: Launch, seed: int) -> None:
     random_kill(launch, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 300))
+@pytest.mark.parametrize("seed", (0, 3, 4, *range(100, 300)))
 def test_two_hundred_random_kills(launch: Launch, seed: int) -> None:
     random_kill(launch, seed)
 

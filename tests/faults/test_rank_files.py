@@ -308,12 +308,12 @@ def test_a_restarted_rank_appends_and_its_last_life_counts(tmp_path):
 
 
 def test_kills_at_random_moments_never_leave_a_complete_file(tmp_path):
-    """Fault 23: 100 ranks killed at random; none reads as finished, every good line is whole."""
+    """Fault 23: 40 ranks killed at random; none reads as finished, every good line is whole."""
     script = write_script(tmp_path, "import time\nwhile True: time.sleep(0.01)\n")
     chance = random.Random(23)
-    for first in range(0, 100, 20):
+    for first in range(0, 40, 20):
         ranks = range(first, first + 20)
-        batch = [start_rank(tmp_path, "--", script, rank=rank, ranks=100) for rank in ranks]
+        batch = [start_rank(tmp_path, "--", script, rank=rank, ranks=40) for rank in ranks]
         for rank in ranks[5:]:  # five of each batch may be killed before they wrote anything
             wait_for(rank_file(tmp_path, rank).exists, f"rank {rank}")
         for process in chance.sample(batch, len(batch)):
@@ -322,11 +322,11 @@ def test_kills_at_random_moments_never_leave_a_complete_file(tmp_path):
         for process in batch:
             process.communicate()
             assert process.returncode == -signal.SIGKILL
-    report = report_of(tmp_path, 100)
+    report = report_of(tmp_path, 40)
     assert report["outcome"] == "launcher_lost"
     assert {rank["state"] for rank in report["ranks"]} == {"lost"}
     assert not [text for text in report["problems"] if "damaged" in text]
-    assert 75 <= len(find_rank_files(tmp_path)) <= 100
+    assert 30 <= len(find_rank_files(tmp_path)) <= 40
 
 
 # -- long runs, secrets, followers ----------------------------------------------------------------

@@ -44,8 +44,17 @@ def start(python: Path, folder: Path, deed: str, code: int) -> Run:
     return Run(python, folder, ["--num-ranks", "2", "train.py", str(code)], {})
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-@pytest.mark.parametrize(("code", "outcome", "exit_code"), [(0, "ok", 0), (3, "rank_failed", 10)])
+SUCCESS, FAILURE = (0, "ok", 0), (3, "rank_failed", 10)
+
+
+@pytest.mark.parametrize(
+    ("deed", "code", "outcome", "exit_code"),
+    [
+        ("removed", *SUCCESS), ("made anew", *FAILURE),
+        pytest.param("moved", *SUCCESS, marks=pytest.mark.slow),
+        pytest.param("removed", *FAILURE, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_the_report_is_made_of_what_was_read_before(
     tmp_path: Path, stub_python: Path, deed: str, code: int, outcome: str, exit_code: int
 ) -> None:

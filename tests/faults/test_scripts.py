@@ -94,7 +94,12 @@ def write(folder: Path, text: str) -> tuple[str, ...]:
     return ("script.py",)
 
 
-@pytest.mark.parametrize("name", WELL)
+FURTHER = ("closes its streams", "leaves and removes its folder")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in FURTHER else name for name in WELL]
+)
 def test_a_script_that_ends_well(launch: Launch, tmp_path: Path, name: str) -> None:
     run = launch(script=write(tmp_path, WELL[name]))
     code, out, err = run.end()

@@ -45,6 +45,10 @@ def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
         (b"node-1 slots=8\n::1 slots=8\n", "2:1: the host is an IPv6 address"),
         (b"node-1 slots=8\nnode-1 slots=8\n", "2:1: node-1 is already in line 1"),
         (b"node-1 slots=0\n", "1:8: 0 slots"),
+        (b"node-1 slots=1000000000\n", "1:8: "),
+        (b"node-1 slots=-1\n", "1:"),
+        (b"node-1\n", "1:"),
+        (b"node-1 slots=4 slots=8\n", "1:"),
         (
             b"-oProxyCommand=x slots=1\n",
             "1:1: the host begins with -, and would be given to ssh as an option",
