@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.deepspeed.accelerate_provocations import FSDP, PROVOCATIONS, cases, write
-from zerokit.linter.deepspeed.deep import DeepResult, run_deep
+from zerokit.linter.accelerate.keys import key_list
+from zerokit.linter.deepspeed.deep import DeepCase, DeepResult, run_deep
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.files import check_files
 
@@ -53,26 +55,34 @@ def test_accelerate_does_what_the_rule_says(rule: str, answers: dict[str, DeepRe
         assert provocation.says in str(answer.error)
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("SHARDING_STRATEGY", "FULL"),
-        ("AUTO_WRAP_POLICY", "LAYERS"),
-        ("BACKWARD_PREFETCH", "BEFORE"),
-        ("STATE_DICT_TYPE", "FULL"),
-    ],
-)
-def test_fsdp_refuses_the_values_that_are_errors(
-    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+VALUES = ("null", "yes")
+
+
+def test_fsdp_values_that_are_errors_are_those_that_accelerate_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataclasses = pytest.importorskip("accelerate.utils.dataclasses")
-    path = tmp_path / "a.yaml"
-    path.write_text(f"{FSDP}fsdp_config: {{fsdp_{variable.lower()}: {value}}}\n")
-    rules = {finding.rule for finding in check_files([str(path)])[0].findings}
-    assert rules - {"accelerate-fsdp-no-wrap"} == {"accelerate-fsdp-value"}
-    monkeypatch.setenv(f"FSDP_{variable}", value)
-    with pytest.raises((KeyError, ValueError)):
-        dataclasses.FullyShardedDataParallelPlugin()
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    # the launcher's stand-in below says both for itself, as they ask for a GPU
+    keys = {*key_list()["fsdp_config"]} - {"fsdp_sync_module_states", "fsdp_cpu_ram_efficient_loading"}
+    paths = []
+    for version, key, value in itertools.product((1, 2), sorted(keys), VALUES):
+        policy = "SIZE_BASED_WRAP" if key == "fsdp_min_num_params" else "TRANSFORMER_BASED_WRAP"
+        block = {"fsdp_version": version, "fsdp_auto_wrap_policy": policy, key: value}
+        paths.append(Path(f"{version}-{key}-{VALUES.index(value)}.yaml"))
+        paths[-1].write_text(
+            f"{FSDP}fsdp_config:\n" + "".join(f"  {name}: {said}\n" for name, said in block.items())
+        )
+    files = check_files([*map(str, paths)], kind="accelerate")
+    ours = [any(finding.severity == "error" for finding in file.findings) for file in files]
+    answers = run_deep([DeepCase(mode="accelerate", path=str(path.absolute())) for path in paths])
+    unlike = {
+        path.read_text(): str(answer.error)
+        for path, refused, answer in zip(paths, ours, answers, strict=True)
+        if refused is answer.ok
+    }
+    assert unlike == {}
+    assert 10 < sum(ours) < len(ours) - 10
 
 
 def test_fsdp_keys_are_named_with_and_without_their_prefix(tmp_path: Path) -> None:
@@ -81,3 +91,12 @@ def test_fsdp_keys_are_named_with_and_without_their_prefix(tmp_path: Path) -> No
     assert [(finding.rule, finding.location.line) for finding in check_files([str(path)])[0].findings] == [
         ("accelerate-ignored-key", 5)
     ]
+
+
+def test_a_class_to_wrap_is_one_whole_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    named = "fsdp_transformer_layer_cls_to_wrap: 'OtherLayer, LastLayer'"
+    path.write_text(f"{FSDP}fsdp_config: {{fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, {named}}}\n")
+    (file,) = check_files([str(path)], Context(model_code="class OtherLayer: ...\nclass LastLayer: ..."))
+    (finding,) = file.findings
+    assert (finding.rule, "' LastLayer'" in finding.message) == ("accelerate-fsdp-class", True)

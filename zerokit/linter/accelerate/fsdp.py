@@ -15,21 +15,35 @@ from zerokit.values import frozen_dataclass
 
 _PLUGIN = f"Accelerate {ACCELERATE_VERSION}, utils/dataclasses.py, FullyShardedDataParallelPlugin"
 _PREFIX = "fsdp_"
+_TRUTH = ("TRUE", "FALSE")
+_BOOLEAN = (*_TRUTH, "YES", "NO", "Y", "N", "T", "F", "ON", "OFF", "1", "0")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
-    "fsdp_sharding_strategy": (
-        "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2",
-        "_HYBRID_SHARD_ZERO2", "1", "2", "3", "4", "5",
-    ),
     "fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
     "fsdp_backward_prefetch": ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "1", "2"),
-    "fsdp_state_dict_type": ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "1", "2", "3"),
     "fsdp_version": ("1", "2"),
+    **dict.fromkeys((
+        "fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload", "fsdp_offload_params",
+    ), _BOOLEAN),
 }  # fmt: skip
-_TRUTH = ("TRUE", "FALSE")
-_OF_VERSION_2: Mapping[str, tuple[str, ...]] = {
-    "fsdp_reshard_after_forward": (*_TRUTH, "YES", "NO", "Y", "N", "T", "F", "ON", "OFF", "1", "0"),
-    "fsdp_state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "1", "3"),
-}
+_OF_VERSION: Mapping[int, Mapping[str, tuple[str, ...]]] = {
+    1: {
+        "fsdp_sharding_strategy": (
+            "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2",
+            "_HYBRID_SHARD_ZERO2", "1", "2", "3", "4", "5",
+        ),
+        "fsdp_state_dict_type": (
+            "FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "1", "2", "3",
+        ),
+        "fsdp_use_orig_params": _BOOLEAN, "fsdp_forward_prefetch": _BOOLEAN,
+        "fsdp_sync_module_states": _BOOLEAN,
+    },
+    2: {
+        "fsdp_reshard_after_forward": _BOOLEAN,
+        "fsdp_state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "1", "3"),
+    },
+}  # fmt: skip
+_MAY_BE_NULL = ("fsdp_auto_wrap_policy", "fsdp_backward_prefetch", "fsdp_state_dict_type")
+"""Not passed on where they are null; of the others the launcher passes on the word None (launch.py:309)."""
 
 
 _PATH = ("fsdp_config",)
@@ -131,22 +145,25 @@ def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Fin
         return
     known_keys = key_list()["fsdp_config"]
     version = fsdp_version(block)
+    by_size = str(_get(block, "auto_wrap_policy")).upper() == "SIZE_BASED_WRAP"
     for key, value in block.items():
         # the launcher puts fsdp_ before a key that lacks it
         full = str(key) if str(key).startswith("fsdp") else f"{_PREFIX}{key}"
         read_by = _ONLY_IN.get(full.removeprefix(_PREFIX))
         if full not in known_keys:
             yield _unknown(document, str(key), full, known_keys, block)
-        elif full in _CHOICES and value is not None and not _is_choice(value, _CHOICES[full]):
-            yield _value(document, str(key), value, _CHOICES[full])
+        elif (choices := _OF_VERSION[version].get(full) or _CHOICES.get(full)) and not (
+            _is_choice(value, choices) or (value is None and full in _MAY_BE_NULL)
+        ):
+            yield _value(document, str(key), value, choices)
         elif read_by is not None and read_by.version != version:
             yield _ignored(document, str(key), value, version, read_by)
-        elif full in _OF_VERSION_2 and version == 2 and not _is_choice(value, _OF_VERSION_2[full]):
-            yield _value(document, str(key), value, _OF_VERSION_2[full])
+        elif full == "fsdp_min_num_params" and by_size and not str(value).strip().isdecimal():
+            yield _value(document, str(key), value, ("a whole number",))
     if not runs:
         return
     # both are on unless the file turns them off, and the launcher asks for Python's truth of the first
-    if _get(block, "cpu_ram_efficient_loading", True) and _get(block, "sync_module_states", True) is False:
+    if _get(block, "cpu_ram_efficient_loading", True) and not _get(block, "sync_module_states", True):
         yield _FSDP_LOADING.at(document, (*_PATH, "fsdp_sync_module_states"))
     yield from _wrapping(document, block, version, model_code)
 
@@ -162,8 +179,9 @@ def _wrapping(
         row = _FSDP_NO_WRAP_CHECKPOINTING if checkpointing and version == 2 else _FSDP_NO_WRAP
         yield row.at(document, version=version, missing="fsdp_auto_wrap_policy")
     named = _get(block, "transformer_layer_cls_to_wrap")
+    known = set(re.findall(r"\w+", model_code or ""))
     for name in str(named).split(",") if named and model_code else ():
-        if not re.search(rf"\b{re.escape(name)}\b", model_code or ""):
+        if name not in known:  # a name beside its comma keeps the space: Accelerate finds none such
             split = re.search(r"_no_split_modules = \[([^\]]+)\]", model_code or "")
             yield _FSDP_CLASS.at(
                 document,
@@ -217,7 +235,11 @@ def _unknown(
 
 
 def _value(document: Document, key: str, value: object, choices: tuple[str, ...]) -> Finding:
-    shown = [choice.lower() if choice in _TRUTH else choice for choice in choices if choice[0] != "_"]
+    shown = _TRUTH if choices is _BOOLEAN else [choice for choice in choices if choice[0] != "_"]
     return _FSDP_VALUE.at(
-        document, ("fsdp_config", key), key=key, value=short(value), choices=", ".join(shown)
+        document,
+        ("fsdp_config", key),
+        key=key,
+        value=short(value),
+        choices=" or ".join(map(str.lower, shown)) if shown is _TRUTH else ", ".join(shown),
     )
