@@ -12,7 +12,7 @@ from typing import Any
 
 from zerokit.linter.accelerate.keys import is_file, short
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
-from zerokit.linter.finding import Finding, Row, is_missing, meant
+from zerokit.linter.finding import Finding, Row, is_missing, meant, read_past
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document
@@ -138,10 +138,14 @@ def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
     """Findings about a file of TrainingArguments, and about the DeepSpeed block in a trainer's file."""
     value, trainer = document.value, trainer_of(document.value)
     named, path = value.get("deepspeed"), named_deepspeed(document)
+    inner = document.below("deepspeed") if isinstance(named, dict) else None
+    for problem in document.problems:
+        if problem.rule == "duplicate-key" and (inner is None or problem not in inner.problems):
+            yield read_past(document, problem, "warning")
     if path and not find_beside(path, document.path):
         yield _missing(document, "deepspeed", path)
-    if isinstance(named, dict):
-        yield from lint_deepspeed(document.below("deepspeed"), replace(context, readers=FRAMEWORKS))
+    if inner is not None:
+        yield from lint_deepspeed(inner, replace(context, readers=FRAMEWORKS))
     if trainer is not None and not trainer.parses_arguments:
         return
     yield from _misspelt(document)

@@ -201,7 +201,7 @@ _OF_OTHERS = (".py", ".pyi", ".ipynb", ".sh", ".slurm", ".sbatch", ".md", ".rst"
 @functools.lru_cache(maxsize=1)
 def parsed(path: str, text: str, grammar: Literal["json", "yaml"]) -> Document:
     """What the text says, in either grammar; kept, for who asks first what it is. Not to be changed."""
-    return parse_json(text, path, strict=False) if grammar == "json" else parse_yaml(text, path)
+    return (parse_json if grammar == "json" else parse_yaml)(text, path, strict=False)
 
 
 def detect_kind(path: str, text: str) -> str:
@@ -409,7 +409,9 @@ def _parse(path: str, text: str, without_bom: str, kind: str) -> Document:
         return Document(path=path, text=text)
     is_json = path.endswith(".json") or (path == STANDARD_INPUT and without_bom.lstrip()[:1] == "{")
     if kind != "deepspeed" and not is_json:
-        return parsed(path, without_bom, "yaml")
+        if kind in ("accelerate", "arguments"):
+            return parsed(path, without_bom, "yaml")
+        return parse_yaml(without_bom, path)  # zerokit's own, which take no duplicate
     document = parsed(path, without_bom, "json")
     return document if without_bom == text else replace(document, problems=[*document.problems, _MARK])
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from zerokit.fields import as_options, plain
 from zerokit.rules.types import Edit, Severity
-from zerokit.strictload import Document, Location, Path
+from zerokit.strictload import Document, Location, Path, Problem
 from zerokit.values import frozen_dataclass
 
 _LONGEST_PATH, _START, _END = 200, 120, 60
@@ -129,6 +129,14 @@ class Row(NamedTuple):
             "path": path, "location": location, "rule": self.id, "severity": self.severity,
             "source": self.source, "marked": filled(self.message), "marked_fix": filled(self.fix), **own,
         })  # fmt: skip
+
+
+def read_past(document: Document, problem: Problem, severity: Severity, suggests: str = "") -> Finding:
+    """What the parser noted and read past, as a finding."""
+    return Finding(
+        path=document.path, location=problem.location, rule=problem.rule, severity=severity,
+        marked=problem.message, marked_fix=problem.fix, suggests=suggests,
+    )  # fmt: skip
 
 
 _FIELD = re.compile(r"\{(\w+)\}")

@@ -76,14 +76,16 @@ def load_yaml(path: str | pathlib.Path) -> Document:
     return parse_yaml(read_text(path), str(path))
 
 
-def parse_yaml(text: str, path: str = "<text>") -> Document:
-    """Read YAML text (see :func:`load_yaml`)."""
-    return _Reader(text, path).read()
+def parse_yaml(text: str, path: str = "<text>", *, strict: bool = True) -> Document:
+    """Read YAML text (see :func:`load_yaml`); with ``strict=False`` a duplicate key is noted, and its last
+    value counts, as PyYAML has it."""
+    return _Reader(text, path, strict=strict).read()
 
 
 class _Reader:
-    def __init__(self, text: str, path: str) -> None:
+    def __init__(self, text: str, path: str, *, strict: bool) -> None:
         self.document = Document(path=path, text=text)
+        self.strict = strict
         self.stack: list[_Open] = []
         self.anchors: dict[str, tuple[Any, int]] = {}
         self.nodes = 0
@@ -163,7 +165,15 @@ class _Reader:
         merging = name == "<<" and event.style in (None, "")
         if name in top.value or (merging and top.merges):
             first = self.document.keys[key_path].line
-            raise self.error(event, f"duplicate key {name!r} (first in line {first}); keep one")
+            if self.strict or merging:
+                raise self.error(event, f"duplicate key {name!r} (first in line {first}); keep one")
+            self.replaced(key_path)
+            self.note(
+                event,
+                "duplicate-key",
+                f"duplicate key {name!r}: this value counts, not that of line {first}",
+                "keep one",
+            )
         top.key, top.merging = name, merging
         if not merging:
             # reserve the key so that a duplicate is seen, whatever its value
@@ -239,16 +249,23 @@ class _Reader:
 
     def note_text_elsewhere(self, event: Any, number: float) -> None:
         """Note a number that PyYAML, and so Accelerate, reads as text."""
-        mark = event.start_mark
         rounded = int(number) if number == int(number) and abs(number) < 1e15 else number
-        self.document.problems.append(
-            Problem(
-                rule="yaml-number-as-text",
-                location=Location(mark.line + 1, mark.column + 1),
-                message=f"{event.value}: without a point and a signed exponent, Accelerate reads text",
-                fix=f"write {rounded}",
-            )
-        )
+        self.note(
+            event, "yaml-number-as-text",
+            f"{event.value}: without a point and a signed exponent, Accelerate reads text",
+            f"write {rounded}",
+        )  # fmt: skip
+
+    def note(self, event: Any, rule: str, message: str, fix: str) -> None:
+        mark = event.start_mark
+        location = Location(mark.line + 1, mark.column + 1)
+        self.document.problems.append(Problem(rule=rule, location=location, message=message, fix=fix))
+
+    def replaced(self, path: Path) -> None:
+        """Forget the locations of what was below a key."""
+        for known in (self.document.keys, self.document.values, self.document.spans):
+            for below in [other for other in known if len(other) > len(path) and other[: len(path)] == path]:
+                del known[below]
 
     def plain(self, event: Any) -> Any:
         """Value of a scalar without quotes."""

@@ -247,3 +247,14 @@ def test_what_goes_on_is_one_problem() -> None:
     assert [(problem.rule, problem.location.line) for problem in problems] == [
         ("json-comment", 2), ("duplicate-key", 4), ("duplicate-key", 4), ("json-comment", 4)
     ]  # fmt: skip
+
+
+def test_of_a_duplicate_key_the_last_value_counts_as_pyyaml_has_it() -> None:
+    text = "a:\n  b: 1\n  c: 2\nd: 3\na:\n  b: 4\n  b: 5\n"
+    document = parse_yaml(text, strict=False)
+    assert document.value == yaml.safe_load(text) == {"a": {"b": 5}, "d": 3}
+    assert [(problem.rule, problem.location.line) for problem in document.problems] == [
+        ("duplicate-key", 5), ("duplicate-key", 7)
+    ]  # fmt: skip
+    assert "this value counts, not that of line 6" in document.problems[1].message
+    assert ("a", "c") not in document.keys

@@ -20,7 +20,7 @@ from zerokit.linter.accelerate.keys import (
 )
 from zerokit.linter.accelerate.parallelism import lint_parallelism
 from zerokit.linter.accelerate.processes import lint_processes, number_of_processes
-from zerokit.linter.finding import Finding, Row, meant, one_for_each_cause
+from zerokit.linter.finding import Finding, Row, meant, one_for_each_cause, read_past
 from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document, Location, Path
 from zerokit.suggest import leaves_no_doubt, nearest, synonym
@@ -96,14 +96,7 @@ def lint_accelerate(
     if not isinstance(document.value, dict):
         return [_NOT_A_MAPPING.at(document)]
     findings = [
-        Finding(
-            path=document.path,
-            location=problem.location,
-            rule=problem.rule,
-            severity="error",
-            marked=problem.message,
-            marked_fix=problem.fix,
-        )
+        read_past(document, problem, "warning" if problem.rule == "duplicate-key" else "error")
         for problem in document.problems
         if problem.rule != "yaml-number-as-text" or _is_read(document, problem.location)
     ]

@@ -13,7 +13,7 @@ from zerokit.linter.deepspeed.keylist import lint_keys, wrapper
 from zerokit.linter.deepspeed.readers import readers_of
 from zerokit.linter.deepspeed.tables import key_list, minor, version
 from zerokit.linter.deepspeed.values import LARGEST_INTEGER
-from zerokit.linter.finding import Finding, one_for_each_cause
+from zerokit.linter.finding import Finding, one_for_each_cause, read_past
 from zerokit.rules import FRAMEWORKS, Setup, violations
 from zerokit.rules.types import ACCELERATE_VERSION, Edit, Rule, Severity, Violation
 from zerokit.strictload import Document
@@ -58,15 +58,7 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
     # the key whose value stands there is given, if in a form that cannot be read
     key_at = {at: str(path[-1]) for path, at in document.values.items() if path} if document.problems else {}
     findings = [
-        Finding(
-            path=document.path,
-            location=problem.location,
-            rule=problem.rule,
-            severity=_severity(problem.rule, reading),
-            marked=problem.message,
-            marked_fix=problem.fix,
-            suggests=key_at.get(problem.location, ""),
-        )
+        read_past(document, problem, _severity(problem.rule, reading), key_at.get(problem.location, ""))
         for problem in document.problems
     ]
     findings += lint_keys(document, readers)
@@ -106,6 +98,8 @@ def _without_consequences(findings: list[Finding]) -> list[Finding]:
 
 def _severity(rule: str, reading: _Where) -> Severity:
     """Severity of what the parser read past: hjson does so, too, ``json.load`` does not."""
+    if rule == "duplicate-key" and reading.readers <= FRAMEWORKS:
+        return "warning"  # they hand DeepSpeed what they have parsed
     if not rule.startswith("json-") or reading.readers <= FRAMEWORKS:
         return "error"
     if not reading.readers & FRAMEWORKS:
