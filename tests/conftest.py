@@ -27,6 +27,7 @@ QUIET_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "NO_COLOR": "1",
     "PYTHONWARNINGS": "",
+    "OMP_NUM_THREADS": "1",  # several threads of several processes wait for each other, each at full load
 }
 DROPPED = (
     "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "PYTHONPATH",
@@ -70,7 +71,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _shared_imports() -> Iterator[None]:
     """Rehearsals in this process import PyTorch once for each kind of script, as a program's may."""
-    with zerokit.shared_imports(3):
+    with zerokit.shared_imports(5):
         yield
 
 
