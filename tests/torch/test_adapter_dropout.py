@@ -16,20 +16,22 @@ LLAMA = {
 }  # fmt: skip
 
 
-VARIANTS = [
-    Variant(lora_rank=4),
-    Variant(lora_rank=4, checkpointing="full"),
-    Variant(lora_rank=4, checkpointing="full", zero3_linear=True),
-]
+PLAIN, FULL = Variant(lora_rank=4), Variant(lora_rank=4, checkpointing="full")
+SHARDED = Variant(lora_rank=4, checkpointing="full", zero3_linear=True)
 
 
-def test_every_instant_is_that_of_a_trace_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "variants", [[SHARDED], pytest.param([PLAIN, FULL], marks=pytest.mark.slow)], ids=["zero3", "below"]
+)
+def test_every_instant_is_that_of_a_trace_with_dropout(
+    variants: list[Variant], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import peft
 
-    profile = profile_from_config(dict(LLAMA), VARIANTS, name="tiny")
+    profile = profile_from_config(dict(LLAMA), variants, name="tiny")
     monkeypatch.setattr(peft, "LoraConfig", functools.partial(peft.LoraConfig, lora_dropout=0.05))
-    with_peft = profile_from_config(dict(LLAMA), VARIANTS, name="tiny")
-    for variant in VARIANTS:
+    with_peft = profile_from_config(dict(LLAMA), variants, name="tiny")
+    for variant in variants:
         wanted, without = with_peft.traces[variant.key][0], profile.traces[variant.key][0]
         assert wanted.timeline(4, 1024).forward_peak > 0
         derived, real = with_dropout(profile, variant, without).timeline(4, 1024), wanted.timeline(4, 1024)

@@ -39,7 +39,7 @@ def traced(name: str, checkpointing: bool) -> ModelProfile:
     ("name", "checkpointing", "micro_batch"),
     [
         ("llama", True, 5),
-        ("llama", False, 1),
+        pytest.param("llama", False, 1, marks=pytest.mark.slow),
         ("t5", True, 1),
         pytest.param("t5", True, 5, marks=pytest.mark.slow),
     ],

@@ -140,7 +140,9 @@ def test_releases_are_alike_only_where_the_sweep_says_so(
 SHAPED = [m.name for m in models.index() if not m.has_closed_form and m.name in profiles.names()]
 
 
-@pytest.mark.parametrize("name", SHAPED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if at % 4 else ()) for at, name in enumerate(SHAPED)]
+)
 def test_a_model_without_a_closed_form_is_planned_without_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

@@ -15,7 +15,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     move_elsewhere(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("columns", [40, 61, 79, 97])
+@pytest.mark.parametrize("columns", [40, 79])
 def test_a_number_keeps_its_per_cent_sign(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -25,7 +25,7 @@ def test_a_number_keeps_its_per_cent_sign(
     assert "25 %" in out and not any(line.lstrip().startswith("%") for line in out.splitlines())
 
 
-@pytest.mark.parametrize("columns", ["40", "60", "80", "200"])
+@pytest.mark.parametrize("columns", ["40", "80"])
 def test_a_command_in_lines_is_the_same_command_to_a_shell(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

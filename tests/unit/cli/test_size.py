@@ -181,7 +181,7 @@ def test_a_size_given_for_a_name_leads_to_both(capsys: pytest.CaptureFixture[str
 def test_the_table_keeps_to_80_columns_and_shows_what_each_row_requires(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ("size", "--params", "70b", "--gpu", "rtx-4090,h200,rtx-pro-6000-server", "--method", "full,lora")
+    words = ("size", "--params", "70b", "--gpu", "h200,rtx-pro-6000-server", "--method", "lora")
     for more in ((), ("--price", "2.10")):
         rows = as_json(capsys, *words, *more)["sizes"]
         out = call(capsys, *words, *more, "--explain")[1]
@@ -231,7 +231,7 @@ def test_where_no_method_fits_each_says_what_would_make_it_fit(capsys: pytest.Ca
     words = ("size", "--params", "70b", "--gpu", "l4", "--gpus", "2")
     code, out, err = call(capsys, *words)
     assert (code, out) == (3, "") and "does not fit on up to 2 GPUs (l4)\nfull: nothing fits 2 × l4" in err
-    for method in ("full", "lora", "qlora"):
+    for method in ("lora", "qlora"):
         alone = call(capsys, *words, "--method", method)[2].removeprefix("zerokit: ")
         named = alone.rstrip().replace("What would make it fit:", f"What would make {method} fit:")
         assert f"{method}: {named}" in err
