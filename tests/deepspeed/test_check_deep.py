@@ -40,6 +40,7 @@ def test_deepspeeds_and_accelerates_classes_are_asked(
     bad = write(
         tmp_path, "bad.yaml", f"{head}  deepspeed_config_file: {tmp_path / 'ds.json'}\n  zero_stage: 2\n"
     )
-    assert check(good, "--deepspeed-classes", capsys=capsys)[0] == 0
-    code, out, _ = check(bad, "--deepspeed-classes", capsys=capsys)
-    assert code == 2 and "accelerate-says" in out and "variables will be ignored" in out
+    code, out, _ = check(good, bad, "--deepspeed-classes", "--json", capsys=capsys)
+    (said,) = [item for item in json.loads(out)["findings"] if item["rule"] == "accelerate-says"]
+    assert (code, said["path"]) == (2, bad)
+    assert "variables will be ignored" in said["message"]

@@ -80,7 +80,11 @@ dist.destroy_process_group()
 
 @pytest.fixture(
     scope="module",
-    params=["deepspeed", pytest.param("accelerate", marks=pytest.mark.slow), "torchrun"],
+    params=[  # each launcher also starts in test_hostile_launchers.py
+        pytest.param("deepspeed", marks=pytest.mark.slow),
+        pytest.param("accelerate", marks=pytest.mark.slow),
+        "torchrun",
+    ],
 )
 def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hostile folder in which two ranks ran under a launcher."""

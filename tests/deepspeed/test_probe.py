@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.packages import needs
 from tests.support.ranks import BOOTSTRAP, read_rank, write_script
 from tests.support.reports import report_of
@@ -173,6 +175,7 @@ ACCELERATED = """
 """
 
 
+@pytest.mark.slow  # a real rank runs out of memory in tests/faults/test_out_of_memory.py
 def test_a_rank_that_runs_out_of_memory_is_the_first_failure(tmp_path):
     (tmp_path / "ds.json").write_text(
         json.dumps({**{k: v for k, v in CONFIG.items() if k != "optimizer"}, "gradient_accumulation_steps": 1,

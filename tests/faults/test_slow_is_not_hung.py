@@ -14,13 +14,13 @@ from tests.support.packages import needs
 needs("deepspeed")
 SCRIPT = Path(__file__).parents[1] / "scripts" / "slow.py"
 DEEDS = re.findall(r"^def (\w+)\(\) -> None:", SCRIPT.read_text(), re.M)[:-1]  # the last is main
-IN_CI = ["load_data", "one_long_call"]  # compilers: test_children.py
+IN_CI = ["one_long_call"]  # children at work: test_children.py
 
 
 @pytest.mark.parametrize(
     "deeds",
     [
-        pytest.param(IN_CI, id="two"),
+        pytest.param(IN_CI, id="one"),
         pytest.param([deed for deed in DEEDS if deed not in IN_CI], id="the-rest", marks=pytest.mark.slow),
     ],
 )
