@@ -4,7 +4,8 @@ The blocks of a page run in order in one temporary folder. Between the shown lin
 an ellipsis stands for any number of lines. Numbers may differ by a tenth, so that a
 refined model does not outdate the page but a changed one does; how long a command itself
 took is not compared. In a block behind the comment ``<!-- figures vary -->`` figures may be
-any, and so may the phase that a peak fell in. Standard error counts as output.
+any, and so may the phase that a peak fell in. Standard error counts as output. A page that trains runs with
+``-m slow``: ``tests/test_demo.py`` plans, trains and reports the same model everywhere.
 
     python tests/test_readme.py --write      puts the present output into the blocks
 """
@@ -188,8 +189,18 @@ def test_the_pages_have_examples() -> None:
     assert commands >= {"plan", "estimate", "launch", "report", "check", "size", "tune"}
 
 
+def trains(page: Path) -> bool:
+    commands = [example.command for example in examples(page)]
+    return any("zerokit launch" in command and "--dry-run" not in command for command in commands)
+
+
 @pytest.mark.parametrize(
-    "example", every_example(), ids=lambda example: f"{example.page.stem} {example.number}: {example.command}"
+    "example",
+    [
+        pytest.param(example, marks=pytest.mark.slow if trains(example.page) else ())
+        for example in every_example()
+    ],
+    ids=lambda example: f"{example.page.stem} {example.number}: {example.command}",
 )
 def test_example(example: Example, folders: dict[Path, Path]) -> None:
     done = run(example, folders[example.page])

@@ -265,8 +265,10 @@ PLANNED = "cuDNN's attention makes a plan for each length that a run has not met
         ("h200", "0", "bfloat16", {}, []),
         ("h200", "16", "bfloat16", {}, [FED, PLANNED]),
         ("h200", "16", "float32", {}, [FED]),  # the memory-efficient kernel
-        ("a100-80gb", "16", "bfloat16", {}, [FED]),  # FlashAttention
-        ("h200", "16", "bfloat16", {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}, [FED]),
+        pytest.param("a100-80gb", "16", "bfloat16", {}, [FED], marks=pytest.mark.slow),  # FlashAttention
+        pytest.param(
+            "h200", "16", "bfloat16", {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}, [FED], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_batches_of_several_lengths_are_told(

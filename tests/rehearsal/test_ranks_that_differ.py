@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.command import called  # noqa: E402
 from tests.support.ranks import write_script  # noqa: E402
 from tests.support.rehearsals import rehearse  # noqa: E402
 from zerokit.rehearsal.process import collectives  # noqa: E402
@@ -68,7 +67,7 @@ def test_reductions_and_shares_of_ranks_that_hold_the_same(monkeypatch: pytest.M
 _SCRIPT = """
     import deepspeed, torch
     from transformers import AutoModelForCausalLM, LlamaConfig
-    config = LlamaConfig(hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8,
+    config = LlamaConfig(hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8,
                          vocab_size=16000, use_cache=False)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.gradient_checkpointing_enable()
@@ -77,7 +76,7 @@ _SCRIPT = """
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
         "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 500000000},
     })
-    for _ in range(8):
+    for _ in range(4):
         ids = torch.randint(0, 16000, (1, 128), device=engine.device)
         engine.backward(engine(input_ids=ids, labels=ids).loss)
         engine.step()
@@ -97,15 +96,15 @@ def test_one_rank_of_zero_2_is_not_the_answer_for_all(tmp_path: Path) -> None:
 
     mib = both["min_vram_bytes"] // 2**20 + 20
     words = ("--gpus", "2", "--gpu", "h200", "--vram", f"{mib}MiB", "--rank", str(smaller), script)
-    done = subprocess.run(
-        [sys.executable, "-m", "zerokit", "rehearse", *words], cwd=tmp_path, capture_output=True, text=True,
-        check=False, env={**os.environ, "COLUMNS": "1000", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    home = os.environ["XDG_CACHE_HOME"]  # as above: with another one the libraries would be imported anew
+    code, out, err = called(
+        "rehearse", *words, folder=tmp_path, COLUMNS="1000", OMP_NUM_THREADS="1", HOME=home
+    )
+    assert code == 0, err
     said = rf"only rank {smaller} of 2 was rehearsed.* up to about ([\d.]+) (G|M)iB more .--ranks 0,1 "
-    warned = re.search(said, done.stdout)
-    assert warned is not None, done.stdout
+    warned = re.search(said, out)
+    assert warned is not None, out
     most = float(warned[1]) * (2**30 if warned[2] == "G" else 2**20)
     assert needed[larger] - needed[smaller] <= most * 1.01
-    verdict = done.stdout.strip().splitlines()[-1]
+    verdict = out.strip().splitlines()[-1]
     assert verdict.startswith(f"rank {smaller} fits: ") and "other ranks may not" in verdict
