@@ -74,6 +74,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, torch: Any) -> Allocator:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     cudart = SimpleNamespace(cudaMemGetInfo=lambda device: (100 * MIB - double.held[device], 100 * MIB))
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU number {device}")
     return double
 
 

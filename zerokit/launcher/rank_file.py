@@ -234,8 +234,8 @@ _NUMBERS = frozenset(re.split(r"\s+", """time uptime_seconds idle_seconds cpu_se
 _TEXTS = frozenset(
     re.split(
         " ",
-        "type phase state host script error traceback memory device name dtype label kind gpu_status left_at"
-        " left_in",
+        "type phase state host script error traceback memory device device_name name dtype label kind"
+        " gpu_status left_at left_in",
     )
 )
 _TABLES = {"phases": dict, "leaks": list, "biggest_blocks": list, "points": list, "fields": list}

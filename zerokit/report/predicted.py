@@ -204,8 +204,8 @@ def _rests_on(differing: list[Difference], again: PredictedAgain | None, note: s
 
 
 def _on_other_gpus(ranks: Sequence[Mapping[str, Any]], plan: Plan | None) -> bool:
-    """Whether a rank's GPU is not the kind that the plan's step time is of; one that the catalogue does not
-    know is taken for it."""
+    """Whether a rank's GPU is not the kind that the plan's step time is of; one without a name is taken for
+    it."""
     cluster = plan.get("cluster") if isinstance(plan, Mapping) else None
     planned = cluster.get("gpu") if isinstance(cluster, Mapping) else None
     return bool(planned) and any(rank.get("gpu") not in (None, planned) for rank in ranks)

@@ -304,6 +304,7 @@ class RankReport(_Part):
     peak_reserved_bytes: Bytes | None = None
     peak_device_used_bytes: Bytes | None = None
     device_total_bytes: Bytes | None = None
+    device_name: str | None = None
     fragmentation_bytes: int | None = None
     alloc_retries: Count | None = None
     peak_host_rss_bytes: Bytes = 0

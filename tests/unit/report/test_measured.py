@@ -199,6 +199,25 @@ def test_a_small_model_is_within_256_mib_of_anything(tmp_path: Path) -> None:
     assert not wants_rehearsal(report)
 
 
+@pytest.mark.parametrize(
+    ("planned", "ran", "compared"),
+    [
+        ("h100-sxm-80gb", "NVIDIA H100 80GB HBM3", True),
+        ("rtx-4090", "NVIDIA H100 80GB HBM3", False),
+        ("rtx-4090", "NVIDIA of next year", False),
+        ("rtx-4090", None, True),  # a run of before the name was written down
+    ],
+)
+def test_step_times_are_compared_between_equal_gpus_alone(
+    tmp_path: Path, planned: str, ran: str | None, *, compared: bool
+) -> None:
+    plan = {**plan_of(MEASURED), "cluster": {"nodes": 1, "gpu": planned}}
+    report = run(tmp_path, plan, MEASURED, device_name=ran, device_total_bytes=85_029_158_912)
+    step = report.predicted_vs_measured and report.predicted_vs_measured.step_seconds
+    assert step is not None and step.measured == 0.1275
+    assert (step.error_fraction is not None, "-29.3 %" in shown(report.to_dict())) == (compared, compared)
+
+
 def test_a_plan_of_this_command_a_failed_run_and_cpu_ranks_are_left_alone(tmp_path: Path) -> None:
     rehearsed = plan_of(PLANNED, rehearsed={"script": "sft.py", "command": "0"})
     assert not wants_rehearsal(run(tmp_path, rehearsed, MEASURED))

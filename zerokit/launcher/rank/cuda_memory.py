@@ -45,6 +45,7 @@ class DeviceState:
     ooms: int = 0
     device_used_bytes: int | None = None
     device_total_bytes: int | None = None
+    device_name: str | None = None
 
 
 class CudaMemory:
@@ -103,12 +104,15 @@ class CudaMemory:
             return {device: self._note(device, self._read(device)) for device in self._in_use()}
 
     def measure_devices(self) -> None:
-        """Read used and total memory of each device in use (a driver call: not for every phase)."""
+        """Read name, used and total memory of each device in use (driver calls: not for every phase)."""
         for device in list(self.devices):
             with contextlib.suppress(RuntimeError):
                 free, total = self._torch.cuda.cudart().cudaMemGetInfo(device)
                 self.devices[device].device_used_bytes = total - free
                 self.devices[device].device_total_bytes = total
+            if self.devices[device].device_name is None:
+                with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
+                    self.devices[device].device_name = self._torch.cuda.get_device_name(device)
 
     def _in_use(self) -> list[int]:
         """Devices on which this process allocated. Reading statistics makes no CUDA context."""

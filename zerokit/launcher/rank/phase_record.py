@@ -124,6 +124,7 @@ def gpu_account(
         "cuda_device": number,
         "allocated_bytes": state.allocated_bytes, "reserved_bytes": state.reserved_bytes,
         "device_used_bytes": state.device_used_bytes, "device_total_bytes": state.device_total_bytes,
+        "device_name": state.device_name,
         "peak_allocated_bytes": peak.peak_allocated_bytes,
         "peak_reserved_bytes": peak.peak_reserved_bytes,
         "peak_device_used_bytes": used_bytes or None,

@@ -124,9 +124,12 @@ def build_report(
 
 
 def _as_dicts(ranks: Iterable[RankReport]) -> list[dict[str, Any]]:
-    """What a plan is compared with; ``gpu``: the catalogue's name of the rank's."""
+    """What a plan is compared with; ``gpu``: the catalogue's name of the rank's, else the driver's."""
     return [
-        {**rank.model_dump(mode="json"), "gpu": catalogue_name(rank.device, rank.device_total_bytes)}
+        {
+            **rank.model_dump(mode="json"),
+            "gpu": catalogue_name(rank.device_name, rank.device_total_bytes) or rank.device_name,
+        }
         for rank in ranks
     ]
 
@@ -278,6 +281,7 @@ def _rank_report(end: RankEnd, log: RankLog | None, plan: Mapping[str, Any] | No
         "peak_reserved_bytes": reserved,
         "peak_device_used_bytes": last_record.get("peak_device_used_bytes"),
         "device_total_bytes": last_record.get("device_total_bytes"),
+        "device_name": last_record.get("device_name"),
         "fragmentation_bytes": reserved - allocated if allocated is not None and reserved else None,
         "alloc_retries": last_record.get("alloc_retries"),
         "peak_host_rss_bytes": last_record.get("peak_host_rss_bytes") or 0,
