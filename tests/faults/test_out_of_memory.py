@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Run, wait_for
+from tests.support.command import called
 from tests.support.packages import needs
 from zerokit.report.oom_advice import larger_than_memory, share_that_fits
 
@@ -28,12 +27,11 @@ def plan_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real plan for two CPU ranks, eight sequences a step, four to a micro-batch as asked for."""
     folder = tmp_path_factory.mktemp("plan")
     model = str(ROOT / "examples" / "tiny-llama.json")
-    done = subprocess.run(
-        [sys.executable, "-m", "zerokit", "plan", "--model", model, "--device", "cpu", "--gpus", "2",
-         "--seq-len", "512", "--global-batch", "8", "--micro-batch", "4", "--out", str(folder)],
-        capture_output=True, text=True, check=False,
+    code, _, err = called(
+        "plan", "--model", model, "--device", "cpu", "--gpus", "2", "--seq-len", "512", "--global-batch", "8",
+        "--micro-batch", "4", "--out", str(folder), folder=folder,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert code == 0, err
     return folder
 
 
@@ -115,12 +113,11 @@ def test_a_plan_for_this_machines_gpu_is_made_again_for_less_of_its_memory(
     smi.chmod(0o755)
     environment = {"PATH": f"{smi.parent}:{os.environ['PATH']}"}
     model = str(ROOT / "examples" / "tiny-llama.json")
-    done = subprocess.run(
-        [sys.executable, "-m", "zerokit", "plan", "--model", model, "--gpus", "1", "--seq-len", "512",
-         "--global-batch", "16", "--micro-batch", "16", "--out", "plan"],
-        cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    code, _, err = called(
+        "plan", "--model", model, "--gpus", "1", "--seq-len", "512", "--global-batch", "16",
+        "--micro-batch", "16", "--out", "plan", folder=tmp_path, **environment,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert code == 0, err
     options = ["--device", "cuda", "--plan", "plan", "--retry-smaller", str(SCRIPT), "--most", "8"]
     run = Run(stub_python, tmp_path, options, environment)
     try:

@@ -16,6 +16,7 @@ import yaml
 
 from tests.faults.conftest import PROGRAMS, wait_for
 
+SLOW = pytest.mark.slow
 JOB = ("--model", "gpt2", "--device", "cpu", "--gpus", "2", "--seq-len", "128", "--global-batch", "8",
        "--host-ram", "32GiB", "--precision", "fp32")  # fmt: skip
 KNOWN = (
@@ -174,9 +175,11 @@ def test_ctrl_c_ends_all_and_keeps_what_was_measured(tune: Start) -> None:
     ("deeds", "options", "code", "words"),
     [
         (("0=oom", "1=oom", "2=oom", "3=oom"), (), 10, "All ran out of memory"),
-        (("0=fail", "1=fail", "2=fail", "3=fail"), ("--top", "2"), 10, "exited with code 3"),
+        pytest.param(
+            ("0=fail", "1=fail", "2=fail", "3=fail"), ("--top", "2"), 10, "exited with code 3", marks=SLOW
+        ),
         (("0=hang", "1=hang", "2=hang", "3=hang"), ("--top", "1", "--timeout", "5"), 11, "not done within 5"),
-        (("--steps", "2"), ("--top", "1"), 2, "only 2 optimizer steps"),
+        pytest.param(("--steps", "2"), ("--top", "1"), 2, "only 2 optimizer steps", marks=SLOW),
         (("--batch", "7"), ("--top", "1"), 2, "batch size per GPU 7 ran, not 2"),
     ],
 )
@@ -264,7 +267,7 @@ def test_another_model_than_the_scripts_is_warned_of(
     assert ("; tune with --model llama-3.1-8b" in said) is is_warned
 
 
-@pytest.mark.slow  # the examples of docs/guide/tune.md run real DeepSpeed too
+@SLOW  # the examples of docs/guide/tune.md run real DeepSpeed too
 def test_real_deepspeed_survives_an_out_of_memory_and_keeps_the_rest(
     stub_python: Path, tmp_path: Path
 ) -> None:

@@ -51,7 +51,7 @@ def test_weights_are_not_read_and_two_ranks_reduce_gradients(tmp_path: Path, mod
         "--ranks",
         "0,last",
         "--gpu",
-        "a100-80gb",
+        "h200",
         str(CASES / "language_model.py"),
         model,
         "--dtype",
@@ -107,7 +107,13 @@ model(input_ids=torch.ones(1, 64, dtype=torch.long, device="cuda"))
 """
 
 
-@pytest.mark.parametrize(("device", "most"), [("gpu", 1 << 20), ("cpu", 2 * PARAMETERS + (1 << 20))])
+@pytest.mark.parametrize(
+    ("device", "most"),
+    [
+        ("gpu", 1 << 20),
+        pytest.param("cpu", 2 * PARAMETERS + (1 << 20), marks=pytest.mark.slow),
+    ],
+)
 def test_weights_that_go_from_their_file_to_the_gpu_take_no_host_memory(
     tmp_path: Path, model: str, device: str, most: int
 ) -> None:
@@ -283,7 +289,11 @@ def test_flash_attention_that_is_not_installed_allocates_as_its_kernels_do(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("pairs", "smaller"), [("1", "half the sequence length"), ("4", "(2 in place of 4)")]
+    ("pairs", "smaller"),
+    [
+        ("1", "half the sequence length"),
+        pytest.param("4", "(2 in place of 4)", marks=pytest.mark.slow),
+    ],
 )
 def test_a_batch_of_one_pair_cannot_be_halved(tmp_path: Path, model: str, pairs: str, smaller: str) -> None:
     """The model is given two rows for a pair; the Trainer's batch is what may be made smaller."""

@@ -76,10 +76,6 @@ def test_a_recipe_whose_length_is_left_to_a_script_that_cannot_be_rehearsed_make
             "there is no folder ./datta here; did you mean data?",
         ),
         (
-            "import datasets\ndatasets.load_dataset('./elsewhere')\n",
-            "there is no folder ./elsewhere here",
-        ),
-        (
             "import huggingface_hub\nhuggingface_hub.snapshot_download('nobody/nothing')\n",
             "LocalEntryNotFoundError: no folder nobody/nothing is here",
         ),

@@ -318,7 +318,12 @@ def test_an_accelerate_script_is_told_whether_deepspeed_ran_and_from_which_file(
 
 
 @pytest.mark.parametrize(
-    ("switches", "code", "fits"), [([], 14, None), (["--do_eval"], 0, True), (["--do_train"], 0, True)]
+    ("switches", "code", "fits"),
+    [
+        ([], 14, None),
+        (["--do_train"], 0, True),
+        pytest.param(["--do_eval"], 0, True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_that_was_not_asked_to_train_gets_no_verdict(
     switches: list[str], code: int, fits: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
