@@ -212,7 +212,10 @@ class Source:
         assert self.hf_config is not None
         cached_profile = cached(self.hf_config, self.head, self.say)
         if cached_profile is None or not cached_profile.has_all(job, strategy):
-            name = Path(self.name).stem if Path(self.name).is_absolute() else self.name
+            path = Path(self.name)
+            name = self.name
+            if path.is_absolute():
+                name = path.parent.name if path.name == "config.json" else path.stem
             count = f", {self._traced() + 1} of at most {_MOST_TRACED_IN_A_SEARCH}" * (self.trace == "some")
             takes = (
                 "which takes seconds for a small model and minutes for a large one; later runs use this trace"
