@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,3 +107,34 @@ def test_a_file_outside_of_the_folder_is_not_read_and_counted(tmp_path: Path) ->
     files = check_files([str(tmp_path / "configs/ds.yaml")])
     assert "skipped 1 file outside, which others name" in summary(files)
     assert not any(file.failed for file in files)
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "fix"),
+    [
+        (
+            {"bf16": {"enabled": True, "loss_scale": 0}},
+            "loss_scale", "remove it; it is for fp16, and bf16 is enabled",
+        ),
+        ({"bf16": {"loss_scale": 0}}, "loss_scale", "move it to fp16"),
+        (
+            {"bf16": {"loss_scale": 0}, "fp16": {"loss_scale": 8}},
+            "loss_scale", "remove it; fp16 has it, with 8",
+        ),
+        (
+            {"gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"gradient_clipping": 0.5}}},
+            "gradient_clipping", "remove it; the top level has it, with 1.0",
+        ),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"gradient_clipping": 0.5}}},
+            "gradient_clipping", "move it to the top level",
+        ),
+    ],
+)  # fmt: skip
+def test_a_fix_says_what_stands_where_a_key_belongs(
+    tmp_path: Path, config: dict[str, Any], key: str, fix: str
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, **config}))
+    (file,) = check_files([str(path)])
+    assert [finding.fix for finding in file.findings if repr(key) in finding.message] == [fix]

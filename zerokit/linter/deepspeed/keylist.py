@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from zerokit.linter.deepspeed.parameters import is_parameter, lint_parameters
-from zerokit.linter.deepspeed.tables import key_list, version
-from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, quoted
+from zerokit.linter.deepspeed.tables import homes_in, key_list, version
+from zerokit.linter.deepspeed.values import can_stand, finding, fix_elsewhere, lint_value, quoted, value_at
 from zerokit.linter.finding import Finding
 from zerokit.rules import EVERY_READER
 from zerokit.rules.types import Edit, Severity
@@ -160,24 +159,23 @@ def _unknown(
     special = _AT_THE_TOP.get(key) if not block_name else None
     if special is not None:
         return _ignored_setting(document, path, key, siblings, *special)
-    owners = [name for name in _homes_in(version(), key) if name != block_name]
+    owners = [name for name in homes_in(version(), key) if name != block_name]
     if owners:
-        home = "the top level" if not owners[0] else owners[0]
-        there = _value_at(document, (*filter(None, owners[0].split(".")), key))
+        there, fix = value_at(document, owners[0], key), fix_elsewhere(document, owners[0], key)
         if there is not None:
             # ignored, or the same: what runs stays as it is
             edit = Edit(
                 kind="remove", key=".".join(map(str, path)), safe=not refused or there == siblings[key]
             )
             return finding(
-                document, path, "misplaced-key", problem, f"remove it; {home} has it, with {quoted(there)}",
+                document, path, "misplaced-key", problem, fix,
                 severity="error" if refused else "warning", edits=() if "." in key else (edit,),
             )  # fmt: skip
         if refused or key == "stage":
-            return finding(document, path, "misplaced-key", problem, f"move it to {home}", suggests=key)
+            return finding(document, path, "misplaced-key", problem, fix, suggests=key)
         return finding(
             document, path, "misplaced-key", f"{problem}, and runs as if it were not there",
-            f"move it to {home}", severity="warning", suggests=key,
+            fix, severity="warning", suggests=key,
         )  # fmt: skip
     guess = nearest(key, block["keys"])
     if guess is None:
@@ -200,14 +198,6 @@ def _unknown(
     return finding(document, path, "unknown-key", problem, fix, severity=severity, suggests=inside or key)
 
 
-def _value_at(document: Document, path: Path) -> object:
-    """What stands at a path; ``None`` where nothing does."""
-    value = document.value
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
 def _rename(
     document: Document, path: Path, block: Mapping[str, Any], value: object, guess: str
 ) -> tuple[Edit, ...]:
@@ -228,26 +218,3 @@ def _rename(
         return ()  # a dot in a name would be read as a level
     safe = block["unknown"] == "refused" and leaves_no_doubt(str(path[-1]), guess, block["keys"])
     return (Edit(kind="rename", key=".".join(str(part) for part in path), value=guess, safe=safe),)
-
-
-@functools.cache
-def _homes_in(_version: str, key: str) -> tuple[str, ...]:
-    """Blocks that do have a key of this name, when that leaves no doubt."""
-    if key in (
-        "enabled",
-        "device",
-        "type",
-        "params",
-        "dtype",
-        "profile",
-        "seed",
-        "throughput",
-        "offload",
-        "name",
-        "mode",
-    ):
-        return ()
-    aliases = {"bfloat16", "tensor_parallel.tp", "tensor_parallel.tensor_parallel"}
-    blocks = key_list()["blocks"]
-    homes = [name for name, block in blocks.items() if key in block["keys"] and name not in aliases]
-    return tuple(homes) if len(homes) == 1 else ()

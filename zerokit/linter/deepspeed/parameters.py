@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zerokit.linter.deepspeed.tables import key_list
-from zerokit.linter.deepspeed.values import can_stand, finding, lint_value, number_as_text, quoted, wrong
+from zerokit.linter.deepspeed.tables import homes_in, key_list, version
+from zerokit.linter.deepspeed.values import (
+    can_stand,
+    finding,
+    fix_elsewhere,
+    lint_value,
+    number_as_text,
+    quoted,
+    wrong,
+)
 from zerokit.linter.finding import Finding
 from zerokit.rules.known import TORCH_OPTIMIZERS
 from zerokit.rules.types import Edit, Severity
@@ -208,6 +216,9 @@ def _unknown(
     path = (name, "params", key)
     guess = nearest(key, accepted) or synonym(key, dict.fromkeys(accepted))
     fix = f"did you mean {guess!r}?" if guess else f"use {', '.join(accepted)}"
+    homes = () if guess else homes_in(version(), key)
+    if homes and "params" not in homes[0]:
+        fix = fix_elsewhere(document, homes[0], key)
     hint = _other_class(document, name, key, kind)
     if hint:
         fix = hint

@@ -86,3 +86,26 @@ def _load(version: str) -> Mapping[str, Any]:
     text = (_FOLDER / f"deepspeed-{version}.json").read_text(encoding="utf-8")
     loaded: Mapping[str, Any] = json.loads(text)
     return loaded
+
+
+@functools.cache
+def homes_in(_version: str, key: str) -> tuple[str, ...]:
+    """Blocks that do have a key of this name, when that leaves no doubt."""
+    if key in (
+        "enabled",
+        "device",
+        "type",
+        "params",
+        "dtype",
+        "profile",
+        "seed",
+        "throughput",
+        "offload",
+        "name",
+        "mode",
+    ):
+        return ()
+    aliases = {"bfloat16", "tensor_parallel.tp", "tensor_parallel.tensor_parallel"}
+    blocks = key_list()["blocks"]
+    homes = [name for name, block in blocks.items() if key in block["keys"] and name not in aliases]
+    return tuple(homes) if len(homes) == 1 else ()

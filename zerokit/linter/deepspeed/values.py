@@ -272,3 +272,22 @@ def quoted(value: object) -> str:
     """A value as JSON, cut short."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 40 else text[:39] + "…"
+
+
+def value_at(document: Document, block: str, key: str) -> object:
+    """What a block, named by its key path (empty: the top level), has for a key; ``None`` where nothing."""
+    value = document.value
+    for part in (*filter(None, block.split(".")), key):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def fix_elsewhere(document: Document, home: str, key: str) -> str:
+    """The fix for a key that another block takes, by what stands there."""
+    label = home or "the top level"
+    there = value_at(document, home, key)
+    if there is not None:
+        return f"remove it; {label} has it, with {quoted(there)}"
+    if home == "fp16" and value_at(document, "bf16", "enabled") is True:
+        return "remove it; it is for fp16, and bf16 is enabled"
+    return f"move it to {label}"
