@@ -143,7 +143,9 @@ def test_faults_on_two_machines(tmp_path: Path, path_of_programs: str, fault: st
         run.clean_up()
 
 
-@pytest.mark.parametrize(("deed", "code"), [("all:short", 0), ("1:fail", 10)])
+@pytest.mark.parametrize(
+    ("deed", "code"), [("1:fail", 10), pytest.param("all:short", 0, marks=pytest.mark.slow)]
+)
 def test_a_slurm_job_of_two_nodes(tmp_path: Path, deed: str, code: int) -> None:
     """srun and scontrol are stand-ins; the two torchruns are real, and meet."""
     pytest.importorskip("torch")

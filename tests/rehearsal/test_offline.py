@@ -75,9 +75,10 @@ def test_a_recipe_whose_length_is_left_to_a_script_that_cannot_be_rehearsed_make
             "import datasets\ndatasets.load_dataset('./datta')\n",
             "there is no folder ./datta here; did you mean data?",
         ),
-        (
+        pytest.param(
             "import huggingface_hub\nhuggingface_hub.snapshot_download('nobody/nothing')\n",
             "LocalEntryNotFoundError: no folder nobody/nothing is here",
+            marks=pytest.mark.slow,
         ),
         (
             "import urllib.request\nurllib.request.urlopen('http://example.org')\n",
