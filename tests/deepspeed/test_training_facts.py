@@ -23,6 +23,7 @@ QUIET = ("accumulate", "accumulate_with_a_short_last_step", "clip_alike", "clip_
 SAYS = {
     "accumulate_and_another_file": "gradient_accumulation_steps=4), and the run had gradient accumulation 2",
     "accumulate_by_modulo": "DeepSpeed made 12 optimizer steps where the script asked for 3",
+    "accumulate_by_modulo_and_in_the_file": "DeepSpeed made 12 optimizer steps where the script asked for 3",
     "no_accumulate_and_a_file_that_does": "the gradients are 1/4 of what they should be",
     "clip": "does nothing under DeepSpeed, whose configuration has gradient_clipping 1;",
     "clip_with_torch": "clip_grad_norm_(0.25) does nothing under DeepSpeed",

@@ -260,15 +260,24 @@ def accumulate_and_another_file() -> dict[str, Any]:
     return accumulating(2, in_code=PASSES)
 
 
-@loop
-def accumulate_by_modulo() -> dict[str, Any]:
-    with accelerated(1) as (accelerator, model, optimizer, data):
+def by_modulo(in_file: int) -> dict[str, Any]:
+    with accelerated(in_file) as (accelerator, model, optimizer, data):
         for number, row in enumerate(data):
             accelerator.backward(model(row).sum() / PASSES)
             if (number + 1) % PASSES == 0:
                 optimizer.step()
                 optimizer.zero_grad()
     return {"steps": model.global_steps}
+
+
+@loop
+def accumulate_by_modulo() -> dict[str, Any]:
+    return by_modulo(1)
+
+
+@loop
+def accumulate_by_modulo_and_in_the_file() -> dict[str, Any]:
+    return by_modulo(PASSES)
 
 
 @loop

@@ -81,11 +81,11 @@ class TrainingFacts:
                 lost, passes = window.most_lost
                 facts["lost"] = {"passes": passes, "lost": lost, "steps": window.lossy, "of": window.steps,
                                  "stage": window.stage}  # fmt: skip
-            if window.short and not window.whole:
-                facts["short"] = {"passes": window.most_passes, "accumulation": window.accumulation,
-                                  "steps": window.short}  # fmt: skip
             if window.by_accelerate and 0 < 2 * window.asked <= window.steps:
                 facts["unasked"] = {"steps": window.steps, "asked": window.asked}
+            elif window.short and not window.whole:
+                facts["short"] = {"passes": window.most_passes, "accumulation": window.accumulation,
+                                  "steps": window.short}  # fmt: skip
         if self._clipping is not None:
             facts["clipping"] = self._clipping
         if self._asked and len(windows) == 1:
