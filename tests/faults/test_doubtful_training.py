@@ -32,6 +32,7 @@ SLOW = pytest.mark.slow
             ),
             marks=SLOW,
         ),
+        pytest.param(("copy",), ("the loss is the same",), marks=SLOW),
         pytest.param(("nan",), ("all 12 optimizer steps were skipped", "the loss is not finite"), marks=SLOW),
         pytest.param(("healthy",), (), marks=SLOW),
     ],

@@ -50,6 +50,21 @@ def test_a_norm_that_was_never_computed_is_not_zero() -> None:
     assert watch([1.0], [torch.ones(()), zero, zero])["zero_gradients"] == 2
 
 
+def test_weights_that_stay_are_told_from_those_that_move_by_the_smallest_step() -> None:
+    model, training = torch.nn.Linear(8, 8), TrainingWatch()
+    training.see_loss(torch.ones((), requires_grad=True))
+    for rate in (0.0, 0.0, 0.0, 1e-7):
+        with torch.no_grad():
+            model.weight -= rate
+        training.see_weights(model)
+        seen = training.account()["learning"]
+    assert (seen["weights"], seen["same_weights"]) == (4, 1)
+    training.see_weights(model.bfloat16())  # in which such a step may be lost
+    model.requires_grad_(False)
+    training.see_weights(model.float())
+    assert training.account()["learning"]["weights"] == 4
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_on_a_gpu_nobody_waits() -> None:

@@ -111,9 +111,11 @@ def _losses(ticks: _Ticks) -> Iterator[Finding]:
             f"the loss is the same to the last digit (rank {rank}, {count} backward passes): nothing seems "
             "to be learned; look at the learning rate, the optimizer's parameters and skipped steps"
         )
-        # a loss may rightly be one number (GRPO's, on its own samples); then the gradients are not
+        # a loss may rightly be one number (GRPO's, on its own samples); then gradients and weights are not
         certain = _everywhere(ticks, "same", "losses", _SAME_LOSSES)
-        certain = certain and _everywhere(ticks, "same_norms", "norms", _SAME_LOSSES)
+        certain = certain and any(
+            _everywhere(ticks, f"same_{of}", of, _SAME_LOSSES) for of in ("norms", "weights")
+        )
         yield Finding(id="loss-constant", text=text, is_certain=certain)
 
 

@@ -68,19 +68,26 @@ class _Scalar:
         return number
 
 
+_SOME = 256
+"""Of a parameter's elements."""
+
+
 class TrainingWatch:
     """How often in a row the loss was the same or no number, and the gradients nothing, out of how many.
 
-    ``losses``, ``norms``, ``rates``: what was seen of each; ``zero_rates``: steps whose learning rate was 0.
+    ``losses``, ``norms``, ``rates``, ``weights``: what was seen of each; ``zero_rates``: steps whose learning
+    rate was 0.
     """
 
     def __init__(self) -> None:
-        self._loss, self._norm = _Scalar(), _Scalar()
+        self._loss, self._norm, self._weights = _Scalar(), _Scalar(), _Scalar()
         self._last: float | None = None
         self._last_norm: float | None = None
+        self._last_weights: float | None = None
         self.losses = self.same = self.not_finite = 0
         self.norms = self.same_norms = self.zero_gradients = 0
         self.rates = self.zero_rates = 0
+        self.weights = self.same_weights = 0
         self.most_norm = 0.0
         self._first = _FirstLosses()
         self._data_parallel = 0
@@ -103,6 +110,8 @@ class TrainingWatch:
             result = step(this, *args, **kwargs)
             with contextlib.suppress(Exception):
                 self.see_gradient_norm(this._global_grad_norm)
+                if not hasattr(this._global_grad_norm, "is_cuda"):  # ZeRO-0 in fp32 computes none
+                    self.see_weights(this.module)
             return result
 
         engine.backward, engine._take_model_step = watched_backward, watched_step
@@ -132,6 +141,20 @@ class TrainingWatch:
         if math.isfinite(number):
             self.most_norm = max(self.most_norm, number)
 
+    def see_weights(self, module: Any) -> None:
+        """The weights after a step, by some of the first and the last that train; in fp32 alone, where the
+        smallest of steps shows."""
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not trained or any(str(parameter.dtype) != "torch.float32" for parameter in trained):
+            return
+        some = [parameter.detach().reshape(-1)[:_SOME].sum() for parameter in (*trained[:3], *trained[-3:])]
+        number = self._weights.read(sum(some))
+        if number is None:
+            return
+        self.weights += 1
+        self.same_weights = self.same_weights + 1 if number == self._last_weights else 1
+        self._last_weights = number
+
     def see_rates(self, rates: Any) -> None:
         """The learning rates, one for each group of parameters, with which a step is made."""
         if isinstance(rates, list) and rates and all(isinstance(rate, int | float) for rate in rates):
@@ -144,7 +167,7 @@ class TrainingWatch:
             return {}
         loss = self._last if math.isfinite(self._last) else None
         counts = ("losses", "same", "not_finite", "norms", "same_norms", "zero_gradients", "most_norm",
-                  "rates", "zero_rates")  # fmt: skip
+                  "rates", "zero_rates", "weights", "same_weights")  # fmt: skip
         facts: Record = {"loss": loss, **{name: getattr(self, name) for name in counts}}
         if self._first.fingerprint is not None:
             facts |= {"first_losses": self._first.fingerprint, "data_parallel": self._data_parallel}

@@ -326,7 +326,9 @@ def test_what_is_seen_of_the_training(learning: dict[str, int], text: str) -> No
         ({"losses": 12, "same": 12, "norms": 12, "same_norms": 12}, True),
         ({"losses": 12, "same": 12, "norms": 12, "same_norms": 1}, False),  # a loss that is 0 on its samples
         ({"losses": 90, "same": 12, "norms": 90, "same_norms": 12}, False),
-        ({"losses": 12, "same": 12}, False),  # no norm is computed: ZeRO-0 in fp32
+        ({"losses": 12, "same": 12}, False),  # no norm is computed
+        ({"losses": 12, "same": 12, "weights": 12, "same_weights": 12}, True),  # ZeRO-0 in fp32
+        ({"losses": 12, "same": 12, "weights": 12, "same_weights": 1}, False),
         ({"losses": 12, "rates": 12, "zero_rates": 12}, True),
     ],
 )
