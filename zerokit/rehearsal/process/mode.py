@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from zerokit.rehearsal.process.kernels.cudnn import Convolutions
 
 aten = torch.ops.aten
+_device = torch.ops.prim.device.default
 
 LARGE_HOST_BYTES = 1 << 26
 """Host tensors from this size on are fake too: a model's weights cost nothing."""
@@ -85,6 +86,8 @@ class FakeCuda(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Answer one operator."""
+        if func is _device and type(args[0]) is FakeTensor and not self._machine.fake.in_kernel_invocation:
+            return args[0].fake_device  # most of all calls
         self.thread_settings.take()
         if types and self._has_own_dispatch(types):
             return NotImplemented  # DTensor and its like unwrap themselves first

@@ -132,31 +132,33 @@ class Recorder:
 
     def _profile(self, calls: list[int]) -> Any:
         kinds_of_code = self._kinds
+        known = kinds_of_code.get  # by id: a code's hash would read all its constants
 
-        def kind_of(code: CodeType) -> int:
-            found = kinds_of_code.get(id(code))  # its hash would read all its constants
-            if found is None:
-                found = kinds_of_code[id(code)] = _kind(code), code
-            return found[0]
+        def kind_of(code: CodeType) -> tuple[int, CodeType]:
+            found = kinds_of_code[id(code)] = _kind(code), code
+            return found
 
         def profile(frame: FrameType, event: str, argument: Any) -> None:
-            if not self._recording:  # another thread's: autograd's goes on after the last recorded step
-                sys.setprofile(None)
-                return
             if event == "call":
                 index = 0
             elif event == "c_call":
                 index = 1
             else:
                 return
+            if not self._recording:  # another thread's: autograd's goes on after the last recorded step
+                sys.setprofile(None)
+                return
             code = frame.f_code
-            kind = kind_of(code)
+            kind = (known(id(code)) or kind_of(code))[0]
             if kind == _USUAL:
                 calls[index] += 1
             elif kind == _UNCOUNTED or (not index and code.co_flags & CO_GENERATOR):
                 return  # a generator that goes on is no new frame
-            elif kind == _GENERATOR or frame.f_back is None or kind_of(frame.f_back.f_code) != _UNCOUNTED:
+            elif kind == _GENERATOR or frame.f_back is None:
                 calls[index] += 1
+            else:
+                user = frame.f_back.f_code
+                calls[index] += (known(id(user)) or kind_of(user))[0] != _UNCOUNTED
 
         return profile
 
