@@ -1,4 +1,4 @@
-"""A plan for a script rehearses a few of its model's layers, where the others are like them."""
+"""A few of a model's layers are rehearsed, where the others are like them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import zerokit as zerokit_api
 
 SCRIPT = """
 import sys
@@ -87,3 +89,45 @@ def test_layers_that_differ_are_rehearsed_all(
     body = plan(tmp_path, config, *words)
     counting = [one["layers"] for one in body["rehearsals"] if one["stopped"] is None]
     assert counting and set(map(str, counting)) == {"None"}
+
+
+def rehearsed(folder: Path, config: dict[str, Any], *words: str, **options: Any) -> dict[str, Any]:
+    (folder / "model").mkdir(exist_ok=True)
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    (folder / "train.py").write_text(SCRIPT)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        done = zerokit_api.rehearse("train.py", (*ARGUMENTS, *words), gpu="h200", **options)
+    body: dict[str, Any] = json.loads(json.dumps(done.to_dict()))
+    return body
+
+
+OF_THE_RUN = ("depth", "seconds", "cpu_seconds", "step", "step_seconds", "step_seconds_range")
+"""What differs between two rehearsals; of the step's seconds by little."""
+
+
+def test_a_course_of_all_layers_follows_from_few(tmp_path: Path) -> None:
+    words = ["--gradient_accumulation_steps", "2", "--gradient_checkpointing", "True", "--bf16", "True"]
+    few, whole = (rehearsed(tmp_path, LLAMA, *words, whole=whole) for whole in (False, True))
+    assert (few["depth"], whole["depth"]) == ({"layers": [3, 5], "of": 14}, "whole")
+    assert whole["ranks"][0]["at_peak"] and whole["complete"]
+    assert {name: value for name, value in few.items() if name not in OF_THE_RUN} == {
+        name: value for name, value in whole.items() if name not in OF_THE_RUN
+    }
+    assert abs(few["step_seconds"] / whole["step_seconds"] - 1) < 0.002
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "gpus"),
+    [
+        (LLAMA, ("--freeze",), 1),
+        pytest.param(DENSE_FIRST, (), 1, marks=pytest.mark.slow),
+        pytest.param(ALTERNATING, (), 1, marks=pytest.mark.slow),
+        pytest.param(LLAMA, (), 2, marks=pytest.mark.slow),
+    ],
+)
+def test_where_few_do_not_tell_all_are_rehearsed(
+    config: dict[str, Any], words: tuple[str, ...], gpus: int, tmp_path: Path
+) -> None:
+    body = rehearsed(tmp_path, config, *words, gpus=gpus)
+    assert body["depth"] == "whole" and body["complete"]

@@ -186,7 +186,7 @@ def test_what_stops_a_script_before_its_engine_is_not_tried_at_every_batch(
     ) -> RehearsedScript:
         ranks = (SimpleNamespace(phases=phases),)
         stop = Stop(location="", operator="", reason=reason)
-        done: Any = SimpleNamespace(ranks=ranks, stopped=stop, when_kept="", depth=None)
+        done: Any = SimpleNamespace(ranks=ranks, stopped=stop, when_kept="", few_layers=None)
         return RehearsedScript(strategy=strategy, done=done, rehearsed=None)
 
     monkeypatch.setattr("zerokit.script_planner.planning.rehearse_strategy", stopped)
@@ -216,7 +216,7 @@ def test_a_plan_without_a_rehearsal_keeps_the_loss_that_was_asked_for(
             ranks=(SimpleNamespace(phases=IN_LOAD),),
             stopped=Stop(location="", operator="", reason="no data"),
             when_kept="",
-            depth=None,
+            few_layers=None,
         )
         return RehearsedScript(strategy=strategy, done=done, rehearsed=None)
 
@@ -258,7 +258,7 @@ def test_an_error_of_the_scripts_own_is_to_be_fixed_before_a_launch(
     ) -> RehearsedScript:
         stop = Stop(location="train.py:9", operator="", reason=reason, cause=cause)
         done: Any = SimpleNamespace(
-            ranks=(SimpleNamespace(phases=IN_LOAD),), stopped=stop, when_kept="", depth=None
+            ranks=(SimpleNamespace(phases=IN_LOAD),), stopped=stop, when_kept="", few_layers=None
         )
         return RehearsedScript(strategy=strategy, done=done, rehearsed=None)
 

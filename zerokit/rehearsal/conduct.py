@@ -126,6 +126,7 @@ _NO_NAMESPACES = (
 _STEPS_WITH_WARM_UP = 20
 """Where a script counts on rounds of its loop that were left out: a warm-up takes 3, 5 or 10 as a rule."""
 _OUTPUT = "output"
+_COURSE = "course.npz"
 _AS_REPORTED = (
     "steps", "repeats", "last_steps_differ_by", "versions", "engine", "model", "bf16", "data_parallel",
     "fully_sharded", "depth", "seconds", "cpu_seconds",
@@ -152,6 +153,7 @@ class RehearsalRequest:
         more_micro_steps: so many micro-batches more than are rehearsed are in the step that is timed.
         no_cache: rehearse, though an answer is kept.
         layers: so many of a decoder's are built; None: all.
+        whole: all are built, whatever a few of them would tell.
     """
 
     target: Target
@@ -172,6 +174,7 @@ class RehearsalRequest:
     host: HostSpeed | None = None
     no_cache: bool = False
     layers: int | None = None
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +185,13 @@ class Exchange:
         folder: of those that were rehearsed before, and of the one that is now: what they send, and the
             operators of a step.
         unknown_senders: ranks whose messages are guessed.
+        fewer_layers: of a rehearsal in ``folder``, whose course with this one's tells that of all layers; 0:
+            this is the first of two; None: no courses are compared.
     """
 
     folder: Path
     unknown_senders: tuple[int, ...] = ()
+    fewer_layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,9 +206,16 @@ class NeedsRanks:
     so_far: results.Rehearsal
 
 
+@dataclass(frozen=True, slots=True)
+class NeedsWhole:
+    """A few layers do not tell of the others."""
+
+    why: str
+
+
 def rehearse_one(
     request: RehearsalRequest, progress: Callable[[str], None], exchange: Exchange, zygote: Zygote
-) -> results.Rehearsal | NeedsRanks:
+) -> results.Rehearsal | NeedsRanks | NeedsWhole:
     """Run the script on the fake GPU, once more if it counts on rounds of a loop that were left out.
 
     Args:
@@ -213,7 +226,7 @@ def rehearse_one(
         InputError: no such script, plan, GPU or launcher.
     """
     result, lacks_rounds = _once(request, progress, exchange, zygote, 0)
-    if isinstance(result, NeedsRanks) or not lacks_rounds:
+    if not isinstance(result, results.Rehearsal) or not lacks_rounds:
         return result
     if request.limit_seconds is not None:
         request = replace(request, limit_seconds=max(1.0, request.limit_seconds - result.seconds))
@@ -227,7 +240,7 @@ def _once(
     exchange: Exchange,
     zygote: Zygote,
     fewest_steps: int,
-) -> tuple[results.Rehearsal | NeedsRanks, bool]:
+) -> tuple[results.Rehearsal | NeedsRanks | NeedsWhole, bool]:
     """The result, and whether the script may have failed for want of rounds that were left out."""
     with temporary_folder("rehearsal") as temporary:
         folder = temporary.resolve()
@@ -247,11 +260,15 @@ def _once(
             return _once(request, progress, exchange, zygote, fewest_steps)
         if (why_not := (report or {}).get("no_namespaces")) is not None:
             raise InputError(_NO_NAMESPACES.format(why=why_not))
+        if report is not None and "whole" in report:
+            return NeedsWhole(report["whole"]), False
         if report is not None and "needs" in report:
             nothing = {"complete": False, "stopped": None}
             so_far = _result(request, script, nothing, tail)
             return NeedsRanks(ranks=tuple(report["needs"]), so_far=so_far), False
         result = _result(request, script, report, tail)
+        if exchange.fewer_layers == 0 and result.few_layers is not None:
+            return result, False
         said = report or {}
         timed = _timed(
             request, result, exchange,
@@ -374,6 +391,8 @@ def _order(
         messages_folder=str(exchange.folder),
         unknown_senders=exchange.unknown_senders,
         layers=request.layers,
+        course_path=str(exchange.folder / _COURSE) if exchange.fewer_layers is not None else None,
+        fewer_layers=exchange.fewer_layers or None,
     )
 
 

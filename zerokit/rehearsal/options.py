@@ -44,6 +44,8 @@ class RehearsalArguments:
     versions: Annotated[PathLike | None, Option("Rehearsal", "FILE")] = None
     """Versions of the run: a lock file, requirements, or `zerokit doctor --json` of its machine. Differences
     are warned of."""
+    whole: Annotated[bool, Option("Rehearsal")] = False
+    """Rehearse all layers of the model, even where a few of them tell what all take."""
     unconfined: Annotated[bool, Option("Rehearsal")] = False
     """Rehearse even where the kernel gives no namespaces: what native code writes then remains."""
     no_cache: Annotated[bool, Option("Rehearsal")] = False

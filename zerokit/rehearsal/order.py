@@ -118,6 +118,8 @@ class Order:
         messages_folder: what ranks send each other, of those rehearsed before and of this one.
         unknown_senders: ranks that wait for this one's messages: theirs to it are not known.
         layers: so many of a decoder's are built; None: all.
+        course_path: where the course of such a rehearsal is written; ``fewer_layers``: in the file that is
+            there, which with this one's tells that of all layers; None: it is the first.
     """
 
     target: str
@@ -142,6 +144,8 @@ class Order:
     messages_folder: str | None = None
     unknown_senders: tuple[int, ...] = ()
     layers: int | None = None
+    course_path: str | None = None
+    fewer_layers: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON."""

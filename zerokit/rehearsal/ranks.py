@@ -10,7 +10,13 @@ from typing import TypeVar
 
 from zerokit.errors import InputError
 from zerokit.rehearsal import kept
-from zerokit.rehearsal.conduct import Exchange, NeedsRanks, RehearsalRequest, rehearse_one
+from zerokit.rehearsal.conduct import (
+    Exchange,
+    NeedsRanks,
+    NeedsWhole,
+    RehearsalRequest,
+    rehearse_one,
+)
 from zerokit.rehearsal.result import GuessedValue, Rehearsal, Stop
 from zerokit.rehearsal.zygote import Zygote
 from zerokit.units import format_gib
@@ -35,9 +41,44 @@ def rehearse(
             return rehearse(request, progress, zygote)
 
     def anew(folder: Path) -> Rehearsal:
-        return with_missing(Senders(folder, zygote, progress).rehearse(request))
+        few = None if request.whole else _by_few_layers(request, folder, zygote, progress or _silent)
+        return few or with_missing(Senders(folder, zygote, progress).rehearse(request))
 
     return kept.answer(request, (request.rank,), progress, anew)
+
+
+FEW_LAYERS = 3, 5
+"""Of a decoder, with which a script is rehearsed where these tell of all of them."""
+
+
+def _by_few_layers(
+    request: RehearsalRequest, folder: Path, zygote: Zygote, progress: Progress
+) -> Rehearsal | None:
+    """The answer by two rehearsals of a few layers, or where a model has no more than a few; None: they do
+    not tell."""
+    done: Rehearsal | None = None
+    for fewer, layers in zip((0, *FEW_LAYERS), FEW_LAYERS, strict=False):
+        exchange = Exchange(folder, fewer_layers=fewer)
+        answer = rehearse_one(replace(request, layers=layers), progress, exchange, zygote)
+        if not isinstance(answer, Rehearsal):
+            why = answer.why if isinstance(answer, NeedsWhole) else "ranks wait for each other"
+            progress(f"all layers are rehearsed: {why}")
+            return None
+        if done is not None and answer.few_layers is not None:
+            answer = replace(
+                answer,
+                depth={**answer.few_layers, "layers": list(FEW_LAYERS)},
+                seconds=done.seconds + answer.seconds,
+                cpu_seconds=done.cpu_seconds + answer.cpu_seconds,
+            )
+        done = answer
+        if done.few_layers is None:
+            return done
+    return done
+
+
+def _silent(line: str) -> None:
+    """Say nothing."""
 
 
 class Senders:
@@ -55,7 +96,7 @@ class Senders:
     def __init__(self, folder: Path, zygote: Zygote, progress: Progress | None = None) -> None:
         self._folder = folder
         self._zygote = zygote
-        self._progress = progress or (lambda line: None)
+        self._progress = progress or _silent
         self._waiting: list[int] = []
         self.rehearsed: dict[int, Rehearsal] = {}
 
@@ -81,7 +122,10 @@ class Senders:
             in_time = replace(request, limit_seconds=_left(deadline))
             exchange = Exchange(self._folder, tuple(sorted(unknown)))
             done = rehearse_one(in_time, self._progress, exchange, self._zygote)
-            if not isinstance(done, NeedsRanks):
+            if isinstance(done, NeedsWhole):
+                request = replace(request, layers=None)
+                continue
+            if isinstance(done, Rehearsal):
                 return _with_notes(done, request.rank, [self.rehearsed[rank] for rank in senders], unknown)
             for rank in done.ranks:
                 if rank in self._waiting:  # it waits for this one

@@ -187,6 +187,7 @@ def request_of(target: Target, asked: RehearsalArguments) -> RehearsalRequest:
         memory_named=memory_named,
         unconfined=asked.unconfined,
         no_cache=asked.no_cache,
+        whole=asked.whole,
         host=HostSpeed(factor=asked.host_speed, source="⟨host_speed⟩") if asked.host_speed else None,
         output=folder / "output.txt" if folder is not None else None,
     )  # fmt: skip

@@ -109,6 +109,7 @@ MANAGED = (
     "PyTorch counts there"
 )
 """What ``managed_bytes`` are, in words."""
+WHOLE = "whole"
 NO_STEP_TIME = "no step time: "
 """How the note begins that says why a step was not timed."""
 _LEAST_SHOWN_SHARE = 0.001
@@ -312,7 +313,8 @@ class Rehearsal:
         baseline: how it compares with an earlier one; None: it was not asked for, or this one is incomplete.
         config_files: DeepSpeed configurations that were read. ``data_parallel``: whether PyTorch's DDP wraps
             a model; ``fully_sharded``: whether its FSDP shards the one that is trained.
-        depth: ``layers`` of a decoder that were built and ``of`` how many; None: all of them.
+        depth: of a decoder: the ``layers`` that were built, in each of several rehearsals, and ``of`` how
+            many; :data:`WHOLE`: all of them.
     """
 
     fed: Fed | None = None
@@ -351,7 +353,12 @@ class Rehearsal:
     unlike_plan: tuple[str, ...] = ()
     baseline: SinceBaseline | None = None
     kept_at: float | None = None
-    depth: dict[str, Any] | None = None
+    depth: dict[str, Any] | str = WHOLE
+
+    @property
+    def few_layers(self) -> dict[str, Any] | None:
+        """With how many layers it was rehearsed; None: with all."""
+        return self.depth if isinstance(self.depth, dict) else None
 
     @property
     def when_kept(self) -> str:
@@ -476,6 +483,8 @@ class Rehearsal:
     def training(self) -> str:
         """How many optimizer steps, and how far the peaks of the last two are from each other, in words."""
         steps = counted(self.steps, "optimizer step") if self.steps else "no optimizer steps"
+        if (few := self.few_layers) is not None:
+            steps += f", with {' and '.join(map(str, few['layers']))} of {few['of']} layers, which are alike"
         share = self.last_steps_differ_by
         if self.repeats or not self.steps or share == 0:
             return steps

@@ -106,7 +106,7 @@ class ScriptPlanning:
     def _run(self, request: Request, strategy: Strategy, limit_seconds: float) -> RehearsedScript:
         """A strategy with few layers, where they tell of all; before that is known, with their figures."""
         done = self._rehearsed(request, strategy, limit_seconds, self._layers)
-        if done.done.depth is None:
+        if done.done.few_layers is None:
             return done
         if done.rehearsed is not None:
             if self._depth is None:
@@ -278,17 +278,15 @@ class ScriptPlanning:
     def _counts_on_layers(self, request: Request, done: RehearsedScript) -> bool:
         """Whether the first rehearsal can stand, which may be one of few layers: not where more of them take
         something else than the replay says. All others are then of all layers."""
-        seen = done.done.depth
+        seen = done.done.few_layers
         if seen is None or done.rehearsed is None:
             self._layers = None
             return True
-        fewer, of = done.rehearsed, seen["of"]
-        if len(of) == 1 and not self.search.profile.other_parameters and self.search.profile.engines == 1:
-            further = self._rehearsed(
-                request, fewer.strategy, self.seconds, seen["layers"] + FURTHER
-            ).rehearsed
+        fewer, (layers,) = done.rehearsed, seen["layers"]
+        if not self.search.profile.other_parameters and self.search.profile.engines == 1:
+            further = self._rehearsed(request, fewer.strategy, self.seconds, layers + FURTHER).rehearsed
             if further is not None:
-                self._depth = Depth.seen(request, fewer, further, seen["layers"], of[0])
+                self._depth = Depth.seen(request, fewer, further, layers, seen["of"])
         whole = None if self._depth is None else self._depth.whole(request, fewer)
         if whole is None:
             self._layers = self._depth = None

@@ -2,16 +2,87 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from zerokit.instrument.live_models import elements
+from zerokit.rehearsal.process.endings import NeedsWhole
+from zerokit.rehearsal.process.guesses import short
+from zerokit.rehearsal.result import WHOLE
 
+_OURS = str(Path(__file__).resolve().parents[2])
 _COUNT = "num_hidden_layers"
 _FEWEST = 9
 """Of fewer layers all are built: they take no longer than a few of them at two depths."""
+
+_ADAPTED = ("target_modules", "exclude_modules", "modules_to_save", "target_parameters")
+_BY_LAYER = ("layers_to_transform", "rank_pattern", "alpha_pattern")
+"""What a configuration of PEFT's says of which modules, and of which layers."""
+_ALIKE = re.compile(
+    r"/(torch|transformers|peft|trl|accelerate|deepspeed|bitsandbytes|liger_kernel)/"
+    r"|/lib/python3[.\d]+/[^/]*\.py$|^<"
+)
+"""Whose code treats the layers of a model alike, unless its configuration says otherwise."""
+_NAMING = ("named_parameters", "named_modules", "get_submodule", "get_parameter")
+
+
+def _treats_alike(file: str) -> bool:
+    return _ALIKE.search(file) is not None or file.startswith(_OURS)
+
+
+def watch(depth: Depth) -> None:
+    """See who asks for layers by their numbers or names."""
+
+    def watched(name: str, real: Any) -> Any:
+        @functools.wraps(real)
+        def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if depth.of:
+                depth.asked(name, sys._getframe(1).f_code.co_filename)
+            return real(self, *args, **kwargs)
+
+        return asked
+
+    for name in _NAMING:
+        setattr(torch.nn.Module, name, watched(name, getattr(torch.nn.Module, name)))
+    layers: Any = torch.nn.ModuleList
+    layers.__getitem__ = watched("an index", layers.__getitem__)
+
+
+def _are_alike(model: torch.nn.Module, count: int) -> bool:
+    """Whether the layers of a model are made alike from the second on, but for their number."""
+    stacks = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
+    made = [[_made(layer) for layer in stack] for stack in stacks if len(stack) == count]
+
+    def alike(layers: list[dict[Any, Any]], number: int) -> bool:
+        one, other = layers[1], layers[number]
+        return one.keys() == other.keys() and all(
+            other[key] == value or (value, other[key]) == (1, number) for key, value in one.items()
+        )
+
+    return bool(made) and all(alike(layers, number) for layers in made for number in range(2, count))
+
+
+def _made(layer: torch.nn.Module) -> dict[Any, Any]:
+    """What a layer is made of: its modules, their parameters and their settings."""
+    result: dict[Any, Any] = {}
+    for name, module in layer.named_modules():
+        result[name] = type(module)
+        for key, value in vars(module).items():
+            if isinstance(value, bool | str | int | float):
+                result[name, key] = value
+        for tensors in (module._parameters, module._buffers):
+            for key, tensor in tensors.items():
+                result[name, key] = None if tensor is None else (tensor.shape, tensor.dtype)
+    return result
 
 
 class Depth:
@@ -20,19 +91,39 @@ class Depth:
     Attributes:
         layers: so many of a decoder's; None: all.
         of: how many those have that were built with fewer.
+        is_course: whether these layers alone tell what all take: no replay of the model does.
+        probes: whether the model that is built now is one to look at.
     """
 
     def __init__(self) -> None:
         self.layers: int | None = None
         self.of: set[int] = set()
+        self.is_course = False
+        self.probes = False
         self._whole: dict[str, Any] = {}
         self._further: tuple[int, int] = (0, 0)
 
-    def cut(self, config: Any) -> None:
+    @contextlib.contextmanager
+    def probing(self) -> Iterator[None]:
+        """A model with all layers is built, to look at."""
+        self.probes = True
+        try:
+            yield
+        finally:
+            self.probes = False
+
+    def cut(self, config: Any, build: Callable[[Any], torch.nn.Module]) -> None:
         """Take layers off a model's configuration before it is built from it.
 
         Models of several parts keep theirs: an encoder's layers are not the decoder's. So do models of which
-        the configuration says something else of one layer than of another.
+        the configuration says something else of one layer than of another, or whose layers from the second on
+        are not alike.
+
+        Args:
+            build: the model of a configuration.
+
+        Raises:
+            NeedsWhole: models have unlike numbers of layers.
         """
         count = getattr(config, _COUNT, None)
         is_whole = getattr(config, "sub_configs", None) or getattr(config, "is_encoder_decoder", False)
@@ -45,14 +136,60 @@ class Depth:
         }
         if any(one != value[0] for value in of_each.values() for one in value):
             return
+        if self.is_course and not _are_alike(build(copy.deepcopy(config)), count):
+            return
         before = config.to_dict()
         for name, value in of_each.items():
             setattr(config, name, value[: self.layers])
         setattr(config, _COUNT, self.layers)
         after = config.to_dict()
         self.of.add(count)
+        if len(self.of) > 1:
+            raise NeedsWhole("several models have unlike numbers of layers")
         changed = {name: value for name, value in before.items() if after.get(name) != value}
         self._whole.update(json.loads(json.dumps(changed, default=str)))
+
+    @property
+    def more(self) -> int:
+        """Layers that the models lack."""
+        return max(self.of) - (self.layers or 0)
+
+    def needs_replay(self, why: str) -> None:
+        """What the layers take is more than what each of them takes.
+
+        Raises:
+            NeedsWhole: only courses are to tell.
+        """
+        if self.is_course and self.of:
+            raise NeedsWhole(why)
+
+    def asked(self, what: str, file: str) -> None:
+        """Something asks for layers by their numbers or names.
+
+        Raises:
+            NeedsWhole: not a library that treats all of them alike.
+        """
+        if self.of and not _treats_alike(file):
+            raise NeedsWhole(f"{short(file)} tells layers apart ({what})")
+
+    def trained(self, module: torch.nn.Module) -> None:
+        """A model is trained.
+
+        Raises:
+            NeedsWhole: adapters are asked for in some of its layers by their numbers.
+        """
+        for config in getattr(module, "peft_config", {}).values() if self.of else ():
+            names = [
+                value
+                for name in _ADAPTED
+                if (some := getattr(config, name, None))
+                for value in ([some] if isinstance(some, str) else some)
+            ]
+            parts = [part for value in names for part in str(value).split(".")]
+            is_pattern = any(isinstance(getattr(config, name, None), str) for name in _ADAPTED)
+            by_number = any(getattr(config, name, None) for name in _BY_LAYER)
+            if by_number or is_pattern or any(part.isdigit() for part in parts):
+                raise NeedsWhole("adapters are in some layers, by number")
 
     def see(self, module: Any) -> None:
         """Count what the layers hold that the model was built without."""
@@ -61,7 +198,7 @@ class Depth:
         lists = (part for part in module.modules() if isinstance(part, torch.nn.ModuleList))
         lasts = [list(part[-1].parameters()) for part in lists if len(part) == self.layers]
         held = max(lasts, key=lambda some: sum(map(elements, some)), default=[])
-        more = max(self.of) - (self.layers or 0)
+        more = self.more
         trained = sum(elements(parameter) for parameter in held if parameter.requires_grad)
         self._further = more * sum(map(elements, held)), more * trained
 
@@ -81,6 +218,6 @@ class Depth:
             **{name: facts[name] + more for name, more in zip(names, self._further, strict=True) if more},
         }
 
-    def to_dict(self) -> dict[str, Any] | None:
-        """``layers`` were built ``of`` so many, in each of the models that have fewer; None: none has."""
-        return {"layers": self.layers, "of": sorted(self.of)} if self.of else None
+    def to_dict(self) -> dict[str, Any] | str:
+        """Return what was built: ``layers`` ``of`` so many, or all."""
+        return {"layers": [self.layers], "of": max(self.of)} if self.of else WHOLE

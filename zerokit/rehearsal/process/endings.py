@@ -30,6 +30,10 @@ class NeedsSenders(BaseException):
         super().__init__(f"ranks {self.ranks}")
 
 
+class NeedsWhole(BaseException):
+    """A few layers do not tell of the others."""
+
+
 OF_FEW_ROUNDS = (ZeroDivisionError, IndexError, statistics.StatisticsError)
 """What a script meets that counts on more rounds of its training loop than were rehearsed: the mean of
 times after a warm-up."""

@@ -125,7 +125,8 @@ class GpuMemory:
         self.threads = threading.local()  # .stream: the current stream of each thread
         self.origin: Callable[[str, int], Origin] | None = None
         """Says where an allocation of so many bytes by an operator comes from."""
-        self.starts_of_backward: list[int] = []  # on the clock
+        self.entered: list[tuple[int, str]] = []  # phases, on the clock
+        self.starts_of_backward: list[int] = []
         self.ends_of_backward: list[int] = []
         self.dtypes: set[Any] = set()  # of all tensors that were counted
         self.contents: dict[int, str] = {}  # what a block holds, by its number, where that is known
@@ -291,6 +292,7 @@ class GpuMemory:
         if self.phase != "backward" == phase:
             self.starts_of_backward.append(self.clock)
         self.phase = phase
+        self.entered.append((self.clock, phase))
         self._raise_peaks()
 
     def empty_cache(self) -> None:

@@ -122,7 +122,7 @@ class Rehearsed:
             reason = {"location": "", "operator": "", "reason": self.why_not}
             self._write({"complete": False, "stopped": reason})
             return
-        from zerokit.rehearsal.process.endings import NeedsSenders
+        from zerokit.rehearsal.process.endings import NeedsSenders, NeedsWhole
 
         self._become_rank(trains)
         _thread.start_new_thread(self._say_where, (threading.get_ident(),))
@@ -130,11 +130,19 @@ class Rehearsed:
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # in order with errors
         try:
             stopped = self._run_script()
+            if self.phases.recorder is not None:
+                self.phases.recorder.stop()
+            if order.course_path is not None and self.phases.depth.of:
+                self._take_course(order.course_path, stopped)
+                if order.fewer_layers is None:
+                    self._write({"complete": True, "stopped": None, "depth": self.phases.depth.to_dict()})
+                    return
         except NeedsSenders as error:
             self._write({"needs": error.ranks})
             return
-        if self.phases.recorder is not None:
-            self.phases.recorder.stop()
+        except NeedsWhole as error:
+            self._write({"whole": str(error)})
+            return
         self.machine.messages.write(self.phases.enough_after)
         result = self._result(stopped)
         self._write_operators(result)
@@ -165,7 +173,7 @@ class Rehearsed:
         machine.messages.course = phases
         phases.most_steps = order.most_steps
         phases.see_at_least(order.fewest_steps)
-        phases.depth.layers = order.layers
+        phases.depth.layers, phases.depth.is_course = order.layers, order.course_path is not None
         phases.on_step = self._step_done
         phases.on_phase = lambda phase: self._phase(phase, trains)
         if order.operators_path is not None:
@@ -220,6 +228,7 @@ class Rehearsed:
         from zerokit.rehearsal.process.endings import (
             OF_FEW_ROUNDS,
             NeedsSenders,
+            NeedsWhole,
             NotRehearsed,
             StopRehearsal,
             cause_of,
@@ -232,7 +241,7 @@ class Rehearsed:
             run_target(target)
         except StopRehearsal:
             return None
-        except NeedsSenders:
+        except (NeedsSenders, NeedsWhole):
             raise
         except SystemExit as error:
             if error.code in (None, 0) or self.phases.was_enough:
@@ -259,6 +268,31 @@ class Rehearsed:
                 else cause_of(error, has_guessed=bool(self.machine.guesses.values)),
             }
         return None
+
+    def _take_course(self, path: str, stopped: dict[str, str] | None) -> None:
+        """Write what a few layers did, or tell by what fewer did what all do.
+
+        Raises:
+            NeedsWhole: they do not tell.
+        """
+        from zerokit.rehearsal.process import course
+        from zerokit.rehearsal.process.endings import NeedsWhole
+        from zerokit.rehearsal.process.repetition import Course, Unproved
+
+        if stopped is not None:
+            raise NeedsWhole(stopped["reason"])
+        seen = course.course_of(self.machine, self.phases.recorder)
+        fewer, depth = self._order.fewer_layers, self.phases.depth
+        if fewer is None:
+            seen.save(path)
+            return
+        assert depth.layers is not None
+        try:
+            course.extend(
+                self.machine, self.phases.recorder, Course.load(path), seen, depth.layers - fewer, depth.more
+            )
+        except Unproved as error:
+            raise NeedsWhole(str(error)) from None
 
     def _why_ended(self, code: Any) -> str:
         """The message of ``sys.exit``, or the code and the last line that the script printed."""

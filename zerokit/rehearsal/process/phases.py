@@ -25,7 +25,7 @@ from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.instrument import engine_facts
 from zerokit.instrument.engine_facts import adapter_targets
 from zerokit.rehearsal.process import operators
-from zerokit.rehearsal.process.depth import Depth
+from zerokit.rehearsal.process.depth import Depth, watch
 from zerokit.rehearsal.process.endings import StopRehearsal
 from zerokit.rehearsal.process.feed import Feed
 from zerokit.rehearsal.process.guesses import script_line
@@ -312,6 +312,7 @@ class Phases:
         """Follow modules, ``backward`` and optimizers."""
         self._wrap_module_calls()
         self._wrap_backward()
+        watch(self.depth)
         register_optimizer_step_pre_hook(self._before_optimizer)
         register_optimizer_step_post_hook(self._after_optimizer)
         self._machine.product = self._product
@@ -361,6 +362,7 @@ class Phases:
             self._enter("forward")
             if is_new:
                 self.find_weights(module)
+                self.depth.trained(module)
                 if not self.fully_sharded and is_fully_sharded(module):
                     self.fully_sharded, self.unwrapped = True, unwrapped(module)
                 self.checkpointing = self.checkpointing or engine_facts.checkpointing(module)

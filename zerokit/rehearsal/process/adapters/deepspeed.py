@@ -98,6 +98,7 @@ def engine(context: Context, module: ModuleType) -> None:
     def begin() -> None:
         phases.has_engine = True
         phases.engines += 1
+        phases.depth.needs_replay("DeepSpeed's buckets and partitions hold parts of several layers")
 
     _follow_forwards(phases, cls)
     _observe(context, cls)

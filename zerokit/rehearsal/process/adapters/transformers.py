@@ -54,9 +54,19 @@ def _patch_depth(context: Context, module: ModuleType) -> None:
     cls, depth = module.PreTrainedModel, context.phases.depth
     real = cls.__init__
 
+    def probed(kind: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        """The model with all layers, and no memory."""
+        from transformers.initialization import no_init_weights
+
+        with depth.probing(), torch.device("meta"), no_init_weights():
+            return kind(config, *args, **kwargs)
+
     @functools.wraps(real)
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        depth.cut(config)
+        from transformers.integrations.deepspeed import deepspeed_config
+
+        if depth.layers is not None and not depth.probes and not (depth.is_course and deepspeed_config()):
+            depth.cut(config, lambda whole: probed(type(self), whole, *args, **kwargs))
         real(self, config, *args, **kwargs)
 
     cls.__init__ = init
