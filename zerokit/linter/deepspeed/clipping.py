@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,8 +74,13 @@ def _said(
         position: of the value, if it has no keyword; 0: it has one.
         defaults: those of the script's options count.
     """
-    for script in scripts_of(document.path)[0]:
+    path = pathlib.Path(document.path)
+    scripts, name_it = scripts_of(document.path)
+    others = [] if name_it else [beside.name for beside in path.parent.glob(f"*{path.suffix}")]
+    for script in scripts:
         if call not in script.text or not script.readers & readers:
+            continue
+        if any(other in script.text for other in others):  # it reads that one
             continue
         try:
             tree = ast.parse(script.text)

@@ -42,6 +42,17 @@ def test_a_norm_in_code_is_held_to_the_file(
     assert all("train.py:" in one.message and "gradient_clipping" in one.fix for one in found)
 
 
+def test_a_script_that_names_another_file_is_not_held_to_this_one(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(
+            json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}})
+        )
+    (tmp_path / "train.py").write_text("config = 'a.json'\n" + RAW.format(0.5))
+    files = check_files([str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+    found = [[one for one in file.findings if one.rule == "clipping-in-code"] for file in files]
+    assert [len(one) for one in found] == [1, 0]
+
+
 @pytest.mark.parametrize(("line", "clips"), [("", 1), ("  gradient_clipping: 1.0\n", 1)])
 def test_so_is_it_to_accelerates_yaml(line: str, clips: float, tmp_path: Path) -> None:
     path = tmp_path / "zero2.yaml"
