@@ -329,6 +329,8 @@ def _run(
     link_data_cache(user_data_cache(script.environment), make_caches(folder))
     gpu = fake_gpu(request, script.ranks)
     environment = environment_at(script.environment, zygote.sees(gpu, script.environment, folder))
+    if exchange.fewer_layers is not None and not zygote.forks:
+        return {"whole": "each rehearsal imports its libraries here"}, ""
     order = replace(
         _order(request, script, folder, exchange, gpu), environment=environment, fewest_steps=fewest_steps
     )

@@ -297,6 +297,11 @@ class Zygote:
         process = self._ready(gpu, base)
         return process.folder if process.no_namespaces is None else folder
 
+    @property
+    def forks(self) -> bool:
+        """Whether the next script runs in a fork of a process that has its libraries."""
+        return not self._alone and self._process is not None and self._process.no_namespaces is None
+
     def _ready(self, gpu: FakeGpu, base: Mapping[str, str]) -> _Process:
         process = self._process
         if process is not None and (process.has_ended or process.gpu != gpu):

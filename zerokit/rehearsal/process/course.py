@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from zerokit.rehearsal.process.repetition import (
     DIED,
     EMPTIED,
     ENTERED,
+    FOREVER,
     ISSUED,
     NOBODY,
     Course,
@@ -31,6 +33,7 @@ _TOTALS = ("peak_host_bytes", "managed_bytes", "written_bytes")
 """What the machine counts beside events, which every layer adds to."""
 
 
+_Birth = tuple[int, int, np.ndarray | None]
 _Row = tuple[int, int, int, int]
 """When, what kind, its place among those, and of what."""
 
@@ -133,11 +136,28 @@ def extend(
         raise Unproved("blocks that a smaller card sees later")
     player = _Player(ledger, recorder)
     kinds, subjects = seen.kinds.tolist(), seen.subjects.tolist()
-    for event, ended, grown in Repetition(fewer, seen, further).course(more):
-        player.play(kinds[event], subjects[event], ended, grown)
+    events = Repetition(fewer, seen, further).course(more)
+    for stays, some in itertools.groupby(events, lambda one: one[1] == FOREVER):
+        for event, ended, grown in _by_layer(list(some), seen) if stays else some:
+            player.play(kinds[event], subjects[event], ended, grown)
     player.put_in_place()
     for name, before, now in zip(_TOTALS, fewer.totals.tolist(), seen.totals.tolist(), strict=True):
         setattr(machine, name, now + (now - before) * more // further)
+
+
+def _by_layer(births: list[_Birth], seen: Course) -> list[_Birth]:
+    """Blocks that stay, which :func:`course_of` has by size, layer after layer: how they lie on the card
+    depends on that. What there is once comes where it came."""
+    sizes = [int(seen.exact[event]) for event, _, _ in births]
+    count, before = Counter(sizes), Counter[int]()
+    first = min(int(seen.subjects[event]) for event, _, _ in births)
+    most = max(int(seen.subjects[event]) for event, _, _ in births) - first + 1
+    places = []
+    for size, (event, _, _) in zip(sizes, births, strict=True):
+        alone = (int(seen.subjects[event]) - first) / most
+        places.append(alone if count[size] == 1 else (before[size] + 0.5) / count[size])
+        before[size] += 1
+    return [births[at] for at in sorted(range(len(births)), key=places.__getitem__)]
 
 
 class _Player:

@@ -32,9 +32,12 @@ _ALIKE = re.compile(
     r"|/lib/python3[.\d]+/[^/]*\.py$|^<"
 )
 """Whose code treats the layers of a model alike, unless its configuration says otherwise."""
-_NAMING = ("named_parameters", "named_modules", "get_submodule", "get_parameter")
+_NAMING = (
+    "named_parameters", "named_modules", "named_children", "children", "get_submodule", "get_parameter",
+)  # fmt: skip
 
 
+@functools.cache
 def _treats_alike(file: str) -> bool:
     return _ALIKE.search(file) is not None or file.startswith(_OURS)
 
@@ -54,7 +57,8 @@ def watch(depth: Depth) -> None:
     for name in _NAMING:
         setattr(torch.nn.Module, name, watched(name, getattr(torch.nn.Module, name)))
     layers: Any = torch.nn.ModuleList
-    layers.__getitem__ = watched("an index", layers.__getitem__)
+    for name in ("__getitem__", "__iter__"):
+        setattr(layers, name, watched(name, getattr(layers, name)))
 
 
 def _are_alike(model: torch.nn.Module, count: int) -> bool:
@@ -136,7 +140,7 @@ class Depth:
         }
         if any(one != value[0] for value in of_each.values() for one in value):
             return
-        if self.is_course and not _are_alike(build(copy.deepcopy(config)), count):
+        if self.is_course and not self._has_alike(config, count, build):
             return
         before = config.to_dict()
         for name, value in of_each.items():
@@ -148,6 +152,14 @@ class Depth:
             raise NeedsWhole("several models have unlike numbers of layers")
         changed = {name: value for name, value in before.items() if after.get(name) != value}
         self._whole.update(json.loads(json.dumps(changed, default=str)))
+
+    @staticmethod
+    def _has_alike(config: Any, count: int, build: Callable[[Any], torch.nn.Module]) -> bool:
+        try:
+            model = build(copy.deepcopy(config))
+        except Exception:  # what a model does beside its parameters is not for tensors without memory
+            return False
+        return _are_alike(model, count)
 
     @property
     def more(self) -> int:

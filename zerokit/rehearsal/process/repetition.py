@@ -17,7 +17,7 @@ import numpy as np
 
 BORN, DIED, EMPTIED, ENTERED, ISSUED = range(5)
 """Kinds of events: of blocks, ``empty_cache``, the beginning of a phase, an operator of the recorded step."""
-NOBODY = -1
+NOBODY, FOREVER = -1, -2
 _WINDOW, _GROWING = 64, 3
 """So many events are compared after a place with further layers, and how many of them may have grown."""
 
@@ -179,7 +179,7 @@ class Repetition:
     def course(self, further: int) -> Iterator[tuple[int, int, np.ndarray | None]]:
         """The events with so many layers more than the longer course has: each as the event of that one which
         it is like, the number of the block that it ends where it ends one (in order of their births), and its
-        values where they are others.
+        values where they are others. Of a block that never ends :data:`FOREVER` stands in its number's place.
 
         Raises:
             Unproved: a block's end does not follow from the layer that made it.
@@ -189,8 +189,13 @@ class Repetition:
         places = target.places
         like = [self._like(place, further) for place in places]
         number_at = self._ends(target, places, like, further)
+        ending, born = set(number_at.values()), 0
         for at, (place, event) in enumerate(zip(places, like, strict=True)):
-            yield event, number_at.get(at, NOBODY), self._grown(place, event, further)
+            ended = number_at.get(at, NOBODY)
+            if self._more.kinds[event] == BORN:
+                ended = NOBODY if born in ending else FOREVER
+                born += 1
+            yield event, ended, self._grown(place, event, further)
 
     def _ends(
         self, target: _Places, places: Sequence[Place], like: Sequence[int], further: int

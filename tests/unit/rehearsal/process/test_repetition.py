@@ -74,7 +74,12 @@ def extended(program: Program, layers: int, fewer: int = 3, more: int = 5) -> It
     found = Repetition(one.course(), other.course(), more - fewer).course(layers - more)
     for event, ended, grown in found:
         kind, _, what, size, _ = other.events[event]
-        yield kind, what, size if grown is None or kind == DIED else round(grown[0]), ended
+        yield (
+            kind,
+            what,
+            size if grown is None or kind == DIED else round(grown[0]),
+            ended if kind == DIED else NOBODY,
+        )
 
 
 def truth(program: Program, layers: int) -> Iterator[tuple[Any, ...]]:

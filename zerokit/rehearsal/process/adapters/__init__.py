@@ -27,6 +27,7 @@ Adapter = Callable[[Context, ModuleType], None]
 ADAPTERS: dict[str, Adapter] = {
     "accelerate.local_sgd": training.local_sgd,
     "accelerate.utils.deepspeed": deepspeed.accelerate_configuration,
+    "accelerate.utils.modeling": training.placement,
     "bitsandbytes.cextension": kernels.native_library,
     "bitsandbytes.functional": kernels.managed_memory,
     "datasets.arrow_dataset": data_loaders.preparation,

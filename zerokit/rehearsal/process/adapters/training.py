@@ -34,6 +34,18 @@ def local_sgd(context: Context, module: ModuleType) -> None:
     after(module.LocalSGD, "__init__", see_an_average)
 
 
+def placement(context: Context, module: ModuleType) -> None:
+    """Modules go where there is room for them (``device_map="auto"``), which few layers leave more of."""
+    real = module.get_max_memory
+
+    @functools.wraps(real)
+    def get_max_memory(*args: Any, **kwargs: Any) -> Any:
+        context.phases.depth.needs_replay("free memory decides where layers go")
+        return real(*args, **kwargs)
+
+    vars(module)["get_max_memory"] = get_max_memory
+
+
 def trainer(context: Context, module: ModuleType) -> None:
     """Evaluation with its gathering."""
     cls = module.Trainer
