@@ -102,14 +102,15 @@ def rehearsed(folder: Path, config: dict[str, Any], *words: str, **options: Any)
     return body
 
 
+DEEP = {**LLAMA, "num_hidden_layers": 24}
 OF_THE_RUN = ("depth", "seconds", "cpu_seconds", "step", "step_seconds", "step_seconds_range")
 """What differs between two rehearsals; of the step's seconds by little."""
 
 
 def test_a_course_of_all_layers_follows_from_few(tmp_path: Path) -> None:
     words = ["--gradient_accumulation_steps", "2", "--gradient_checkpointing", "True", "--bf16", "True"]
-    few, whole = (rehearsed(tmp_path, LLAMA, *words, whole=whole) for whole in (False, True))
-    assert (few["depth"], whole["depth"]) == ({"layers": [3, 5], "of": 14}, "whole")
+    few, whole = (rehearsed(tmp_path, DEEP, *words, whole=whole) for whole in (False, True))
+    assert (few["depth"], whole["depth"]) == ({"layers": [3, 5], "of": 24}, "whole")
     assert whole["ranks"][0]["at_peak"] and whole["complete"]
     assert {name: value for name, value in few.items() if name not in OF_THE_RUN} == {
         name: value for name, value in whole.items() if name not in OF_THE_RUN
@@ -120,10 +121,10 @@ def test_a_course_of_all_layers_follows_from_few(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words", "gpus"),
     [
-        (LLAMA, ("--freeze",), 1),
-        pytest.param(DENSE_FIRST, (), 1, marks=pytest.mark.slow),
-        pytest.param(ALTERNATING, (), 1, marks=pytest.mark.slow),
-        pytest.param(LLAMA, (), 2, marks=pytest.mark.slow),
+        (DEEP, ("--freeze",), 1),
+        pytest.param({**DENSE_FIRST, "num_hidden_layers": 24}, (), 1, marks=pytest.mark.slow),
+        pytest.param({**ALTERNATING, "num_hidden_layers": 24}, (), 1, marks=pytest.mark.slow),
+        pytest.param(DEEP, (), 2, marks=pytest.mark.slow),
     ],
 )
 def test_where_few_do_not_tell_all_are_rehearsed(

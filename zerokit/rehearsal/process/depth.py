@@ -21,8 +21,9 @@ from zerokit.rehearsal.result import WHOLE
 
 _OURS = str(Path(__file__).resolve().parents[2])
 _COUNT = "num_hidden_layers"
-_FEWEST = 9
-"""Of fewer layers all are built: they take no longer than a few of them at two depths."""
+_FEWEST, _FEWEST_OF_COURSES = 9, 24
+"""Of fewer layers all are built: they take no longer than a few of them at two depths, with what the script
+does beside them, or with the comparison of courses."""
 
 _ADAPTED = ("target_modules", "exclude_modules", "modules_to_save", "target_parameters")
 _BY_LAYER = ("layers_to_transform", "rank_pattern", "alpha_pattern")
@@ -96,6 +97,7 @@ class Depth:
         layers: so many of a decoder's; None: all.
         of: how many those have that were built with fewer.
         is_course: whether these layers alone tell what all take: no replay of the model does.
+        bytes: of the weights of these models with all layers, as they are loaded.
         probes: whether the model that is built now is one to look at.
     """
 
@@ -104,6 +106,7 @@ class Depth:
         self.of: set[int] = set()
         self.is_course = False
         self.probes = False
+        self.bytes = 0
         self._whole: dict[str, Any] = {}
         self._further: tuple[int, int] = (0, 0)
 
@@ -131,7 +134,8 @@ class Depth:
         """
         count = getattr(config, _COUNT, None)
         is_whole = getattr(config, "sub_configs", None) or getattr(config, "is_encoder_decoder", False)
-        if self.layers is None or not isinstance(count, int) or count < _FEWEST or is_whole:
+        fewest = _FEWEST_OF_COURSES if self.is_course else _FEWEST
+        if self.layers is None or not isinstance(count, int) or count < fewest or is_whole:
             return
         of_each = {
             name: value
@@ -153,12 +157,13 @@ class Depth:
         changed = {name: value for name, value in before.items() if after.get(name) != value}
         self._whole.update(json.loads(json.dumps(changed, default=str)))
 
-    @staticmethod
-    def _has_alike(config: Any, count: int, build: Callable[[Any], torch.nn.Module]) -> bool:
+    def _has_alike(self, config: Any, count: int, build: Callable[[Any], torch.nn.Module]) -> bool:
+        """Whether the model's layers are; its weights are counted."""
         try:
             model = build(copy.deepcopy(config))
         except Exception:  # what a model does beside its parameters is not for tensors without memory
             return False
+        self.bytes += sum(parameter.nbytes for parameter in model.parameters())
         return _are_alike(model, count)
 
     @property

@@ -109,6 +109,7 @@ class Repetition:
     def __init__(self, fewer: Course, more: Course, further: int) -> None:
         self._fewer, self._more, self._further = fewer, more, further
         self._runs = self._found()
+        self._first = [_from_start(run.copies(-further)) for run in self._runs]
         self._places = _Places(self._runs, 0, len(more.kinds))
         self._places_of_fewer = _Places(self._runs, -further, len(fewer.kinds))
 
@@ -223,12 +224,11 @@ class Repetition:
 
     def _like(self, place: Place, further: int) -> int:
         """The event of the longer course that one is like."""
-        if place.copy is None:
-            return self._places.position(place)
-        run = self._runs[place.run]
-        first = _from_start(run.copies(-self._further))
-        copy = place.copy if place.copy < first else max(first, place.copy - further)
-        return self._places.position(place._replace(copy=copy))
+        run, copy, offset = place
+        if copy is not None:
+            first = self._first[run]
+            copy = copy if copy < first else max(first, copy - further)
+        return self._places.position((run, copy, offset))
 
     def _grown(self, place: Place, event: int, further: int) -> np.ndarray | None:
         """The values of an event that grows with the layers; None: they are its like's."""
@@ -276,7 +276,7 @@ class _Places:
             else:
                 self.places.append(Place(number - 1, None, position - self._ends[number - 1]))
 
-    def position(self, place: Place) -> int:
+    def position(self, place: tuple[int, int | None, int]) -> int:
         """Return the position of a place."""
         run, copy, offset = place
         if copy is None:
@@ -293,6 +293,7 @@ class _Ends:
     ) -> None:
         self._runs, self._further = runs, further
         self._fewer, self._more = _by_birth(fewer, of_fewer), _by_birth(more, of_more)
+        self._middle: dict[tuple[int, int], tuple[Place | None, int]] = {}
 
     def of(self, birth: Place, further: int) -> Place | None:
         """Where a block ends with so many layers more; None: never.
@@ -311,7 +312,13 @@ class _Ends:
         if back < few - first:
             fewer, more = (birth._replace(copy=copies - 1 - back) for copies in (few, many))
             return self._moved(fewer, more, further)
-        return self._between(birth, first, first + further, further)
+        key = birth.run, birth.offset
+        if key not in self._middle:
+            self._middle[key] = self._between(birth, first, first + further, further)
+        end, step = self._middle[key]
+        if end is None or end.copy is None:
+            return end
+        return Place(end.run, end.copy + step * (birth.copy - first), end.offset)
 
     def _seen(self, ends: Mapping[Place, Place | None], birth: Place) -> Place | None:
         if birth not in ends:
@@ -329,12 +336,13 @@ class _Ends:
             raise Unproved("a block ends in another place with more layers")
         return more._replace(copy=more.copy + further)
 
-    def _between(self, birth: Place, first: int, last: int, further: int) -> Place | None:
-        """The end of a block of a layer that is neither among the first nor among the last, as those that the
-        longer course has between these: it follows from that of a neighbour of theirs.
+    def _between(self, birth: Place, first: int, last: int, further: int) -> tuple[Place | None, int]:
+        """The end of a block of the first layer that is neither among the first nor among the last, and by
+        how many layers that of the next one is further on: as those that the longer course has between these,
+        from that of a neighbour of theirs.
 
         Args:
-            first: copy of the longer course that has such neighbours; ``last``: the last such copy of all.
+            first: copy of such a layer; ``last``: the last of all.
         """
         after = first + self._further
         seen = [self._seen(self._more, birth._replace(copy=copy)) for copy in range(first, after)]
@@ -342,7 +350,7 @@ class _Ends:
         if one is None or one.copy is None:
             if any(end != one for end in seen):
                 raise Unproved("blocks of some layers end elsewhere")
-            return one
+            return one, 0
         step = (seen[1].copy or 0) - one.copy if seen[1] is not None else 0
         if not step or seen != [one._replace(copy=one.copy + step * at) for at in range(self._further)]:
             raise Unproved("blocks of layers end out of order")
@@ -353,8 +361,7 @@ class _Ends:
                 end = self.of(birth._replace(copy=of_all), further)
                 assert end is not None
                 assert end.copy is not None
-                assert birth.copy is not None
-                return end._replace(copy=end.copy + step * (birth.copy - of_all))
+                return end._replace(copy=end.copy + step * (first - of_all)), step
         raise Unproved("too few layers repeat")
 
 

@@ -15,6 +15,9 @@ from zerokit.rehearsal.process.phases import Context
 _MOST_REPEATED_BYTES = 256 << 20
 """Larger outputs of an evaluation stay as they are: a copy for each row of the data set may not fit."""
 
+_PLACED = 0.8
+"""Of the free memory, what Accelerate gives a model at least before it looks for another device
+(``accelerate/utils/modeling.py``, ``get_balanced_memory`` and ``get_max_memory``, 1.15: nine tenths)."""
 _MOST_LOCAL_STEPS = 16
 """Of local SGD between two averages of the weights, which are then rehearsed."""
 
@@ -35,12 +38,13 @@ def local_sgd(context: Context, module: ModuleType) -> None:
 
 
 def placement(context: Context, module: ModuleType) -> None:
-    """Modules go where there is room for them (``device_map="auto"``), which few layers leave more of."""
+    """Modules go where there is room for them (``device_map="auto"``), which all layers may not leave."""
     real = module.get_max_memory
 
     @functools.wraps(real)
     def get_max_memory(*args: Any, **kwargs: Any) -> Any:
-        context.phases.depth.needs_replay("free memory decides where layers go")
+        if context.phases.depth.bytes > _PLACED * context.machine.free_bytes:
+            context.phases.depth.needs_replay("free memory decides where layers go")
         return real(*args, **kwargs)
 
     vars(module)["get_max_memory"] = get_max_memory
