@@ -49,7 +49,7 @@ def watch(depth: Depth) -> None:
     def watched(name: str, real: Any) -> Any:
         @functools.wraps(real)
         def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if depth.of:
+            if depth.of and not torch.compiler.is_compiling():
                 depth.asked(name, sys._getframe(1).f_code.co_filename)
             return real(self, *args, **kwargs)
 
