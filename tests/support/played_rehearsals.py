@@ -56,7 +56,7 @@ def play(
         }  # fmt: skip
         done: Any = SimpleNamespace(
             engine=engine, model={"config": CONFIG, "method": "full", **(model or {})}, stopped=None,
-            ranks=(SimpleNamespace(phases={"load": 1, "forward": 2}),), when_kept="", depth=None,
+            ranks=(SimpleNamespace(phases={"load": 1, "forward": 2}),), when_kept="", few_layers=None,
             asked=tuple(engine.pop("asked", ())),
         )  # fmt: skip
         peak = 2 << 30

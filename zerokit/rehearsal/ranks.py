@@ -42,7 +42,7 @@ def rehearse(
 
     def anew(folder: Path) -> Rehearsal:
         few = None if request.whole else _by_few_layers(request, folder, zygote, progress or _silent)
-        return few or with_missing(Senders(folder, zygote, progress).rehearse(request))
+        return with_missing(few or Senders(folder, zygote, progress).rehearse(request))
 
     return kept.answer(request, (request.rank,), progress, anew)
 
