@@ -1,8 +1,9 @@
-"""Plans of few layers beside rehearsals of all: peak, smallest card and step time of TRL's sft.py.
+"""Plans and rehearsals of few layers beside rehearsals of all: peak, smallest card and step of TRL's sft.py.
 
     python -m benchmarks.rehearsal_depth [NAME …] [--jsonl OUT]
 
-Each job is planned with its script, in one strategy, and its plan's folder is then rehearsed with all layers.
+Each job is planned with its script, in one strategy, and its plan's folder is then rehearsed with all layers;
+those without a strategy are rehearsed without DeepSpeed, as the command does it and with all layers.
 The exit code is 1 where a peak is more than 0.05 % off, or where a model whose layers differ was planned with
 few of them. A job takes minutes.
 """
@@ -22,6 +23,8 @@ from zerokit.catalog import models
 
 BAR = 0.0005
 LORA = ("--use_peft", "--lora_r", "16", "--lora_target_modules", "all-linear")
+PACKED = ("--packing", "True", "--packing_strategy", "wrapped", "--per_device_train_batch_size", "2")
+"""Rows of one length: of unlike ones each depth may see other peaks, and all layers are rehearsed."""
 JOBS: dict[str, tuple[str, int, str, tuple[str, ...]]] = {
     "1b.z0": ("llama-3.2-1b", 1, "--zero 0 --micro-batch 2 --checkpointing none", ()),
     "1b.z1.checkpointed": ("llama-3.2-1b", 2, "--zero 1 --micro-batch 4 --checkpointing full", ()),
@@ -34,6 +37,10 @@ JOBS: dict[str, tuple[str, int, str, tuple[str, ...]]] = {
     "gpt2.z2": ("gpt2-medium", 2, "--zero 2 --micro-batch 2 --checkpointing none", ()),
     "mixed.gemma2": ("gemma-2-2b", 4, "--zero 3 --micro-batch 1 --checkpointing full", ()),
     "mixed.smollm3": ("smollm3-3b", 8, "--zero 3 --micro-batch 1 --checkpointing full", ()),
+    "qwen3.alone": ("qwen3-0.6b", 1, "", PACKED),
+    "qwen.alone.lora": ("qwen2.5-1.5b", 1, "", (*PACKED, *LORA, "--gradient_checkpointing", "False")),
+    "3b.alone.lora": ("llama-3.2-3b", 1, "", (*PACKED, *LORA)),
+    "mixed.alone.gemma2": ("gemma-2-2b", 1, "", LORA),
     "mixed.lfm2": ("lfm2-350m", 2, "--zero 2 --micro-batch 1 --checkpointing none", ()),
 }
 """(model, GPUs, the plan's strategy, the script's own arguments). ``mixed``: whose layers differ."""
@@ -57,23 +64,37 @@ def compared(name: str, folder: Path, inputs: Inputs) -> dict[str, Any]:
     script = f"""-m trl.scripts.sft --model_name_or_path {inputs.model(dict(models.load(model).hf_config))}
         --dtype bfloat16 --dataset_name {inputs.folder / "sft"} --output_dir {folder / "out"}
         --max_length {length} --bf16 True --report_to none""".split()
+    if not strategy:
+        few, whole = (
+            zerokit(folder, "rehearse", "--json", "--gpu", "h200", *words, *script, *own)
+            for words in ((), ("--whole",))
+        )
+        layers = None if few["depth"] == "whole" else [few["depth"]["layers"], few["depth"]["of"]]
+        return {
+            "job": name, "layers": layers, "planned": _figures(few), "rehearsed": _figures(whole),
+            "versions": whole["versions"],
+        }  # fmt: skip
     plan = zerokit(
         folder, "plan", "--json", "--gpus", str(gpus), "--gpu", "h200", *strategy.split(),
         "--gradient-accumulation", "1", "--out", str(folder / name), "--", *script, *own,
     )  # fmt: skip
-    whole = zerokit(folder, "rehearse", "--json", "--plan", str(folder / name), *script, *own)
-    estimate = plan["chosen"]["estimate"]
-    pairs = {
-        "peak_allocated_bytes": whole["ranks"][0]["peak_allocated_bytes"],
-        "min_vram_bytes": whole["min_vram_bytes"],
-        "step_seconds": whole["step_seconds"],
-    }
+    whole = zerokit(folder, "rehearse", "--json", "--whole", "--plan", str(folder / name), *script, *own)
+    estimate, pairs = plan["chosen"]["estimate"], _figures(whole)
     return {
         "job": name,
         "layers": [one["layers"] for one in plan["rehearsals"] if one["stopped"] is None][-1],
         "planned": {key: estimate[key] for key in pairs},
         "rehearsed": pairs,
         "versions": whole["versions"],
+    }
+
+
+def _figures(done: dict[str, Any]) -> dict[str, Any]:
+    """What is compared of a rehearsal."""
+    return {
+        "peak_allocated_bytes": done["ranks"][0]["peak_allocated_bytes"],
+        "min_vram_bytes": done["min_vram_bytes"],
+        "step_seconds": done["step_seconds"],
     }
 
 

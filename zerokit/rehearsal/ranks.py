@@ -47,6 +47,8 @@ def rehearse(
     return kept.answer(request, (request.rank,), progress, anew)
 
 
+_NEAR = 0.02
+"""Share of a card: how its memory is fragmented follows from few layers within one percent."""
 FEW_LAYERS = 3, 5
 """Of a decoder, with which a script is rehearsed where these tell of all of them."""
 
@@ -74,6 +76,10 @@ def _by_few_layers(
         done = answer
         if done.few_layers is None:
             return done
+    assert done is not None
+    if done.vram_bytes and abs(done.vram_bytes - (done.min_vram_bytes or 0)) < _NEAR * done.vram_bytes:
+        progress("all layers are rehearsed: these leave little of the card, or lack little")
+        return None
     return done
 
 
