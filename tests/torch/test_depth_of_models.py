@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from zerokit.rehearsal.process.depth import Depth
+from zerokit.rehearsal.process.endings import NeedsWhole
 
 ENOUGH = 24
 """Layers from which on a few of them take less time."""
@@ -51,3 +54,19 @@ def test_few_layers_are_built_of_those_that_are_alike(model_type: str) -> None:
 def test_all_layers_are_built_where_they_differ(model_type: str) -> None:
     built, of = layers_built(model_type)
     assert built == of >= ENOUGH
+
+
+@pytest.mark.parametrize(
+    ("file", "is_alike"),
+    [
+        (torch.nn.__file__, True),
+        ("/home/me/transformers/examples/train.py", False),
+        ("/home/me/lib/site-packages/axolotl/train.py", False),
+        ("/home/me/lib/site-packages/peft/mapping.py", True),
+    ],
+)
+def test_only_installed_libraries_may_ask_for_layers(file: str, is_alike: bool) -> None:
+    depth = Depth()
+    depth.of.add(32)
+    with contextlib.nullcontext() if is_alike else pytest.raises(NeedsWhole):
+        depth.asked("an index", file)

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 
 from zerokit.instrument.live_models import elements
 from zerokit.rehearsal.process.endings import NeedsWhole
-from zerokit.rehearsal.process.guesses import short
+from zerokit.rehearsal.process.guesses import is_library, short
 from zerokit.rehearsal.result import WHOLE
 
 _OURS = str(Path(__file__).resolve().parents[2])
@@ -28,9 +27,8 @@ does beside them, or with the comparison of courses."""
 _ADAPTED = ("target_modules", "exclude_modules", "modules_to_save", "target_parameters")
 _BY_LAYER = ("layers_to_transform", "rank_pattern", "alpha_pattern")
 """What a configuration of PEFT's says of which modules, and of which layers."""
-_ALIKE = re.compile(
-    r"/(torch|transformers|peft|trl|accelerate|deepspeed|bitsandbytes|liger_kernel)/"
-    r"|/lib/python3[.\d]+/[^/]*\.py$|^<"
+_ALIKE = frozenset(
+    ("torch", "transformers", "peft", "trl", "accelerate", "deepspeed", "bitsandbytes", "liger_kernel")
 )
 """Whose code treats the layers of a model alike, unless its configuration says otherwise."""
 _NAMING = (
@@ -40,7 +38,10 @@ _NAMING = (
 
 @functools.cache
 def _treats_alike(file: str) -> bool:
-    return _ALIKE.search(file) is not None or file.startswith(_OURS)
+    if not is_library(file):  # a checkout of one of them, too, with scripts beside it
+        return file.startswith(_OURS)
+    installed = short(file)
+    return installed == file or installed.partition("/")[0] in _ALIKE  # the first: Python's own
 
 
 def watch(depth: Depth) -> None:

@@ -79,17 +79,15 @@ class Course:
 
 
 class _Run(NamedTuple):
-    """Copies of one period, one for each layer. In the shorter course it begins ``shift`` events earlier.
+    """Copies of one period, one for each layer.
 
     Attributes:
         begin, end: in the longer course. period: events of a layer.
-        shift: at its begin; at its end the copies that only the longer one has are added.
     """
 
     begin: int
     end: int
     period: int
-    shift: int
 
     def copies(self, more: int = 0) -> int:
         """How many there are, the first perhaps in part; ``more``: than in the longer course."""
@@ -131,7 +129,7 @@ class Repetition:
                 begin = j
                 while begin > earliest and b.exact[begin - 1] == b.exact[begin - 1 + period]:
                     begin -= 1
-                runs.append(_Run(begin, j + added, period, j - i))
+                runs.append(_Run(begin, j + added, period))
                 j += added
             elif self._grows(i, j):
                 i, j = i + 1, j + 1
