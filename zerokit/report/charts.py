@@ -9,6 +9,7 @@ are bytes, seconds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -135,12 +136,8 @@ def over_time(
     small: bool = False,
     scale: float = 0.0,
 ) -> Markup:
-    """Bytes over seconds. A level far above everything is named in the legend and not drawn.
-
-    Args:
-        marks: the most important first: where many are close, not all have room for a flag.
-        scale: the value that at least reaches to the top; the same for charts that are compared.
-    """
+    """Bytes over seconds, at least ``scale`` high. A level far above everything is named in the legend and
+    not drawn. ``marks``: the most important first; where many are close, not all have room for a flag."""
     end = max([line.points[-1][0] for line in lines] + [mark.at for mark in marks], default=0.0) or 1.0
     highest = max((value for line in lines for _, value in line.points), default=0.0)
     highest = max(highest, scale)
@@ -166,9 +163,7 @@ def over_time(
                 canvas.flag(min(end, mark.at), row, mark.letter, style=mark.style, title=mark.title)
         return canvas
 
-    kinds = {(mark.style, mark.letter, mark.label): 0 for mark in marks}
-    for mark in marks:
-        kinds[mark.style, mark.letter, mark.label] += 1
+    kinds = Counter((mark.style, mark.letter, mark.label) for mark in marks)
     legend = [(line.style, line.label) for line in lines] if not small else []
     legend += [(level.style, f"{level.label}, {format_gib(level.value, 1)}" + ("" if level in in_view else
                ": beyond this chart")) for level in levels]  # fmt: skip
@@ -215,11 +210,7 @@ def bars(
     limit: Level | None = None,
     shown_as: Callable[[float], str] = format_gib,
 ) -> Markup:
-    """Horizontal bars on one scale, each with its parts and total, and the parts in a legend.
-
-    Args:
-        shown_as: how a value is written: bytes, unless it says otherwise.
-    """
+    """Horizontal bars on one scale, each with its parts and total, and the parts in a legend."""
     top = max([row.total for row in rows] + [limit.value if limit else 0.0]) or 1.0
     words = [shown_as(row.total) + (f", {row.note}" if row.note else "") for row in rows]
 
@@ -264,13 +255,9 @@ def points(
     specks: Mapping[str, Sequence[Point]] | None = None,
     limit: Level | None = None,
 ) -> Markup:
-    """Seconds (across, named so) against bytes (up), a dot each.
-
-    Args:
-        frontier: corners of a line behind the dots.
-        specks: style → many small dots, behind all; those above the chart are left out.
-        limit: the chart reaches a third above it at most, if no dot is higher.
-    """
+    """Seconds (across, named so) against bytes (up), a dot each; behind them a line along the ``frontier``
+    and small ``specks`` by their style. The chart reaches a third above the ``limit`` at most, if no dot is
+    higher."""
     behind = {style: list(found) for style, found in (specks or {}).items()}
     every = [(dot.across, dot.up) for dot in dots]
     high = max((y for _, y in every), default=0.0)

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from zerokit.domain.phases import ALL
 from zerokit.report import render, words
@@ -50,7 +49,8 @@ def compare_reports(
         dict.fromkeys(p for run in runs for rank in run.ranks for p in rank.phases)
     )
     alike = runs[0].on_gpu == runs[1].on_gpu  # a phase's GPU bytes and host bytes do not compare
-    mixed = len({_has_load(run) for run in runs}) > 1
+    # older reports know fewer phases
+    mixed = len({any("load" in rank.phases for rank in run.ranks) for run in runs}) > 1
     if mixed:
         phases = render.ordered_phases(dict.fromkeys(_OLDER.get(name, name) for name in phases))
     rows: dict[str, tuple[float | None, float | None]] = {
@@ -112,11 +112,6 @@ def _most(run: RunReport, name: str) -> int | None:
 def _phase(run: RunReport, name: str, mixed: bool) -> int | None:
     names = [name, *(part for part, of_phase in _OLDER.items() if mixed and of_phase == name)]
     return max((rank.phases[n] for rank in run.ranks for n in names if n in rank.phases), default=None)
-
-
-def _has_load(run: RunReport) -> bool:
-    """Whether a run knows the phases of today's probe; older ones know fewer."""
-    return any("load" in rank.phases for rank in run.ranks)
 
 
 def _step_seconds(run: RunReport) -> float | None:
@@ -211,38 +206,35 @@ def print_comparison(
     comparison: Mapping[str, Any], names: tuple[str, str], console: Console | None = None
 ) -> None:
     """Print a comparison to ``console`` (standard output by default)."""
+    sized = [
+        (
+            f"  {key}",
+            *map(words.size, (pair["first"], pair["second"])),
+            words.percent(pair["change_fraction"]),
+        )
+        for key, pair in comparison["phases"].items()
+    ]
+    console = console or render.wide_console()
     table = render.new_table()
     table.add_column("largest of any rank, median step time")
     for name in (*names, "change"):
         table.add_column(escape(name), justify="right")
-    for row in table_rows(comparison):
+    for row in (*table_rows(comparison), *sized):
         table.add_row(*map(escape, row))
-    for key, pair in comparison["phases"].items():
-        table.add_row(f"  {escape(key)}", words.size(pair["first"]), words.size(pair["second"]),
-                      words.percent(pair["change_fraction"]))  # fmt: skip
-    console = console or render.wide_console()
     console.print(table, highlight=False)
     differing = [
-        *((name, *map(_words, values)) for name, values in comparison["what_ran"].items()),
-        *((option, *map(_words, values)) for option, values in comparison["arguments"].items()),
-        *((key, *map(_json, values)) for key, values in comparison["settings"].items()),
+        (what, *(UNKNOWN if value is None else shown(value) for value in values))
+        for kind, shown in (("what_ran", _given), ("arguments", _given), ("settings", json.dumps))
+        for what, values in comparison[kind].items()
     ]
     if differing:
-        console.print(_table_of_differences(differing, names), highlight=False)
+        table = render.new_table()
+        for name in ("what differs", *names):
+            table.add_column(escape(name), overflow="fold")
+        for row in differing:
+            table.add_row(*map(escape, row))
+        console.print(table, highlight=False)
 
 
-def _words(value: str | None) -> str:
-    return UNKNOWN if value is None else value or "given"
-
-
-def _json(value: object) -> str:
-    return UNKNOWN if value is None else json.dumps(value)
-
-
-def _table_of_differences(rows: Sequence[tuple[str, ...]], names: tuple[str, str]) -> Table:
-    table = render.new_table()
-    for name in ("what differs", *names):
-        table.add_column(escape(name), overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
+def _given(value: str) -> str:
+    return value or "given"

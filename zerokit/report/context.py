@@ -7,6 +7,7 @@ import math
 import shlex
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,14 @@ class RunContext:
         reasons = self.part("reasons")
         planned = dict(_flat(self.part("chosen").get("deepspeed_config"), ""))
         ran = dict(_flat(self.config, "")) or planned
-        return [
-            (
-                key,
-                value,
-                str(reasons.get(key, ""))
-                if value == planned.get(key)
-                else _not_planned(value, planned.get(key)),
-            )
-            for key, value in ran.items()
-        ]
+        rows = []
+        for key, value in ran.items():
+            reason = str(reasons.get(key, ""))
+            if value != planned.get(key):
+                beside = f"; the plan has {planned[key]}" if key in planned else ""
+                reason = ("the script's arguments fill it" if value == _AUTO else "set for this run") + beside
+            rows.append((key, value, reason))
+        return rows
 
     @property
     def time_parts(self) -> Mapping[str, object]:
@@ -69,9 +68,13 @@ class RunContext:
 
 def read_context(folder: Path) -> RunContext:
     """The context of a run folder. What cannot be read is left out: the report stands without it."""
+    command = _json(folder / _COMMAND_FILE)
+    words: tuple[object, ...] = ()
+    with suppress(TypeError, KeyError):
+        words = (*command["script_arguments"], *command["added_arguments"])
     return RunContext(
         plan=_plan(folder / _PLAN_FILE),
-        command=_command(folder / _COMMAND_FILE),
+        command=tuple(map(str, words)),
         config=_json(folder / _CONFIG_FILE),
     )
 
@@ -163,20 +166,6 @@ def _json(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, Mapping) else {}
-
-
-def _command(path: Path) -> tuple[str, ...]:
-    body = _json(path)
-    try:
-        return tuple(map(str, (*body["script_arguments"], *body["added_arguments"])))
-    except (TypeError, KeyError):
-        return ()
-
-
-def _not_planned(value: str, planned: str | None) -> str:
-    """What to say of a setting that is not the plan's."""
-    beside = "" if planned is None else f"; the plan has {planned}"
-    return ("the script's arguments fill it" if value == _AUTO else "set for this run") + beside
 
 
 def _flat(value: object, path: str) -> list[tuple[str, str]]:

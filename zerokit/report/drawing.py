@@ -85,14 +85,8 @@ class Canvas:
         self._titles: list[str] = []
         self._figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI)
         self._figure.patch.set_visible(False)
-        self._axes = self._figure.add_axes(
-            (
-                margins.left / width,
-                margins.bottom / height,
-                self.plot_width / width,
-                self.plot_height / height,
-            )
-        )
+        left, bottom = margins.left / width, margins.bottom / height
+        self._axes = self._figure.add_axes((left, bottom, self.plot_width / width, self.plot_height / height))
         self._axes.set(xlim=(0, limits[0]), ylim=(0, limits[1]))
         self._axes.patch.set_visible(False)
         self._axes.set_axis_off()
@@ -134,10 +128,10 @@ class Canvas:
         """A filled rectangle."""
         from matplotlib.patches import Rectangle
 
+        colour = self.colour(style)
         patch = Rectangle(
-            (start, low), end - start, high - low, facecolor=self.colour(style), linewidth=0, zorder=layer,
-            clip_on=False,
-        )  # fmt: skip
+            (start, low), end - start, high - low, facecolor=colour, linewidth=0, zorder=layer, clip_on=False
+        )
         self._axes.add_patch(patch)
         self._titled(patch, title)
 
@@ -281,12 +275,8 @@ def _quiet() -> Iterator[None]:
 
 
 def flag_rows(positions: Sequence[float], apart: float) -> list[int | None]:
-    """The row of each flag, so that none hides another; None where there is no room.
-
-    Args:
-        positions: shares of the width, the most important first.
-        apart: from one flag to the next, as a share of the width.
-    """
+    """The row of each flag, so that none hides another; None where there is no room. ``positions`` (the most
+    important first) and how far ``apart`` flags are at least: shares of the width."""
     rows: list[list[float]] = [[] for _ in range(_FLAG_ROWS)]
     found: list[int | None] = []
     for at in positions:
@@ -358,15 +348,9 @@ def bar_form(width: int, names: Sequence[str], values: Sequence[str]) -> BarForm
     left = LETTER * min(_LONGEST_NAME, max(map(len, names), default=0)) + 16
     right = LETTER * max(map(len, values), default=0) + 16
     return BarForm(
-        left=left,
-        right=right,
-        pitch=27,
-        apart=8,
-        thickness=20,
-        below=3.5,
-        font_size=font_size(width),
+        left=left, right=right, pitch=27, apart=8, thickness=20, below=3.5, font_size=font_size(width),
         above=False,
-    )
+    )  # fmt: skip
 
 
 def font_size(width: int) -> float:

@@ -49,35 +49,31 @@ def answer(run: RunReport) -> list[str]:
 def _ran_out(run: RunReport, failure: Failure, oom: OutOfMemory) -> list[str]:
     """The rank that ran out, how full its card or its host was, and how full the others'."""
     on_gpu = oom.memory == "gpu"
-    subject = words.failure_place(failure).partition(", ")
-    head = f"{subject[0].capitalize()} ran out of {'GPU' if on_gpu else 'host'} memory"
-    lines = [head + (f" {subject[2]}" if subject[2] else "")]
+    location, _, moment = words.failure_place(failure).partition(", ")
+    head = f"{location.capitalize()} ran out of {'GPU' if on_gpu else 'host'} memory"
+    lines = [head + (f" {moment}" if moment else "")]
     rank = next((rank for rank in run.ranks if rank.rank == failure.rank), None)
     if not on_gpu:
         held = oom.measured_peak_host_rss_bytes or (rank.peak_host_rss_bytes if rank else 0)
         return [*lines, *([f"Its process held {format_gib(held, 1)}"] if held else [])]
-    lines += _how_full_when_it_ran_out(oom, rank)
+    total = oom.device_total_bytes or (rank.device_total_bytes if rank else None)
+    parts = []
+    if total and (free := oom.device_free_bytes) is not None:
+        parts.append(f"{format_gib(total - free, 1)} of the card's {format_gib(total, 1)} were in use")
+    for text, value in (
+        ("its tensors took {}", oom.allocated_bytes),
+        ("fragmentation {}", oom.fragmentation_bytes),
+        ("it asked for {} more", oom.asked_bytes),
+    ):
+        parts += [text.format(format_gib(value, 1))] if value is not None else []
+    if text := ", ".join(parts):
+        lines.append(text[:1].upper() + text[1:])
     others = [peak for other in run.ranks if other is not rank and (peak := other.peak_allocated_bytes)]
     if others:
         least, most = format_gib(min(others), 1), format_gib(max(others), 1)
         amount = most if least == most else f"{least} to {most}"
         lines.append(f"Peak allocated of the other {counted(len(others), 'rank')}: {amount}")
     return lines
-
-
-def _how_full_when_it_ran_out(oom: OutOfMemory, rank: RankReport | None) -> list[str]:
-    total = oom.device_total_bytes or (rank.device_total_bytes if rank else None)
-    free, words = oom.device_free_bytes, []
-    if total and free is not None:
-        words.append(f"{format_gib(total - free, 1)} of the card's {format_gib(total, 1)} were in use")
-    if oom.allocated_bytes is not None:
-        words.append(f"its tensors took {format_gib(oom.allocated_bytes, 1)}")
-    if oom.fragmentation_bytes is not None:
-        words.append(f"fragmentation {format_gib(oom.fragmentation_bytes, 1)}")
-    if oom.asked_bytes is not None:
-        words.append(f"it asked for {format_gib(oom.asked_bytes, 1)} more")
-    text = ", ".join(words)
-    return [text[:1].upper() + text[1:]] if text else []
 
 
 def _how_full(run: RunReport, rank: RankReport) -> str:
@@ -129,10 +125,8 @@ def _what_to_do(run: RunReport, rank: RankReport | None) -> list[str]:
 
 
 def render_html(report: RunReport | Mapping[str, Any], context: RunContext | None = None) -> str:
-    """The page. It holds its own style, runs no script and loads nothing; every text is escaped.
-
-    ``context``: the plan and command of the run, where its folder is at hand.
-    """
+    """The page: its own style, no script, nothing loaded, every text escaped. ``context``: the run's plan and
+    command, where its folder is at hand."""
     run = RunReport.model_validate(report)
     context = context or RunContext()
     ranks, omitted = render.shown_ranks(run)
@@ -208,48 +202,37 @@ def render_comparison(
     )
 
 
-def fill(name: str, **values: Any) -> str:
-    """A page out of one of the package's templates; everything put into it is escaped and visible."""
-    return visible(_template(name).render(no_charts=charts.missing(), run_phases=ALL, **values))
-
-
 @functools.cache
-def _template(name: str) -> Any:
+def _templates() -> Any:
     import jinja2
 
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder("templates")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(name)
+
+
+def fill(name: str, **values: Any) -> str:
+    """A page out of one of the package's templates; everything put into it is escaped and visible."""
+    page = _templates().get_template(name)
+    return visible(page.render(no_charts=charts.missing(), run_phases=ALL, **values))
 
 
 def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
-    size = words.size
-    memory = [size(run.expected_bytes.get(rank.rank))]
-    if run.on_gpu:
-        memory += [render.gpu_size(rank, rank.peak_allocated_bytes),
-                   render.gpu_size(rank, rank.peak_reserved_bytes),
-                   _left_over(rank),
-                   size(rank.peak_device_used_bytes),
-                   "–" if rank.alloc_retries is None else str(rank.alloc_retries)]  # fmt: skip
-    memory.append(size(rank.peak_host_rss_bytes or None))
+    memory = render.memory_cells(run, rank)
+    if run.on_gpu:  # how much of what the allocator reserved at most was not allocated at most
+        left = left_over(rank.peak_allocated_bytes, rank.peak_reserved_bytes)
+        memory.insert(3, "–" if left is None else f"{left[1]:.0%}".replace("%", " %"))
     return {
         "rank": rank,
         "signal": words.signal_name(rank.signal),
         "memory": memory,
         "step_time": words.seconds(rank.median_step_seconds),
-        "phases": {name: size(value) for name, value in rank.phases.items()},
+        "phases": {name: words.size(value) for name, value in rank.phases.items()},
     }
-
-
-def _left_over(rank: RankReport) -> str:
-    """``4 %``: of what the allocator reserved at most, what was not allocated at most."""
-    left = left_over(rank.peak_allocated_bytes, rank.peak_reserved_bytes)
-    return "–" if left is None else f"{left[1]:.0%}".replace("%", " %")
 
 
 def write_html(path: Path, report: RunReport | Mapping[str, Any], run_dir: Path | None = None) -> None:

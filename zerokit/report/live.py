@@ -13,9 +13,18 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from zerokit.report.render import gpu_size, hanging, measured, new_table, outcome_line, parts, peak_column
+from zerokit.report.render import (
+    gpu_size,
+    hanging,
+    measured,
+    new_table,
+    outcome_line,
+    parts,
+    peak_column,
+    state_cell,
+)
 from zerokit.report.schema import RankReport, RunReport
-from zerokit.report.words import seconds, signal_name, size
+from zerokit.report.words import seconds, size
 from zerokit.units import counted, format_gib, times
 
 _BEHIND_STEPS = 2  # a rank may be one step behind its peers whenever it is looked at
@@ -43,12 +52,9 @@ class Alarm:
 def alarms(
     run: RunReport, host_limit_bytes: int | None = None, recorded_every_seconds: float = 0.0
 ) -> list[Alarm]:
-    """One for each thing that is wrong or about to be; empty where nothing is.
-
-    Args:
-        host_limit_bytes: memory of this host, where all the ranks are on it.
-        recorded_every_seconds: how often a rank writes down how far it is.
-    """
+    """One for each thing that is wrong or about to be; empty where nothing is. ``host_limit_bytes``: memory
+    of this host, where all ranks are on it; ``recorded_every_seconds``: how often a rank writes how far it
+    is."""
     result = [*_behind(run.ranks, recorded_every_seconds), *_slow(run.ranks)]
     for rank in run.ranks:
         result += _of_rank(rank)
@@ -75,19 +81,14 @@ def _behind(ranks: list[RankReport], recorded_every_seconds: float) -> list[Alar
     found = []
     for rank in living:
         steps = first.steps - rank.steps
-        late = _LATE_RECORDS * recorded_every_seconds + _recorded_earlier(rank, first)
+        late = _LATE_RECORDS * recorded_every_seconds
+        if rank.last_heard_at is not None and first.last_heard_at is not None:
+            late += min(max(0.0, first.last_heard_at - rank.last_heard_at), _LATEST_SECONDS)
         explained = late / first.median_step_seconds if first.median_step_seconds else 0.0
         if rank.state == "running" and steps >= _BEHIND_STEPS and steps > 1 + explained:
             text = f"rank {rank.rank} on {rank.host} is {steps} optimizer steps behind"
             found.append(Alarm("steps behind", rank.rank, text))
     return found
-
-
-def _recorded_earlier(rank: RankReport, first: RankReport) -> float:
-    """Seconds from what is known of a rank to what is known of the first."""
-    if rank.last_heard_at is None or first.last_heard_at is None:
-        return 0.0
-    return min(max(0.0, first.last_heard_at - rank.last_heard_at), _LATEST_SECONDS)
 
 
 def _slow(ranks: list[RankReport]) -> list[Alarm]:
@@ -131,17 +132,18 @@ _OF_ALARMS = 3  # they take up to a third of the screen
 def live_view(
     report: RunReport, alarms: Sequence[Alarm], console: Console, folder: Path | None = None
 ) -> RenderableType:
-    """The whole report below its alarms, or what a screen as high as the console's has room for.
-
-    Args:
-        folder: of the run, for the commands that the report names.
-    """
+    """The whole report below its alarms, or what a screen as high as the console's has room for. ``folder``:
+    of the run, for the commands that the report names."""
     lines = [hanging(line, console.width) for line in alarm_lines(alarms)]
     whole = Group(*lines, *parts(report, traceback=False, width=console.width, folder=folder))
     if _height(whole, console) < console.height:
         return whole
-    shown, hidden = _first(alarm_lines(alarms), console, console.height // _OF_ALARMS)
-    if hidden:
+    shown: list[RenderableType] = []
+    for line in alarm_lines(alarms):
+        if _height(Group(*shown, line), console) > console.height // _OF_ALARMS:
+            break
+        shown.append(line)
+    if hidden := len(alarms) - len(shown):
         shown.append(Text(f"and {counted(hidden, 'more alarm')}", style="red"))
     ranks = sorted(report.ranks, key=lambda rank: _worth(rank, alarms))
     view = Group(*shown, outcome_line(report))  # of a run that no rank has come up in yet
@@ -161,16 +163,6 @@ def _height(shown: RenderableType, console: Console) -> int:
     return len(console.render_lines(shown, console.options.update(height=None), pad=False))
 
 
-def _first(lines: Sequence[Text], console: Console, room: int) -> tuple[list[RenderableType], int]:
-    """As many as fit, and how many do not."""
-    shown: list[RenderableType] = []
-    for line in lines:
-        if _height(Group(*shown, line), console) > room:
-            break
-        shown.append(line)
-    return shown, len(lines) - len(shown)
-
-
 def _worth(rank: RankReport, alarms: Sequence[Alarm]) -> tuple[bool, bool, int]:
     """Orders ranks: those with an alarm, those that did not end well, then the fullest."""
     is_alarmed = any(alarm.rank == rank.rank for alarm in alarms)
@@ -186,11 +178,10 @@ def _rank_table(report: RunReport, ranks: Sequence[RankReport]) -> RenderableTyp
         table.add_column(name, justify="left" if name in ("state", peak) else "right", no_wrap=True)
     expected = report.expected_bytes
     for rank in sorted(ranks, key=lambda rank: rank.rank):
-        state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
         most = gpu_size(rank, rank.peak_allocated_bytes) if report.on_gpu else size(measured(rank))
         used, total = rank.peak_device_used_bytes, rank.device_total_bytes
         table.add_row(
-            str(rank.rank), state, str(rank.steps), seconds(rank.median_step_seconds),
+            str(rank.rank), state_cell(rank).plain, str(rank.steps), seconds(rank.median_step_seconds),
             size(expected.get(rank.rank)), most, f"{used / total:.0%}" if used and total else "–",
             rank.peak_phase or "–",
         )  # fmt: skip

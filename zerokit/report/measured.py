@@ -61,11 +61,7 @@ def on_gpu(device: str | None, peak_allocated_bytes: int | None) -> bool:
 
 def why_not_measured(device: str | None, rank: Rank, state: str) -> tuple[str, str | None] | None:
     """Why a rank on a GPU has no figures of it, and what to do (None: nothing); None where it has them.
-
-    Args:
-        rank: its last tick or end.
-        state: how it ended.
-    """
+    ``rank``: its last tick or end; ``state``: how it ended."""
     if device != "cuda" or rank.get("peak_allocated_bytes") is not None:
         return None
     status = rank.get("gpu_status")
@@ -81,19 +77,16 @@ def unmeasured_problems(ranks: Iterable[Rank]) -> list[str]:
         if rank.get("not_measured") and rank.get("not_measured_fix"):
             text = f"GPU memory not measured: {rank['not_measured']}; {rank['not_measured_fix']}"
             by_text.setdefault(text, []).append(rank["rank"])
-    return [f"{_names(numbers)}: {text}" for text, numbers in by_text.items()]
-
-
-def _names(numbers: list[int]) -> str:
-    listed = ", ".join(map(str, numbers[:8])) + (" …" if len(numbers) > 8 else "")
-    return f"rank {listed}" if len(numbers) == 1 else f"ranks {listed}"
+    problems = []
+    for text, numbers in by_text.items():
+        listed = ", ".join(map(str, numbers[:8])) + (" …" if len(numbers) > 8 else "")
+        problems.append(f"rank{'s' if len(numbers) > 1 else ''} {listed}: {text}")
+    return problems
 
 
 def peak_phase(phases: Mapping[str, int], *, gpu: bool) -> str | None:
-    """The phase of the peak: of GPU memory the one that reached it, of host memory the first that did.
-
-    One that explains something goes before one that does not.
-    """
+    """The phase of the peak: of GPU memory the one that reached it, of host memory the first that did. One
+    that explains something goes before one that does not."""
     if not phases:
         return None
     most = max(phases.values())
@@ -142,8 +135,7 @@ LONGEST = 30
 
 
 def short_hosts(hosts: Iterable[str]) -> dict[str, str]:
-    """Each host by a name of at most :data:`LONGEST` characters: without its domain where that tells them
-    apart, and with the end of a long one, where nodes differ.
+    """Each host by a name of at most :data:`LONGEST` characters, without its domain where that tells them
 
     >>> short_hosts(["node-1.example.org", "node-2.example.org"])["node-2.example.org"]
     'node-2'
@@ -176,10 +168,8 @@ def is_bare_loop(chosen: Mapping[str, Any]) -> bool:
 
 
 def is_off(compared: Mapping[str, Any]) -> bool:
-    """Whether the predicted peak of GPU memory, or a phase's, is beyond both bounds.
-
-    Memory of CPU ranks is never: it does not check a prediction for GPUs.
-    """
+    """Whether the predicted peak of GPU memory, or a phase's, is beyond both bounds. Memory of CPU ranks
+    never is: it does not check a prediction for GPUs."""
     pairs = (compared.get("peak_bytes"), *(compared.get("phases") or {}).values())
     return compared["kind"] == "gpu_memory" and any(pair and is_far(pair) for pair in pairs)
 
@@ -210,12 +200,8 @@ def wants_rehearsal(run: RunReport) -> bool:
 
 
 def bare_loop_of_plan(chosen: Mapping[str, Any], compared: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The plan's figures, for ``report.json``, where they are of a bare loop and the run was none.
-
-    Args:
-        chosen: the plan's; ``rehearsed`` where it was rehearsed with the run's very command.
-        compared: the run beside the plan.
-    """
+    """The plan's figures, for ``report.json``, where they are of a bare loop and the run (``compared``,
+    beside the plan) was none."""
     if isinstance(chosen.get("rehearsed"), Mapping) or not is_off(compared):
         return None
     return {
@@ -231,10 +217,5 @@ AnyRank = TypeVar("AnyRank")
 
 
 def worst_rank(ranks: Sequence[AnyRank], peak_bytes: Callable[[AnyRank], int | None]) -> AnyRank:
-    """The rank with the highest peak, the first of several alike; one without a figure comes last.
-
-    Args:
-        ranks: at least one.
-        peak_bytes: the figure that decides, in bytes: of the GPU where it was measured, else of the host.
-    """
+    """The rank with the highest peak, the first of several alike; one without a figure comes last."""
     return max(ranks, key=lambda rank: peak_bytes(rank) or 0)

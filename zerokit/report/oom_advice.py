@@ -7,7 +7,7 @@ from typing import Any
 
 from zerokit.memory.components import Component
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
-from zerokit.report.predicted import Plan, chosen_of, estimate_of
+from zerokit.report.predicted import Plan, chosen_of, estimate_of, part
 from zerokit.units import format_gib
 from zerokit.values import frozen_dataclass
 
@@ -35,9 +35,6 @@ def share_that_fits(oom: Mapping[str, Any]) -> float | None:
     was set for the process: it could not get ``allocated + asked``). It wanted ``allocated + asked``, or at
     least what was predicted. The next prediction is to be smaller than the last by that ratio: so a
     prediction that was too low is corrected, and a device that others fill too.
-
-    Args:
-        oom: the failed allocation, as :class:`zerokit.report.schema.OutOfMemory` has it.
     """
     names = ("reserved_bytes", "device_free_bytes", "allocated_bytes", "asked_bytes")
     values = [oom.get(name) for name in names]
@@ -49,13 +46,8 @@ def share_that_fits(oom: Mapping[str, Any]) -> float | None:
 
 
 def larger_than_memory(oom: Mapping[str, Any], host_bytes: int | None) -> str | None:
-    """Say that one request is more than the whole GPU or host holds, so that no plan helps; None where it is
-    not.
-
-    Args:
-        oom: the failed allocation, as :class:`zerokit.report.schema.OutOfMemory` has it.
-        host_bytes: memory of the rank's host; None where it is not known.
-    """
+    """Say that one request is more than the whole GPU or host (``host_bytes``) holds, so that no plan helps;
+    None where it is not."""
     on_host = oom.get("memory") == "host"
     requested, total = oom.get("asked_bytes"), host_bytes if on_host else oom.get("device_total_bytes")
     if not requested or not total or requested <= total:
@@ -71,11 +63,8 @@ def ways_to_need_less(plan: Plan | None, share: float | None = None) -> list[str
     """Changes to the plan's choice that shrink its predicted peak.
 
     The largest micro-batch that is predicted to fit comes first, then what saves most; what saves next to
-    nothing is left out. Without a prediction all of them, the one that costs least speed first.
-
-    Args:
-        share: of the predicted peak, that fits (:func:`share_that_fits`); then each way says what peak it
-            leaves, and whether that suffices. None: it is not known.
+    nothing is left out. Without a prediction all of them, the one that costs least speed first. With
+    ``share`` (:func:`share_that_fits`) each says what peak it leaves, and whether that suffices.
     """
     parts = _largest_parts(plan)
     total = sum(parts.values())
@@ -88,12 +77,12 @@ def ways_to_need_less(plan: Plan | None, share: float | None = None) -> list[str
     if limit is None:
         return [way.text for way in worth]
     worth.sort(key=lambda way: not (way.is_batch and total - way.saved(parts) <= limit))
-    return [f"{way.text}: {_left(total - way.saved(parts), limit)}" for way in worth]
-
-
-def _left(peak: float, limit: float) -> str:
-    does = "fits" if peak <= limit else "alone not enough for"
-    return f"predicted peak about {format_gib(peak, 1)}, {does} {format_gib(limit, 1)}"
+    texts = []
+    for way in worth:
+        peak = total - way.saved(parts)
+        does = "fits" if peak <= limit else "alone not enough for"
+        texts.append(f"{way.text}: predicted peak about {format_gib(peak, 1)}, {does} {format_gib(limit, 1)}")
+    return texts
 
 
 @frozen_dataclass
@@ -110,7 +99,7 @@ class _Way:
 
 
 def _ways(plan: Plan | None, parts: Mapping[str, float], limit: float | None) -> list[_Way]:
-    chosen, ways = chosen_of(plan), list[_Way]()
+    chosen, request, ways = chosen_of(plan), part(plan, "request"), list[_Way]()
     if chosen.get("activation_checkpointing") in ("none", "selective"):
         ways.append(_Way(text="--checkpointing full", saves={_ACTIVATIONS: _CHECKPOINTING_SAVES}))
     smaller = _smaller_batches(chosen)
@@ -118,16 +107,15 @@ def _ways(plan: Plan | None, parts: Mapping[str, float], limit: float | None) ->
         way for way in smaller if limit is not None and sum(parts.values()) - way.saved(parts) <= limit
     )
     ways += [next(fitting, smaller[0 if limit is None else -1])] if smaller else []
-    if _has_standard_loss(plan):
+    is_divided = any((chosen.get(f"{name}_parallel") or 1) > 1 for name in ("tensor", "pipeline"))
+    if _LOSS in parts and request.get("loss", "standard") == "standard" and not is_divided:
         liger = "--loss liger (the script must fuse head and loss: use_liger_kernel)"
         ways.append(_Way(text=liger, saves={_LOSS: FUSED_LOSS_SAVES}))
     stage, replicas = chosen.get("zero_stage"), chosen.get("data_parallel")
     if isinstance(stage, int) and stage < 3 and isinstance(replicas, int) and replicas > 1:
         divided = dict.fromkeys(_DIVIDED_AT[stage + 1], 1 - 1 / replicas)
         ways.append(_Way(text=f"--zero {stage + 1}", saves=divided))
-    request = plan.get("request") if isinstance(plan, Mapping) else None
-    cluster = plan.get("cluster") if isinstance(plan, Mapping) else None
-    if (cluster or {}).get("gpu") == "cpu" or (request or {}).get("device") == "cpu":
+    if part(plan, "cluster").get("gpu") == "cpu" or request.get("device") == "cpu":
         return ways  # everything is in host memory already
     if chosen.get("offload_optimizer") == "none":
         moved = dict.fromkeys((*_DIVIDED_AT[1], *_DIVIDED_AT[2]), 1.0)
@@ -149,14 +137,6 @@ def _smaller_batches(chosen: Mapping[str, Any]) -> list[_Way]:
         saves = dict.fromkeys((_ACTIVATIONS, _LOSS), 1 - 1 / parts)
         ways.append(_Way(text=f"--micro-batch {size}{more}", saves=saves, is_batch=True))
     return ways
-
-
-def _has_standard_loss(plan: Plan | None) -> bool:
-    """Whether the plan's logits stand in memory as a whole, and its estimate knows a loss that has none."""
-    chosen = chosen_of(plan)
-    request = (plan.get("request") if isinstance(plan, Mapping) else None) or {}
-    is_divided = any((chosen.get(f"{name}_parallel") or 1) > 1 for name in ("tensor", "pipeline"))
-    return _LOSS in _largest_parts(plan) and request.get("loss", "standard") == "standard" and not is_divided
 
 
 def _largest_parts(plan: Plan | None) -> Mapping[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,18 +25,21 @@ Report = Mapping[str, Any]
 Plan = Mapping[str, Any]
 
 
+def part(plan: Any, name: str) -> Mapping[str, Any]:
+    """A mapping of a plan, or of one in it; empty where there is none."""
+    value = plan.get(name) if isinstance(plan, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
 def chosen_of(plan: Plan | None) -> Mapping[str, Any]:
     """The plan's choice: of a whole plan, or the choice itself; empty where there is none."""
-    if not isinstance(plan, Mapping):
-        return {}
-    chosen = plan.get("chosen", plan)
-    return chosen if isinstance(chosen, Mapping) else {}
+    is_whole = isinstance(plan, Mapping) and "chosen" in plan
+    return part(plan, "chosen") if is_whole else part({"chosen": plan}, "chosen")
 
 
 def estimate_of(plan: Plan | None) -> Mapping[str, Any]:
     """The estimate of a plan's choice; empty where there is none."""
-    estimate = chosen_of(plan).get("estimate")
-    return estimate if isinstance(estimate, Mapping) else {}
+    return part(chosen_of(plan), "estimate")
 
 
 def predicted_rank(plan: Plan | None, rank: int) -> Mapping[str, Any]:
@@ -64,15 +68,9 @@ def predicted_of_rank(plan: Plan | None, rank: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedAgain:
-    """A prediction for the job that ran.
-
-    Attributes:
-        by: what it rests on: the estimate of a plan for that job, or a rehearsal of the command.
-        plan: the plan with that estimate; None: there is none.
-        why_not: why there is none, in a sentence.
-        command: that would rehearse it.
-        note: what is worth saying of the plan's estimate.
-    """
+    """A prediction for the job that ran: ``plan``, with its estimate, ``by`` that of a plan or a rehearsal of
+    the command; or ``why_not``, a sentence, and the ``command`` that would rehearse it. ``note``: what is
+    worth saying of the plan's estimate."""
 
     by: Literal["estimate", "rehearsal"] = "estimate"
     plan: Plan | None = None
@@ -173,12 +171,12 @@ def _beside(
     ]
     result = _gpu(ranks) if is_gpu else _host(ranks, _offloaded_bytes(plan))
     estimate = estimate_of(plan) if usable else {}
-    is_timed = any(rank["peak_allocated_bytes"] is not None for rank in ranks) and not _on_other_gpus(
-        ranks, plan
-    )
+    planned_gpu = part(plan, "cluster").get("gpu")  # a rank whose GPU has no name is taken for it
+    is_other_gpu = bool(planned_gpu) and any(rank.get("gpu") not in (None, planned_gpu) for rank in ranks)
+    is_timed = any(rank["peak_allocated_bytes"] is not None for rank in ranks) and not is_other_gpu
+    times = [rank["median_step_seconds"] for rank in ranks if rank["median_step_seconds"]]
     result["step_seconds"] = _pair(
-        estimate.get("step_seconds") if is_timed else None,
-        statistics.median(times) if (times := _step_times(ranks)) else None,
+        estimate.get("step_seconds") if is_timed else None, statistics.median(times) if times else None
     )
     result["min_vram_bytes"] = estimate.get("min_vram_bytes")
     result["components"] = {
@@ -203,18 +201,6 @@ def _rests_on(differing: list[Difference], again: PredictedAgain | None, note: s
     return facts
 
 
-def _on_other_gpus(ranks: Sequence[Mapping[str, Any]], plan: Plan | None) -> bool:
-    """Whether a rank's GPU is not the kind that the plan's step time is of; one without a name is taken for
-    it."""
-    cluster = plan.get("cluster") if isinstance(plan, Mapping) else None
-    planned = cluster.get("gpu") if isinstance(cluster, Mapping) else None
-    return bool(planned) and any(rank.get("gpu") not in (None, planned) for rank in ranks)
-
-
-def _step_times(ranks: list[Mapping[str, Any]]) -> list[float]:
-    return [rank["median_step_seconds"] for rank in ranks if rank["median_step_seconds"]]
-
-
 def _pair(
     predicted: float | None, measured: float | None, *, comparable: bool = True
 ) -> dict[str, Any] | None:
@@ -230,17 +216,17 @@ def _pair(
 
 def _gpu(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
     worst = worst_rank(ranks, lambda rank: rank["peak_allocated_bytes"])
+    pairs = {
+        rank["rank"]: _peak(rank, rank["predicted_peak_allocated_bytes"], rank["peak_allocated_bytes"])
+        for rank in ranks
+    }
     return {
         "kind": "gpu_memory",
         "rank": worst["rank"],
-        "peak_bytes": _peak(worst, worst["predicted_peak_allocated_bytes"], worst["peak_allocated_bytes"]),
+        "peak_bytes": pairs[worst["rank"]],
         "phases": _phases(worst, 0, tuple(name for name in PHASES if name != "load")),
-        "per_rank": [
-            {"rank": rank["rank"],
-             **(_peak(rank, rank["predicted_peak_allocated_bytes"], rank["peak_allocated_bytes"]) or {})}
-            for rank in ranks
-        ],
-    }  # fmt: skip
+        "per_rank": [{"rank": rank, **(pair or {})} for rank, pair in pairs.items()],
+    }
 
 
 def _peak(rank: Mapping[str, Any], predicted: int | None, measured: int | None) -> dict[str, Any] | None:
@@ -250,28 +236,23 @@ def _peak(rank: Mapping[str, Any], predicted: int | None, measured: int | None) 
 def _host(ranks: list[Mapping[str, Any]], offloaded_bytes: int) -> dict[str, Any]:
     worst = worst_rank(ranks, lambda rank: rank["peak_host_rss_bytes"])
     baseline = worst["baseline_host_rss_bytes"]
+    pairs = {}
+    for rank in ranks:
+        predicted, beside = rank["predicted_peak_allocated_bytes"], rank["baseline_host_rss_bytes"]
+        unknown = predicted is None or beside is None
+        on_host = None if unknown else predicted + beside + offloaded_bytes
+        pairs[rank["rank"]] = _peak(rank, on_host, rank["peak_host_rss_bytes"])
     return {
         "kind": "host_memory",
         "rank": worst["rank"],
-        "peak_bytes": _peak(worst, _on_host(worst, offloaded_bytes), worst["peak_host_rss_bytes"]),
+        "peak_bytes": pairs[worst["rank"]],
         "baseline_bytes": baseline,
         "phases": _phases(worst, (baseline or 0) + offloaded_bytes, () if baseline is None else ("init",)),
-        "per_rank": [
-            {
-                "rank": rank["rank"],
-                **(_peak(rank, _on_host(rank, offloaded_bytes), rank["peak_host_rss_bytes"]) or {}),
-            }
-            for rank in ranks
-        ],
+        "per_rank": [{"rank": rank, **(pair or {})} for rank, pair in pairs.items()],
         "note": "CPU ranks do not check a prediction for GPUs: predicted are the tensors that a GPU would "
         "hold and the process as measured when DeepSpeed began, not libraries that load later or what CPU "
         "operators take; nor phases after init, since a process keeps much of what its tensors free.",
-    }  # fmt: skip
-
-
-def _on_host(rank: Mapping[str, Any], offloaded_bytes: int) -> int | None:
-    predicted, baseline = rank["predicted_peak_allocated_bytes"], rank["baseline_host_rss_bytes"]
-    return None if predicted is None or baseline is None else predicted + baseline + offloaded_bytes
+    }
 
 
 def _offloaded_bytes(plan: Plan | None) -> int:
@@ -279,11 +260,9 @@ def _offloaded_bytes(plan: Plan | None) -> int:
     chosen = chosen_of(plan)
     if "cpu" not in (chosen.get("offload_optimizer"), chosen.get("offload_param")):
         return 0
-    ranks = 1
-    for degree in ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel"):
-        ranks *= int(chosen.get(degree) or 1)
-    request = plan.get("request") if isinstance(plan, Mapping) else None
-    nodes = int((request or {}).get("nodes") or 1) if isinstance(request, Mapping) else 1
+    degrees = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel")
+    ranks = math.prod(int(chosen.get(degree) or 1) for degree in degrees)
+    nodes = int(part(plan, "request").get("nodes") or 1)
     return int(estimate_of(plan).get("host_bytes_per_node") or 0) * nodes // ranks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from zerokit.commands import command_text
 from zerokit.domain.phases import PHASES
 from zerokit.messages import command_lines, typed, wrapped
 from zerokit.report.measured import had_engine, short_hosts, worst_rank
-from zerokit.report.schema import Failure, Leak, Pair, Predicted, RankReport, RunReport
+from zerokit.report.schema import Failure, Leak, Predicted, RankReport, RunReport
 from zerokit.report.words import (
     difference_lines,
     failed_in_load,
@@ -68,12 +68,8 @@ def print_report(
     traceback: bool = True,
     folder: Path | None = None,
 ) -> None:
-    """Print a report to ``console`` (standard output by default); the first failure comes last.
-
-    Args:
-        traceback: whether the failure's is printed, or its message alone.
-        folder: of the run, for the commands that it names.
-    """
+    """Print a report to ``console`` (standard output by default); the first failure comes last, with its
+    ``traceback`` or its message alone. ``folder``: of the run, for the commands that it names."""
     console = console or wide_console()
     renderables = parts(report, traceback=traceback, width=console.width, folder=folder)
     console.print(Group(*renderables), highlight=False, crop=False)  # what is copied stays whole
@@ -94,7 +90,13 @@ def parts(
 ) -> list[RenderableType]:
     """The report as renderables, in the order they are read, for a terminal of ``width`` columns."""
     run = RunReport.model_validate(report)
-    tables: list[RenderableType] = [Text(_of_load(run))] if failed_in_load(run) else _tables(run, width)
+    tables: list[RenderableType] = []
+    if failed_in_load(run):
+        host = max((rank.peak_host_rss_bytes for rank in run.ranks), default=0)
+        memory = f"; the largest process took {size(host)} of host memory" if host else ""
+        tables.append(Text(f"No rank got past load: no steps to show{memory}."))
+    else:
+        tables += _tables(run, width)
     tables += [Text(line, style="yellow") for line in warnings(run)]
     tables.append(outcome_line(run))
     tables += [whole(line) for line in what_to_do(run, folder, width)]
@@ -102,15 +104,10 @@ def parts(
     tables += [whole(line) for line in wrapped(run.resume or "", width).splitlines()]
     if run.first_failure is not None:  # last, where people look
         tables += _failure(run.first_failure, traceback)
-        tables += _its_output(run.first_failure, folder) if traceback else []
+        log = None if folder is None else folder / LOG_OF_RANK.format(run.first_failure.rank)
+        if traceback and log is not None and log.is_file():
+            tables.append(whole(f"its output: {shlex.quote(str(log))}"))
     return [hanging(table, width) for table in tables]
-
-
-def _of_load(run: RunReport) -> str:
-    """In place of tables, where nothing came after load."""
-    host = max((rank.peak_host_rss_bytes for rank in run.ranks), default=0)
-    memory = f"; the largest process took {size(host)} of host memory" if host else ""
-    return f"No rank got past load: no steps to show{memory}."
 
 
 def _tables(run: RunReport, width: int) -> list[RenderableType]:
@@ -158,26 +155,23 @@ def _titled(title: str, table: Table) -> list[RenderableType]:
     return [Text(title, style="bold"), table]  # a table's own title is folded to its width
 
 
+def state_cell(rank: RankReport) -> Text:
+    """How a rank ended, or that it runs, and the signal that ended it."""
+    state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
+    return Text(state, style=_STATE_STYLE.get(rank.state, ""))
+
+
 def _rank_table(run: RunReport) -> list[RenderableType]:
     ranks, omitted = shown_ranks(run)
     title = "Peak memory by rank" + (f" ({omitted} more finished ranks in report.json)" if omitted else "")
     table = new_table()
-    table.add_column("rank", justify="right")
-    table.add_column("host")
-    table.add_column("state")
-    for name in _memory_columns(run):
-        table.add_column(name, justify="right")
-    table.add_column(peak_column(run))
-    table.add_column("steps", justify="right")
-    table.add_column("step time", justify="right")
-    expected = run.expected_bytes
+    left = ("host", "state", peak_column(run))
+    for name in ("rank", *left[:2], *_memory_columns(run), left[2], "steps", "step time"):
+        table.add_column(name, justify="left" if name in left else "right")
     for rank in ranks:
-        state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
-        step_time = format_seconds(rank.median_step_seconds) if rank.median_step_seconds else "–"
         table.add_row(
-            str(rank.rank), escape(rank.host), Text(state, style=_STATE_STYLE.get(rank.state, "")),
-            *_memory_cells(run, rank, expected.get(rank.rank)), escape(rank.peak_phase or "–"),
-            str(rank.steps), step_time,
+            str(rank.rank), escape(rank.host), state_cell(rank), *memory_cells(run, rank),
+            escape(rank.peak_phase or "–"), str(rank.steps), seconds(rank.median_step_seconds or None),
         )  # fmt: skip
     return _titled(title, table)
 
@@ -190,23 +184,17 @@ def _narrow_rank_tables(run: RunReport) -> list[RenderableType]:
     more = f" ({omitted} more finished ranks in report.json)" if omitted else ""
     memory, steps = new_table(), new_table()
     memory.collapse_padding = True  # all of them with a signal and thousands of GiB
-    memory.add_column("rank", justify="right", no_wrap=True)
-    memory.add_column("state", no_wrap=True)
-    for name in _memory_columns(run):
-        if name != "retries":
-            column = name.replace("device used", "device").replace(" memory", "")
-            memory.add_column(column, justify="right", no_wrap=True)
+    for name in ("rank", "state", *(name for name in _memory_columns(run) if name != "retries")):
+        column = name.replace("device used", "device").replace(" memory", "")
+        memory.add_column(column, justify="left" if name == "state" else "right", no_wrap=True)
     names = ["rank", *([] if on else ["host"]), peak_column(run), "steps", "step time"]
     for name in (*names, *(["retries"] if run.on_gpu else [])):
         steps.add_column(name, justify="left" if name.startswith(("host", "peak")) else "right", no_wrap=True)
-    expected = run.expected_bytes
     for rank in ranks:
-        state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
-        cells = _memory_cells(run, rank, expected.get(rank.rank))
+        cells = memory_cells(run, rank)
         retries = [cells.pop(4)] if run.on_gpu else []
-        memory.add_row(str(rank.rank), Text(state, style=_STATE_STYLE.get(rank.state, "")),
-                       *(_NOT_MEASURED_SHORT if cell == NOT_MEASURED else cell.removesuffix(" GiB")
-                         for cell in cells))  # fmt: skip
+        short = (_NOT_MEASURED_SHORT if cell == NOT_MEASURED else cell.removesuffix(" GiB") for cell in cells)
+        memory.add_row(str(rank.rank), state_cell(rank), *short)
         steps.add_row(str(rank.rank), *([] if on else [escape(hosts[rank.host])]),
                       escape(rank.peak_phase or "–"), str(rank.steps),
                       seconds(rank.median_step_seconds), *retries)  # fmt: skip
@@ -238,14 +226,14 @@ def _memory_columns(run: RunReport) -> list[str]:
     return ["predicted", "host memory"]
 
 
-def _memory_cells(run: RunReport, rank: RankReport, expected: float | None) -> list[str]:
-    host = size(rank.peak_host_rss_bytes or None)
+def memory_cells(run: RunReport, rank: RankReport) -> list[str]:
+    """Peak memory of a rank, as text, under :func:`_memory_columns`."""
+    expected, host = run.expected_bytes.get(rank.rank), size(rank.peak_host_rss_bytes or None)
     if not run.on_gpu:
         return [size(expected), host]
     retries = "–" if rank.alloc_retries is None else str(rank.alloc_retries)
-    return [size(expected), gpu_size(rank, rank.peak_allocated_bytes),
-            gpu_size(rank, rank.peak_reserved_bytes),
-            size(rank.peak_device_used_bytes), retries, host]  # fmt: skip
+    used = [gpu_size(rank, value) for value in (rank.peak_allocated_bytes, rank.peak_reserved_bytes)]
+    return [size(expected), *used, size(rank.peak_device_used_bytes), retries, host]
 
 
 def _phase_table(run: RunReport) -> list[RenderableType]:
@@ -278,30 +266,30 @@ def _predicted_table(predicted: Predicted) -> list[RenderableType]:
     table.add_column("")
     for name in ("predicted", "measured", "error"):
         table.add_column(name, justify="right")
-    for name, expected, observed, error in predicted_rows(predicted):
-        table.add_row(escape(name), expected, observed, error)
+    for row in predicted_rows(predicted):
+        table.add_row(*map(escape, row))
     title = "Measured" if predicted.predicted_for is None else "Predicted beside measured"
     return _titled(f"{title}: {measure}, rank {predicted.rank}", table)
 
 
 def predicted_rows(predicted: Predicted) -> list[tuple[str, str, str, str]]:
     """Name, predicted, measured and error of each line of the comparison, as text."""
-    rows: list[tuple[str, Pair, Callable[[float | None], str]]] = [
-        (name, predicted.phases[name], size) for name in ordered_phases(predicted.phases)
+    unmeasured = NOT_MEASURED if predicted.kind == "gpu_memory" else size(None)
+    sizes = [(name, predicted.phases[name]) for name in ordered_phases(predicted.phases)]
+    sizes += [("peak", predicted.peak_bytes)] if predicted.peak_bytes else []
+    rows = [
+        (
+            name,
+            size(pair.predicted),
+            unmeasured if pair.measured is None else size(pair.measured),
+            percent(pair.error_fraction),
+        )
+        for name, pair in sizes
     ]
-    if predicted.peak_bytes:
-        rows.append(("peak", predicted.peak_bytes, size))
-    if predicted.step_seconds:
-        rows.append(("step time", predicted.step_seconds, seconds))
-    return [
-        (name, formatted(pair.predicted), _seen(predicted, pair, formatted), percent(pair.error_fraction))
-        for name, pair, formatted in rows
-    ]
-
-
-def _seen(predicted: Predicted, pair: Pair, formatted: Callable[[float | None], str]) -> str:
-    gpu = predicted.kind == "gpu_memory" and formatted is size
-    return NOT_MEASURED if gpu and pair.measured is None else formatted(pair.measured)
+    if step := predicted.step_seconds:
+        row = ("step time", seconds(step.predicted), seconds(step.measured), percent(step.error_fraction))
+        rows.append(row)
+    return rows
 
 
 def ordered_phases(names: Iterable[str]) -> list[str]:
@@ -343,9 +331,8 @@ def _leak_text(rank: RankReport, leak: Leak) -> str:
     )
     total, used = rank.device_total_bytes, rank.peak_device_used_bytes
     if kind == "GPU" and leak.bytes_per_step > 0 and total and used:
-        text += (
-            f"; the GPU is full in about {counted(round(max(0, total - used) / leak.bytes_per_step), 'step')}"
-        )
+        left = counted(round(max(0, total - used) / leak.bytes_per_step), "step")
+        text += f"; the GPU is full in about {left}"
     return text
 
 
@@ -363,14 +350,6 @@ def _failure(failure: Failure, traceback: bool) -> list[RenderableType]:
     return lines
 
 
-def _its_output(failure: Failure, folder: Path | None) -> list[RenderableType]:
-    """Where the rank's standard error is; whole, as it is copied."""
-    path = None if folder is None else folder / LOG_OF_RANK.format(failure.rank)
-    if path is None or not path.is_file():
-        return []
-    return [whole(f"its output: {shlex.quote(str(path))}")]
-
-
 def retry_lines(run: RunReport) -> list[str]:
     """How the further attempts ended, one line each."""
     lines = [f"Again after the run in {run.retry_of}"] if run.retry_of else []
@@ -381,17 +360,12 @@ def retry_lines(run: RunReport) -> list[str]:
 
 
 def what_to_do(run: RunReport, folder: Path | None, width: int) -> list[str]:
-    """After a run that was not as planned, the command that plans for what ran; after a hang, where to look.
-
-    Args:
-        folder: of the run, which keeps its plan. The command writes to the folder that the plan came from.
-    """
+    """After a run that was not as planned, the command that plans for what ran (by the plan that the run's
+    ``folder`` keeps, and into the folder that it came from); after a hang, where to look."""
     if run.outcome == "hung":
         return [f"Python stacks of the ranks: {shlex.quote(str(folder or 'RUN'))}/{STACKS}"]
     predicted = run.predicted_vs_measured
-    if run.outcome != "not_as_planned" or predicted is None:
-        return []
-    if not predicted.plan_options:
+    if run.outcome != "not_as_planned" or predicted is None or not predicted.plan_options:
         return []
     into = [] if predicted.plan_folder is None else ["--out", predicted.plan_folder]
     recipe = str((folder or Path("RUN")) / "plan.yaml")

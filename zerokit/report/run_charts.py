@@ -6,28 +6,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from zerokit.domain import strategy
-from zerokit.domain.phases import ALL
-from zerokit.report import charts, measured, render, words
-from zerokit.report.measured import worst_rank
-from zerokit.report.schema import RankReport, RunReport
-from zerokit.units import counted, format_seconds
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from zerokit.domain.phases import TRAINING_PHASES
-from zerokit.report.schema import Event, Failure, OutOfMemory
+from zerokit.domain import strategy
+from zerokit.domain.phases import ALL, TRAINING_PHASES
+from zerokit.report import charts, measured, render, words
+from zerokit.report.measured import worst_rank
+from zerokit.report.schema import Event, Failure, RankReport, RunReport
+from zerokit.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-
 
 TRAINING = (*TRAINING_PHASES, "other")
 _BY_EVENTS = frozenset(phase.name for phase in ALL if phase.event)
@@ -63,11 +54,8 @@ def marks(run: RunReport, rank: RankReport) -> list[charts.Mark]:
     """The events of ``rank`` and the first failure of the run, on the clock of that rank's process."""
     own = own_marks(rank)
     failure, at = run.first_failure, _failure_seconds(run, rank)
-    if (
-        failure is not None
-        and at is not None
-        and not (failure.kind == "oom" and _has_oom(rank, failure.rank))
-    ):
+    has_own = rank.rank == (failure and failure.rank) and any(event.what == "oom" for event in rank.events)
+    if failure is not None and at is not None and not (failure.kind == "oom" and has_own):
         kind = "oom" if failure.kind == "oom" else "failure"
         own.append(_mark(Event(at=at, what=kind), f"{_failure_text(failure)}, rank {failure.rank}", kind))
     order = {kind.style: number for number, kind in enumerate(KINDS.values())}
@@ -106,13 +94,12 @@ def table(run: RunReport, rank: RankReport | None) -> list[tuple[str, str, str]]
         subject = str(run.first_failure.rank)
         rows.append((math.inf if at is None else at, subject, _failure_text(run.first_failure)))
     rows.sort(key=lambda row: row[0])
-    listed = [(_after(at), subject, what) for at, subject, what in rows]
+    listed = [
+        ("–" if math.isinf(at) else words.seconds(at) if at else "0 s", subject, what)
+        for at, subject, what in rows
+    ]
     left = len(listed) - _MOST_ROWS
     return [*listed[:_MOST_ROWS], ("…", "", f"{left} more are in report.json")] if left > 0 else listed
-
-
-def _after(at: float) -> str:
-    return "–" if math.isinf(at) else words.seconds(at) if at else "0 s"
 
 
 def _failure_seconds(run: RunReport, rank: RankReport) -> float | None:
@@ -124,10 +111,6 @@ def _failure_seconds(run: RunReport, rank: RankReport) -> float | None:
 
 def _failure_text(failure: Failure) -> str:
     return f"first failure: {failure.kind}" + (f" in {failure.phase}" if failure.phase else "")
-
-
-def _has_oom(rank: RankReport, number: int) -> bool:
-    return rank.rank == number and any(event.what == "oom" for event in rank.events)
 
 
 def _shifted(at: float, rank: RankReport, to: RankReport | None) -> float:
@@ -270,9 +253,16 @@ def components(run: RunReport) -> Markup | None:
     if not parts:
         return None
     stacked_parts = measured.stacked(parts, measured.styles(_predicted_components(run) or {"peak": parts}))
+    allocated, reserved = rank.peak_allocated_bytes or 0, rank.peak_reserved_bytes or 0
+    cached, beyond = reserved - allocated, (rank.peak_device_used_bytes or 0) - reserved
+    totals = [
+        ("measured: allocated", float(allocated), "m0"),
+        ("measured: reserved beyond that (cached or fragmented)", float(max(0, cached)), "m1"),
+        ("measured: device beyond that (CUDA context, NCCL, others)", float(max(0, beyond)), "m2"),
+    ]
     rows = [
         charts.Bar(label="predicted", parts=stacked_parts, note="by component"),
-        charts.Bar(label="measured", parts=_measured_parts(rank), note="totals only"),
+        charts.Bar(label="measured", parts=totals, note="totals only"),
     ]
     limit = rank.device_total_bytes
     level = charts.Level(label="the card's memory", value=limit, style="limit") if limit else None
@@ -287,29 +277,20 @@ def predicted_over_time(run: RunReport) -> Markup | None:
     rank, by_phase = shown_rank(run), _predicted_components(run)
     if rank is None or not by_phase:
         return None
-    highest = max(
-        (name for name in by_phase if name in TRAINING),
-        default="",
-        key=lambda n: sum(by_phase[n].values()),
-    )
+    in_step = (name for name in by_phase if name in TRAINING)
+    highest = max(in_step, default="", key=lambda name: sum(by_phase[name].values()))
     styles = measured.styles(by_phase)
     stacks, spans = [], phase_spans(rank)
     for span in spans:
         phase = highest if span.label == "training" else span.label
         if phase in by_phase:
-            stacks.append(
-                charts.StackedArea(
-                    start=span.start, end=span.end, parts=measured.stacked(by_phase[phase], styles)
-                )
-            )
+            parts = measured.stacked(by_phase[phase], styles)
+            stacks.append(charts.StackedArea(start=span.start, end=span.end, parts=parts))
     if not stacks:
         return None
     pair = run.predicted_vs_measured.peak_bytes if run.predicted_vs_measured else None
-    level = (
-        charts.Level(label="measured peak", value=pair.measured, style="predicted")
-        if pair and pair.measured
-        else None
-    )
+    seen = pair.measured if pair else None
+    level = charts.Level(label="measured peak", value=seen, style="predicted") if seen else None
     caption = f"Predicted by component, rank {rank.rank}: the highest phase of a step"
     return charts.areas(caption, stacks, end=spans[-1].end, level=level)
 
@@ -320,16 +301,6 @@ def _predicted_components(run: RunReport) -> dict[str, dict[str, int]]:
     if predicted is None or predicted.predicted_for is None or not run.gpu_measured:
         return {}
     return {phase: dict(parts) for phase, parts in predicted.components.items() if parts}
-
-
-def _measured_parts(rank: RankReport) -> list[tuple[str, float, str]]:
-    allocated, reserved = rank.peak_allocated_bytes or 0, rank.peak_reserved_bytes or 0
-    device = rank.peak_device_used_bytes or 0
-    return [
-        ("measured: allocated", float(allocated), "m0"),
-        ("measured: reserved beyond that (cached or fragmented)", float(max(0, reserved - allocated)), "m1"),
-        ("measured: device beyond that (CUDA context, NCCL, others)", float(max(0, device - reserved)), "m2"),
-    ]
 
 
 def phases(run: RunReport) -> Markup | None:
@@ -343,21 +314,14 @@ def phases(run: RunReport) -> Markup | None:
     for name in render.ordered_phases(predicted.phases):
         pair = predicted.phases[name]
         if pair.predicted:
-            parts = (
-                measured.stacked(by_phase[name], styles)
-                if name in by_phase
-                else [("predicted", pair.predicted, "c0")]
-            )
+            parts = [("predicted", pair.predicted, "c0")]
+            if name in by_phase:
+                parts = measured.stacked(by_phase[name], styles)
             rows.append(charts.Bar(label=name, parts=parts))
         if pair.measured:
             error = f"predicted {pair.error_fraction * 100:+.1f} %" if pair.error_fraction is not None else ""
-            rows.append(
-                charts.Bar(
-                    label="" if pair.predicted else name,
-                    parts=[("measured", pair.measured, "m0")],
-                    note=error,
-                )
-            )
+            label = "" if pair.predicted else name
+            rows.append(charts.Bar(label=label, parts=[("measured", pair.measured, "m0")], note=error))
     measure = "GPU memory allocated" if predicted.kind == "gpu_memory" else "host memory"
     return charts.bars(f"Peak by phase, rank {predicted.rank}: {measure}", rows) if rows else None
 
@@ -385,31 +349,16 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
         ]
         if parts:
             rows.append(charts.Bar(label="predicted", parts=parts))
-    rows.append(
-        charts.Bar(
-            label="measured",
-            note="median step",
-            parts=[("measured: a whole step", median, "m0")],
-        )
-    )
-    by_phase = _seconds_per_step(rank)
+    whole_step = [("measured: a whole step", median, "m0")]
+    rows.append(charts.Bar(label="measured", note="median step", parts=whole_step))
+    by_phase = [(name, rank.phase_details.get(name, {}).get("seconds", 0)) for name in TRAINING[:3]]
+    by_phase = [(name, seconds / rank.steps) for name, seconds in by_phase if is_size(seconds) and seconds]
     if by_phase:
         parts = [(f"process in {name}", s, f"m{at % 3 + 1}") for at, (name, s) in enumerate(by_phase)]
-        rows.append(
-            charts.Bar(label="process", note="mean of all steps, the slow first ones too", parts=parts)
-        )
+        note = "mean of all steps, the slow first ones too"
+        rows.append(charts.Bar(label="process", note=note, parts=parts))
     caption = f"Time of an optimizer step, rank {rank.rank}" + (", the slowest" if len(timed) > 1 else "")
     return charts.bars(caption, rows, shown_as=format_seconds)
-
-
-def _seconds_per_step(rank: RankReport) -> list[tuple[str, float]]:
-    """How long a rank's process was in each phase of training, per step."""
-    points = []
-    for name in TRAINING[:3]:
-        seconds = rank.phase_details.get(name, {}).get("seconds")
-        if isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0:
-            points.append((name, seconds / rank.steps))
-    return points
 
 
 def shown_rank(run: RunReport) -> RankReport | None:
@@ -436,33 +385,21 @@ def _among(run: RunReport, rank: RankReport) -> str:
 
 def phase_spans(rank: RankReport) -> list[charts.Span]:
     """The run of a rank in stretches: load, init, training (forward, backward, step), eval, save."""
-    spans: list[charts.Span] = []
-    for at, name in phase_starts(rank):
-        if spans:
-            last = spans[-1]
-            spans[-1] = charts.Span(label=last.label, start=last.start, end=at, style=last.style)
-        spans.append(
-            charts.Span(
-                label=name, start=at, end=at, style=f"p-{name}" if name in _COLOURED else "p-training"
-            )
-        )
-    if spans and rank.timeline:
-        last, end = (
-            spans[-1],
-            max(at for at, _ in _points(rank, _HOST)) if _points(rank, _HOST) else spans[-1].end,
-        )
-        spans[-1] = charts.Span(
-            label=last.label, start=last.start, end=max(last.start, end), style=last.style
-        )
-    return [span for span in spans if span.end > span.start]
+    starts = phase_starts(rank)
+    ends = [*(at for at, _ in starts[1:]), max((at for at, _ in _points(rank, _HOST)), default=0.0)]
+    return [
+        charts.Span(label=name, start=at, end=end, style=f"p-{name if name in _COLOURED else 'training'}")
+        for (at, name), end in zip(starts, ends, strict=False)
+        if end > at
+    ]
 
 
 def _points(rank: RankReport, field: int) -> list[charts.Point]:
-    points = []
-    for point in rank.timeline:
-        if len(point) > field and is_size(point[_TIME]) and is_size(point[field]):
-            points.append((float(point[_TIME]), float(point[field])))
-    return sorted(points)
+    return sorted(
+        (float(point[_TIME]), float(point[field]))
+        for point in rank.timeline
+        if len(point) > field and is_size(point[_TIME]) and is_size(point[field])
+    )
 
 
 _AT_MOST = "reserved and not allocated, at most (cached or fragmented)"
@@ -483,7 +420,8 @@ def allocator(run: RunReport, rank: RankReport) -> Markup | None:
     sample = _fullest_sample(rank)
     if sample is not None:
         rows.append(_bar("fullest sample", *sample, _SAMPLED))
-    oom = _oom_of(run, rank)
+    failure = run.first_failure
+    oom = failure.oom if failure is not None and failure.rank == rank.rank else None
     if oom is not None and oom.allocated_bytes and oom.reserved_bytes:
         rows.append(_bar("out of memory", oom.allocated_bytes, oom.reserved_bytes, _FRAGMENTED))
     return charts.bars(f"Reserved by the allocator, rank {rank.rank}", rows) if rows else None
@@ -512,8 +450,3 @@ def _fullest_sample(rank: RankReport) -> tuple[int, int] | None:
     ]
     fullest = max(samples, default=(0, 0))
     return fullest if fullest[1] else None
-
-
-def _oom_of(run: RunReport, rank: RankReport) -> OutOfMemory | None:
-    failure = run.first_failure
-    return failure.oom if failure is not None and failure.rank == rank.rank else None

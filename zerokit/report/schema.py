@@ -397,11 +397,8 @@ _Model = TypeVar("_Model", bound=_Part)
 
 
 def checked(model: type[_Model], values: Mapping[str, Any], name: str, problems: list[str]) -> _Model:
-    """A part of a report from what a stranger's or a broken file held.
-
-    Args:
-        values: a field that cannot be is left out, with a sentence in ``problems``.
-        name: of what it is, for that sentence.
+    """A part of a report from what a stranger's or a broken file held: a field that cannot be is left out,
+    with a sentence in ``problems`` on ``name``.
 
     Raises:
         ValidationError: a required field cannot be.

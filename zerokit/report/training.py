@@ -46,11 +46,8 @@ class Finding:
 
 
 def findings(ticks: _Ticks, *, is_accepted: bool = False) -> list[Finding]:
-    """What the newest account of each rank says of the training, the certain first.
-
-    Args:
-        is_accepted: values of the code that the run does not have were accepted.
-    """
+    """What the newest account of each rank says of the training, the certain first. ``is_accepted``: values
+    of the code that the run does not have were accepted."""
     found = [
         *_skipped(ticks), *_losses(ticks), *_same_batches(ticks),
         *of_script(ticks, is_accepted=is_accepted),
@@ -58,9 +55,13 @@ def findings(ticks: _Ticks, *, is_accepted: bool = False) -> list[Finding]:
     return sorted(found, key=lambda finding: not finding.is_certain)
 
 
+def _account(tick: Mapping[str, Any], name: str = "learning") -> Mapping[str, Any]:
+    account = tick.get(name)
+    return account if isinstance(account, dict) else {}
+
+
 def _count(tick: Mapping[str, Any], name: str) -> int:
-    learning = tick.get("learning")
-    value = learning.get(name) if isinstance(learning, dict) else None
+    value = _account(tick).get(name)
     return value if isinstance(value, int) else 0
 
 
@@ -121,12 +122,9 @@ def _losses(ticks: _Ticks) -> Iterator[Finding]:
 
 def _same_batches(ticks: _Ticks) -> Iterator[Finding]:
     """Data-parallel ranks whose first losses are the same; tensor parallel peers rightly have the same."""
-    accounts = [tick.get("learning") for tick in ticks.values()]
     batches = {
         (account.get("first_losses"), account.get("data_parallel"))
-        if isinstance(account, dict)
-        else (None, None)
-        for account in accounts
+        for account in map(_account, ticks.values())
     }
     if len(ticks) < 2 or len(batches) != 1:
         return
@@ -167,18 +165,15 @@ def _skipped(ticks: _Ticks) -> Iterator[Finding]:
 def of_script(ticks: _Ticks, *, is_accepted: bool = False) -> Iterator[Finding]:
     """What a script does that its engine does otherwise, by the first rank that saw it."""
     for name, tell in _OF_SCRIPT.items():
-        facts = next((facts for tick in ticks.values() if (facts := _facts(tick).get(name))), None)
+        facts = next(
+            (facts for tick in ticks.values() if (facts := _account(tick, "training").get(name))), None
+        )
         finding = None
         with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):  # a damaged file
             finding = tell(facts, ticks) if facts else None
         if finding is not None:
             accepted = is_accepted and name in ("asked", "clipping")
             yield finding if not accepted else Finding(id=finding.id, text=finding.text)
-
-
-def _facts(tick: Mapping[str, Any]) -> Mapping[str, Any]:
-    facts = tick.get("training")
-    return facts if isinstance(facts, dict) else {}
 
 
 def _lost(facts: Mapping[str, Any], _: _Ticks) -> Finding:
@@ -244,15 +239,11 @@ def _clipping(facts: Mapping[str, Any], ticks: _Ticks) -> Finding:
         f"{facts['location']}: {facts['call']} does nothing under DeepSpeed, whose configuration has {has}; "
         f"{fix} (Accelerate makes 'auto', or none in its YAML, 1.0)"
     )
-    norms = [_facts_norm(tick) for tick in ticks.values()]
+    norms = [
+        norm for tick in ticks.values() if isinstance(norm := _account(tick).get("most_norm"), int | float)
+    ]
     reached = max(norms, default=0.0) > min(limit, ran or limit)  # else neither would have clipped
     return Finding(id="clipping-ignored", text=text, is_certain=reached and not facts.get("by_trainer"))
-
-
-def _facts_norm(tick: Mapping[str, Any]) -> float:
-    learning = tick.get("learning")
-    norm = learning.get("most_norm") if isinstance(learning, dict) else None
-    return float(norm) if isinstance(norm, int | float) else 0.0
 
 
 def _saves(saves: Sequence[Mapping[str, Any]], _: _Ticks) -> Finding:
@@ -314,16 +305,20 @@ class Straggler:
 def find_straggler(ticks: Mapping[int, Mapping[str, Any]]) -> Straggler | None:
     """The rank that waits least, where the others wait for it; None where nobody does or nobody tells.
 
-    Args:
-        ticks: each rank's newest record; ``work`` holds seconds and waited seconds of each phase since the
-            first step and ``sampled_work`` those of steps by
-            their number (:mod:`zerokit.launcher.rank.waits`).
-
-    One rank saves for all by design: what the others wait for that is none of a step.
+    Each rank's newest record has in ``work`` seconds and waited seconds of each phase since the first step,
+    in ``sampled_work`` those of steps by their number (:mod:`zerokit.launcher.rank.waits`). One rank saves
+    for all by design: what the others wait for that is none of a step.
     """
     if len(ticks) < 2:
         return None
-    samples = {rank: _samples(tick.get("sampled_work")) for rank, tick in ticks.items()}
+    samples = {
+        rank: {
+            str(step): one
+            for step, phases in _account(tick, "sampled_work").items()
+            if (one := _work(phases))
+        }
+        for rank, tick in ticks.items()
+    }
     if any(samples.values()):
         return _of_samples(samples)
     work = {rank: phase_seconds for rank, tick in ticks.items() if (phase_seconds := _work(tick.get("work")))}
@@ -360,14 +355,12 @@ def _of_samples(samples: Mapping[int, Mapping[str, _Phases]]) -> Straggler | Non
 
 
 def _sum(works: list[_Phases]) -> _Phases:
-    names = {name for work in works for name in work}
-    return {
-        name: (
-            sum(work[name][0] for work in works if name in work),
-            sum(work[name][1] for work in works if name in work),
-        )
-        for name in sorted(names)
-    }
+    total: dict[str, tuple[float, float]] = {}
+    for work in works:
+        for name, (seconds, waited) in work.items():
+            before = total.get(name, (0.0, 0.0))
+            total[name] = before[0] + seconds, before[1] + waited
+    return {name: total[name] for name in sorted(total)}
 
 
 def _waited_for(work: _Work, steps: int) -> Straggler | None:
@@ -401,12 +394,6 @@ def _seconds_longer(work: _Work, phase: str) -> dict[int, float]:
     own = {rank: seconds - wait for rank in work for seconds, wait in [work[rank].get(phase, (0.0, 0.0))]}
     usual = statistics.median_low(own.values())
     return {rank: max(0.0, seconds - usual) for rank, seconds in own.items()}
-
-
-def _samples(value: object) -> dict[str, _Phases]:
-    if not isinstance(value, dict):
-        return {}
-    return {str(step): work for step, phases in value.items() if (work := _work(phases))}
 
 
 def _work(value: object) -> dict[str, tuple[float, float]]:

@@ -39,14 +39,8 @@ _SPELLING = re.compile(r"^(deepspeedcpu|fused|paged|apex)+|_?32bit$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that ran otherwise than planned.
-
-    Attributes:
-        what: the thing, in our words.
-        option: the option of ``zerokit plan`` and ``estimate`` that says it; None where none does.
-        text: both values, in one sentence.
-        lora: the adapters that ran, where they are the difference.
-    """
+    """One thing that ran otherwise than planned: ``text`` says both values, ``option`` is that of ``zerokit
+    plan`` and ``estimate``, if any, and ``lora`` the adapters that ran, where they are the difference."""
 
     what: str
     planned: str
@@ -172,11 +166,8 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
 
 def of_code(plan: Facts, asked: Iterable[Facts]) -> list[Difference]:
     """Where a script's code asks Accelerate for something else than the plan, whose file wins without a word
-    (accelerate 1.15, utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``).
-
-    Args:
-        asked: as :class:`zerokit.instrument.training_facts.TrainingFacts` saw it.
-    """
+    (accelerate 1.15, utils/dataclasses.py, ``DeepSpeedPlugin.__post_init__``). ``asked``: as
+    :class:`zerokit.instrument.training_facts.TrainingFacts` saw it."""
     said = [
         Stated(setting=SETTINGS[one["setting"]], value=one["code"], where=f"{one['location']}: {one['call']}")
         for one in asked

@@ -95,7 +95,9 @@ def failure_lines(failure: Failure) -> list[Said]:
     if oom.predicted_peak_allocated_bytes is not None and oom.memory == "gpu":
         parts = sorted(oom.predicted_components.items(), key=lambda item: -item[1])[:_MOST_ROWS]
         lines += _under("predicted at the peak", [f"{label(name)} {size(value)}" for name, value in parts])
-    lines += _under("largest live blocks", _blocks(oom.biggest_blocks)[:_MOST_ROWS])
+    blocks = Counter(map(_block, oom.biggest_blocks)).items()
+    repeated = [text if count == 1 else f"{count} × {text}" for text, count in blocks]
+    lines += _under("largest live blocks", repeated[:_MOST_ROWS])
     if oom.killer:
         killer = "the kernel's out-of-memory killer ended it: the host's memory ran out, not the GPU's"
         lines.append(Said(text=killer))
@@ -125,11 +127,6 @@ def _sizes(oom: OutOfMemory) -> list[str]:
             f"measured until then {size(oom.measured_peak_allocated_bytes)}"
         )
     return lines
-
-
-def _blocks(blocks: Sequence[LiveBlock]) -> list[str]:
-    counts = Counter(map(_block, blocks))
-    return [text if count == 1 else f"{count} × {text}" for text, count in counts.items()]
 
 
 def _block(block: LiveBlock) -> str:
@@ -179,10 +176,8 @@ def shortened(message: str) -> str:
 
 
 def failed_in_load(run: RunReport) -> bool:
-    """Whether a script's error ended the run before there was anything to measure.
-
-    What was killed, or ran out of memory, may have done so by what it loaded.
-    """
+    """Whether a script's error ended the run before there was anything to measure. What was killed, or ran
+    out of memory, may have done so by what it loaded."""
     failure = run.first_failure
     if failure is None or failure.oom is not None or failure.kind not in ("exception", "exit"):
         return False
@@ -229,29 +224,27 @@ def _with_another_command(rehearsed_with: str) -> str:
 def _bare_loop_lines(predicted: Predicted, loop: BareLoop) -> list[str]:
     if predicted.predicted_by != "rehearsal":
         return [f"{why_bare(loop)}: the script allocates otherwise", *_of_script(predicted)]
-    if is_off(predicted.model_dump()):
-        end = f"the rehearsal is off by more than {MOST_FRACTION:.0%} too"
-    else:
-        end = "the script allocates otherwise"
-    head = f"predicted by a rehearsal of the command: {why_bare(loop)}; {end}. The plan's figures:"
-    return [head, *_plan_rows(loop)]
+    is_far_off = is_off(predicted.model_dump())
+    end = (
+        f"the rehearsal is off by more than {MOST_FRACTION:.0%} too"
+        if is_far_off
+        else "the script allocates otherwise"
+    )
+    phases = {name: pair for name, pair in loop.phases.items() if is_far(pair.model_dump())}
+    pairs = [*phases.items(), *([("peak", loop.peak_bytes)] if loop.peak_bytes else [])]
+    rows = [(name, size(pair.predicted), size(pair.measured), pair) for name, pair in pairs]
+    if (step := loop.step_seconds) and step.predicted:
+        rows.append(("step time", seconds(step.predicted), seconds(step.measured), step))
+    return [
+        f"predicted by a rehearsal of the command: {why_bare(loop)}; {end}. The plan's figures:",
+        *(
+            f"  {name} {planned}, measured {observed} ({percent(pair.error_fraction)})"
+            for name, planned, observed, pair in rows
+        ),
+    ]
 
 
 def _of_script(predicted: Predicted) -> list[str]:
     """Why no rehearsal predicts the script, and the command that would; empty where one does."""
     lines = [f"the script was not predicted: {predicted.not_predicted}"] if predicted.not_predicted else []
     return [*lines, *([f"to predict it: {predicted.rehearse_command}"] if predicted.rehearse_command else [])]
-
-
-def _plan_rows(loop: BareLoop) -> list[str]:
-    """The plan's peak and step time, and the phases in which it was off."""
-    phases = {name: pair for name, pair in loop.phases.items() if is_far(pair.model_dump())}
-    pairs = [*phases.items(), *([("peak", loop.peak_bytes)] if loop.peak_bytes else [])]
-    rows = [(name, size(pair.predicted), size(pair.measured), pair) for name, pair in pairs]
-    if loop.step_seconds and loop.step_seconds.predicted:
-        step = loop.step_seconds
-        rows.append(("step time", seconds(step.predicted), seconds(step.measured), step))
-    return [
-        f"  {name} {planned}, measured {observed} ({percent(pair.error_fraction)})"
-        for name, planned, observed, pair in rows
-    ]
