@@ -35,6 +35,7 @@ def run_folder(demo: subprocess.CompletedProcess[str]) -> Path:
     return Path(named[1])
 
 
+@pytest.mark.slow
 def test_it_ends_well_with_the_table_and_what_to_try_next(demo: subprocess.CompletedProcess[str]) -> None:
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert "predicted" in demo.stdout
@@ -42,6 +43,7 @@ def test_it_ends_well_with_the_table_and_what_to_try_next(demo: subprocess.Compl
     assert "Traceback" not in demo.stderr
 
 
+@pytest.mark.slow
 def test_every_rank_trained_and_was_measured_beside_a_prediction(
     demo: subprocess.CompletedProcess[str],
 ) -> None:
@@ -55,6 +57,7 @@ def test_every_rank_trained_and_was_measured_beside_a_prediction(
     assert report["predicted_vs_measured"]
 
 
+@pytest.mark.slow
 def test_the_model_learned(demo: subprocess.CompletedProcess[str]) -> None:
     went = re.search(r"loss went from ([\d.]+) to ([\d.]+)", demo.stdout + demo.stderr)
     assert went

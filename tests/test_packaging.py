@@ -256,6 +256,7 @@ def test_the_metadata_is_what_an_index_takes(archives: tuple[Path, Path]) -> Non
         assert (metadata.description or "").startswith("# zerokit")
 
 
+@pytest.mark.slow
 def test_twine_takes_both_archives(archives: tuple[Path, Path]) -> None:
     """What the index shows of the README is rendered as the index does it; a warning fails."""
     pytest.importorskip("twine")

@@ -180,6 +180,7 @@ def test_a_guessed_batch_is_told_whatever_the_width(
     assert "--gpu h100 is taken for h100-sxm-80gb; others: h100-nvl-94gb, h100-pcie-80gb" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["80", "100"])
 @pytest.mark.parametrize(
     "asked",
@@ -214,6 +215,7 @@ def test_what_does_not_fit_comes_with_the_command_that_finds_what_does(
     capsys.readouterr()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "named"), [("7", True), ("8", False)])
 def test_more_gpus_that_need_another_batch_say_so(
     batch: str, named: bool, capsys: pytest.CaptureFixture[str]
@@ -254,6 +256,7 @@ def test_a_plan_counts_its_traces_and_tells_what_the_last_took(capsys: pytest.Ca
     assert more and all(", the last took " in line for line in more)
 
 
+@pytest.mark.slow
 def test_quiet_leaves_out_the_notes(capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.json").write_text(OWN_MODEL)
     asked = ["estimate", "--model", "config.json", "--gpus", "1", "--gpu", "t4"]

@@ -77,6 +77,7 @@ def test_an_estimate_warns_of_more_host_memory_than_nodes_have(capsys: pytest.Ca
     assert run([*asked, "--host-ram", "48GiB", "--json"]) == 3
 
 
+@pytest.mark.slow
 def test_no_phase_of_a_cpu_rank_holds_more_than_its_peak(capsys: pytest.CaptureFixture[str]) -> None:
     typed = "estimate --model gpt2 --method lora --device cpu --gpus 2 --seq-len 64 --micro-batch 1 --json -q"
     assert run(typed.split()) in (0, 3)

@@ -38,6 +38,7 @@ def test_without_a_gpu_an_estimate_asks_for_one(capsys: pytest.CaptureFixture[st
     assert "--gpus N --gpu NAME" in capsys.readouterr().out.partition("\nNext\n")[2]
 
 
+@pytest.mark.slow
 def test_an_estimate_that_names_no_stage_is_said_to_be_of_deepspeed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -86,6 +86,7 @@ def make_inputs(folder: Path) -> None:
     (folder / "evaluate.py").write_text(EVALUATE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "stage"),
     [pytest.param("test_performance.py", 3, marks=pytest.mark.slow), ("test_checkpointing.py", 2)],

@@ -30,6 +30,7 @@ def test_deep_asks_deepspeed_for_every_rank(tmp_path: Path, capsys: pytest.Captu
     assert "ranks 0, 1, 2, 3 of 4" in said[0]["message"] and "not divisible" in said[0]["message"]
 
 
+@pytest.mark.slow
 @needs_deepspeed
 def test_deepspeeds_and_accelerates_classes_are_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

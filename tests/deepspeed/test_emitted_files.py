@@ -315,7 +315,7 @@ def test_written_yaml_means_the_same_to_both_readers(value: Any) -> None:
 
 
 @given(st.dictionaries(st.text(), yaml_values) | st.lists(yaml_values))
-@hypothesis_settings(max_examples=300, deadline=None)
+@hypothesis_settings(max_examples=60, deadline=None)
 def test_libyaml_and_python_write_the_same_text(value: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         fast = dump_yaml(value, header="h")

@@ -153,7 +153,8 @@ def test_every_string_as_path_name_argument_and_variable(launcher: str, folder: 
 
 
 @pytest.mark.parametrize(
-    "launcher", ["deepspeed", "accelerate", pytest.param("torchrun", marks=pytest.mark.slow)]
+    "launcher",
+    ["deepspeed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("accelerate", "torchrun"))],
 )
 def test_they_arrive_with_every_launcher_of_one_machine(launcher: str, tmp_path: Path) -> None:
     """Real launchers, two ranks; the working folder, the script and the run folder are hostile too."""

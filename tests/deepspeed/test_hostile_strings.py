@@ -85,7 +85,10 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@pytest.mark.parametrize("kind", ["argument", "path", "folder", "environment"])
+@pytest.mark.parametrize(
+    "kind",
+    ["argument", "path", *(pytest.param(k, marks=pytest.mark.slow) for k in ("folder", "environment"))],
+)
 def test_they_arrive_through_deepspeeds_pdsh_runner_or_are_refused(
     kind: str, echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ PLAIN = """
 """
 
 
+@pytest.mark.slow
 def test_phases_and_steps_of_a_script_without_deepspeed(tmp_path):
     script = write_script(tmp_path, PLAIN)
     done = launch(

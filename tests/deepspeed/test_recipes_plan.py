@@ -22,6 +22,8 @@ from zerokit.linter.files import check_files
 from zerokit.planner import recipes
 
 NAMES = recipes.names()
+QUICK = NAMES[::5]
+ROWS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
 )
@@ -42,17 +44,17 @@ class Planned:
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Planned]:
-    """Every recipe, planned once."""
+def planned(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Planned]:
+    """Every recipe that is tested, planned once."""
     found = {}
-    for name in NAMES:
+    for name in NAMES if "slow" in request.config.option.markexpr else QUICK:
         folder = tmp_path_factory.mktemp(name)
         chosen = zerokit.plan(recipe=name, out=folder, top=1).chosen.to_dict()
         found[name] = Planned(folder, chosen, plan_file.read(folder))
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_recipe_plans_to_what_it_says(name: str, planned: dict[str, Planned]) -> None:
     recipe, chosen = recipes.load(name), planned[name].chosen
     assert chosen["estimate"]["fits"] is True
@@ -61,7 +63,7 @@ def test_recipe_plans_to_what_it_says(name: str, planned: dict[str, Planned]) ->
     assert recipes.differences(recipe, chosen) == [], "run: zerokit recipes check --write"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_what_a_recipe_writes_passes_our_own_rules(name: str, planned: dict[str, Planned]) -> None:
     it = planned[name]
     written = [str(path) for path in it.folder.iterdir()]
@@ -114,7 +116,7 @@ def built(planned: dict[str, Planned]) -> dict[str, list[DeepResult]]:
 
 
 @needs_deepspeed
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_recipe_passes_deepspeeds_and_accelerates_classes(
     name: str, read: dict[str, list[DeepResult]]
 ) -> None:
@@ -125,7 +127,7 @@ def test_recipe_passes_deepspeeds_and_accelerates_classes(
 
 @needs_deepspeed
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_recipe_builds_the_real_engine(
     name: str, planned: dict[str, Planned], built: dict[str, list[DeepResult]]
 ) -> None:

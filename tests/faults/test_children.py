@@ -61,6 +61,7 @@ def test_a_child_at_work_is_no_hang(launch: Launch, tmp_path: Path, text: str) -
     assert "built" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["zerokit", "a rank"])
 def test_shared_memory_of_killed_ranks_is_removed(launch: Launch, tmp_path: Path, who: str) -> None:
     run = launch("all:shares", options=("--grace", "0"))
@@ -76,6 +77,7 @@ def test_shared_memory_of_killed_ranks_is_removed(launch: Launch, tmp_path: Path
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_a_child_that_hangs_is_a_hang(launch: Launch, tmp_path: Path) -> None:
     text = "import subprocess\nsubprocess.run(['sleep', '600'])"
     run = launch(script=write(tmp_path, text), ranks=1, options=HEARTBEAT)
@@ -105,6 +107,7 @@ BUILDS = """
 """
 
 
+@pytest.mark.slow
 def test_the_first_build_of_an_operator_is_named_and_waited_for(
     launch: Launch, tmp_path: Path, slow_compiler: Path
 ) -> None:

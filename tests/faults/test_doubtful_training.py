@@ -15,6 +15,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "doubtful.py"
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deeds", "problems"),
     [

@@ -92,6 +92,7 @@ def test_a_run_on_two_hosts(cluster: Cluster) -> None:
     wait_for(lambda: not run.left(), 10, lambda: f"left: {run.left()}")
 
 
+@pytest.mark.slow
 def test_a_host_is_cut_off_in_the_middle_of_a_run(cluster: Cluster, figure: Figure) -> None:
     grace = 2.0
     options = ("--heartbeat", str(HEARTBEAT), "--grace", str(grace))

@@ -77,6 +77,7 @@ def test_a_sweep_finds_the_runs_processes(path_of_programs: str, monkeypatch: py
         other.kill()
 
 
+@pytest.mark.slow
 def test_hostile_arguments_and_folders_on_two_machines(tmp_path: Path, path_of_programs: str) -> None:
     """DeepSpeed's own launcher, and a real shell for each host; nothing of what is passed on runs there."""
     pytest.importorskip("deepspeed")
@@ -143,6 +144,7 @@ def test_faults_on_two_machines(tmp_path: Path, path_of_programs: str, fault: st
         run.clean_up()
 
 
+@pytest.mark.slow  # two real torchruns
 @pytest.mark.parametrize(
     ("deed", "code"), [("1:fail", 10), pytest.param("all:short", 0, marks=pytest.mark.slow)]
 )

@@ -24,11 +24,11 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def plan_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real plan for two CPU ranks, eight sequences a step, four to a micro-batch as asked for."""
+    """A real plan for one CPU rank, four sequences a step, in one micro-batch as asked for."""
     folder = tmp_path_factory.mktemp("plan")
     model = str(ROOT / "examples" / "tiny-llama.json")
     code, _, err = called(
-        "plan", "--model", model, "--device", "cpu", "--gpus", "2", "--seq-len", "512", "--global-batch", "8",
+        "plan", "--model", model, "--device", "cpu", "--gpus", "1", "--seq-len", "512", "--global-batch", "4",
         "--micro-batch", "4", "--out", str(folder), folder=folder,
     )  # fmt: skip
     assert code == 0, err
@@ -62,7 +62,7 @@ def test_smaller_plans_are_run_until_one_fits(launch: Launcher, plan_folder: Pat
     run = launch("--plan", str(plan_folder), "--retry-smaller", str(SCRIPT), "--most", "2")
     code, out, err = run.end(240)
     assert code == 9, err  # it fits, and the stand-in makes no engine
-    assert "trained 2 x 2" in out  # the global batch is still 2 ranks × 2 × 2
+    assert "trained 2 x 2" in out  # the global batch is still 2 × 2
     first = run.report()
     assert (first["outcome"], first["exit_code"]) == ("oom", 10)  # of the first run that stays the truth
     retries = first["retries"]
@@ -92,6 +92,7 @@ def test_retries_are_bounded(launch: Launcher, plan_folder: Path) -> None:
     assert "no retry:" in err or "out of memory again, after 3 retries" in err
 
 
+@pytest.mark.slow
 def test_without_the_option_the_next_plan_is_named_and_not_run(launch: Launcher, plan_folder: Path) -> None:
     run = launch("--plan", str(plan_folder), str(SCRIPT), "--most", "2")
     code, out, err = run.end(120)
@@ -103,6 +104,7 @@ def test_without_the_option_the_next_plan_is_named_and_not_run(launch: Launcher,
     assert not list(run.run_dir.glob("retry-*"))
 
 
+@pytest.mark.slow  # test_smaller_plans_are_run_until_one_fits runs on CPU ranks
 def test_a_plan_for_this_machines_gpu_is_made_again_for_less_of_its_memory(
     stub_python: Path, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_plan_for_this_machines_gpu_is_made_again_for_less_of_its_memory(
     assert (code, report["retries"][-1]["outcome"]) == (9, "not_as_planned"), err  # no engine: a stand-in
 
 
+@pytest.mark.slow
 def test_a_configuration_that_zerokit_did_not_make_is_not_retried(launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text('{"train_micro_batch_size_per_gpu": 4}')
     options = ["--num-ranks", "1", "--retry-smaller", str(SCRIPT), "--deepspeed_config", "own.json"]
@@ -142,6 +145,7 @@ def test_a_configuration_that_zerokit_did_not_make_is_not_retried(launch: Launch
     assert not list(run.run_dir.glob("retry-*"))
 
 
+@pytest.mark.slow
 def test_a_plan_whose_model_is_gone_is_not_retried(
     launch: Launcher, plan_folder: Path, tmp_path: Path
 ) -> None:
@@ -156,6 +160,7 @@ def test_a_plan_whose_model_is_gone_is_not_retried(
     assert "--model /nowhere/tiny-llama.json: no such file" in reason
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_not_retried(launch: Launcher, plan_folder: Path, tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text("import time\nparse = '--deepspeed_config'\ntime.sleep(600)\n")

@@ -68,6 +68,7 @@ def test_a_rank_is_killed(launch: Launch, rank: int, number: signal.Signals, fig
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_a_rank_that_looks_dead_while_its_threads_run_is_ended(launch: Launch) -> None:
     """As a rank does whose GPU's driver still tears down: no process may be left when the launch ends."""
     run = launch("all:headless", options=("--grace", "1"))
@@ -115,6 +116,7 @@ def test_a_rank_runs_out_of_memory(launch: Launch) -> None:
     assert not run.left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deed", ["segv", pytest.param("raise", marks=SLOW)])
 def test_a_rank_fails_before_anybody_looks(launch: Launch, deed: str) -> None:
     run = launch(f"0:{deed}", ranks=1)
@@ -123,6 +125,7 @@ def test_a_rank_fails_before_anybody_looks(launch: Launch, deed: str) -> None:
     assert run.report()["first_failure"]["rank"] == 0
 
 
+@pytest.mark.slow
 def test_os_exit_zero_is_a_finish(launch: Launch) -> None:
     run = launch("all:os_exit")
     code, _, err = run.end()
@@ -159,6 +162,7 @@ def test_zerokit_is_told_to_end(launch: Launch, number: signal.Signals, figure: 
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_skips_the_grace(launch: Launch, figure: Figure) -> None:
     run = launch("all:stubborn", options=("--grace", "120"))
     run.until_started(2)
@@ -204,6 +208,7 @@ def test_deepspeed_is_killed(launch: Launch) -> None:
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_the_inner_launcher_is_killed(launch: Launch) -> None:
     run = launch("all:work")
     run.until_started(2)
@@ -265,6 +270,7 @@ def test_a_rank_stalls(launch: Launch, how: str, figure: Figure) -> None:
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_a_guard_and_a_launcher_that_are_stopped_are_continued(launch: Launch) -> None:
     run = launch("all:short")
     run.until_started(2)
@@ -275,6 +281,7 @@ def test_a_guard_and_a_launcher_that_are_stopped_are_continued(launch: Launch) -
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_a_run_that_works_is_not_hung(launch: Launch) -> None:
     run = launch("all:work", options=("--heartbeat", "4"))
     run.until_started(2)
@@ -292,6 +299,7 @@ def test_the_launcher_fails_before_any_rank(launch: Launch) -> None:
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_output_is_kept_apart(launch: Launch) -> None:
     run = launch("all:noisy")
     code, out, _ = run.end(120)
@@ -304,6 +312,7 @@ def test_output_is_kept_apart(launch: Launch) -> None:
     assert "of rank 1" not in out
 
 
+@pytest.mark.slow
 def test_a_modules_arguments_arrive_verbatim(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "train.py").write_text(SCRIPT.read_text())
@@ -326,6 +335,7 @@ def test_secrets_are_written_nowhere(launch: Launch) -> None:
     assert "hf_abcdefghijklmnop" not in out + err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deed", ["fail", pytest.param("short", marks=SLOW)])
 def test_nobody_reads_our_output(launch: Launch, deed: str) -> None:
     run = launch(f"all:{deed}")
@@ -350,6 +360,7 @@ def test_three_launches_into_one_folder(launch: Launch) -> None:
     assert not list(first.run_dir.glob("previous-*")) and (first.run_dir / "command.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_killed_launch_keeps_its_folder_until_its_report_is_written(launch: Launch, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -371,6 +382,7 @@ def test_a_killed_launch_keeps_its_folder_until_its_report_is_written(launch: La
     assert first.report()["outcome"] == "ok"
 
 
+@pytest.mark.slow
 def test_secrets_of_the_command_line_are_nowhere(launch: Launch) -> None:
     value = "-s3cret/of+the.command-line"
     environment = {"MYSQL_PWD": "1234567890123", "DATABASE_URL": "postgres://me:dbpassword9@h/d"}

@@ -308,25 +308,23 @@ def test_a_restarted_rank_appends_and_its_last_life_counts(tmp_path):
 
 
 def test_kills_at_random_moments_never_leave_a_complete_file(tmp_path):
-    """Fault 23: 40 ranks killed at random; none reads as finished, every good line is whole."""
+    """Fault 23: 12 ranks killed at random; none reads as finished, every good line is whole."""
     script = write_script(tmp_path, "import time\nwhile True: time.sleep(0.01)\n")
     chance = random.Random(23)
-    for first in range(0, 40, 20):
-        ranks = range(first, first + 20)
-        batch = [start_rank(tmp_path, "--", script, rank=rank, ranks=40) for rank in ranks]
-        for rank in ranks[5:]:  # five of each batch may be killed before they wrote anything
-            wait_for(rank_file(tmp_path, rank).exists, f"rank {rank}")
-        for process in chance.sample(batch, len(batch)):
-            time.sleep(chance.uniform(0.0, 0.08))
-            process.kill()
-        for process in batch:
-            process.communicate()
-            assert process.returncode == -signal.SIGKILL
-    report = report_of(tmp_path, 40)
+    batch = [start_rank(tmp_path, "--", script, rank=rank, ranks=12) for rank in range(12)]
+    for rank in range(3, 12):  # three may be killed before they wrote anything
+        wait_for(rank_file(tmp_path, rank).exists, f"rank {rank}")
+    for process in chance.sample(batch, len(batch)):
+        time.sleep(chance.uniform(0.0, 0.08))
+        process.kill()
+    for process in batch:
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    report = report_of(tmp_path, 12)
     assert report["outcome"] == "launcher_lost"
     assert {rank["state"] for rank in report["ranks"]} == {"lost"}
     assert not [text for text in report["problems"] if "damaged" in text]
-    assert 30 <= len(find_rank_files(tmp_path)) <= 40
+    assert 9 <= len(find_rank_files(tmp_path)) <= 12
 
 
 # -- long runs, secrets, followers ----------------------------------------------------------------

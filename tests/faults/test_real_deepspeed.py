@@ -112,6 +112,7 @@ def test_the_documented_script_with_adapters(tmp_path: Path, four_bit: bool) -> 
     assert any(tensor.any() for name, tensor in saved.items() if "lora_B" in name)  # zeros before training
 
 
+@pytest.mark.slow
 def test_the_lora_example_refuses_4_bits_without_weights(tmp_path: Path) -> None:
     script = EXAMPLES / "train_lora.py"
     done = subprocess.run(
@@ -152,7 +153,7 @@ def test_another_number_of_ranks_than_planned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "rank",
+        pytest.param("rank", marks=pytest.mark.slow),
         pytest.param("deepspeed", marks=pytest.mark.slow),
         pytest.param("launch.py", marks=pytest.mark.slow),
         pytest.param("sigterm", marks=pytest.mark.slow),

@@ -65,6 +65,7 @@ def launch(stub_python: Path, tmp_path: Path) -> Iterator[Launcher]:
     yield Launcher(stub_python, tmp_path)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_not_started(launch: Launcher, tmp_path: Path) -> None:
     code, out, err = launch("--no-plan", width=TOO_WIDE)
     assert code == 3, err
@@ -75,6 +76,7 @@ def test_what_does_not_fit_is_not_started(launch: Launcher, tmp_path: Path) -> N
     assert (code, "started with 131072" in out, "rehearsing" in err) == (0, True, False), err
 
 
+@pytest.mark.slow
 def test_both_figures_are_told_where_the_plan_is_another_scripts(launch: Launcher, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "zerokit", "plan", "--params", "1m", "--gpus", "1", "--gpu", "h200",
@@ -98,6 +100,7 @@ def test_what_fits_is_started_and_the_next_time_not_rehearsed_again(launch: Laun
     assert "started with 128" in out and "rehearsed (kept 20" in err
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_abandoned_and_cpu_ranks_are_never_rehearsed(
     launch: Launcher, tmp_path: Path
 ) -> None:

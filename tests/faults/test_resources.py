@@ -37,6 +37,7 @@ def test_a_port_in_use_names_its_holder(launch: Launch) -> None:
     assert not (run.run_dir / "report.json").exists()
 
 
+@pytest.mark.slow  # tests/unit/launcher/test_ports.py
 def test_two_launches_at_once_meet_at_different_ports(stub_python: Path, tmp_path: Path) -> None:
     runs = []
     for name in ("a", "b"):
@@ -117,6 +118,7 @@ def test_a_log_on_a_full_device(tmp_path: Path) -> None:
     assert log.dropped_bytes == 7
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folder_keeps_the_first(launch: Launch) -> None:
     first = launch("all:done")
     assert first.end()[0] == 0

@@ -33,6 +33,7 @@ def script(folder: Path, failures: int) -> tuple[str, ...]:
     return (str(path),)
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_it_begins_again(launch: Launch, tmp_path: Path) -> None:
     run = launch(options=("--max-restarts", "3"), script=script(tmp_path, 1))
     code, _, err = run.end()
@@ -47,6 +48,7 @@ def test_without_a_checkpoint_it_begins_again(launch: Launch, tmp_path: Path) ->
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_the_same_error_twice_ends_it(launch: Launch, tmp_path: Path) -> None:
     run = launch(options=("--max-restarts", "5"), script=script(tmp_path, 9))
     code, _, err = run.end()
@@ -54,6 +56,7 @@ def test_the_same_error_twice_ends_it(launch: Launch, tmp_path: Path) -> None:
     assert "no restart: the same error came twice" in err and len(run.report()["retries"]) == 1
 
 
+@pytest.mark.slow
 def test_that_the_plan_was_not_rehearsed_is_said_once(launch: Launch, tmp_path: Path) -> None:
     plan = write_plan(tmp_path / "plan")
     options = ("--max-restarts", "1", "--style", "raw", "--plan", str(plan))

@@ -69,6 +69,7 @@ def test_the_report_is_made_of_what_was_read_before(
     assert not run.left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deed", IN_THE_WAY)
 def test_what_is_in_the_way_of_the_report_is_named_once(tmp_path: Path, stub_python: Path, deed: str) -> None:
     what, way_out = IN_THE_WAY[deed]

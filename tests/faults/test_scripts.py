@@ -122,6 +122,7 @@ def test_a_script_that_ends_badly(launch: Launch, tmp_path: Path, name: str) -> 
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_a_rank_that_kills_its_process_group(launch: Launch, tmp_path: Path) -> None:
     """The launcher and its ranks go at once, the guard is not among them; which was seen first is open."""
     text = """
@@ -139,6 +140,7 @@ def test_a_rank_that_kills_its_process_group(launch: Launch, tmp_path: Path) -> 
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_pass_through(launch: Launch, tmp_path: Path) -> None:
     run = launch(script=write(tmp_path, "import os\nos.write(1, bytes(range(256)) * 1000)"), ranks=1)
     assert run.process.stdout is not None
@@ -149,6 +151,7 @@ def test_bytes_that_are_no_text_pass_through(launch: Launch, tmp_path: Path) -> 
     run.process.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_hundred_megabytes_are_not_kept_in_memory(launch: Launch, tmp_path: Path) -> None:
     text = "import os\nfor _ in range(100 << 10): os.write(1, b'x' * 1023 + b'\\n')\nos.read(os.pipe()[0], 1)"
     run = launch(script=write(tmp_path, text), ranks=1, options=("--show", "none", "--heartbeat", "0"))
@@ -177,6 +180,7 @@ def test_a_script_that_deletes_the_run_folder_trains_on(launch: Launch, tmp_path
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_another_program_in_a_ranks_place_is_no_success(launch: Launch, tmp_path: Path) -> None:
     run = launch(script=write(tmp_path, "import os\nos.execv('/bin/true', ['true'])"), ranks=1)
     code, _, err = run.end()
@@ -184,6 +188,7 @@ def test_another_program_in_a_ranks_place_is_no_success(launch: Launch, tmp_path
     assert "launcher lost: rank 0" in err and "another program" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [
     "import atexit, time\natexit.register(time.sleep, 3600)",
     "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,)).start()",
@@ -195,6 +200,7 @@ def test_a_script_that_does_not_end_after_its_last_line(launch: Launch, tmp_path
     assert not run.left()
 
 
+@pytest.mark.slow
 def test_zerokit_and_its_guard_are_killed_together(launch: Launch, figure: Figure) -> None:
     run = launch("all:work")
     run.until_started(2)
@@ -261,6 +267,7 @@ def memory_group(tmp_path: Path) -> Iterator[Path]:
     pytest.skip("no control group with a memory limit can be made here")
 
 
+@pytest.mark.slow
 def test_the_kernels_out_of_memory_killer(stub_python: Path, tmp_path: Path, memory_group: Path) -> None:
     write(tmp_path, """
         import os, time
@@ -282,6 +289,7 @@ def test_the_kernels_out_of_memory_killer(stub_python: Path, tmp_path: Path, mem
     assert "the host's memory ran out" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "is_shown"), [((), True), (("-q",), False)])
 def test_a_quiet_launch_shows_no_progress(
     tmp_path: Path, stub_python: Path, options: tuple[str, ...], is_shown: bool

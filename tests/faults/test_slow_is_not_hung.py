@@ -17,6 +17,7 @@ DEEDS = re.findall(r"^def (\w+)\(\) -> None:", SCRIPT.read_text(), re.M)[:-1]  #
 IN_CI = ["one_long_call"]  # children at work: test_children.py
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "deeds",
     [

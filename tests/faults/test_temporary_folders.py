@@ -63,6 +63,7 @@ def test_a_folder_that_another_process_just_takes_for_stale(
     assert left(temporary) == [first.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_launch_that_is_planning(tmp_path: Path, temporary: Path, number: int) -> None:
     (tmp_path / "mine.yaml").write_text(RECIPE)
@@ -80,6 +81,7 @@ def test_a_launch_that_is_planning(tmp_path: Path, temporary: Path, number: int)
     assert left(temporary) == []
 
 
+@pytest.mark.slow
 def test_a_run_whose_zerokit_and_guard_are_killed(tmp_path: Path, temporary: Path, stub_python: Path) -> None:
     write_plan(tmp_path / "plan")
     run = Run(stub_python, tmp_path, ["--plan", "plan", str(SCRIPT), "all:sleep"], {})

@@ -122,6 +122,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_adapters_of_a_zero_3_checkpoint_are_converted_as_the_plan_says(
     written: Path, monkeypatch: pytest.MonkeyPatch

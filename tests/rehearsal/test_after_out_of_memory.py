@@ -43,7 +43,7 @@ def launch(tmp_path: Path, script: str, device: str = "cuda") -> Launch:
         cwd=tmp_path,
         run_dir=tmp_path,
         host="here",
-        plan={"cluster": {"gpu": "t4"}},
+        plan={"cluster": {"gpu": "h200"}},
     )
 
 
@@ -207,7 +207,7 @@ def test_what_was_rehearsed_before_the_start_predicts_the_run_and_is_not_rehears
 
 
 ASKS = """
-import torch
+import torch; print("asks")
 from accelerate import Accelerator, DeepSpeedPlugin
 plugin = DeepSpeedPlugin(zero_stage=3)
 accelerator = Accelerator(gradient_accumulation_steps=2, deepspeed_plugin=plugin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_job_of_github_gets_annotations_and_a_summary(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_BEFORE.replace(*_COPIES))
     words = ("rehearse", "--gpu", "h200", *gate, "train.py", "4")
     code, out, _ = called(
-        *words, folder=tmp_path, OMP_NUM_THREADS="1", HOME=str(tmp_path), GITHUB_ACTIONS="true"
+        *words, folder=tmp_path, OMP_NUM_THREADS="1", HOME=os.environ["XDG_CACHE_HOME"], GITHUB_ACTIONS="true"
     )
     assert code == 15
     annotations = [line for line in out.splitlines() if line.startswith("::error ")]

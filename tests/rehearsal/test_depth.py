@@ -69,6 +69,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.slow  # test_a_course_of_all_layers_follows_from_few compares one rehearsal
 def test_few_layers_tell_what_all_take(tmp_path: Path) -> None:
     body = plan(tmp_path, LLAMA)
     assert {str(one["layers"]) for one in body["rehearsals"]} == {"[3, 14]"}
@@ -107,6 +108,7 @@ OF_THE_RUN = ("depth", "seconds", "cpu_seconds", "step", "step_seconds", "step_s
 """What differs between two rehearsals; of the step's seconds by little."""
 
 
+@pytest.mark.slow  # 24 layers rehearsed in whole; logic: tests/unit/rehearsal/process/test_repetition.py
 def test_a_course_of_all_layers_follows_from_few(tmp_path: Path) -> None:
     words = ["--gradient_accumulation_steps", "2", "--gradient_checkpointing", "True", "--bf16", "True"]
     few, whole = (rehearsed(tmp_path, DEEP, *words, whole=whole) for whole in (False, True))
@@ -119,13 +121,14 @@ def test_a_course_of_all_layers_follows_from_few(tmp_path: Path) -> None:
     assert abs(few["step_seconds"] / whole["step_seconds"] - 1) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "words", "gpus"),
     [
         (DEEP, ("--freeze",), 1),
-        pytest.param({**DENSE_FIRST, "num_hidden_layers": 24}, (), 1, marks=pytest.mark.slow),
-        pytest.param({**ALTERNATING, "num_hidden_layers": 24}, (), 1, marks=pytest.mark.slow),
-        pytest.param(DEEP, (), 2, marks=pytest.mark.slow),
+        ({**DENSE_FIRST, "num_hidden_layers": 24}, (), 1),
+        ({**ALTERNATING, "num_hidden_layers": 24}, (), 1),
+        (DEEP, (), 2),
     ],
 )
 def test_where_few_do_not_tell_all_are_rehearsed(

@@ -96,7 +96,6 @@ def test_an_unchanged_rehearsal_is_told_again_and_a_changed_one_is_made_anew(wor
     }
     changes: list[tuple[Callable[[], Any], int]] = [
         (lambda: (work / "own" / "layers.py").write_text("WIDTH = 528\n"), 16),
-        (lambda: (work / "settings.json").write_text('{"more": 24}'), 16),
         (lambda: table(work / "data" / "part.parquet", 116), 16),
         (lambda: (work / "texts" / "b.txt").write_text("x" * 32), 32),
         (lambda: (work / "wide").write_text(""), 1024),
@@ -135,6 +134,7 @@ def test_kept_answers_are_the_users_alone_and_hold_no_secret(work: Path) -> None
     assert len(list(kept.parent.iterdir())) == 1  # what it read is named by a secret
 
 
+@pytest.mark.slow
 def test_what_a_limit_ended_or_a_change_met_is_not_kept(work: Path) -> None:
     target = Target(script="train.py", module=None, arguments=("data",))
     request = RehearsalRequest(target=target, gpu=gpus.load("h200"), gpus=1)

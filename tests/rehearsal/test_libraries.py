@@ -86,6 +86,7 @@ def test_scripts_run_to_their_end(
     assert code == 0
 
 
+@pytest.mark.slow
 def test_an_adapter_needs_its_configuration_only(tmp_path: Path, model: str) -> None:
     pytest.importorskip("peft")
     adapter = tmp_path / "adapter"
@@ -107,6 +108,7 @@ model(input_ids=torch.ones(1, 64, dtype=torch.long, device="cuda"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "most"),
     [
@@ -288,6 +290,7 @@ def test_flash_attention_that_is_not_installed_allocates_as_its_kernels_do(tmp_p
     assert code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pairs", "smaller"),
     [
@@ -313,7 +316,7 @@ def test_kernels_are_stood_in_for_where_they_are_called(tmp_path: Path, calls: b
     (package / "cextension.py").write_text("lib = None\n\ndef ask():\n    return lib.has_avx512bf16_cpu()\n")
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch\nfrom bitsandbytes import cextension\nmodel = torch.nn.Linear(8, 8).cuda()\n"
+        "import torch\nmodel = torch.nn.Linear(8, 8).cuda()\nfrom bitsandbytes import cextension\n"
         "cextension.ask()\nstep = torch.optim.SGD(model.parameters())\nfor _ in range(4):\n"
         "    model(torch.ones(2, 8, device='cuda')).sum().backward()\n    step.step()\n"
         + "    cextension.lib.cquantize_blockwise(0)\n"

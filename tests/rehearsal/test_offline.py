@@ -24,6 +24,7 @@ Trainer(args=TrainingArguments("out")).train()
 """
 
 
+@pytest.mark.slow  # test_whoever_asks_is_told… has the reasons
 def test_a_misspelt_model_folder_is_named_before_and_after_the_rehearsal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_misspelt_model_folder_is_named_before_and_after_the_rehearsal(
     assert "no folder modle is here" in words and "internet connection" not in words
 
 
+@pytest.mark.slow
 def test_a_recipe_whose_length_is_left_to_a_script_that_cannot_be_rehearsed_makes_no_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

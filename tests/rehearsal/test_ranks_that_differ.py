@@ -83,6 +83,7 @@ _SCRIPT = """
 """
 
 
+@pytest.mark.slow  # three ranks of a real engine
 def test_one_rank_of_zero_2_is_not_the_answer_for_all(tmp_path: Path) -> None:
     """The larger of two ranks takes more than the smaller by no more than is said, and no rank is told of
     as if it were all."""

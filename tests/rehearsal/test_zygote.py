@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,9 @@ def told(request: RehearsalRequest, zygote: Zygote) -> tuple[dict[str, Any], str
 
 def test_figures_are_those_of_a_new_process(tmp_path: Path) -> None:
     """Peaks, reserved memory, guesses, notes, and every operator of a step with its host's calls."""
-    target = Target(script=str(SCRIPTS / "computed_trainer.py"), module=None, arguments=())
+    target = Target(script=str(SCRIPTS / "plain_loop.py"), module=None, arguments=("2",))
     answers = []
-    for alone, times in ((True, 1), (False, 2)):
+    for alone, times in ((True, 1), (False, 2)):  # the last takes what an earlier test has imported
         with Zygote(target, alone=alone) as zygote:
             for number in range(times):
                 operators = tmp_path / f"{alone}-{number}.json"
@@ -79,6 +80,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return site
 
 
+@pytest.mark.slow  # each value takes a new process
 def test_a_library_reads_what_the_script_has_set(library: Path, tmp_path: Path) -> None:
     """The same one again, another, none; once it is imported it reads nothing any more."""
     source = (
@@ -92,7 +94,7 @@ def test_a_library_reads_what_the_script_has_set(library: Path, tmp_path: Path) 
             assert f"value {value or None}\n" in printed
 
 
-@pytest.mark.slow  # test_scripts_with_the_same_imports_share_them sets one between two rehearsals
+@pytest.mark.slow
 def test_a_library_reads_what_the_order_has_set(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +117,7 @@ def test_a_library_takes_what_the_script_has_replaced(library: Path, tmp_path: P
             assert "name of the script\n" in told(request, zygote)[1]
 
 
-@pytest.mark.slow  # one is beside a script of test_scripts_with_the_same_imports_share_them
+@pytest.mark.slow
 def test_a_module_beside_the_script_hides_a_library(library: Path, tmp_path: Path) -> None:
     (tmp_path / "of_variable.py").write_text("def name(): return 'beside the script'\n")
     source = f"import of_other, torch\nprint('name', of_other.name())\n{_TRAINS}"
@@ -124,16 +126,12 @@ def test_a_module_beside_the_script_hides_a_library(library: Path, tmp_path: Pat
         assert "name beside the script\n" in told(request, zygote)[1]
 
 
-def test_scripts_with_the_same_imports_share_them(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a library drew when it was imported tells whether it was imported again."""
-    source = (
-        "import time, os\nDRAWN = time.time_ns()\nVALUE = os.environ.get('OF_VARIABLE')\ndef name(): pass\n"
-    )
-    (library / "of_variable" / "__init__.py").write_text(source)
+@pytest.fixture
+def drawn(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Rehearses a script of a new folder: what a library drew when it was imported."""
+    (library / "of_variable" / "__init__.py").write_text(_DRAWS)
 
-    def drawn(folder: str, imports: str = "of_variable, torch", *hides: str) -> str:
+    def draw(folder: str, imports: str = "of_variable, torch", *hides: str) -> str:
         (tmp_path / folder).mkdir()
         for name in hides:
             (tmp_path / folder / name).write_text("DRAWN = VALUE = 'beside the script'\n")
@@ -145,19 +143,33 @@ def test_scripts_with_the_same_imports_share_them(
         assert request.output is not None
         return request.output.read_text().partition("drawn ")[2].rstrip()
 
+    return draw
+
+
+_DRAWS = "import time, os\nDRAWN = time.time_ns()\nVALUE = os.environ.get('OF_VARIABLE')\ndef name(): pass\n"
+
+
+def test_scripts_with_the_same_imports_share_them(drawn: Callable[..., str]) -> None:
+    with zerokit.shared_imports():
+        assert drawn("first") == drawn("second", "sys, of_variable, torch")
+
+
+@pytest.mark.slow  # each takes a new process
+def test_imports_are_shared_no_more_where_they_would_differ(
+    drawn: Callable[..., str], library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with zerokit.shared_imports():
         first = drawn("first")
-        assert drawn("second", "sys, of_variable, torch") == first
-        assert (
-            drawn("hidden", "of_variable, torch", "of_variable.py") == "beside the script beside the script"
-        )
+        hidden = drawn("hidden", "of_variable, torch", "of_variable.py")
+        assert hidden == "beside the script beside the script"
         monkeypatch.setenv("OF_VARIABLE", "one")
         assert drawn("with a variable").endswith(" one")
         monkeypatch.delenv("OF_VARIABLE")
-        (library / "of_variable" / "__init__.py").write_text(f"{source}# another release\n")
+        (library / "of_variable" / "__init__.py").write_text(f"{_DRAWS}# another release\n")
         assert drawn("after an update") != first
 
 
+@pytest.mark.slow
 def test_a_script_finds_nothing_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files, draws, variables and the program itself."""
     monkeypatch.chdir(tmp_path)

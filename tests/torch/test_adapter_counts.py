@@ -40,7 +40,9 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if at % 4 else ()) for at, name in enumerate(NAMED)]
+)
 def test_peft_makes_as_many(name: str) -> None:
     pytest.importorskip("peft")
     entry, _ = models.resolve(name)

@@ -20,9 +20,8 @@ PLAIN, FULL = Variant(lora_rank=4), Variant(lora_rank=4, checkpointing="full")
 SHARDED = Variant(lora_rank=4, checkpointing="full", zero3_linear=True)
 
 
-@pytest.mark.parametrize(
-    "variants", [[SHARDED], pytest.param([PLAIN, FULL], marks=pytest.mark.slow)], ids=["zero3", "below"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("variants", [[SHARDED], [PLAIN, FULL]], ids=["zero3", "below"])
 def test_every_instant_is_that_of_a_trace_with_dropout(
     variants: list[Variant], monkeypatch: pytest.MonkeyPatch
 ) -> None:

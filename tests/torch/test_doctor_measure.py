@@ -13,6 +13,7 @@ import pytest
 from zerokit.machine import measured
 
 
+@pytest.mark.slow
 def test_two_cpu_ranks_measure_for_real_and_the_command_keeps_it(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     # no compiler on the PATH: torch's own Adam is measured, and nothing is compiled

@@ -69,10 +69,12 @@ def test_a_model_with_a_tower_asks_for_its_images(
 @pytest.mark.parametrize(
     "model_type",
     [
-        "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "glm", "helium", "olmo", "olmo2",
-        "olmo3", "exaone4", "ministral3", "gemma4_text", "granite", "smollm3", "cohere2", "gpt2", "opt",
-        "gpt_neox", "bloom", "stablelm", "starcoder2", "mixtral", "qwen3_moe", "deepseek_v3", "deepseek_v2",
-        "seed_oss", "ernie4_5", "minimax_m2",
+        "llama", "gemma", "helium", "exaone4", "smollm3", "gpt_neox", "mixtral", "seed_oss",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (
+            "mistral", "qwen2", "qwen3", "gemma2", "phi3", "glm", "olmo", "olmo2", "olmo3", "ministral3",
+            "gemma4_text", "granite", "cohere2", "gpt2", "opt", "bloom", "stablelm", "starcoder2",
+            "qwen3_moe", "deepseek_v3", "deepseek_v2", "ernie4_5", "minimax_m2",
+        )),
     ],
 )  # fmt: skip
 def test_parameters_are_those_that_transformers_builds(write_config: Any, model_type: str) -> None:
@@ -184,6 +186,7 @@ def test_what_transformers_has_no_class_or_no_products_for_is_refused(
         choose_model(None, write_config(config))
 
 
+@pytest.mark.slow
 def test_a_reward_model_and_an_embedding_model_are_traced_as_what_they_are(write_config: Any) -> None:
     """Neither makes logits over the vocabulary, which would be more than all else together."""
     import zerokit
@@ -202,6 +205,7 @@ BART = {"model_type": "bart", "d_model": 64, "encoder_layers": 3, "decoder_layer
         "decoder_attention_heads": 4}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "name"),
     [pytest.param(T5, "T5", marks=pytest.mark.slow, id="T5"), pytest.param(BART, "Bart", id="Bart")],
@@ -235,6 +239,7 @@ def test_without_transformers_other_classes_of_an_encoder_decoder_are_refused(
         choose_model(None, write_config(T5 | {"architectures": [name]}))
 
 
+@pytest.mark.slow
 def test_layers_that_run_token_by_token_are_refused_for_long_sequences(
     capsys: pytest.CaptureFixture[str], write_config: Any
 ) -> None:

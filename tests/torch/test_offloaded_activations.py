@@ -43,6 +43,7 @@ def test_checkpointed_layers_leave_their_inputs_on_the_host() -> None:
     assert kept.timeline(B, S).forward_peak > moved.timeline(B, S).forward_peak
 
 
+@pytest.mark.slow
 def test_an_estimate_counts_them_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(TINY))

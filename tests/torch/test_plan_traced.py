@@ -53,6 +53,7 @@ def test_cpu_ranks_are_planned_where_there_is_no_gpu(capsys: pytest.CaptureFixtu
     assert not any(" 0.0 GiB" in line for line in body["advice"])
 
 
+@pytest.mark.slow
 def test_a_model_of_the_cache_is_used_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_model_of_the_cache_is_used_by_its_name(
     assert capsys.readouterr().out.startswith("somebody/tiny-llama-of-mine on ")
 
 
+@pytest.mark.slow
 def test_the_modules_that_adapters_go_on_change_an_estimate(capsys: pytest.CaptureFixture[str]) -> None:
     """The catalogue's profiles hold the default modules; others are traced."""
     lora = ("estimate", "--model", "llama-3.2-1b", "--gpus", "8", "--gpu", "h200", "--method", "lora")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -67,6 +68,7 @@ class _Both(TorchDispatchMode):
         return again
 
 
+@pytest.mark.slow  # every seventh operator of PyTorch
 def test_remembered_results_are_those_of_fake_tensor_mode():
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
 

@@ -40,7 +40,7 @@ def traced(name: str, checkpointing: bool) -> ModelProfile:
     [
         ("llama", True, 5),
         pytest.param("llama", False, 1, marks=pytest.mark.slow),
-        ("t5", True, 1),
+        pytest.param("t5", True, 1, marks=pytest.mark.slow),
         pytest.param("t5", True, 5, marks=pytest.mark.slow),
     ],
 )

@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_frozen_tower_has_no_states_and_keeps_fewer_activations(folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -59,6 +60,7 @@ def test_images_need_room_and_are_asked_for(folder: Path) -> None:
         estimate(model=folder, **ASKED)
 
 
+@pytest.mark.slow
 def test_tables_that_say_where_tiles_lie_are_left_out_at_every_batch_size(folder: Path) -> None:
     config = FAMILIES["idefics3"]
     small = {

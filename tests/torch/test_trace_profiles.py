@@ -44,6 +44,7 @@ def profile(name: str, checkpointing: bool, known: dict[tuple[str, bool], ModelP
     return known[name, checkpointing]
 
 
+@pytest.mark.slow
 def test_layers_that_training_may_skip_at_random_are_all_counted() -> None:
     """LayerDrop draws a number, which a tensor without values has not."""
     config = {"model_type": "opt", "hidden_size": 64, "ffn_dim": 160, "num_hidden_layers": 6,
@@ -54,6 +55,7 @@ def test_layers_that_training_may_skip_at_random_are_all_counted() -> None:
     assert {name for name in layers if ".layers." in name} == {f"model.decoder.layers.{i}" for i in range(6)}
 
 
+@pytest.mark.slow
 def test_what_zero3_saves_and_hooks_in_its_own_way_is_known() -> None:
     """Experts are taken transposed, which saves views of them; DeepSpeed hooks their block as one module."""
     _, config = MODELS["mixtral"]
@@ -65,7 +67,7 @@ def test_what_zero3_saves_and_hooks_in_its_own_way_is_known() -> None:
 
 
 SLOW = pytest.mark.slow
-QUICK = ("llama", "mixtral")
+QUICK = ("llama",)
 POINTS = [(name, False) for name in MODELS] + [("llama", True), ("gemma3", True), ("t5", True)]
 
 
@@ -100,6 +102,7 @@ FALCON = {"model_type": "falcon", "hidden_size": 256, "num_hidden_layers": 4, "n
           "new_decoder_architecture": False}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_may_run_other_operators() -> None:
     """Falcon's product of queries and its one key head, expanded, copies the keys of two sequences, and not
     those of one."""
@@ -117,6 +120,7 @@ def test_a_batch_of_one_may_run_other_operators() -> None:
             assert abs(max(timeline.backward.peaks) - backward) <= inputs
 
 
+@pytest.mark.slow
 def test_sums_over_rows_take_partial_results_on_a_gpu() -> None:
     """The gradients of BERT's biases: with them another instant of the backward pass is the highest."""
     config = {"model_type": "bert", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 7,
@@ -156,6 +160,7 @@ CHUNKED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "checkpointing"),
     [
@@ -360,6 +365,7 @@ def test_autocast_on_the_cpu_casts_as_cudas_does() -> None:
         assert functional.layer_norm(narrow, (8,)).dtype == outside == torch.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["none", pytest.param("full", marks=SLOW)])
 def test_autocast_of_a_cut_model_is_the_whole_model(checkpointing: str) -> None:
     """Weights cast in each layer live to the end of the forward pass, however many layers there are."""

@@ -24,6 +24,7 @@ def with_transformers(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "installed", lambda name: number if name == "transformers" else None)
 
 
+@pytest.mark.slow
 def test_an_estimate_traces_anew_where_another_transformers_is_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -4,8 +4,12 @@ CUDA has no kernel for the last.
 """
 
 import torch
-import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+torch.manual_seed(0)
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (  # noqa: E402
+    fp16_compress_hook,
+)
 
 dist.init_process_group("nccl")
 dist.barrier()

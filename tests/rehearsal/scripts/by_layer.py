@@ -4,7 +4,6 @@ weights are read again."""
 import time
 
 import torch
-from safetensors.torch import load_file, save_file
 
 layers = [torch.nn.Linear(size, size, bias=False).cuda() for size in (512, 1024, 2048)]
 optimizers = [torch.optim.AdamW(layer.parameters()) for layer in layers]
@@ -19,5 +18,7 @@ for layer, optimizer in zip(layers, optimizers, strict=True):
         seconds.append(time.monotonic() - began)
 seconds = seconds[10:]
 print(sum(seconds) / len(seconds))
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 save_file({str(number): layer.weight for number, layer in enumerate(layers)}, "layers.safetensors")
 best = load_file("layers.safetensors", device="cuda")

@@ -4,7 +4,6 @@ import io
 from pathlib import Path
 
 import torch
-import torch.utils.checkpoint
 
 ids = torch.tensor([[5, 9, 0, 0], [7, 0, 0, 0]], device="cuda")
 mask = ids != 0
@@ -99,6 +98,8 @@ def chosen(values: torch.Tensor) -> torch.Tensor:
     """In backward this runs again in a thread of autograd's, as a checkpointed Falcon does."""
     return (values[:, [-2]] * torch.tensor(2.0, device="cuda") + values.new_tensor([1.0])).sum()
 
+
+import torch.utils.checkpoint  # noqa: E402
 
 torch.utils.checkpoint.checkpoint(chosen, a.requires_grad_() * 2, use_reentrant=False).backward()
 

@@ -6,7 +6,7 @@ import argparse
 import os
 
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 parser = argparse.ArgumentParser()
 parser.add_argument("model")
@@ -30,7 +30,7 @@ if world > 1:
     torch.distributed.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.manual_seed(1)
-model = AutoModelForCausalLM.from_pretrained(
+model = transformers.AutoModelForCausalLM.from_pretrained(
     options.model, dtype=getattr(torch, options.dtype), attn_implementation=options.attention
 ).cuda()
 vocabulary = model.config.get_text_config().vocab_size

@@ -5,9 +5,10 @@ import os
 import sys
 
 import torch
-from torch import distributed
 
 kind = sys.argv[1]
+from torch import distributed  # noqa: E402 (as the other scripts here, it begins with torch alone)
+
 distributed.init_process_group("nccl")
 rank, ranks = distributed.get_rank(), distributed.get_world_size()
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

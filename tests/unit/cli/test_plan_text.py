@@ -67,6 +67,7 @@ def test_a_plan_for_cpu_ranks_is_named_by_them(capsys: pytest.CaptureFixture[str
     )
 
 
+@pytest.mark.slow
 def test_a_plan_that_fails_names_the_one_that_a_launch_would_take(capsys: pytest.CaptureFixture[str]) -> None:
     fails = ("plan", "--model", "llama-3.1-70b", "--gpus", "1", "--gpu", "t4", "--host-ram", "16GiB")
     code, _, err = call(capsys, *fails)
@@ -156,6 +157,7 @@ def test_a_page_that_is_not_written_is_told(capsys: pytest.CaptureFixture[str]) 
     assert not Path("plan.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [(), ("--global-batch", "64")])
 def test_a_choice_that_only_may_fit_stands_beside_one_that_surely_does(
     given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -207,6 +209,7 @@ def _gib(row: str) -> float:
     return float(size.replace(",", "")) / (1024 if unit == "M" else 1)
 
 
+@pytest.mark.slow
 def test_a_page_counts_what_was_rejected_as_the_terminal_does(capsys: pytest.CaptureFixture[str]) -> None:
     job = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100-sxm-80gb")
     without, with_page = (as_json(capsys, *job, *more) for more in ((), ("--html", "plan.html")))
@@ -225,6 +228,7 @@ def test_a_long_name_of_a_model_keeps_to_the_terminal(
     assert f"Plan for {folder}/config.json on 2" in out and max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_gpus_that_a_plan_leaves_idle_belong_to_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", "--model", "gpt2", "--gpu", "rtx-4090", "--gpus", "4", "--global-batch", "4",
              "--seq-len", "128", "--html", "plan.html")  # fmt: skip

@@ -59,6 +59,7 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "more", "beside"),
     [
@@ -91,6 +92,7 @@ def test_the_lowest_cost_of_each_method_has_its_command(
         assert cost in said and (" with offload to host memory, " in said) == offloads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "methods"),
     [
@@ -178,6 +180,7 @@ def test_a_size_given_for_a_name_leads_to_both(capsys: pytest.CaptureFixture[str
     )
 
 
+@pytest.mark.slow
 def test_the_table_keeps_to_80_columns_and_shows_what_each_row_requires(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -227,6 +230,7 @@ def test_what_fits_on_none_says_why_as_a_plan_does(capsys: pytest.CaptureFixture
     assert code == 3 and json.loads(out)["answer"] == []
 
 
+@pytest.mark.slow
 def test_where_no_method_fits_each_says_what_would_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("size", "--params", "70b", "--gpu", "l4", "--gpus", "2")
     code, out, err = call(capsys, *words)
@@ -284,6 +288,7 @@ def test_memory_in_whole_gb_is_doubted_before_the_answer(
     assert "sold as" not in call(capsys, *words, "23028MiB")[2]
 
 
+@pytest.mark.slow
 def test_every_number_up_to_the_most_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
     """16 bytes of each of 20e9 parameters are 149 GiB on each of two GPUs of 140, and 99 on each of three."""
     words = ("size", "--params", "20b", "--method", "full", "--gpu", "h200", "--zero", "3",

@@ -64,6 +64,7 @@ def test_what_is_set_unasked_is_told_of_every_optimizer(
     assert params.get("lr") == (float(rate.group(1)) if rate else None)
 
 
+@pytest.mark.slow
 def test_both_memories_that_are_short_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     both = (
         r"[\d.]+ GiB too much, and [\d.]+ GiB of host memory per node, where (96\.0 GiB are|there are 100\.0)"

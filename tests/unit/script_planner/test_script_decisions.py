@@ -109,6 +109,7 @@ def test_a_model_like_one_of_the_catalogue_keeps_its_name_and_positions(
     assert name == f"./tiny {size}" and json.loads(Path(model).read_text())["max_position_embeddings"] == 256
 
 
+@pytest.mark.slow
 def test_all_weights_of_a_script_that_trained_adapters_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

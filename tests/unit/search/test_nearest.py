@@ -77,6 +77,7 @@ def _refusal(**options: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_fused_loss_is_offered_where_it_makes_a_long_sequence_fit() -> None:
     job = {"model": "qwen2.5-14b", "method": "lora", "gpu": "rtx-4090", "gpus": 2, "seq_len": 16384}
     text = _refusal(**job)
@@ -97,6 +98,7 @@ def test_what_a_fused_loss_is_not_modelled_with_is_not_advised_beside_one() -> N
             zerokit.plan(**job, loss="liger", **refused)
 
 
+@pytest.mark.slow
 def test_the_host_memory_that_is_named_is_enough_and_little_less_is_not() -> None:
     job = {"model": "llama-3.1-70b", "gpu": "a100-80gb", "gpus": 8, "nodes": 2, "seq_len": 4096}
     text = _refusal(**job, global_batch=64, host_ram="500GiB")
@@ -107,6 +109,7 @@ def test_the_host_memory_that_is_named_is_enough_and_little_less_is_not() -> Non
     _refusal(**job, global_batch=64, host_ram=f"{enough - 2}GiB")
 
 
+@pytest.mark.slow
 def test_nvme_is_offered_where_a_disk_would_hold_what_the_host_cannot() -> None:
     job = {"model": "llama-3.1-8b", "gpu": "rtx-4090", "gpus": 8, "host_ram": "128GiB", "seq_len": 4096}
     (line,) = (line for line in _refusal(**job).splitlines() if "nvme DIR " in line)
@@ -118,6 +121,7 @@ def test_nvme_is_offered_where_a_disk_would_hold_what_the_host_cannot() -> None:
     assert "nvme DIR" not in _refusal(**job, nvme="/scratch", zero=1), "named already"
 
 
+@pytest.mark.slow
 def test_it_is_said_that_each_gpu_loads_a_quantised_model_whole() -> None:
     text = _refusal(model="llama-3.1-70b", method="qlora", gpu="rtx-4090", gpus=8)
     assert "loads the quantised model whole on each GPU" in text
@@ -185,6 +189,7 @@ def test_the_closest_strategy_is_the_one_that_enough_host_memory_makes_a_plan(lo
     assert plan.chosen.estimate.min_vram_bytes / 2**30 == pytest.approx(float(figures[1]), abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host_ram", ["16GiB", "64GiB"])
 def test_what_lacks_host_memory_alone_is_closer_than_what_lacks_both(host_ram: str) -> None:
     """A card that another strategy fits need not be a larger one, however little host memory there is."""
