@@ -25,7 +25,7 @@ from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
 from zerokit.linter.arguments_file import Trainer, find_beside, lint_arguments, named_deepspeed, trainer_of
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.keylist import wrapper
-from zerokit.linter.deepspeed.readers import forget_scripts
+from zerokit.linter.deepspeed.readers import forget_scripts, scripts_of
 from zerokit.linter.deepspeed.tables import key_list
 from zerokit.linter.finding import Finding, Row, is_missing
 from zerokit.linter.hostfile import lint_hostfile
@@ -263,10 +263,12 @@ def _kind_of_mapping(path: str, value: dict[str, Any]) -> str:
         return "recipe"
     deepspeed = set(key_list()["blocks"][""]["keys"])
     if len(keys & deepspeed) >= max(1, len(keys) // 2):
+        if scripts_of(path)[1]:  # a script beside names it, and makes a dictionary of it
+            return "deepspeed"
         raise FileInputError(path, "is a DeepSpeed configuration in YAML; DeepSpeed reads JSON only", 1, 1)
     if len(keys & _ARGUMENTS) >= 2:
         return "arguments"
-    if keys & set(accelerate_keys()["cluster"]):
+    if 2 * len(keys & set(accelerate_keys()["cluster"])) >= max(1, len(keys)):
         return "accelerate"
     if isinstance(value.get("deepspeed"), str):
         return "arguments"
@@ -408,8 +410,9 @@ def _parse(path: str, text: str, without_bom: str, kind: str) -> Document:
     if kind == "hostfile":
         return Document(path=path, text=text)
     is_json = path.endswith(".json") or (path == STANDARD_INPUT and without_bom.lstrip()[:1] == "{")
-    if kind != "deepspeed" and not is_json:
-        if kind in ("accelerate", "arguments"):
+    is_yaml = kind != "deepspeed" or path.endswith((".yaml", ".yml"))
+    if is_yaml and not is_json:
+        if kind in ("accelerate", "arguments", "deepspeed"):
             return parsed(path, without_bom, "yaml")
         return parse_yaml(without_bom, path)  # zerokit's own, which take no duplicate
     document = parsed(path, without_bom, "json")

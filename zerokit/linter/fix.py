@@ -36,7 +36,8 @@ def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
     if any(problem.rule == "duplicate-key" for problem in file.document.problems):
         return []  # a key names two locations
     as_json = bool(file.document.spans) and file.document.text.lstrip().startswith(("{", "/", "#"))
-    as_json = as_json and (file.kind == "deepspeed" or file.path.endswith(".json"))
+    is_yaml = file.path.endswith((".yaml", ".yml"))
+    as_json = as_json and ((file.kind == "deepspeed" and not is_yaml) or file.path.endswith(".json"))
     found = [
         finding
         for finding in file.findings

@@ -10,6 +10,7 @@ import pytest
 
 from zerokit.errors import InputError
 from zerokit.linter.files import check_files, load_deepspeed
+from zerokit.linter.fix import fix_file
 from zerokit.linter.output import summary
 
 
@@ -138,3 +139,55 @@ def test_a_fix_says_what_stands_where_a_key_belongs(
     path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, **config}))
     (file,) = check_files([str(path)])
     assert [finding.fix for finding in file.findings if repr(key) in finding.message] == [fix]
+
+
+YAML = "# ours\ntrain_batch_size: 8\nbf16:\n  enabled: true\noffload_optimizer:\n  device: cpu\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "rules"),
+    [
+        ("", {"syntax"}),  # nobody makes a dictionary of it
+        ("deepspeed.initialize(config=yaml.safe_load(open('ds.yaml')))\n", {"misplaced-key"}),
+    ],
+)
+def test_a_yaml_is_deepspeeds_where_a_script_reads_it(script: str, rules: set[str], tmp_path: Path) -> None:
+    (tmp_path / "ds.yaml").write_text(YAML)
+    (tmp_path / "train.py").write_text(script)
+    (file,) = check_files([str(tmp_path / "ds.yaml")])
+    assert {finding.rule for finding in file.findings if finding.severity != "note"} == rules
+    fix_file(file, unsafe=True)
+    assert (tmp_path / "ds.yaml").read_text() == YAML  # a block of YAML is not moved
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("mixed_precision: bf16\nnum_procesess: 4\n", "accelerate"),
+        ("defaults:\n  lr: 1\nllama-7b:\n  lr: 2\ndebug:\n  lr: 3\n", "unknown"),  # sections of its own
+    ],
+)
+def test_one_name_makes_no_file_of_accelerates(text: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    (file,) = check_files([str(tmp_path / "config.yaml")])
+    assert file.kind == kind
+
+
+def test_sagemaker_counts_its_processes_itself(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: MULTI_GPU\nec2_instance_type: a\n"
+        "iam_role_name: b\n"
+    )
+    (file,) = check_files([str(tmp_path / "a.yaml")])
+    assert not file.findings
+
+
+@pytest.mark.parametrize(("value", "severity"), [('"torch_impl"', "warning"), ('"false"', "error")])
+def test_text_asks_for_torchs_adam(value: str, severity: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 2}, '
+        f'"optimizer": {{"type": "Adam", "params": {{"lr": 1, "torch_adam": {value}}}}}}}'
+    )
+    (file,) = check_files([str(tmp_path / "ds.json")])
+    (found,) = [one for one in file.findings if "torch_adam" in one.message]
+    assert found.severity == severity and "any text as true" in found.message

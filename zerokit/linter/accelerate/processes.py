@@ -99,7 +99,7 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
     yield from _gpu_ids(document, processes, machines)
     if value.get("distributed_type") == "NO":
         yield from _one_process(document, processes, world_size)
-    else:
+    elif value.get("compute_environment") != "AMAZON_SAGEMAKER":  # whose own launcher counts them
         yield from _world_size(document, processes, machines, world_size)
     yield from _machine_rank(document, machines)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from zerokit.linter.deepspeed.readers import scripts_of
 from zerokit.linter.finding import Finding, Row
-from zerokit.script.parser_calls import called, parser_calls
+from zerokit.script.parser_calls import called, written_value
 from zerokit.strictload import Document, Path
 
 CLIPPING_CALL = "clip_grad_norm_"
@@ -25,10 +25,15 @@ _CLIPPING_IN_CODE = Row(
 )  # fmt: skip
 _ACCUMULATION_IN_CODE = Row(
     "accumulation-in-code", "gradient_accumulation_steps",
-    "{call}(gradient_accumulation_steps={steps}) in {file} does nothing: Accelerate takes the file's {held}",
-    "set gradient_accumulation_steps to {steps}, or give the Accelerator {held}",
+    "{call} in {file} does nothing: Accelerate takes the file's {held}",
+    "set gradient_accumulation_steps to {steps}, or give the code {held}",
     "Accelerate 1.15.0, accelerator.py:2216", "warning",
 )  # fmt: skip
+_ACCUMULATION_CALLS = (
+    ("Accelerator", "gradient_accumulation_steps", 3),
+    ("GradientAccumulationPlugin", "num_steps", 0),
+)  # fmt: skip
+"""Call, keyword and position of the number of batches; 1 says nothing: it is what Accelerate assumes."""
 
 
 def lint_clipping(document: Document, key: Path, value: Any, readers: frozenset[str]) -> Iterator[Finding]:
@@ -53,26 +58,21 @@ def lint_accumulation(document: Document, key: Path, value: Any) -> Iterator[Fin
     """Where an Accelerator accumulates another number of batches than the file's ``value`` at ``key``."""
     if isinstance(value, bool) or not isinstance(value, int):
         return
-    call = "Accelerator"
-    for name, steps in _said(document, call, str(key[-1]), 0, frozenset({"accelerate"}), defaults=False):
-        if not isinstance(steps, bool) and isinstance(steps, int) and steps != value:
-            yield _ACCUMULATION_IN_CODE.at(document, key, call=call, steps=steps, file=name, held=value)
+    for call, keyword, position in _ACCUMULATION_CALLS:
+        for name, steps in _said(document, call, keyword, position, frozenset({"accelerate"})):
+            if not isinstance(steps, bool) and isinstance(steps, int) and steps not in (1, value):
+                yield _ACCUMULATION_IN_CODE.at(
+                    document, key, call=f"{call}({keyword}={steps})", steps=steps, file=name, held=value
+                )
 
 
 def _said(
-    document: Document,
-    call: str,
-    keyword: str,
-    position: int,
-    readers: frozenset[str],
-    *,
-    defaults: bool = True,
+    document: Document, call: str, keyword: str, position: int, readers: frozenset[str]
 ) -> Iterator[tuple[str, object]]:
     """``train.py:12`` and the value that the only such call in each script beside the file is given.
 
     Args:
-        position: of the value, if it has no keyword; 0: it has one.
-        defaults: those of the script's options count.
+        position: of the value, if it has no keyword.
     """
     path = pathlib.Path(document.path)
     scripts, name_it = scripts_of(document.path)
@@ -91,9 +91,5 @@ def _said(
             continue
         (one,) = calls
         given = next((word.value for word in one.keywords if word.arg == keyword), None)
-        given = one.args[position] if position and len(one.args) > position else given
-        where = f"{script.path.name}:{one.lineno}"
-        if isinstance(given, ast.Attribute) and defaults:
-            yield where, parser_calls(tree, script.path).by_attribute.get(given.attr)
-        elif isinstance(given, ast.Constant):
-            yield where, given.value
+        given = one.args[position] if len(one.args) > position else given
+        yield f"{script.path.name}:{one.lineno}", written_value(given, tree, script.path)

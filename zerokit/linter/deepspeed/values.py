@@ -205,6 +205,9 @@ def _boolean(
         "0": False,
     }
     replacement = words.get(str(value).lower()) if isinstance(value, str | int) else None
+    is_asked = len(path) == 1 or path[0] in _ASKED_WHETHER_TRUE or path[-1] == "torch_adam"
+    if replacement is None and isinstance(value, str) and is_asked and not refused:
+        replacement = True  # as DeepSpeed takes it
     if replacement is None:
         yield wrong(document, path, entry, value)
         return
@@ -215,7 +218,7 @@ def _boolean(
         effect = f"DeepSpeed reads {str(replacement).lower()}{others}"
     elif isinstance(value, str):
         effect = "DeepSpeed takes any text as true"
-        if replacement and (len(path) == 1 or path[0] in _ASKED_WHETHER_TRUE):
+        if replacement and is_asked:
             severity = "warning"
     else:
         return  # 0 and 1 do what they say

@@ -26,6 +26,12 @@ OPTION = "parser.add_argument('--norm', type=float, default=0.01)\n" + ACCELERAT
         (RAW.format("float('inf')"), 2, {}, False),
         (ACCELERATE.format(0.5), 0, {"gradient_clipping": 1.0}, True),
         (OPTION, 2, {"gradient_clipping": "auto"}, True),
+        ("NORM = 0.3\n" + ACCELERATE.format("NORM"), 2, {}, True),
+        ("NORM = 0.3\nNORM = 0.5\n" + ACCELERATE.format("NORM"), 2, {}, False),  # which one counts?
+        ("def train(norm):\n    pass\nnorm = 0.3\n" + ACCELERATE.format("norm"), 2, {}, False),
+        ("class C:\n    norm: float = field(default=0.3)\n" + ACCELERATE.format("C().norm"), 2, {}, True),
+        ("given = {'norm': 0.3}\n" + ACCELERATE.format("float(given['norm'])"), 2, {}, True),
+        (OPTION.replace("args.norm)", "norm)") + "norm = args.norm\n", 2, {}, True),
         ("trainer = Trainer()\n" + CALL.format(0.5), 2, {}, False),
     ],
 )
@@ -67,21 +73,27 @@ def test_so_is_it_to_accelerates_yaml(line: str, clips: float, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("given", "is_found"), [("4", True), ("1", False), ("args.steps", False), ("int(sys.argv[1])", False)]
+    ("call", "is_found"),
+    [
+        ("Accelerator(gradient_accumulation_steps=4)", True),
+        ("Accelerator(gradient_accumulation_steps=1)", False),
+        ("Accelerator(gradient_accumulation_steps=2)", False),
+        ("Accelerator(gradient_accumulation_steps=args.steps)", True),
+        ("Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=4))", True),
+        ("Accelerator(gradient_accumulation_steps=int(sys.argv[1]))", False),
+    ],
 )
 @pytest.mark.parametrize("name", ["ds.json", "zero2.yaml"])
-def test_so_is_an_accumulation(given: str, is_found: bool, name: str, tmp_path: Path) -> None:
+def test_so_is_an_accumulation(call: str, is_found: bool, name: str, tmp_path: Path) -> None:
     text = {
-        "ds.json": '{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 1}',
+        "ds.json": '{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 2}',
         "zero2.yaml": "distributed_type: DEEPSPEED\nnum_processes: 4\n"
-        "deepspeed_config:\n  zero_stage: 2\n  gradient_accumulation_steps: 1\n",
+        "deepspeed_config:\n  zero_stage: 2\n  gradient_accumulation_steps: 2\n",
     }
     (tmp_path / name).write_text(text[name])
     option = "parser.add_argument('--steps', type=int, default=4)\n"
-    (tmp_path / "train.py").write_text(
-        f"{option}accelerator = Accelerator(gradient_accumulation_steps={given})\n"
-    )
+    (tmp_path / "train.py").write_text(f"{option}accelerator = {call}\n")
     (file,) = check_files([str(tmp_path / name)])
     found = [finding for finding in file.findings if finding.rule == "accumulation-in-code"]
     assert len(found) == int(is_found)
-    assert all("train.py:2" in one.message and "give the Accelerator 1" in one.fix for one in found)
+    assert all("train.py:2" in one.message and "give the code 2" in one.fix for one in found)
