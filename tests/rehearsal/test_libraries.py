@@ -126,6 +126,37 @@ def test_weights_that_go_from_their_file_to_the_gpu_take_no_host_memory(
     assert most - (1 << 20) <= rank["host_bytes"] <= most
 
 
+OFFLOADED = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+places = {name: 0 for name in ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head")}
+places |= {"model.layers.0": 0, "model.layers.1": "cpu"}
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, device_map=places)
+tokens = torch.ones(1, 1, dtype=torch.long, device="cuda")
+with torch.no_grad():
+    loaded = torch.cuda.memory_allocated()
+    model(input_ids=tokens)  # cuBLAS's workspace, which stays
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    model(input_ids=tokens)
+print(loaded, before, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+"""
+
+
+def test_a_layer_in_host_memory_is_on_the_gpu_while_it_runs(tmp_path: Path, model: str) -> None:
+    (tmp_path / "offloaded.py").write_text(OFFLOADED)
+    _, said, _ = rehearse(tmp_path, "--gpu", "h200", "--out", str(tmp_path / "out"), "offloaded.py", model)
+    rank_of(said)
+    printed = (tmp_path / "out" / "output.txt").read_text().split("\n")
+    loaded, before, after, most = next(
+        map(int, line.split()) for line in printed if line.replace(" ", "").isdecimal()
+    )
+    layer = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256
+    assert loaded == pytest.approx(2 * (PARAMETERS - layer), abs=1 << 14)
+    assert most - before > 2 * 256 * 512  # a module's weights, which come and go with it
+    assert after == before
+
+
 @pytest.mark.slow
 def test_adapters_quantised_bases_and_a_long_generation_are_as_large_as_they_are(
     tmp_path: Path, model: str

@@ -41,6 +41,7 @@ class HollowArray(np.ndarray):
 def install(machine: Machine, mode: FakeCuda) -> None:
     """Replace the methods; from here on the mode is active in every thread."""
     _patch_data(machine)
+    _patch_construction()
     _patch_host_copies(machine)
     _patch_pinning(machine)
     _patch_storages(machine)
@@ -93,6 +94,18 @@ def _patch_data(machine: Machine) -> None:
 
     FakeTensor.data = property(lambda self: base.__get__(self), set_of_fake)
     torch.Tensor.data = property(lambda self: base.__get__(self), set_of_real)
+
+
+def _patch_construction() -> None:
+    """``type(weight)(data, requires_grad=…)``, by which Accelerate moves offloaded weights, is a Parameter."""
+    create = FakeTensor.__new__
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], torch.Tensor) and "fake_mode" not in kwargs:
+            return torch.nn.Parameter(args[0], kwargs.get("requires_grad", True))
+        return create(cls, *args, **kwargs)
+
+    FakeTensor.__new__ = staticmethod(new)
 
 
 def _patch_host_copies(machine: Machine) -> None:
