@@ -118,7 +118,7 @@ def _annotation(growth: Growth) -> str:
     file, _, line = growth.parts[0].location.rpartition(":") if growth.parts else ("", "", "")
     known = bool(file) and Path(file).is_file()
     return github_annotation(
-        "error", text, file=os.path.relpath(file) if known else None, line=line if known else None,
+        "error", text, file=file if known else None, line=line if known else None,
         title="zerokit rehearse",
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import os
 import sys
@@ -44,22 +45,41 @@ def _targets() -> tuple[str, ...]:
 
 
 def short(file: str) -> str:
-    """A path without the folder that packages are installed in."""
+    """A path without the folder that packages are installed in, or that the script was started in: the same
+    on each machine."""
     for part in _SITE:
         if part in file:
             return file.rsplit(part, 1)[1]
-    folder = next((target for target in _targets() if file.startswith(target)), "")
+    folder = next((folder for folder in (*_targets(), *_started_in) if file.startswith(folder)), "")
     return file[len(folder) :]
+
+
+_started_in: list[str] = []
+
+
+def start_in(folder: str) -> None:
+    """Name the files below a folder, in which the script is started, by their paths in it."""
+    _started_in[:] = [os.path.join(folder, "")]  # noqa: PTH118
 
 
 _NO_LINE = "no line of Python"
 """Where autograd runs an operator by itself, in a thread of its own."""
 
 
+class _Place(enum.IntEnum):
+    """Whose code a file is."""
+
+    BETWEEN = 0
+    """PyTorch's or this package's: between an operator and who asked for it."""
+    LIBRARY = 1
+    SCRIPT = 2
+
+
 @functools.cache
-def _is_between(file: str) -> bool:
-    """Whether lines of a file are PyTorch's or this package's, between an operator and who asked for it."""
-    return "/torch/" in file or file.startswith((_OURS, "<")) or _GENERATED in file
+def _place(file: str) -> _Place:
+    if "/torch/" in file or file.startswith((_OURS, "<")) or _GENERATED in file:
+        return _Place.BETWEEN
+    return _Place.LIBRARY if is_library(file) else _Place.SCRIPT
 
 
 def _line(frame: FrameType) -> str:
@@ -69,7 +89,7 @@ def _line(frame: FrameType) -> str:
 def asking_line() -> str:
     """The innermost line outside of PyTorch and of this package, as ``file:line``."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_between(frame.f_code.co_filename):
+    while frame is not None and _place(frame.f_code.co_filename) == _Place.BETWEEN:
         frame = frame.f_back
     return _line(frame) if frame is not None else _NO_LINE
 
@@ -79,10 +99,10 @@ def script_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     asked: FrameType | None = None
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not is_library(file) and not file.startswith(_OURS):
+        place = _place(frame.f_code.co_filename)
+        if place == _Place.SCRIPT:
             return _line(frame)
-        if asked is None and not _is_between(file):
+        if asked is None and place == _Place.LIBRARY:
             asked = frame
         frame = frame.f_back
     return _line(asked) if asked is not None else _NO_LINE

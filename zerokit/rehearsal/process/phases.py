@@ -100,7 +100,7 @@ FEWEST_STEPS = 3
 FEWEST_STEPS_OF_EACH = 2
 """An optimizer that begins later (another fold, another layer) brings its states with its first step: the
 forward and backward beside them are its second."""
-LOCATED_BYTES = 1 << 20
+LOCATED_BYTES = 1 << 14
 """Allocations from this size on are traced to a module and a line."""
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

@@ -97,7 +97,7 @@ def _patch_data(machine: Machine) -> None:
 
 
 def _patch_construction() -> None:
-    """``type(weight)(data, requires_grad=…)``, by which Accelerate moves offloaded weights, is a Parameter."""
+    """``type(weight)(data, requires_grad=…)``, by which Accelerate moves offloaded weights: a Parameter."""
     create = FakeTensor.__new__
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:

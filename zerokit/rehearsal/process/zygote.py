@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from zerokit.rehearsal import wire
 from zerokit.rehearsal.order import Order, Script, reads_log
 from zerokit.rehearsal.process import sandbox
-from zerokit.rehearsal.process.guesses import is_library
+from zerokit.rehearsal.process.guesses import is_library, start_in
 from zerokit.rehearsal.process.libraries import VariablesRead, Watch, import_all
 from zerokit.rehearsal.process.main import Rehearsed
 from zerokit.rehearsal.process.reads import Reads
@@ -221,6 +221,7 @@ class Zygote:
         code = 1
         try:
             os.chdir(order.cwd)
+            start_in(order.cwd)
             if order.messages_folder is not None:
                 own = [order.folder, order.messages_folder, self._script.folder]
                 self._reads.log_to(reads_log(order.messages_folder, order.rank), own)
