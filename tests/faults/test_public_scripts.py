@@ -93,7 +93,7 @@ def test_dpo_with_its_reference_model(tmp_path: Path, model: Path) -> None:
         assert rank["engine"]["zero_stage"] == 2  # of the model that trains, not of its reference
         assert rank["peak_phase"] != "other"
     texts_ = [difference["text"] for difference in differences_of(tmp_path)]
-    pairs = "4 sequences ran in each micro-batch of 2 rows of data, not one of each row"
+    pairs = "4 sequences ran in each micro-batch of 2 rows of data, not 1 of each row"
     assert pairs in texts_  # chosen and rejected together
     assert any("2 DeepSpeed engines ran" in text for text in texts_)
 

@@ -18,7 +18,7 @@ _COPIES = (
 )
 _SMALL_COPIES = (
     "optimizer = torch",
-    "kept = [torch.zeros(32 << 10, dtype=torch.uint8, device='cuda') for _ in range(3000)]\noptimizer = torch",
+    "kept = [torch.zeros(1 << 13, device='cuda') for _ in range(3000)]\noptimizer = torch",
 )
 _LARGER_BATCH = ("batch_size=64", "batch_size=1024")
 

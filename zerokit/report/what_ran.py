@@ -12,6 +12,7 @@ from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.job import PACKED_LORA, Job, Lora
 from zerokit.domain.settings import SETTINGS, Setting, Stated, compare, is_equal
+from zerokit.domain.trainers import TRAINERS, Trainer
 from zerokit.errors import InputError
 from zerokit.units import counted, parse_count
 
@@ -155,13 +156,24 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
     if request is not None:
         result += [*_of_training(chosen, engine, request), *_of_size(chosen, engine, request)]
     # of a plan that was rehearsed with the script, with these arguments or others, as many; else one
-    planned, made = (chosen.get("script") or {}).get("engines") or 1, engine.get("engines")
+    planned = (chosen.get("script") or {}).get("engines") or 1 + _has_reference(request)
+    made = engine.get("engines")
     has = "one: it predicts one model and its training" if planned == 1 else f"{planned}"
     text = f"{counted(made or 0, 'DeepSpeed engine')} ran, but the plan has {has}"
     result += _unlike("engines", planned, made, text)
     if request is not None and made in (None, 1):
         result += _of_other_models(chosen, engine)
     return result
+
+
+def _trainer(request: Facts | None) -> Trainer:
+    """Whose defaults a plan without its script counts."""
+    return TRAINERS.get(str((request or {}).get("trainer")), TRAINERS["raw"])
+
+
+def _has_reference(request: Facts | None) -> bool:
+    """Whether it counts a copy of the weights, which DeepSpeed holds in an engine of its own."""
+    return _trainer(request).reference and (request or {}).get("method", "full") == "full"
 
 
 def of_code(plan: Facts, asked: Iterable[Facts]) -> list[Difference]:
@@ -225,9 +237,10 @@ def _of_batch(chosen: Facts, engine: Facts, request: Facts | None) -> list[Diffe
     result: list[Difference] = []
     if planned and fed and engine.get("loader_rows") == planned:
         # a pair of the data is one row of it, and two sequences
-        planned, of_data = planned * chosen.get("sequences_per_row", 1), planned
+        of_a_row = chosen.get("sequences_per_row") or _trainer(request).sequences
+        planned, of_data = planned * of_a_row, planned
         data = f"{counted(of_data, 'row')} of data"
-        text = f"{counted(fed, 'sequence')} ran in each micro-batch of {data}, not one of each row"
+        text = f"{counted(fed, 'sequence')} ran in each micro-batch of {data}, not {of_a_row} of each row"
         if fed != planned:
             result = _unlike(SETTINGS["micro_batch"], of_data, fed, text)
     else:

@@ -51,6 +51,11 @@ def test_a_job_as_planned_has_no_difference():
 def test_a_plan_for_pairs_counts_two_sequences_of_each_row() -> None:
     pairs = {**ENGINE, "loader_rows": 2, "batch_rows": 4}
     assert of_engine({**CHOSEN, "sequences_per_row": 2}, pairs, REQUEST) == []
+    by_trainer = {**REQUEST, "trainer": "trl-dpo"}
+    assert of_engine(CHOSEN, {**pairs, "engines": 2}, by_trainer) == []  # the reference's, too
+    adapters = of_engine(CHOSEN, {**pairs, "engines": 2}, {**by_trainer, "method": "lora"})
+    assert "engines" in {one.what for one in adapters}
+    assert "not 1 of each row" in of_engine(CHOSEN, pairs, REQUEST)[0].text
     (found,) = of_engine({**CHOSEN, "sequences_per_row": 2}, {**pairs, "batch_columns": 512}, REQUEST)
     assert "sequence length 512 ran" in found.text
 
