@@ -85,8 +85,7 @@ def has_gpu() -> bool:
 
 
 LONG_FILES_FIRST = (
-    "test_demo.py", "oracle", "faults", "test_readme.py", "corpus_scripts", "deepspeed", "rehearsal",
-    "browser", "torch",
+    "rehearsal", "deepspeed", "oracle", "faults", "test_readme.py", "browser", "torch",
 )  # fmt: skip
 """What takes the longest below ``tests``. Begun last, it would keep a single worker busy at the end."""
 
@@ -96,9 +95,18 @@ def _turn(item: pytest.Item) -> int:
     return min(known, default=len(LONG_FILES_FIRST))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests run when asked for with -m slow; GPU tests where there is a GPU."""
+    """Slow tests run when asked for with -m slow; GPU tests where there is a GPU.
+
+    With ``--dist loadgroup`` one worker runs a file, and all that shares processes which have imported their
+    libraries: rehearsals, and what is asked of DeepSpeed.
+    """
     items.sort(key=_turn)
+    for item in items:
+        file = str(item.path.relative_to(config.rootpath))
+        room = next((room for room in ("rehearsal", "deepspeed") if room in item.path.parts), file)
+        item.add_marker(pytest.mark.xdist_group(room))
     wanted = "slow" in config.option.markexpr
     dropped = [item for item in items if item.get_closest_marker("slow") and not wanted]
     if dropped:

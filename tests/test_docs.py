@@ -153,6 +153,7 @@ def test_a_notebook_shows_a_plan_as_a_table() -> None:
     assert "<table>" in zerokit.estimate(model="gpt2", gpus=1, vram="24GiB")._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_sizes_as_a_table() -> None:
     sizes = zerokit.size(params="7b", gpu="h200,l40s", method="qlora")
     text = sizes._repr_html_()

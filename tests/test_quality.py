@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -83,6 +84,12 @@ def python_files(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A file's code, for the tests below parsed once."""
+    return ast.parse(path.read_text())
+
+
 def test_no_file_is_longer_than_a_reader_keeps_in_mind() -> None:
     lengths = {
         str(path.relative_to(ROOT)): len(path.read_text().splitlines())
@@ -98,7 +105,7 @@ MOST_FUNCTION_LINES = 70
 def long_functions(path: Path) -> list[str]:
     """The functions of a file that do not fit a screen."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
             lines = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
@@ -127,7 +134,7 @@ def undocumented(path: Path) -> list[str]:
                 if isinstance(child, ast.ClassDef):
                     walk(child)
 
-    walk(ast.parse(path.read_text()))
+    walk(parsed(path))
     return found
 
 
@@ -144,7 +151,7 @@ def docstrings_without_a_beginning(path: Path) -> list[str]:
     """Functions whose docstring begins with neither a verb nor a noun."""
     return [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (ast.get_docstring(node) or "").startswith(NO_BEGINNING)
     ]
@@ -159,7 +166,7 @@ def test_every_package_says_what_it_holds() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in python_files("zerokit")
-        if path.name == "__init__.py" and ast.get_docstring(ast.parse(path.read_text())) is None
+        if path.name == "__init__.py" and ast.get_docstring(parsed(path)) is None
     ]
     assert silent == []
 
@@ -172,7 +179,7 @@ def from_the_command_line(path: Path) -> list[str]:
     """What a file imports from ``zerokit.cli`` beyond its entry."""
     found = []
     text = path.read_text()
-    for node in ast.walk(ast.parse(text)) if "zerokit.cli" in text else ():
+    for node in ast.walk(parsed(path)) if "zerokit.cli" in text else ():
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[:2] == ["zerokit", "cli"]:
             found += [alias.name for alias in node.names if alias.name not in CLI_ENTRY]
         if isinstance(node, ast.Import):
@@ -193,7 +200,7 @@ def test_no_helper_is_imported_from_a_test_file() -> None:
     found = []
     for path in python_files("tests", "benchmarks", "tools", "zerokit"):
         text = path.read_text()
-        for node in ast.walk(ast.parse(text)) if "from tests" in text else ():
+        for node in ast.walk(parsed(path)) if "from tests" in text else ():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
                 names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
                 found += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.startswith("test_")]
@@ -209,7 +216,7 @@ def modules() -> set[str]:
     return {
         str(path.relative_to(package).with_suffix(""))
         for path in package.rglob("*.py")
-        if path.name != "__init__.py" or len(ast.parse(path.read_text()).body) > 1
+        if path.name != "__init__.py" or len(parsed(path).body) > 1
     }
 
 

@@ -115,6 +115,7 @@ def test_a_broken_plan_does_not_hide_its_run(capfd: pytest.CaptureFixture[str]) 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [100, pytest.param(300, marks=pytest.mark.slow)])
 def test_hundreds_of_damaged_run_folders(count: int, capfd: pytest.CaptureFixture[str]) -> None:
     draw = random.Random(23)

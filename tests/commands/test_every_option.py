@@ -140,7 +140,9 @@ def test_every_option_is_here() -> None:
 @pytest.mark.parametrize(
     ("command", "option"),
     [
-        (command, option)
+        pytest.param(
+            command, option, marks=pytest.mark.slow if command == "size" and option != "--gpu" else ()
+        )
         for command in ("plan", "estimate", "size")
         for option in sorted(EFFECTS.keys() - WITHOUT_MEASUREMENTS)
         if (command, option) not in TRACED

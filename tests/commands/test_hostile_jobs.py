@@ -165,6 +165,7 @@ def test_configurations_hold_what_was_given(
     assert refused < len(texts) // 5
 
 
+@pytest.mark.slow
 def test_a_path_of_the_plans_is_in_every_file_as_it_is(
     in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes], texts: list[str]
 ) -> None:

@@ -248,6 +248,7 @@ def test_one_of_a_thing_is_not_several(capsys: pytest.CaptureFixture[str]) -> No
 OWN_MODEL = json.dumps({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500})
 
 
+@pytest.mark.slow
 def test_a_plan_counts_its_traces_and_tells_what_the_last_took(capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.json").write_text(OWN_MODEL)
     assert run(["plan", "--model", "config.json", "--gpus", "1", "--gpu", "t4", "--seq-len", "256"]) == 0

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.deepspeed.accelerate_provocations import FSDP, PROVOCATIONS, cases, write
+from tests.support.deep import ask
 from zerokit.linter.accelerate.keys import key_list
-from zerokit.linter.deepspeed.deep import DeepCase, DeepResult, run_deep
+from zerokit.linter.deepspeed.deep import DeepCase, DeepResult
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.files import check_files
 
@@ -41,7 +42,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeepResult]:
     asked = cases(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        return dict(zip(asked, run_deep(list(asked.values())), strict=True))
+        return dict(zip(asked, ask(list(asked.values())), strict=True))
 
 
 @pytest.mark.parametrize("rule", PROVOCATIONS)
@@ -75,7 +76,7 @@ def test_fsdp_values_that_are_errors_are_those_that_accelerate_refuses(
         )
     files = check_files([*map(str, paths)], kind="accelerate")
     ours = [any(finding.severity == "error" for finding in file.findings) for file in files]
-    answers = run_deep([DeepCase(mode="accelerate", path=str(path.absolute())) for path in paths])
+    answers = ask([DeepCase(mode="accelerate", path=str(path.absolute())) for path in paths])
     unlike = {
         path.read_text(): str(answer.error)
         for path, refused, answer in zip(paths, ours, answers, strict=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from zerokit.linter.deepspeed.deep import DeepCase, run_deep
+from tests.support.deep import ask
+from zerokit.linter.deepspeed.deep import DeepCase
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.files import check_files
 from zerokit.strictload import load_json, load_yaml
@@ -64,5 +65,5 @@ def test_deepspeed_and_accelerate_accept_the_copied_files_too(monkeypatch: pytes
             train, micro = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
             world = train // micro if isinstance(train, int) and isinstance(micro, int) else 8
             cases.append(DeepCase(config=config, mode="classes", world_size=world, tensor_parallel=degree))
-    for case, result in zip(cases, run_deep(cases), strict=True):
+    for case, result in zip(cases, ask(cases), strict=True):
         assert result.ok, (case, result.error)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.deep import ask
 from zerokit.cli import run
-from zerokit.linter.deepspeed.deep import DeepCase, run_deep
+from zerokit.linter.deepspeed.deep import DeepCase
 from zerokit.linter.files import check_files
 
 ON = {"enabled": True}
@@ -134,7 +135,7 @@ def test_what_works_is_no_error(config: dict[str, Any], tmp_path: Path) -> None:
 
 def test_deepspeed_itself_says_so() -> None:
     pytest.importorskip("deepspeed")
-    results = run_deep([DeepCase(config=config, world_size=2) for config in (*REFUSED, *ACCEPTED)])
+    results = ask([DeepCase(config=config, world_size=2) for config in (*REFUSED, *ACCEPTED)])
     refused = [result.ok for result in results]
     wrong = [config for config, ok in zip(REFUSED, refused, strict=False) if ok]
     wrong += [config for config, ok in zip(ACCEPTED, refused[len(REFUSED) :], strict=True) if not ok]

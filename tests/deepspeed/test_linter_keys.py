@@ -193,6 +193,7 @@ accelerate_names = st.sampled_from(
 accelerate_blocks = st.dictionaries(accelerate_names, any_json, max_size=4)
 
 
+@pytest.mark.slow
 @given(
     st.fixed_dictionaries(
         {"distributed_type": st.just("DEEPSPEED") | any_json},

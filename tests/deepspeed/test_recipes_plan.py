@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import zerokit
+from tests.support.deep import ask as ask_engine
 from zerokit.emit import plan_file
-from zerokit.linter.deepspeed.deep import DeepCase, DeepResult, run_deep
+from zerokit.linter.deepspeed.deep import DeepCase, DeepResult
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.files import check_files
 from zerokit.planner import recipes
@@ -100,7 +101,7 @@ def ask(planned: dict[str, Planned], *modes: str) -> dict[str, list[DeepResult]]
     """What DeepSpeed and Accelerate say to each file of each recipe, asked in one process."""
     cases = [(name, case) for name, it in planned.items() for mode in modes for case in cases_of(it, mode)]
     answers: dict[str, list[DeepResult]] = {name: [] for name in planned}
-    for (name, _), result in zip(cases, run_deep([case for _, case in cases]), strict=True):
+    for (name, _), result in zip(cases, ask_engine([case for _, case in cases]), strict=True):
         answers[name].append(result)
     return answers
 

@@ -57,7 +57,7 @@ def package(name: str, version: str) -> str:
 
 def asked_of(name: str, version: str, cases: list[DeepCase]) -> list[DeepResult]:
     """What an older version says."""
-    environment = {**deep._environment(), "PYTHONPATH": package(name, version)}
+    environment = {**deep.environment(), "PYTHONPATH": package(name, version)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deep, "_environment", lambda: environment)
         return run_deep(cases)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.deepspeed.rule_provocations import PROVOCATIONS, Provocation, cases, z
+from tests.support.deep import ask
 from zerokit.domain.deepspeed_settings import (
     DEEPSPEED_VERSION,
     DeepSpeedSettings,
@@ -13,7 +14,7 @@ from zerokit.domain.deepspeed_settings import (
     from_config,
 )
 from zerokit.domain.strategy import Strategy
-from zerokit.linter.deepspeed.deep import DeepResult, run_deep
+from zerokit.linter.deepspeed.deep import DeepResult
 from zerokit.linter.deepspeed.tables import minor
 from zerokit.rules import RULES, Setup, first_violation, rule, violations
 
@@ -22,7 +23,7 @@ from zerokit.rules import RULES, Setup, first_violation, rule, violations
 def answers() -> dict[str, DeepResult]:
     """What DeepSpeed says to every provocation, asked in one process."""
     pytest.importorskip("deepspeed")
-    return dict(zip(PROVOCATIONS, run_deep(list(cases().values())), strict=True))
+    return dict(zip(PROVOCATIONS, ask(list(cases().values())), strict=True))
 
 
 def broken_by(provocation: Provocation) -> set[str]:

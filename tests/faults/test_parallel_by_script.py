@@ -55,6 +55,7 @@ def dry_run(capsys: pytest.CaptureFixture[str], script: Path) -> tuple[int, str]
     return code, capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sequence_parallel_is_refused_to_a_raw_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It would run on twice the batch, without sharing anything."""
     plan(capsys, "--sp", "2", "--global-batch", "2", "--checkpointing", "none")

@@ -27,6 +27,7 @@ while not done and time.monotonic() < deadline:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handles", [True, False])
 def test_sigusr1_is_the_scripts(launch: Launch, tmp_path: Path, handles: bool) -> None:
     script = tmp_path / "saves.py"

@@ -47,7 +47,7 @@ def test_success_is_reported_and_arguments_arrive_verbatim(launch: Launch) -> No
     ("rank", "number"),
     [
         (0, signal.SIGKILL), (1, signal.SIGSEGV), pytest.param(0, signal.SIGABRT, marks=SLOW),
-        (0, signal.SIGTERM), pytest.param(1, signal.SIGKILL, marks=SLOW),
+        pytest.param(0, signal.SIGTERM, marks=SLOW), pytest.param(1, signal.SIGKILL, marks=SLOW),
     ],
 )  # fmt: skip
 def test_a_rank_is_killed(launch: Launch, rank: int, number: signal.Signals, figure: Figure) -> None:
@@ -133,6 +133,7 @@ def test_os_exit_zero_is_a_finish(launch: Launch) -> None:
     assert {rank["state"] for rank in run.report()["ranks"]} == {"finished"}
 
 
+@pytest.mark.slow
 def test_a_rank_without_report_is_no_success(launch: Launch) -> None:
     run = launch("0:unreported")
     code, _, err = run.end()
@@ -143,7 +144,7 @@ def test_a_rank_without_report_is_no_success(launch: Launch) -> None:
 @pytest.mark.parametrize(
     "number",
     [
-        signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=SLOW),
+        signal.SIGTERM, pytest.param(signal.SIGINT, marks=SLOW), pytest.param(signal.SIGHUP, marks=SLOW),
         pytest.param(signal.SIGQUIT, marks=SLOW),
     ],
 )  # fmt: skip
@@ -186,6 +187,7 @@ def test_zerokit_is_killed(launch: Launch, figure: Figure) -> None:
     assert report["outcome"] == "launcher_lost" and report["exit_code"] == 12
 
 
+@pytest.mark.slow
 def test_the_guard_is_killed(launch: Launch, figure: Figure) -> None:
     run = launch("all:work")
     run.until_started(2)

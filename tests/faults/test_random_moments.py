@@ -15,7 +15,9 @@ from tests.faults.conftest import Launch, wait_for
 WAYS = ("rank", "zerokit", "zerokit-term", "guard", "outer", "inner")
 
 
-@pytest.mark.parametrize("seed", (1, 2, 5))  # zerokit, a rank, DeepSpeed
+@pytest.mark.parametrize(
+    "seed", (pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow))
+)  # zerokit, a rank, DeepSpeed
 def test_a_random_kill(launch: Launch, seed: int) -> None:
     random_kill(launch, seed)
 

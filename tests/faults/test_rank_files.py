@@ -84,6 +84,7 @@ LEAVES = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "outcome", "states"),
     [

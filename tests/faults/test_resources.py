@@ -76,6 +76,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     libc.umount2(str(folder).encode(), 2)
 
 
+@pytest.mark.slow
 def test_the_disk_fills_during_the_run(launch: Launch, small_disk: Path) -> None:
     run = launch("all:noisy", options=("--run-dir", str(small_disk / "run")))
     code, out, err = run.end(120)
@@ -178,6 +179,7 @@ THIRD_PARTY = ("yaml", "torch", "click", "deepspeed", "rich", "pydantic", "jinja
 STANDARD = ("typing", "json", "logging", "signal", "subprocess", "socket", "random")  # what `-m` reads first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ["module", "script"])
 def test_a_hostile_working_folder(tmp_path: Path, entry: str) -> None:
     program = Path(sys.executable).with_name("zerokit")

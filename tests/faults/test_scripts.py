@@ -94,7 +94,9 @@ def write(folder: Path, text: str) -> tuple[str, ...]:
     return ("script.py",)
 
 
-FURTHER = ("closes its streams", "leaves and removes its folder")
+FURTHER = (
+    "closes its streams", "leaves and removes its folder", "starts itself anew", "clears its environment",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,9 @@ def test_a_script_that_ends_well(launch: Launch, tmp_path: Path, name: str) -> N
     assert not run.left()
 
 
-@pytest.mark.parametrize("name", BADLY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if at else ()) for at, name in enumerate(BADLY)]
+)
 def test_a_script_that_ends_badly(launch: Launch, tmp_path: Path, name: str) -> None:
     rank, said, text = BADLY[name]
     run = launch(script=write(tmp_path, text), options=("--grace", "2"))

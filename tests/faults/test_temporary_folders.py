@@ -100,6 +100,7 @@ def test_a_run_whose_zerokit_and_guard_are_killed(tmp_path: Path, temporary: Pat
         run.clean_up()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "moment"), [(signal.SIGTERM, "start"), (signal.SIGKILL, "script")])
 def test_a_rehearsal(tmp_path: Path, temporary: Path, number: int, moment: str) -> None:
     pytest.importorskip("torch")

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import needs
+
 torch = pytest.importorskip("torch")
 for package in ("deepspeed", "trl", "datasets", "transformers"):
-    pytest.importorskip(package)
+    needs(package)
 
 from benchmarks.script_peaks import CASES, SHAPE, Case, make_inputs, measure  # noqa: E402
 

@@ -26,8 +26,6 @@ RANK = """
 import importlib, json, os, sys
 from pathlib import Path
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig
 rank, folder, cases = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 import deepspeed
 importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # minutes of C++
@@ -62,6 +60,10 @@ for at, (config, frozen) in enumerate(cases):
     if rank == 0:
         (folder / f"gathered{at}").write_text(json.dumps(gathered))
 
+if "adapters" not in sys.argv:
+    raise SystemExit
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig
 config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
                      num_attention_heads=2)
 torch.manual_seed(0)
@@ -114,11 +116,12 @@ def _configuration(stage: int, precision: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks wrote, of every case and of the adapters: they start once for all."""
+def written(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """What two ranks wrote, of every case, and of the adapters where a slow test asks for them."""
     folder = tmp_path_factory.mktemp("ranks")
     cases = [(_configuration(stage, precision), frozen) for stage, precision, frozen in CASES]
-    _run_ranks(RANK, folder, json.dumps(cases))
+    adapters = ["adapters"] if "slow" in request.config.option.markexpr else []
+    _run_ranks(RANK, folder, json.dumps(cases), *adapters)
     return folder
 
 

@@ -69,12 +69,13 @@ def test_a_recipe_whose_length_is_left_to_a_script_that_cannot_be_rehearsed_make
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (
+        pytest.param(
             "import datasets\ndatasets.load_dataset('nobody/nothing')\n",
             "'nobody/nothing' on the Hub (OfflineModeIsEnabled); a rehearsal has no network by design",
+            marks=pytest.mark.slow,
         ),
         (
-            "import datasets\ndatasets.load_dataset('./datta')\n",
+            "import torch\nprint('begins as others do')\nimport datasets\ndatasets.load_dataset('./datta')\n",
             "there is no folder ./datta here; did you mean data?",
         ),
         pytest.param(

@@ -45,7 +45,7 @@ def test_a_sparse_layout_is_named_as_what_is_not_modelled() -> None:
 @pytest.mark.parametrize(
     ("torch", "reason"),
     [
-        ('__version__ = "1.13.1"', "cannot be made to believe in a GPU"),
+        pytest.param('__version__ = "1.13.1"', "cannot be made to believe in a GPU", marks=pytest.mark.slow),
         ('raise ImportError("libcudart.so.13: no such file")', "PyTorch cannot be imported here (libcudart"),
     ],
 )

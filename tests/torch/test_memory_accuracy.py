@@ -67,7 +67,9 @@ def hold(row: accuracy.Judged) -> None:
         assert abs(error(row.host)) <= 0.1, row
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith("qwen") else ()) for name in SHOWN]
+)
 def test_measured_run(name: str, profiles: dict[tuple[str, str], ModelProfile]) -> None:
     hold(judged(name, profiles))
 

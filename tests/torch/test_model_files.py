@@ -38,6 +38,7 @@ def test_what_transformers_refuses_is_named_with_the_file(
     assert out == "" and words in err and path in err and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_thousand_wrong_values_give_no_traceback(write_config: Any) -> None:
     random = Random(27)
     wrong = (None, True, -1, 0, 1.5, "x", "", [], {}, [1], 10**18, -(10**18), float("inf"), float("nan"), 3)

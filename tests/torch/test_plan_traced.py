@@ -37,6 +37,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
     return body
 
 
+@pytest.mark.slow
 def test_cpu_ranks_are_planned_where_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.json").write_text(json.dumps(TINY))
     body = as_json(capsys, "plan", "--model", "config.json", "--seq-len", "128", "--device", "local")

@@ -271,7 +271,7 @@ def test_a_committed_profile_is_what_a_trace_gives_today() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=SLOW if at % 4 else ()) for at, name in enumerate(profiles.names())]
+    "name", [pytest.param(name, marks=SLOW if at % 12 else ()) for at, name in enumerate(profiles.names())]
 )
 def test_committed_profiles_are_whole(name: str) -> None:
     """Each by itself: it reads, has its model's parameters, and a gradient for each that is trained."""

@@ -146,6 +146,7 @@ SERVED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("job", "of"), SERVED)
 @pytest.mark.parametrize(("batch", "length"), [(1, 1000), (4, 3000), (64, 1000)])
 def test_components_are_the_peak(

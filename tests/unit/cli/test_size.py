@@ -20,6 +20,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     move_elsewhere(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_size_counts_gpus_time_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
     body = as_json(capsys, "size", "--params", "175b", "--gpu", "a100-40gb", "--price", "2")
     rows = {(row["method"], row["offload_allowed"]): row for row in body["sizes"]}
@@ -137,9 +138,11 @@ def test_a_card_that_is_barely_enough_is_named_after_one_with_room(
     ("params", "method", "vram"),
     [
         ("14b", "lora", "24GiB"),  # with offload it is faster, and it has room without
-        ("8b", "qlora", "12GiB"),  # with offload or without, it barely fits
+        pytest.param(
+            "8b", "qlora", "12GiB", marks=pytest.mark.slow
+        ),  # with offload or without, it barely fits
         ("8b", "lora", "24GiB"),
-        ("8b", "full", "24GiB"),
+        pytest.param("8b", "full", "24GiB", marks=pytest.mark.slow),
     ],
 )
 def test_the_next_command_makes_the_plan_that_the_answer_names(
@@ -215,6 +218,7 @@ def test_the_lowest_cost_says_which_gpus_it_leaves_out(capsys: pytest.CaptureFix
     assert both.startswith("lowest cost: 1 × a100-80gb, ") and both.endswith(" at 2.10 per GPU-hour")
 
 
+@pytest.mark.slow
 def test_what_fits_on_none_says_why_as_a_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
     one = ("--model", "qwen2.5-14b", "--method", "full", "--gpu", "rtx-4090", "--gpus", "1")
     code, out, err = call(capsys, "size", *one)
@@ -314,6 +318,7 @@ def test_the_card_whose_hosts_are_meant_is_named(capsys: pytest.CaptureFixture[s
         )
 
 
+@pytest.mark.slow
 def test_size_compares_kinds_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(
         capsys, "size", "--model", "llama-3.1-8b", "--gpu", "rtx-4090,h200", "--method", "full"

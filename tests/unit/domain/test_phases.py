@@ -17,7 +17,9 @@ def test_no_other_file_lists_phases_beside_training() -> None:
     assert apart == {"eval", "generate", "save"}
     for file in ROOT.rglob("*.py"):
         name = str(file.relative_to(ROOT))
-        for node in ast.walk(ast.parse(file.read_text())) if name not in TABLES else ():
+        source = file.read_text()
+        may = name not in TABLES and sum(f'"{phase}"' in source for phase in apart) > 1
+        for node in ast.walk(ast.parse(source)) if may else ():
             elements = getattr(node, "keys", None) or getattr(node, "elts", None) or ()
             texts = {element.value for element in elements if isinstance(element, ast.Constant)}
             assert len(texts & apart) < 2, f"{name}:{node.lineno} is a table of phases of its own"

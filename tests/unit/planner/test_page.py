@@ -72,6 +72,7 @@ def test_the_page_of_a_plan_for_nodes_names_the_job_as_the_terminal_does(
     assert command.replace(">", "&gt;") in text_of(page)
 
 
+@pytest.mark.slow
 def test_the_frontier_is_drawn_among_all_candidates_with_the_words_of_their_strategies() -> None:
     result = planner.plan(REQUEST, recipe=None, overrides=(), out=None, top=5, say=lambda _: None)
     others = survey(result)
@@ -102,6 +103,7 @@ def planned(top: int = 5, **options: Any) -> PlanResult:
     return planner.plan(request, recipe=None, overrides=(), out=None, top=top, say=lambda _: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"zero": "3"}, {"method": "lora", "gpus": "2", "gpu": "rtx-4090"}])
 def test_it_holds_what_the_search_found_and_nothing_better(options: dict[str, str]) -> None:
     result = planned(top=100, **options)

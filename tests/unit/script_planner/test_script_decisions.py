@@ -88,6 +88,7 @@ def test_a_plan_for_a_script_goes_by_its_name(tmp_path: Path, monkeypatch: pytes
     assert f"for {named} on 4 × l40s" in title and "script-models" not in title
 
 
+@pytest.mark.slow
 def test_a_model_like_one_of_the_catalogue_keeps_its_name_and_positions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_it_is_said_that_each_gpu_loads_a_quantised_model_whole() -> None:
     assert "whole on each" not in _refusal(model="llama-3.1-70b", method="lora", gpu="rtx-4090", gpus=2)
 
 
+@pytest.mark.slow
 def test_a_plan_leaves_a_margin_unless_nothing_fits_with_it() -> None:
     """0.92 %: the worst of docs/accuracy.md."""
     job = {"model": "llama-3.1-8b", "gpus": 2, "gpu": "a100-80gb", "seq_len": 4096, "global_batch": 8}
@@ -155,6 +156,7 @@ def test_a_sequence_with_next_to_no_headroom_is_not_named() -> None:
     assert length == "28672", text
 
 
+@pytest.mark.slow
 def test_the_sequence_that_is_named_fits_and_little_more_does_not() -> None:
     job = {"model": "llama-3.1-8b", "method": "qlora", "gpus": 1, "gpu": "rtx-4090"}
     named = set()

@@ -18,7 +18,8 @@ from zerokit.temporary import temporary_folder
 MAX_RANKS = 8
 """Ranks tried per case; of more, the first, the last and some between."""
 
-_ENGINE = pathlib.Path(__file__).with_name("deep_engine.py")
+ENGINE = pathlib.Path(__file__).with_name("deep_engine.py")
+"""Reads questions and answers them until there are no more."""
 _START_SECONDS = 120
 _RANK_SECONDS = 30
 
@@ -86,6 +87,30 @@ def run_deep(cases: Sequence[DeepCase]) -> list[DeepResult]:
     reason = available()
     if reason is not None:
         raise InputError(reason)
+    limit = _START_SECONDS + _RANK_SECONDS * sum(len(case.ranks) for case in cases)
+    with temporary_folder("deep") as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, str(ENGINE)],
+                input=question(cases),
+                capture_output=True,
+                text=True,
+                timeout=limit,
+                cwd=folder,
+                env=environment(),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise InputError(f"--deep: DeepSpeed did not answer within {limit} s") from None
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or len(lines) != len(cases):
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise InputError(f"--deep: DeepSpeed could not be started: {last}")
+    return [answer(line) for line in lines]
+
+
+def question(cases: Sequence[DeepCase]) -> str:
+    """The line that the engine reads for these cases."""
     requests = [
         {
             "config": dict(case.config),
@@ -101,29 +126,10 @@ def run_deep(cases: Sequence[DeepCase]) -> list[DeepResult]:
         }
         for case in cases
     ]
-    limit = _START_SECONDS + _RANK_SECONDS * sum(len(case.ranks) for case in cases)
-    with temporary_folder("deep") as folder:
-        try:
-            done = subprocess.run(
-                [sys.executable, str(_ENGINE)],
-                input=json.dumps(requests),
-                capture_output=True,
-                text=True,
-                timeout=limit,
-                cwd=folder,
-                env=_environment(),
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise InputError(f"--deep: DeepSpeed did not answer within {limit} s") from None
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or len(lines) != len(cases):
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise InputError(f"--deep: DeepSpeed could not be started: {last}")
-    return [_result(json.loads(line)) for line in lines]
+    return json.dumps(requests) + "\n"
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This environment without what would turn the stand-in ranks into a real launch."""
     dropped = (
         "RANK",
@@ -148,7 +154,9 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _result(answers: Sequence[Mapping[str, Any]]) -> DeepResult:
+def answer(line: str) -> DeepResult:
+    """What the engine's line on a case says."""
+    answers: Sequence[Mapping[str, Any]] = json.loads(line)
     failed = [answer for answer in answers if not answer["ok"]]
     if not failed:
         return DeepResult(error=None, ranks_failed=(), built=answers[0])

@@ -1,10 +1,11 @@
 """The real ``deepspeed.initialize`` for every rank, on one CPU, without a process per rank.
 
 Run as a script by :mod:`zerokit.linter.deepspeed.deep`, in its own process: reads cases as JSON from standard
-input, writes one JSON line per case to standard output. Ranks are forks that join torch's "fake"
-process group, whose collectives return at once; kernels are replaced by empty ones, so that nothing
-is compiled. What this shows: whether DeepSpeed accepts the configuration and builds its engine and
-optimizer for each rank. What it cannot show: memory, speed, NVMe access (run as host offload here).
+input, one list a line, writes one JSON line per case to standard output. Ranks are forks that join
+torch's "fake" process group, whose collectives return at once; kernels are replaced by empty ones, so
+that nothing is compiled. What this shows: whether DeepSpeed accepts the configuration and builds its
+engine and optimizer for each rank. What it cannot show: memory, speed, NVMe access (run as host offload
+here).
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ from typing import Any
 
 
 def main() -> None:
-    """Read cases, answer each with one line."""
+    """Read lists of cases, answer each case with one line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed prints; standard output is ours
-    cases = json.load(sys.stdin)
-    _import_everything(cases)
-    for case in cases:
-        # "initialize" builds the engine, "classes" reads the file, "accelerate" loads a YAML
-        work = {"classes": _classes, "accelerate": _accelerate}.get(case["mode"], _initialize)
-        results = [_in_a_fork(case, rank, work) for rank in case["ranks"]]
-        answers.write(json.dumps(results) + "\n")
-        answers.flush()
+    for line in sys.stdin:
+        cases = json.loads(line)
+        _import_everything(cases)
+        for case in cases:
+            # "initialize" builds the engine, "classes" reads the file, "accelerate" loads a YAML
+            work = {"classes": _classes, "accelerate": _accelerate}.get(case["mode"], _initialize)
+            results = [_in_a_fork(case, rank, work) for rank in case["ranks"]]
+            answers.write(json.dumps(results) + "\n")
+            answers.flush()
 
 
 _IMPORTED_ONCE = (
