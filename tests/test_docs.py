@@ -153,18 +153,6 @@ def test_a_notebook_shows_a_plan_as_a_table() -> None:
     assert "<table>" in zerokit.estimate(model="gpt2", gpus=1, vram="24GiB")._repr_html_()
 
 
-@pytest.mark.slow
-def test_a_notebook_shows_sizes_as_a_table() -> None:
-    sizes = zerokit.size(params="7b", gpu="h200,l40s", method="qlora")
-    text = sizes._repr_html_()
-    assert text.count("<table>") == 2 and all(html.escape(sentence) in text for sentence in sizes.answer)
-    assert text.count("<tr>") == len(sizes.answer) + 1 + len(sizes.sizes) and "h200" in text
-    nothing = zerokit.size(
-        params="175b", gpu="rtx-4090", gpus=1, offload_optimizer="none", offload_param="none"
-    )
-    assert html.escape(nothing.nothing_fits) in nothing._repr_html_() and "⟨" not in nothing._repr_html_()
-
-
 def test_a_notebook_shows_findings_as_a_table(tmp_path: Path) -> None:
     path = tmp_path / "<b>.json"
     path.write_text(

@@ -14,9 +14,6 @@ from click.testing import CliRunner
 from tests.support.shown import following
 from zerokit.cli import cli, commands, run
 
-QLORA = ("plan", "--model", "llama-3.1-8b", "--method", "qlora", "--gpus", "1", "--gpu", "rtx-4090",
-         "--seq-len", "2048", "--global-batch", "16")  # fmt: skip
-
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,28 +95,6 @@ def test_the_help_lists_no_option_that_the_command_refuses(
     assert f"  {name} " in capsys.readouterr().out
 
 
-def test_the_answer_of_a_plan_fits_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(list(QLORA)) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 24 and max(map(len, lines)) <= 80
-    text = " ".join(" ".join(lines).split())
-    for words in ("Fits: ", "headroom", "Step: ", "LoRA, rank 16, on all linear layers",
-                  "4 bits (NF4)", "load_in_4bit=True",
-                  'peft.LoraConfig(r=16, target_modules="all-linear")',
-                  "zerokit launch --plan zerokit-plan train.py"):  # fmt: skip
-        assert words in text
-    assert run([*QLORA, "--explain"]) == 0
-    more = capsys.readouterr().out
-    assert max(map(len, more.splitlines())) <= 80
-    for words in (
-        "learning rate 0.0002, betas 0.9/0.95",
-        "gradient clipping 1.0",
-        "Rejected, of",
-        "accelerate.yaml",
-    ):
-        assert words in more
-
-
 @pytest.mark.parametrize(("zero", "gpus", "said"), [(3, 4, True), (1, 4, False), (3, 1, False)])
 def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
     zero: int, gpus: int, said: bool, capsys: pytest.CaptureFixture[str]
@@ -165,46 +140,6 @@ def test_a_plan_of_every_kind_fits_one_screen(
     assert "…" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("columns", ["60", "80", "100"])
-def test_a_guessed_batch_is_told_whatever_the_width(
-    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    for asked in (["--method", "qlora", "--gpu", "rtx-4090"], ["--gpu", "h100"]):
-        assert run(["plan", "--model", "llama-3.1-8b", "--gpus", "1", *asked]) == 0
-        said = capsys.readouterr().out
-        assert "--seq-len 2048, --global-batch 32" in " ".join(said.split())
-        assert ("--gpu h100-sxm-80gb, --seq-len" in said) == ("h100" in asked)
-    assert run(["plan", "--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "h100", "--explain"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "--gpu h100 is taken for h100-sxm-80gb; others: h100-nvl-94gb, h100-pcie-80gb" in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("columns", ["80", "100"])
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "--model llama-3.1-8b",
-        "--model llama-3.1-8b --gpus 4 --gpu l40s",
-        "--model llama-3.1-70b --gpus 16 --gpu h200 --nodes 2 --seq-len 4096 --global-batch 64",
-        "--params 3b",
-    ],
-)
-def test_a_note_on_the_first_screen_is_cut_after_a_clause(
-    asked: str, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    assert run(["plan", *asked.split()]) == 0
-    short = capsys.readouterr().out
-    assert len(short.splitlines()) <= 24
-    assert run(["plan", *asked.split(), "--explain"]) == 0
-    whole = " ".join(capsys.readouterr().out.split())
-    for note in " ".join(short.split()).split(" - ")[1:]:
-        said, cut, _ = note.partition(" …")
-        assert not cut or whole[whole.index(said) + len(said) :].startswith((";", ":", ",", " (")), said
-
-
 def test_what_does_not_fit_comes_with_the_command_that_finds_what_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -215,56 +150,12 @@ def test_what_does_not_fit_comes_with_the_command_that_finds_what_does(
     capsys.readouterr()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch", "named"), [("7", True), ("8", False)])
-def test_more_gpus_that_need_another_batch_say_so(
-    batch: str, named: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = ["plan", "--model", "llama-3.1-8b", "--gpu", "rtx-4090"]
-    assert run([*job, "--gpus", "1", "--global-batch", batch]) == 3
-    line = next(line for line in capsys.readouterr().err.splitlines() if "more GPUs" in line)
-    offered = line.partition("(")[2].partition(")")[0].replace(" and ", " ").split()
-    assert ("--global-batch" in offered) == named
-    again = offered if named else [*offered, "--global-batch", batch]
-    assert run([*job, *again]) == 0  # what is offered fits
-
-
 def test_cpu_ranks_have_no_cublas(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["estimate", "--model", "gpt2", "--device", "cpu", "--gpus", "1", "--seq-len", "512", "--json"]
     assert run(asked) == 0
     rank = json.loads(capsys.readouterr().out)["per_rank"][0]
     assert "cublas_workspace" not in rank["components"]
     assert sum(rank["components"].values()) == rank["peak_allocated_bytes"] == max(rank["phases"].values())
-
-
-def test_one_of_a_thing_is_not_several(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--model", "gpt2", "--device", "cpu", "--gpus", "1", "-v"]) == 0
-    out = capsys.readouterr().out
-    assert "1 CPU ranks" not in out and "1 GPUs" not in out
-    assert run(["plan", "--model", "gpt2", "--gpus", "1", "--gpu", "t4", "-v"]) == 0
-    assert "1 GPUs" not in capsys.readouterr().out
-
-
-OWN_MODEL = json.dumps({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500})
-
-
-@pytest.mark.slow
-def test_a_plan_counts_its_traces_and_tells_what_the_last_took(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("config.json").write_text(OWN_MODEL)
-    assert run(["plan", "--model", "config.json", "--gpus", "1", "--gpu", "t4", "--seq-len", "256"]) == 0
-    first, *more = (line for line in capsys.readouterr().err.splitlines() if ": tracing" in line)
-    assert "1 of at most 4, which takes seconds for a small model" in first
-    assert more and all(", the last took " in line for line in more)
-
-
-@pytest.mark.slow
-def test_quiet_leaves_out_the_notes(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("config.json").write_text(OWN_MODEL)
-    asked = ["estimate", "--model", "config.json", "--gpus", "1", "--gpu", "t4"]
-    assert run([*asked, "-q"]) == 0
-    assert "zerokit: " not in capsys.readouterr().err
-    assert run([*asked, "--checkpointing", "full"]) == 0  # another trace
-    assert "tracing" in capsys.readouterr().err
 
 
 LISTS = ("gpus", "gpus a100-80gb", "models", "models llama-3.1-8b", "recipes list", "doctor",

@@ -94,18 +94,6 @@ def test_a_library_reads_what_the_script_has_set(library: Path, tmp_path: Path) 
             assert f"value {value or None}\n" in printed
 
 
-@pytest.mark.slow
-def test_a_library_reads_what_the_order_has_set(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = f"import of_variable, torch\nprint('value', of_variable.VALUE)\n{_TRAINS}"
-    request = request_of(tmp_path, source)
-    with Zygote(request.target) as zygote:
-        for value in ("one", "two"):
-            monkeypatch.setenv("OF_VARIABLE", value)
-            assert f"value {value}\n" in told(request, zygote)[1]
-
-
 def test_a_library_takes_what_the_script_has_replaced(library: Path, tmp_path: Path) -> None:
     source = (
         "import of_variable, torch\nof_variable.name = lambda: 'of the script'\n"
@@ -115,15 +103,6 @@ def test_a_library_takes_what_the_script_has_replaced(library: Path, tmp_path: P
     with Zygote(request.target) as zygote:
         for _ in range(2):
             assert "name of the script\n" in told(request, zygote)[1]
-
-
-@pytest.mark.slow
-def test_a_module_beside_the_script_hides_a_library(library: Path, tmp_path: Path) -> None:
-    (tmp_path / "of_variable.py").write_text("def name(): return 'beside the script'\n")
-    source = f"import of_other, torch\nprint('name', of_other.name())\n{_TRAINS}"
-    request = request_of(tmp_path, source)
-    with Zygote(request.target) as zygote:
-        assert "name beside the script\n" in told(request, zygote)[1]
 
 
 @pytest.fixture

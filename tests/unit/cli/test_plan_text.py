@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import zerokit
-from tests.support.command import TINY_LLAMA, as_json, call, move_elsewhere
+from tests.support.command import as_json, call, move_elsewhere
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.planner.plan_result import RehearsalRecord
 from zerokit.search.explain import strategy_words
@@ -207,54 +207,6 @@ def test_memory_in_detail_adds_up_to_what_is_required(capsys: pytest.CaptureFixt
 def _gib(row: str) -> float:
     size, unit = re.search(r"([\d.,]+) ([MG])iB", row).groups()  # type: ignore[union-attr]
     return float(size.replace(",", "")) / (1024 if unit == "M" else 1)
-
-
-@pytest.mark.slow
-def test_a_page_counts_what_was_rejected_as_the_terminal_does(capsys: pytest.CaptureFixture[str]) -> None:
-    job = ("plan", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100-sxm-80gb")
-    without, with_page = (as_json(capsys, *job, *more) for more in ((), ("--html", "plan.html")))
-    assert with_page["rejected"] == without["rejected"]
-    assert with_page["chosen"] == without["chosen"] and with_page["alternatives"] == without["alternatives"]
-
-
-def test_a_long_name_of_a_model_keeps_to_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    folder = Path("a-model-whose-folder-has-a-name-that-is-somewhat-long")
-    folder.mkdir()
-    (folder / "config.json").write_text(TINY_LLAMA.read_text())
-    out = call(capsys, "plan", "--model", str(folder), "--gpus", "2", "--gpu", "rtx-4090", "--all-gpus")[1]
-    assert f"Plan for {folder}/config.json on 2" in out and max(map(len, out.splitlines())) <= 80
-
-
-@pytest.mark.slow
-def test_gpus_that_a_plan_leaves_idle_belong_to_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("plan", "--model", "gpt2", "--gpu", "rtx-4090", "--gpus", "4", "--global-batch", "4",
-             "--seq-len", "128", "--html", "plan.html")  # fmt: skip
-    code, out, _ = call(capsys, *words)
-    first, _, rest = out.partition("\n\n")
-    said = "1 of the 4 GPUs is used and 3 left idle"
-    assert (
-        code == 0
-        and said in " ".join(first.split())
-        and "--all-gpus plans for all" in " ".join(first.split())
-    )
-    assert said not in rest  # nor among the assumptions once more
-    assert Path("plan.html").read_text().index(said) < Path("plan.html").read_text().index("<table")
-    whole = " ".join(call(capsys, *words, "--explain")[1].split())
-    assert "a larger --global-batch gives all of them work" in whole
-    assert "GPUs are used" not in call(capsys, *words, "--all-gpus")[1].partition("\n\n")[0]
-
-
-def test_of_equal_step_times_it_is_said_that_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("plan", "--model", "gpt2", "--gpu", "t4", "--gpus", "1")
-    body = as_json(capsys, *words)
-    first, second = body["chosen"], body["alternatives"][0]
-    ratio = second["estimate"]["step_seconds"] / first["estimate"]["step_seconds"]
-    assert ratio == pytest.approx(1, abs=0.0005)
-    assert "is as fast" in first["why"] and ": as fast, " in second["why"]
-    assert "0.0%" not in call(capsys, *words, "--explain")[1]
 
 
 def test_a_plan_with_offload_says_what_host_memory_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import as_json, call, move_elsewhere
-from tests.support.shown import following
-
-GIB = 1 << 30
 
 
 @pytest.fixture(autouse=True)
@@ -93,31 +90,6 @@ def test_the_lowest_cost_of_each_method_has_its_command(
         assert cost in said and (" with offload to host memory, " in said) == offloads
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("asked", "methods"),
-    [
-        ((), ("full", "lora", "qlora")),
-        (("--method", "QLoRA,full", "--lora-rank", "8"), ("full", "qlora")),  # the rank is the adapters'
-        (("--method", "lora,qlora", "--vram", "48GiB"), ("lora", "qlora")),
-    ],
-)
-def test_size_compares_methods_and_names_the_plan_of_each(
-    asked: tuple[str, ...], methods: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("size", "--model", "llama-3.2-1b", *asked, *(() if "--vram" in asked else ("--gpu", "h200,l4")))
-    body = as_json(capsys, *words)
-    assert tuple(dict.fromkeys(row["method"] for row in body["sizes"])) == methods
-    assert tuple(body["next_by_method"]) == methods and body["next"] is None
-    out = call(capsys, *words)[1]
-    shown = [shlex.join(words) for words in following(out, "Next, by method")]
-    assert shown == list(body["next_by_method"].values())
-    for method, command in body["next_by_method"].items():
-        plan = as_json(capsys, *shlex.split(command)[1:])
-        assert plan["request"]["method"] == method
-        assert (plan["request"].get("lora-rank") == "8") == ("--lora-rank" in asked and method != "full")
-
-
 def test_a_card_that_is_barely_enough_is_named_after_one_with_room(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -183,39 +155,12 @@ def test_a_size_given_for_a_name_leads_to_both(capsys: pytest.CaptureFixture[str
     )
 
 
-@pytest.mark.slow
-def test_the_table_keeps_to_80_columns_and_shows_what_each_row_requires(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = ("size", "--params", "70b", "--gpu", "h200,rtx-pro-6000-server", "--method", "lora")
-    for more in ((), ("--price", "2.10")):
-        rows = as_json(capsys, *words, *more)["sizes"]
-        out = call(capsys, *words, *more, "--explain")[1]
-        assert (" cost " in out) == bool(more)  # no column of dashes
-        assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("  zerokit plan"))
-        lines = [line.split() for line in out.splitlines()]
-        for row in rows:
-            start = [row["gpu"], row["method"], "none", str(row["gpus"])]
-            if not row["offload_allowed"]:
-                (cells,) = (line for line in lines if line[:4] == start)
-                assert cells[-2] == f"{row['min_vram_bytes'] / GIB:.1f}"
-                assert cells[-1] == f"{row['host_bytes_per_node'] / GIB:,.0f}"
-
-
 def test_the_global_batch_that_rows_assume_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("size", "--model", "qwen2.5-14b", "--method", "full", "--gpu", "l40s,h200")
     said = " ".join(as_json(capsys, *words)["assumptions"])
     # 32 sequences a GPU, unless that is more than 262,144 tokens a step: 128 sequences
     assert "global batch 64 to 128 sequences, by the number of GPUs: --global-batch not given" in said
     assert "global batch" not in " ".join(as_json(capsys, *words, "--global-batch", "64")["assumptions"])
-
-
-def test_the_lowest_cost_says_which_gpus_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("size", "--model", "qwen2.5-14b", "--method", "lora", "--gpu", "l40s,a100-80gb", "--price")
-    some, both = (as_json(capsys, *words, price)["answer"][-1] for price in ("l40s=1.10", "2.10"))
-    assert some.startswith("lowest cost of those with a price (none given for a100-80gb): 1 × l40s, ")
-    assert some.endswith(" at 1.10 per GPU-hour")  # as typed
-    assert both.startswith("lowest cost: 1 × a100-80gb, ") and both.endswith(" at 2.10 per GPU-hour")
 
 
 @pytest.mark.slow
@@ -232,21 +177,6 @@ def test_what_fits_on_none_says_why_as_a_plan_does(capsys: pytest.CaptureFixture
     assert "What would make it fit:\n  - --method qlora" in err
     code, out, err = call(capsys, "size", *several, "--json")
     assert code == 3 and json.loads(out)["answer"] == []
-
-
-@pytest.mark.slow
-def test_where_no_method_fits_each_says_what_would_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("size", "--params", "70b", "--gpu", "l4", "--gpus", "2")
-    code, out, err = call(capsys, *words)
-    assert (code, out) == (3, "") and "does not fit on up to 2 GPUs (l4)\nfull: nothing fits 2 × l4" in err
-    for method in ("lora", "qlora"):
-        alone = call(capsys, *words, "--method", method)[2].removeprefix("zerokit: ")
-        named = alone.rstrip().replace("What would make it fit:", f"What would make {method} fit:")
-        assert f"{method}: {named}" in err
-        assert "What would make it fit:\n  - " in alone
-    assert "more GPUs (--gpus 16 " in err  # LoRA
-    required, least = re.findall(r"requires? (40\.\d) GiB|at least (40\.\d) GiB each", err)
-    assert required[0] == least[1]  # QLoRA, which no number of these helps
 
 
 @pytest.mark.parametrize(("method", "gpus"), [("full", 40), ("lora", 16)])
@@ -304,18 +234,6 @@ def test_every_number_up_to_the_most_is_tried(capsys: pytest.CaptureFixture[str]
     assert code == 3 and "32 more GPUs (--gpus 40 on 5 nodes)" in err  # than the 8 of a node
     for most in ("40", "47", "64"):
         assert {row["gpus"] for row in as_json(capsys, *nodes, most)["sizes"] if row["gpus"]} == {40}
-
-
-def test_the_card_whose_hosts_are_meant_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("size", "--model", "llama-3.2-1b", "--method", "lora")
-    for named, card in (
-        (("--vram", "24GiB"), "rtx-4090"),
-        (("--gpu", "l40s"), "l40s"),
-        (("--gpu", "l4,t4"), "NAME"),
-    ):
-        assert any(
-            f"(`zerokit gpus {card}`)" in note for note in as_json(capsys, *words, *named)["assumptions"]
-        )
 
 
 @pytest.mark.slow

@@ -27,22 +27,6 @@ def test_the_source_line_stands_below_the_finding(tmp_path: Path) -> None:
     assert "api_key" not in "".join(as_text(check_files([str(path)])).splitlines()[1:2])
 
 
-def test_no_line_is_wider_than_the_terminal(tmp_path: Path) -> None:
-    path = tmp_path / "ds.json"
-    line = ' "zero_optimization": {"offload_param": {"device": "cpu"}, ' + '"reduce_bucket_size": 5, ' * 3
-    path.write_text('{\n "train_micro_batch_size_per_gpu": 1,\n' + line + '"stage": 2, "stge": 7}\n}\n')
-    files = check_files([str(path)])
-    whole, narrow = as_text(files), as_text(files, width=70)
-    assert "".join(narrow.split()).count("offload_paramworksatstage3only") == 1
-    assert max(len(line) for line in whole.splitlines()) > 100
-    wide = [line for line in narrow.splitlines() if len(line) > 70]
-    assert all(line.startswith(str(tmp_path)) for line in wide)  # a path is never broken
-    marked = narrow.splitlines()
-    at = next(number for number, line in enumerate(marked) if set(line.strip(" |")) == {"^"})
-    word = marked[at - 1][marked[at].index("^") : marked[at].rindex("^") + 1]
-    assert word in ('"offload_param"', '"reduce_bucket_size"', '"stge"')
-
-
 def test_fix_says_where_it_has_nothing_to_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Otherwise the answer is the same as without it."""
     wrong = write(tmp_path, "wrong.json", {**CONFIG, "train_batch_size": 7, "gradient_accumulation_steps": 2})

@@ -15,7 +15,6 @@ from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.planner.page import PlanPage, Survey, fastest_by_family, frontier, plan_page, survey, surveyed
 from zerokit.planner.plan_result import PlanResult
 from zerokit.planner.request import resolve
-from zerokit.search.explain import strategy_words
 from zerokit.search.plan import make_space
 
 REQUEST = {"model": "llama-3.1-8b", "gpus": "8", "gpu": "h200"}
@@ -57,37 +56,6 @@ def test_the_users_script_stands_in_the_next_command() -> None:
     parts = result.chosen.estimate.time_parts
     assert "Where time goes" in text and all(strategy.label(name) in text for name in parts)
     assert "train.py" in text_of(plan_page(result, PlanPage(folder="x", written_at=0.0), others=Survey()))
-
-
-def test_the_page_of_a_plan_for_nodes_names_the_job_as_the_terminal_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(["plan", "--params", "70b", "--gpus", "16", "--nodes", "2", "--gpu", "h200"]) == 0
-    command = "zerokit emit sbatch train.py > job.sh"
-    assert command in capsys.readouterr().out
-    request = {"params": "70b", "gpus": "16", "nodes": "2", "gpu": "h200"}
-    result = planner.plan(request, recipe=None, overrides=(), out=None, top=1, say=lambda _: None)
-    page = plan_page(result, PlanPage(folder="zerokit-plan", written_at=0.0), others=Survey())
-    assert command.replace(">", "&gt;") in text_of(page)
-
-
-@pytest.mark.slow
-def test_the_frontier_is_drawn_among_all_candidates_with_the_words_of_their_strategies() -> None:
-    result = planner.plan(REQUEST, recipe=None, overrides=(), out=None, top=5, say=lambda _: None)
-    others = survey(result)
-    source = plan_page(result, PlanPage(folder="x", written_at=0.0), others=others)
-    assert len(source.encode()) < 1_000_000
-    counts = f"Of {result.candidates:,} candidates the rules allow {others.legal:,}, and "
-    assert f"{counts}{len(others.fitting) + 1:,} fit." in text_of(source)
-    drawn = source.partition("Memory required per GPU")[2].partition("</figure>")[0]
-    titles = set(re.findall(r"<title>(.*?)</title>", drawn))
-    for candidate in frontier([result.plan.chosen, *others.fitting]):
-        assert any(title.startswith(f"{strategy_words(candidate.strategy)}: ") for title in titles)
-    assert all(
-        re.fullmatch(r"ZeRO-\d, .*micro-batch \d+.*checkpointing: .* GiB, .*s", title) for title in titles
-    )
-    assert all(part in drawn for part in ("the choice", "does not fit", "fits, with slower settings"))
 
 
 def test_of_a_plan_for_a_script_only_what_was_ranked_is_drawn() -> None:

@@ -80,17 +80,6 @@ def test_values_are_where_the_axes_say() -> None:
     assert 'aria-label="Memory; allocated up to 40.0 GiB; the card&#x27;s memory 50.0 GiB"' in chart
 
 
-@pytest.mark.parametrize("size", [0.14 * GIB, 0.014 * GIB, 900 * GIB, 3000.0, 12.0])
-@pytest.mark.parametrize("small", [False, True])
-def test_labels_have_room_whatever_the_size(size: float, small: bool) -> None:
-    line = charts.Line(label="a", points=[(0.0, 0.0), (1.5, size)], style="s0")
-    for svg in drawings(str(charts.over_time("x", [line], small=small))).values():
-        labels = [text for text in svg.iter("text") if "text-anchor: end" in text.get("style", "")]
-        assert len(labels) >= 2
-        for label in labels:
-            assert float(label.get("x", 0)) >= 6.4 * len(label.text or ""), label.text
-
-
 def test_a_limit_far_above_is_named_and_not_drawn() -> None:
     limit = charts.Level(label="the card's memory", value=800 * GIB, style="limit")
     chart = over_time(levels=[limit])

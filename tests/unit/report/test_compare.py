@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.report_pages import CONTEXT, report
-from tests.support.run_reports import GIB, gpu_phase, report_of, write_rank
+from tests.support.run_reports import GIB, report_of, write_rank
 from zerokit.launcher.verdict.report import write_report
 from zerokit.report.compare import compare_reports, headline, table_rows
 from zerokit.report.context import RunContext
@@ -33,29 +33,6 @@ def test_two_runs_compared(tmp_path):
     assert json.loads(result.stdout) == compared
     result = CliRunner().invoke(_command(), [str(folder) for folder in folders])
     assert "+10.0 %" in result.stdout
-
-
-def test_the_heading_says_whose_figures_they_are(tmp_path):
-    """A phase's peak may be another rank's than the one with the highest peak of all."""
-    runs = []
-    for name in "ab":
-        folder = tmp_path / name
-        folder.mkdir()
-        write_rank(
-            folder, 0, peak=30 * GIB, phases={"forward": gpu_phase(30 * GIB), "step": gpu_phase(9 * GIB)}
-        )
-        write_rank(
-            folder, 1, peak=20 * GIB, phases={"forward": gpu_phase(7 * GIB), "step": gpu_phase(20 * GIB)}
-        )
-        runs.append(report_of(folder, 2))
-        write_report(folder, RunReport.model_validate(runs[-1]))
-    phases = compare_reports(*runs)["phases"]
-    assert (phases["forward"]["first"], phases["step"]["first"]) == (30 * GIB, 20 * GIB)
-    text = CliRunner().invoke(_command(), [str(tmp_path / name) for name in "ab"]).stdout
-    assert "largest of any rank, median step time" in text and "fullest" not in text
-    first, second = (RunReport.model_validate(run) for run in runs)
-    page = render_comparison((first, second), ("a", "b"), (CONTEXT, CONTEXT))
-    assert "Figures: largest of any rank, median step time" in page
 
 
 def test_runs_of_different_batches_compare_by_their_sequences_per_second(tmp_path):

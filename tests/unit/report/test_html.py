@@ -68,18 +68,6 @@ def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
     assert "prefers-color-scheme: dark" in source
 
 
-def test_the_title_names_script_model_and_end() -> None:
-    titles = {
-        "train.py, llama-3.1-8b, 8.00B parameters: ok · zerokit run": render_html(drawn(2), CONTEXT),
-        "train.py, 8.00B parameters: not as planned · zerokit run": render_html(
-            drawn(2, outcome="not_as_planned", script="/home/me/train.py")
-        ),
-        "unknown script, 8.00B parameters: ok · zerokit run": render_html(drawn(2, script=None)),
-    }
-    for title, page in titles.items():
-        assert f"<title>{title}</title>" in page
-
-
 def test_the_top_names_model_strategy_and_batch() -> None:
     page = render_html(drawn(2), CONTEXT)
     top = " ".join(page[page.index("<h1>") : page.index("<h2>")].split())

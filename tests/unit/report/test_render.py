@@ -10,12 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from tests.support.report_pages import out_of_memory
-from tests.support.report_pages import report as drawn
 from tests.support.run_reports import BROKEN, ERROR, GIB, MIB, OOM, PLAN, report_of, shown, write_rank
 from zerokit.launcher.rank_file import rank_file
 from zerokit.launcher.verdict.rank_end import RankExit
 from zerokit.report.html import render_html
-from zerokit.report.render import hanging, outcome_line, print_report, whole
+from zerokit.report.render import hanging, print_report, whole
 from zerokit.report.schema import RunReport
 from zerokit.report.words import failed_in_load
 
@@ -249,21 +248,6 @@ def test_warnings_name_leaks_retries_and_damage(tmp_path):
     assert "rank-00000.jsonl:12: cut or damaged" in text
 
 
-@pytest.mark.parametrize("ranks", [2, 8])  # of one host, and of two
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_no_table_breaks_at_80_columns(tmp_path, ranks, on_gpu):
-    for rank in range(ranks):
-        write_rank(
-            tmp_path, rank, on_gpu=on_gpu, state="failed" if rank else "finished", exit_code=int(rank > 0)
-        )
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    print_report(report_of(tmp_path, ranks), console)
-    text = console.export_text()
-    assert "…" not in text and max(map(len, text.splitlines())) <= 80
-    assert sum(line.split()[:1] == ["1"] for line in text.splitlines()) == 2  # memory, and steps
-    assert "GiB" in text and "step time" in text
-
-
 def test_no_figure_is_cut_at_80_columns_with_long_hosts_and_thousands_of_gib(tmp_path):
     gib = 1 << 30
     hosts = [f"gpu-node-with-a-long-name-{rank // 8:03d}.cluster.example.org" for rank in range(16)]
@@ -283,54 +267,6 @@ def test_no_figure_is_cut_at_80_columns_with_long_hosts_and_thousands_of_gib(tmp
     assert [part.strip(",") for part in row.split()[-4:]] == ["123.00", "124.00", "125.00", "1,234.00"]
     assert "terminated (SIGTERM)" in row and "gpu-node-with-a-long-name-001" in text
     assert "n/m: not measured" in text and "…" not in text
-
-
-def test_a_pipe_is_as_wide_as_columns_says(tmp_path, capsys, monkeypatch):
-    write_rank(tmp_path, 0, on_gpu=True, state="finished", exit_code=0)
-    monkeypatch.setenv("COLUMNS", "80")
-    print_report(report_of(tmp_path, 1))
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-    monkeypatch.delenv("COLUMNS")
-    print_report(report_of(tmp_path, 1))
-    assert 100 < max(map(len, capsys.readouterr().out.splitlines())) <= 160
-
-
-def test_an_outcome_is_said_once() -> None:
-    for outcome, why, line, told in (
-        (
-            "interrupted",
-            "interrupted by SIGINT",
-            "Outcome: interrupted (9.0 s; exit code 130)",
-            "interrupted by SIGINT",
-        ),
-        (
-            "rank_failed",
-            "rank 1 failed",
-            "Outcome: rank failed (9.0 s; exit code 130)",
-            "rank failed: rank 1 failed",
-        ),
-        ("stopped", None, "Outcome: stopped (stopped at its step limit, 9.0 s; exit code 130)", "stopped"),
-    ):
-        run = drawn(1, outcome=outcome, exit_code=130, elapsed_seconds=9.0, why=why)
-        assert outcome_line(run).plain == line and run.outcome.because(why) == told
-        page = render_html(run)
-        assert f">{outcome.replace('_', ' ')}</span></h1>" in page and "nterrupted: interrupted" not in page
-
-
-@pytest.mark.parametrize("width", [40, 80, 160])
-def test_how_to_resume_is_wrapped_and_its_path_whole(tmp_path, width):
-    """A word that is wider than the terminal is neither cut nor broken: it is copied."""
-    path = f"/data/{'long-folder-name/' * 3}checkpoint-200"
-    write_rank(tmp_path, 0)
-    report = report_of(tmp_path, 1, plan=None)
-    report["resume"] = (
-        f"Newest checkpoint: {path} (step 200); to go on from it, add --resume_from_checkpoint {path} to "
-        "the script's arguments"
-    )
-    said = shown(report, width=width)
-    lines = said[said.index("Newest checkpoint") :].splitlines()
-    assert " ".join(" ".join(lines).split()) == report["resume"]
-    assert all(len(line) <= width or line.split() == [path] for line in lines)
 
 
 NO_PLAN = "planned again for 137.82 GiB per GPU, with this run's batch, precision and degrees: nothing fits"

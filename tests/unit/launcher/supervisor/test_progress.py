@@ -156,17 +156,6 @@ def test_the_status_line_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "! suspected leak of gpu memory, rank 0: 1.0 MiB a step" in line
 
 
-def test_the_status_line_says_how_long_a_build_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(tmp_path, monkeypatch)
-    ranks.write(0, steps=0, phase="init", activity="building operator fused_adam")
-    ranks.write(1, steps=0, phase="init", activity="downloading")
-    ranks.progress.poll()
-    line = ranks.progress.line(None)
-    assert "rank 0 building operator fused_adam (about a minute, once per environment)" in line
-    assert "rank 1 downloading ·" in f"{line} ·"
-    assert ranks.progress.activities == {"building operator fused_adam", "downloading"}
-
-
 @pytest.mark.parametrize("clock_moves", [0.0, -3600.0, 86_400.0])
 def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_moves: float
