@@ -85,6 +85,7 @@ class Traffic:
         self.trainable = trainable
         self._routes: dict[tuple[int, int, float], Route] = {}
         self._tensors = self._tensors_of_all_stages()
+        self._tensor_of_an_element = self._mean_tensor_of_an_element()
         self._copying = self._pcie()
         self._small_tensors = zero_3_host.small_tensors(shape)
         self._weight_bytes = shape.weight_bytes(2.0, job.packed_base_bytes) / shape.parameters
@@ -281,27 +282,53 @@ class Traffic:
     # ---------------------------------------------------------------- the step itself
 
     def _optimizer(self, strategy: Strategy) -> float:
-        """Adam on the GPU over the owned partition; only launches when the host does it."""
+        """Adam on the GPU over what it steps of the owned partition; only launches when the host does it."""
         c, zero = self.constants, strategy.settings.zero
-        owned = self.owned(strategy)
-        groups = max(1, math.ceil(owned / zero.sub_group_size)) if zero.stage == 3 else 1
         kernels = 0.0
         if zero.stage == 3:
             kernels = c.stage3_step_seconds * self.tensors(strategy)
         else:
             ranks = strategy.zero_ranks if zero.stage else _STAGE_0_STEP_SHARE
             kernels = c.tensor_step_seconds * self.tensors(strategy) / ranks
-        if zero.offload_optimizer.device == "none" or zero.stage == 0:
-            hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
-            kernels = max(kernels, c.adam_bytes * owned / hbm)
+        hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
+        on_gpu = self.owned(strategy) * (1 - self._hosted(strategy))
+        kernels = max(kernels, c.adam_bytes * on_gpu / hbm)
         if zero.stage == 3 and strategy.zero_ranks > 1 and self.job.method == "full":
             kernels += c.persistent_gather_seconds * self._small_tensors
-        return groups * c.step_launch_seconds + kernels
+        return self._sub_groups(strategy) * c.step_launch_seconds + kernels
+
+    def _sub_groups(self, strategy: Strategy) -> int:
+        """How many a rank's optimizer step has. A tensor that reaches the limit goes into a sub-group whole,
+        half of it beyond the limit as a rule."""
+        zero = strategy.settings.zero
+        beyond = self._tensor_of_an_element / 2 / strategy.tensor_parallel / strategy.zero_ranks
+        return (
+            max(1, math.ceil(self.owned(strategy) / (zero.sub_group_size + beyond))) if zero.stage == 3 else 1
+        )
+
+    def _hosted(self, strategy: Strategy) -> float:
+        """Share of a rank's optimizer step that the host makes. Under a partial offload (``ratio``, stage 3
+        alone) the first sub-groups stay on the GPU, with their gradients (zero/stage3.py:1100, 0.19.8)."""
+        zero = strategy.settings.zero
+        if zero.offload_optimizer.device == "none" or zero.stage == 0:
+            return 0.0
+        groups = self._sub_groups(strategy)
+        return 1 - int((1 - zero.offload_optimizer.ratio) * groups) / groups
 
     def tensors(self, strategy: Strategy) -> float:
         """Trainable tensors of a rank's layers, near enough: each product is two (fused here, or with a
         bias)."""
         return self._tensors / strategy.pipeline_parallel
+
+    def _mean_tensor_of_an_element(self) -> float:
+        """Elements of the tensor in which an element of the layers lies, on average."""
+        sizes = [
+            module.n * gemm.k * (gemm.copies if gemm.stacked else 1)
+            for stack in self.shape.stacks
+            for gemm in stack.gemms
+            for module in gemm.modules or (gemm,)
+        ]
+        return sum(size * size for size in sizes) / max(1, sum(sizes)) if self.job.method == "full" else 0.0
 
     def _tensors_of_all_stages(self) -> int:
         stacks = self.shape.stacks
@@ -340,9 +367,10 @@ class Traffic:
         disk = (self.calibration.nvme_bytes_per_second or self.cluster.nvme_bytes_per_second) / per_node
         element_bytes = settings.parameter_bytes
         if optimizer != "none" and not self.job.inference:
-            owned = trainable / ranks
+            owned, hosted = trainable / ranks, self._hosted(strategy)
             down_per_step, per_micro = self._offloaded_gradients(strategy, owned)
-            parts["pcie_per_step"] += down_per_step / down
+            owned *= hosted
+            parts["pcie_per_step"] += down_per_step * hosted / down
             parts["gradients_per_micro"] += per_micro * (1 / down + 1 / up)
             if parameters == "none":
                 parts["pcie_per_step"] += element_bytes * owned / up

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -257,6 +258,21 @@ def test_gradients_go_to_the_host_as_wide_as_the_master_weights(
     assert pcie(slow, twice) - fast == pytest.approx(down * shape.parameters / twice, rel=0.01)
     # and the stepped weights come back
     assert pcie(twice, slow) - fast == pytest.approx((up + 2) * shape.parameters / twice, rel=0.01)
+
+
+@pytest.mark.parametrize(("ratio", "hosted"), [(1.0, 1.0), (0.3, 0.5), (0.0, 0.0)])
+def test_a_partial_offload_leaves_whole_sub_groups_on_the_gpu(ratio: float, hosted: float) -> None:
+    """8.03B weights on four ranks are two sub-groups, as the memory's replay has them (stage3.py:1100)."""
+    shape = shape_of("llama-3.1-8b")
+
+    def parts(device: str, ratio: float) -> Mapping[str, float]:
+        zero = ZeroSettings(stage=3, offload_optimizer=Offload(device=device, ratio=ratio))
+        return step(shape, data=4, zero=zero).parts
+
+    whole, on_gpu, here = parts("cpu", 1.0), parts("none", 1.0), parts("cpu", ratio)
+    assert here.get("host", 0.0) == pytest.approx(hosted * whole["host"])
+    assert whole["optimizer"] <= here["optimizer"] <= on_gpu["optimizer"]
+    assert (here["pcie"] < whole["pcie"]) == (hosted < 1)
 
 
 def test_gradients_summed_in_fp32_cross_once() -> None:
