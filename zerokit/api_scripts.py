@@ -92,8 +92,6 @@ def run_launch(
         return attempts.dry_run(options, listener.say)
     return attempts.launch(
         options,
-        retries=attempts.MOST_RETRIES if asked.retry_smaller else 0,
-        max_restarts=asked.max_restarts,
         plan_again=planner.plan_into,
         rehearsals=_rehearsals(asked),
         host_speeds=LaunchHostSpeeds(probes=not asked.no_host_probe),

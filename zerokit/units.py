@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from zerokit.errors import InputError
 
@@ -208,6 +209,16 @@ def format_count(number: float) -> str:
             scaled = number / scale
             return f"{scaled:.{max(0, 2 - int(math.log10(scaled)))}f}{suffix}"
     return f"{number:.0f}"
+
+
+def few(values: Sequence[object]) -> str:
+    """``0, 1, 2 …``: at most eight."""
+    return ", ".join(map(str, values[:8])) + (" …" if len(values) > 8 else "")
+
+
+def ranks_named(numbers: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 3 …``: at most eight."""
+    return f"rank{'s' if len(numbers) > 1 else ''} {few(numbers)}"
 
 
 def counted(number: float, noun: str, plural: str | None = None) -> str:

@@ -52,20 +52,19 @@ class Command(click.Command):
             InputError: a word is no option's value, and this command takes no words.
         """
         _, extra, _ = self.make_parser(ctx).parse_args(args=list(args))
-        if extra and not ctx.allow_extra_args and not ctx.resilient_parsing and self._takes("model"):
+        takes_no_words = not ctx.allow_extra_args and any(one.name == "model" for one in self.params)
+        if extra and takes_no_words and not ctx.resilient_parsing:
             raise InputError(stray(extra[0], args))
         rest = super().parse_args(ctx, list(args))
         if not ctx.resilient_parsing:
             _, _, typed = self.make_parser(ctx).parse_args(args=list(args))
-            for option in dict.fromkeys(typed):
+            for option in dict.fromkeys(one for one in typed if isinstance(one, click.Option)):
                 times = typed.count(option)
-                if isinstance(option, click.Option) and _holds_one_value(option) and times > 1:
+                holds_several = option.multiple or option.count or option.is_flag
+                if times > 1 and not holds_several:
                     value = ctx.params.get(option.name or "")
                     say.say(f"{option.opts[-1]} is given {times} times; the last counts: {value}")
         return rest
-
-    def _takes(self, name: str) -> bool:
-        return any(parameter.name == name for parameter in self.params)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
@@ -73,7 +72,9 @@ class Command(click.Command):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
-                records[parameter.name or ""] = (record[0], _without_ranges(record[1]))
+                # without click's ``[1<=x<=65536]``, which the error for such a value names; 60.0 as 60
+                text = _RANGE_OF_CLICK.sub("", record[1]).replace("[]", "")
+                records[parameter.name or ""] = (record[0], _WHOLE.sub("", text).rstrip())
         sections: dict[str, list[tuple[str, str]]] = {title: [] for title in GROUPS}
         for title, names in self.groups.items():
             sections[title] = [records.pop(name) for name in names]
@@ -83,7 +84,8 @@ class Command(click.Command):
         sections.setdefault(rest, []).extend(records.values())
         for title, rows in sections.items():
             if rows:
-                _section(formatter, title, rows)
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=26)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
@@ -108,12 +110,8 @@ _LISTS = ("--gpu", "--price", "--method", "--lora-targets")
 
 
 def stray(word: str, args: Sequence[str], more: str = "") -> str:
-    """What to say of a word that is no option's value: a list was meant, or a model.
-
-    Args:
-        args: all that was typed after the command.
-        more: how else a word is given.
-    """
+    """What to say of a word, among all that was typed after the command, that is no option's value: a list
+    was meant, or a model. ``more``: how else a word is given."""
     at = list(args).index(word)
     option, first = args[max(0, at - 2)], args[max(0, at - 1)]
     if first.startswith("--"):
@@ -129,23 +127,9 @@ def stray(word: str, args: Sequence[str], more: str = "") -> str:
     return f"{word}: name a model with --model {model}{more}"
 
 
-def _holds_one_value(option: click.Option) -> bool:
-    return not (option.is_flag or option.count or option.multiple)
-
-
 _BETWEEN = re.compile(r"([\d.]+)<=x<=([\d.]+)")
 _RANGE_OF_CLICK = re.compile(r"(?:; )?(?:[\d.]+<=?)?x(?:[<>]=?[\d.]+)?(?=\])")
 _WHOLE = re.compile(r"(?<=\d)\.0(?=\])")
-
-
-def _without_ranges(text: str) -> str:
-    """Help without click's ``[1<=x<=65536]``, which the error for such a value names; ``60.0`` as ``60``."""
-    return _WHOLE.sub("", _RANGE_OF_CLICK.sub("", text).replace("[]", "")).rstrip()
-
-
-def _section(formatter: click.HelpFormatter, title: str, rows: list[tuple[str, str]]) -> None:
-    with formatter.section(title):
-        formatter.write_dl(rows, col_max=26)
 
 
 def quiet_option() -> click.Option:
@@ -192,8 +176,17 @@ def unknown_option(error: click.NoSuchOption) -> str:
     if takes_script:
         command = path.removeprefix(program()).strip()
         hint = in_place_of_accelerate_yaml(name, command, parameter_names) or hint
-    if hint is None and context is not None and (sibling := _sibling_with(key, context)) is not None:
-        hint = f"it is an option of `zerokit {sibling}`"
+    sibling = _SIBLINGS.get(context.info_name or "") if context is not None else None
+    if (
+        hint is None
+        and sibling
+        and context
+        and context.parent
+        and isinstance(context.parent.command, click.Group)
+    ):
+        other = context.parent.command.get_command(context, sibling)
+        if other is not None and any(key in _names(parameter) for parameter in other.params):
+            hint = f"it is an option of `zerokit {sibling}`"
     if hint is None and key in BY_NAME:
         hint = "it is an option of `zerokit plan`"
     if hint is None and takes_script:
@@ -214,15 +207,6 @@ def _after_subcommand(name: str, context: click.Context) -> str | None:
     if not those:
         return None
     return f"it stands after a subcommand: `{context.command_path} {those[0]} {name} …` ({', '.join(those)})"
-
-
-def _sibling_with(key: str, context: click.Context) -> str | None:
-    """The command that shows the same as this one otherwise, if it has the option."""
-    sibling = _SIBLINGS.get(context.info_name or "")
-    group = context.parent.command if context.parent is not None else None
-    command = group.get_command(context, sibling) if sibling and isinstance(group, click.Group) else None
-    has_it = command is not None and any(key in _names(parameter) for parameter in command.params)
-    return sibling if has_it else None
 
 
 _SIBLINGS = {"report": "watch", "watch": "report"}
@@ -252,10 +236,7 @@ def _names(parameter: click.Parameter) -> list[str]:
 
 def misused(error: click.ClickException, command: str | None) -> str:
     """What to say of a command line that click refuses: what is wrong with it, and where its use stands.
-
-    Args:
-        command: the command that was typed; click tells of no context where a value is missing.
-    """
+    ``command``: that was typed; click tells of no context where a value is missing."""
     from zerokit.suggest import misspelt
 
     context = error.ctx if isinstance(error, click.UsageError) else None
@@ -330,11 +311,8 @@ class ScriptCommand(Command):
 
 
 def no_script(example: str = "") -> InputError:
-    """What to say where a command's script is missing: what was typed, with a script behind it.
-
-    Args:
-        example: options to show where none was typed.
-    """
+    """What to say where a command's script is missing: what was typed, or the ``example`` of options, with a
+    script behind it."""
     from zerokit.launcher.secrets import Secrets
 
     context = click.get_current_context()

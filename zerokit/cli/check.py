@@ -58,33 +58,24 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     from zerokit.planner.checking import check, for_versions
 
     if options["explain"]:
-        return _explain(options["explain"])
+        from zerokit.linter.explain import as_text, explain
+
+        write(as_text(explain(options["explain"]), width_of(1)))
+        return 0
     project_settings = _settings(options)
     options["ignore"] = project_settings.ignore | frozenset(options["ignore"])
     settings, more = divided(CheckOptions, options)
     with for_versions(settings["deepspeed_version"], settings["accelerate_version"]):
         if options["schema"]:
-            return _schema(options["schema"])
+            from zerokit.linter.schema import SCHEMAS
+
+            write_json(SCHEMAS[options["schema"]]())
+            return 0
         result = check(files, more, settings, exclude=project_settings.exclude, say=say)
         _show(result, options)
     if result.stopped is not None:
         raise result.stopped
     return result.exit_code(strict=options["strict"])
-
-
-def _explain(rule: str) -> int:
-    from zerokit.linter.explain import as_text, explain
-
-    write(as_text(explain(rule), width_of(1)))
-    return 0
-
-
-def _schema(name: str) -> int:
-
-    from zerokit.linter.schema import SCHEMAS
-
-    write_json(SCHEMAS[name]())
-    return 0
 
 
 def _settings(options: dict[str, Any]) -> Settings:
@@ -102,7 +93,6 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 
 def _show(result: CheckResult, options: dict[str, Any]) -> None:
-
     from zerokit.linter import output
 
     style = "json" if options["as_json"] else options["style"]

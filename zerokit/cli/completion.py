@@ -6,6 +6,7 @@ It is added to the options when a shell asks, and never otherwise: by what stand
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,8 @@ _RANGE = re.compile(r"(\d)-(\d)")
 
 
 def add(command: click.Command, path: tuple[str, ...] = ()) -> click.Command:
-    """The command, with completion for every value of its options and arguments.
-
-    Args:
-        path: the names of the groups above, without zerokit's.
-    """
+    """The command, with completion for every value of its options and arguments; ``path``: the names of the
+    groups above, without zerokit's."""
     name = (*path, command.name or "")
     for parameter in command.params:
         values, kind = _of(parameter, name)
@@ -40,13 +38,8 @@ def add(command: click.Command, path: tuple[str, ...] = ()) -> click.Command:
 
 
 class Completed(_ParamType):
-    """A type whose values a shell completes.
-
-    Args:
-        original: which converts what was typed.
-        values: all of them; None: there is no list.
-        kind: ``file`` or ``dir`` where a path may stand too.
-    """
+    """A type, as ``original`` converts it, whose ``values`` (None: there is no list) a shell completes;
+    ``kind``: ``file`` or ``dir`` where a path may stand too."""
 
     def __init__(
         self, original: _ParamType, values: Callable[[], Iterable[str]] | None, kind: str | None
@@ -77,27 +70,15 @@ def _of(
     kind = next((kind for word, kind in _KINDS if word in metavar), None)
     values = _NAMES.get((command[0], parameter.name or "")) or _NAMES.get(("", parameter.name or ""))
     if values is None and kind is None and isinstance(parameter, click.Option):
-        choices = _choices(metavar)
+        # ``none``, ``cpu`` and ``nvme`` of ``none|cpu|nvme``; numbers to be typed (``N``) are left out
+        span, listed = _RANGE.fullmatch(metavar), _CHOICES.fullmatch(metavar)
+        choices = [word for word in (listed[1].split("|") if listed else ()) if not word.isupper()]
+        choices = [str(number) for number in range(int(span[1]), int(span[2]) + 1)] if span else choices
         values = (lambda: choices) if choices else None
     return values, kind
 
 
 _KINDS = (("FILE", "file"), ("SCRIPT", "file"), ("PATH", "file"), ("DIR", "dir"), ("RUN", "dir"))
-
-
-def _choices(metavar: str) -> tuple[str, ...]:
-    """``none``, ``cpu`` and ``nvme`` of ``none|cpu|nvme``; numbers to be typed (``N``) are left out."""
-    span = _RANGE.fullmatch(metavar)
-    if span is not None:
-        return tuple(str(number) for number in range(int(span[1]), int(span[2]) + 1))
-    listed = _CHOICES.fullmatch(metavar)
-    return tuple(word for word in (listed[1].split("|") if listed else ()) if not word.isupper())
-
-
-def _models() -> Iterable[str]:
-    from zerokit.catalog import models
-
-    return models.names()
 
 
 def _families() -> Iterable[str]:
@@ -106,28 +87,14 @@ def _families() -> Iterable[str]:
     return sorted({model.family for model in models.index()})
 
 
-def _gpus() -> Iterable[str]:
-    from zerokit.catalog import gpus
-
-    return gpus.names()
-
-
-def _recipes() -> Iterable[str]:
-    from zerokit.planner import recipes
-
-    return recipes.names()
+def _listed(module: str, function: str) -> Callable[[], Iterable[str]]:
+    """What a function of the package lists, imported when a shell asks."""
+    return lambda: getattr(importlib.import_module(f"zerokit.{module}"), function)()
 
 
-def _commands() -> Iterable[str]:
-    from zerokit.cli import commands
-
-    return commands()
-
-
-def _rules() -> Iterable[str]:
-    from zerokit.linter import explain
-
-    return sorted(explain.examples())
+_models, _gpus = _listed("catalog.models", "names"), _listed("catalog.gpus", "names")
+_recipes, _commands = _listed("planner.recipes", "names"), _listed("cli", "commands")
+_rules = _listed("linter.explain", "examples")
 
 
 _NAMES: dict[tuple[str, str], Callable[[], Iterable[str]]] = {

@@ -44,7 +44,7 @@ def command(as_json: bool, strict: bool, measure_too: bool) -> None:
             _show(finding)
         known = _rates(measured_rates.measured, measured_rates.source)
         write()
-        for line in (*known, *_tuned(measured_rates), *_host(measured_rates)):
+        for line in (*known, *_kept(measured_rates)):
             write("\n".join(wrapped(line, later="  " if line.startswith(" ") else "")))
         write(_verdict(examination))
     if strict and examination.blockers:
@@ -56,35 +56,25 @@ def _rates(measured: Measured | None, reason: str) -> list[str]:
     if measured is None:
         return [f"Rates: {reason}"]
     lines = [f"Rates of {measured.ranks} × {measured.device_name}, all at once ({reason})"]
-    if measured.matmul_flops is not None:
-        lines.append(
-            f"  matrix product, {measured.matmul_precision}: {measured.matmul_flops / 1e12:,.4g} TFLOP/s each"
-        )
-    if measured.memory_copy_bytes_per_second is not None:
-        lines.append(
-            f"  memory, read and written: {measured.memory_copy_bytes_per_second / 1e9:,.4g} GB/s each"
-        )
+    if (flops := measured.matmul_flops) is not None:
+        lines.append(f"  matrix product, {measured.matmul_precision}: {flops / 1e12:,.4g} TFLOP/s each")
+    if (copied := measured.memory_copy_bytes_per_second) is not None:
+        lines.append(f"  memory, read and written: {copied / 1e9:,.4g} GB/s each")
     to_device, to_host = measured.host_to_device_bytes_per_second, measured.device_to_host_bytes_per_second
     if to_device is not None and to_host is not None:
         lines.append(
             f"  pinned copies: {to_device / 1e9:.3g} GB/s to, {to_host / 1e9:.3g} GB/s from each GPU"
         )
-    if measured.cpu_adam_parameters_per_second is not None:
-        per_billion = 1e9 / measured.cpu_adam_parameters_per_second
-        lines.append(
-            f"  CPU Adam ({measured.cpu_adam_kind}): {per_billion:.3g} s per 1e9 parameters and step"
-        )
-    if measured.host_memory_bytes_per_second is not None:
-        lines.append(
-            f"  host memory: {measured.host_memory_bytes_per_second / 1e9:.3g} GB/s, all ranks together"
-        )
-    if measured.host_cast_bytes_per_second is not None:
-        lines.append(f"  casts in host memory: {measured.host_cast_bytes_per_second / 1e9:.3g} GB/s, as well")
-    if measured.host_factor is not None:
-        lines.append(
-            f"  host: {measured.host_factor:.2f} times the reference host's seconds to issue operators"
-            + _spread(measured)
-        )
+    if (adam := measured.cpu_adam_parameters_per_second) is not None:
+        lines.append(f"  CPU Adam ({measured.cpu_adam_kind}): {1e9 / adam:.3g} s per 1e9 parameters and step")
+    if (read := measured.host_memory_bytes_per_second) is not None:
+        lines.append(f"  host memory: {read / 1e9:.3g} GB/s, all ranks together")
+    if (cast := measured.host_cast_bytes_per_second) is not None:
+        lines.append(f"  casts in host memory: {cast / 1e9:.3g} GB/s, as well")
+    if (factor := measured.host_factor) is not None:
+        low, high = measured.host_factor_low, measured.host_factor_high
+        spread = f" ({low:.2f} to {high:.2f} in nine tenths of the rounds)" if low and high else ""
+        lines.append(f"  host: {factor:.2f} times the reference host's seconds to issue operators{spread}")
     for operation in dict.fromkeys(point.operation for point in measured.collectives):
         curve = ", ".join(
             f"{point.message_bytes / MIB:.0f} MiB {point.bus_bytes_per_second / 1e9:.3g}"
@@ -96,29 +86,18 @@ def _rates(measured: Measured | None, reason: str) -> list[str]:
     return lines
 
 
-def _spread(measured: Measured) -> str:
-    """How much the rounds of the probe differ."""
-    low, high = measured.host_factor_low, measured.host_factor_high
-    return f" ({low:.2f} to {high:.2f} in nine tenths of the rounds)" if low and high else ""
-
-
-def _tuned(measured: rates.Rates) -> list[str]:
-    """Step times that `tune` keeps for later plans."""
+def _kept(measured: rates.Rates) -> tuple[str, str]:
+    """What is kept for later plans: step times by `tune`, and the host's speed by launches."""
+    steps = "none; `zerokit tune` keeps them"
     if measured.tuned_warning is not None:
-        return [f"Tuned step times: {measured.tuned_warning}"]
-    if not measured.tuned:
-        return ["Tuned step times: none; `zerokit tune` keeps them"]
-    of = counted(measured.tuned_jobs, "job")
-    return [f"Tuned step times: {len(measured.tuned)}, of {of} ({tuned.path()})"]
-
-
-def _host(measured: rates.Rates) -> list[str]:
-    """What launches told of the host's speed."""
-    speed = measured.host_speed
-    if speed is None:
-        return ["Host speed by launches: none kept; the first launch on GPUs measures it"]
-    spread = f" ({speed.low:.2f} to {speed.high:.2f})" if speed.low and speed.high else ""
-    return [f"Host speed by launches: {speed.factor:.2f}{spread}, {speed.source}"]
+        steps = measured.tuned_warning
+    elif measured.tuned:
+        steps = f"{len(measured.tuned)}, of {counted(measured.tuned_jobs, 'job')} ({tuned.path()})"
+    host = "none kept; the first launch on GPUs measures it"
+    if (speed := measured.host_speed) is not None:
+        spread = f" ({speed.low:.2f} to {speed.high:.2f})" if speed.low and speed.high else ""
+        host = f"{speed.factor:.2f}{spread}, {speed.source}"
+    return f"Tuned step times: {steps}", f"Host speed by launches: {host}"
 
 
 def _show(finding: DoctorFinding) -> None:

@@ -25,48 +25,33 @@ _plan = click.option(
 )
 _out = click.option("--out", metavar="FILE", help="File to write. [default: standard output]")
 _OF_JOB = (
-    click.option(
-        "--style",
-        default="auto",
-        metavar="auto|raw|accelerate|trainer|none",
-        help="How the script takes its DeepSpeed configuration; auto reads its source, none gives it none.",
-    ),
-    click.option(
-        "--env",
-        "variables",
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="Also set in the job; may be repeated.",
-    ),
-    click.option(
-        "--no-arguments", is_flag=True, help="Add nothing from the plan to the script's own arguments."
-    ),
-    click.option(
-        "--accept-mismatch",
-        is_flag=True,
-        help="Write the job of a script that contradicts the plan all the same.",
-    ),
+    click.option("--style", default="auto", metavar="auto|raw|accelerate|trainer|none",
+                 help="How the script takes its DeepSpeed configuration; auto reads its source, none gives "
+                 "it none."),
+    click.option("--env", "variables", metavar="NAME=VALUE", multiple=True,
+                 help="Also set in the job; may be repeated."),
+    click.option("--no-arguments", is_flag=True,
+                 help="Add nothing from the plan to the script's own arguments."),
+    click.option("--accept-mismatch", is_flag=True,
+                 help="Write the job of a script that contradicts the plan all the same."),
     _plan,
     click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…"),
-)
+)  # fmt: skip
 
 
 def _for_job(function: Callable[..., None]) -> Callable[..., None]:
     """A command for the script of a job: its options, gathered in the argument ``job``."""
 
     @functools.wraps(function)
-    def wrapper(
-        script: tuple[str, ...], style: str, variables: tuple[str, ...], no_arguments: bool,
-        accept_mismatch: bool, folder: str, **options: Any,
-    ) -> None:  # fmt: skip
+    def wrapper(script: tuple[str, ...], out: str | None, **options: Any) -> None:
         from zerokit.launcher.job_files import JobScript
 
-        command = f"emit {click.get_current_context().info_name}"
         if not script:
             raise no_script()
-        job = JobScript(command=command, folder=folder, script=script, style=style, variables=variables,
-                          no_arguments=no_arguments, accept_mismatch=accept_mismatch)  # fmt: skip
-        function(job, **options)
+        command = f"emit {click.get_current_context().info_name}"
+        names = ("folder", "style", "variables", "no_arguments", "accept_mismatch")
+        job = JobScript(command=command, script=script, **{name: options.pop(name) for name in names})
+        function(job, out=out, **options)
 
     command: Callable[..., None] = wrapper
     for decorate in reversed(_OF_JOB):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -83,35 +83,29 @@ def _launch_with(file: str, result: Estimate) -> NextCommand:
 
     strategy, cluster = result.planned.strategy, result.planned.cluster
     arguments = trainer_arguments(strategy, result.planned.job.loss)
-    must_agree = added_arguments(of_defaults(result.file_config or {}))
-    pairs, decided = _pairs(arguments) | _pairs(must_agree), decided_by(result.file_config or {})
+    words = (*arguments, *added_arguments(of_defaults(result.file_config or {})))  # name, value, …
+    pairs = dict(zip(words[::2], words[1::2], strict=True))
+    decided = decided_by(result.file_config or {})
     left = {name: value for name, value in pairs.items() if name.removeprefix("--") not in decided}
     in_file = {name: value for name, value in pairs.items() if name not in left}
+    of_left, of_file = (shlex.join(word for pair in one.items() for word in pair) for one in (left, in_file))
+    if not left:
+        decides = (
+            f"the file decides every setting of this estimate; a Trainer must be given the same: {of_file}"
+        )
+    else:
+        decides = (
+            f"this estimate is of a script that does what the file leaves to it, a Trainer with {of_left}"
+        )
+        decides += f", and with the values that the file has: {of_file}" if in_file else ""
     ranks = ["--gpus", str(cluster.gpus)] if cluster.nodes == 1 else []
     device = ["--device", "cpu"] if result.planned.on_cpu else []
     return NextCommand(
         command=command_text("launch", "--deepspeed", file, *device, *ranks, "train.py"),
-        does="runs the script with this file and adds nothing to its arguments; "
-        + _of_which_script(left, in_file),
+        does=f"runs the script with this file and adds nothing to its arguments; {decides}",
         comment="train.py: your script",
         without_plan=True,
     )
-
-
-def _of_which_script(left: Mapping[str, str], in_file: Mapping[str, str]) -> str:
-    """What of the estimate is left to the script and what a Trainer must repeat, as its arguments."""
-    of_left, of_file = (
-        shlex.join(word for pair in pairs.items() for word in pair) for pairs in (left, in_file)
-    )
-    if not left:
-        return f"the file decides every setting of this estimate; a Trainer must be given the same: {of_file}"
-    does = f"this estimate is of a script that does what the file leaves to it, a Trainer with {of_left}"
-    return f"{does}, and with the values that the file has: {of_file}" if in_file else does
-
-
-def _pairs(arguments: Sequence[str]) -> dict[str, str]:
-    """``--name value …`` as values by name."""
-    return dict(zip(arguments[::2], arguments[1::2], strict=True))
 
 
 def _host_ram(result: Estimate) -> dict[str, str]:
@@ -141,12 +135,9 @@ def _pinned(strategy: Strategy) -> dict[str, object]:
 def _plan_command(
     options: Mapping[str, Any], global_batch: int | None, *, same_strategy: bool = False
 ) -> str:
-    """``zerokit plan`` with the model, the hardware and the job that were given; the strategy is left to it.
-
-    Args:
-        global_batch: that of the batch per GPU which was given, so that the steps compare; else ``None``.
-        same_strategy: with all that was given of the strategy, too.
-    """
+    """``zerokit plan`` with the model, the hardware and the job that were given, the ``global_batch`` of the
+    batch per GPU that was, so that the steps compare, and, for the ``same_strategy``, all that was given of
+    it."""
     from zerokit.planner.options import OPTIONS
 
     given = {

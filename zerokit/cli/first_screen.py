@@ -26,12 +26,8 @@ def filled(
     advice: Sequence[Note],
     following: Sequence[str],
 ) -> list[str]:
-    """The answer, as many notes as there is room for, and what to run next.
-
-    Args:
-        lines: the answer.
-        shorter: the same without details, for a screen that it would fill.
-    """
+    """The answer (``lines``, or ``shorter`` without details, where those would fill the screen), as many
+    notes as there is room for, and what to run next."""
     screen: list[str] = []
     for answered in (lines, shorter):
         notes, closing = _notes(assumptions, advice, SCREEN - _height([*answered, *following]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from contextlib import suppress
@@ -45,7 +46,8 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     asked = LaunchArguments(**options, say=say)
     overrides: tuple[str, ...] = ()
     if asked.recipe and asked.module is None:
-        overrides, arguments = _overrides(arguments)
+        count = len(tuple(itertools.takewhile(_IS_OVERRIDE.match, arguments)))
+        overrides, arguments = arguments[:count], arguments[count:]
     if asked.module is None and not arguments:
         raise no_script("--plan DIR")
     resolved = entry_points.target_of(asked.module, arguments)
@@ -61,12 +63,11 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     return result.exit_code
 
 
-def _overrides(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The recipe's KEY=VALUE before the script, and the script with its arguments."""
-    count = 0
-    while count < len(arguments) and _IS_OVERRIDE.match(arguments[count]):
-        count += 1
-    return arguments[:count], arguments[count:]
+_REHEARSED = {
+    "done": "the plan's rehearsal ran the script with these options",
+    "other devices": "the plan's rehearsal ran the script with these options, on the plan's GPUs",
+    "named": "the `zerokit plan` command above rehearses it",
+}
 
 
 def _show_dry_run(dry: DryRun) -> None:
@@ -75,18 +76,10 @@ def _show_dry_run(dry: DryRun) -> None:
     for name, value in sorted(dry.environment.items()):
         write(f"export {name}={quoted(value)}")
     write(" ".join(map(quoted, dry.argv)))
-    unseen = "a dry run does not start the script, so it misses errors of the script's own"
-    if dry.rehearsal == "done":
-        say(f"{unseen}; the plan's rehearsal ran the script with these options")
-    elif dry.rehearsal == "other devices":
-        say(f"{unseen}; the plan's rehearsal ran the script with these options, on the plan's GPUs")
-    elif dry.rehearsal == "named":
-        say(f"{unseen}; the `zerokit plan` command above rehearses it")
-    else:
-        say(
-            f"{unseen}; `zerokit rehearse` with the same {'plan, ' if dry.has_plan else ''}script and "
-            "arguments runs it on simulated GPUs"
-        )
+    what = "plan, script" if dry.has_plan else "script"
+    untold = f"`zerokit rehearse` with the same {what} and arguments runs it on simulated GPUs"
+    rehearsed = _REHEARSED.get(dry.rehearsal, untold)
+    say(f"a dry run does not start the script, so it misses errors of the script's own; {rehearsed}")
 
 
 def _print_failure(text: str) -> None:
@@ -101,9 +94,8 @@ def _show(report: RunReport, folder: Path) -> None:
     from zerokit.report.render import print_report
 
     try:
-        print_report(
-            report, traceback=False, folder=folder
-        )  # the failed rank's own output is on the terminal
+        # without its traceback: the failed rank's own output is on the terminal
+        print_report(report, traceback=False, folder=folder)
         sys.stdout.flush()
     except (OSError, SystemExit):  # rich ends the process with 1 at a broken pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -37,10 +37,12 @@ class PlanCommand(Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            script = _script_before(error.option_name, args) if _SCRIPT not in ctx.meta else None
-            if script is None:
+            # of a script that stands there without ``--``
+            at = next((n for n, word in enumerate(args) if word.partition("=")[0] == error.option_name), 0)
+            scripts = [word for word in args[:at] if word.endswith(".py") and not word.startswith("-")]
+            if _SCRIPT in ctx.meta or not scripts:
                 raise
-            raise InputError(_misplaced(script, args)) from None
+            raise InputError(_misplaced(scripts[0], args)) from None
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show the script in the line of usage."""
@@ -132,9 +134,8 @@ def command(
     except (InputError, NothingFits) as error:
         if html is not None and isinstance(error, NothingFits):
             error.add(f"⟨html⟩ {html}: not written, there is no plan to show")
-        if folder and (
-            words is not None or isinstance(error, NothingFits)
-        ):  # a slip in an option is typed again at once
+        # a slip in an option is typed again at once
+        if folder and (words is not None or isinstance(error, NothingFits)):
             error.add(still_there(Path(folder)))
         raise
     if html is not None and folder is not None:
@@ -162,12 +163,6 @@ def _write_page(path: Path, result: PlanResult, folder: str) -> None:
         program=program(), written_at=time.time(),
     )  # fmt: skip
     write_page(path, plan_page(result, page, others=survey(result)))
-
-
-def _script_before(option: str, args: Sequence[str]) -> str | None:
-    """The script whose option that is, where it stands there without ``--``."""
-    at = next((n for n, word in enumerate(args) if word.partition("=")[0] == option), 0)
-    return next((word for word in args[:at] if word.endswith(".py") and not word.startswith("-")), None)
 
 
 def _misplaced(word: str, typed: Sequence[str]) -> str:

@@ -216,11 +216,8 @@ def plan(
     result: PlanResult, folder: str | None, *, explain: bool, script: Sequence[str] | None = None
 ) -> str:
     """The answer: what fits and how fast, what was assumed, what to run next; ``explain`` adds the rest.
-
-    Args:
-        folder: of the files; None: none were written.
-        script: the words of the script that was planned for, with its arguments.
-    """
+    ``folder``: of the files, if they were written; ``script``: the words of the script that was planned
+    for."""
     planned, notes, advice = result.chosen, result.plan.assumptions, result.plan.advice
     surer, near_limit = with_id(advice, "surely-fits", "narrow"), with_id(advice, "near-limit")
     unsure, faster = [note.short for note in near_limit], _gains(result)
@@ -330,10 +327,8 @@ def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequenc
     if script:
         added, heading_text = result.added_arguments, "which adds (--no-arguments adds nothing):"
     elif explain and not result.job.inference and result.chosen.pipeline_parallel == 1:
-        added, heading_text = (
-            trainer_arguments(result.chosen.strategy, result.job.loss),
-            "which gives a Hugging Face Trainer script:",
-        )
+        added = trainer_arguments(result.chosen.strategy, result.job.loss)
+        heading_text = "which gives a Hugging Face Trainer script:"
     if added:
         lines.append(f"  {heading_text}")
         words = shlex.join(added).replace(" --", "\x00--").split("\x00")
@@ -361,12 +356,8 @@ def estimate(
     plan_command: str,
     next_command: NextCommand | None,
 ) -> str:
-    """The answer for one configuration; ``explain`` adds memory and time in detail.
-
-    Args:
-        plan_command: what plans the same job, shown where this configuration does not fit.
-        next_command: the next step where it fits.
-    """
+    """The answer for one configuration; ``explain`` adds memory and time in detail. ``plan_command``: what
+    plans the same job, shown where this does not fit; ``next_command``: the next step where it fits."""
     planned, notes = result.planned, result.notes
     lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
     with_plan = next_command is None or not next_command.without_plan

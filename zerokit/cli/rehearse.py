@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from zerokit.cli import prose
 from zerokit.cli.base import WORDS, ScriptCommand, no_script
 from zerokit.cli.options import declared, groups
-from zerokit.cli.say import say, write_json
-from zerokit.files import write_whole
-from zerokit.rehearsal.options import RehearsalArguments
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from zerokit.rehearsal.changes import NextStep
-    from zerokit.rehearsal.result import Rehearsal
-    from zerokit.script.entry_points import Target
-
-import shlex
-from collections.abc import Sequence
-
-from zerokit.cli import prose
 from zerokit.cli.prose import terminal_width, wrapped
-from zerokit.cli.say import write
-from zerokit.messages import github_annotation
+from zerokit.cli.say import say, write, write_json
+from zerokit.files import write_whole
+from zerokit.messages import github_annotation, program
 from zerokit.rehearsal.changes import NextStep
+from zerokit.rehearsal.options import RehearsalArguments
 from zerokit.rehearsal.result import (
     MANAGED,
     Growth,
@@ -54,10 +45,7 @@ _PACED = {"host": "host", "gpu": "GPU", "links": "links", "cpu_adam": "host's op
 
 def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
     """Peaks, what is live at the largest, guesses, and the verdict; no wider than the terminal.
-
-    Args:
-        following: what to type where the script as it is does not fit.
-    """
+    ``following``: what to type where the script as it is does not fit."""
     if done.fed is not None:
         _echo(f"fed: {done.fed.text}")
         for warning in done.of_feed:
@@ -73,7 +61,7 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
     if done.changes:
         write("\n  what would lower the peak, by at most")
         for change in done.changes[:_MOST_CHANGES]:
-            _echo_sized(change.saves_bytes, change.what)
+            write("\n".join(wrapped(change.what, f"  {format_gib(change.saves_bytes):>12}  ", " " * 18)))
     if done.step is not None:
         _show_step(done.step)
     _show_guesses(done.guesses)
@@ -124,11 +112,8 @@ def _annotation(growth: Growth) -> str:
 
 
 def _names_a_card(required_bytes: int, *, bf16: bool) -> str:
-    """What to add so that the answer is whether it fits, with the smallest cards that would hold it.
-
-    Args:
-        bf16: whether the script computes in bf16: Transformers and DeepSpeed refuse to on a GPU without it.
-    """
+    """What to add so that the answer is whether it fits, with the smallest cards that would hold it; those
+    that have it, where the script computes in bf16, which Transformers and DeepSpeed refuse on others."""
     from zerokit.catalog import gpus
 
     large = [
@@ -150,11 +135,6 @@ def _echo(text: str, indent: str = "  ") -> None:
     write("\n".join(wrapped(text, indent, indent + "  ")))
 
 
-def _echo_sized(size: int, text: str) -> None:
-    """A size and what it is of."""
-    write("\n".join(wrapped(text, f"  {format_gib(size):>12}  ", " " * 18)))
-
-
 def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
     write()
     _echo(f"rank {rank.rank} of {done.gpus} on {done.gpu}, {done.training}", indent="")
@@ -164,7 +144,14 @@ def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
         missing = rank.lower_bounds.get(phase)
         least = f"at least; not modelled: {', '.join(missing)}" if missing else ""
         _show_phase(phase, size, "  ".join(filter(None, (mark, meaning, least))))
-    _show_reserved(rank)
+    if rank.smallest_reserved_bytes >= rank.peak_reserved_bytes:
+        _show_phase("reserved", rank.peak_reserved_bytes, "")
+    else:
+        _show_phase("reserved", rank.peak_reserved_bytes, "on a card with memory enough, where caches stay")
+        meaning = "reserved on the smallest card that runs it: the allocator gives caches back"
+        _show_phase("smallest", rank.smallest_reserved_bytes, meaning)
+    if rank.fragmented_bytes:  # of the smallest
+        _show_phase("fragmented", rank.fragmented_bytes, "of that, reserved and not allocated at the peak")
     if rank.host_bytes:
         loaded = "; loaded weights are pages of their file, taken back when memory is short"
         _show_phase(
@@ -178,18 +165,6 @@ def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
         write("\n  live at the peak")
     for row in rank.at_peak[:_MOST_ROWS]:
         _show_held(row)
-
-
-def _show_reserved(rank: RankMemory) -> None:
-    """What the allocator takes of a large card, and of the smallest one, which ``fragmented`` is of."""
-    if rank.smallest_reserved_bytes >= rank.peak_reserved_bytes:
-        _show_phase("reserved", rank.peak_reserved_bytes, "")
-    else:
-        _show_phase("reserved", rank.peak_reserved_bytes, "on a card with memory enough, where caches stay")
-        meaning = "reserved on the smallest card that runs it: the allocator gives caches back"
-        _show_phase("smallest", rank.smallest_reserved_bytes, meaning)
-    if rank.fragmented_bytes:
-        _show_phase("fragmented", rank.fragmented_bytes, "of that, reserved and not allocated at the peak")
 
 
 def _show_phase(name: str, size: int, meaning: str) -> None:
@@ -252,6 +227,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     allocator. Nothing is written, downloaded or pushed.
     """
     from zerokit.rehearsal.baseline import append_summary
+    from zerokit.rehearsal.changes import next_steps
     from zerokit.rehearsal.request import rehearse
     from zerokit.script import entry_points
 
@@ -272,27 +248,15 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     if as_json:
         write_json(done.to_dict())
     else:
-        show(done, _following(done, resolved.target, options))
+        given = (("--gpus", asked.gpus or 1), ("--gpu", asked.gpu), ("--vram", asked.vram))
+        hardware = [word for name, value in given if value is not None for word in (name, str(value))]
+        words = click.get_current_context().meta[WORDS]
+        show(done, () if asked.plan else next_steps(done, resolved.target, hardware, words))
     return done.exit_code
 
 
-def _following(done: Rehearsal, target: Target, options: dict[str, Any]) -> Sequence[NextStep]:
-    """What to type next, for the same script on the same GPUs."""
-    from zerokit.rehearsal.changes import next_steps
-
-    if options["plan"]:
-        return ()
-    given = (("--gpus", options["gpus"] or 1), ("--gpu", options["gpu"]), ("--vram", options["vram"]))
-    hardware = [word for name, value in given if value is not None for word in (name, str(value))]
-    return next_steps(done, target, hardware, click.get_current_context().meta[WORDS])
-
-
 def _write_page(path: Path, done: Rehearsal, script: str, plan: str | None) -> None:
-    import os
-    import time
-
     from zerokit.launcher.secrets import Secrets
-    from zerokit.messages import program
     from zerokit.rehearsal.html import RehearsalPage, write_html
 
     words = click.get_current_context().meta[WORDS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,44 +41,31 @@ def command(runs: tuple[str, ...], as_json: bool, html: str | None) -> None:
         runs = (str(newest[0]),)
         say(f"{runs[0]}: the newest run here")
     reports = [load_run(Path(run)) for run in runs]
+    folders = [run if run.is_dir() else run.parent for run in map(Path, runs)]
     if html is not None:
-        _write_page(Path(html), [Path(run) for run in runs], reports)
+        _write_page(Path(html), runs, folders, reports)
         say(f"wrote {html}")
     if len(reports) == 2 and (html is None or as_json):
-        _compare(runs, reports, as_json)
+        from zerokit.report.compare import compare_reports, print_comparison
+        from zerokit.report.context import read_context
+
+        first, second = (read_context(folder) for folder in folders)
+        comparison = compare_reports(reports[0], reports[1], (first, second))
+        write_json(comparison) if as_json else print_comparison(comparison, (runs[0], runs[1]))
     elif as_json:
         write_json(reports[0].to_dict())
     elif html is None:
         from zerokit.report.render import print_report
 
-        run = Path(runs[0])
-        print_report(reports[0], folder=run if run.is_dir() else run.parent)
+        print_report(reports[0], folder=folders[0])
 
 
-def _write_page(path: Path, runs: list[Path], reports: list[RunReport]) -> None:
+def _write_page(path: Path, runs: tuple[str, ...], folders: list[Path], reports: list[RunReport]) -> None:
     from zerokit.report import html
     from zerokit.report.context import read_context
 
-    folders = _folders(runs)
     if len(runs) == 1:
         html.write_html(path, reports[0], folders[0])
         return
     contexts = (read_context(folders[0]), read_context(folders[1]))
-    names = (str(runs[0]), str(runs[1]))
-    html.write_page(path, html.render_comparison((reports[0], reports[1]), names, contexts))
-
-
-def _folders(runs: Iterable[Path]) -> list[Path]:
-    return [run if run.is_dir() else run.parent for run in runs]
-
-
-def _compare(runs: tuple[str, ...], reports: list[RunReport], as_json: bool) -> None:
-    from zerokit.report.compare import compare_reports, print_comparison
-    from zerokit.report.context import read_context
-
-    contexts = [read_context(folder) for folder in _folders(Path(run) for run in runs)]
-    comparison = compare_reports(reports[0], reports[1], (contexts[0], contexts[1]))
-    if as_json:
-        write_json(comparison)
-    else:
-        print_comparison(comparison, (runs[0], runs[1]))
+    html.write_page(path, html.render_comparison((reports[0], reports[1]), (runs[0], runs[1]), contexts))

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from zerokit.cli import options as shared_options
+from zerokit.cli import prose
 from zerokit.cli.base import Command
 from zerokit.cli.say import say, write, write_json
 from zerokit.errors import NothingFits
@@ -49,7 +50,6 @@ _SCREEN = 20
 
 
 def _text(body: dict[str, Any], *, explain: bool) -> str:
-    from zerokit.cli import prose
     from zerokit.planner.answer import never_measured
 
     is_priced = any(row["cost_per_1e9_tokens"] is not None for row in body["sizes"])
@@ -126,7 +126,7 @@ def _table(
         remark = row.get("remark") or ""
         mark = f" {remark.partition(':')[0]}" if remark and not strategies else ""
         below = strategies or row["gpus"] is None
-        table += [line.rstrip() + mark, *(_below(row["why"]) if below else ())]
+        table += [line.rstrip() + mark, *(prose.wrap(row["why"], "    ", "    ") if below else ())]
     return table
 
 
@@ -147,10 +147,3 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['min_vram_bytes'] / GIB:.1f}",
         f"{row['host_bytes_per_node'] / GIB:,.0f}",
     )
-
-
-def _below(text: str) -> list[str]:
-    """The plan of a row, or why there is none, under it."""
-    from zerokit.cli import prose
-
-    return prose.wrap(text, "    ", "    ")

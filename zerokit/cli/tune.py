@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -42,10 +42,10 @@ def text(body: Mapping[str, Any]) -> str:
     if body["files"]:
         lines += [prose.heading("Written"), *(f"  {path}" for path in body["files"].values())]
     if (calibration := body["calibration"]) is not None:
-        lines += [
-            prose.heading("Kept for later plans here"),
-            *prose.bullets(_calibration_lines(calibration)),
-        ]
+        kept = f"{counted(calibration['kept'], 'step time')} in {calibration['file']}"
+        told = [kept, *filter(None, [calibration["why"]])]
+        told = told if calibration["kept"] else [f"nothing: {calibration['why']}"]
+        lines += [prose.heading("Kept for later plans here"), *prose.bullets(told)]
     if body["folder"]:
         lines += [prose.heading("Runs"), f"  {body['folder']}"]
     if body["next"]:
@@ -68,13 +68,6 @@ def _duration(body: Mapping[str, Any]) -> str:
     return f"{total}; rehearsals before, {format_seconds(rehearsing)} or little more (--rehearsal-seconds)"
 
 
-def _calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
-    if not calibration["kept"]:
-        return [f"nothing: {calibration['why']}"]
-    times = counted(calibration["kept"], "step time")
-    return [f"{times} in {calibration['file']}", *([calibration["why"]] if calibration["why"] else [])]
-
-
 def _table(body: Mapping[str, Any]) -> list[str]:
     """Predicted, where a plan was rehearsed also rehearsed, and measured; the error is that of the last
     prediction before the run. Before a run, what is predicted alone."""
@@ -92,60 +85,40 @@ def _table(body: Mapping[str, Any]) -> list[str]:
     lines = ["", f"{'':4} {' '.join(titles)}".rstrip()]
     lines.append("    " + "".join(f"{name:>{widths[name]}}" for _ in groups for name in names))
     for trial in body["trials"]:
-        shown = _groups(trial)
-        cells = "".join(f"{shown[group][name]:>{widths[name]}}" for group in groups for name in names)
-        lines += _row(trial, body["fastest"], cells)
+        shown = _cells(trial)
+        cells = "".join(f"{shown[group, name]:>{widths[name]}}" for group in groups for name in names)
+        mark = "*" if trial["trial"] == body["fastest"] else " "
+        problem = f"{trial['outcome']}: {trial['problem']}" if trial.get("problem") else ""
+        why = problem or "; ".join(trial.get("differences") or ())
+        lines += [f"{trial['trial']:>3}{mark}{cells}".rstrip(), *prose.wrap(why, "     ", "     ")]
     if body["not_tried"]:
         lines += [prose.heading("Not tried"), *prose.bullets(body["not_tried"])]
     return lines
 
 
-def _groups(trial: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The cells of a row by the group of columns that they stand in."""
-    rehearsed = trial["rehearsed"] or {}
-    return {
-        "time of a step": _cells(
-            _time, trial["predicted_step_seconds"], rehearsed.get("step_seconds"),
-            trial.get("measured_step_seconds"),
-        ),
-        "peak memory": _cells(
-            _size, trial["predicted_peak_bytes"], rehearsed.get("peak_allocated_bytes"),
-            trial.get("measured_peak_bytes"),
-        ),
-    }  # fmt: skip
+def _cells(trial: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+    """What stands in a row, by the group of columns and the column."""
+    rehearsed, cells = trial["rehearsed"] or {}, {}
+    for group, known, key in (
+        ("time of a step", "step_seconds", "step_seconds"),
+        ("peak memory", "peak_bytes", "peak_allocated_bytes"),
+    ):
+        values = {
+            "predicted": trial[f"predicted_{known}"],
+            "rehearsed": rehearsed.get(key),
+            "measured": trial.get(f"measured_{known}"),
+        }
+        for name, value in values.items():
+            written = format_seconds if known == "step_seconds" else _size
+            cells[group, name] = "–" if value is None else written(value)
+        last = values["predicted"] if values["rehearsed"] is None else values["rehearsed"]
+        seen = values["measured"]
+        cells[group, "error"] = "–" if last is None or not seen else f"{last / seen - 1:+.1%}"
+    return cells
 
 
-def _row(trial: Mapping[str, Any], fastest: int | None, cells: str) -> list[str]:
-    mark = "*" if trial["trial"] == fastest else " "
-    why = trial.get("problem") or "; ".join(trial.get("differences") or ())
-    if why and trial.get("problem"):
-        why = f"{trial['outcome']}: {why}"
-    reason_lines = prose.wrap(why, "     ", "     ")
-    return [f"{trial['trial']:>3}{mark}{cells}".rstrip(), *reason_lines]
-
-
-def _cells(
-    formatted: Callable[[Any], str], predicted: float | None, rehearsed: float | None, measured: float | None
-) -> dict[str, str]:
-    last = predicted if rehearsed is None else rehearsed
-    return {
-        "predicted": formatted(predicted),
-        "rehearsed": formatted(rehearsed),
-        "measured": formatted(measured),
-        "error": _error(last, measured),
-    }
-
-
-def _time(seconds: float | None) -> str:
-    return "–" if seconds is None else format_seconds(seconds)
-
-
-def _size(size: int | None) -> str:
-    return "–" if size is None else format_gib(size, 1 if size >= 100 * GIB else 2)
-
-
-def _error(predicted: float | None, measured: float | None) -> str:
-    return "–" if predicted is None or not measured else f"{predicted / measured - 1:+.1%}"
+def _size(size: int) -> str:
+    return format_gib(size, 1 if size >= 100 * GIB else 2)
 
 
 @click.command(
@@ -188,18 +161,11 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         resolved.target, plan_options, settings, say=say, show_progress=is_loud(),
         rehearsing=partial(rehearsing, unconfined=settings["unconfined"], no_cache=settings["no_cache"]),
     )  # fmt: skip
-    _print(result.to_dict(), as_json)
+    body = result.to_dict()
+    write_json(body) if as_json else write(text(body))
     if result.interrupted is not None:
         say(f"interrupted; what was measured is in {result.tuning.folder}")
         return result.interrupted
     if result.error is not None:
         raise result.error
     return 0
-
-
-def _print(body: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        write_json(body)
-        return
-
-    write(text(body))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from zerokit.launcher.verdict.saved_run import WatchedRun
+    from zerokit.report.live import Alarm
     from zerokit.report.schema import RunReport
 
 _SECONDS = 2.0
@@ -63,8 +64,7 @@ def command(run: str, metrics: str | None, once: bool, every: float) -> int:
 def _live(watched: WatchedRun, every: float, console: Console) -> RunReport:
     from rich.live import Live
 
-    from zerokit.report.live import alarm_lines, live_view
-    from zerokit.report.render import print_report
+    from zerokit.report.live import live_view
 
     with Live(console=console, auto_refresh=False) as live:
         while True:
@@ -74,8 +74,7 @@ def _live(watched: WatchedRun, every: float, console: Console) -> RunReport:
                 break
             live.update(live_view(report, alarms, console, watched.folder), refresh=True)
             time.sleep(every)
-    console.print(*alarm_lines(alarms), sep="\n", end="\n" if alarms else "")
-    print_report(report, console, traceback=False, folder=watched.folder)
+    _print(watched, report, alarms, console)
     return report
 
 
@@ -100,15 +99,20 @@ def _lines(watched: WatchedRun, every: float) -> RunReport:
 
 
 def _once(watched: WatchedRun) -> RunReport:
-    from zerokit.report.live import alarm_lines
-    from zerokit.report.render import print_report, wide_console
+    from zerokit.report.render import wide_console
 
     report, alarms = watched.look()
-    console = wide_console()
-    console.print(*alarm_lines(alarms), sep="\n", end="\n" if alarms else "")
-    print_report(report, console, traceback=False, folder=watched.folder)
+    _print(watched, report, alarms, wide_console())
     if report.outcome == "running":
         say("the run is still in progress")
     elif not watched.is_over(report):
         say("its ranks have ended; no report.json is written yet")
     return report
+
+
+def _print(watched: WatchedRun, report: RunReport, alarms: list[Alarm], console: Console) -> None:
+    from zerokit.report.live import alarm_lines
+    from zerokit.report.render import print_report
+
+    console.print(*alarm_lines(alarms), sep="\n", end="\n" if alarms else "")
+    print_report(report, console, traceback=False, folder=watched.folder)

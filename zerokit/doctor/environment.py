@@ -3,180 +3,73 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from zerokit.doctor.finding import DoctorFinding, Surroundings, note, ok, warning
 from zerokit.errors import InputError
 from zerokit.launcher.nodes.cluster import read_hostfile
 from zerokit.machine import architectures
-from zerokit.units import counted
+from zerokit.units import counted, few
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Oddity:
-    """A variable worth a remark.
-
-    Attributes:
-        value: a pattern that the whole value must match for the remark to hold.
-    """
+class Oddity(NamedTuple):
+    """A variable worth a remark where its whole value matches the pattern."""
 
     name: str
+    value: str
     what: str
     fix: str
-    value: str = ".+"
     state: str = "warning"
 
 
 _UNSET = "unset it"
+_UNLESS_MEANT = "unset it, unless meant"
+_ALLOCATOR = ("changes how much memory is reserved beyond what is allocated",
+              "plans assume what they print under `environment`", "note")  # fmt: skip
+_MEET = ("set in this shell: ranks will meet there", _UNLESS_MEANT, "note")
+_ANY = ".+"
 ODDITIES = (
-    Oddity(
-        name="NCCL_P2P_DISABLE",
-        value="1",
-        what="GPUs exchange through host memory, many times slower",
-        fix=_UNSET,
-    ),
-    Oddity(name="NCCL_P2P_LEVEL", value="LOC|0", what="GPUs exchange through host memory", fix=_UNSET),
-    Oddity(
-        name="NCCL_IB_DISABLE", value="1", what="nodes talk over plain sockets, not InfiniBand", fix=_UNSET
-    ),
-    Oddity(
-        name="NCCL_SHM_DISABLE",
-        value="1",
-        what="ranks of a node without peer access use sockets",
-        fix=_UNSET,
-    ),
-    Oddity(
-        name="NCCL_NET_GDR_LEVEL",
-        value="LOC|0",
-        what="network traffic is copied through the host",
-        fix=_UNSET,
-    ),
-    Oddity(name="NCCL_ALGO", what="NCCL may not choose its algorithm", fix=_UNSET, state="note"),
-    Oddity(name="NCCL_PROTO", what="NCCL may not choose its protocol", fix=_UNSET, state="note"),
-    Oddity(
-        name="NCCL_DEBUG",
-        value="TRACE|INFO",
-        what="NCCL writes much into the log",
-        fix="set it to WARN",
-        state="note",
-    ),
-    Oddity(
-        name="NCCL_BLOCKING_WAIT",
-        what="an old name, which torch reads with a warning",
-        fix="use TORCH_NCCL_BLOCKING_WAIT",
-        state="note",
-    ),
-    Oddity(
-        name="NCCL_ASYNC_ERROR_HANDLING",
-        what="an old name, which torch reads with a warning",
-        fix="use TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        state="note",
-    ),
-    Oddity(
-        name="TORCH_NCCL_BLOCKING_WAIT", value="1", what="every collective blocks the host: slow", fix=_UNSET
-    ),
-    Oddity(
-        name="CUDA_LAUNCH_BLOCKING",
-        value="1",
-        what="every kernel waits for the one before: slow",
-        fix=_UNSET,
-    ),
-    Oddity(
-        name="CUDA_VISIBLE_DEVICES",
-        value=".*(GPU|MIG)-.*",
-        what="plain `deepspeed` crashes on UUIDs",
-        fix="use `zerokit launch`, which resolves them, or indices",
-    ),
-    Oddity(
-        name="RANK", what="set in this shell: without a launcher a script takes itself for it", fix=_UNSET
-    ),
-    Oddity(
-        name="WORLD_SIZE",
-        what="set in this shell: without a launcher a script waits for the others",
-        fix=_UNSET,
-    ),
-    Oddity(
-        name="LOCAL_RANK", what="set in this shell: without a launcher a script uses that GPU", fix=_UNSET
-    ),
-    Oddity(
-        name="MASTER_ADDR",
-        what="set in this shell: ranks will meet there",
-        fix="unset it, unless meant",
-        state="note",
-    ),
-    Oddity(
-        name="MASTER_PORT",
-        what="set in this shell: ranks will meet there",
-        fix="unset it, unless meant",
-        state="note",
-    ),
-    Oddity(
-        name="ACCELERATE_USE_DEEPSPEED",
-        what="every accelerate script in this shell uses DeepSpeed",
-        fix=_UNSET,
-    ),
-    Oddity(
-        name="ACCELERATE_DEEPSPEED_CONFIG_FILE",
-        what="every accelerate script in this shell uses that file",
-        fix=_UNSET,
-    ),
-    Oddity(
-        name="DS_ACCELERATOR",
-        what="DeepSpeed takes this accelerator instead of looking",
-        fix="unset it, unless meant",
-        state="note",
-    ),
-    Oddity(
-        name="DS_SKIP_CUDA_CHECK",
-        value="1",
-        what="operators are compiled with a toolkit that may not fit torch's",
-        fix="unset it, unless meant",
-        state="note",
-    ),
-    Oddity(
-        name=architectures.VARIABLE,
-        value=architectures.UNREADABLE,
-        what="DeepSpeed reads only numbers such as 9.0 here, and fails at the first operator that it loads",
-        fix="write 9.0 for 9.0a or Hopper; `zerokit launch` gives its ranks the numbers",
-    ),
-    Oddity(
-        name="SLURM_JOB_ID",
-        what="inside a Slurm job; DeepSpeed's own Slurm launcher sets no RANK",
-        fix="use the job script that `zerokit emit sbatch` writes: srun with torchrun",
-        state="note",
-    ),
-    Oddity(
-        name="DS_ENV_FILE",
-        what="DeepSpeed reads another file than .deepspeed_env",
-        fix="unset it, unless meant",
-        state="note",
-    ),
-    Oddity(
-        name="OMP_NUM_THREADS",
-        value="1",
-        what="CPU Adam of an offloaded optimizer runs on one core",
-        fix="set it to the cores per rank when offloading",
-        state="note",
-    ),
-    Oddity(
-        name="PYTORCH_NO_CUDA_MEMORY_CACHING",
-        what="every allocation goes to the driver: very slow",
-        fix=_UNSET,
-    ),
-    Oddity(
-        name="PYTORCH_CUDA_ALLOC_CONF",
-        what="changes how much memory is reserved beyond what is allocated",
-        fix="plans assume what they print under `environment`",
-        state="note",
-    ),
-    Oddity(
-        name="PYTORCH_ALLOC_CONF",
-        what="changes how much memory is reserved beyond what is allocated",
-        fix="plans assume what they print under `environment`",
-        state="note",
-    ),
-)
+    Oddity("NCCL_P2P_DISABLE", "1", "GPUs exchange through host memory, many times slower", _UNSET),
+    Oddity("NCCL_P2P_LEVEL", "LOC|0", "GPUs exchange through host memory", _UNSET),
+    Oddity("NCCL_IB_DISABLE", "1", "nodes talk over plain sockets, not InfiniBand", _UNSET),
+    Oddity("NCCL_SHM_DISABLE", "1", "ranks of a node without peer access use sockets", _UNSET),
+    Oddity("NCCL_NET_GDR_LEVEL", "LOC|0", "network traffic is copied through the host", _UNSET),
+    Oddity("NCCL_ALGO", _ANY, "NCCL may not choose its algorithm", _UNSET, "note"),
+    Oddity("NCCL_PROTO", _ANY, "NCCL may not choose its protocol", _UNSET, "note"),
+    Oddity("NCCL_DEBUG", "TRACE|INFO", "NCCL writes much into the log", "set it to WARN", "note"),
+    Oddity("NCCL_BLOCKING_WAIT", _ANY, "an old name, which torch reads with a warning",
+           "use TORCH_NCCL_BLOCKING_WAIT", "note"),
+    Oddity("NCCL_ASYNC_ERROR_HANDLING", _ANY, "an old name, which torch reads with a warning",
+           "use TORCH_NCCL_ASYNC_ERROR_HANDLING", "note"),
+    Oddity("TORCH_NCCL_BLOCKING_WAIT", "1", "every collective blocks the host: slow", _UNSET),
+    Oddity("CUDA_LAUNCH_BLOCKING", "1", "every kernel waits for the one before: slow", _UNSET),
+    Oddity("CUDA_VISIBLE_DEVICES", ".*(GPU|MIG)-.*", "plain `deepspeed` crashes on UUIDs",
+           "use `zerokit launch`, which resolves them, or indices"),
+    Oddity("RANK", _ANY, "set in this shell: without a launcher a script takes itself for it", _UNSET),
+    Oddity("WORLD_SIZE", _ANY, "set in this shell: without a launcher a script waits for the others", _UNSET),
+    Oddity("LOCAL_RANK", _ANY, "set in this shell: without a launcher a script uses that GPU", _UNSET),
+    Oddity("MASTER_ADDR", _ANY, *_MEET),
+    Oddity("MASTER_PORT", _ANY, *_MEET),
+    Oddity("ACCELERATE_USE_DEEPSPEED", _ANY, "every accelerate script in this shell uses DeepSpeed", _UNSET),
+    Oddity("ACCELERATE_DEEPSPEED_CONFIG_FILE", _ANY, "every accelerate script in this shell uses that file",
+           _UNSET),
+    Oddity("DS_ACCELERATOR", _ANY, "DeepSpeed takes this accelerator instead of looking", _UNLESS_MEANT,
+           "note"),
+    Oddity("DS_SKIP_CUDA_CHECK", "1", "operators are compiled with a toolkit that may not fit torch's",
+           _UNLESS_MEANT, "note"),
+    Oddity(architectures.VARIABLE, architectures.UNREADABLE,
+           "DeepSpeed reads only numbers such as 9.0 here, and fails at the first operator that it loads",
+           "write 9.0 for 9.0a or Hopper; `zerokit launch` gives its ranks the numbers"),
+    Oddity("SLURM_JOB_ID", _ANY, "inside a Slurm job; DeepSpeed's own Slurm launcher sets no RANK",
+           "use the job script that `zerokit emit sbatch` writes: srun with torchrun", "note"),
+    Oddity("DS_ENV_FILE", _ANY, "DeepSpeed reads another file than .deepspeed_env", _UNLESS_MEANT, "note"),
+    Oddity("OMP_NUM_THREADS", "1", "CPU Adam of an offloaded optimizer runs on one core",
+           "set it to the cores per rank when offloading", "note"),
+    Oddity("PYTORCH_NO_CUDA_MEMORY_CACHING", _ANY, "every allocation goes to the driver: very slow", _UNSET),
+    Oddity("PYTORCH_CUDA_ALLOC_CONF", _ANY, *_ALLOCATOR),
+    Oddity("PYTORCH_ALLOC_CONF", _ANY, *_ALLOCATOR),
+)  # fmt: skip
 
 
 DEFAULT_HOSTFILE = "job/hostfile"  # deepspeed/launcher/runner.py: DLTS_HOSTFILE
@@ -186,26 +79,17 @@ _FILE_MOST_BYTES = 1 << 20
 
 def findings(around: Surroundings) -> list[DoctorFinding]:
     """Variables, network interfaces named in them, ``.deepspeed_env`` and the default hostfile."""
-    odd = [_oddity(oddity, around) for oddity in ODDITIES]
-    result = [finding for finding in odd if finding is not None]
+    result = []
+    for name, pattern, what, fix, state in ODDITIES:
+        value = around.environment.get(name, "").strip()
+        if re.fullmatch(pattern, value, re.IGNORECASE):
+            said = f"{name}={value[:80]}: {what}"
+            result.append(DoctorFinding(check=f"environment.{name}", state=state, what=said, fix=fix))
     result += _interfaces(around)
     if not result:
-        result.append(
-            ok("environment.variables", "no variable here changes what NCCL, torch or DeepSpeed do")
-        )
+        no_oddity = "no variable here changes what NCCL, torch or DeepSpeed do"
+        result.append(ok("environment.variables", no_oddity))
     return result + _environment_files(around) + _hostfile(around)
-
-
-def _oddity(oddity: Oddity, around: Surroundings) -> DoctorFinding | None:
-    value = around.environment.get(oddity.name, "").strip()
-    if not re.fullmatch(oddity.value, value, re.IGNORECASE):
-        return None
-    return DoctorFinding(
-        check=f"environment.{oddity.name}",
-        state=oddity.state,
-        what=f"{oddity.name}={value[:80]}: {oddity.what}",
-        fix=oddity.fix,
-    )
 
 
 def _interfaces(around: Surroundings) -> list[DoctorFinding]:
@@ -259,10 +143,8 @@ def _environment_file(path: Path) -> list[DoctorFinding]:
     if secret:
         problem = f"{path} hands {', '.join(secret[:5])} to every node, on the command line of ssh"
         return [warning(check, problem, "remove it; log in on the nodes instead")]
-    listed = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-    return [
-        note(check, f"{path} is exported to every node: {listed or 'nothing'}", "remove it, unless meant")
-    ]
+    exported = f"{path} is exported to every node: {few(names) or 'nothing'}"
+    return [note(check, exported, "remove it, unless meant")]
 
 
 def _hostfile(around: Surroundings) -> list[DoctorFinding]:

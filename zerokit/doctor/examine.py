@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from zerokit.doctor import environment, operators, software, system
 from zerokit.doctor.finding import STATES, DoctorFinding, Surroundings
 from zerokit.machine.detect import Detected, detect
 from zerokit.machine.versions import DECIDING, installed
+
+_OF_A_GPU = ("index", "uuid", "name", "driver_vram_bytes", "used_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +38,7 @@ class Examination:
             "can_run": not self.blockers,
             "counts": {state: counts[state] for state in STATES},
             "machine": {
-                "gpus": [
-                    {
-                        "index": gpu.index,
-                        "uuid": gpu.uuid,
-                        "name": gpu.name,
-                        "driver_vram_bytes": gpu.driver_vram_bytes,
-                        "used_bytes": gpu.used_bytes,
-                    }
-                    for gpu in self.detected.gpus
-                ],
+                "gpus": [{name: getattr(gpu, name) for name in _OF_A_GPU} for gpu in self.detected.gpus],
                 "hidden_gpus": self.detected.hidden_gpus,
                 "catalogue_gpu": entry.name if (entry := self.detected.catalog_gpu()[0]) else None,
                 "driver_version": self.detected.driver_version,
@@ -56,13 +49,7 @@ class Examination:
             "packages": {name: installed(name) for name in DECIDING},
             "findings": [
                 # "mend": its name until zerokit.doctor/1; goes with the release after this one
-                {
-                    "check": item.check,
-                    "state": item.state,
-                    "what": item.what,
-                    "fix": item.fix,
-                    "mend": item.fix,
-                }
+                {**asdict(item), "mend": item.fix}
                 for item in self.findings
             ],
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +14,9 @@ STATES = ("ok", "note", "warning", "blocker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFinding:
-    """One finding.
-
-    Attributes:
-        check: what was looked at, a stable short name (``software.deepspeed``).
-        state: ``ok``; ``note``: worth knowing; ``warning``: slows or breaks some runs;
-            ``blocker``: no run can work.
-        what: a sentence for a person.
-        fix: what to do; ``None``: nothing.
-    """
+    """One finding: what was looked at, a stable short name (``software.deepspeed``); ``ok``, ``note`` (worth
+    knowing), ``warning`` (slows or breaks some runs) or ``blocker`` (no run can work); a sentence for a
+    person; and what to do."""
 
     check: str
     state: str
@@ -32,11 +26,7 @@ class DoctorFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Where the doctor looks; tests lay out another.
-
-    Attributes:
-        root: stands for ``/``.
-    """
+    """Where the doctor looks (``root`` stands for ``/``); tests lay out another."""
 
     environment: Mapping[str, str]
     cwd: Path
@@ -44,27 +34,13 @@ class Surroundings:
     root: Path
     detected: Detected
 
-    @property
-    def on_gpu(self) -> bool:
-        """Whether a run here would be on GPUs."""
-        return bool(self.detected.gpus)
+
+def _finding(state: str) -> Callable[..., DoctorFinding]:
+    def made(check: str, what: str, fix: str | None = None) -> DoctorFinding:
+        return DoctorFinding(check=check, state=state, what=as_options(what), fix=fix)
+
+    return made
 
 
-def ok(check: str, what: str) -> DoctorFinding:
-    """Nothing to fix."""
-    return DoctorFinding(check=check, state="ok", what=as_options(what))
-
-
-def note(check: str, what: str, fix: str | None = None) -> DoctorFinding:
-    """Worth knowing."""
-    return DoctorFinding(check=check, state="note", what=as_options(what), fix=fix)
-
-
-def warning(check: str, what: str, fix: str) -> DoctorFinding:
-    """Slows or breaks some runs."""
-    return DoctorFinding(check=check, state="warning", what=as_options(what), fix=fix)
-
-
-def blocker(check: str, what: str, fix: str) -> DoctorFinding:
-    """No run can work."""
-    return DoctorFinding(check=check, state="blocker", what=as_options(what), fix=fix)
+ok, note, warning, blocker = map(_finding, STATES)
+"""A finding of each state: its check, what is so, and what to do about it."""

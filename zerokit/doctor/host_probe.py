@@ -31,11 +31,8 @@ Work = tuple[Callable[[], Any], int]
 def probe_host(
     device: torch.device, seconds: float = SECONDS, *, model_only: bool = False
 ) -> dict[str, list[float]]:
-    """Seconds to issue each kind of work of ``host_speed.REFERENCE_SECONDS`` once, by round.
-
-    Args:
-        model_only: no other kinds, where Transformers is installed: more rounds in the same time.
-    """
+    """Seconds to issue each kind of work of ``host_speed.REFERENCE_SECONDS`` once, by round; ``model_only``:
+    no other kinds, where Transformers is installed: more rounds in the same time."""
     probe = HostProbe(device, model_only=model_only and importlib.util.find_spec("transformers") is not None)
     took: dict[str, list[float]] = {name: [] for name in probe.kinds}
     began = time.perf_counter()
@@ -51,11 +48,8 @@ def probe_host(
 
 class HostProbe:
     """The probe's work, ready to be timed: in rounds of its own, or one between a run's steps.
-
-    Args:
-        model_only: of a model alone, which takes a twentieth of a second a round and is what a factor is
-            taken from; needs Transformers.
-    """
+    ``model_only``: of a model alone, which takes a twentieth of a second a round and is what a factor is
+    taken from; needs Transformers."""
 
     def __init__(self, device: torch.device, *, model_only: bool = False) -> None:
         self._work = {} if model_only else _operators(device)

@@ -41,10 +41,8 @@ def probe(
     seconds: float = PROBE_SECONDS,
     limit_seconds: float = LIMIT_SECONDS,
 ) -> HostSpeed:
-    """The host's speed while one process for each GPU issues work.
-
-    Args:
-        indexes: of the GPUs, as the driver counts them; ``None`` for a process on the CPU.
+    """The host's speed while one process for each GPU (``indexes`` as the driver counts them; None: on the
+    CPU) issues work.
 
     Raises:
         RankFailed: a process failed; its last words are in the message.
@@ -68,12 +66,8 @@ def probe(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchHostSpeeds:
-    """Keeps what launches on this machine tell of its host.
-
-    Attributes:
-        probes: whether there is a probe before a launch, where nothing is known of the host.
-        probe: takes the GPUs' indexes and the environment.
-    """
+    """Keeps what launches on this machine tell of its host. ``probes``: there is a probe before a launch,
+    where nothing is known of the host; ``probe`` takes the GPUs' indexes and the environment."""
 
     probes: bool = True
     probe: Callable[[Sequence[int], Mapping[str, str]], HostSpeed] = probe
@@ -92,7 +86,9 @@ class LaunchHostSpeeds:
             f"{as_options('⟨no_host_probe⟩')} leaves it out)"
         )
         try:
-            speed = self.probe(indexes, _with_every_gpu(launch.environment))
+            # some launchers get GPUs by these and count anew; a probe counts as the driver does
+            variables = {name: value for name, value in launch.environment.items() if name not in _VISIBLE}
+            speed = self.probe(indexes, variables)
             reading = _reading(device, speed, "a probe before a launch")
             host_speeds.add(reading)
             say(
@@ -120,14 +116,9 @@ class LaunchHostSpeeds:
 
 
 def of_steps(plan: Mapping[str, Any], report: RunReport) -> HostSpeed | None:
-    """The speed at which the plan's rehearsed step takes what the run's steps took.
-
-    Args:
-        plan: of the run, with the rehearsal of its very command (``Launch.plan`` has no other).
-
-    Returns:
-        None: the run was another, was short or ended badly, or its steps do not tell.
-    """
+    """The speed at which the plan's rehearsed step (of the run's very command: ``Launch.plan`` has no other)
+    takes what the run's steps took; None: the run was another, was short or ended badly, or its steps do not
+    tell."""
     compared = report.predicted_vs_measured
     rehearsed = (plan.get("chosen") or {}).get("rehearsed") or {}
     pairs = rehearsed.get("step_seconds_by_host_factor") or ()
@@ -157,11 +148,6 @@ def _torch_version() -> str:
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _with_every_gpu(environment: Mapping[str, str]) -> dict[str, str]:
-    """Some launchers get GPUs by CUDA_VISIBLE_DEVICES and count anew; a probe counts as the driver does."""
-    return {name: value for name, value in environment.items() if name not in _VISIBLE}
 
 
 def _device_name(index: int) -> str | None:

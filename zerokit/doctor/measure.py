@@ -46,11 +46,8 @@ _ADAM_BYTES_PER_PARAMETER = 16  # as in measure_rank, which imports torch
 
 
 class Progress:
-    """What the ranks have measured so far, by the file that rank 0 writes after each part.
-
-    Args:
-        budgets: seconds of each part.
-    """
+    """What the ranks have measured so far, by the file that rank 0 writes after each part; ``budgets``:
+    seconds of each."""
 
     def __init__(self, path: Path, budgets: Mapping[str, float]) -> None:
         self._path = path
@@ -92,14 +89,11 @@ def measure(
     budgets: Mapping[str, float] | None = None,
     limit_seconds: float = LIMIT_SECONDS,
 ) -> Measured:
-    """Measure this machine: about half a minute, longer on a busy one, at most ``limit_seconds``.
+    """Measure this machine: about half a minute, longer on a busy one, at most ``limit_seconds``, and
+    ``COMPILE_SECONDS`` more where DeepSpeed's CPU Adam must be compiled first.
 
-    Each part has a budget. One that does not end within it is given up with those after it; they stand under
-    ``not_measured``.
-
-    Args:
-        compiles: DeepSpeed's CPU Adam must be compiled first: that may take ``COMPILE_SECONDS`` more.
-        budgets: seconds of parts, in place of the usual ones.
+    Each part has a budget of seconds. One that does not end within it is given up with those after it; they
+    stand under ``not_measured``.
 
     Raises:
         RankFailed: a process failed; its last words are in the message.

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from zerokit.doctor.host_probe import probe_host
-from zerokit.timing.host_speed import HostSpeed, speed_of
+from zerokit.timing.host_speed import speed_of
 
 MIB = 1 << 20
 _SECONDS_PER_RATE = 0.5
@@ -158,50 +158,42 @@ def collectives(rank: Rank, budget_seconds: float) -> tuple[list[dict[str, Any]]
         for name in operations:
             seconds = rank.mean(rank.seconds(work[name]))
             share = (2 if name == "all_reduce" else 1) * (rank.world - 1) / rank.world
-            points.append(
-                {
-                    "operation": name,
-                    "message_bytes": 2 * count,
-                    "bus_bytes_per_second": share * 2 * count / seconds,
-                }
-            )
+            rate = share * 2 * count / seconds
+            points.append({"operation": name, "message_bytes": 2 * count, "bus_bytes_per_second": rate})
     return sorted(points, key=lambda point: point["message_bytes"]), missing
 
 
+def _in_host_memory(rank: Rank, work: Callable[[], Any]) -> float:
+    """Seconds of a rank's share of elementwise work, with as many cores as each rank has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // rank.world))
+    seconds = rank.mean(rank.seconds(work))
+    torch.set_num_threads(threads)
+    return seconds
+
+
 def host_memory(rank: Rank, size: int) -> float:
-    """Bytes per second, read and written, of all ranks' elementwise work in host memory together.
+    """Bytes per second, read and written, of all ranks' elementwise work in host memory together, on tensors
+    of ``size`` bytes in all, more than the processor's caches hold.
 
     Pinned, as gradients of offloaded states are: such memory is all of one node of the processor's, and
     reaches 190 GB/s where memory that all cores touched first reaches 460.
-
-    Args:
-        size: bytes of all ranks' tensors; more than the processor's caches hold.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // rank.world))
     size = size // rank.world // 4 * 4
     values = torch.ones(size // 4, pin_memory=rank.on_gpu)
-    seconds = rank.mean(rank.seconds(lambda: values.mul_(1.0)))
-    torch.set_num_threads(threads)
-    return rank.world * 2 * size / seconds
+    return rank.world * 2 * size / _in_host_memory(rank, lambda: values.mul_(1.0))
 
 
 def host_casts(rank: Rank, size: int) -> float:
-    """Bytes per second, read and written, of all ranks' casts from fp32 to pinned bf16 in host memory.
+    """Bytes per second, read and written, of all ranks' casts from fp32 (``size`` bytes in all, more than the
+    processor's caches hold) to pinned bf16 in host memory.
 
     So the weights of an offloaded step go back, at a third to a half of what work in place reaches.
-
-    Args:
-        size: bytes of all ranks' fp32 tensors; more than the processor's caches hold.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // rank.world))
     count = size // rank.world // 4
     source = torch.ones(count)
     target = torch.empty(count, dtype=torch.bfloat16, pin_memory=rank.on_gpu)
-    seconds = rank.mean(rank.seconds(lambda: target.copy_(source)))
-    torch.set_num_threads(threads)
-    return rank.world * 6 * count / seconds
+    return rank.world * 6 * count / _in_host_memory(rank, lambda: target.copy_(source))
 
 
 def cpu_adam(parameters: int) -> tuple[float, str]:
@@ -223,11 +215,6 @@ def cpu_adam(parameters: int) -> tuple[float, str]:
     return parameters / rank.seconds(optimizer.step, by_itself=True), kind
 
 
-def host_speed(rank: Rank) -> HostSpeed | None:
-    """How long the host takes to issue work, over the reference host's seconds; None without a GPU."""
-    return speed_of(probe_host(rank.device), "probe") if rank.on_gpu else None
-
-
 def _parts(rank: Rank, order: Mapping[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]:
     """What each part of ``zerokit.doctor.measure.PARTS`` finds, by the names of ``Measured``."""
     adam_bytes = _ADAM_BYTES_PER_PARAMETER * order["adam_parameters"]
@@ -241,9 +228,9 @@ def _parts(rank: Rank, order: Mapping[str, Any]) -> dict[str, Callable[[], dict[
         return {"host_to_device_bytes_per_second": to_device, "device_to_host_bytes_per_second": to_host}
 
     def host() -> dict[str, Any]:
-        speed = host_speed(rank)
-        if speed is None:
+        if not rank.on_gpu:
             return {}
+        speed = speed_of(probe_host(rank.device), "probe")
         return {"host_factor": speed.factor, "host_factor_low": speed.low, "host_factor_high": speed.high}
 
     def links() -> dict[str, Any]:

@@ -11,6 +11,7 @@ import ast
 import re
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +24,9 @@ from zerokit.machine.versions import installed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One DeepSpeed operator.
-
-    Attributes:
-        used_for: when a run loads it.
-        on: ``gpu``, ``cpu`` or both: the runs that may load it.
-        nvcc: whether it needs the CUDA toolkit on GPU runs (its builder is a ``CUDAOpBuilder``).
-    """
+    """One DeepSpeed operator: when a run loads it, which runs may (``on`` ``gpu``, ``cpu`` or both), whether
+    it needs the CUDA toolkit on GPU runs (its builder is a ``CUDAOpBuilder``) or libaio, and what to do
+    without it."""
 
     name: str
     used_for: str
@@ -69,7 +66,7 @@ def findings(around: Surroundings) -> list[DoctorFinding]:
     compiler = _compiler(around)
     ninja = _ninja(around)
     toolkit, toolkit_finding = _toolkit(around, build)
-    result = [*([toolkit_finding] if toolkit_finding else [])]
+    result = [toolkit_finding] if toolkit_finding else []
     missing = [name for name, there in (("a C++ compiler", compiler), ("ninja", ninja)) if there is None]
     tools = ", ".join(str(tool_path) for tool_path in (compiler, ninja) if tool_path)
     if not missing:
@@ -86,7 +83,7 @@ def findings(around: Surroundings) -> list[DoctorFinding]:
         warning("build.lock", lock.description, lock.command)
         for lock in stale_locks(around.environment, around.home)
     ]
-    device = "gpu" if around.on_gpu else "cpu"
+    device = "gpu" if around.detected.gpus else "cpu"
     prebuilt = _prebuilt()
     for operator in OPERATORS:
         if device in operator.on:
@@ -112,7 +109,8 @@ def _operator(
     lacking = list(missing)
     if operator.nvcc and around.detected.vendor == "nvidia" and toolkit is not None:
         lacking.append(toolkit)
-    if operator.libaio and not _has_libaio(around):
+    headers = (around.root / folder / "libaio.h" for folder in ("usr/include", "usr/local/include"))
+    if operator.libaio and not any(header.is_file() for header in headers):
         lacking.append("libaio headers (libaio-dev, or libaio-devel)")
     if lacking:
         return warning(
@@ -144,8 +142,9 @@ def _toolkit(around: Surroundings, build: TorchBuild) -> tuple[str | None, Docto
     nvcc = _nvcc(around)
     fix = f"install the CUDA {build.cuda} toolkit and set CUDA_HOME"
     if nvcc is None:
-        lacking = "the CUDA toolkit (nvcc)"
-        return lacking, note(check, f"no CUDA toolkit: {_looked(around)}", fix)
+        home = around.environment.get("CUDA_HOME") or around.environment.get("CUDA_PATH")
+        looked = f"no bin/nvcc in CUDA_HOME={home}" if home else "no nvcc on the PATH or in /usr/local/cuda"
+        return "the CUDA toolkit (nvcc)", note(check, f"no CUDA toolkit: {looked}", fix)
     answer = ask([str(nvcc), "--version"], {**around.environment, "PATH": str(nvcc.parent)})
     match = re.search(r"release (\d+)\.(\d+)", answer.text or "")
     if match is None:
@@ -175,24 +174,16 @@ def _nvcc(around: Surroundings) -> Path | None:
     return usual if usual.is_file() else None
 
 
-def _looked(around: Surroundings) -> str:
-    home = around.environment.get("CUDA_HOME") or around.environment.get("CUDA_PATH")
-    return f"no bin/nvcc in CUDA_HOME={home}" if home else "no nvcc on the PATH or in /usr/local/cuda"
-
-
 def _prebuilt() -> frozenset[str]:
     """Operators that were built when DeepSpeed was installed, from its own record."""
     path = package_file("deepspeed", "deepspeed/git_version_info_installed.py")
     if path is None:
         return frozenset()
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
-        for node in tree.body:
+    with suppress(OSError, SyntaxError, ValueError, AttributeError):
+        for node in ast.parse(path.read_text(encoding="utf-8", errors="replace")).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "installed_ops":
                 values = ast.literal_eval(node.value)
                 return frozenset(name for name, built in values.items() if built is True)
-    except (OSError, SyntaxError, ValueError, AttributeError):
-        pass
     return frozenset()
 
 
@@ -201,15 +192,7 @@ def _cache(around: Surroundings, build: TorchBuild) -> Path:
     folder = around.environment.get("TORCH_EXTENSIONS_DIR")
     if folder:
         return Path(folder)
-    kind = "cpu"
-    for name, version in (("rocm", build.hip), ("cu", build.cuda)):
-        if version:
-            kind = name + version.replace(".", "")
-            break
+    kinds = (("rocm", build.hip), ("cu", build.cuda))
+    kind = next((name + version.replace(".", "") for name, version in kinds if version), "cpu")
     base = Path(around.environment.get("XDG_CACHE_HOME") or around.home / ".cache")
     return base / "torch_extensions" / f"py{sys.version_info.major}{sys.version_info.minor}_{kind}"
-
-
-def _has_libaio(around: Surroundings) -> bool:
-    headers = [around.root / "usr/include/libaio.h", around.root / "usr/local/include/libaio.h"]
-    return any(header.is_file() for header in headers)

@@ -43,11 +43,8 @@ def run_all(
     *,
     overdue: Callable[[], str | None] = lambda: None,
 ) -> None:
-    """Run a module of ours once with each order, all at once, to their end.
-
-    Args:
-        folder: where their output is kept.
-        overdue: what is wrong where a part of their work has taken too long by now; None: nothing.
+    """Run a module of ours once with each order, all at once, to their end; their output is kept in
+    ``folder``. ``overdue``: what is wrong where a part of their work has taken too long by now.
 
     Raises:
         RankFailed: one failed; its last words are in the message.
@@ -59,28 +56,16 @@ def run_all(
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank, order in enumerate(orders):
-            processes.append(_start(module, order, variables, _log(folder, rank)))
+            with (folder / f"rank-{rank}.log").open("wb") as output:
+                processes.append(
+                    subprocess.Popen(
+                        own_process(module, json.dumps(order)), stdin=subprocess.DEVNULL, stdout=output,
+                        stderr=subprocess.STDOUT, env=variables, start_new_session=True,
+                    )
+                )  # fmt: skip
         _wait(folder, processes, limit_seconds, overdue)
     finally:
         _end(processes)
-
-
-def _log(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank}.log"
-
-
-def _start(
-    module: str, order: Mapping[str, Any], environment: Mapping[str, str], log: Path
-) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            own_process(module, json.dumps(order)),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            start_new_session=True,
-        )
 
 
 def _wait(
@@ -107,7 +92,7 @@ def _wait(
 
 
 def _last_words(folder: Path, rank: int) -> str:
-    text = _log(folder, rank).read_bytes()[-4000:].decode("utf-8", "replace")
+    text = (folder / f"rank-{rank}.log").read_bytes()[-4000:].decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it said nothing"
 

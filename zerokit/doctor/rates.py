@@ -18,15 +18,9 @@ from zerokit.timing.host_speed import HostSpeed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What later plans on this machine count with.
-
-    Attributes:
-        measured: rates; None: nothing was measured.
-        source: where they are kept, or why there are none.
-        tuned: step times of real runs.
-        tuned_warning: why those that were kept cannot be used.
-        host_readings: of the host's speed, by launches.
-    """
+    """What later plans on this machine count with: measured rates, and where they are kept, or why there are
+    none; step times of real runs, or why those that were kept cannot be used; the host's speed, by
+    launches."""
 
     measured: Measured | None
     source: str

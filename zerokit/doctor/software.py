@@ -30,12 +30,7 @@ OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
-    """How the installed torch was built.
-
-    Attributes:
-        cuda: the CUDA version, such as ``12.8``; ``None``: not built for CUDA.
-        hip: the same for ROCm.
-    """
+    """How the installed torch was built: with which CUDA version, such as ``12.8``, or which of ROCm."""
 
     version: str
     cuda: str | None
@@ -142,14 +137,10 @@ def _driver_runs(check: str, cuda: str, driver: str | None) -> DoctorFinding:
         )
     if have < oldest:
         oldest_text = ".".join(f"{part:02d}" if index else str(part) for index, part in enumerate(oldest))
+        able = [major for major, oldest in OLDEST_DRIVER.items() if have >= oldest]
         return blocker(
             check,
             f"driver {driver} is too old for torch's CUDA {cuda}, which needs {oldest_text} or newer",
-            f"update the driver, or install torch for CUDA {_newest_for(have)}",
+            f"update the driver, or install torch for CUDA {f'{max(able)}.x' if able else '10 or older'}",
         )
     return ok(check, f"torch is built for CUDA {cuda}; driver {driver} runs it")
-
-
-def _newest_for(driver: tuple[int, ...]) -> str:
-    able = [major for major, oldest in OLDEST_DRIVER.items() if driver >= oldest]
-    return f"{max(able)}.x" if able else "10 or older"

@@ -148,17 +148,11 @@ def _disks(around: Surroundings) -> list[DoctorFinding]:
             continue
         if device not in devices:
             devices.add(device)
-            result.append(_space(f"{path} ({purpose}) has {format_gib(free)} free", free))
+            state = warning if free < _FULL_DISK_BYTES else note if free < _LOW_DISK_BYTES else ok
+            fix = "make room: a checkpoint takes about 14 bytes a parameter (98 GB for 7B)"
+            told = f"{path} ({purpose}) has {format_gib(free)} free"
+            result.append(state("disk.space", told, None if state is ok else fix))
     return result
-
-
-def _space(purpose: str, free: int) -> DoctorFinding:
-    fix = "make room: a checkpoint takes about 14 bytes a parameter (98 GB for 7B)"
-    if free < _FULL_DISK_BYTES:
-        return warning("disk.space", purpose, fix)
-    if free < _LOW_DISK_BYTES:
-        return note("disk.space", purpose, fix)
-    return ok("disk.space", purpose)
 
 
 def _port() -> DoctorFinding:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from zerokit.domain.job import PACKED_LORA, Lora
-from zerokit.instrument import live_models
-from zerokit.instrument.live_models import elements
+from zerokit.instrument.live_models import elements, live_modules, parameters_beside
 from zerokit.instrument.skippable import skippable_modules
 
 _LEADING = ("input_ids", "labels", "inputs_embeds", "pixel_values", "input_features")
@@ -40,18 +39,14 @@ class EngineFacts:
     ) -> None:
         """Look at one training forward; a few microseconds after the first."""
         rows, columns = batch(args, kwargs)
-        facts = self._facts
+        fed, facts = {"batch_rows": rows, "batch_columns": columns}, self._facts
         if facts is None:
-            self._facts = {**record(engine), "batch_rows": rows, "batch_columns": columns, "engines": engines,
-                           "loader_rows": self.loader_rows}  # fmt: skip
+            self._facts = {**record(engine), **fed, "engines": engines, "loader_rows": self.loader_rows}
             return
         before = (facts["batch_rows"] or 0) * (facts["batch_columns"] or 1)
-        if (rows or 0) * (columns or 1) > before or engines > facts["engines"]:
-            larger = (
-                {"batch_rows": rows, "batch_columns": columns}
-                if (rows or 0) * (columns or 1) > before
-                else {}
-            )
+        is_larger = (rows or 0) * (columns or 1) > before
+        if is_larger or engines > facts["engines"]:
+            larger = fed if is_larger else {}
             self._facts = {**facts, **larger, "engines": max(engines, facts["engines"])}
 
     def news(self) -> dict[str, Any] | None:
@@ -85,12 +80,8 @@ def record(engine: Any) -> dict[str, Any]:
         "optimizer": _fact(lambda: type(engine.basic_optimizer).__name__ if engine.basic_optimizer else None),
         "gradient_checkpointing": _fact(lambda: checkpointing(engine.module)),
         "parameters": sum(map(elements, parameters)),
-        "trainable_parameters": sum(
-            elements(parameter) for parameter in parameters if parameter.requires_grad
-        ),
-        "other_parameters": _fact(
-            lambda: live_models.parameters_beside(engine.module, live_models.live_modules())
-        ),
+        "trainable_parameters": sum(elements(one) for one in parameters if one.requires_grad),
+        "other_parameters": _fact(lambda: parameters_beside(engine.module, live_modules())),
         "adapters": _fact(lambda: lora.to_dict() if (lora := adapters(engine.module)) else None),
         "adapters_unlike_lora": _fact(lambda: unlike_lora(engine.module)),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
@@ -146,11 +137,8 @@ def unlike_lora(module: Any) -> str | None:
         return "LoRA beside weights that are trained whole"
     if any(hasattr(parameter, "quant_state") for _, parameter in named):
         return PACKED_LORA
-    return (
-        "LoRA on weights in 8 bits"
-        if any(type(parameter).__name__ == "Int8Params" for _, parameter in named)
-        else None
-    )
+    in_8_bits = any(type(parameter).__name__ == "Int8Params" for _, parameter in named)
+    return "LoRA on weights in 8 bits" if in_8_bits else None
 
 
 def _fact(read: Callable[[], Any]) -> Any:
@@ -172,9 +160,8 @@ def _precision(engine: Any) -> str:
     if engine.fp16_enabled():
         return "fp16"
     if engine.torch_autocast_enabled():
-        return {"bfloat16": "bf16", "float16": "fp16"}[
-            str(engine.torch_autocast_dtype()).removeprefix("torch.")
-        ]
+        name = str(engine.torch_autocast_dtype()).removeprefix("torch.")
+        return {"bfloat16": "bf16", "float16": "fp16"}[name]
     return "fp32"
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
@@ -104,50 +104,40 @@ def _in_phase(inside: Inside, original: Callable[..., Any], calls: Calls) -> Cal
     return wrapped
 
 
-Method = Callable[..., Any]
-
-
 def within(cls: Any, name: str, manager: Callable[[], AbstractContextManager[Any]]) -> None:
     """Each call of a class's method runs within a context of its own."""
-
-    def made(original: Method) -> Method:
-        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with manager():
-                return original(self, *args, **kwargs)
-
-        return wrapped
-
-    _replace(cls, name, made)
+    _replace(cls, name, lambda self: manager())
 
 
 def before(cls: Any, name: str, action: Callable[[], None]) -> None:
     """``action`` comes before each call of a class's method."""
 
-    def made(original: Method) -> Method:
-        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            action()
-            return original(self, *args, **kwargs)
+    def acting(self: Any) -> AbstractContextManager[Any]:
+        action()
+        return nullcontext()
 
-        return wrapped
-
-    _replace(cls, name, made)
+    _replace(cls, name, acting)
 
 
 def after(cls: Any, name: str, action: Callable[[Any], None]) -> None:
     """``action`` gets the object after each call of a class's method that raised nothing."""
 
-    def made(original: Method) -> Method:
-        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            action(self)
-            return result
+    @contextmanager
+    def acting(self: Any) -> Iterator[None]:
+        yield
+        action(self)
 
-        return wrapped
-
-    _replace(cls, name, made)
+    _replace(cls, name, acting)
 
 
-def _replace(cls: Any, name: str, made: Callable[[Method], Method]) -> None:
+def _replace(cls: Any, name: str, context: Callable[[Any], AbstractContextManager[Any]]) -> None:
     original = getattr(cls, name, None)
-    if original is not None:
-        setattr(cls, name, functools.wraps(original)(made(original)))
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with context(self):
+            return original(self, *args, **kwargs)
+
+    setattr(cls, name, wrapped)

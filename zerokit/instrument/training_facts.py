@@ -26,14 +26,11 @@ _CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 class _Window:
     """The backward passes of one engine since its last step, and how its steps were so far.
 
-    Attributes:
-        ready: a pass ended at the boundary, so that its gradients are what a step would take.
-        lost: passes whose gradients were overwritten since the last step.
-        most_lost: passes of the worst step that were lost, and all of it.
-        short: steps of fewer passes than they are divided by, but for the last of a data loader.
-        whole: the steps of enough passes.
-        asked: calls of the ``step`` of Accelerate's optimizer, which does nothing under DeepSpeed.
-        ran: the engine's settings.
+    ``ready``: a pass ended at the boundary, so that its gradients are what a step would take. ``lost``:
+    passes whose gradients were overwritten since the last step; ``most_lost``: of the worst step, and all of
+    it. ``short``: steps of fewer passes than they are divided by, but for the last of a data loader;
+    ``whole``: of enough. ``asked``: calls of the ``step`` of Accelerate's optimizer, which does nothing under
+    DeepSpeed.
     """
 
     def __init__(self) -> None:

@@ -15,8 +15,7 @@ from types import FrameType
 from typing import Any
 
 from zerokit.errors import InputError, NodeUnusable, ReportNotWritten
-from zerokit.fields import as_options
-from zerokit.files import home_folder
+from zerokit.fields import as_options, silent
 from zerokit.launcher import replan, restarts
 from zerokit.launcher.launch import HostSpeeds, Launch, Rehearsals, Say
 from zerokit.launcher.options import LaunchOptions
@@ -34,16 +33,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interruptions:
     """Keeps the first signal from ending a launch that still has to tell how its run ended.
 
-    The first ends what may be skipped (a rehearsal, the search for a next plan) with a KeyboardInterrupt
-    there, and nothing elsewhere. A second one ends the launch, with the run's own exit code once that is
-    known.
-
-    Args:
-        is_over: whether the run is; a signal before that does what it did without this.
-
-    Attributes:
-        seen: the signals so far.
-        exit_code: the run's own; None before it is judged and its report written.
+    The first, once the run ``is_over``, ends what may be skipped (a rehearsal, the search for a next plan)
+    with a KeyboardInterrupt there, and nothing elsewhere. A second one ends the launch, with ``exit_code``,
+    the run's own, once that is known. Before, signals do what they did without this.
     """
 
     def __init__(self, is_over: Callable[[], bool] = lambda: True) -> None:
@@ -66,11 +58,7 @@ class Interruptions:
 
     @contextmanager
     def skippable(self) -> Iterator[None]:
-        """What the first signal ends, raising KeyboardInterrupt there.
-
-        Raises:
-            KeyboardInterrupt: a signal came, before or meanwhile.
-        """
+        """What the first signal, before or meanwhile, ends: it raises KeyboardInterrupt there."""
         if self.seen:
             raise KeyboardInterrupt
         self._skippable = True
@@ -86,7 +74,12 @@ class Interruptions:
 
     def _heed(self, number: int, frame: FrameType | None) -> None:
         if not self._is_over():
-            self._as_before(number, frame)
+            handler = self._old[signal.Signals(number)]
+            if callable(handler):
+                handler(number, frame)
+            else:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
             return
         self.seen.append(signal.Signals(number))
         if self._skippable:
@@ -95,50 +88,24 @@ class Interruptions:
         if len(self.seen) > 1:
             raise SystemExit(128 + number if self.exit_code is None else self.exit_code)
 
-    def _as_before(self, number: int, frame: FrameType | None) -> None:
-        handler = self._old[signal.Signals(number)]
-        if callable(handler):
-            handler(number, frame)
-            return
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
 
 MOST_RETRIES = 3
 
 
-def _unheard(text: str) -> None:
-    """Nobody listens."""
-
-
-def _unseen(report: RunReport, folder: Path) -> None:
-    """Nobody is shown the report."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Who hears of a launch.
+    """Who hears how a launch goes, line by line, and the last output of a rank that failed, as it came; and
+    is shown the report of a run, in its folder, when it is written."""
 
-    Attributes:
-        say: line by line, how it goes.
-        show: the report of a run and its folder, when it is written.
-        failure: the last output of a rank that failed, as it came.
-    """
-
-    say: Say = _unheard
-    show: Callable[[RunReport, Path], None] = _unseen
-    failure: Say = _unheard
+    say: Say = silent
+    show: Callable[[RunReport, Path], None] = lambda report, folder: None
+    failure: Say = silent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
-    """A launch that is over.
-
-    Attributes:
-        run_dir: the first run's folder; retries are in folders of their own inside.
-        report: of the first run, as ``report.json`` holds it; its retries are linked from it.
-        exit_code: of the last run, as the interfaces document them; 0: it went well.
-    """
+    """A launch that is over. ``run_dir`` and ``report`` are the first run's, below which retries have folders
+    and from which they are linked; ``exit_code`` is the last run's."""
 
     run_dir: Path
     report: RunReport
@@ -156,12 +123,8 @@ class LaunchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What a launch would start: the command and its environment, secrets masked.
-
-    Attributes:
-        rehearsal: of this command, as :attr:`Launch.rehearsal` has it.
-        has_plan: whether it is given a plan.
-    """
+    """What a launch would start: the command and its environment, secrets masked; whether it has a plan, and
+    was rehearsed, as :attr:`Launch.rehearsal` has it."""
 
     argv: tuple[str, ...]
     unset: tuple[str, ...]
@@ -197,77 +160,55 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
 def launch(
     options: LaunchOptions,
     *,
-    retries: int = 0,
-    max_restarts: int = 0,
     plan_again: PlanAgain,
     rehearsals: Rehearsals | None = None,
     host_speeds: HostSpeeds | None = None,
     listener: Listener | None = None,
 ) -> LaunchResult:
-    """Run it; after an out-of-memory as often again, with the next plan that would fit, as allowed.
+    """Run it; after an out-of-memory again, with the next plan that would fit, and after another failure
+    from its newest checkpoint, as often as the options allow.
 
     Args:
-        max_restarts: how often it is started again after another failure, from its newest checkpoint.
         rehearsals: of the command, before its start, or after an out-of-memory, or a run of another job or of
             other memory than its plan's; None: there are none.
-        host_speeds: learns how fast the host is; None: nothing does.
 
     Raises:
         InputError, NodeUnusable: it cannot be launched. NothingFits: as rehearsed, it needs more memory than
             the GPU has.
     """
     with ExitStack() as locks:  # the folders stay ours until the last retry is written into their reports
-        session = _Session(
-            options=options,
-            retries=retries,
-            max_restarts=max_restarts,
-            plan_again=plan_again,
-            rehearsals=rehearsals,
-            host_speeds=host_speeds,
-            listener=listener or Listener(),
-            locks=locks,
-        )
-        return session.run()
+        return _Session(options, plan_again, rehearsals, host_speeds, listener or Listener(), locks).run()
 
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One run that is over.
-
-    Attributes:
-        next: the plan to try after an out-of-memory, or why there is none.
-        told_to_end: a signal came after it, so that nothing new is to be started.
-    """
+    """One run that is over; the ``next`` plan to try after an out-of-memory, or why there is none; whether a
+    signal told the launch to end, so that nothing new is to be started."""
 
     launch: Launch
     report: RunReport
     exit_code: int
-    next: SmallerPlan | NoNextPlan | None = None
-    logs: Mapping[int, RankLog] = field(default_factory=dict)
-    told_to_end: bool = False
-
-    @property
-    def run_dir(self) -> Path:
-        """Where it ran."""
-        return self.launch.run_dir
+    next: SmallerPlan | NoNextPlan | None
+    logs: Mapping[int, RankLog]
+    told_to_end: bool
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Session:
     """A launch with its retries."""
 
     options: LaunchOptions
-    retries: int
-    max_restarts: int
     plan_again: PlanAgain
     rehearsals: Rehearsals | None
     host_speeds: HostSpeeds | None
     listener: Listener
     locks: ExitStack
     say: Say = field(init=False)
+    retries: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.say = self.listener.say
+        self.retries = MOST_RETRIES if self.options.retry_smaller else 0
 
     def run(self) -> LaunchResult:
         """The run, its retries with smaller plans, and its restarts."""
@@ -275,7 +216,7 @@ class _Session:
         last = self._retry_smaller(first)
         if last is first and last.report.outcome not in ("ok", "oom"):
             last = self._restart(first)
-        return LaunchResult(run_dir=first.run_dir, report=first.report, exit_code=last.exit_code)
+        return LaunchResult(run_dir=first.launch.run_dir, report=first.report, exit_code=last.exit_code)
 
     def _retry_smaller(self, first: Attempt) -> Attempt:
         last = first
@@ -297,7 +238,8 @@ class _Session:
     def _restart(self, first: Attempt) -> Attempt:
         """Go on from the newest checkpoint, as often as allowed and as it is of use."""
         last, before, checkpoint = first, None, None
-        for number in range(1, self.max_restarts + 1):
+        most = self.options.max_restarts
+        for number in range(1, most + 1):
             if last.report.outcome in ("ok", "stopped") or last.told_to_end:
                 break
             newer = restarts.newest_checkpoint(last.logs, last.launch.expected_ranks)
@@ -307,8 +249,11 @@ class _Session:
                 break
             checkpoint = newer or checkpoint
             try:
-                options, changes = self._from(checkpoint, last)
-                self.say(f"⟨max_restarts⟩: restart {number} of at most {self.max_restarts}: {changes}")
+                options, changes = self.options, "from the beginning: no checkpoint is complete"
+                if checkpoint is not None:
+                    options = restarts.resumed(options, checkpoint, last.launch.script_options)
+                    changes = f"from {checkpoint}"
+                self.say(f"⟨max_restarts⟩: restart {number} of at most {most}: {changes}")
                 before, last = last.report, self._again(first, options, f"restart-{number}", changes)
             except restarts.NoRestart as error:
                 self.say(f"⟨max_restarts⟩: no restart: {error}")
@@ -320,25 +265,16 @@ class _Session:
                 break
         return last
 
-    def _from(self, checkpoint: restarts.Checkpoint | None, last: Attempt) -> tuple[LaunchOptions, str]:
-        if checkpoint is None:
-            return self.options, "from the beginning: no checkpoint is complete"
-        options = restarts.resumed(self.options, checkpoint, last.launch.script_options)
-        return options, f"from {checkpoint}"
-
     def _again(self, first: Attempt, options: LaunchOptions, name: str, changes: str) -> Attempt:
         """A further attempt in a folder below the first one's, linked from its report."""
-        again = replace(options, run_dir=str(first.run_dir / name))
-        last = self._attempt(again, retry_of=first.run_dir)
+        run_dir = first.launch.run_dir
+        last = self._attempt(replace(options, run_dir=str(run_dir / name)), retry_of=run_dir)
         outcome, code = last.report.outcome, last.exit_code
-        self._note_retry(first, schema.Retry(folder=name, changes=changes, outcome=outcome, exit_code=code))
-        return last
-
-    def _note_retry(self, first: Attempt, retry: schema.Retry) -> None:
-        """Link a retry from the first run's report."""
+        retry = schema.Retry(folder=name, changes=changes, outcome=outcome, exit_code=code)
         first.report = first.report.model_copy(update={"retries": [*first.report.retries, retry]})
-        if (error := _write(first.run_dir, first.report)) is not None:
+        if (error := _write(run_dir, first.report)) is not None:
             self.say(error.marked)
+        return last
 
     def _attempt(self, options: LaunchOptions, retry_of: Path | None = None) -> Attempt:
         from zerokit.launcher import prepare, run_folder
@@ -405,16 +341,15 @@ class _Session:
         exit_code = ended.verdict.exit_code
         if not_written is not None:
             self.say(not_written.marked)
-            # On a full disk the ranks' own reports are missing too; their exit codes were seen.
-            failed = ended.verdict.exit_code and not ended.verdict.reports_missing
-            exit_code = ended.verdict.exit_code if failed else not_written.exit_code
+            if not exit_code or ended.verdict.reports_missing:  # a full disk took the ranks' own reports too
+                exit_code = not_written.exit_code
         return Attempt(
             launch=launch, report=report, exit_code=exit_code, next=following, logs=ended.files.logs,
             told_to_end=interruptions.told_to_end,
         )  # fmt: skip
 
     def _tell_end(self, ended: Ended, run_dir: Path) -> None:
-        from zerokit.launcher.locks import stale_locks
+        from zerokit.launcher.locks import stale_lock_warnings
 
         if ended.dropped_bytes:
             self.say(f"{ended.dropped_bytes} bytes of output could not be written, and were dropped")
@@ -427,8 +362,8 @@ class _Session:
         if ended.verdict.first_failure is not None:
             self.say(f"its output: {run_dir}/logs/rank-{ended.verdict.first_failure.rank:05d}.err.log")
         self.say(f"run folder: {run_dir}")
-        for lock in stale_locks(os.environ, home_folder()):
-            self.say(f"warning: {lock.description}; remove it: {lock.command}")
+        for warning in stale_lock_warnings():
+            self.say(warning)
 
     def _explain_memory(
         self, launch: Launch, report: RunReport, interruptions: Interruptions
@@ -438,7 +373,7 @@ class _Session:
         try:
             with interruptions.skippable():
                 following = replan.next_plan(launch, report, self.plan_again)
-            changed: dict[str, Any] = {"next_plan": schema.NextPlan(**following.describe())}
+            changed: dict[str, Any] = {"next_plan": following.describe()}
         except NoNextPlan as error:
             following, changed = error, {"no_next_plan": as_options(str(error))}
             if isinstance(error, LargerThanMemory):

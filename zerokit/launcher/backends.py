@@ -25,10 +25,7 @@ AGENT = Path(__file__).with_name("agent.py")
 
 @dataclass(slots=True, kw_only=True)
 class LaunchCommand:
-    """What is run: ``argv``, the variables set and those taken away.
-
-    ``files``: texts that the run folder must hold, by name.
-    """
+    """What is run, the variables set and those taken away, and files of the run folder, by name."""
 
     argv: list[str]
     set_variables: dict[str, str] = field(default_factory=dict)
@@ -43,16 +40,9 @@ class LaunchCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a backend starts, and where.
-
-    Attributes:
-        ranks: of each machine.
-        gpu_indexes: theirs, of this machine; None: CPU ranks.
-        hosts: how many machines of the hostfile; None: there is none.
-        script: the bootstrap's words, with the user's script and its arguments.
-        takes_local_rank: whether the script's parser knows ``--local_rank``.
-        base: the environment to start from.
-    """
+    """What a backend starts, and where: ``ranks`` on each machine (of this one on ``gpu_indexes``; None: CPU
+    ranks) or on so many ``hosts`` of the hostfile; ``script``: the bootstrap's words, with the user's script
+    and its arguments, whose parser may know ``--local_rank``; ``base``: the environment to start from."""
 
     port: int
     ranks: int
@@ -112,7 +102,7 @@ class Torchrun(Backend):
     def words(self, start: Start) -> list[str]:
         """One machine, so many processes."""
         return [
-            *_on_loopback(_program("torchrun", "torch.distributed.run")),
+            *_program("torchrun", "torch.distributed.run", str(AGENT)),
             "--nnodes=1",
             f"--nproc_per_node={start.ranks}",
             "--master_addr=127.0.0.1",
@@ -131,7 +121,7 @@ class Accelerate(Backend):
         from zerokit.launcher.run_folder import ACCELERATE_FILE
 
         return [
-            *_on_loopback(_program("accelerate", "accelerate.commands.accelerate_cli")),
+            *_program("accelerate", "accelerate.commands.accelerate_cli", str(AGENT)),
             "launch",
             f"--config_file={start.run_dir / ACCELERATE_FILE}",
             f"--num_processes={start.ranks}",
@@ -234,16 +224,11 @@ def backend_of(launcher: str, slurm: SlurmJob | None = None) -> Backend:
     return named if slurm is None else Slurm(slurm, named)
 
 
-def _program(name: str, module: str) -> list[str]:
-    """The program beside this Python; as a module, the working folder's files would come first."""
+def _program(name: str, module: str, *through: str) -> list[str]:
+    """The program beside this Python; as a module, the working folder's files would come first. ``through``
+    :mod:`zerokit.launcher.agent` its store is on the loopback address."""
     sibling = Path(sys.executable).with_name(name)
-    return [sys.executable, str(sibling)] if sibling.is_file() else [sys.executable, "-m", module]
-
-
-def _on_loopback(program: list[str]) -> list[str]:
-    """The program with its store on the loopback address: :mod:`zerokit.launcher.agent`."""
-    python, *rest = program
-    return [python, str(AGENT), *rest]
+    return [sys.executable, *through, *([str(sibling)] if sibling.is_file() else ["-m", module])]
 
 
 # ---- several machines, through DeepSpeed's pdsh runner
@@ -291,9 +276,8 @@ def _for_other_machines(command: LaunchCommand, start: Start) -> list[str]:
 
 
 def _for_the_ranks(command: LaunchCommand, base: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables of ranks on other machines: those we set, and the user's that DeepSpeed would garble.
-
-    The latter are taken from DeepSpeed's own environment, so that it does not export them.
+    """The variables of ranks on other machines: those we set, and the user's that DeepSpeed would garble,
+    which are taken from its own environment, so that it does not export them.
 
     Raises:
         InputError: one that Python itself needs before a rank begins.

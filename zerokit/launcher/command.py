@@ -42,17 +42,10 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptSetup:
-    """What the script is given.
-
-    Attributes:
-        style: how it takes its configuration.
-        facts: what its source says.
-        arguments: options added to the user's own.
-        config: the DeepSpeed JSON; None without one.
-        plan: the run folder's copy of the plan; None without one.
-        plan_environment: variables that the plan sets where the user has not.
-        thread_variables: for the threads of OpenMP in each rank on GPUs; without one the launcher decides.
-    """
+    """What the script is given: options beside the user's own, the DeepSpeed JSON, the run folder's copy of
+    the plan, variables that the plan sets where the user has not, and those for the threads of OpenMP in each
+    rank on GPUs (without them the launcher decides). ``style``: how it takes its configuration; ``facts``:
+    what its source says."""
 
     style: str
     facts: ScriptFacts
@@ -71,11 +64,15 @@ def script_options(
 
     ``deepspeed.add_config_arguments`` knows ``--deepspeed`` (a flag) and ``--deepspeed_config FILE``.
     """
+    option_names = {argument.partition("=")[0] for argument in arguments}
     if style == "trainer" and config is not None:
-        return _tool_options(facts, arguments, config)
+        option = tool_of(facts.package).deepspeed_option
+        if option is None or option in option_names:
+            return []
+        file = argument_file(arguments, facts)
+        return [] if file is not None and file.values.get("deepspeed") else [f"{option}={config}"]
     if style != "raw" or config is None or facts.own_configuration is not None:
         return []
-    option_names = {argument.partition("=")[0] for argument in arguments}
     options = []
     takes_flag = facts.adds_deepspeed_arguments or "--deepspeed" in facts.flags
     if (takes_flag or not facts.options) and "--deepspeed" not in option_names:
@@ -83,14 +80,6 @@ def script_options(
     if "--deepspeed_config" not in option_names:
         options += ["--deepspeed_config", str(config)]
     return options
-
-
-def _tool_options(facts: ScriptFacts, arguments: tuple[str, ...], config: Path) -> list[str]:
-    option = tool_of(facts.package).deepspeed_option
-    if option is None or any(argument.partition("=")[0] == option for argument in arguments):
-        return []
-    file = argument_file(arguments, facts)
-    return [] if file is not None and file.values.get("deepspeed") else [f"{option}={config}"]
 
 
 def build(
@@ -191,9 +180,8 @@ def _plan_environment(
     for name, value in plan_environment.items():
         if (problem := variables.problem_of(name, value)) is not None:
             raise InputError(f"plan.yaml: chosen.environment.{problem}")
-        if name in _ALLOCATOR or name in setting or (name in base and not _SCRUBBED.fullmatch(name)):
-            continue
-        setting[name] = str(value)
+        if name not in (*_ALLOCATOR, *setting) and (name not in base or _SCRUBBED.fullmatch(name)):
+            setting[name] = str(value)
     if devices.kind != "cuda" or any(name in base for name in _ALLOCATOR):
         return
     allocator = next((str(plan_environment[n]) for n in _ALLOCATOR if n in plan_environment), None)
@@ -203,10 +191,8 @@ def _plan_environment(
 
 
 def bootstrap_argv(target: Target, extra: list[str]) -> list[str]:
-    """The bootstrap with the target; ``extra`` goes after the user's own arguments.
-
-    Before a ``--`` among them, after which a parser sees no options.
-    """
+    """The bootstrap with the target; ``extra`` goes after the user's own arguments, but before a ``--`` among
+    them, after which a parser sees no options."""
     cut = target.arguments.index("--") if "--" in target.arguments else len(target.arguments)
     arguments = [*target.arguments[:cut], *extra, *target.arguments[cut:]]
     # Twice: DeepSpeed parses the command line twice, and each time argparse drops a ``--``; what comes

@@ -17,10 +17,8 @@ from zerokit.temporary import is_temporary, make_folder
 
 
 def read_plan(folder: str, run_dir: Path | None = None) -> tuple[PlanFile, dict[str, Any]]:
-    """The plan file and its DeepSpeed configuration (``ds_config.json`` beside it goes first).
-
-    Args:
-        run_dir: where a run with it may write.
+    """The plan file and its DeepSpeed configuration (``ds_config.json`` beside it goes first). ``run_dir``:
+    where a run with it may write.
 
     Raises:
         InputError: no plan there, a file in it that cannot be read, or one that names what only a user may
@@ -96,20 +94,20 @@ def choose_plan(
     plan_recipe: PlanRecipe,
     say: Callable[[str], None],
 ) -> str | None:
-    """The folder of the plan; None: the script runs without one.
-
-    Args:
-        arguments: the script's; a DeepSpeed file among them goes before a plan that only lies here.
+    """The folder of the plan; None: the script runs without one. A DeepSpeed file among its arguments goes
+    before a plan that only lies here.
 
     Raises:
         InputError: more than one is named, or the recipe cannot be planned.
     """
     named = {"plan": plan, "recipe": recipe, "deepspeed": deepspeed, "no_plan": no_plan}
-    named_options = [name for name, value in named.items() if value]
+    named_options = [f"⟨{name}⟩" for name, value in named.items() if value]
     if len(named_options) > 1:
-        raise InputError(f"{' and '.join(f'⟨{name}⟩' for name in named_options)}: give one of them")
+        raise InputError(f"{' and '.join(named_options)}: give one of them")
     if recipe:
-        return _planned(recipe, overrides, plan_recipe)
+        folder = make_folder("plan")  # temporary; the run folder keeps a copy
+        plan_recipe(recipe, overrides, folder)
+        return str(folder)
     if named_options:
         if plan is not None and not is_temporary(Path(plan)) and (title := plan_file.title_of(plan)):
             say(f"{plan}: {title}")
@@ -126,18 +124,10 @@ def choose_plan(
         say(f"{DEFAULT_FOLDER} is not used: it holds no plan.yaml")
         return None
     if own_config is not None:
-        say(
-            f"{DEFAULT_FOLDER} is not used: the script is given {own_config}; ⟨plan⟩ {DEFAULT_FOLDER} uses it"
-        )
+        given = f"the script is given {own_config}"
+        say(f"{DEFAULT_FOLDER} is not used: {given}; ⟨plan⟩ {DEFAULT_FOLDER} uses it")
         return None
     title = plan_file.title_of(DEFAULT_FOLDER)
     what = f": {title}" if title else ""
     say(f"plan: {DEFAULT_FOLDER}, found here{what} (⟨no_plan=True⟩ runs without one)")
     return DEFAULT_FOLDER
-
-
-def _planned(recipe: str, overrides: Sequence[str], plan_recipe: PlanRecipe) -> str:
-    """Plan into a temporary folder; the run folder keeps a copy."""
-    folder = make_folder("plan")
-    plan_recipe(recipe, overrides, folder)
-    return str(folder)

@@ -27,17 +27,9 @@ Say = Callable[[str], None]
 
 @frozen_dataclass
 class JobScript:
-    """The script that a job runs, as the user names it.
-
-    Attributes:
-        command: that writes the job, in whose options ``script`` ends: ``emit sbatch``.
-        folder: of the plan.
-        script: its path and arguments.
-        style: how it takes its configuration; ``auto`` reads its source.
-        variables: ``NAME=VALUE`` for the job, beside those of the plan.
-        no_arguments: add nothing from the plan to the script's arguments.
-        accept_mismatch: say where the script contradicts the plan instead of stopping.
-    """
+    """The script that a job runs, as the user names it: its path and arguments, in which the options of the
+    ``command`` that writes the job end (``emit sbatch``); the ``folder`` of its plan; how it takes its
+    configuration (``auto`` reads its source); and ``NAME=VALUE`` for the job, beside the plan's."""
 
     command: str
     folder: str
@@ -50,26 +42,13 @@ class JobScript:
 
 @frozen_dataclass
 class ConfiguredScript:
-    """The script of a job.
-
-    Attributes:
-        style: how it is told of its configuration beyond its command; ``none``: the command says all.
-        command: its path and arguments, those that name the configuration included.
-        config: the DeepSpeed file that it is given.
-    """
+    """The script of a job: its path and arguments, those that name the configuration included; ``style``: how
+    it is told of its configuration beyond that (``none``: the command says all); and the DeepSpeed file that
+    it is given."""
 
     style: str
     command: Sequence[str]
     config: Path
-
-
-@frozen_dataclass
-class _Source:
-    """The script of a job as its source shows it, and what to say of its arguments."""
-
-    facts: ScriptFacts
-    target: Target
-    notes: Sequence[str]
 
 
 def deepspeed_json(folder: str, variant: str) -> str:
@@ -88,11 +67,8 @@ def _job(plan: PlanFile) -> Job:
 
 
 def accelerate_config(folder: str, form: str, config: str | None) -> str:
-    """The YAML for ``accelerate launch --config_file``.
-
-    Args:
-        form: ``file`` names a DeepSpeed JSON, ``plugin`` has the plugin's own keys.
-        config: the JSON to name; None: the plan's for Accelerate.
+    """The YAML for ``accelerate launch --config_file``: ``file`` names a DeepSpeed JSON (``config``, or the
+    plan's for Accelerate), ``plugin`` has the plugin's own keys.
 
     Raises:
         InputError: there is no such plan, or it cannot be said in this form.
@@ -120,24 +96,15 @@ def hostfile(folder: str, hosts: Sequence[str]) -> str:
 
 
 def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say: Say) -> str:
-    """An sbatch script: one torchrun on each node of the plan, through srun.
-
-    Args:
-        say: hears how the script is taken.
+    """An sbatch script: one torchrun on each node of the plan, through srun. ``say`` hears how the script is
+    taken.
 
     Raises:
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     jobs.check_sbatch(job_name, time_limit)
-    variables = jobs.read_variables(job.variables)
     minutes = None if time_limit is None else jobs.read_time_limit(time_limit)
-    source = _read(job)
-    plan = _for_gpus(job.folder)
-    environment = {**plan.environment, **variables}
-    say(f"{job.folder}: {plan.title}")
-    if minutes is not None:
-        say(minutes)
-    launched = _configure(plan, job, source, say=say)
+    plan, launched, environment = _launched(job, say, said_first=minutes)
     return jobs.sbatch_script(
         plan.strategy(),
         plan.nodes,
@@ -152,19 +119,13 @@ def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say:
 
 def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: str, say: Say) -> str:
     """A manifest: the DeepSpeed JSON as a ConfigMap, and an Indexed Job of one pod per node of the plan.
-
     Arguments as of :func:`sbatch_script`; the script is a path in the image.
 
     Raises:
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     jobs.check_kubernetes(name, image, gpu_resource)
-    variables = jobs.read_variables(job.variables)
-    source = _read(job)
-    plan = _for_gpus(job.folder)
-    environment = {**plan.environment, **variables}
-    say(f"{job.folder}: {plan.title}")
-    launched = _configure(plan, job, source, config=Path(jobs.CONFIG_IN_POD), say=say)
+    plan, launched, environment = _launched(job, say, config=Path(jobs.CONFIG_IN_POD))
     variant = launched.style if launched.style in VARIANTS else "raw"
     return jobs.kubernetes_manifest(
         plan.strategy(),
@@ -179,21 +140,40 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
     )
 
 
-def _configure(
-    plan: PlanFile, job: JobScript, source: _Source, *, say: Say, config: Path | None = None
-) -> ConfiguredScript:
-    """How a script takes its configuration, and its whole command: what ``launch`` would add is added.
+def _launched(
+    job: JobScript, say: Say, *, config: Path | None = None, said_first: str | None = None
+) -> tuple[PlanFile, ConfiguredScript, dict[str, str]]:
+    """The plan, its script as it will be started, and the job's variables. The script is read before any plan
+    is named: one of its arguments may say which.
 
-    Args:
-        config: the file that it is given; None: the plan's.
+    Raises:
+        InputError: as of :func:`sbatch_script`, or an option of the command stands among its arguments.
+    """
+    variables = jobs.read_variables(job.variables)
+    facts = _facts(Path(job.script[0]), job.style)
+    target = Target(script=job.script[0], module=None, arguments=tuple(job.script[1:]))
+    notes = plan_agreement.read_of_source(facts, target, job.command)[1]
+    plan = read_plan_file(job.folder)
+    if plan.cluster.get("gpu") == "cpu":
+        raise InputError(
+            f"⟨plan⟩ {job.folder}: it is for CPU ranks of one machine; plan for GPUs, with --gpu"
+        )
+    environment = {**plan.environment, **variables}
+    for note in (f"{job.folder}: {plan.title}", *filter(None, [said_first]), *notes):
+        say(note)
+    return plan, _configure(plan, job, facts, target, say=say, config=config), environment
+
+
+def _configure(
+    plan: PlanFile, job: JobScript, facts: ScriptFacts, target: Target, *, say: Say, config: Path | None
+) -> ConfiguredScript:
+    """How a script takes its configuration (None: the plan's), and its whole command: what ``launch`` would
+    add is added.
 
     Raises:
         InputError: the script takes none, contradicts the plan, or cannot run it.
     """
-    script, style = job.script, job.style
-    facts, target, path = source.facts, source.target, Path(script[0])
-    for note in source.notes:
-        say(note)
+    script, style, path = job.script, job.style, Path(job.script[0])
     resolved_style = facts.style if style == "auto" else style
     if style == "auto" and resolved_style != "none":
         say(f"{path} is taken as {STYLE_WORDS[resolved_style]}: {facts.why}")
@@ -226,19 +206,6 @@ def _configure(
     )
 
 
-def _read(job: JobScript) -> _Source:
-    """Read the script, before any plan is named: one of its arguments may say which.
-
-    Raises:
-        InputError: the script is not here, or an option of the command stands among its arguments.
-    """
-    script = job.script
-    facts = _facts(Path(script[0]), job.style)
-    target = Target(script=script[0], module=None, arguments=tuple(script[1:]))
-    notes = plan_agreement.read_of_source(facts, target, job.command)[1]
-    return _Source(facts=facts, target=target, notes=notes)
-
-
 def _facts(path: Path, style: str) -> ScriptFacts:
     if style not in ("auto", *STYLES):
         raise InputError(f"⟨style⟩ {style}: use auto, {', '.join(STYLES)}")
@@ -251,13 +218,6 @@ def _facts(path: Path, style: str) -> ScriptFacts:
         raise InputError(
             f"{error.marked}{joint} ⟨style⟩ raw, accelerate or trainer it need not be here"
         ) from None
-
-
-def _for_gpus(folder: str) -> PlanFile:
-    plan = read_plan_file(folder)
-    if plan.cluster.get("gpu") == "cpu":
-        raise InputError(f"⟨plan⟩ {folder}: it is for CPU ranks of one machine; plan for GPUs, with --gpu")
-    return plan
 
 
 def _config(plan: PlanFile, variant: str) -> Path:

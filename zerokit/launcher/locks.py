@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.errors import InputError, ReportNotWritten
-from zerokit.files import cache_folder
+from zerokit.files import cache_folder, home_folder
 from zerokit.launcher.secrets import Secrets
 
 RUN_LOCK = ".zerokit-lock"
@@ -84,12 +84,9 @@ def acquire(path: Path) -> FileLock | None:
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    opened = os.fstat(fd)
-    try:
-        current = path.lstat()
-    except OSError:
-        return False
-    return (opened.st_dev, opened.st_ino) == (current.st_dev, current.st_ino)
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    return False
 
 
 def private_folder(name: str, environment: Mapping[str, str] | None = None) -> Path | None:
@@ -273,6 +270,12 @@ def stale_locks(environment: Mapping[str, str], home: Path) -> list[StaleLock]:
         if (status.st_dev, status.st_ino) not in open_files and age > _NEW_SECONDS:
             stale.append(StaleLock(path=path, age_seconds=age))
     return stale
+
+
+def stale_lock_warnings() -> list[str]:
+    """A line for each that was left by a build of operators that died, and the command that removes it."""
+    found = stale_locks(os.environ, home_folder())
+    return [f"warning: {lock.description}; remove it: {lock.command}" for lock in found]
 
 
 def _open_files(files: set[tuple[int, int]]) -> set[tuple[int, int]]:

@@ -32,12 +32,9 @@ _LISTING_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What the ranks run on: physical GPU indexes, or a number of CPU ranks; and why.
-
-    Attributes:
-        warning: that they are not what the plan is for, though nobody asked for these.
-        are_here: False for a dry run of what another machine would run.
-    """
+    """What the ranks run on: physical GPU indexes, or a number of CPU ranks; and why. ``warning``: that they
+    are not what the plan is for, though nobody asked for these; ``are_here``: False for a dry run of what
+    another machine would run."""
 
     kind: str
     ranks: int
@@ -92,7 +89,6 @@ def resolve(
         planned_gpu: what the plan's ranks are to run on, ``cpu`` among it; None: there is no plan, or it
             does not say.
         asks_for_gpus: ``num_ranks`` was said as a number of GPUs.
-        dry_run: nothing will be started, so GPUs that are missing here are a warning.
 
     Raises:
         InputError: an unknown kind, or no sensible number of ranks.
@@ -109,20 +105,21 @@ def resolve(
         if device == "cuda" or gpus:
             reason = f"{mask} leaves none of {len(listing.gpus)}" if listing.gpus else listing.reason
             for_cpu = planned_gpu == "cpu"
-            requester = (
-                f"{'⟨gpus⟩' if asks_for_gpus else '⟨num_ranks⟩'} asks for"
-                if num_ranks
-                else "the plan's ranks ask for"
-                if for_cpu
-                else "the plan is for"
-            )
+            requester = "the plan's ranks ask for" if for_cpu else "the plan is for"
+            if num_ranks:
+                requester = f"{'⟨gpus⟩' if asks_for_gpus else '⟨num_ranks⟩'} asks for"
             on_gpus = _on_gpus(gpus, reason, num_ranks or planned_ranks, requester, dry_run=dry_run)
-            return _warned(on_gpus, _PLANNED_FOR_CPU) if for_cpu else on_gpus
+            warnings = filter(None, (on_gpus.warning, _PLANNED_FOR_CPU if for_cpu else None))
+            return replace(on_gpus, warning="; ".join(warnings) or None)
         why = "no GPU is visible" if listing.gpus else "no GPU was found"
         wanted = None if planned_gpu in (None, "cpu") else f"the plan is for {planned_gpu} GPUs"
         if asks_for_gpus and num_ranks:
             wanted = f"⟨gpus⟩ asks for {counted(num_ranks, 'GPU')}"
-        warning = _instead_of_gpus(wanted, mask if listing.gpus else listing.reason) if wanted else None
+        warning = wanted and (
+            f"{wanted} and no GPU can be used here ({mask if listing.gpus else listing.reason}), so this is "
+            "for CPU ranks: far slower, and no figures of GPU memory; `zerokit doctor` shows what is "
+            "missing, ⟨device⟩ cuda stops instead, ⟨device⟩ cpu runs on the CPU without this warning"
+        )
     else:
         why, warning = "⟨device⟩ cpu", None
     ranks = num_ranks or planned_ranks or DEFAULT_CPU_RANKS
@@ -142,20 +139,6 @@ def resolve(
         gpu_indexes=(),
         why=f"{counted(ranks, 'CPU rank')}{' on each node' if nodes > 1 else ''} ({source}): {why}",
         warning=warning,
-    )
-
-
-def _warned(devices: Devices, warning: str) -> Devices:
-    """With one warning more."""
-    return replace(devices, warning="; ".join(filter(None, (devices.warning, warning))))
-
-
-def _instead_of_gpus(wanted: str, reason: str) -> str:
-    """What to say where CPU ranks run because there are no GPUs, which were wanted."""
-    return (
-        f"{wanted} and no GPU can be used here ({reason}), so this is for CPU "
-        "ranks: far slower, and no figures of GPU memory; `zerokit doctor` shows what is missing, ⟨device⟩ "
-        "cuda stops instead, ⟨device⟩ cpu runs on the CPU without this warning"
     )
 
 
@@ -195,16 +178,9 @@ def _on_gpus(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where the ranks will run.
-
-    Attributes:
-        devices: of each machine.
-        hosts: of the hostfile; None without one.
-        slurm: the job whose nodes they are, where no hostfile is given.
-        unshared_hosts: those that have a run folder of their own.
-        alive_seconds: without a sign of life from here for so long, ranks on other hosts end themselves.
-        notes: what is worth saying about it.
-    """
+    """Where the ranks will run: ``devices`` of each machine; ``hosts`` of the hostfile, or the ``slurm`` job
+    whose nodes they are; those that have a run folder of their own; after how many seconds without a sign of
+    life from here ranks on other hosts end themselves; and what is worth saying."""
 
     devices: Devices
     port: int
@@ -257,16 +233,17 @@ def decide_placement(
     planned_gpu: str | None = None,
     dry_run: bool = False,
 ) -> Placement:
-    """Choose machines, devices and a port, which stays reserved until ``stack`` is closed.
-
-    Args:
-        planned_gpu: what the plan's ranks are to run on, ``cpu`` among it.
-        dry_run: nothing will be started, so this machine may lack the GPUs, and the others need not answer.
+    """Choose machines, devices and a port, which stays reserved until ``stack`` is closed. In a ``dry_run``
+    this machine may lack the GPUs, and the others need not answer.
 
     Raises:
         InputError: bad input. NodeUnusable: a device, node or port cannot be used.
     """
-    hosts = _hosts(options)
+    hosts = None
+    if options.hostfile is not None:
+        hosts = cluster.choose_hosts(cluster.read_hostfile(Path(options.hostfile)), options.nodes)
+    elif options.nodes not in (None, 1):
+        raise InputError(f"⟨nodes⟩ {options.nodes} needs ⟨hostfile⟩ FILE with the machines' names")
     slurm = cluster.slurm_job() if hosts is None else None
     node_count = len(hosts) if hosts else len(slurm.nodes) if slurm else 1
     devices = resolve(
@@ -309,14 +286,6 @@ def _warning_of_a_dry_run(notes: list[str], dry_run: bool) -> Iterator[None]:
         notes.append(f"warning: {error.marked}")
 
 
-def _hosts(options: LaunchOptions) -> list[cluster.Host] | None:
-    if options.hostfile is None:
-        if options.nodes not in (None, 1):
-            raise InputError(f"⟨nodes⟩ {options.nodes} needs ⟨hostfile⟩ FILE with the machines' names")
-        return None
-    return cluster.choose_hosts(cluster.read_hostfile(Path(options.hostfile)), options.nodes)
-
-
 def _check_nodes(hosts: list[cluster.Host], run_dir: Path, *, need_gpus: bool, port: int) -> tuple[str, ...]:
     """Ask all nodes; returns those that have a run folder of their own (unknown in a dry run)."""
     token = run_dir / f".shared-{os.urandom(8).hex()}"
@@ -342,17 +311,19 @@ class RankThreads:
 def threads_of_rank(
     config: Mapping[str, Any] | None, placement: Placement, base: Mapping[str, str]
 ) -> RankThreads:
-    """How many threads each rank is to be given.
-
-    Args:
-        config: the DeepSpeed configuration that runs.
-        base: the environment to start from; what the user set there stays.
-    """
+    """How many threads each rank is to be given for this DeepSpeed configuration; what the user set in
+    ``base``, the environment to start from, stays."""
     if placement.devices.kind != "cuda" or not _steps_on_host(config):
         return RankThreads()
     given = base.get(THREADS_VARIABLE)
-    if placement.remote:
-        return _on_nodes(given)
+    if placement.remote:  # nobody here counts the cores of other machines: each rank does there
+        if given is not None:  # pdsh would not bring it there by itself
+            return RankThreads(variables={THREADS_VARIABLE: given})
+        note = (
+            f"{THREADS_VARIABLE}: each rank sets it to its share of its node's cores, for the offloaded "
+            "optimizer"
+        )
+        return RankThreads(variables={SHARE_VARIABLE: "1"}, note=note)
     if not placement.devices.are_here:
         note = (
             f"{THREADS_VARIABLE}: not shown, as the cores of that machine are not known: a launch there sets "
@@ -373,17 +344,6 @@ def threads_of_rank(
             f"and each rank has {counted(cores, 'core')} here; unset it, or set it to {cores}"
         )
     return RankThreads()
-
-
-def _on_nodes(given: str | None) -> RankThreads:
-    """Nobody here counts the cores of other machines: each rank does there, unless the user chose."""
-    if given is not None:  # pdsh would not bring it there by itself
-        return RankThreads(variables={THREADS_VARIABLE: given})
-    return RankThreads(
-        variables={SHARE_VARIABLE: "1"},
-        note=f"{THREADS_VARIABLE}: each rank sets it to its share of its node's cores, for the offloaded "
-        "optimizer",
-    )
 
 
 def _steps_on_host(config: Mapping[str, Any] | None) -> bool:

@@ -32,10 +32,8 @@ from zerokit.units import format_gib
 
 
 def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[str | None, list[str]]:
-    """Why the script will not train, if so, and what to say of its arguments.
-
-    Args:
-        command: in whose options the script's name ends: ``launch``.
+    """Why the script will not train, if so, and what to say of its arguments, which stand behind options of
+    ``command``.
 
     Raises:
         InputError: an option of the command stands among them.
@@ -78,7 +76,6 @@ def agree(
 
     Args:
         config: the plan's DeepSpeed configuration for these devices, before any script's needs.
-        target: the script with its arguments, by which a rehearsed plan knows it.
         ranks: on all machines together.
         writes_here: the script writes to this machine's disks, whose room is looked at.
         is_launched: ``launch`` runs it, and judges whether the run was as planned.
@@ -172,17 +169,12 @@ _READERS = {"raw", "trainer", "accelerate"}
 
 
 def check_own_file(path: str, *, style: str, ranks: int, accept_mismatch: bool) -> tuple[str, ...]:
-    """Lint the file for who reads it, and for so many ranks.
-
-    Args:
-        style: how the script takes its configuration; one that takes none reads no file.
-        accept_mismatch: warn of errors instead of stopping.
-
-    Returns:
-        One warning for each finding that is none of ``check``'s notes.
+    """Lint the file for who reads it (a ``style``; one that takes no configuration reads none) and for so
+    many ranks: a warning for each finding that is none of ``check``'s notes.
 
     Raises:
-        InputError: the run would fail on the file; the message names each such line, and its fix.
+        InputError: the run would fail on the file, and no mismatch is accepted; the message names each such
+            line, and its fix.
     """
     if style not in _READERS:
         return ()
@@ -208,10 +200,7 @@ def check_agrees(
     on_cpu: bool,
     accept_mismatch: bool,
 ) -> tuple[str, ...]:
-    """Hold the script to the file, which decides with it: warnings.
-
-    Args:
-        config: the file as the run has it.
+    """Hold the script to the file (``config``, as the run has it), which decides with it: warnings.
 
     Raises:
         InputError: Transformers would end the run; the message says on what, and the fix.
@@ -234,10 +223,8 @@ def check_agrees(
 def _beside_plan(
     options: ScriptOptions, added: Sequence[str], ranks: int, *, accept_mismatch: bool
 ) -> tuple[str, ...]:
-    """Hold a Trainer's arguments to the DeepSpeed file that they name, though a plan gives it one: warnings.
-
-    Args:
-        added: what the plan adds to the arguments.
+    """Hold a Trainer's arguments, with those ``added`` from a plan, to the DeepSpeed file that they name,
+    though the plan gives it one: warnings.
 
     Raises:
         InputError: Transformers would end the run; the message says on what, and the fix.
@@ -268,11 +255,8 @@ def _beside_plan(
 def _stop_or_warn(
     text: str, *, accept_mismatch: bool, option: str = "⟨deepspeed⟩ ", joint: str = "; "
 ) -> tuple[str, ...]:
-    """A warning where the run was asked for all the same, else the error.
-
-    Args:
-        option: that names the file, in front of the error. joint: what parts its text from the way out.
-    """
+    """A warning where the run was asked for all the same, else the error, with the ``option`` that names the
+    file in front; ``joint`` parts its text from the way out."""
     if accept_mismatch:
         return (f"warning: {text}",)
     raise InputError(f"{option}{text}{joint}⟨accept_mismatch=True⟩ starts the run all the same")
@@ -319,7 +303,6 @@ def refuse_missing(options: ScriptOptions) -> None:
 
 
 def _text(found: Finding) -> str:
-    """The finding in one line."""
     location = f"{found.path}:{found.location.line}:{found.location.column}"
     fix = f"; fix: {found.fix}" if found.fix else ""
     return f"{location}: {found.message}{fix} [{found.rule}]"

@@ -57,51 +57,44 @@ def holder(port: int) -> str:
 
 @contextmanager
 def reserve(requested: int | None = None) -> Iterator[int]:
-    """A port that is free now and that no other zerokit takes while the block runs.
-
-    Chosen below the range that the kernel gives to outgoing connections, because
-    seconds pass until rank 0 listens there.
+    """A port that is free now and that no other zerokit takes while the block runs, below the range that the
+    kernel gives to outgoing connections, because seconds pass until rank 0 listens there.
 
     Raises:
         NodeUnusable: the wanted port is taken (the message names its holder), or none is free.
         InputError: not a port.
     """
+    folder = private_folder("ports")
     if requested is not None:
         if not 1 <= requested <= 65535:
             raise InputError(f"⟨master_port⟩ {requested}: use 1 to 65535")
-        folder = private_folder("ports")
-        lock = _lock(folder, requested)
-        if not is_free(requested):
-            if lock is not None:
-                lock.release()
-            raise NodeUnusable(
-                f"port {requested} is in use by {holder(requested)}; end it, or leave ⟨master_port⟩ "
-                "out to have a free one chosen"
-            )
-        if lock is None:
-            raise NodeUnusable(
-                f"port {requested} is reserved by another zerokit launch; choose another ⟨master_port⟩"
-            )
-        try:
-            yield requested
-        finally:
-            lock.release()
-        return
-    folder = private_folder("ports")
-    _clear(folder)
-    highest = _ephemeral_start()
-    candidates = random.sample(range(_LOWEST, highest), k=min(500, highest - _LOWEST))
+        candidates, none_free = [requested], ""
+    else:
+        _clear(folder)
+        highest = 32_000
+        with suppress(OSError, ValueError):
+            low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+            highest = low if low > _LOWEST + 1000 else highest
+        candidates = random.sample(range(_LOWEST, highest), k=min(500, highest - _LOWEST))
+        none_free = f"no free TCP port between {_LOWEST} and {highest}"
     for port in candidates:
         lock = _lock(folder, port)
-        if lock is None:
-            continue
         try:
             if is_free(port):
-                yield port
-                return
+                if lock is not None:
+                    yield port
+                    return
+                none_free = none_free or (
+                    f"port {port} is reserved by another zerokit launch; choose another ⟨master_port⟩"
+                )
         finally:
-            lock.release()
-    raise NodeUnusable(f"no free TCP port between {_LOWEST} and {highest}")
+            if lock is not None:
+                lock.release()
+    raise NodeUnusable(
+        none_free
+        or f"port {requested} is in use by {holder(candidates[0])}; end it, or leave ⟨master_port⟩ out to "
+        "have a free one chosen"
+    )
 
 
 def _lock(folder: Path | None, port: int) -> FileLock | None:
@@ -121,11 +114,3 @@ def _clear(folder: Path | None) -> None:
             lock = acquire(path)
             if lock is not None:
                 lock.release()
-
-
-def _ephemeral_start() -> int:
-    with suppress(OSError, ValueError):
-        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-        if low > _LOWEST + 1000:
-            return low
-    return 32_000

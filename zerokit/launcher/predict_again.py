@@ -22,12 +22,8 @@ _OF_THE_JOB = ("seq-len", "method", "lora-rank", "lora-targets")
 
 
 def feeds_more_rows(style: str, engines: Iterable[Mapping[str, Any] | None]) -> bool:
-    """Whether a Trainer's loss takes more rows than its batch has: pairs, as DPO's, or groups.
-
-    Args:
-        style: how the script takes its configuration.
-        engines: what the ranks' engines ran with.
-    """
+    """Whether a Trainer's loss takes more rows than its batch has, by what the ranks' engines ran with:
+    pairs, as DPO's, or groups."""
     return style == "trainer" and any(
         (engine.get("batch_rows") or 0) > (engine.get("loader_rows") or engine.get("micro_batch") or 0) > 0
         for engine in engines
@@ -36,8 +32,7 @@ def feeds_more_rows(style: str, engines: Iterable[Mapping[str, Any] | None]) -> 
 
 
 def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> PredictedAgain:
-    """The plan with the estimate for what ran, where the batch, length, accumulation, precision,
-    stage,
+    """The plan with the estimate for what ran, where the batch, length, accumulation, precision, stage,
     checkpointing or optimizer differ, or LoRA's rank and modules, or all weights were trained. No plan where
     something differs that a plan's options cannot say (another model, a second engine, adapters that are not
     LoRA alone) or the estimate cannot be made."""
@@ -65,9 +60,7 @@ def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> Predi
         except (InputError, NothingFits) as error:
             return PredictedAgain(why_not=str(error))
     ran = {**chosen_as_ran(chosen, differing), "estimate": answer.to_dict()}
-    asked = {
-        name: options[name.replace("-", "_")] for name in _OF_THE_JOB if name.replace("-", "_") in options
-    }
+    asked = {name: options[key] for name in _OF_THE_JOB if (key := name.replace("-", "_")) in options}
     return PredictedAgain(plan={**plan, "request": {**request, **asked}, "chosen": ran})
 
 

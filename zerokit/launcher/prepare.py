@@ -12,7 +12,6 @@ from typing import Any
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import as_options
-from zerokit.files import home_folder
 from zerokit.launcher import command as commands
 from zerokit.launcher import locks, plan_agreement, preflight, rehearsed_plan, run_folder
 from zerokit.launcher.backends import LaunchCommand, backend_of
@@ -32,10 +31,8 @@ _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
 
 
 def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run: bool = False) -> Launch:
-    """Decide everything. Ports stay reserved until ``stack`` is closed. Writes nothing.
-
-    Args:
-        dry_run: nothing will be started, so this machine may lack the GPUs.
+    """Decide everything. Ports stay reserved until ``stack`` is closed. Writes nothing. For a ``dry_run``
+    this machine may lack the GPUs.
 
     Raises:
         InputError: bad input. NodeUnusable: a device, node or port cannot be used.
@@ -65,7 +62,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     if not (dry_run or on_cpu or options.starts_unrehearsed or agreed.unlike):
         not_rehearsed = None  # it is rehearsed now, and nothing is to be planned otherwise
     threads = threads_of_rank(configured.config, placement, os.environ)
-    notes += [*configured.notes, *filter(None, (not_rehearsed, *_stale_locks(), threads.note))]
+    notes += [*configured.notes, *filter(None, (not_rehearsed, *locks.stale_lock_warnings(), threads.note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
     added = commands.script_options(style, facts, target.arguments, config_path)
     setup = commands.ScriptSetup(
@@ -100,14 +97,6 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         names_plan=plan is not None and rehearsed_plan.is_named(plan, target, style, agreed.is_refused),
         why_no_training=untrained,
     )
-
-
-def _stale_locks() -> list[str]:
-    """Left by builds of operators that died."""
-    return [
-        f"warning: {lock.description}; remove it: {lock.command}"
-        for lock in locks.stale_locks(os.environ, home_folder())
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,14 +113,9 @@ def send(processes: Iterable[Process], number: int) -> None:
 
 
 def kill(processes: Collection[Process], since: float) -> None:
-    """SIGKILL; what removes the shared memory of the others gets a moment to see them gone.
-
-    A rank that is killed cannot remove its own: Python's resource tracker and PyTorch's
-    manager do it, when the last process that used them has ended.
-
-    Args:
-        since: when the killing began, in monotonic seconds.
-    """
+    """SIGKILL, ``since`` so many monotonic seconds; what removes the shared memory of the others gets a
+    moment to see them gone. A rank that is killed cannot remove its own: Python's resource tracker and
+    PyTorch's manager do it, when the last process that used them has ended."""
     patient = time.monotonic() - since < _CLEANERS_SECONDS
     send([p for p in processes if not (patient and _is_cleaner(p.pid))], signal.SIGKILL)
 
@@ -147,11 +142,9 @@ def reap() -> list[tuple[int, int]]:
 
 
 def kill_descendants(root: int, excluded_pids: frozenset[int] = frozenset()) -> list[int]:
-    """SIGKILL everything below ``root`` until nothing is left; for the caller's own descendants.
-
-    A process may fork while it is being killed, so this looks again until a look finds
-    nobody. Returns the ids that would not die within five seconds (stuck in the kernel).
-    """
+    """SIGKILL everything below ``root`` until nothing is left, for the caller's own descendants: a process
+    may fork while it is being killed. Returns the ids that would not die within five seconds (stuck in the
+    kernel)."""
     began = time.monotonic()
     while True:
         reap()

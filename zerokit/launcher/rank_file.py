@@ -230,7 +230,7 @@ _COUNTS = frozenset(
     )
 )
 _NUMBERS = frozenset(re.split(r"\s+", """time uptime_seconds idle_seconds cpu_seconds step_seconds seconds
-    median_step_seconds bytes_per_step"""))  # fmt: skip
+    median_step_seconds bytes_per_step"""))  # fmt: skip  # fmt: skip
 _TEXTS = frozenset(
     re.split(
         " ",
@@ -358,7 +358,7 @@ class RankTail:
             return []
         finally:
             if self.rank >= _MOST_KEPT_OPEN:
-                self._shut()
+                self.close()
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         records = [_parse_line(line, self.rank)[0] for line in complete.split(b"\n") if line.strip()]
@@ -382,14 +382,11 @@ class RankTail:
 
     def adopt(self, descriptor: int) -> None:
         """Follow what is open already: also a file that was removed before its path was read."""
-        self._shut()
+        self.close()
         self._descriptor = descriptor
 
     def close(self) -> None:
         """Give the descriptor back."""
-        self._shut()
-
-    def _shut(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None
@@ -408,14 +405,9 @@ _MOST_EVENTS = 256
 
 
 class Event(NamedTuple):
-    """In a rank's file it is a list of the three.
-
-    Attributes:
-        at: seconds since the rank began.
-        kind: ``evaluation``, ``generation``, ``save``; ``retry`` (the allocator gave its cache back and tried
-            again), ``oom`` (an allocation that failed) or ``skipped step``.
-        times: how often it happened.
-    """
+    """What happened (``evaluation``, ``generation``, ``save``; ``retry``: the allocator gave its cache back
+    and tried again; ``oom``: an allocation that failed; ``skipped step``), how many seconds after the rank
+    began, and how often. In a rank's file it is a list of the three."""
 
     at: float
     kind: str
@@ -423,11 +415,8 @@ class Event(NamedTuple):
 
 
 class RankEvents:
-    """Events of one rank in bounded space.
-
-    Calls of one kind with no optimizer step between them are one event, as are the forwards of an evaluation
-    loop.
-    """
+    """Events of one rank in bounded space. Calls of one kind with no optimizer step between them are one
+    event, as are the forwards of an evaluation loop."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

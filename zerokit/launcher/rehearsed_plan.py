@@ -42,12 +42,9 @@ _ENOUGH_STEPS = 3
 
 
 def unlike_arguments(rehearsed: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
-    """Where they differ, but for where they write to, how many steps more they take, and figures that
-    change numbers alone (a learning rate): ``--max_length 512, not 1024``.
-
-    Args:
-        rehearsed: the arguments of the command that a plan was rehearsed with. given: those of now.
-    """
+    """Where the arguments of the command that a plan was rehearsed with differ from those given now, but for
+    where they write to, how many steps more they take, and figures that change numbers alone (a learning
+    rate): ``--max_length 512, not 1024``."""
     found = []
     for option, before, now in _differing(rehearsed, given):
         if before is None:
@@ -112,9 +109,8 @@ def _shown(option: str, values: tuple[str, ...] | None) -> str:
 def content(plan: PlanFile, target: Target) -> dict[str, Any]:
     """The plan's ``request``, ``chosen`` and ``cluster``; ``chosen.rehearsed`` only where it was this command
     that was rehearsed, for as many steps or more, else ``chosen.rehearsed_with``: the script that was, and in
-    what arguments differ.
-    ``script``: what stands after ``--`` in a plan with it; absent where none is made with one.
-    ``folder``: the plan's, if it lasts."""
+    what arguments differ. ``script``: what stands after ``--`` in a plan with it; absent where none is made
+    with one. ``folder``: the plan's, if it lasts."""
     chosen = plan.chosen
     other = _rehearsed_otherwise(plan, target)
     if other is not None:
@@ -206,13 +202,8 @@ def command_with_script(
     unlike: Collection[str] = (),
     options: Sequence[str] = (),
 ) -> str:
-    """What its user types to plan the same with the script; secrets among its arguments are masked.
-
-    Args:
-        run_dir: where a copy of the plan will lie; None: nowhere.
-        unlike: options of the plan that are left to the script.
-        options: words of others to plan with.
-    """
+    """What its user types to plan the same with the script, and with ``options``, leaving options of the plan
+    that are ``unlike`` to the script; secrets are masked. ``run_dir``: where a copy of the plan will lie."""
     folder = None if is_temporary(plan.folder) else plan.folder
     recipe = plan.path if folder is not None else run_dir / FILE_NAME if run_dir is not None else None
     asked = {name: plan.request[name] for name in plan.request if name not in plan.decided_by_script}

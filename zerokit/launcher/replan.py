@@ -26,7 +26,7 @@ from zerokit.launcher.run_folder import NEXT_PLAN_FOLDER
 from zerokit.machine.host import detect_host
 from zerokit.report.oom_advice import BLIND_SHARE, larger_than_memory, share_that_fits
 from zerokit.report.predicted import plan_as_ran
-from zerokit.report.schema import RunReport
+from zerokit.report.schema import NextPlan, RunReport
 from zerokit.units import format_gib, parse_bytes
 
 _BATCH = [SETTINGS[name] for name in ("micro_batch", "gradient_accumulation")]
@@ -58,12 +58,8 @@ class LargerThanMemory(NoNextPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallerPlan:
-    """A plan that would fit, in a folder that ``zerokit launch --plan`` takes.
-
-    Attributes:
-        limit_bytes: what a rank may need, as the planner was told.
-        to_give: the batch, to a script that fixes its own; None: it follows the plan.
-    """
+    """A plan that would fit, in a folder that ``zerokit launch --plan`` takes: ``limit_bytes`` is what a rank
+    may need, as the planner was told, ``to_give`` the batch for a script that fixes its own."""
 
     folder: Path
     plan: plan_file.PlanFile
@@ -73,17 +69,17 @@ class SmallerPlan:
     def __str__(self) -> str:
         return f"the script fixes its own batch; give it {self.to_give}" if self.to_give else str(self.folder)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> NextPlan:
         """For ``first_failure.next_plan`` of the report."""
         chosen = self.plan.chosen
-        return {
-            "folder": self.folder.name,
-            "to_give": self.to_give,
-            "limit_bytes": self.limit_bytes,
-            "min_vram_bytes": chosen["estimate"]["min_vram_bytes"],
-            "why": chosen.get("why"),
-            "strategy": {k: v for k, v in chosen.items() if k not in ("deepspeed_config", "estimate")},
-        }
+        return NextPlan(
+            folder=self.folder.name,
+            to_give=self.to_give,
+            limit_bytes=self.limit_bytes,
+            min_vram_bytes=chosen["estimate"]["min_vram_bytes"],
+            why=chosen.get("why"),
+            strategy={k: v for k, v in chosen.items() if k not in ("deepspeed_config", "estimate")},
+        )
 
 
 def why_not(launch: Launch) -> str | None:
@@ -99,11 +95,8 @@ def why_not(launch: Launch) -> str | None:
 
 
 def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> SmallerPlan:
-    """Plan again, into ``next-plan/`` of the run folder, with less memory than what ran out.
-
-    Args:
-        report: of the run that ran out of memory.
-        plan_again: plans what is asked for into a folder.
+    """Plan again, into ``next-plan/`` of the run folder, with less memory than what the reported run went out
+    of.
 
     Raises:
         NoNextPlan: with the reason, for people.
@@ -121,11 +114,18 @@ def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> Small
         whose = "the plan has" if ran is launch.plan else "what ran is not the plan's job, and has"
         raise NoNextPlan(f"{whose} no prediction to go below")
     oom = failure.oom.to_dict() if failure is not None and failure.oom is not None else {}
-    _refuse_larger_than_memory(oom, on_this_host=failure is not None and failure.host == launch.host)
+    on_this_host = failure is not None and failure.host == launch.host
+    too_large = larger_than_memory(oom, detect_host().ram_bytes if on_this_host else None)
+    if too_large is not None:
+        raise LargerThanMemory(too_large)
     told = share_that_fits(oom)
     share = BLIND_SHARE if told is None else told
     limit = needed - int(peak * (1 - share))  # what is beside the tensors (the context, say) stays
-    limit = min(limit, _device_bytes(oom, report, ran["request"]) or limit)
+    said = [oom.get("device_total_bytes"), *(rank.device_total_bytes for rank in report.ranks)]
+    vram = ran["request"].get("vram")
+    limit = min([limit, *[int(size) for size in said if size][:1]])
+    if vram and not any(said):  # neither the failure nor a rank says what the GPU has, but the plan does
+        limit = min(limit, parse_bytes(vram))
     # a node's memory, beside GPUs; on CPU ranks it is what stands for the GPUs'
     on_host = oom.get("memory") == "host" and launch.command.set_variables["ZEROKIT_DEVICE"] == "cuda"
     folder = launch.run_dir / NEXT_PLAN_FOLDER
@@ -149,27 +149,45 @@ def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> Small
             why_none, kept = error, "global batch"
     if isinstance(why_none, _SamePlan):
         raise why_none
-    attempted = _attempted(limit, int(peak * share), share, request, kept=kept, is_blind=told is None)
-    raise NoNextPlan(f"{attempted}: {why_none}")
+    unit = "CPU rank" if request.get("device") == "cpu" else "GPU"
+    blind = ", as the failure does not say how much was lacking" if told is None else ""
+    raise NoNextPlan(
+        f"planned again for {format_gib(limit)} per {unit}, {format_gib(int(peak * share))} of it for the "
+        f"peak ({share:.0%} of the predicted one{blind}), with this run's {kept}, precision, checkpointing "
+        f"and parallel degrees: {why_none}"
+    )
 
 
 def _another_plan(
     request: Mapping[str, Any], ran: Mapping[str, Any], limit_bytes: int, folder: Path, plan_again: PlanAgain
 ) -> plan_file.PlanFile:
-    """Plan this request, for another configuration than what ran.
+    """Plan this request, for another configuration than what ran. The run is over: nothing that goes wrong
+    here may spoil its end.
 
     Raises:
         NoNextPlan: with the reason.
     """
-    plan = _plan(request, folder, plan_again)
-    names = ("deepspeed_config", *(one.name for one in _BATCH))  # the file is the plan's, the batch what ran
-    if all(plan.chosen.get(name) == ran.get(name) for name in names):
-        shutil.rmtree(folder, ignore_errors=True)
-        raise _SamePlan(
+    failed: NoNextPlan
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        plan_again({name.replace("-", "_"): value for name, value in request.items()}, folder)
+        plan = plan_file.read(folder)
+        # the file is the plan's, the batch what ran
+        names = ("deepspeed_config", *(one.name for one in _BATCH))
+        if any(plan.chosen.get(name) != ran.get(name) for name in names):
+            return plan
+        failed = _SamePlan(
             f"planning again gives the same configuration, predicted to fit {format_gib(limit_bytes)}: this "
             "script takes more; plan with one of the ways to need less"
         )
-    return plan
+    except OSError as error:
+        failed = NoNextPlan(f"{folder}: {error.strerror}")
+    except ZerokitError as error:
+        failed = NoNextPlan(as_options(error.marked))
+    except Exception as error:  # what a trace of somebody's model may raise
+        failed = NoNextPlan(f"{type(error).__name__}: {error}")
+    shutil.rmtree(folder, ignore_errors=True)
+    raise failed
 
 
 def _to_give(launch: Launch, ran: Mapping[str, Any], planned: Mapping[str, Any]) -> str | None:
@@ -185,39 +203,6 @@ def _to_give(launch: Launch, ran: Mapping[str, Any], planned: Mapping[str, Any])
         return " ".join(f"{option} {planned[name]}" for option, name in changed)
     micro, accumulation = planned["micro_batch"], planned["gradient_accumulation"]
     return f"a batch of {micro} per GPU and gradient accumulation {accumulation}"
-
-
-def _device_bytes(oom: Mapping[str, Any], report: RunReport, request: Mapping[str, Any]) -> int | None:
-    """What the GPU has, as the failure or a rank says it, or else the plan; None where nobody does."""
-    said = [oom.get("device_total_bytes"), *(rank.device_total_bytes for rank in report.ranks)]
-    known = next((int(size) for size in said if size), None)
-    if known is None and request.get("vram"):
-        known = parse_bytes(request["vram"])
-    return known
-
-
-def _refuse_larger_than_memory(oom: Mapping[str, Any], *, on_this_host: bool) -> None:
-    """Refuse to plan for one tensor that no memory of this size can hold.
-
-    Raises:
-        LargerThanMemory: with both sizes.
-    """
-    reason = larger_than_memory(oom, detect_host().ram_bytes if on_this_host else None)
-    if reason is not None:
-        raise LargerThanMemory(reason)
-
-
-def _attempted(
-    limit_bytes: int, peak_bytes: int, share: float, request: Mapping[str, Any], *, kept: str, is_blind: bool
-) -> str:
-    """What was planned for in vain, and why for so little."""
-    unit = "CPU rank" if request.get("device") == "cpu" else "GPU"
-    blind = ", as the failure does not say how much was lacking" if is_blind else ""
-    return (
-        f"planned again for {format_gib(limit_bytes)} per {unit}, {format_gib(peak_bytes)} of it for the "
-        f"peak ({share:.0%} of the predicted one{blind}), with this run's {kept}, precision, checkpointing "
-        "and parallel degrees"
-    )
 
 
 def _predicted(chosen: Mapping[str, Any], name: str) -> int | None:
@@ -246,37 +231,17 @@ def smaller_request(
         if not launch.micro_batch_free:
             request[one.option] = str(chosen[one.name])
     if gpu == "cpu" or request.get("device") == "cpu":
-        request |= {"device": "cpu", "host-ram": _size(limit_bytes * world)}
+        request |= {"device": "cpu", "host-ram": f"{limit_bytes * world}B"}
         return {name: value for name, value in request.items() if name not in ("gpu", "vram", "tp", "sp")}
     if "gpu" not in request and isinstance(gpu, str):
         if "vram" not in request and "host-ram" not in request:  # the plan was for this machine
             host_bytes = detect_host().ram_bytes
-            request |= {"host-ram": _size(host_bytes)} if host_bytes else {}
+            request |= {"host-ram": f"{host_bytes}B"} if host_bytes else {}
         request["gpu"] = gpu
     if on_host:
         host_bytes = int(chosen["estimate"].get("host_bytes_per_node") or 0)
-        return request | {"host-ram": _size(max(1, int(host_bytes * BLIND_SHARE)))}
-    return request | {"vram": _size(limit_bytes)}
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes}B"
-
-
-def _plan(request: Mapping[str, Any], folder: Path, plan_again: PlanAgain) -> plan_file.PlanFile:
-    """Plan this request into the folder. The run is over: nothing that goes wrong here may spoil its end."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        plan_again({name.replace("-", "_"): value for name, value in request.items()}, folder)
-        return plan_file.read(folder)
-    except OSError as error:
-        reason = f"{folder}: {error.strerror}"
-    except ZerokitError as error:
-        reason = as_options(error.marked)
-    except Exception as error:  # what a trace of somebody's model may raise
-        reason = f"{type(error).__name__}: {error}"
-    shutil.rmtree(folder, ignore_errors=True)
-    raise NoNextPlan(reason)
+        return request | {"host-ram": f"{max(1, int(host_bytes * BLIND_SHARE))}B"}
+    return request | {"vram": f"{limit_bytes}B"}
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

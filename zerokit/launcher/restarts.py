@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ from zerokit.errors import InputError
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank_file import RankLog
 from zerokit.report.schema import RunReport
-from zerokit.script.entry_points import Target
 from zerokit.units import counted
 
 if TYPE_CHECKING:
@@ -31,13 +30,11 @@ class NoRestart(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One that every rank finished writing.
+    """One that every rank finished writing; ``step``: the optimizer step of the first rank that wrote it.
 
-    Attributes:
-        kind: who wrote it: ``trainer``, ``accelerate`` (``save_state``), ``deepspeed`` (``save_checkpoint``).
-        folder: as it was given to the call; of a Trainer the ``checkpoint-N`` itself.
-        tag: the folder inside it, of DeepSpeed's own.
-        step: the optimizer step of the first rank that wrote it.
+    ``kind``: who wrote it, ``trainer``, ``accelerate`` (``save_state``) or ``deepspeed``
+    (``save_checkpoint``), whose ``tag`` is the folder inside. ``folder``: as it was given to the call; of a
+    Trainer the ``checkpoint-N`` itself.
     """
 
     kind: str
@@ -74,10 +71,9 @@ def newest_checkpoint(logs: Mapping[int, RankLog], expected_ranks: int) -> Check
     by_rank = [_recorded_checkpoints(logs[rank].records) for rank in sorted(logs)]
     if not by_rank or len(by_rank) < expected_ranks:
         return None
-    common = [
-        checkpoint for checkpoint in by_rank[0] if all(_is_in(checkpoint, rest) for rest in by_rank[1:])
-    ]
-    return next((checkpoint for checkpoint in reversed(common) if _is_whole(checkpoint)), None)
+    of_others = [{(one.path, one.step) for one in rest} for rest in by_rank[1:]]
+    common = (one for one in reversed(by_rank[0]) if all((one.path, one.step) in them for them in of_others))
+    return next(filter(_is_whole, common), None)
 
 
 def _recorded_checkpoints(records: Iterable[Mapping[str, Any]]) -> list[Checkpoint]:
@@ -97,12 +93,6 @@ def _recorded_checkpoints(records: Iterable[Mapping[str, Any]]) -> list[Checkpoi
         by_path.pop(checkpoint.path, None)
         by_path[checkpoint.path] = checkpoint
     return list(by_path.values())
-
-
-def _is_in(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> bool:
-    return any(
-        (checkpoint.path, checkpoint.step) == (candidate.path, candidate.step) for candidate in checkpoints
-    )
 
 
 def _is_whole(checkpoint: Checkpoint) -> bool:
@@ -131,11 +121,8 @@ def why_not(report: RunReport, before: RunReport | None) -> str | None:
 
 
 def resumed(options: LaunchOptions, checkpoint: Checkpoint, script_options: Iterable[str]) -> LaunchOptions:
-    """The launch that goes on from a checkpoint.
-
-    Args:
-        options: of the first launch.
-        script_options: that the script's parser knows.
+    """The launch that goes on from a checkpoint, with the first one's options and those that the script's
+    parser knows.
 
     Raises:
         NoRestart: nobody says how the script takes a checkpoint.
@@ -150,7 +137,12 @@ def resumed(options: LaunchOptions, checkpoint: Checkpoint, script_options: Iter
             f"{options.target.name} wrote {checkpoint}, and it is not known how the script takes one: "
             "name its option with ⟨resume_option⟩ (an empty one, where it finds its checkpoint by itself)"
         )
-    return replace(options, target=_told_of(options.target, option, checkpoint))
+    # What the user gave stays, as it cannot be told whether a word after an option is its value: parsers take
+    # the last of the same option.
+    given = options.target.arguments
+    end = given.index("--") if "--" in given else len(given)
+    told = (*given[:end], *_words(option, checkpoint), *given[end:])
+    return replace(options, target=replace(options.target, arguments=told))
 
 
 def by_hand(launch: Launch, logs: Mapping[int, RankLog]) -> str | None:
@@ -172,15 +164,6 @@ def by_hand(launch: Launch, logs: Mapping[int, RankLog]) -> str | None:
         tag = f', tag="{checkpoint.tag}"' if checkpoint.tag is not None else ""
         how = f'call engine.load_checkpoint("{checkpoint.folder}"{tag})'
     return f"Newest checkpoint: {checkpoint}; to go on from it, {how}"
-
-
-def _told_of(target: Target, option: str, checkpoint: Checkpoint) -> Target:
-    # What the user gave stays, as it cannot be told whether a word after an option is its value: parsers take
-    # the last of the same option.
-    arguments = target.arguments
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    told = _words(option, checkpoint)
-    return replace(target, arguments=(*arguments[:end], *told, *arguments[end:]))
 
 
 def _words(option: str, checkpoint: Checkpoint) -> list[str]:

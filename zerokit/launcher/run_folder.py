@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import time
@@ -26,23 +27,11 @@ REPORT_FILE, REPORT_PAGE = "report.json", "report.html"
 LOGS_FOLDER = "logs"
 NEXT_PLAN_FOLDER = "next-plan"
 COMMAND_SCHEMA = "zerokit.command/1"
+_NAMES = (PLAN_FILE, CONFIG_FILE, ACCELERATE_FILE, DEEPSPEED_ENV_FILE, COMMAND_FILE, REPORT_FILE, REPORT_PAGE,
+          LOGS_FOLDER, NEXT_PLAN_FOLDER)  # fmt: skip
 _OF_A_RUN = re.compile(
     r"rank-\d+\.jsonl|stacks-\d+(\.native)?\.txt|flight-recorder-\d+|plan|(retry|restart)-\d+|oom-\d+\..*|"
-    r"alive|tune\.json|trial-\d+|"
-    + "|".join(
-        re.escape(name)
-        for name in (
-            PLAN_FILE,
-            CONFIG_FILE,
-            ACCELERATE_FILE,
-            DEEPSPEED_ENV_FILE,
-            COMMAND_FILE,
-            REPORT_FILE,
-            REPORT_PAGE,
-            LOGS_FOLDER,
-            NEXT_PLAN_FOLDER,
-        )
-    )
+    r"alive|tune\.json|trial-\d+|" + "|".join(map(re.escape, _NAMES))
 )
 
 
@@ -112,10 +101,8 @@ def _put_aside(folder: Path) -> Path | None:
     old = [path for path in folder.iterdir() if _OF_A_RUN.fullmatch(path.name)]
     if not old:
         return None
-    number = 1
-    while (folder / f"previous-{number}").exists():
-        number += 1
-    target = folder / f"previous-{number}"
+    names = (folder / f"previous-{number}" for number in itertools.count(1))
+    target = next(name for name in names if not name.exists())
     moved_files: list[Path] = []
     try:
         target.mkdir()

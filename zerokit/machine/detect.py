@@ -27,13 +27,8 @@ if TYPE_CHECKING:
 
 @frozen_dataclass
 class FoundGpu:
-    """One GPU as its driver lists it.
-
-    Attributes:
-        index: as the driver counts, in PCI bus order.
-        driver_vram_bytes: the driver's total; ``None``: the driver does not say.
-        used_bytes: taken by any process when looked at; ``None``: unknown.
-    """
+    """One GPU as its driver lists and counts it, in PCI bus order; bytes of its memory, in all and taken by
+    any process when looked at, where the driver says it."""
 
     index: int
     uuid: str
@@ -116,13 +111,10 @@ def ask(
 
     try:
         process = subprocess.Popen(
-            [program, *argv[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            [program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**environment, "LC_ALL": "C"},
             start_new_session=True,  # so that what it started is ended with it
-        )
+        )  # fmt: skip
     except OSError as error:
         return Answer(text=None, problem=f"{name} cannot be run: {error.strerror}")
     try:
@@ -153,15 +145,8 @@ _NVIDIA_FIELDS = "index,uuid,name,memory.total,memory.used,driver_version"
 
 @frozen_dataclass
 class Detected:
-    """This machine.
-
-    Attributes:
-        gpus: those that a process started here would see.
-        hidden_gpus: how many more there are, hidden by an environment variable.
-        gpu_reason: who listed them, or why there are none.
-        driver_version: of the GPU driver.
-        vendor: ``nvidia`` or ``amd``; ``None`` without GPUs.
-    """
+    """This machine: the GPUs that a process started here would see, how many more an environment variable
+    hides, who listed them, or why there are none; ``nvidia`` or ``amd``, and the version of the driver."""
 
     gpus: tuple[FoundGpu, ...]
     hidden_gpus: int
@@ -194,13 +179,8 @@ def detect(
     root: Path = Path("/"),
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Detected:
-    """Look at this machine; never raises.
-
-    Args:
-        environment: PATH and the variables that hide GPUs; the process's own when not given.
-        root: stands for ``/`` (tests lay out another).
-        timeout_seconds: per tool.
-    """
+    """Look at this machine; never raises. ``environment``: PATH and the variables that hide GPUs; ``root``
+    stands for ``/`` (tests lay out another); ``timeout_seconds``: per tool."""
     environment = dict(os.environ if environment is None else environment)
     listing = list_gpus(environment, root=root, timeout_seconds=timeout_seconds)
     visible_gpus, why = visible(listing.gpus, environment, VISIBILITY.get(listing.vendor or "", ()))
@@ -291,19 +271,14 @@ def parse_nvidia(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
         parts = [part.strip() for part in line.split(",")]
         if len(parts) != 6 or not parts[0].isdigit():
             continue
-        total, used = (_mib(part) for part in parts[3:5])
+        number, uuid, name, *sizes, version = parts
+        # "[N/A]", "[Not Supported]", "[GPU is lost]" stand where there is no figure
+        total, used = (int(text) * MIB if text.isdigit() else None for text in sizes)
         gpus.append(
-            FoundGpu(
-                index=int(parts[0]), uuid=parts[1], name=parts[2], driver_vram_bytes=total, used_bytes=used
-            )
+            FoundGpu(index=int(number), uuid=uuid, name=name, driver_vram_bytes=total, used_bytes=used)
         )
-        driver = parts[5] if parts[5][:1].isdigit() else driver
+        driver = version if version[:1].isdigit() else driver
     return tuple(gpus), driver
-
-
-def _mib(text: str) -> int | None:
-    # "[N/A]", "[Not Supported]", "[GPU is lost]" stand where there is no figure
-    return int(text) * MIB if text.isdigit() else None
 
 
 def _driver_without_tool(root: Path) -> str:
@@ -373,13 +348,17 @@ def parse_amd_smi(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
         cards = cards.get("gpu_data")
     if not isinstance(cards, list):
         return (), None
+
+    def part(whole: Any, key: str) -> dict[str, Any]:
+        value = whole.get(key)
+        return value if isinstance(value, dict) else {}
+
     gpus, driver = [], None
     for card in cards:
         if not (isinstance(card, dict) and isinstance(card.get("gpu"), int)):
             continue
-        asic, vram, drivers = (_mapping(card.get(key)) for key in ("asic", "vram", "driver"))
-        size = _mapping(vram.get("size"))
-        value = size.get("value")
+        asic, vram, drivers = (part(card, key) for key in ("asic", "vram", "driver"))
+        value = part(vram, "size").get("value")
         gpus.append(
             FoundGpu(
                 index=card["gpu"],
@@ -391,7 +370,3 @@ def parse_amd_smi(text: str) -> tuple[tuple[FoundGpu, ...], str | None]:
         )
         driver = drivers.get("version", driver)
     return tuple(gpus), driver if isinstance(driver, str) else None
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -14,13 +14,8 @@ _NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes a huge number where there is no li
 
 @frozen_dataclass
 class HostFacts:
-    """Memory and cores that a job here can use, each with its reason.
-
-    Attributes:
-        ram_bytes: the smaller of the machine's memory and the control group's limit; ``None``:
-            unknown.
-        ram_available_bytes: what the kernel would give now without swapping.
-    """
+    """Memory and cores that a job here can use, each with its reason: the smaller of the machine's and the
+    control group's limit. ``ram_available_bytes``: what the kernel would give now without swapping."""
 
     ram_bytes: int | None
     ram_reason: str
@@ -37,13 +32,8 @@ def detect_host(root: Path = Path("/")) -> HostFacts:
     cores, cores_reason = _cores(_cpu_limit(groups))
     if available is not None and ram is not None:
         available = min(available, ram)
-    return HostFacts(
-        ram_bytes=ram,
-        ram_reason=ram_reason,
-        ram_available_bytes=available,
-        cores=cores,
-        cores_reason=cores_reason,
-    )
+    return HostFacts(ram_bytes=ram, ram_reason=ram_reason, ram_available_bytes=available, cores=cores,
+                     cores_reason=cores_reason)  # fmt: skip
 
 
 def bf16_in_hardware(root: Path = Path("/")) -> bool:
@@ -51,11 +41,7 @@ def bf16_in_hardware(root: Path = Path("/")) -> bool:
 
     Elsewhere torch emulates it: a training step of a small model took 20 times as long as in fp32.
     """
-    try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    for line in text.splitlines():
+    for line in _read(root / "proc/cpuinfo").splitlines():
         name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):  # x86, Arm
             return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.split())

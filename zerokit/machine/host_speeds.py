@@ -27,15 +27,10 @@ _KEPT = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One reading of a host's speed.
-
-    Attributes:
-        device_name: the GPU, as torch prints it: another GPU in the same machine has another driver's path.
-        torch_version: which issued the work.
-        factor: the host's seconds over the reference host's; ``low``, ``high``: of nine tenths of its rounds.
-        source: what was timed: ``probe``, or the steps of a run.
-        measured_at: UTC, ISO 8601.
-    """
+    """One reading of a host's speed, at a time in UTC (ISO 8601), with a GPU as torch prints it (another GPU
+    in the same machine has another driver's path) and the torch that issued the work. ``factor``: the host's
+    seconds over the reference host's; ``low``, ``high``: of nine tenths of its rounds; ``source``: what was
+    timed, ``probe`` or the steps of a run."""
 
     device_name: str
     torch_version: str
@@ -101,11 +96,8 @@ def add(entry: Reading | Failure, at: Path | None = None) -> None:
 
 
 def together(readings: Sequence[Reading], where: str) -> HostSpeed | None:
-    """The newest readings as one speed: their middle, and all that their rounds spread over.
-
-    Args:
-        where: they are kept, for a reader.
-    """
+    """The newest readings as one speed: their middle, and all that their rounds spread over; ``where`` they
+    are kept, for a reader."""
     import statistics  # a plan starts without it
 
     newest = sorted(readings, key=lambda reading: reading.measured_at)[-TAKEN_TOGETHER:]

@@ -18,18 +18,15 @@ from typing import Any
 from zerokit.files import cache_folder, write_whole
 
 SCHEMA = "zerokit.measured/1"
+_RATES = ("_flops", "_per_second", "host_factor", "host_factor_low", "host_factor_high")
+"""How the names of figures end that must be positive where they were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One point of a collective's curve.
-
-    Attributes:
-        operation: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
-        message_bytes: of the whole tensor.
-        bus_bytes_per_second: nccl-tests' bus bandwidth: bytes over time, times 2(n-1)/n for
-            all-reduce and (n-1)/n for the other two.
-    """
+    """One point of the curve of ``all_reduce``, ``all_gather`` or ``reduce_scatter``: for bytes of the whole
+    tensor nccl-tests' bus bandwidth, which is bytes over time, times 2(n-1)/n for all-reduce and (n-1)/n for
+    the other two."""
 
     operation: str
     message_bytes: int
@@ -135,20 +132,8 @@ def from_dict(values: Any) -> Measured:
     if not all(isinstance(text, str) for text in dict(measured.not_measured).values()):
         raise TypeError("not a text")
     _positive(measured.ranks)
-    for rate in (
-        measured.matmul_flops,
-        measured.memory_copy_bytes_per_second,
-        measured.cpu_adam_parameters_per_second,
-        measured.host_to_device_bytes_per_second,
-        measured.device_to_host_bytes_per_second,
-        measured.host_memory_bytes_per_second,
-        measured.host_cast_bytes_per_second,
-        measured.host_factor,
-        measured.host_factor_low,
-        measured.host_factor_high,
-    ):
-        if rate is not None:
-            _positive(rate)
+    rates = (value for name, value in values.items() if name.endswith(_RATES))
+    _positive(*(rate for rate in rates if rate is not None))
     return measured
 
 

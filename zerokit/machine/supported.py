@@ -19,13 +19,8 @@ from zerokit.machine.versions import installed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supported:
-    """Versions of one package.
-
-    Attributes:
-        oldest: the oldest that is run by the tests.
-        newest: the newest that is run by the tests.
-        below: the first that is refused.
-    """
+    """Versions of one package: the oldest and the newest that the tests run, and the first that is
+    refused."""
 
     package: str
     oldest: str

@@ -94,10 +94,8 @@ def _observation(number: int, values: Any) -> Observation:
 
 
 def save(observations: Sequence[Observation], at: Path | None = None) -> tuple[Path, str | None]:
-    """Add to the file; of one strategy of one job the newest stays.
-
-    Returns:
-        The file, and a note when one that could not be used was put aside.
+    """Add to the file; of one strategy of one job the newest stays. Returns the file, and a note when one
+    that could not be used was put aside.
 
     Raises:
         OSError: it cannot be written.

@@ -9,24 +9,9 @@ import sys
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.notes import Note
 
-DECIDING = (
-    "torch",
-    "transformers",
-    "deepspeed",
-    "accelerate",
-    "trl",
-    "peft",
-    "bitsandbytes",
-    "triton",
-    "liger_kernel",
-    "flash_attn",
-    "apex",
-    "transformer_engine",
-    "mamba_ssm",
-    "causal_conv1d",
-    "xformers",
-    "datasets",
-)
+DECIDING = ("torch", "transformers", "deepspeed", "accelerate", "trl", "peft", "bitsandbytes", "triton",
+            "liger_kernel", "flash_attn", "apex", "transformer_engine", "mamba_ssm", "causal_conv1d",
+            "xformers", "datasets")  # fmt: skip
 """Packages whose versions decide what a training script allocates, or which code it takes."""
 
 

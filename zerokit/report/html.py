@@ -23,7 +23,7 @@ from zerokit.report.context import (
 )
 from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.run_charts import allocator, left_over
-from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport
+from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport, signal_name
 from zerokit.report.words import difference_lines
 from zerokit.resources import folder
 from zerokit.units import counted, format_gib, told_apart
@@ -228,7 +228,7 @@ def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
         memory.insert(3, "–" if left is None else f"{left[1]:.0%}".replace("%", " %"))
     return {
         "rank": rank,
-        "signal": words.signal_name(rank.signal),
+        "signal": signal_name(rank.signal),
         "memory": memory,
         "step_time": words.seconds(rank.median_step_seconds),
         "phases": {name: words.size(value) for name, value in rank.phases.items()},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerokit.domain.phases import BEFORE_TRAINING
 from zerokit.memory.components import label
-from zerokit.units import MIB
+from zerokit.units import MIB, ranks_named
 
 if TYPE_CHECKING:
     from zerokit.report.schema import RunReport
@@ -79,8 +79,7 @@ def unmeasured_problems(ranks: Iterable[Rank]) -> list[str]:
             by_text.setdefault(text, []).append(rank["rank"])
     problems = []
     for text, numbers in by_text.items():
-        listed = ", ".join(map(str, numbers[:8])) + (" …" if len(numbers) > 8 else "")
-        problems.append(f"rank{'s' if len(numbers) > 1 else ''} {listed}: {text}")
+        problems.append(f"{ranks_named(numbers)}: {text}")
     return problems
 
 
@@ -135,7 +134,8 @@ LONGEST = 30
 
 
 def short_hosts(hosts: Iterable[str]) -> dict[str, str]:
-    """Each host by a name of at most :data:`LONGEST` characters, without its domain where that tells them
+    """Each host by a name of at most :data:`LONGEST` characters: without its domain where that tells them
+    apart, and with the end of a long one, where nodes differ.
 
     >>> short_hosts(["node-1.example.org", "node-2.example.org"])["node-2.example.org"]
     'node-2'

@@ -18,7 +18,7 @@ from zerokit.commands import command_text
 from zerokit.domain.phases import PHASES
 from zerokit.messages import command_lines, typed, wrapped
 from zerokit.report.measured import had_engine, short_hosts, worst_rank
-from zerokit.report.schema import Failure, Leak, Predicted, RankReport, RunReport
+from zerokit.report.schema import Failure, Leak, Predicted, RankReport, RunReport, signal_name
 from zerokit.report.words import (
     difference_lines,
     failed_in_load,
@@ -28,7 +28,6 @@ from zerokit.report.words import (
     raised_at,
     seconds,
     shortened,
-    signal_name,
     size,
 )
 from zerokit.units import MIB, counted, format_seconds, times

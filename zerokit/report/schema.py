@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal as signals
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -88,6 +89,16 @@ class RankState(str, Enum):
     def is_good(self) -> bool:
         """Whether the rank did all that it was to do."""
         return self in (RankState.FINISHED, RankState.STOPPED)
+
+
+def signal_name(number: int | None) -> str:
+    """``SIGKILL``; ``signal 70`` for those without a name; empty for none."""
+    if number is None:
+        return ""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 SCHEMA: Final = "zerokit.report/1"

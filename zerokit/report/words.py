@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal as signals
 from collections import Counter
 from collections.abc import Sequence
 
@@ -29,16 +28,6 @@ def percent(value: float | None) -> str:
 def seconds(value: float | None) -> str:
     """A duration for people; a dash where it is unknown."""
     return "–" if value is None else format_seconds(value)
-
-
-def signal_name(number: int | None) -> str:
-    """``SIGKILL``; empty for none."""
-    if number is None:
-        return ""
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 _SOMETHING_BYTES = MIB

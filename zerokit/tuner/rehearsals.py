@@ -42,13 +42,8 @@ class _Refused:
 
 @dataclass(slots=True, kw_only=True)
 class TrialRehearsals:
-    """The rehearsals of one tuning.
-
-    Attributes:
-        count: so many plans are to be tried.
-        seconds: after so long no further plan is rehearsed; 0: none is.
-        why_none: why nothing was rehearsed; None: something was, or nothing yet.
-    """
+    """The rehearsals of one tuning, for which ``count`` plans are to be tried: after so many seconds no
+    further plan is rehearsed (0: none is). ``why_none``: why nothing was rehearsed, if nothing was."""
 
     target: Target
     script: ScriptOptions
@@ -95,7 +90,10 @@ class TrialRehearsals:
             self._rehearse_one_sequence(search, first.rehearsed.strategy)
         plan = search.search(self.request, self.count)
         usable = [plan.chosen, *plan.alternatives]
-        chosen = [self._estimated(candidate) for candidate in distinct(usable, self.count)]
+        chosen = [  # with the memory of every rank
+            replace(candidate, memory=self._memory(candidate.strategy))
+            for candidate in distinct(usable, self.count)
+        ]
         for text in self.not_tried(chosen):
             self.say(f"not tried: {text}")
         return chosen
@@ -111,10 +109,6 @@ class TrialRehearsals:
             accumulation *= settings.micro_batch
         smallest = replace(settings, micro_batch=1, gradient_accumulation=accumulation)
         search.rehearse(self.request, replace(strategy, settings=smallest), FOR_EACH_SEQUENCE)
-
-    def _estimated(self, candidate: Candidate) -> Candidate:
-        """With the memory of every rank."""
-        return replace(candidate, memory=self._memory(candidate.strategy))
 
     def _memory(self, strategy: Strategy) -> MemoryEstimate:
         assert self._search is not None

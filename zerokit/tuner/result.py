@@ -31,7 +31,10 @@ _FAILURES = (RankFailed, RunHung, LauncherLost, NodeUnusable, ReportNotWritten)
 
 def body(tuning: Tuning) -> dict[str, Any]:
     """``tune --json``, and tune.json."""
-    best, cluster = tuning.fastest, tuning.request.cluster
+    best, cluster, calibration = tuning.fastest, tuning.request.cluster, tuning.calibration
+    if calibration is not None and calibration["why"] is not None:
+        calibration = {**calibration, "why": as_options(calibration["why"])}
+    why_none = tuning.rehearsals.why_none
     return {
         "schema": SCHEMA,
         "model": tuning.read.model_name,
@@ -44,28 +47,16 @@ def body(tuning: Tuning) -> dict[str, Any]:
         "most_rehearsal_seconds": 0.0 if tuning.request.on_cpu else tuning.rehearsals.seconds,
         "trials": [_row(trial, tuning) for trial in tuning.trials],
         "rehearsals": tuning.rehearsals.to_dict(),
-        "not_rehearsed": _why_none(tuning),
+        "not_rehearsed": None if why_none is None else as_options(why_none),
         "not_tried": tuning.rehearsals.not_tried([trial.candidate for trial in tuning.trials]),
         "fastest": best.number if best is not None else None,
         "interrupted": tuning.interrupted is not None,
         "folder": str(tuning.folder) if tuning.folder is not None else None,
         "files": tuning.files,
-        "calibration": _shown(tuning.calibration),
+        "calibration": calibration,
         "assumptions": list(all_as_options(tuning.plan.assumptions)),
         "next": _next(tuning, best) if best is not None and tuning.files else None,
     }
-
-
-def _shown(calibration: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What was kept, and why not, in the command line's words."""
-    if calibration is None or calibration["why"] is None:
-        return calibration
-    return {**calibration, "why": as_options(calibration["why"])}
-
-
-def _why_none(tuning: Tuning) -> str | None:
-    why = tuning.rehearsals.why_none
-    return None if why is None else as_options(why)
 
 
 def _rehearsed(trial: Trial, tuning: Tuning) -> dict[str, Any] | None:
@@ -122,29 +113,17 @@ def _next(tuning: Tuning, best: Trial) -> str:
     target = tuning.target
     target_words = ["-m", str(target.module)] if target.script is None else [target.script]
     device = ["--device", "cpu"] if tuning.request.on_cpu else []
-    style = (
-        []
-        if tuning.launch_options.style == _style_found(tuning)
-        else ["--style", tuning.launch_options.style]
-    )
-    arguments = Secrets(os.environ, best.arguments).argv(best.arguments)
-    return command_text("launch", "--plan", tuning.out, *device, *style, *target_words, *arguments)
-
-
-def _style_found(tuning: Tuning) -> str:
-    script = Path(tuning.target.script) if tuning.target.script is not None else None
+    style, found = tuning.launch_options.style, "none"
     with suppress(ZerokitError):
-        return read_script(script, tuning.target.module).style
-    return "none"
+        found = read_script(Path(target.script) if target.script else None, target.module).style
+    arguments = Secrets(os.environ, best.arguments).argv(best.arguments)
+    said = [] if style == found else ["--style", style]
+    return command_text("launch", "--plan", tuning.out, *device, *said, *target_words, *arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
-    """What the trials came to.
-
-    Attributes:
-        seconds: that it took; None: nothing was run.
-    """
+    """What the trials came to, and the seconds that it took; None: nothing was run."""
 
     tuning: Tuning
     seconds: float | None = None

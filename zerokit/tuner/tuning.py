@@ -52,8 +52,8 @@ class TrialMeasurement:
         step_seconds: of the slowest rank, warm-up left out; None when too few steps were done.
         peak_bytes: of the fullest rank: GPU memory allocated, or host memory on CPU ranks.
         predicted_peak_bytes: the same as predicted (on CPU ranks with the measured process added).
-        batch_columns: tokens of a sequence as the script feeds them, where that could be seen.
-        parameters: of the script's model, where they could be counted.
+        batch_columns, parameters: tokens of a sequence as the script feeds them, and its model's size, where
+            they could be seen.
         problem: why the trial does not count; None when it does.
         differences: what ran otherwise than planned, each a sentence; then it does not count either.
     """
@@ -170,8 +170,7 @@ def _failure(report: Mapping[str, Any]) -> str:
 
 def differences(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
     """Where what ran is not what was planned; a fact that is not known is no difference."""
-    result = what_ran.of_engine(chosen, engine)
-    return [difference.text for difference in result if difference.what in _DECISIVE]
+    return [one.text for one in what_ran.of_engine(chosen, engine) if one.what in _DECISIVE]
 
 
 RESULT_FILE = "tune.json"
@@ -180,12 +179,8 @@ _SAME_PARAMETERS = 0.02
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One plan to run, and what came of it.
-
-    Attributes:
-        candidate: with what its rehearsal says, where the script was rehearsed with it.
-        planned: the same as predicted without a rehearsal.
-    """
+    """One plan to run, with what its rehearsal says, if it was rehearsed, and as ``planned`` without; and
+    what came of it."""
 
     number: int
     candidate: Candidate
@@ -212,13 +207,9 @@ class Trial:
 
 @dataclass(slots=True, kw_only=True)
 class Tuning:
-    """All of one ``zerokit tune``. Seconds.
-
-    Attributes:
-        interrupted: the exit code of a signal.
-        describe: what ``tune.json`` holds of it.
-        told: what was said of the script's arguments, which no trial says again.
-    """
+    """All of one ``zerokit tune``. Seconds. ``interrupted``: the exit code of a signal; ``describe``: what
+    ``tune.json`` holds of it; ``told``: what was said of the script's arguments, which no trial says
+    again."""
 
     target: Target
     read: ResolvedRequest
@@ -269,7 +260,11 @@ class Tuning:
             style = facts.style
         elif style not in STYLES:
             raise InputError(f"⟨style⟩ {style}: use auto, {', '.join(STYLES)}")
-        _refuse_unreachable(style, facts.why)
+        if style == "none":
+            raise InputError(
+                f"no plan reaches this script: {facts.why}; if it takes a DeepSpeed configuration, say how "
+                "with ⟨style⟩"
+            )
         told = tuple(plan_agreement.read_of_source(facts, target, "tune")[1])
         for note in told:
             say(note)
@@ -279,7 +274,10 @@ class Tuning:
         request = read.request
         if not request.on_cpu and not read.found_here:
             raise InputError("tune runs here, and no GPU was found; ⟨device⟩ cpu tunes on CPU ranks")
-        _warn_of_another_model(script_options, read, say)
+        named = named_model(script_options)
+        if named is not None and (unlike := another_model(*named, read.options, None)) is not None:
+            trained = f"the trials train it, with plans for another; tune with ⟨model⟩ {named[0]}"
+            say(f"warning: {unlike}: {trained}")
         planned, count = PlannedFor.of(request, script_options), int(settings["top"])
         request = planned.request
         plan = planned.with_own_reasons(
@@ -422,11 +420,8 @@ class Tuning:
         """The fastest as the plan, as ``zerokit plan`` writes it, with what was measured."""
         measurement = best.measured
         assert measurement is not None and measurement.step_seconds is not None
-        seconds, trial_count = (
-            format_seconds(measurement.step_seconds),
-            sum(t.measured is not None for t in self.trials),
-        )
-        why = f"{best.words}: {seconds} a step measured here, the fastest of {trial_count} tried"
+        seconds, tried = format_seconds(measurement.step_seconds), [t for t in self.trials if t.measured]
+        why = f"{best.words}: {seconds} a step measured here, the fastest of {len(tried)} tried"
         best.candidate = replace(best.candidate, why=why)
         measured = {"step_seconds": measurement.step_seconds, "peak_bytes": measurement.peak_bytes,
                     "memory": measurement.memory, "run_dir": str(measurement.run_dir)}  # fmt: skip
@@ -519,18 +514,3 @@ def _of_this_machine(options: Mapping[str, Any]) -> Mapping[str, Any]:
         fix = "leave it out" if machine.gpus else "⟨device⟩ cpu in its place tunes on CPU ranks"
         raise InputError(f"⟨gpu⟩ {requested.name}: tune runs on this machine's GPUs ({reason}); {fix}")
     return {**options, "gpu": None}
-
-
-def _warn_of_another_model(script: ScriptOptions, read: ResolvedRequest, say: Say) -> None:
-    """The trials train the script's model, whatever was planned for."""
-    named = named_model(script)
-    unlike = another_model(*named, read.options, None) if named is not None else None
-    if named is not None and unlike is not None:
-        say(f"warning: {unlike}: the trials train it, with plans for another; tune with ⟨model⟩ {named[0]}")
-
-
-def _refuse_unreachable(style: str, why: str) -> None:
-    if style == "none":
-        raise InputError(
-            f"no plan reaches this script: {why}; if it takes a DeepSpeed configuration, say how with ⟨style⟩"
-        )

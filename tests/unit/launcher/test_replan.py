@@ -80,7 +80,7 @@ def test_a_batch_that_the_script_fixes_is_made_smaller_and_said(
     assert found.to_give == (
         f"--per_device_train_batch_size {micro} --gradient_accumulation_steps {accumulation}"
     )
-    assert found.describe()["to_give"] == found.to_give and found.to_give in str(found)
+    assert found.describe().to_give == found.to_give and found.to_give in str(found)
 
 
 def test_a_script_without_such_options_is_told_in_words(tmp_path: Path, plan: Mapping[str, Any]) -> None:

@@ -67,26 +67,16 @@ def run_id(run_dir: str) -> str:
 
 
 def sweep(hosts: list[str], run_dir: str, number: int, slurm_job: str | None = None) -> dict[str, int | None]:
-    """Send a signal to every process of the run on each host, side by side.
-
-    ``slurm_job``: the hosts are nodes of this job. Returns per host how many were met; None where the host
-    did not answer.
-    """
+    """Send a signal to every process of the run on each host, or node of the Slurm job, side by side. Returns
+    per host how many were met; None where the host did not answer."""
     if slurm_job is not None:
         return _sweep_nodes(slurm_job, hosts, run_dir, number)
 
     def one(host: str) -> int | None:
         try:
-            done = subprocess.run(
-                ssh_command(
-                    host, SWEEP_SECONDS, sys.executable, "-I", "-", run_dir, str(number), run_id(run_dir)
-                ),
-                input=_SWEEP,
-                capture_output=True,
-                text=True,
-                timeout=SWEEP_SECONDS,
-                check=False,
-            )
+            remote = (sys.executable, "-I", "-", run_dir, str(number), run_id(run_dir))
+            done = subprocess.run(ssh_command(host, SWEEP_SECONDS, *remote), input=_SWEEP, text=True,
+                                  capture_output=True, timeout=SWEEP_SECONDS, check=False)  # fmt: skip
             return int(done.stdout.split()[-1])
         except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, NodeUnusable):
             return None

@@ -64,13 +64,10 @@ _TENSORS = ("input_tensor", "input", "tensor")  # the one that must be alike on 
 
 
 def recording(original: Callable[..., Any], operation: str, recorder: dict[str, Any]) -> Callable[..., Any]:
-    """``original``, each call of it recorded as ``operation``.
-
-    Args:
-        recorder: what the source above uses: ``inside`` (threads within a call that makes others),
-            ``thread``, ``by_id`` and ``find`` (a group, by the object's id and by the object), ``visits``
-            (its last is a number during a fetch of weights), ``probe``, ``remember`` (takes the entry),
-            ``clock`` and ``waited`` (a list of one number, to which seconds are added).
+    """``original``, each call of it recorded as ``operation``. ``recorder``: what the source above uses,
+    ``inside`` (threads within a call that makes others), ``thread``, ``by_id`` and ``find`` (a group, by the
+    object's id and by the object), ``visits`` (its last is a number during a fetch of weights), ``probe``,
+    ``remember`` (takes the entry), ``clock`` and ``waited`` (one number, to which seconds are added).
 
     Raises:
         ValueError: its parameters cannot be told.
@@ -85,9 +82,8 @@ def recording(original: Callable[..., Any], operation: str, recorder: dict[str, 
         if parameter.default is not Parameter.empty:
             default = f"=default_of_{name}"
             values[f"default_of_{name}"] = parameter.default
-        if parameter.kind is Parameter.KEYWORD_ONLY and not any(
-            parameter_name.startswith("*") for parameter_name in declared
-        ):
+        has_star = any(one.startswith("*") for one in declared)
+        if parameter.kind is Parameter.KEYWORD_ONLY and not has_star:
             declared.append("*")
         declared.append(f"{star}{name}{default}")
         passed.append(f"{name}={name}" if parameter.kind is Parameter.KEYWORD_ONLY else f"{star}{name}")
@@ -317,26 +313,24 @@ class Calls:
     def record(self) -> Record:
         """What is known now, as a line of the rank's file; costs milliseconds."""
         with self._probe.movement.own_reading():  # of the lines of source that it quotes
-            return self._record()
-
-    def _record(self) -> Record:
-        self._call_record = count = self._count()
-        probe = self._probe
-        names = self._module_names()
-        frames = _frames(probe.main_thread)
-        entries = list(self._calls)
-        numbered = list(enumerate(entries, start=1 + count - len(entries)))
-        return {
-            "type": "calls", "rank": probe.identity.rank, "pid": probe.identity.pid, "time": time.time(),
-            "groups": {g.name: {"ranks": g.ranks, "calls": g.count} for g in list(self._groups.values())},
-            "calls": [_call_record(number, entry, names) for number, entry in numbered[-_MOST_WRITTEN:]],
-            "frames": [_frame_record(frame) for frame in frames],
-            "module": _module_of(frames, names),
-            **self._last_forward(names),
-            "threads": _other_threads(probe.main_thread),
-            "kernel": self._kernel_wait(),
-            "ending": probe.ending,
-        }  # fmt: skip
+            self._call_record = count = self._count()
+            probe = self._probe
+            names = self._module_names()
+            frames = _frames(probe.main_thread)
+            entries = list(self._calls)
+            numbered = list(enumerate(entries, start=1 + count - len(entries)))
+            groups = list(self._groups.values())
+            return {
+                "type": "calls", "rank": probe.identity.rank, "pid": probe.identity.pid, "time": time.time(),
+                "groups": {group.name: {"ranks": group.ranks, "calls": group.count} for group in groups},
+                "calls": [_call_record(number, entry, names) for number, entry in numbered[-_MOST_WRITTEN:]],
+                "frames": [_frame_record(frame) for frame in frames],
+                "module": _module_of(frames, names),
+                **self._last_forward(names),
+                "threads": _other_threads(probe.main_thread),
+                "kernel": self._kernel_wait(),
+                "ending": probe.ending,
+            }  # fmt: skip
 
     def _kernel_wait(self) -> str:
         """Asked by a signal, the main thread leaves its wait for a moment: look until it is back there."""

@@ -96,19 +96,13 @@ def _hook_engine(
         plain.end()
         ENGINES.append(weakref.ref(self))
 
-    _note_baseline(probe, engine)
-    _wrap(engine, "__init__", after=after_init)
+    _wrap(engine, "__init__", before=lambda self: _note_baseline(probe), after=after_init)
     _tell_forwards(probe, engine)
     _wrap(engine, "train", before=lambda self: probe.enter("other") if probe.phase == "eval" else None)
     _wrap(engine, "backward", before=backward)
     _wrap(engine, "_backward_prologue", before=backward)
     _wrap(engine, "step", before=lambda self: probe.enter("step"), after=lambda self: probe.enter("other"))
-    _wrap(
-        engine,
-        "_take_model_step",
-        before=lambda self: probe.enter("step"),
-        after=after_model_step,
-    )
+    _wrap(engine, "_take_model_step", before=lambda self: probe.enter("step"), after=after_model_step)
 
 
 def _tell_forwards(probe: Probe, engine: Any) -> None:
@@ -139,35 +133,25 @@ def _tell_forwards(probe: Probe, engine: Any) -> None:
 
 def _tell_batches(probe: Probe, module: ModuleType) -> None:
     """What a Trainer feeds is in its arguments, which may have changed since DeepSpeed's were filled."""
-    original = module.Trainer.train
 
-    @functools.wraps(original)
-    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def began(trainer: Any) -> None:
         if probe.is_rank:
             with contextlib.suppress(Exception):
-                probe.observed.trainer_began(int(self.args.train_batch_size))
-        return original(self, *args, **kwargs)
+                probe.observed.trainer_began(int(trainer.args.train_batch_size))
 
-    module.Trainer.train = train
+    _wrap(module.Trainer, "train", before=began)
 
 
-def _note_baseline(probe: Probe, engine: Any) -> None:
+def _note_baseline(probe: Probe) -> None:
     """When the first engine is made, note what the process of a CPU rank takes beside its models' tensors.
 
     By then the script has imported what it needs and joined its peers; DeepSpeed has yet to allocate.
     """
-    original = engine.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if probe.baseline_host_rss_bytes is None and probe.cuda is None and probe.is_rank:
-            with contextlib.suppress(Exception):
-                resident = probe.host.read()[0]
-                tensors = live_models.resident_tensor_bytes(live_models.live_modules())
-                probe.baseline_host_rss_bytes = max(0, resident - tensors)
-        original(self, *args, **kwargs)
-
-    engine.__init__ = init
+    if probe.baseline_host_rss_bytes is None and probe.cuda is None and probe.is_rank:
+        with contextlib.suppress(Exception):
+            resident = probe.host.read()[0]
+            tensors = live_models.resident_tensor_bytes(live_models.live_modules())
+            probe.baseline_host_rss_bytes = max(0, resident - tensors)
 
 
 def _hook_pipeline(probe: Probe, module: ModuleType) -> None:
@@ -190,12 +174,10 @@ def _living_engines() -> int:
     return sum(reference() is not None for reference in ENGINES)
 
 
-def _wrap(
-    owner: Any,
-    name: str,
-    before: Callable[[Any], None] | None = None,
-    after: Callable[[Any], None] | None = None,
-) -> None:
+_Heard = Callable[[Any], None]
+
+
+def _wrap(owner: Any, name: str, before: _Heard | None = None, after: _Heard | None = None) -> None:
     """Run ``before`` and, when it returns, ``after`` around a method; left out where it is missing."""
     original = owner.__dict__.get(name)
     if original is None:

@@ -68,12 +68,14 @@ def _look(now: float) -> _Look:
     ticks = int((times.children_user + times.children_system) * _TICKS_PER_SECOND)
     moved_bytes, pids = 0, set()
     for pid in _descendants(os.getpid()):
-        spent = _ticks_with_children(pid)
-        if spent is None:
-            continue
-        ticks += spent
-        moved_bytes += _moved_bytes(pid)
-        pids.add(pid)
+        with suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+                text = file.read()
+            ticks += sum(map(int, text[text.rfind(b")") + 2 :].split()[11:15]))
+            pids.add(pid)
+            with open(f"/proc/{pid}/io", "rb") as file:  # noqa: PTH123
+                fields = file.read().split()
+            moved_bytes += int(fields[1]) + int(fields[3])
     return _Look(now, ticks, moved_bytes, frozenset(pids))
 
 
@@ -108,22 +110,6 @@ def _children(pid: int) -> list[int] | None:
         except OSError:
             continue
     return pids
-
-
-def _ticks_with_children(pid: int) -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            text = file.read()
-        return sum(map(int, text[text.rfind(b")") + 2 :].split()[11:15]))
-    return None
-
-
-def _moved_bytes(pid: int) -> int:
-    with suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/io", "rb") as file:  # noqa: PTH123
-            fields = file.read().split()
-        return int(fields[1]) + int(fields[3])
-    return 0
 
 
 _DEEPEST = 128
@@ -182,14 +168,8 @@ class Activity:
     def _words(self, code: CodeType) -> _Words:
         if code not in self._known:
             path = code.co_filename.replace("\\", "/")
-            self._known[code] = next(
-                (
-                    words
-                    for end, functions, words in _TABLE
-                    if path.endswith(end) and code.co_name in functions
-                ),
-                None,
-            )
+            rows = (row for row in _TABLE if path.endswith(row[0]) and code.co_name in row[1])
+            self._known[code] = next(rows, (None,))[-1]
         return self._known[code]
 
 
@@ -228,11 +208,8 @@ def _wakings() -> int:
 
 class Movement:
     """Watches the main thread's position, the bytes it moves, and the processes that it waits for.
-
-    Attributes:
-        seconds: of the monotonic clock, when it moved last.
-        doing: a long operation's name, while it lasts.
-    """
+    ``seconds``: of the monotonic clock, when it moved last; ``doing``: a long operation's name, while it
+    lasts."""
 
     def __init__(self, thread: int, host: HostMemory) -> None:
         self.seconds = time.monotonic()

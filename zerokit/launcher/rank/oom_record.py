@@ -5,6 +5,7 @@ says no more than "unexpected pos" or "iostream error".
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import re
@@ -27,12 +28,8 @@ _NOTHING_LEFT_BYTES = 1 << 20
 
 
 def full_disk(error: BaseException, text: str) -> str | None:
-    """``the disk of /out is full``, of what the failing call wrote to; None where it is not so.
-
-    Args:
-        error: with its traceback, whose calls know the file.
-        text: what the exception says.
-    """
+    """``the disk of /out is full``, of what the failing call wrote to, which the error's traceback knows;
+    None where it is not so."""
     if not _WRITE_FAILED.search(text):
         return None
     for path in _written_to(error):
@@ -121,9 +118,7 @@ class OomWatch:
         """Have PyTorch call us at the failing allocation."""
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
-            attach(
-                lambda device, requested, total, free: self._observe(torch, device, requested, total, free)
-            )
+            attach(functools.partial(self._observe, torch))
 
     def know(self, engine: Any) -> None:
         """An engine whose parameters can name blocks (a weak reference)."""

@@ -109,13 +109,8 @@ def gpu_account(
     cuda: CudaMemory | None, peak: PhaseRecord, used_bytes: int, *, device: str, status: str | None
 ) -> Record:
     """What is in use on the GPU that holds most, and the run's peaks; ``gpu_status`` where nothing was
-    allocated.
-
-    Args:
-        used_bytes: the most that all processes had of the device; 0 where it was not read.
-        device: the rank's, ``cuda`` or ``cpu``.
-        status: why nothing is measured, where the hook on torch knows.
-    """
+    allocated. ``used_bytes``: the most that all processes had of the device (0: not read); ``status``: why
+    nothing is measured, where the hook on torch knows."""
     if cuda is None or not cuda.devices:
         return {"allocated_bytes": None, "reserved_bytes": None, "peak_allocated_bytes": None,
                 "peak_reserved_bytes": None, "gpu_status": _why_no_gpu(cuda, device, status)}  # fmt: skip

@@ -42,11 +42,7 @@ _ALWAYS_READ = 128  # boundaries: some thirty steps, so that a short run is spli
 
 
 class SplitBudget:
-    """The time that may go into reading memory at phase boundaries.
-
-    Attributes:
-        splitting: whether memory is read at the engine's phase boundaries now.
-    """
+    """The time that may go into reading memory at the engine's phase boundaries: whether it is read now."""
 
     def __init__(self) -> None:
         self.splitting = True
@@ -132,12 +128,8 @@ class GrowthWatch:
         late = floors[-1] - floors[_WINDOWS // 2]
         if not rises or total < self.threshold_bytes or late < total / 4:
             return None
-        return Growth(
-            bytes_per_step=total / (steps[-1] - steps[0]),
-            growth_bytes=total,
-            first_step=steps[0],
-            last_step=used[-1][0],
-        )
+        slope = total / (steps[-1] - steps[0])
+        return Growth(bytes_per_step=slope, growth_bytes=total, first_step=steps[0], last_step=used[-1][0])
 
 
 class LeakWatch:
@@ -434,8 +426,9 @@ class Probe:
                 "host_rss_bytes": self._host_rss_bytes,
                 "peak_host_rss_bytes": self.peak.peak_host_rss_bytes,
                 "baseline_host_rss_bytes": self.baseline_host_rss_bytes,
-                **self._gpu_account(), **self._step_times.account(), **self.learning.account(),
-                **self.training.account(),
+                **gpu_account(self.cuda, self.peak, self.peak_device_used_bytes,
+                              device=self.identity.device, status=self.gpu_status),
+                **self._step_times.account(), **self.learning.account(), **self.training.account(),
                 **self.waits.account(self.phases, self.phase, self._phase_began),
                 "phases": {name: record.account(on_gpu) for name, record in self.phases.items()},
             }  # fmt: skip
@@ -454,12 +447,6 @@ class Probe:
         """By phase: peak allocated and resident bytes since the last call."""
         with self._lock:
             return {name: record.take_recent() for name, record in self.phases.items()}
-
-    def _gpu_account(self) -> Record:
-        return gpu_account(
-            self.cuda, self.peak, self.peak_device_used_bytes,
-            device=self.identity.device, status=self.gpu_status,
-        )  # fmt: skip
 
     # -- records beside the ticks ----------------------------------------------------------------
 

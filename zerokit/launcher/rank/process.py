@@ -170,18 +170,13 @@ class RankProcess:
 
         def replaced(path: Any, arguments: Any, *environment: Any) -> Any:
             if self.probe.is_rank and os.fspath(path) == sys.executable:
-                arguments = self._through_bootstrap(list(arguments))
+                named = ["-m", self.target.name] if self.target.is_module else [self.target.name]
+                python, *rest = arguments
+                if rest[: len(named)] == named:
+                    arguments = [python, _BOOTSTRAP, "--", *rest]
             return original(path, arguments, *environment)
 
         return replaced
-
-    def _through_bootstrap(self, argv: list[Any]) -> list[Any]:
-        name = self.target.name
-        if not self.target.is_module and argv[1:2] == [name]:
-            return [argv[0], _BOOTSTRAP, "--", *argv[1:]]
-        if self.target.is_module and argv[1:3] == ["-m", name]:
-            return [argv[0], _BOOTSTRAP, "--", *argv[1:]]
-        return argv
 
     def _exit_now(self, status: int) -> None:
         left_at = left_in = None
@@ -208,20 +203,14 @@ class RankProcess:
             state = "finished" if exit_code == 0 else "failed"
             self.probe.end(state, exit_code, reason=self.exit_reason, left_at=left_at, left_in=left_in)
             self.ticker.stop()
-            self._drop_empty_stacks()
-
-    def _drop_empty_stacks(self) -> None:
-        path = stacks_file(self.probe.run_dir, self.probe.identity.rank)
-        if path.stat().st_size == 0:
-            path.unlink()
+            path = stacks_file(self.probe.run_dir, self.probe.identity.rank)
+            if path.stat().st_size == 0:
+                path.unlink()
 
 
 def trainer_around(frame: FrameType | None) -> str | None:
-    """The ``train`` of a Transformers Trainer, or of a class made from it, from which this was called.
-
-    Returns:
-        ``SFTTrainer.train``; None where no such call is under way.
-    """
+    """The ``train`` of a Transformers Trainer, or of a class made from it, from which this was called, as
+    ``SFTTrainer.train``; None where no such call is under way."""
     while frame is not None:
         if frame.f_code.co_name == "train":
             kind = type(frame.f_locals.get("self"))
@@ -242,7 +231,12 @@ def _without_our_frames(error: BaseException, visited: set[int]) -> None:
     if id(error) in visited:
         return
     visited.add(id(error))
-    entries = [entry for entry in _entries(error.__traceback__) if not _is_ours(entry)]
+    # runpy's frames show for a module run by plain Python too: only those of a script are ours
+    folders = (
+        (entry, os.path.dirname(os.path.realpath(entry.tb_frame.f_code.co_filename)))  # noqa: PTH120
+        for entry in _entries(error.__traceback__)
+    )
+    entries = [entry for entry, folder in folders if folder not in _OUR_FOLDERS]
     for number, entry in enumerate(entries):
         entry.tb_next = entries[number + 1] if number + 1 < len(entries) else None
     error.__traceback__ = entries[0] if entries else None
@@ -257,12 +251,6 @@ def _entries(entry: TracebackType | None) -> list[TracebackType]:
         entries.append(entry)
         entry = entry.tb_next
     return entries
-
-
-def _is_ours(entry: TracebackType) -> bool:
-    name = entry.tb_frame.f_code.co_filename
-    # runpy's frames show for a module run by plain Python too: only those of a script are ours
-    return os.path.dirname(os.path.realpath(name)) in _OUR_FOLDERS  # noqa: PTH120
 
 
 def run_target(target: Program) -> None:

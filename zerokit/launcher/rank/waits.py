@@ -71,13 +71,8 @@ class GpuWaits:
         self._samples: deque[tuple[int, dict[str, list[float]]]] = deque(maxlen=_KEPT)
 
     def attach(self, phase: Callable[[], str], callers: list[dict[str, Any]]) -> None:
-        """Sample from now on.
-
-        Args:
-            phase: what the rank does now.
-            callers: the globals of the recorded collectives, whose ``original`` is torch's own function
-                (:mod:`zerokit.launcher.rank.call_wrapper`).
-        """
+        """Sample from now on. ``phase``: what the rank does now; ``callers``: the globals of the recorded
+        collectives, whose ``original`` is torch's own function (:mod:`zerokit.launcher.rank.calls`)."""
         self._phase, self._callers = phase, callers
 
     def step_done(self, steps: int) -> None:
@@ -88,7 +83,8 @@ class GpuWaits:
             self._mark(self._phase(), False)
             self._end()
             self._read()
-            if self._is_due(steps + 1) and len(self._unread) < _MOST_UNREAD:
+            is_due = steps + 1 in _FIRST or (steps + 1) % self._every == 0
+            if is_due and len(self._unread) < _MOST_UNREAD:
                 self._begin(steps + 1)
         except Exception as error:  # a driver that refuses, a torch that is built otherwise
             self._phase = None
@@ -108,9 +104,6 @@ class GpuWaits:
                 "sampling": {"every": self._every, "cost_seconds": round(self._cost_seconds, 6)}}  # fmt: skip
 
     # ---- a sample
-
-    def _is_due(self, step: int) -> bool:
-        return step in _FIRST or step % self._every == 0
 
     def _begin(self, step: int) -> None:
         torch = sys.modules["torch"]
@@ -154,7 +147,8 @@ class GpuWaits:
             return
         began = time.perf_counter()
         try:
-            event = self._events.pop() if self._events else _new_event()
+            cuda = sys.modules["torch"].cuda
+            event = self._events.pop() if self._events else cuda.Event(enable_timing=True)
             event.record(sample.stream)
             sample.marks.append((event, phase, waited))
             if len(sample.marks) >= _MOST_MARKS:
@@ -166,30 +160,26 @@ class GpuWaits:
     def _read(self) -> None:
         """The times of the sampled steps that the GPU is through with."""
         while self._unread and self._unread[0].marks[-1][0].query():
-            self._read_one(self._unread.popleft())
-
-    def _read_one(self, sample: _Sample) -> None:
-        began = time.perf_counter()
-        work: dict[str, list[float]] = {}
-        waits = 0
-        for (before, _, _), (event, phase, waited) in zip(sample.marks, sample.marks[1:]):  # noqa: B905
-            milliseconds = before.elapsed_time(event)
-            seconds = work.setdefault(phase, [0.0, 0.0])
-            seconds[0] += 0.001 * milliseconds
-            seconds[1] += 0.001 * milliseconds if waited else 0.0
-            waits += waited
-        self._events += [event for event, _, _ in sample.marks]
-        self._cost_seconds = sample.cost_seconds + time.perf_counter() - began
-        self._every = _LEAST_EVERY
-        while self._every * sample.step_seconds * _SHARE < self._cost_seconds and self._every < _MOST_EVERY:
-            self._every *= 2
-        if not waits:
-            self._why_not = "no collective of these steps is started by Python"
-        else:
-            self._samples.append((sample.step, {
-                name: [round(seconds, 5) for seconds in pair]
-                for name, pair in work.items() if name not in BEFORE_TRAINING
-            }))  # fmt: skip
+            sample, began = self._unread.popleft(), time.perf_counter()
+            work: dict[str, list[float]] = {}
+            waits = 0
+            for (before, _, _), (event, phase, waited) in zip(sample.marks, sample.marks[1:]):  # noqa: B905
+                milliseconds = before.elapsed_time(event)
+                seconds = work.setdefault(phase, [0.0, 0.0])
+                seconds[0] += 0.001 * milliseconds
+                seconds[1] += 0.001 * milliseconds if waited else 0.0
+                waits += waited
+            self._events += [event for event, _, _ in sample.marks]
+            self._cost_seconds = cost = sample.cost_seconds + time.perf_counter() - began
+            self._every = _LEAST_EVERY
+            while self._every * sample.step_seconds * _SHARE < cost and self._every < _MOST_EVERY:
+                self._every *= 2
+            if not waits:
+                self._why_not = "no collective of these steps is started by Python"
+            else:
+                rounded = {name: [round(one, 5) for one in pair] for name, pair in work.items()}
+                shown = {name: pair for name, pair in rounded.items() if name not in BEFORE_TRAINING}
+                self._samples.append((sample.step, shown))
 
     # ---- what lets the stream wait
 
@@ -257,10 +247,6 @@ class _Wrapper:
     def remove(self) -> None:
         if self._get() is self._timed:
             self._put(self._original)
-
-
-def _new_event() -> Any:
-    return sys.modules["torch"].cuda.Event(enable_timing=True)
 
 
 class Waits:

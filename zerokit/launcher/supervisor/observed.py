@@ -24,11 +24,8 @@ _LINE_PREFIX = re.compile(r"^\[rank\d+\]:\s*")  # torch's own, of an uncaught ex
 
 @dataclass(slots=True, kw_only=True)
 class Observed:
-    """What was seen so far.
-
-    ``errors``: rank -> when its uncaught exception was read, in monotonic seconds. ``stopped_at`` and
-    ``killed_at``: when the ranks were told to end, and killed, in Unix seconds.
-    """
+    """What was seen so far. ``errors``: rank -> when its uncaught exception was read, in monotonic seconds;
+    when the ranks were told to end, and killed: in Unix seconds."""
 
     oom_kills_before: int = field(default_factory=oom_kills)
     exits: list[RankExit] = field(default_factory=list)
@@ -73,16 +70,10 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A run that is over: the verdict, and what it rests on.
-
-    Attributes:
-        survivors: processes that could not be killed.
-        failure_tail: the end of what was printed by the rank that explains the failure; empty where the
-            terminal has it already.
-        dropped_bytes: of output that could not be written.
-        cause: why it hung, where the ranks' records tell.
-        elapsed_seconds: by a clock that nobody sets, where this machine's was set meanwhile.
-    """
+    """A run that is over: the verdict, what it rests on, and why it hung, where the ranks' records tell;
+    processes that could not be killed; the end of what was printed by the rank that explains the failure
+    (empty where the terminal has it already); and bytes of output that could not be written.
+    ``elapsed_seconds``: by a clock that nobody sets, where this machine's was set meanwhile."""
 
     evidence: Evidence
     files: RankFiles
@@ -107,6 +98,8 @@ def conclude(
             cause = explain_failure(launch.run_dir, verdict, files)
         if cause is not None:
             verdict = replace(verdict, why=f"{verdict.why}; likely cause: {cause}")
+    elapsed = time.monotonic() - progress.started_at
+    clock_change = abs(time.time() - progress.started_clock - elapsed)
     return Ended(
         evidence=evidence,
         files=files,
@@ -114,15 +107,9 @@ def conclude(
         survivors=observed.survivors,
         failure_tail=_failure_tail(verdict, tails, launch.options.show),
         dropped_bytes=dropped_bytes,
-        elapsed_seconds=_elapsed_if_clock_was_set(progress),
+        elapsed_seconds=elapsed if clock_change > _CLOCK_SLACK_SECONDS else None,
         cause=cause,
     )
-
-
-def _elapsed_if_clock_was_set(progress: Progress) -> float | None:
-    elapsed = time.monotonic() - progress.started_at
-    clock_change = abs(time.time() - progress.started_clock - elapsed)
-    return elapsed if clock_change > _CLOCK_SLACK_SECONDS else None
 
 
 def _failure_tail(verdict: Verdict, tails: Mapping[str, str], show_ranks: str) -> str:
@@ -131,26 +118,21 @@ def _failure_tail(verdict: Verdict, tails: Mapping[str, str], show_ranks: str) -
     ``show_ranks``: whose output went on to the terminal (``first``, ``all``, ``none``). What stands there, or
     ends with the same words as what stands there, is not said again.
     """
-    if verdict.exit_code == 0 or verdict.outcome in (
-        Outcome.INTERRUPTED,
-        Outcome.NOT_AS_PLANNED,
-        Outcome.TRAINED_OTHERWISE,
-    ):
+    told = (Outcome.INTERRUPTED, Outcome.NOT_AS_PLANNED, Outcome.TRAINED_OTHERWISE)
+    if verdict.exit_code == 0 or verdict.outcome in told:
         return ""
+
+    def errors_of(rank: int) -> str:
+        return tails.get(f"rank-{rank:05d}.err", "")
+
     failed = [end.rank for end in verdict.ends if end.state is RankState.FAILED]
     first = [verdict.first_failure.rank] if verdict.first_failure is not None else []
     for rank in [*first, *failed]:
-        tail = _errors_of(rank, tails)
+        tail = errors_of(rank)
         if tail.strip():
-            was_shown = show_ranks == "all" or (
-                show_ranks == "first" and _last_line(tail) == _last_line(_errors_of(0, tails))
-            )
-            return "" if was_shown else tail
+            is_alike = _last_line(tail) == _last_line(errors_of(0))
+            return "" if show_ranks == "all" or (show_ranks == "first" and is_alike) else tail
     return tails.get("launcher.err") or tails.get("launcher.out") or ""
-
-
-def _errors_of(rank: int, tails: Mapping[str, str]) -> str:
-    return tails.get(f"rank-{rank:05d}.err", "")
 
 
 def _last_line(text: str) -> str:

@@ -171,9 +171,8 @@ _DRAIN_SECONDS = 1.0
 class PipeReader:
     """Reads what is written into the pipes whenever ``selector`` says that there is something.
 
-    Attributes:
-        show_ranks: whose output goes on to the terminal: ``first``, ``all`` or ``none``.
-        forgive: hears of a rank that may have waited for us, its pipe being full, and of the seconds.
+    ``show_ranks``: whose output goes on to the terminal: ``first``, ``all`` or ``none``. ``forgive`` hears of
+    a rank that may have waited for us, its pipe being full, and of the seconds.
     """
 
     def __init__(

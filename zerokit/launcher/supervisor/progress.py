@@ -31,7 +31,7 @@ from zerokit.launcher.supervisor.heartbeat_default import MOST_SECONDS, Heartbea
 from zerokit.launcher.verdict import why_hung
 from zerokit.launcher.verdict.rank_view import RankView, view
 from zerokit.report.training import find_straggler, findings
-from zerokit.units import counted, format_gib, format_seconds, times
+from zerokit.units import counted, format_gib, format_seconds, ranks_named, times
 
 
 def follow(tail: RankTail, pid: int) -> None:
@@ -41,15 +41,10 @@ def follow(tail: RankTail, pid: int) -> None:
     removed = f"{tail.path.resolve()} (deleted)"
     with suppress(OSError):  # the process has ended, or is another user's
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            if _target(descriptor) == removed:
-                tail.adopt(os.open(descriptor, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-                return
-
-
-def _target(descriptor: Path) -> str:
-    with suppress(OSError):  # closed meanwhile
-        return str(descriptor.readlink())
-    return ""
+            with suppress(OSError):  # closed meanwhile
+                if str(descriptor.readlink()) == removed:
+                    tail.adopt(os.open(descriptor, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+                    return
 
 
 _BUSY_CORE_SHARE = 0.05
@@ -252,17 +247,14 @@ class Progress:
         """What each rank was doing; ``records``: of its collectives, where not the newest ones count."""
         newest = self.records("calls") if records is None else records
         flights = self.records("flight") if records is None else {}
-        return [
-            view(run_dir, self._known(rank, rank in stopped), newest.get(rank), flights.get(rank))
-            for rank in self.ranks
-        ]
-
-    def _known(self, rank: int, stopped: bool) -> RankView:
-        state = self.ranks[rank]
-        return RankView(
-            rank=rank, steps=state.steps, exited=state.exited, stopped=stopped, ending=state.ending,
-            left_at=state.last.get("left_at"),
-        )  # fmt: skip
+        views = []
+        for rank, state in self.ranks.items():
+            known = RankView(
+                rank=rank, steps=state.steps, exited=state.exited, stopped=rank in stopped,
+                ending=state.ending, left_at=state.last.get("left_at"),
+            )  # fmt: skip
+            views.append(view(run_dir, known, newest.get(rank), flights.get(rank)))
+        return views
 
     def counts(self) -> dict[int, tuple[int, int]]:
         """How far each rank has come: optimizer steps, and all that counts as something new."""
@@ -278,8 +270,7 @@ class Progress:
         seconds = min(state.quiet_seconds(now) for state in quiet)
         least = min((state.steps, state.progress) for state in quiet)
         first = [state for state in quiet if (state.steps, state.progress) == least]
-        subject = _names(first if len(first) < len(quiet) else quiet)
-        subject += self._location(first if len(first) < len(quiet) else quiet)
+        subject = _names(first) + self._location(first)
         remark = " (furthest behind)" if len(first) < len(quiet) else ""
         doing = next((f", {state.last['activity']}" for state in first if state.last.get("activity")), "")
         return f"{subject}{remark}: no progress for {format_seconds(seconds)}, at step {least[0]}{doing}"
@@ -376,15 +367,12 @@ def _activities(states: list[RankProgress]) -> list[str]:
     for state in states:
         if not state.exited and (words := state.last.get("activity")):
             by_words.setdefault(str(words), []).append(state)
-    every = [state for state in states if not state.exited]
-    return [
-        f"{'' if len(busy) == len(every) else f'{_names(busy)} '}{words}{_duration(words)}"
-        for words, busy in by_words.items()
-    ]
-
-
-def _duration(words: str) -> str:
-    return next((f" ({takes})" for start, takes in _TAKES.items() if words.startswith(start)), "")
+    everyone = sum(not state.exited for state in states)
+    activities = []
+    for words, busy in by_words.items():
+        takes = next((f" ({takes})" for start, takes in _TAKES.items() if words.startswith(start)), "")
+        activities.append(f"{'' if len(busy) == everyone else f'{_names(busy)} '}{words}{takes}")
+    return activities
 
 
 def _warnings(states: list[RankProgress], predicted_peak_bytes: int | None) -> list[str]:
@@ -415,7 +403,4 @@ def _warnings(states: list[RankProgress], predicted_peak_bytes: int | None) -> l
 
 
 def _names(states: list[RankProgress]) -> str:
-    ranks = [str(state.rank) for state in states]
-    return (
-        ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks[:8]) + (" …" if len(ranks) > 8 else "")
-    )
+    return ranks_named([state.rank for state in states])

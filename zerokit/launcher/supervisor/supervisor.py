@@ -93,11 +93,8 @@ class PlainStatus:
         self._said_until = 0.0
 
     def is_due(self, now: float, activities: frozenset[str]) -> bool:
-        """Whether to write a line now, which then counts as written.
-
-        Args:
-            activities: what ranks are busy with outside of steps.
-        """
+        """Whether to write a line now, which then counts as written. ``activities``: what ranks are busy with
+        outside of steps."""
         if now < self._next:
             return False
         self._next = now + _SECONDS
@@ -187,17 +184,17 @@ class Supervisor:
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
         old_wakeup = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        self.selector.register(read_fd, selectors.EVENT_READ, lambda: self._empty(read_fd))
+
+        def empty() -> None:
+            with suppress(BlockingIOError):
+                os.read(read_fd, 4096)
+
+        self.selector.register(read_fd, selectors.EVENT_READ, empty)
         old = {}
         for number in (*_SIGNALS, *_PASSED_ON):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays in force
                 old[int(number)] = signal.signal(number, lambda n, _: self.signals.append(n))
         return old_wakeup, old
-
-    @staticmethod
-    def _empty(fd: int) -> None:
-        with suppress(BlockingIOError):
-            os.read(fd, 4096)
 
     def _start(self, folder: Path) -> None:
         processes.become_subreaper()
@@ -284,7 +281,7 @@ class Supervisor:
         self.seen.exits.append(exit_)
         if self.rank_state_gone(exit_.rank) and exit_.failed and not self.stopping:
             self.terminal.say(f"{exit_.describe()}; ending the other ranks")
-            self._stop(min(self.launch.options.grace, FAILURE_GRACE_SECONDS))
+            self._stop_failed()
 
     def rank_state_gone(self, rank: int) -> bool:
         """Mark a rank as ended; True for a rank of this run."""
@@ -304,7 +301,7 @@ class Supervisor:
                 f"the launcher was lost ({ending}) with {counted(len(ranks_alive), 'rank')} still alive"
             )
             self.terminal.say(self.seen.launcher_lost + "; ending them")
-            self._stop(min(self.launch.options.grace, FAILURE_GRACE_SECONDS))
+            self._stop_failed()
 
     def _guard_lost(self) -> None:
         """The guard died: its children are ours now, because we are a sub-reaper too."""
@@ -363,11 +360,17 @@ class Supervisor:
             elif record["type"] == "end" and self.launch.placement.remote:
                 self._on_remote_end(rank, record)
             elif record["type"] == "engine" and self.launch.expected_ranks > 1:
-                self._warn_once(verdict.warnings_of(record))
+                for text in verdict.warnings_of(record):
+                    if text not in self._warned:
+                        self._warned.add(text)
+                        self.terminal.say(f"warning: {text}")
         for text in self.first_steps.news(self.progress.engine_and_steps()):
             self.terminal.say(f"warning: not as planned: {text}")
         if self.inquiry.open and self.inquiry.done(self._living()):
-            self._explain_hang()
+            cause = self.seen.cause = self.inquiry.explain()
+            if cause is not None:
+                self.seen.hung = f"{self.seen.hung}: {cause}"
+                self.terminal.say(f"likely cause: {cause}")
             self._stop(self.launch.options.grace)
         self._wake_stopped()
         if self.stopping or self.seen.hung:
@@ -394,24 +397,18 @@ class Supervisor:
                 with suppress(OSError):
                     os.kill(process.pid, signal.SIGCONT)
 
-    def _warn_once(self, texts: list[str]) -> None:
-        for text in texts:
-            if text not in self._warned:
-                self._warned.add(text)
-                self.terminal.say(f"warning: {text}")
-
     def _on_remote_end(self, rank: int, record: dict[str, Any]) -> None:
         """No guard watches the ranks of other machines: their own last line tells."""
         self.rank_state_gone(rank)
         if record.get("state") == "failed" and not self.stopping:
             self.terminal.say(f"rank {rank} failed; ending the other ranks")
-            self._stop(min(self.launch.options.grace, FAILURE_GRACE_SECONDS))
+            self._stop_failed()
 
     def _check_error_exits(self, now: float) -> None:
         for rank, since in self.seen.errors.items():
             if rank in self._living() and now - since > ERROR_EXIT_SECONDS and not self.stopping:
                 self.terminal.say(f"rank {rank} failed but does not end; ending all ranks")
-                self._stop(min(self.launch.options.grace, FAILURE_GRACE_SECONDS))
+                self._stop_failed()
 
     def _check_time_limit(self) -> None:
         limit = self.launch.options.limit_seconds
@@ -430,14 +427,6 @@ class Supervisor:
         self._command(do="signal", signal=int(STACKS_SIGNAL), wake=True)
         self.remote.sweep(int(STACKS_SIGNAL))
 
-    def _explain_hang(self) -> None:
-        """The ranks have answered: compare what they were doing."""
-        observed = self.seen
-        cause = observed.cause = self.inquiry.explain()
-        if cause is not None:
-            observed.hung = f"{observed.hung}: {cause}"
-            self.terminal.say(f"likely cause: {cause}")
-
     def _show_status(self, now: float) -> None:
         line = self.progress.line(self.launch.predicted_peak_bytes)
         self.terminal.status(line)
@@ -445,6 +434,9 @@ class Supervisor:
             self.terminal.say(line)
 
     # ---- ending
+
+    def _stop_failed(self) -> None:
+        self._stop(min(self.launch.options.grace, FAILURE_GRACE_SECONDS))
 
     def _stop(self, grace_seconds: float) -> None:
         self.stopping = True

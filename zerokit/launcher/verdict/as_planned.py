@@ -15,16 +15,12 @@ _FEWEST_STEPS = 2  # a first step may be odd
 
 
 def unlike_plan(plan: Mapping[str, Any], style: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where the ranks did something else than the plan decided, one sentence each.
+    """Where the ranks (of ``report.json``) did something else than the plan (``request`` and ``chosen``)
+    decided, one sentence each.
 
     A Trainer feeds what its arguments say, but a row may be half of a pair (DPO), so its batch is what they
     say when it begins to train, else what it told its engine. What belongs to the job (length, model,
     adapters) is the report's matter alone.
-
-    Args:
-        plan: ``request`` and ``chosen``.
-        style: how the script takes its configuration.
-        ranks: of ``report.json``.
     """
     if style == "trainer":
         ranks = [{**rank, "engine": _without_rows(rank.get("engine"))} for rank in ranks]
@@ -55,14 +51,9 @@ def no_engine(ranks: Iterable[Mapping[str, Any]]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCheck:
-    """What a run that was given a configuration is held to.
-
-    Attributes:
-        plan: ``request`` and ``chosen``; None where a difference was accepted, or there is no plan.
-        is_accepted: a difference was.
-        style: how the script takes its configuration.
-        why_no_training: what its arguments lack to train; None: nothing that is known.
-    """
+    """What a run that was given a configuration is held to: a plan's ``request`` and ``chosen`` (None where a
+    difference was accepted, or there is no plan); and what the script's arguments lack to train, if that is
+    known."""
 
     plan: Mapping[str, Any] | None
     style: str

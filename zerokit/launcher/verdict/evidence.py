@@ -18,13 +18,8 @@ _LAST_WORDS_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFiles:
-    """What the ranks left in a run folder.
-
-    Attributes:
-        logs: of the ranks that wrote something.
-        problems: files and lines that could not be used, one sentence each.
-        last_words: rank -> the end of its standard error.
-    """
+    """What the ranks left in a run folder: their files, one sentence for each file and line that could not be
+    used, and the end of each rank's standard error."""
 
     logs: dict[int, RankLog]
     problems: list[str]
@@ -32,11 +27,7 @@ class RankFiles:
 
 
 def read_rank_files(run_dir: Path, accounts: Mapping[int, list[Record]] | None = None) -> RankFiles:
-    """Read every rank's file.
-
-    Args:
-        accounts: rank -> what was read of its file while it ran: used where the file is gone.
-    """
+    """Read every rank's file; ``accounts``, what was read of it while the rank ran, where it is gone."""
     logs: dict[int, RankLog] = {}
     problems: list[str] = []
     bad: list[str] = []
@@ -93,10 +84,6 @@ def oom_kills() -> int:
                 continue
             for path in counts:
                 with suppress(OSError):
-                    return _oom_kill_in(path.read_text())
+                    fields = dict(line.split() for line in path.read_text().splitlines())
+                    return int(fields.get("oom_kill", 0))
     return 0
-
-
-def _oom_kill_in(text: str) -> int:
-    fields = dict(line.split() for line in text.splitlines())
-    return int(fields.get("oom_kill", 0))

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.launcher.rank_file import RankLog, Record
 from zerokit.launcher.secrets import redact
-from zerokit.report.schema import RankState
-from zerokit.units import counted
+from zerokit.report.schema import RankState, signal_name
+from zerokit.units import counted, ranks_named
 
 SOON_SECONDS = 0.3  # ends closer together than this may have been seen in any order
 _ALIKE_SECONDS = 5.0
@@ -33,7 +33,6 @@ CRASH_SIGNALS = frozenset(
                    signals.SIGSYS, signals.SIGTRAP)
 )  # fmt: skip
 """Signals that end a process and are never what a peer's failure does to it."""
-_MOST_NAMED = 8
 _KINDS_BY_WEIGHT = ("oom", "crash", "exception", "signal", "exit")
 _BROKEN_PEER = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process (exited|has)|NCCL (error|communicator)"
@@ -45,10 +44,8 @@ _BROKEN_PEER = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """How a rank's process ended, as it was seen from outside.
-
-    ``code`` and ``signal`` are both None where the status could not be read. ``at``: Unix seconds.
-    """
+    """How a rank's process ended, as it was seen from outside, at which Unix second. ``code`` and ``signal``
+    are both None where the status could not be read."""
 
     rank: int
     host: str | None = None
@@ -75,13 +72,8 @@ class RankExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """When, and why, zerokit ended the run itself. Unix seconds; None: it did not.
-
-    Attributes:
-        stopped_at: from then on ranks were told to end (SIGTERM).
-        killed_at: from then on they were killed (SIGKILL).
-        on_purpose: for another reason than a failed rank: a user's signal, a hang, a time limit.
-    """
+    """When, in Unix seconds, zerokit itself began to end the run: to stop its ranks (SIGTERM), and to kill
+    them. ``on_purpose``: for another reason than a failed rank, as a user's signal, a hang, a time limit."""
 
     stopped_at: float | None = None
     killed_at: float | None = None
@@ -104,7 +96,7 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """One rank's end. ``at``: Unix seconds.
+    """One rank's end, at which Unix second.
 
     ``step``: the optimizer step that was under way in forward, backward and step; in other phases the last
     one that was done; None in load.
@@ -145,14 +137,6 @@ class RankEnd:
         return _describe(self.rank, self.host, self.exit_code, self.signal)
 
 
-def signal_name(number: int) -> str:
-    """``SIGKILL``; ``signal 70`` for those without a name."""
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _describe(rank: int, host: str | None, code: int | None, signal: int | None) -> str:
     rank_name = f"rank {rank} on {host or 'unknown'}"
     if signal is not None:
@@ -172,15 +156,9 @@ def rank_end(
     killed_for_memory: bool = False,
     last_words: str = "",
 ) -> RankEnd:
-    """How one rank ended, by itself; its peers are considered in :func:`settle`.
-
-    Args:
-        log: its file; None where there is none.
-        exit_: of its process; None where nobody saw it.
-        run_end: whether and when zerokit ended the run.
-        killed_for_memory: the kernel killed it because the host's memory ran out.
-        last_words: the end of its standard error.
-    """
+    """How one rank ended, by itself: by its file, and by its process's exit, if anybody saw it; its peers are
+    considered in :func:`settle`. ``killed_for_memory``: the kernel killed it because the host's memory ran
+    out; ``last_words``: the end of its standard error."""
     run_end = run_end or RunEnd()
     end = (log.last("end") if log else None) or {}
     exit_ = _own_exit(exit_, end)
@@ -196,7 +174,11 @@ def rank_end(
         host=str(start.get("host") or (exit_.host if exit_ else None) or "unknown"),
         signal=(exit_.signal if exit_ else None) or end.get("signal"),
         exit_code=end.get("exit_code") if exit_code is None else exit_code,
-        at=error.get("time") or _said_at(end) or (exit_.at if exit_ else None) or tick.get("time"),
+        # the launcher may let the process of a rank that failed stay for a while after its last line
+        at=error.get("time")
+        or (end.get("time") if end.get("state") == "failed" else None)
+        or (exit_.at if exit_ else None)
+        or tick.get("time"),
         phase=(error or tick).get("phase"),
         step=_step_of(error, tick),
         error=error.get("error") or (end.get("error") if end.get("state") == "failed" else None),
@@ -213,14 +195,12 @@ def rank_end(
     state, text = _state_and_error(
         base, end, bool(error), exit_, ended_by_run=ended_by_run, killed=killed_for_memory
     )
-    if state is RankState.FAILED and oom is None and not base.consequence and not _crashed(exit_):
-        base = replace(base, oom=_oom_not_overcome(log, base.steps))
+    crashed = exit_ is not None and exit_.signal is not None
+    if state is RankState.FAILED and oom is None and not base.consequence and not crashed:
+        seen = log.last("oom") if log else None
+        if seen is not None and (seen.get("step") or 0) > base.steps:
+            base = replace(base, oom=seen)  # in its last step: its script caught the error and left
     return replace(base, state=state, error=text)
-
-
-def _said_at(end: Record) -> float | None:
-    """When a rank that failed wrote its last line; the launcher may let its process stay for a while."""
-    return end.get("time") if end.get("state") == "failed" else None
 
 
 def _last_line(text: str) -> str | None:
@@ -247,16 +227,6 @@ def _own_exit(exit_: RankExit | None, end: Record) -> RankExit | None:
     if exit_ is None or not late or end.get("state") != "failed" or not end.get("exit_code"):
         return exit_
     return replace(exit_, signal=None, code=end["exit_code"], at=end.get("time") or exit_.at)
-
-
-def _crashed(exit_: RankExit | None) -> bool:
-    return exit_ is not None and exit_.signal is not None
-
-
-def _oom_not_overcome(log: RankLog | None, steps: int) -> Record | None:
-    """An allocation that failed in the step in which the rank ended: its script caught the error and left."""
-    oom = log.last("oom") if log else None
-    return oom if oom is not None and (oom.get("step") or 0) > steps else None
 
 
 def _state_and_error(
@@ -311,16 +281,17 @@ def _oom_of(log: RankLog | None, error: Record, *, killed: bool) -> Record | Non
 
 
 def settle(ends: Iterable[RankEnd], exited: Iterable[int] = ()) -> tuple[list[RankEnd], RankEnd | None]:
-    """Name the first failure; ranks that only lost their peer because of it are ``terminated``.
-
-    Args:
-        exited: the ranks in the order in which their processes were seen to end.
-    """
+    """Name the first failure; ranks that only lost their peer because of it are ``terminated``. ``exited``:
+    the ranks in the order in which their processes were seen to end."""
     ends = _without_leavers(list(ends))
     first = _first_failure([end for end in ends if end.state is RankState.FAILED])
     if first is None:
         return ends, None
-    first = _first_told(first, ends, exited)
+    together = {first.rank: first}  # by rule 4
+    for end in ends:
+        if failed_alike(end, first) and abs((end.at or 0.0) - (first.at or 0.0)) <= _ALIKE_SECONDS:
+            together[end.rank] = end
+    first = next((together[rank] for rank in exited if rank in together), first)
     return [_as_peer(end, first) for end in ends], first
 
 
@@ -328,15 +299,6 @@ def failed_alike(end: RankEnd, first: RankEnd) -> bool:
     """Whether another rank ended with the very error of the first failure: a fault of the script."""
     is_another = end.rank != first.rank and end.state is RankState.FAILED
     return is_another and bool(end.traceback) and end.error == first.error
-
-
-def _first_told(first: RankEnd, ends: list[RankEnd], exited: Iterable[int]) -> RankEnd:
-    """By rule 4."""
-    together = {first.rank: first}
-    for end in ends:
-        if failed_alike(end, first) and abs((end.at or 0.0) - (first.at or 0.0)) <= _ALIKE_SECONDS:
-            together[end.rank] = end
-    return next((together[rank] for rank in exited if rank in together), first)
 
 
 def _without_leavers(ends: list[RankEnd]) -> list[RankEnd]:
@@ -370,8 +332,7 @@ def left_problems(ends: Iterable[RankEnd]) -> list[str]:
     left = [end for end in ends if end.state is RankState.FINISHED and end.left_at is not None]
     if not left:
         return []
-    names = f"rank{'s' if len(left) > 1 else ''} {', '.join(str(end.rank) for end in left[:_MOST_NAMED])}"
-    names += " …" if len(left) > _MOST_NAMED else ""
+    names = ranks_named([end.rank for end in left])
     return [
         f"{names} left with os._exit(0) at {left[0].left_at} after {counted(left[0].steps, 'step')}; what "
         "follows there never ran, and whether the training was complete is not known"

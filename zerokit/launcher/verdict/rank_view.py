@@ -4,17 +4,20 @@ and the words in which ranks are named and shown to wait.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerokit.files import open_regular
 from zerokit.launcher.rank_file import native_stacks_file, stacks_file
+from zerokit.units import ranks_named
 
 _LARGEST_STACKS = 1 << 20
-_STACK_LINE = re.compile(r'  File "(.+)", line (\d+),? in (.+)')  # faulthandler's, and a traceback's
+_STACK_LINE = re.compile(r'  File "(.+)", line (\d+),? in (.+)$')  # faulthandler's, and a traceback's
 _NATIVE_LINE = re.compile(r"    (\S.*?) \(")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>",
               "/zerokit/launcher/", "/zerokit/instrument/", "/deepspeed/", "/torch/",
@@ -35,11 +38,8 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A collective that a rank entered; ``count``: its number among those of its group.
-
-    ``pending``, ``from_end``: of PyTorch's flight recorder, whether it has not ended, and how many of its
-    group were queued after it.
-    """
+    """A collective that a rank entered; ``count``: its number among those of its group. Of PyTorch's flight
+    recorder, whether it is ``pending``, and how many of its group were queued after it."""
 
     number: int
     count: int
@@ -64,12 +64,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """One rank: its collectives, its place, and what the system says of its process.
+    """One rank: its collectives (``flight``: as PyTorch's flight recorder has them), its place, and what the
+    system says of its process.
 
-    ``flight``: its last collectives as PyTorch's flight recorder has them. ``native``: the functions that
-    its main thread is in, innermost first, where py-spy could tell. ``kernel``: the
-    kernel's function that it waits in. ``broken``: it has ended, because a
-    collective lost its peer. ``left_at``: where it called ``os._exit``.
+    ``native``: the functions that its main thread is in, innermost first, where py-spy could tell.
+    ``kernel``: the kernel's function that it waits in. ``broken``: it has ended, because a collective lost
+    its peer. ``left_at``: where it called ``os._exit``.
     """
 
     rank: int
@@ -119,9 +119,7 @@ class RankView:
             return None
         if last.inside or self.broken:
             return last
-        top = self.frames[:12]
-        waiting = any(_waits(frame) for frame in top)
-        return last if waiting else None
+        return last if any(_waits(frame) for frame in self.frames[:12]) else None
 
     def _recorded(self, call: Call) -> Call:
         """Our own record of a call of the flight recorder, which knows its module, where there is one."""
@@ -144,13 +142,8 @@ def view(
     record: Mapping[str, Any] | None,
     flight: Mapping[str, Any] | None = None,
 ) -> RankView:
-    """What is known of a rank.
-
-    Args:
-        known: what the supervisor knows of it.
-        record: its newest ``calls`` line.
-        flight: its newest ``flight`` line.
-    """
+    """What is known of a rank, with what the supervisor knows, its newest ``calls`` line and its newest
+    ``flight`` line."""
     known = replace(
         known,
         native=_native_stack(native_stacks_file(run_dir, known.rank)),
@@ -191,26 +184,19 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _calls(value: object) -> list[Call]:
-    return [call for item in _list(value) if (call := _call(item)) is not None]
-
-
-def _call(item: object) -> Call | None:
-    """A line's entry; None for one that is damaged."""
-    if not isinstance(item, dict):
-        return None
-    shape = item.get("shape")
-    try:
-        return Call(
-            number=int(item.get("number", 0)), count=int(item["count"]), operation=str(item["operation"]),
-            group=str(item["group"]), step=int(item.get("step", 0)), phase=str(item.get("phase", "")),
-            shape=tuple(int(size) for size in shape) if isinstance(shape, list) else None,
-            dtype=_text(item.get("dtype")), module=_text(item.get("module")),
-            forward=bool(item.get("forward", True)), inside=bool(item.get("inside")),
-            pending=bool(item.get("pending")), from_end=int(item.get("from_end", 0)),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError):
-        return None
+def _calls(value: object) -> Iterator[Call]:
+    """The entries of a line; without those that are damaged."""
+    for item in _list(value):
+        with suppress(AttributeError, KeyError, TypeError, ValueError):
+            shape = item.get("shape")
+            yield Call(
+                number=int(item.get("number", 0)), count=int(item["count"]), operation=str(item["operation"]),
+                group=str(item["group"]), step=int(item.get("step", 0)), phase=str(item.get("phase", "")),
+                shape=tuple(int(size) for size in shape) if isinstance(shape, list) else None,
+                dtype=_text(item.get("dtype")), module=_text(item.get("module")),
+                forward=bool(item.get("forward", True)), inside=bool(item.get("inside")),
+                pending=bool(item.get("pending")), from_end=int(item.get("from_end", 0)),
+            )  # fmt: skip
 
 
 def _frames_of(value: object) -> list[Frame]:
@@ -233,19 +219,21 @@ def _threads(value: object) -> list[tuple[str, Frame]]:
 
 def _stack(path: Path) -> tuple[Frame, ...]:
     """The last stack that faulthandler wrote of the thread that trains: the one that gets the signals."""
-    try:
-        with open_regular(path, path.parent) as file:
-            text = file.read(_LARGEST_STACKS).decode("utf-8", "replace")
-    except OSError:
-        return ()
-    _, marker, rest = text.rpartition("Current thread ")
-    frames = []
-    for line in rest.splitlines()[1:] if marker else []:
-        match = _STACK_LINE.fullmatch(line)
-        if match is None:
-            break
-        frames.append(Frame(match[1], int(match[2]), match[3]))
-    return tuple(frames)
+    found = _matches(_STACK_LINE, _read_stacks(path).rpartition("Current thread "))
+    return tuple(Frame(match[1], int(match[2]), match[3]) for match in found)
+
+
+def _read_stacks(path: Path) -> str:
+    with suppress(OSError), open_regular(path, path.parent) as file:
+        return file.read(_LARGEST_STACKS).decode("utf-8", "replace")
+    return ""
+
+
+def _matches(pattern: re.Pattern[str], parted: tuple[str, str, str]) -> Iterable[re.Match[str]]:
+    """The lines that match, from the line after the marker on, up to the first that does not."""
+    _, marker, rest = parted
+    lines = rest.splitlines()[1:] if marker else []
+    return filter(None, itertools.takewhile(bool, map(pattern.match, lines)))
 
 
 def traceback_frames(text: str) -> list[Frame]:
@@ -256,19 +244,8 @@ def traceback_frames(text: str) -> list[Frame]:
 
 def _native_stack(path: Path) -> tuple[str, ...]:
     """The functions of the first thread in what ``py-spy dump`` printed, innermost first."""
-    try:
-        with open_regular(path, path.parent) as file:
-            text = file.read(_LARGEST_STACKS).decode("utf-8", "replace")
-    except OSError:
-        return ()
-    _, marker, rest = text.partition("\nThread ")
-    names = []
-    for line in rest.splitlines()[1:] if marker else []:
-        match = _NATIVE_LINE.match(line)
-        if match is None:
-            break
-        names.append(match[1])
-    return tuple(names)
+    found = _matches(_NATIVE_LINE, _read_stacks(path).partition("\nThread "))
+    return tuple(match[1] for match in found)
 
 
 _MAY_PASS = frozenset({"data_loader", "compilation", "child_process", "lock", "input_output", "storage",
@@ -299,8 +276,7 @@ class Cause:
 
 def names(views: Sequence[RankView]) -> str:
     """``ranks 0, 3``, at most eight."""
-    ranks = ", ".join(str(view.rank) for view in views[:8]) + (" …" if len(views) > 8 else "")
-    return f"rank{'s' if len(views) > 1 else ''} {ranks}"
+    return ranks_named([view.rank for view in views])
 
 
 def verb(views: Sequence[RankView], singular: str, plural: str) -> str:

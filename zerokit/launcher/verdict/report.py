@@ -58,15 +58,9 @@ def build_report(
     problems: Sequence[str] = (),
     elapsed_seconds: float | None = None,
 ) -> RunReport:
-    """The ``report.json`` of a run, from whatever its ranks left behind.
-
-    Args:
-        verdict: on this evidence; by default it is judged here.
-        plan: the parsed ``plan.yaml``, or its ``chosen`` alone.
-        predict_again: predicts for the job that ran, where it was not the plan's.
-        problems: what is already known to be wrong with the ranks' files.
-        elapsed_seconds: where the ranks' own times cannot be trusted.
-    """
+    """The ``report.json`` of a run, from whatever its ranks left behind. ``plan``: the parsed ``plan.yaml``,
+    or its ``chosen`` alone; ``problems``: what is already known to be wrong with the ranks' files;
+    ``elapsed_seconds``: where the ranks' own times cannot be trusted."""
     verdict = verdict or judge(evidence)
     ends, logs, warnings = verdict.ends, evidence.logs, list(problems)
     if len(ends) > evidence.expected_ranks:
@@ -99,7 +93,9 @@ def build_report(
         values = _first_failure(first, next(rank for rank in ranks if rank.rank == first.rank))
         if verdict.outcome is Outcome.OOM:
             ran = plan_as_ran(as_dicts, plan, predict_again)
-            oom = values["oom"] = {**values.get("oom", {}), **_predicted_at_peak(ran, first.rank)}
+            predicted = predicted_of_rank(ran, first.rank)
+            at_peak = ("predicted_peak_allocated_bytes", "predicted_components")
+            oom = values["oom"] = {**values.get("oom", {}), **{name: predicted[name] for name in at_peak}}
             on_gpu = oom.get("memory", "gpu") == "gpu"
             values["try_next"] = ways_to_need_less(ran, share_that_fits(oom) if on_gpu else None)
         failure = checked(Failure, values, rank_file_name(first.rank), warnings)
@@ -208,24 +204,15 @@ def write_report(run_dir: Path, report: RunReport) -> None:
         REPORT_FILE: json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n",
         REPORT_PAGE: render_html(report, read_context(run_dir)),
     }
-    failed: ReportNotWritten | None = None
-    for name, text in texts.items():
+    failed = []
+    for path, text in ((run_dir / name, text) for name, text in texts.items()):
         try:
-            _replace(run_dir / name, text)
-        except ReportNotWritten as error:
-            failed = failed or error
-    if failed is not None:
-        raise failed
-
-
-def _replace(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed during the run
-        write_whole(path, text, mode=0o600)
-    except OSError as error:
-        raise ReportNotWritten(
-            f"{path} could not be written: {error.strerror or error}; {_way_out(path)}"
-        ) from error
+            run_dir.mkdir(parents=True, exist_ok=True)  # it may have been removed during the run
+            write_whole(path, text, mode=0o600)
+        except OSError as error:
+            failed.append(f"{path} could not be written: {error.strerror or error}; {_way_out(path)}")
+    if failed:
+        raise ReportNotWritten(failed[0])
 
 
 def _way_out(path: Path) -> str:
@@ -256,6 +243,15 @@ def _last_time(log: RankLog) -> float:
     return max((float(record.get("time") or 0) for record in log.life()), default=0.0)
 
 
+_AS_RECORDED = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_used_bytes", "device_total_bytes",
+                "device_name", "alloc_retries", "baseline_host_rss_bytes", "phase",
+                "median_step_seconds")  # fmt: skip
+_RECORDED_OR: Mapping[str, Any] = {
+    "peak_host_rss_bytes": 0, "steps": 0, "steps_counted_by": "engine", "micro_steps": 0,
+    "most_micro_steps": 0, "leaks": [],
+}  # fmt: skip
+
+
 def _rank_report(end: RankEnd, log: RankLog | None, plan: Mapping[str, Any] | None, points: int) -> Record:
     start = (log.last("start") if log else None) or {}
     last_record = (log.last("end", "tick") if log else None) or {}
@@ -267,38 +263,20 @@ def _rank_report(end: RankEnd, log: RankLog | None, plan: Mapping[str, Any] | No
     details: dict[str, Record] = last_record.get("phases") or {}
     phases = {name: value for name, phase in details.items() if isinstance(value := phase.get(measure), int)}
     return {
-        "rank": end.rank,
-        "host": end.host,
-        "state": end.state,
-        "signal": end.signal,
-        "exit_code": end.exit_code,
-        "error": end.error,
+        **{name: getattr(end, name) for name in ("rank", "host", "state", "signal", "exit_code", "error")},
+        **{name: last_record.get(name) for name in _AS_RECORDED},
+        **{name: last_record.get(name) or default for name, default in _RECORDED_OR.items()},
         "reported": log is not None,
         "device": device,
         "not_measured": why,
         "not_measured_fix": fix,
-        "peak_allocated_bytes": allocated,
-        "peak_reserved_bytes": reserved,
-        "peak_device_used_bytes": last_record.get("peak_device_used_bytes"),
-        "device_total_bytes": last_record.get("device_total_bytes"),
-        "device_name": last_record.get("device_name"),
         "fragmentation_bytes": reserved - allocated if allocated is not None and reserved else None,
-        "alloc_retries": last_record.get("alloc_retries"),
-        "peak_host_rss_bytes": last_record.get("peak_host_rss_bytes") or 0,
-        "baseline_host_rss_bytes": last_record.get("baseline_host_rss_bytes"),
         "peak_phase": peak_phase(phases, gpu=gpu),
         "phases": phases,
         "phase_details": details,
         **predicted_of_rank(plan, end.rank),
-        "steps": last_record.get("steps") or 0,
-        "steps_counted_by": last_record.get("steps_counted_by") or "engine",
-        "micro_steps": last_record.get("micro_steps") or 0,
-        "most_micro_steps": last_record.get("most_micro_steps") or 0,
-        "phase": last_record.get("phase"),
-        "median_step_seconds": last_record.get("median_step_seconds"),
         "engine": _facts(log, "engine"),
         "timed": _facts(log, "timed"),
-        "leaks": last_record.get("leaks") or [],
         "last_heard_at": last_record.get("time"),
         "restarts": max(0, len(set(log.writers())) - 1) if log else 0,
         "notes": [note for note in log.life() if note["type"] == "note"][:50] if log else [],
@@ -342,27 +320,18 @@ def _thin(points: list[list[Any]], most: int) -> list[list[Any]]:
     if len(points) <= most:
         return points
     size = -(-len(points) // most)
-    return [max(points[i : i + size], key=_fullness) for i in range(0, len(points), size)]
 
+    def fullness(point: list[Any]) -> int:
+        value = point[3] if point[3] is not None else point[6]
+        return value if isinstance(value, int) else 0
 
-def _fullness(point: list[Any]) -> int:
-    value = point[3] if point[3] is not None else point[6]
-    return value if isinstance(value, int) else 0
-
-
-def _predicted_at_peak(plan: Mapping[str, Any] | None, rank: int) -> Record:
-    """What a plan predicts of the peak of the rank that ran out of memory."""
-    names = ("predicted_peak_allocated_bytes", "predicted_components")
-    return {name: value for name, value in predicted_of_rank(plan, rank).items() if name in names}
+    return [max(points[i : i + size], key=fullness) for i in range(0, len(points), size)]
 
 
 def _first_failure(first: RankEnd, rank: RankReport) -> Record:
-    failure: Record = {
-        "rank": first.rank, "host": first.host, "kind": first.kind, "error": first.error,
-        "signal": first.signal, "exit_code": first.exit_code, "phase": first.phase, "step": first.step,
-        "at": first.at, "traceback": first.traceback,
-        "last_line": first.last_line if first.kind == "exit" else None,
-    }  # fmt: skip
+    names = ("rank", "host", "kind", "error", "signal", "exit_code", "phase", "step", "at", "traceback")
+    failure: Record = {name: getattr(first, name) for name in names}
+    failure["last_line"] = first.last_line if first.kind == "exit" else None
     if first.oom is not None:
         failure["oom"] = {
             **first.oom,

@@ -96,12 +96,8 @@ def runs_in(folder: Path = Path("runs")) -> list[Path]:
 
 
 class WatchedRun:
-    """A run that is looked at again and again.
-
-    Args:
-        path: its folder or report.json.
-        metrics: a file that keeps the figures of the last look, as OpenMetrics text.
-    """
+    """A run (its folder or report.json) that is looked at again and again; ``metrics``: a file that keeps the
+    figures of the last look, as OpenMetrics text."""
 
     def __init__(self, path: Path, metrics: Path | None = None) -> None:
         self.path = path

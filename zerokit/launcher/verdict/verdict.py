@@ -23,21 +23,17 @@ from zerokit.launcher.verdict.rank_end import (
     left_problems,
     rank_end,
     settle,
-    signal_name,
 )
 from zerokit.launcher.verdict.rank_view import RankView, recorded
 from zerokit.launcher.verdict.why_hung import unlike_sizes
-from zerokit.report.schema import Outcome, RankState
+from zerokit.report.schema import Outcome, RankState, signal_name
 from zerokit.report.training import Finding, find_straggler, findings, why_unknown
-from zerokit.units import counted
+from zerokit.units import counted, few, ranks_named
 
 
 def training_findings(logs: Mapping[int, RankLog], *, is_accepted: bool = False) -> list[Finding]:
-    """What makes the training of these ranks doubtful, and the rank that is waited for.
-
-    Args:
-        is_accepted: values of the code that the run does not have were accepted.
-    """
+    """What makes the training of these ranks doubtful, and the rank that is waited for. ``is_accepted``:
+    values of the code that the run does not have were accepted."""
     ticks = newest(logs)
     straggler = find_straggler(ticks)
     unlike, unknown = unlike_collective(logs), why_unknown(ticks)
@@ -68,9 +64,9 @@ def _no_step(logs: Mapping[int, RankLog]) -> list[Finding]:
 
 def unlike_collective(logs: Mapping[int, RankLog]) -> str | None:
     """A collective that ended although the ranks' tensors were not of one size."""
-    records = {rank: log.last("calls") for rank, log in sorted(logs.items())}
+    records = ((rank, log.last("calls")) for rank, log in sorted(logs.items()))
     return unlike_sizes(
-        [recorded(RankView(rank=rank), record) for rank, record in records.items() if record is not None]
+        [recorded(RankView(rank=rank), record) for rank, record in records if record is not None]
     )
 
 
@@ -103,7 +99,6 @@ def _names(value: object) -> str:
     return ", ".join(str(name) for name in value) if isinstance(value, list) else ""
 
 
-_MOST_NAMED = 8
 _OF_SPEED = ("straggler", "waits-unmeasured", "no-step")
 """Findings that leave a training what it is, or whose script was to make no step."""
 _MESSAGE_OF_PYTORCH = re.compile(r"(Tried to allocate [^.]*\.?[^.]*?[KMG]iB)\. .*", re.DOTALL)
@@ -112,21 +107,18 @@ _MESSAGE_OF_PYTORCH = re.compile(r"(Tried to allocate [^.]*\.?[^.]*?[KMG]iB)\. .
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that is known of a run that is over.
+    """All that is known of a run that is over. Times: Unix seconds.
 
     Attributes:
         logs: what each rank wrote of itself; a rank that wrote nothing is not among them.
-        exits: of the ranks' processes, in the order seen.
-        host: the machine that saw them.
+        exits: of the ranks' processes, in the order seen, by ``host``.
         launcher_code: negative for a signal; None when it was not seen to end.
-        launcher_lost: it ended, or the guard or zerokit did, while ranks were alive; in words.
+        launcher_lost: it ended, or the guard or zerokit did, while ranks were alive; in words, as are which
+            ranks ``hung``, and the time limit that the run was ended at.
         interrupted_by: the signal that zerokit got.
-        hung: which ranks stalled, and since when, in words.
-        timed_out: the time limit it was ended at, in words.
-        stopped_at, killed_at: when zerokit began to end the ranks, and to kill them; Unix seconds.
+        stopped_at, killed_at: when zerokit began to end the ranks, and to kill them.
         oom_kills: how many processes the kernel's OOM-killer ended during the run.
         stop_ordered: whether the run was given a step limit; None where nobody knows.
-        plan_check: what a run that ended well is held to.
         last_words: rank -> the end of its standard error.
     """
 
@@ -154,15 +146,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How the run ended, and each of its ranks.
-
-    Attributes:
-        why: in one sentence.
-        ends: one for each rank, by number.
-        first_failure: the failure that explains the others.
-        reports_missing: the only fault is that ranks that ended well left no complete report.
-        differences: what the script did otherwise than its plan.
-    """
+    """How the run ended, why in one sentence, each of its ranks by number, the failure that explains the
+    others, and what the script did otherwise than its plan. ``reports_missing``: the only fault is that ranks
+    that ended well left no complete report."""
 
     outcome: Outcome
     exit_code: int
@@ -185,7 +171,12 @@ def judge(evidence: Evidence) -> Verdict:
     """
     ends, first = settle(_rank_ends(evidence), [exit_.rank for exit_ in evidence.exits])
     if evidence.ended_on_purpose:
-        ends = [_ended_with_run(end) for end in ends]
+        ends = [  # a rank without a last line in such a run was ended with it
+            replace(end, state=RankState.TERMINATED)
+            if end.state is RankState.LOST and end.phase is not None
+            else end
+            for end in ends
+        ]
     verdict = _decide(evidence, ends, first)
     return replace(verdict, ends=tuple(ends), first_failure=first)
 
@@ -229,7 +220,10 @@ def _silent_rank(evidence: Evidence, exits: Mapping[int, RankExit]) -> RankExit 
     """
     if not evidence.launcher_code or evidence.launcher_lost or any(exit_.failed for exit_ in exits.values()):
         return None
-    if any(_says_that_it_failed(log) for log in evidence.logs.values()):
+    if any(
+        log.last("error") is not None or (log.last("end") or {}).get("state") == "failed"
+        for log in evidence.logs.values()
+    ):
         return None
     started = [number for number, log in sorted(evidence.logs.items()) if log.last("start")]
     silent = [
@@ -244,10 +238,6 @@ def _silent_rank(evidence: Evidence, exits: Mapping[int, RankExit]) -> RankExit 
     return replace(first, code=None if status < 0 else status, signal=-status if status < 0 else None)
 
 
-def _says_that_it_failed(log: RankLog) -> bool:
-    return log.last("error") is not None or (log.last("end") or {}).get("state") == "failed"
-
-
 def _killed_for_memory(evidence: Evidence, exits: Mapping[int, RankExit], run_end: RunEnd) -> int | None:
     """The rank that the kernel killed because memory ran out: the first that died by SIGKILL by itself."""
     if evidence.oom_kills <= 0:
@@ -257,12 +247,6 @@ def _killed_for_memory(evidence: Evidence, exits: Mapping[int, RankExit], run_en
         if exit_.signal == signals.SIGKILL and not run_end.ended(exit_, was_terminated=False)
     ]  # fmt: skip
     return min(killed, key=lambda exit_: exit_.at or 0.0).rank if killed else None
-
-
-def _ended_with_run(end: RankEnd) -> RankEnd:
-    """A rank without a last line in a run that was ended on purpose was ended with it."""
-    is_lost = end.state is RankState.LOST and end.phase is not None
-    return replace(end, state=RankState.TERMINATED) if is_lost else end
 
 
 # ---- the run
@@ -277,17 +261,13 @@ def _decide(evidence: Evidence, ends: Sequence[RankEnd], first: RankEnd | None) 
         return _verdict(Outcome.HUNG, evidence.hung)
     if evidence.timed_out is not None:
         return _verdict(Outcome.TIMED_OUT, evidence.timed_out)
-    if first is not None and not (evidence.launcher_lost and _came_after(first, evidence)):
-        return _failure(first, ends)
+    if first is not None:  # unless the ranks failed only because their launcher was lost
+        late = first.at is None or (evidence.stopped_at is not None and first.at > evidence.stopped_at)
+        if not evidence.launcher_lost or not (first.consequence or late):
+            return _failure(first, ends)
     if evidence.launcher_lost is not None:
         return _verdict(Outcome.LAUNCHER_LOST, evidence.launcher_lost)
     return _judge_quiet_end(evidence, ends)
-
-
-def _came_after(first: RankEnd, evidence: Evidence) -> bool:
-    """Whether the ranks failed only because their launcher was lost."""
-    late = first.at is None or (evidence.stopped_at is not None and first.at > evidence.stopped_at)
-    return first.consequence or late
 
 
 def _failure(first: RankEnd, ends: Sequence[RankEnd]) -> Verdict:
@@ -305,10 +285,8 @@ def _others_alike(first: RankEnd, ends: Sequence[RankEnd]) -> str:
     alike = [end.rank for end in ends if failed_alike(end, first)]
     if not alike:
         return ""
-    if len(alike) == len(ends) - 1 > 1:
-        return "; all other ranks failed with the same error"
-    names = ", ".join(map(str, alike[:_MOST_NAMED])) + (" …" if len(alike) > _MOST_NAMED else "")
-    return f"; rank{'s' if len(alike) > 1 else ''} {names} failed with the same error"
+    everyone = len(alike) == len(ends) - 1 > 1
+    return f"; {'all other ranks' if everyone else ranks_named(alike)} failed with the same error"
 
 
 def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
@@ -321,9 +299,8 @@ def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
         return _verdict(Outcome.LAUNCHER_LOST, f"the launcher {ending} {remark}")
     missing = [number for number in range(evidence.expected_ranks) if number not in evidence.logs]
     if missing:
-        names = ", ".join(map(str, missing[:_MOST_NAMED])) + (" …" if len(missing) > _MOST_NAMED else "")
         ranks = counted(evidence.expected_ranks, "rank")
-        why = f"{len(missing)} of {ranks} left no report (rank {names}): not a success"
+        why = f"{len(missing)} of {ranks} left no report (rank {few(missing)}): not a success"
         return _verdict(Outcome.LAUNCHER_LOST, why, reports_missing=True)
     unfinished = [end for end in ends if not end.state.is_good]
     if unfinished:

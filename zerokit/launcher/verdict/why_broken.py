@@ -50,7 +50,7 @@ def explain_failure(run_dir: Path, verdict: Verdict, files: RankFiles) -> Cause 
     if any(end.state is RankState.LOST and end.left_at is None for end in verdict.ends):
         return None
     views = [_view(run_dir, end, files.logs.get(end.rank)) for end in verdict.ends]
-    return _without_training(views, files) or _other_size(views, files) or explain(views)
+    return _by_gloo(views, files) or explain(views)
 
 
 def _other_degrees(first: RankEnd) -> Cause | None:
@@ -82,14 +82,19 @@ def _other_degrees(first: RankEnd) -> Cause | None:
     )
 
 
-def _without_training(views: list[RankView], files: RankFiles) -> Cause | None:
-    """Some ranks evaluated or generated, whose gathers of weights were taken for those of the others."""
+def _by_gloo(views: list[RankView], files: RankFiles) -> Cause | None:
+    """Gloo ended ranks for what a peer sent them: some ranks evaluated or generated, whose gathers of weights
+    were taken for those of the others, or their tensors differ. A rank that it ended wrote no record of its
+    call; its peers did."""
     ended, sizes = _ended_by_gloo(views, files)
-    gathers = any(call.module for view in views for call in view.calls)  # ZeRO-3 does, for a forward
-    if not ended or not gathers:
+    if not ended:
         return None
-    phases = {view.rank: _phases(files.logs.get(view.rank)) for view in views}
-    for phase, (_, did) in WITHOUT_TRAINING.items():
+    gathers = any(call.module for view in views for call in view.calls)  # ZeRO-3 does, for a forward
+    phases = {}
+    for one in views:
+        log = files.logs.get(one.rank)
+        phases[one.rank] = ((log.last("end", "tick") if log else None) or {}).get("phases") or ()
+    for phase, (_, did) in WITHOUT_TRAINING.items() if gathers else ():
         lone = [view for view in views if phase in phases[view.rank]]
         if lone and len(lone) < len(views):
             return Cause(
@@ -99,14 +104,12 @@ def _without_training(views: list[RankView], files: RankFiles) -> Cause | None:
                 fix=f"Let every rank do it: under ZeRO-3 each forward of {phase} gathers weights from all",
                 ranks=ranks_of(lone),
             )  # fmt: skip
-    return None
-
-
-def _phases(log: RankLog | None) -> frozenset[str]:
-    """The phases that a rank has had."""
-    record = (log.last("end", "tick") if log else None) or {}
-    phases = record.get("phases")
-    return frozenset(map(str, phases)) if isinstance(phases, dict) else frozenset()
+    return Cause(
+        kind="different_shapes",
+        what=sizes + they_wait(views, ended),
+        fix="Make the tensor the same on all ranks: pad it, or gather the sizes first",
+        ranks=ranks_of(ended),
+    )
 
 
 def _ended_by_gloo(views: list[RankView], files: RankFiles) -> tuple[list[RankView], str]:
@@ -117,19 +120,6 @@ def _ended_by_gloo(views: list[RankView], files: RankFiles) -> tuple[list[RankVi
     if match is None:
         return [], ""
     return ended, f"{names(ended)} got {match[1]} bytes where its own tensor has room for {match[2]}"
-
-
-def _other_size(views: list[RankView], files: RankFiles) -> Cause | None:
-    """The rank that Gloo ended wrote no record of its call; its peers did."""
-    ended, sizes = _ended_by_gloo(views, files)
-    if not ended:
-        return None
-    return Cause(
-        kind="different_shapes",
-        what=sizes + they_wait(views, ended),
-        fix="Make the tensor the same on all ranks: pad it, or gather the sizes first",
-        ranks=ranks_of(ended),
-    )
 
 
 def _view(run_dir: Path, end: RankEnd, log: RankLog | None) -> RankView:

@@ -96,7 +96,8 @@ def unlike_sizes(views: Sequence[RankView]) -> str | None:
             for count in sorted(reference_calls.keys() & calls.keys()):
                 a, b = reference_calls[count], calls[count]
                 apart = apart or _training_apart(first, a, view, b)
-                if a.operation == b.operation and a.operation in _SIZED and _elements(a) != _elements(b):
+                sizes = {None if call.shape is None else math.prod(call.shape) for call in (a, b)}
+                if a.operation == b.operation and a.operation in _SIZED and len(sizes) > 1:
                     what = f"rank {first.rank} entered {a}{when(a, first)} and rank {view.rank} {b}"
                     fix = "make the tensor the same on all ranks (pad it, or gather the sizes first)"
                     if apart is not None:
@@ -105,16 +106,13 @@ def unlike_sizes(views: Sequence[RankView]) -> str | None:
     return None
 
 
-def _elements(call: Call) -> int | None:
-    return None if call.shape is None else math.prod(call.shape)
-
-
 def _by_count(calls: Sequence[Call], group: str) -> Mapping[int, Call]:
     return {c.count: c for c in calls if c.group == group and c.operation not in _ONE_SIDED}
 
 
 def _differ(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
-    if not _alike(a, b) and (cause := _in_other_phase(one, a, other, b)) is not None:
+    alike = (a.operation, a.shape, a.module) == (b.operation, b.shape, b.module)
+    if not alike and (cause := _in_other_phase(one, a, other, b)) is not None:
         return cause
     head = f"collective {a.count} of the group: rank {one.rank} entered {a}{when(a, one)}, " \
            f"rank {other.rank} {b}{when(b, other)}"  # fmt: skip
@@ -139,10 +137,6 @@ def _training_apart(one: RankView, a: Call, other: RankView, b: Call) -> Cause |
     return _in_other_phase(one, a, other, b) if {a.phase, b.phase} & {*TRAINING_PHASES} else None
 
 
-def _alike(a: Call, b: Call) -> bool:
-    return (a.operation, a.shape, a.module) == (b.operation, b.shape, b.module)
-
-
 def _in_other_phase(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
     """One evaluates or generates: on GPUs its collectives are matched with the other's, and it may go on."""
     lone, call, others, others_call = (
@@ -157,17 +151,6 @@ def _in_other_phase(one: RankView, a: Call, other: RankView, b: Call) -> Cause |
         "and they were taken for the same",
         fix=f"Let every rank do it: under ZeRO-3 each forward of {call.phase} gathers weights from all",
         ranks=(lone.rank,),
-    )
-
-
-def _different_counts(one: RankView, a: Call, other: RankView, b: Call) -> Cause:
-    """Two ranks wait in calls that are not each other's, and what came between is no longer remembered."""
-    return Cause(
-        kind="different_collectives",
-        what=f"rank {one.rank} waits in {a}, call {a.count} of its group{at(one)}, "
-        f"rank {other.rank} in {b}, call {b.count}{at(other)}",
-        fix="One of them made a call that the other left out: look for a branch on the rank or its data",
-        ranks=(one.rank, other.rank),
     )
 
 
@@ -202,9 +185,17 @@ def network(views: Sequence[RankView]) -> Cause | None:
     call = waiting[0].waits_in
     assert call is not None
     for view in waiting[1:]:
-        own_call = view.waits_in
-        if own_call is not None and (own_call.count, own_call.operation) != (call.count, call.operation):
-            return _different_counts(waiting[0], call, view, own_call)
+        other = view.waits_in
+        if other is not None and (other.count, other.operation) != (call.count, call.operation):
+            first = waiting[0]  # what came between is no longer remembered
+            return Cause(
+                kind="different_collectives",
+                what=f"rank {first.rank} waits in {call}, call {call.count} of its group{at(first)}, "
+                f"rank {view.rank} in {other}, call {other.count}{at(view)}",
+                fix="One of them made a call that the other left out: look for a branch on the rank or its "
+                "data",
+                ranks=(first.rank, view.rank),
+            )
     starting = call.operation in _STARTS
     shared = f"all ranks wait in the same {call}{when(call, waiting[0])}"
     return Cause(
@@ -280,7 +271,15 @@ def _exited_ranks(views: Sequence[RankView]) -> Cause | None:
     if (saving := _saving(waiting)) is not None:
         return _lone_save(waiting, saving, exited)
     if exited[0].left_at is not None:
-        return _left_early([view for view in exited if view.left_at == exited[0].left_at], views)
+        path, _, line = exited[0].left_at.rpartition(":")
+        left = [view for view in exited if view.left_at == exited[0].left_at]
+        return Cause(
+            kind="ended_early",
+            what=f"{names(left)} left with os._exit at {Path(path).name}:{line} after step {left[0].steps}"
+            + they_wait(views, left),
+            fix="Let every rank come to its end, or raise an error there: os._exit tells the others nothing",
+            ranks=ranks_of(left),
+        )
     call = waiting[0].waits_in
     assert call is not None
     phase = call.phase if call.phase in WITHOUT_TRAINING else None
@@ -297,17 +296,6 @@ def _exited_ranks(views: Sequence[RankView]) -> Cause | None:
         ": the ranks have different numbers of batches",
         fix="Give each rank the same number: drop_last=True with a DistributedSampler, a length that the "
         "ranks divide, or a fixed number of steps",
-        ranks=ranks_of(exited),
-    )
-
-
-def _left_early(exited: Sequence[RankView], views: Sequence[RankView]) -> Cause:
-    path, _, line = str(exited[0].left_at).rpartition(":")
-    return Cause(
-        kind="ended_early",
-        what=f"{names(exited)} left with os._exit at {Path(path).name}:{line} after step {exited[0].steps}"
-        + they_wait(views, exited),
-        fix="Let every rank come to its end, or raise an error there: os._exit tells the others nothing",
         ranks=ranks_of(exited),
     )
 
