@@ -83,13 +83,8 @@ def _mismatch(setup: Setup) -> bool | Mapping[str, Any]:
     steps = steps if steps is not None else train // micro // ranks
     if train == micro * steps * ranks:
         return False
-    return {
-        "train": train,
-        "micro": micro,
-        "steps": steps,
-        "ranks": ranks,
-        "right": micro * max(1, steps) * ranks,
-    }
+    right = micro * max(1, steps) * ranks
+    return {"train": train, "micro": micro, "steps": steps, "ranks": ranks, "right": right}
 
 
 def _contradiction(setup: Setup) -> bool | Mapping[str, Any]:
@@ -116,66 +111,50 @@ BATCH_RULES: tuple[Rule, ...] = (
     Rule(
         id="batch-size-missing",
         missing="train_",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/config.py:650",
         key="gradient_accumulation_steps",
         message="neither train_batch_size nor train_micro_batch_size_per_gpu is given: DeepSpeed refuses the file",
         fix='add "train_micro_batch_size_per_gpu"',
         broken=_none_given,
-        scope="file",
     ),
     Rule(
         id="batch-size-left-out",
         missing="train_",
         severity="warning",
-        silent=False,
         source="deepspeed/runtime/config.py:650",
         key="",
         message="no batch size is given: deepspeed.initialize, the Trainer and Accelerate refuse the file; PyTorch "
         "Lightning, or a script that adds it, fills train_micro_batch_size_per_gpu",
         fix='add "train_micro_batch_size_per_gpu", unless it is filled by one of them',
         broken=lambda s: _left_to_a_framework(s) and s.raw is not None,
-        scope="file",
     ),
     Rule(
         id="batch-size-not-positive",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/config.py:596",
         key="{name}",
         message="{name} is {value}: DeepSpeed refuses the file",
         fix="use a whole number of at least 1",
         broken=_not_positive,
-        scope="file",
     ),
     Rule(
         id="batch-arithmetic",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/config.py:602",
         key="train_batch_size",
         message="train_batch_size {train} is not {micro} (micro-batch) × {steps} (accumulation) × {ranks} "
         "(data-parallel ranks): DeepSpeed refuses the file",
         fix="use {right}, or leave train_batch_size out",
         broken=_mismatch,
-        scope="file",
     ),
     Rule(
         id="batch-contradiction",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/config.py:602",
         key="train_batch_size",
         message="train_batch_size {train} is not a multiple of {parts}: {nothing} fits",
         fix="leave train_batch_size out",
         broken=_contradiction,
-        scope="file",
     ),
     Rule(
         id="train-batch-size-with-autotp",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/config.py:478",
         key="train_batch_size",
         message="with tensor parallel {degree}, DeepSpeed checks train_batch_size against all {ranks}ranks, "
@@ -186,7 +165,6 @@ BATCH_RULES: tuple[Rule, ...] = (
             and s.get("train_batch_size") not in (None, "auto")
             and {"degree": s.tensor_parallel, "ranks": f"{s.world_size} " if s.world_size else ""}
         ),
-        scope="file",
         edits=(Edit(kind="remove", key="train_batch_size", safe=False),),
     ),
 )

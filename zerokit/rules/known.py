@@ -64,19 +64,11 @@ SCHEDULERS = frozenset({"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", 
 """deepspeed/runtime/lr_schedules.py, VALID_LR_SCHEDULES."""
 
 TRAINER_FILLS = (
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "train_batch_size",
-    "gradient_clipping",
-    "optimizer.params.lr",
-    "optimizer.params.betas",
-    "optimizer.params.eps",
-    "optimizer.params.weight_decay",
-    "scheduler.params.warmup_min_lr",
-    "scheduler.params.warmup_max_lr",
-    "scheduler.params.warmup_num_steps",
-    "scheduler.params.total_num_steps",
-)
+    "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping",
+    *(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay")),
+    *(f"scheduler.params.{name}"
+      for name in ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")),
+)  # fmt: skip
 """What the Trainer fills from TrainingArguments, refusing a literal that differs:
 transformers/integrations/deepspeed.py, ``trainer_config_process`` and ``trainer_config_finalize``."""
 

@@ -5,6 +5,7 @@ They need the model, so only the planner asks them of every layout; where it is 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,22 +47,22 @@ def _sequence_key_value_heads(setup: Setup) -> bool | Mapping[str, Any]:
     return {"degree": degree, "heads": model.kv_heads}
 
 
+_rule = functools.partial(Rule, scope="layout")
+
 LAYOUT_RULES: tuple[Rule, ...] = (
-    Rule(
+    _rule(
         id="tensor-parallel-divides-heads",
-        severity="error",
         silent=True,
         source="deepspeed/module_inject/tp_shard.py:122",
         key=_AUTOTP,
         message="tensor parallel {degree} does not divide the model's {heads} attention heads: ranks get unequal "
         "shares, which are not modelled",
         fix="use {degrees}",
-        scope="layout",
         broken=lambda s: _undivided(s, lambda model: model.heads),
     ),
-    Rule(
+    _rule(
         id="tensor-parallel-beyond-heads",
-        severity="error",
+        scope="strategy",
         silent=True,
         source="deepspeed/runtime/engine.py:1048",
         key=_AUTOTP,
@@ -74,41 +75,35 @@ LAYOUT_RULES: tuple[Rule, ...] = (
             and {"degree": s.tensor_parallel, "heads": s.key_value_heads}
         ),
     ),
-    Rule(
+    _rule(
         id="tensor-parallel-divides-key-value-heads",
-        severity="error",
         silent=True,
         source="deepspeed/module_inject/tp_shard.py:122",
         key=_AUTOTP,
         message="tensor parallel {degree} does not divide the model's {heads} key-value heads: ranks get unequal "
         "shares, which are not modelled",
         fix="use {degrees}",
-        scope="layout",
         broken=lambda s: _undivided(s, lambda model: model.kv_heads),
     ),
-    Rule(
+    _rule(
         id="tensor-parallel-with-adapters",
-        severity="error",
         silent=True,
         source="deepspeed/module_inject/auto_tp.py:405",
         key=_AUTOTP,
         message="tensor parallelism replaces linear layers by name and does not know peft's adapters",
         fix="use data or sequence parallelism, or train all weights",
-        scope="layout",
         broken=lambda s: s.tensor_parallel > 1 and s.job is not None and s.job.method != "full",
     ),
-    Rule(
+    _rule(
         id="tensor-parallel-with-fused-experts",
-        severity="error",
         silent=True,
         source="deepspeed/module_inject/auto_tp.py:355",
         key=_AUTOTP,
         message="Transformers keeps all experts of a layer in one tensor, which tensor parallelism does not divide",
         fix="use data or sequence parallelism",
-        scope="layout",
         broken=lambda s: s.tensor_parallel > 1 and s.model is not None and s.model.experts > 1,
     ),
-    Rule(
+    _rule(
         id="tensor-parallel-across-nodes",
         severity="warning",
         silent=True,
@@ -117,110 +112,88 @@ LAYOUT_RULES: tuple[Rule, ...] = (
         message="tensor parallel {degree} is more than a node's GPUs ({per_node}): the all-reduces of every layer "
         "cross the network",
         fix="use at most {per_node}",
-        scope="layout",
         broken=lambda s: (
             s.gpus_per_node is not None
             and s.tensor_parallel > s.gpus_per_node
             and {"degree": s.tensor_parallel, "per_node": s.gpus_per_node}
         ),
     ),
-    Rule(
+    _rule(
         id="sequence-parallel-needs-causal-model",
-        severity="error",
         silent=True,
         source=f"{_ULYSSES_SOURCE}:414",
         key=_ULYSSES,
         message="sequence parallelism (Ulysses) divides the sequences on which a causal language model is trained",
         fix="leave it at 1",
-        scope="layout",
         broken=lambda s: (
             s.sequence_parallel > 1
             and s.model is not None
             and (s.model.head != "causal" or (s.job is not None and s.job.inference))
         ),
     ),
-    Rule(
+    _rule(
         id="sequence-parallel-with-eager-attention",
-        severity="error",
-        silent=False,
         source=f"{_ULYSSES_SOURCE}:468",
         key=_ULYSSES,
         message="sequence parallelism (Ulysses) does not run with eager attention",
         fix="use sdpa or flash_attention_2",
-        scope="layout",
         broken=lambda s: s.sequence_parallel > 1 and s.job is not None and s.job.attention == "eager",
     ),
-    Rule(
+    _rule(
         id="sequence-parallel-divides-heads-and-sequence",
-        severity="error",
-        silent=False,
         source=f"{_ULYSSES_SOURCE}:147",
         key=_ULYSSES,
         message="sequence parallel {degree} does not divide both the model's {heads} attention heads and the "
         "{tokens} tokens of a sequence",
         fix="change the degree or the sequence length",
-        scope="layout",
         broken=_sequence_undivided,
     ),
-    Rule(
+    _rule(
         id="sequence-parallel-and-key-value-heads",
-        severity="error",
-        silent=False,
         source=f"{_ULYSSES_SOURCE}:149",
         key=_ULYSSES,
         message="sequence parallel {degree} and the model's {heads} key-value heads: neither divides the other",
         fix="use a divisor or a multiple of {heads}",
-        scope="layout",
         broken=_sequence_key_value_heads,
     ),
-    Rule(
+    _rule(
         id="sequence-parallel-with-latent-attention",
-        severity="error",
-        silent=False,
         source=f"{_ULYSSES_SOURCE}:161",
         key=_ULYSSES,
         message="sequence parallelism (Ulysses) takes queries, keys and values of one head size; this model's latent "
         "attention has two",
         fix="leave it at 1",
-        scope="layout",
         broken=lambda s: s.sequence_parallel > 1 and s.model is not None and s.model.latent_attention,
     ),
-    Rule(
+    _rule(
         id="sequence-with-tensor-or-pipeline-parallel",
-        severity="error",
         silent=True,
         source="accelerate/parallelism_config.py:220",
         key=_ULYSSES,
         message="accelerate's sequence parallelism under DeepSpeed cannot be joined with tensor or pipeline "
         "parallelism",
         fix="leave one of them at 1",
-        scope="layout",
         broken=lambda s: s.sequence_parallel > 1 and s.tensor_parallel * s.pipeline_parallel > 1,
     ),
-    Rule(
+    _rule(
         id="pipeline-deeper-than-the-layers",
-        severity="error",
         silent=True,
         source="deepspeed/runtime/utils.py:627",
         key="pipeline_parallel",
         message="a pipeline of {stages} stages has more than the model's {layers} layers: some stages would be empty",
         fix="use at most {layers}",
-        scope="layout",
         broken=lambda s: (
             s.model is not None
             and s.pipeline_parallel > s.model.layers
             and {"stages": s.pipeline_parallel, "layers": s.model.layers}
         ),
     ),
-    Rule(
+    _rule(
         id="pipeline-when-serving",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/pipe/engine.py:1298",
         key="pipeline_parallel",
         message="DeepSpeed's pipeline engine trains only: it generates nothing",
         fix="leave it at 1",
-        scope="layout",
         broken=lambda s: s.pipeline_parallel > 1 and s.job is not None and s.job.inference,
     ),
 )

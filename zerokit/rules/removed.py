@@ -38,14 +38,11 @@ def _present(key: str, change: str, fix: str, source: str) -> Rule:
     return Rule(
         id=f"removed-{key.rpartition('.')[2].replace('_', '-')}",
         since=(0, 19),
-        severity="error",
-        silent=False,
         source=source,
         key=key,
         message=f"{change} was removed from DeepSpeed: the key is refused, even when the feature is off",
         fix=fix,
         broken=lambda setup: setup.has(key),
-        scope="file",
         edits=(Edit(kind="remove", key=key),),
     )
 
@@ -59,8 +56,6 @@ REMOVED_RULES: tuple[Rule, ...] = (
     Rule(
         id="removed-one-bit-optimizer",
         since=(0, 19),
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/engine.py:2019",
         key="optimizer.type",
         message="the 1-bit optimizers were removed from DeepSpeed: the engine fails to start",
@@ -68,18 +63,14 @@ REMOVED_RULES: tuple[Rule, ...] = (
         broken=lambda s: (
             isinstance(s.get("optimizer.type"), str) and s.get("optimizer.type").lower() in ONE_BIT_OPTIMIZERS
         ),
-        scope="file",
     ),
     Rule(
         id="removed-legacy-stage-1",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/engine.py:2651",
         key="zero_optimization.legacy_stage1",
         message="the old stage 1 was removed from DeepSpeed: the engine fails to start",
         fix="remove the key",
         broken=lambda s: s.get("zero_optimization.legacy_stage1") is True and s.settings.zero.stage > 0,
-        scope="file",
         edits=(Edit(kind="remove", key="zero_optimization.legacy_stage1"),),
     ),
 )
@@ -104,21 +95,16 @@ OLDER_RULES: tuple[Rule, ...] = (
     Rule(
         id="older-fp16-master-weights",
         until=(0, 17),
-        severity="error",
-        silent=False,
         source="deepspeed-0.17.6/runtime/config.py:977",
         key="fp16.fp16_master_weights_and_grads",
         message="fp16_master_weights_and_grads needs {why}: this DeepSpeed refuses the file",
         fix='set "stage": 2 and "offload_optimizer": {"device": "cpu"}, or use DeepSpeed 0.18 or later',
         broken=_fp16_master_weights,
-        scope="file",
     ),
     Rule(
         id="older-autocast-with-precision",
         since=(0, 17),
         until=(0, 17),
-        severity="error",
-        silent=False,
         source="deepspeed-0.17.6/runtime/torch_autocast.py:32",
         key="torch_autocast.enabled",
         message="torch_autocast together with {precision}: this DeepSpeed refuses the file",
@@ -128,27 +114,21 @@ OLDER_RULES: tuple[Rule, ...] = (
             and s.settings.precision != "fp32"
             and {"precision": s.settings.precision}
         ),
-        scope="file",
     ),
     Rule(
         id="older-muon-at-stage-3",
         since=(0, 17),
         until=(0, 17),
-        severity="error",
-        silent=False,
         source="deepspeed-0.17.6/runtime/engine.py:1576",
         key="optimizer.type",
         message="Muon cannot run at stage 3 before DeepSpeed 0.18: the engine fails to start",
         fix="use stage 0, or DeepSpeed 0.18 or later",
         broken=lambda s: s.settings.zero.stage == 3 and _kind(s) == "muon",
-        scope="file",
     ),
     Rule(
         id="older-muon-untested",
         since=(0, 17),
         until=(0, 17),
-        severity="error",
-        silent=False,
         source="deepspeed-0.17.6/runtime/engine.py:1385",
         key="optimizer.type",
         message="Muon is not on the list of optimizers that ZeRO takes before DeepSpeed 0.18: the engine fails to start",
@@ -158,19 +138,15 @@ OLDER_RULES: tuple[Rule, ...] = (
             and _kind(s) == "muon"
             and s.get("zero_allow_untested_optimizer") is not True
         ),
-        scope="file",
     ),
     Rule(
         id="older-muon",
         until=(0, 16),
-        severity="error",
-        silent=False,
         source="deepspeed-0.16.9/runtime/engine.py:1522",
         key="optimizer.type",
         message="DeepSpeed before 0.17 has no Muon: it takes torch's, where torch has one, and that refuses every "
         "parameter which is not a matrix",
         fix="use AdamW, or DeepSpeed 0.17 or later",
         broken=lambda s: _kind(s) == "muon",
-        scope="file",
     ),
 )

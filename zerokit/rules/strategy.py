@@ -5,6 +5,7 @@ They read settings and degrees only, so the planner can ask them of every candid
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -115,8 +116,10 @@ def _below_stage_3(name: str) -> dict[str, Any]:
     }
 
 
+_rule = functools.partial(Rule, scope="strategy")
+
 STRATEGY_RULES: tuple[Rule, ...] = (
-    Rule(
+    _rule(
         id="offload-param-below-stage-3",
         severity="warning",
         without_effect=True,
@@ -132,7 +135,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
             and {"stage": s.settings.zero.stage}
         ),
     ),
-    Rule(
+    _rule(
         id="offload-optimizer-at-stage-0",
         severity="warning",
         without_effect=True,
@@ -144,7 +147,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         option_fix="give ⟨zero⟩ 1, 2 or 3, or leave ⟨offload_optimizer⟩ out",
         broken=lambda s: s.settings.zero.offload_optimizer.device != "none" and s.settings.zero.stage == 0,
     ),
-    Rule(
+    _rule(
         id="nvme-below-stage-3",
         severity="warning",
         without_effect=True,
@@ -160,10 +163,8 @@ STRATEGY_RULES: tuple[Rule, ...] = (
             and {"stage": s.settings.zero.stage}
         ),
     ),
-    Rule(
+    _rule(
         id="nvme-optimizer-without-path",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/swap_tensor/optimizer_utils.py:33",
         key="zero_optimization.offload_optimizer.device",
         message="NVMe offload without nvme_path: the engine fails to start",
@@ -174,10 +175,8 @@ STRATEGY_RULES: tuple[Rule, ...] = (
             and not s.settings.zero.offload_optimizer.nvme_path
         ),
     ),
-    Rule(
+    _rule(
         id="nvme-param-without-path",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/zero/partition_parameters.py:1230",
         key="zero_optimization.offload_param.device",
         message="NVMe offload without nvme_path: the engine fails to start",
@@ -188,17 +187,15 @@ STRATEGY_RULES: tuple[Rule, ...] = (
             and not s.settings.zero.offload_param.nvme_path
         ),
     ),
-    Rule(
+    _rule(
         id="offload-ratio-below-stage-3",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/zero/config.py:399",
         key="zero_optimization.offload_optimizer.ratio",
         message="partial offload (ratio below 1) works at stage 3 only; DeepSpeed refuses the file",
         fix='set "stage": 3, or "ratio": 1.0',
         broken=lambda s: s.settings.zero.offload_optimizer.ratio < 1.0 and s.settings.zero.stage < 3,
     ),
-    Rule(
+    _rule(
         id="offload-slow-host-step",
         severity="warning",
         silent=True,
@@ -208,7 +205,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         fix='use "AdamW" without torch_adam, or set "zero_force_ds_cpu_optimizer": false to say it is meant',
         broken=_slow_host_step,
     ),
-    Rule(
+    _rule(
         id="quantized-weights-below-stage-3",
         severity="warning",
         silent=True,
@@ -218,7 +215,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         fix='set "stage": 3, or remove the key',
         **_below_stage_3("zero_quantized_weights"),
     ),
-    Rule(
+    _rule(
         id="quantized-gradients-below-stage-3",
         severity="warning",
         silent=True,
@@ -228,7 +225,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         fix='set "stage": 3, or remove the key',
         **_below_stage_3("zero_quantized_gradients"),
     ),
-    Rule(
+    _rule(
         id="hpz-below-stage-3",
         severity="warning",
         silent=True,
@@ -238,17 +235,15 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         fix='set "stage": 3, or remove the key',
         broken=lambda s: s.settings.zero.stage < 3 and s.settings.zero.zero_hpz_partition_size > 1,
     ),
-    Rule(
+    _rule(
         id="hpz-divides-world",
-        severity="error",
-        silent=False,
         source="deepspeed/utils/groups.py:945",
         key="zero_optimization.zero_hpz_partition_size",
         message="zero_hpz_partition_size {size} does not divide the number of ranks, {world_size}: the engine fails to start",
         fix="use the number of GPUs per node",
         broken=_hpz,
     ),
-    Rule(
+    _rule(
         id="hpz-across-nodes",
         severity="warning",
         silent=True,
@@ -259,18 +254,16 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         fix="use the number of GPUs per node",
         broken=_hpz_across_nodes,
     ),
-    Rule(
+    _rule(
         id="grad-accum-dtype-at-stage-0",
         since=(0, 18),
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/engine.py:2323",
         key="data_types.grad_accum_dtype",
         message="stage 0 cannot accumulate {dtype} gradients of a {precision} model: the engine fails to start",
         fix="remove grad_accum_dtype, or use stage 1 to 3",
         broken=_accumulation_dtype_at_stage_0,
     ),
-    Rule(
+    _rule(
         id="stage-1-bf16-fp32-accumulation",
         severity="note",
         silent=True,
@@ -285,11 +278,9 @@ STRATEGY_RULES: tuple[Rule, ...] = (
             and s.settings.zero.offload_optimizer.device == "none"
         ),
     ),
-    Rule(
+    _rule(
         id="master-weights-at-stage-0",
         since=(0, 18),
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/config.py:705",
         key="{block}.{block}_master_weights_and_grads",
         message="low-precision master weights need ZeRO stage 1, 2 or 3; DeepSpeed refuses the file",
@@ -300,22 +291,18 @@ STRATEGY_RULES: tuple[Rule, ...] = (
             and {"block": "fp16" if s.settings.fp16_master_weights_and_grads else "bf16"}
         ),
     ),
-    Rule(
+    _rule(
         id="bf16-states-without-master",
         since=(0, 18),
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/config.py:714",
         key="bf16.bf16_optimizer_states",
         message="bf16_optimizer_states needs bf16_master_weights_and_grads; DeepSpeed refuses the file",
         fix='add "bf16_master_weights_and_grads": true',
         broken=lambda s: s.settings.bf16_optimizer_states and not s.settings.bf16_master_weights_and_grads,
     ),
-    Rule(
+    _rule(
         id="master-weights-without-cpu-adam",
         since=(0, 18),
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/zero/stage_1_and_2.py:332",
         key="{block}.{block}_master_weights_and_grads",
         message="low-precision master weights need the optimizer offloaded and stepped by DeepSpeedCPUAdam: "
@@ -327,58 +314,48 @@ STRATEGY_RULES: tuple[Rule, ...] = (
             and {"block": "fp16" if s.settings.fp16_master_weights_and_grads else "bf16"}
         ),
     ),
-    Rule(
+    _rule(
         id="unknown-optimizer",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/engine.py:2019",
         key="optimizer.type",
         message="{name} is neither a DeepSpeed optimizer nor in torch.optim: the engine fails to start",
         fix="{instead}",
         broken=_unknown_optimizer,
     ),
-    Rule(
+    _rule(
         id="untested-optimizer",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/engine.py:2300",
         key="optimizer.type",
         message="ZeRO refuses an optimizer that is not on its list",
         fix='add "zero_allow_untested_optimizer": true',
         broken=_untested,
     ),
-    Rule(
+    _rule(
         id="muon-reduce-scatter",
         since=(0, 18),
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/zero/stage3.py:361",
         key="optimizer.type",
         message="Muon at stage 3 cannot run with reduce_scatter, which is on unless turned off",
         fix='add "reduce_scatter": false to zero_optimization',
         broken=lambda s: s.settings.zero.stage == 3 and _kind(s) == "muon" and s.settings.zero.reduce_scatter,
     ),
-    Rule(
+    _rule(
         id="pipeline-with-stage-2",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/pipe/engine.py:77",
         key="zero_optimization.stage",
         message="pipeline parallelism cannot run with ZeRO stage 2 or 3: the engine fails to start",
         fix="use stage 1 or 0 with a pipeline",
         broken=_pipeline_stage,
     ),
-    Rule(
+    _rule(
         id="degrees-divide-world",
-        severity="error",
-        silent=False,
         source="deepspeed/utils/groups.py:71",
         key="tensor_parallel.autotp_size",
         message="the number of ranks, {world_size}, is not a multiple of {degree} (tensor × pipeline × sequence parallel)",
         fix="change the degrees or the number of ranks",
         broken=_indivisible_world,
     ),
-    Rule(
+    _rule(
         id="autocast-with-precision",
         severity="warning",
         silent=True,

@@ -22,11 +22,10 @@ def _unknown_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
     return {"name": name, "instead": f"write {right}" if right else f"use {', '.join(sorted(SCHEDULERS))}"}
 
 
-def _scheduler_parameter(setup: Setup, name: str) -> bool:
-    kind = setup.get("scheduler.type")
-    takers = {"total_num_steps": ("WarmupDecayLR", "WarmupCosineLR")}
+def _without_total_steps(setup: Setup) -> bool:
+    decays = setup.get("scheduler.type") in ("WarmupDecayLR", "WarmupCosineLR")
     has_params = isinstance(setup.get("scheduler.params"), Mapping)
-    return kind in takers[name] and has_params and not setup.has(f"scheduler.params.{name}")
+    return decays and has_params and not setup.has("scheduler.params.total_num_steps")
 
 
 def _no_parameters(setup: Setup) -> bool:
@@ -38,12 +37,8 @@ def _no_parameters(setup: Setup) -> bool:
 def _torch_scheduler(setup: Setup) -> bool | Mapping[str, Any]:
     name, params = setup.get("scheduler.type"), setup.get("scheduler.params")
     without_zero = setup.settings.zero.stage == 0 and setup.settings.precision == "fp32"
-    if (
-        not without_zero
-        or not isinstance(name, str)
-        or name not in TORCH_SCHEDULERS
-        or not isinstance(params, Mapping)
-    ):
+    is_torch = isinstance(name, str) and name in TORCH_SCHEDULERS
+    if not without_zero or not is_torch or not isinstance(params, Mapping):
         return False
     required, optional = TORCH_SCHEDULERS[name]
     if "lr_lambda" in required or "schedulers" in required or name == "ChainedScheduler":
@@ -130,136 +125,102 @@ def _scaled_before_scatter(setup: Setup) -> bool | Mapping[str, Any]:
 TRAINING_RULES: tuple[Rule, ...] = (
     Rule(
         id="max-grad-norm-in-optimizer",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/engine.py:2483",
         key="optimizer.params.max_grad_norm",
         message="DeepSpeed refuses max_grad_norm in the optimizer",
         fix='write "gradient_clipping" at the top level instead',
         broken=lambda s: s.has(f"optimizer.params.{_CLIP}"),
-        scope="file",
     ),
     Rule(
         id="unknown-scheduler",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/engine.py:1930",
         key="scheduler.type",
         message="{name} is no DeepSpeed scheduler: the engine fails to start",
         fix="{instead}",
         broken=_unknown_scheduler,
-        scope="file",
     ),
     Rule(
         id="scheduler-without-params",
         missing="params",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/engine.py:1935",
         key="scheduler",
         message="the scheduler has no params: the engine fails to start, even where every one has a default",
         fix='add "params": {}, with those that the scheduler needs',
         broken=_no_parameters,
-        scope="file",
     ),
     Rule(
         id="torch-scheduler-parameters",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/engine.py:1935",
         key="scheduler.params",
         message="torch's {name} {why}: the engine fails to start",
         fix="{instead}",
         broken=_torch_scheduler,
-        scope="file",
     ),
     Rule(
         id="random-ltd",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/data_pipeline/data_routing/scheduler.py:42",
         key=_RANDOM_LTD,
         message="{what}: the engine fails to start",
         fix="{instead}, or disable random_ltd",
         broken=_random_ltd,
-        scope="file",
     ),
     Rule(
         id="keep-in-fp32-modules",
         since=(0, 19),
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/config.py:564",
         key="data_types.keep_in_fp32_modules",
         message="keep_in_fp32_modules is neither auto nor a list of names: DeepSpeed refuses the file",
         fix='write a list of module names, such as ["lm_head"], or "auto"',
         broken=_keep_in_fp32,
-        scope="file",
     ),
     Rule(
         id="cycle-without-limits",
         missing="cycle_m",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/lr_schedules.py:483",
         key="scheduler.params",
         message="OneCycle needs {missing}: the engine fails to start",
         fix="add it to params",
         broken=_cycle_without_limits,
-        scope="file",
     ),
     Rule(
         id="scheduler-without-total-steps",
         missing="total_num_steps",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/lr_schedules.py:791",
         key="scheduler.type",
         message="this scheduler needs total_num_steps: the engine fails to start",
         fix='add "total_num_steps" to its params ("auto" with the Trainer)',
-        broken=lambda s: _scheduler_parameter(s, "total_num_steps"),
-        scope="file",
+        broken=_without_total_steps,
     ),
     Rule(
         id="warmup-not-positive",
         since=(0, 19),
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/lr_schedules.py:734",
         key="scheduler.params.warmup_num_steps",
         message="warmup_num_steps must be at least 1 since DeepSpeed 0.19.6: the engine fails to start",
         fix="write 1 for no warm-up, or leave the scheduler out",
         broken=_warmup,
-        scope="file",
     ),
     Rule(
         id="warmup-beyond-total",
         severity="warning",
-        silent=False,
         source="deepspeed/runtime/lr_schedules.py:827",
         key="scheduler.params.warmup_num_steps",
         message="warmup_num_steps {warmup} is more than total_num_steps {total}: DeepSpeed only warns, and the "
         "full learning rate is never reached",
         fix="warm up for fewer steps",
         broken=_warmup_beyond_total,
-        scope="file",
     ),
     Rule(
         id="scaling-with-reduce-scatter",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/zero/stage_1_and_2.py:350",
         key="{name}",
         message="{name} cannot be used with reduce_scatter at stage 2 and 3: the engine fails to start",
         fix='remove it, or set "reduce_scatter": false',
         broken=_scaled_before_scatter,
-        scope="file",
     ),
     Rule(
         id="allreduce-sum-at-stage-3",
         since=(0, 19),
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/config.py:696",
         key="gradient_allreduce_op",
         message="gradient_allreduce_op sum is not supported at stage 3: DeepSpeed refuses the file",
@@ -269,13 +230,10 @@ TRAINING_RULES: tuple[Rule, ...] = (
             and isinstance(s.get("gradient_allreduce_op"), str)
             and s.get("gradient_allreduce_op").lower() == "sum"
         ),
-        scope="file",
     ),
     Rule(
         id="gradient-allreduce-op",
         since=(0, 19),
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/config.py:246",
         key="gradient_allreduce_op",
         message="gradient_allreduce_op {value} is not known: DeepSpeed refuses the file",
@@ -285,23 +243,17 @@ TRAINING_RULES: tuple[Rule, ...] = (
             and s.get("gradient_allreduce_op").lower() not in ("mean", "sum")
             and {"value": s.get("gradient_allreduce_op")}
         ),
-        scope="file",
     ),
     Rule(
         id="communication-data-type",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/config.py:230",
         key="{name}",
         message="{name} {value} is not known: DeepSpeed refuses the file",
         fix="use fp16, bf16 or fp32",
         broken=_communication_type,
-        scope="file",
     ),
     Rule(
         id="lamb-static-scale",
-        severity="error",
-        silent=False,
         source="deepspeed/runtime/engine.py:2022",
         key="fp16.loss_scale",
         message="Lamb needs dynamic loss scaling: the engine fails to start",
@@ -311,6 +263,5 @@ TRAINING_RULES: tuple[Rule, ...] = (
             and s.settings.precision == "fp16"
             and s.get("fp16.loss_scale", 0) not in (0, "auto")
         ),
-        scope="file",
     ),
 )

@@ -118,14 +118,14 @@ class Rule:
     """
 
     id: str
-    severity: Severity
-    silent: bool
     source: str
     key: str
     message: str
     fix: str
     broken: Callable[[Setup], bool | Mapping[str, Any] | None]
-    scope: Literal["strategy", "file", "layout"] = "strategy"
+    severity: Severity = "error"
+    silent: bool = False
+    scope: Literal["strategy", "file", "layout"] = "file"
     edits: tuple[Edit, ...] = ()
     readers: frozenset[str] = EVERY_READER
     otherwise: Severity | None = "warning"
