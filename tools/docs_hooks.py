@@ -13,7 +13,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from zerokit.cli import cli, commands
-from zerokit.linter.explain import FIXABLE, Explanation, examples, explain, readers_text, versions
+from zerokit.linter.explain import Explanation, examples, explain, readers_text, versions
+from zerokit.linter.output import FIXABLE
 
 _COLUMNS = 78
 """That click fills of a terminal of 80."""

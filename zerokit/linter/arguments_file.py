@@ -14,7 +14,7 @@ from zerokit.linter.accelerate.keys import is_file, short
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.finding import Finding, Row, is_missing, meant, read_past
 from zerokit.rules import FRAMEWORKS
-from zerokit.rules.types import Edit, Severity
+from zerokit.rules.types import Edit
 from zerokit.strictload import Document
 from zerokit.suggest import distance, fold, nearest
 from zerokit.values import frozen_dataclass
@@ -148,7 +148,22 @@ def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
         yield from lint_deepspeed(inner, replace(context, readers=FRAMEWORKS))
     if trainer is not None and not trainer.parses_arguments:
         return
-    yield from _misspelt(document)
+    # keys that differ from an argument's in spelling: any other may be one of the script's own
+    known_fields = argument_list()["fields"]
+    for key in document.value:
+        guess = None if key in known_fields else nearest(str(key), known_fields)
+        if guess is None or guess in document.value or distance(fold(str(key)), fold(guess)) > _MOST_TYPOS:
+            continue
+        edit = Edit(kind="rename", key=str(key), value=guess, safe=False)
+        yield _UNKNOWN_KEY.at(
+            document,
+            (key,),
+            source=_source(),
+            suggests=guess,
+            edits=(edit,),
+            key=short(key),
+            guess=repr(guess),
+        )
     yield from _texts(document)
     if named and value.get("fsdp"):
         yield _FSDP_AND_DEEPSPEED.at(document)
@@ -160,24 +175,6 @@ def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
         yield _NOT_A_CONFIGURATION.at(document)
 
 
-def _misspelt(document: Document) -> Iterator[Finding]:
-    """Keys that differ from an argument's in spelling: any other may be one of the script's own."""
-    known_fields = argument_list()["fields"]
-    for key in document.value:
-        guess = None if key in known_fields else nearest(str(key), known_fields)
-        if guess is None or guess in document.value or distance(fold(str(key)), fold(guess)) > _MOST_TYPOS:
-            continue
-        yield _UNKNOWN_KEY.at(
-            document,
-            (key,),
-            source=_source(),
-            suggests=guess,
-            edits=(Edit(kind="rename", key=str(key), value=guess, safe=False),),
-            key=short(key),
-            guess=repr(guess),
-        )
-
-
 def _texts(document: Document) -> Iterator[Finding]:
     """Numbers and booleans in quotes: HfArgumentParser hands a file's values on as they are."""
     for key, kind in argument_list()["fields"].items():
@@ -186,20 +183,11 @@ def _texts(document: Document) -> Iterator[Finding]:
             continue
         unquoted = any(problem.location == document.values.get((key,)) for problem in document.problems)
         effect = "YAML reads it as text, and so does" if unquoted else "it stays text for"
+        fix = "write it with a point, as 5.0e-5" if unquoted else "write it without quotes"
         yield _VALUE_AS_TEXT.at(
-            document,
-            (key,),
-            severity="note" if unquoted else "warning",
-            key=key,
-            value=short(value),
-            effect=effect,
-            kind=_noun(kind),
-            fix="write it with a point, as 5.0e-5" if unquoted else "write it without quotes",
-        )
-
-
-def _noun(kind: str) -> str:
-    return "true or false" if kind == "boolean" else "a number"
+            document, (key,), severity="note" if unquoted else "warning", key=key, value=short(value),
+            effect=effect, kind="true or false" if kind == "boolean" else "a number", fix=fix,
+        )  # fmt: skip
 
 
 def _stands_for(kind: str, text: str) -> bool:
@@ -235,12 +223,8 @@ def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
     for word in map(str, words):
         if word.lower() not in _WORDS:
             guess = nearest(word, _WORDS)
-            yield _FSDP_OPTION.at(
-                document,
-                source=_source(),
-                word=short(word),
-                fix=f"did you mean {guess}?" if guess else f"use {', '.join(_WORDS)}",
-            )
+            fix = f"did you mean {guess}?" if guess else f"use {', '.join(_WORDS)}"
+            yield _FSDP_OPTION.at(document, source=_source(), word=short(word), fix=fix)
         elif word.upper() in _FSDP_1 and version == "2":
             yield _FSDP_1_OPTION.at(document, source=_source(), word=word)
 
@@ -248,40 +232,26 @@ def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
 def _fsdp_block(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     known_keys = argument_list()["fsdp_config"]
     for key, value in block.items():
-        name = str(key).removeprefix("fsdp_")
+        name, path = str(key).removeprefix("fsdp_"), ("fsdp_config", key)
         if name not in known_keys:
             guess = nearest(name, known_keys)
+            fix = f"use {', '.join(known_keys)}, or remove it"
+            fix = meant(guess, {str(one).removeprefix("fsdp_") for one in block}) if guess else fix
             yield _FSDP_IGNORED_KEY.at(
-                document,
-                ("fsdp_config", key),
-                source=_source(),
-                suggests=guess or "",
-                key=short(key),
-                fix=meant(guess, {str(one).removeprefix("fsdp_") for one in block})
-                if guess
-                else f"use {', '.join(known_keys)}, or remove it",
+                document, path, source=_source(), suggests=guess or "", key=short(key), fix=fix
             )
         elif not _is_value(name, value):
             allowed = _VALUES.get(name, ("true", "false"))
             yield _FSDP_VALUE.at(
-                document,
-                ("fsdp_config", key),
-                severity=_severity(value),
-                source=_source(),
-                key=key,
-                value=short(value),
-                allowed=" or ".join(allowed),
-            )
+                document, path, severity="warning" if value is None else "error", source=_source(), key=key,
+                value=short(value), allowed=" or ".join(allowed),
+            )  # fmt: skip
 
 
 def _is_value(name: str, value: object) -> bool:
     if name in _VALUES:
         return str(value).upper() in _VALUES[name] and not isinstance(value, bool)
     return name not in _ASKED_AS_WORDS or str(value).lower() in _TRUTH
-
-
-def _severity(value: object) -> Severity:
-    return "warning" if value is None else "error"
 
 
 def _missing(document: Document, key: str, name: str) -> Finding:

@@ -17,6 +17,7 @@ from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.deepspeed.tables import choose, restore, tables
 from zerokit.linter.files import check_files
 from zerokit.linter.finding import Finding
+from zerokit.linter.output import FIXABLE
 from zerokit.messages import wrapped
 from zerokit.rules import READERS, RULES, Rule
 from zerokit.strictload import load_yaml
@@ -24,8 +25,8 @@ from zerokit.suggest import alike
 from zerokit.temporary import temporary_folder
 
 _EXAMPLES = pathlib.Path(__file__).with_name("examples.yaml")
-FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)", None: ""}
-"""What is said behind a fix, by whether ``check`` can write it."""
+
+
 _SETTINGS = ("world_size", "gpus_per_node", "key_value_heads", "model_code")
 
 

@@ -57,6 +57,10 @@ _NOT_A_CONFIGURATION = Row(
     "not-a-configuration", "", "is no DeepSpeed configuration: it {what_else}",
     "leave it out, or say --kind deepspeed if it is one", "", "warning",
 )  # fmt: skip
+_SKIPPED = Row(
+    "unreadable", "", "skipped: {by} names it, and it is outside of that folder", "name it, too, to check it",
+    "", "note",
+)  # fmt: skip
 _CONFIG_FILE_KIND = Row(
     "accelerate-config-file-kind", "deepspeed_config.deepspeed_config_file",
     "{named_path} is no DeepSpeed JSON but {kind}: Accelerate fails on it", "name a DeepSpeed JSON", LAUNCH,
@@ -170,10 +174,10 @@ def rehearsal_of(value: Mapping[str, Any]) -> str:
     """What tells whether the run of an accelerate YAML without DeepSpeed fits."""
     ranks = value.get("num_processes")
     gpus = f" --gpus {ranks}" if isinstance(ranks, int) and ranks > 1 else ""
-    with_fsdp = (
-        ", with the settings of its fsdp_config as variables (ACCELERATE_USE_FSDP=true, FSDP_VERSION=…)"
-    )
-    variables = with_fsdp if value.get("distributed_type") == "FSDP" else ""
+    variables = ""
+    if value.get("distributed_type") == "FSDP":
+        variables = ", with the settings of its fsdp_config as variables (ACCELERATE_USE_FSDP=true, "
+        variables += "FSDP_VERSION=…)"
     return f"`zerokit rehearse --launcher accelerate{gpus} --gpu GPU SCRIPT` tells whether it fits{variables}"
 
 
@@ -360,14 +364,7 @@ def check_files(
 def _outside(named: pathlib.Path, by: CheckedFile) -> CheckedFile:
     """A file that is not read, because another file alone names it."""
     path = str(named)
-    finding = Finding(
-        path=path,
-        location=Location(1, 1),
-        rule="unreadable",
-        severity="note",
-        marked=f"skipped: {by.path} names it, and it is outside of that folder",
-        marked_fix="name it, too, to check it",
-    )
+    finding = _SKIPPED.found(path, Location(1, 1), by=by.path)
     return CheckedFile(path=path, kind="unknown", document=None, findings=[finding], is_read=False)
 
 
@@ -389,16 +386,11 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
         document = _parse(path, text, without_bom, kind)
         return CheckedFile(path=path, kind=kind, document=document, text=text)
     except FileInputError as error:
-        finding = Finding(
-            path=path,
-            location=Location(error.line or 1, error.column or 1),
-            rule="syntax" if error.line else "unreadable",
-            severity="error",
-            marked=f"there is no such file{similar(pathlib.Path(path), _ENDINGS)}"
-            if not os.path.lexists(path) and path != STANDARD_INPUT
-            else error.message,
-            marked_fix="",
-        )
+        message = error.message
+        if not os.path.lexists(path) and path != STANDARD_INPUT:
+            message = f"there is no such file{similar(pathlib.Path(path), _ENDINGS)}"
+        row = Row("syntax" if error.line else "unreadable", "", "{message}", "")
+        finding = row.found(path, Location(error.line or 1, error.column or 1), message=message)
     except Exception as error:
         finding = internal_error(path, error)
     finally:
@@ -437,17 +429,14 @@ def _is_configuration(file: CheckedFile) -> bool:
 
 
 _MARK = Problem(
-    rule="json-byte-order-mark",
-    location=Location(1, 1),
+    rule="json-byte-order-mark", location=Location(1, 1), fix="save the file as UTF-8 without it",
     message="a byte order mark: raw DeepSpeed reads past it, Accelerate and the Trainer fail",
-    fix="save the file as UTF-8 without it",
-)
+)  # fmt: skip
 
 
 def _may_name(file: CheckedFile) -> bool:
-    return file.kind in ("accelerate", "arguments") and isinstance(
-        getattr(file.document, "value", None), dict
-    )
+    has_keys = isinstance(getattr(file.document, "value", None), dict)
+    return has_keys and file.kind in ("accelerate", "arguments")
 
 
 def _where(name: str, yaml_file: str) -> tuple[pathlib.Path, ...]:
@@ -492,6 +481,10 @@ def _real(path: str | pathlib.Path) -> str:
 
 INTERNAL_ERROR = "internal-error"
 """The rule of a finding that is a fault of zerokit."""
+_INTERNAL_ERROR = Row(
+    INTERNAL_ERROR, "", "zerokit failed on this file ({message}); its other checks are missing",
+    "report it, with the file",
+)  # fmt: skip
 
 
 def _add(file: CheckedFile, lint: Callable[[], Iterable[Finding]]) -> None:
@@ -505,16 +498,8 @@ def _add(file: CheckedFile, lint: Callable[[], Iterable[Finding]]) -> None:
 
 def internal_error(path: str, error: Exception) -> Finding:
     """The finding that stands for a fault of zerokit."""
-    message = " ".join(str(error).split())[:200]
-    return Finding(
-        path=path,
-        location=Location(1, 1),
-        rule=INTERNAL_ERROR,
-        severity="error",
-        marked=f"zerokit failed on this file ({type(error).__name__}: {message}); "
-        "its other checks are missing",
-        marked_fix="report it, with the file",
-    )
+    message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return _INTERNAL_ERROR.found(path, Location(1, 1), message=message)
 
 
 def _lint(files: list[CheckedFile], context: Context) -> None:
@@ -527,13 +512,12 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
             continue
         partner = _partner(file, files)
         config = partner.document if partner is not None and partner.kind == "deepspeed" else None
-        lint = functools.partial(
-            lint_accelerate, file.document, context.world_size, config, context.model_code
-        )
-        _add(file, lint)
+        arguments = (file.document, context.world_size, config, context.model_code)
+        _add(file, functools.partial(lint_accelerate, *arguments))
         count, hostfile = number_of_processes(file.document), _hostfile(file)
         if partner is not None and partner.kind not in ("deepspeed", "unknown"):
-            file.findings.append(_not_a_config(file.document, partner))
+            found = _CONFIG_FILE_KIND.at(file.document, named_path=partner.path, kind=partner.kind)
+            file.findings.append(found)
         elif partner is not None and partner.document is not None:
             named.add(_real(partner.path))  # a Trainer may run under accelerate launch, too
             if isinstance(partner.document.value, dict):
@@ -546,7 +530,8 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
     for file in files:
         world_size = context.world_size or processes.get(_real(file.path))
         if file.kind == "other" and file.document is not None:
-            file.findings.append(_unrecognised(file.document))
+            what = what_else(file.document.value)
+            file.findings.append(_NOT_A_CONFIGURATION.at(file.document, what_else=what))
         elif file.kind == "arguments" and isinstance(getattr(file.document, "value", None), dict):
             assert file.document is not None
             _add(file, functools.partial(lint_arguments, file.document, context))
@@ -562,10 +547,6 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
             _add(file, functools.partial(lint_deepspeed, file.document, file_context))
 
 
-def _unrecognised(document: Document) -> Finding:
-    return _NOT_A_CONFIGURATION.at(document, what_else=what_else(document.value))
-
-
 def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | None:
     assert yaml_file.document is not None
     name = named_config(yaml_file.document)
@@ -573,7 +554,3 @@ def _partner(yaml_file: CheckedFile, files: list[CheckedFile]) -> CheckedFile | 
         return None
     candidates = {_real(path) for path in _where(name, yaml_file.path)}
     return next((file for file in files if _real(file.path) in candidates), None)
-
-
-def _not_a_config(document: Document, partner: CheckedFile) -> Finding:
-    return _CONFIG_FILE_KIND.at(document, named_path=partner.path, kind=partner.kind)

@@ -112,30 +112,27 @@ def _apply(document: Document, edit: Edit, text: str, lines: Lines, *, as_json: 
     if as_json:
         if edit.kind == "set":
             return text[:value_start] + json.dumps(edit.value) + text[value_end:]
-        return _without_member(text, start, value_end)
+        # JSON text without the member at `start:end`, its comma, and its line when it stood alone there
+        end = value_end
+        after = re.compile(r"\s*,").match(text, end)
+        if after:
+            end = after.end()
+        else:
+            before = text[:start].rstrip()
+            if before.endswith(","):
+                start = len(before) - 1
+                return text[:start] + text[end:]
+        line_start = text.rfind("\n", 0, start) + 1
+        rest = re.compile(r"[ \t]*\n").match(text, end)
+        if not text[line_start:start].strip() and rest:
+            return text[:line_start] + text[rest.end() :]
+        blank = re.compile(r"[ \t]*").match(text, end)
+        return text[:start] + text[blank.end() if blank else end :]
     start = lines.offset(document.values[path])
     old = _YAML_SCALAR.match(text, start)
     if edit.kind != "set" or old is None:
         return None  # a YAML block is not taken out: its extent is a matter of indentation
     return text[:start] + _yaml_scalar(edit.value) + text[old.end() :]
-
-
-def _without_member(text: str, start: int, end: int) -> str:
-    """JSON text without the member at ``start:end``, its comma, and its line when it stood alone there."""
-    after = re.compile(r"\s*,").match(text, end)
-    if after:
-        end = after.end()
-    else:
-        before = text[:start].rstrip()
-        if before.endswith(","):
-            start = len(before) - 1
-            return text[:start] + text[end:]
-    line_start = text.rfind("\n", 0, start) + 1
-    rest = re.compile(r"[ \t]*\n").match(text, end)
-    if not text[line_start:start].strip() and rest:
-        return text[:line_start] + text[rest.end() :]
-    blank = re.compile(r"[ \t]*").match(text, end)
-    return text[:start] + text[blank.end() if blank else end :]
 
 
 def _without_trailing_commas(document: Document) -> tuple[str, int]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from zerokit.errors import FileInputError
 from zerokit.linter.finding import Finding, Row
-from zerokit.rules.types import Severity
 from zerokit.strictload import BYTE_ORDER_MARK, Document, Location, read_text
 from zerokit.units import counted
 
@@ -35,7 +34,8 @@ _UNEVEN = Row(
     "some unused or fail", "give every node the same number", _SOURCE, "warning",
 )  # fmt: skip
 _BYTE_ORDER_MARK = Row(
-    "hostfile-byte-order-mark", "", "{message}", "save the file as UTF-8 without it", _SOURCE,
+    "hostfile-byte-order-mark", "", "a byte order mark: DeepSpeed takes it as part of the first line",
+    "save the file as UTF-8 without it", _SOURCE,
 )  # fmt: skip
 _LINE_ENDING = Row(
     "hostfile-line-ending", "", "a Windows line ending: other launchers take it as part of the line",
@@ -54,8 +54,25 @@ _EMPTY = Row(
 _SYNTAX = Row(
     "hostfile-syntax", "", "the line names no slots", "write: HOST slots=N", _SOURCE,
 )  # fmt: skip
+_OPTION_AS_HOST = Row(
+    "hostfile-option-as-host", "",
+    "the host begins with -, and would be given to ssh as an option, which can run a command",
+    "write a host name", _SOURCE,
+)  # fmt: skip
+_USER = Row(
+    "hostfile-user", "", "the host names a user: DeepSpeed takes @ as the mark between hosts",
+    "write the host alone, and the user in ~/.ssh/config", _SOURCE,
+)  # fmt: skip
+_IPV6_HOST = Row(
+    "hostfile-host", "", "the host is an IPv6 address: pdsh takes a colon as the mark after its transport",
+    "write a name that resolves to it", _SOURCE,
+)  # fmt: skip
+_NO_HOST = Row(
+    "hostfile-host", "", "the line begins with no host name", "write a name or an address", _SOURCE,
+)  # fmt: skip
 _NO_SLOTS = Row(
-    "hostfile-slots", "", "{message}", "write slots= and the number of GPUs", _SOURCE,
+    "hostfile-slots", "", "the line does not go on with slots=N: DeepSpeed {effect}",
+    "write slots= and the number of GPUs", _SOURCE,
 )  # fmt: skip
 _SLOTS = Row(
     "hostfile-slots", "", "{count} slots: DeepSpeed accepts it, and starts {ranks} ranks there",
@@ -94,33 +111,19 @@ def lint_hostfile(document: Document, world_size: int | None = None) -> list[Fin
     hosts = [item for item in items if isinstance(item, Host)]
     total = sum(host.slots for host in hosts)
     if hosts and world_size is not None and total < world_size:
-        findings.append(
-            _TOO_FEW_SLOTS.found(
-                document.path,
-                Location(1, 1),
-                total=counted(total, "slot"),
-                world_size=counted(world_size, "rank"),
-            )
-        )
-    if len({host.slots for host in hosts}) > 1:
-        odd = next(host for host in hosts if host.slots != hosts[0].slots)
-        findings.append(
-            _UNEVEN.found(
-                document.path,
-                Location(odd.line, 1),
-                name=odd.name,
-                slots=odd.slots,
-                first=hosts[0].name,
-                slots_of_first=hosts[0].slots,
-            )
-        )
+        counts = {"total": counted(total, "slot"), "world_size": counted(world_size, "rank")}
+        findings.append(_TOO_FEW_SLOTS.found(document.path, Location(1, 1), **counts))
+    odd = next((host for host in hosts if host.slots != hosts[0].slots), None)
+    if odd is not None:
+        names = {"name": odd.name, "slots": odd.slots, "first": hosts[0].name}
+        location = Location(odd.line, 1)
+        findings.append(_UNEVEN.found(document.path, location, **names, slots_of_first=hosts[0].slots))
     return findings
 
 
 def _read(text: str, path: str) -> Iterator[Host | Finding]:
     if text.startswith(BYTE_ORDER_MARK):
-        problem = "a byte order mark: DeepSpeed takes it as part of the first line"
-        yield _BYTE_ORDER_MARK.found(path, Location(1, 1), message=problem)
+        yield _BYTE_ORDER_MARK.found(path, Location(1, 1))
     first_lines: dict[str, int] = {}
     lines = 0
     for number, raw in enumerate(text.removeprefix(BYTE_ORDER_MARK).split("\n"), start=1):
@@ -151,60 +154,21 @@ def _line(line: str, path: str, number: int, column: int) -> Host | Finding:
     if match is None:
         return _SYNTAX.found(path, Location(number, column))
     host, rest = match["host"], match["rest"].split("#")[0].strip()
-    wrong = _wrong_host(host)
-    if wrong is not None:
-        return _finding(path, number, column, *wrong)
+    for row, is_wrong in (
+        (_OPTION_AS_HOST, host.startswith("-")),
+        (_USER, "@" in host),
+        (_IPV6_HOST, _IPV6.fullmatch(host)),
+        (_NO_HOST, not _HOST.fullmatch(host)),
+    ):
+        if is_wrong:
+            return row.found(path, Location(number, column))
     slots = re.fullmatch(r"slots=([0-9]{1,9})(?:\s+max_slots=[0-9]{1,9})?", rest)
     at = column + line.index(rest) if rest else column
     if slots is None:
-        return _NO_SLOTS.found(
-            path,
-            Location(number, at),
-            message="the line does not go on with slots=N: "
-            + (
-                "DeepSpeed reads the digits and drops the rest"
-                if re.match(r"slots=\d", rest)
-                else "DeepSpeed refuses the file"
-            ),
-        )
+        reads = re.match(r"slots=\d", rest)
+        effect = "reads the digits and drops the rest" if reads else "refuses the file"
+        return _NO_SLOTS.found(path, Location(number, at), effect=effect)
     count = int(slots.group(1))
     if not 1 <= count <= MAX_SLOTS:
         return _SLOTS.found(path, Location(number, at), count=count, ranks=count or "no", MAX_SLOTS=MAX_SLOTS)
     return Host(name=host, slots=count, line=number)
-
-
-def _wrong_host(host: str) -> tuple[str, str, str] | None:
-    """Rule, message and fix of what cannot be a host; None for a host."""
-    if host.startswith("-"):
-        message = "the host begins with -, and would be given to ssh as an option, which can run a command"
-        return "hostfile-option-as-host", message, "write a host name"
-    if "@" in host:
-        message = "the host names a user: DeepSpeed takes @ as the mark between hosts"
-        return "hostfile-user", message, "write the host alone, and the user in ~/.ssh/config"
-    if _IPV6.fullmatch(host):
-        message = "the host is an IPv6 address: pdsh takes a colon as the mark after its transport"
-        return "hostfile-host", message, "write a name that resolves to it"
-    if not _HOST.fullmatch(host):
-        return "hostfile-host", "the line begins with no host name", "write a name or an address"
-    return None
-
-
-def _finding(
-    path: str,
-    line: int,
-    column: int,
-    rule: str,
-    message: str,
-    fix: str,
-    *,
-    severity: Severity = "error",
-) -> Finding:
-    return Finding(
-        path=path,
-        location=Location(line, column),
-        rule=rule,
-        severity=severity,
-        marked=message,
-        marked_fix=fix,
-        source=_SOURCE,
-    )

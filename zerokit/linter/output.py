@@ -29,14 +29,9 @@ def as_sarif(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     paths = {shown(file.path): file.path for file in files}
     first = {finding.rule: finding for finding in reversed(findings)}
     index = {rule: number for number, rule in enumerate(sorted(first))}
+    rules = [_sarif_rule(first[rule]) for rule in sorted(first)]
     run = {
-        "tool": {
-            "driver": {
-                "name": "zerokit",
-                "version": __version__,
-                "rules": [_sarif_rule(first[rule]) for rule in sorted(first)],
-            }
-        },
+        "tool": {"driver": {"name": "zerokit", "version": __version__, "rules": rules}},
         "columnKind": "unicodeCodePoints",
         "results": [
             _sarif_result(finding, index[finding.rule], paths.get(finding.path, finding.path))
@@ -60,20 +55,14 @@ def _sarif_rule(finding: Finding) -> dict[str, Any]:
 
 def _sarif_result(finding: Finding, index: int, path: str) -> dict[str, Any]:
     text = f"{finding.message}. Fix: {finding.fix}" if finding.fix else finding.message
-    return {
-        "ruleId": finding.rule,
-        "ruleIndex": index,
-        "level": finding.severity,
-        "message": {"text": text},
-        "locations": [
-            {
-                "physicalLocation": {
-                    "artifactLocation": {"uri": urllib.parse.quote(os.fsencode(path.replace("\\", "/")))},
-                    "region": {"startLine": finding.location.line, "startColumn": finding.location.column},
-                }
-            }
-        ],
+    location = {
+        "artifactLocation": {"uri": urllib.parse.quote(os.fsencode(path.replace("\\", "/")))},
+        "region": {"startLine": finding.location.line, "startColumn": finding.location.column},
     }
+    return {
+        "ruleId": finding.rule, "ruleIndex": index, "level": finding.severity, "message": {"text": text},
+        "locations": [{"physicalLocation": location}],
+    }  # fmt: skip
 
 
 def as_junit(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
@@ -145,7 +134,8 @@ def shown_finding(finding: Finding) -> Finding:
 
 
 SCHEMA = "zerokit.check/2"
-_FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)", None: ""}
+FIXABLE = {"safe": " (--fix writes it)", "unsafe": " (--fix --unsafe writes it)", None: ""}
+"""What is said behind a fix, by whether ``check`` can write it."""
 _GITHUB_LEVEL = {"error": "error", "warning": "warning", "note": "notice"}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'|[^\s,:{}\[\]]+|\S')
 _SECRET = re.compile(r"(?i)(api|access|secret|auth)[_-]?(key|token)|password")
@@ -170,7 +160,7 @@ def as_text(
             lines.append(wrapped(headline, width))
             lines += _source_line(text, finding, width or _WIDEST)
             if finding.fix:
-                lines.append(wrapped(f"  fix: {finding.fix}{_FIXABLE[finding.fixable]}", width))
+                lines.append(wrapped(f"  fix: {finding.fix}{FIXABLE[finding.fixable]}", width))
             if finding.source:
                 lines.append(wrapped(f"  source: {finding.source}", width))
         lines += [wrapped(rest, width)] if (rest := more(file, notes)) else []
@@ -194,7 +184,6 @@ def nothing_written(files: Sequence[CheckedFile], *, unsafe: bool, notes: bool =
 
 
 def _source_line(text: Sequence[str], finding: Finding, columns: int) -> list[str]:
-    """The line that a finding is about, and a caret below the word."""
     number, column = finding.location
     line = text[number - 1].rstrip("\r") if 0 < number <= len(text) else ""
     widest = min(_WIDEST, columns - len(f"  {number} | "))
@@ -215,17 +204,12 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False, skipped: int =
         severity: sum(finding.severity == severity for file in files for finding in file.findings)
         for severity in SEVERITIES
     }
-    parts = [
-        counted(count, severity)
-        for severity, count in counts.items()
-        if count and (severity != "note" or notes)
-    ]
+    shown_counts = ((count, severity) for severity, count in counts.items() if notes or severity != "note")
+    parts = [counted(count, severity) for count, severity in shown_counts if count]
     hidden = ""
     if counts["note"] and not notes:
-        one = counts["note"] == 1
-        hidden = (
-            " (1 note; show it with --notes)" if one else f" ({counts['note']} notes; show them with --notes)"
-        )
+        them = "it" if counts["note"] == 1 else "them"
+        hidden = f" ({counted(counts['note'], 'note')}; show {them} with --notes)"
     if skipped:
         what = "file that is no configuration" if skipped == 1 else "files that are no configurations"
         hidden += f"; skipped {skipped} {what}"
@@ -245,13 +229,12 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False, skipped: int =
 def _of_trainers(files: Sequence[CheckedFile]) -> str:
     """How many files of which trainer there are, and what is checked of them."""
     counts = Counter(file.trainer for file in files if file.trainer is not None)
+    read = {
+        True: "of which check reads the Trainer's arguments and what names DeepSpeed",
+        False: "which check does not read, but for what names DeepSpeed",
+    }
     return "".join(
-        f"; {counted(count, 'file')} of {trainer.title}, "
-        + (
-            "of which check reads the Trainer's arguments and what names DeepSpeed"
-            if trainer.parses_arguments
-            else "which check does not read, but for what names DeepSpeed"
-        )
+        f"; {counted(count, 'file')} of {trainer.title}, {read[trainer.parses_arguments]}"
         for trainer, count in counts.items()
     )
 

@@ -96,7 +96,6 @@ def _variants(words: list[str]) -> list[str]:
 
 
 def _chosen(name: str, parameters: Mapping[str, Any]) -> Schema:
-    """A block of a type and its parameters."""
     cases: list[Schema] = []
     for kind, accepted in sorted(parameters.items()):
         names = sorted(

@@ -50,7 +50,14 @@ def settings_beside(path: pathlib.Path) -> Settings:
 
 
 def _settings(file: pathlib.Path) -> Settings:
-    section = _read(file).get("tool", {}).get("zerokit", {}).get("check", {})
+    try:
+        tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        loaded: dict[str, Any] = tomllib.loads(read_text(file))
+    except ValueError as error:
+        raise FileInputError(file, f"cannot be read: {error}") from None
+    except ImportError:
+        raise InputError(f"{file}: install tomli to read it on Python 3.10") from None
+    section = loaded.get("tool", {}).get("zerokit", {}).get("check", {})
     if not isinstance(section, dict):
         raise FileInputError(file, "tool.zerokit.check must be a table")
     for key, value in section.items():
@@ -69,17 +76,6 @@ def _settings(file: pathlib.Path) -> Settings:
         exclude=tuple(section.get("exclude", ())),
         options={key: section[key] for key in _OPTIONS if key in section},
     )
-
-
-def _read(file: pathlib.Path) -> dict[str, Any]:
-    try:
-        tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-        loaded: dict[str, Any] = tomllib.loads(read_text(file))
-    except ValueError as error:
-        raise FileInputError(file, f"cannot be read: {error}") from None
-    except ImportError:
-        raise InputError(f"{file}: install tomli to read it on Python 3.10") from None
-    return loaded
 
 
 def without_ignored(findings: Sequence[Finding], text: str, ignore: frozenset[str]) -> list[Finding]:

@@ -192,22 +192,18 @@ def _fix_of(key: str, value: object, config: Document | None) -> str:
     if is_precision:
         return _precision_fix(str(value).lower(), file, config.path)
     path = REFUSED_BESIDE_CONFIG_FILE[key]
-    return _fix(value, _value_at(file, path), path, config.path)
+    there, dotted, name = _value_at(file, path), ".".join(map(str, path)), config.path
+    if there is None and value in ("none", False):
+        return f"remove it here; {name} has no {dotted}, which means the same"
+    if there in (None, "auto"):
+        return f"remove it here, and set {dotted} to {_json(value)} in {name}"
+    if value == there:
+        return f"remove it here; {name} already has {dotted} {_json(there)}"
+    return f"remove it here; {name} has {dotted} {_json(there)}: write the value that you mean there"
 
 
 def _refused(document: Document, path: Path, fix: str) -> Finding:
     return _KEY_BESIDE_CONFIG_FILE.at(document, path, named_path=path[-1], fix=fix)
-
-
-def _fix(here: object, there: object, path: Path, file: str) -> str:
-    key = ".".join(str(part) for part in path)
-    if there is None and here in ("none", False):
-        return f"remove it here; {file} has no {key}, which means the same"
-    if there in (None, "auto"):
-        return f"remove it here, and set {key} to {_json(here)} in {file}"
-    if here == there:
-        return f"remove it here; {file} already has {key} {_json(there)}"
-    return f"remove it here; {file} has {key} {_json(there)}: write the value that you mean there"
 
 
 def _precision_fix(here: str, config: Mapping[str, Any], file: str) -> str:
@@ -263,13 +259,9 @@ def lint_deepspeed_block(document: Document, config: Document | None = None) -> 
         if key not in known_keys:
             guess = _NAMED_OTHERWISE.get(str(key)) or nearest(str(key), known_keys)
             fix = meant(guess, block) if guess else "remove it; what it should do belongs in a DeepSpeed JSON"
-            yield _IGNORED_KEY.at(
-                document,
-                ("deepspeed_config", key),
-                suggests=guess or str(key),
-                key=short(key),
-                fix=fix_beside_file(document, guess, block[key], config) or fix,
-            )
+            fix = fix_beside_file(document, guess, block[key], config) or fix
+            path = ("deepspeed_config", key)
+            yield _IGNORED_KEY.at(document, path, suggests=guess or str(key), key=short(key), fix=fix)
     named = block.get("deepspeed_config_file")
     if named is not None and (not isinstance(named, str) or not named):
         yield _CONFIG_FILE_MISSING.at(document, named=short(named))
@@ -280,7 +272,20 @@ def lint_deepspeed_block(document: Document, config: Document | None = None) -> 
         yield from _flags(document, block)
     else:
         yield from _plugin_values(document, block)
-    yield from _multi_node(document, block)
+    launcher = block.get("deepspeed_multinode_launcher")
+    launchers = key_list()["multinode_launchers"]
+    if launcher is not None and launcher not in launchers:
+        yield _MULTINODE_LAUNCHER.at(document, launcher=short(launcher), launchers=", ".join(launchers))
+    hostfile = block.get("deepspeed_hostfile")
+    if isinstance(hostfile, str) and not is_file(hostfile):
+        yield _MISSING.at(document, hostfile=short(hostfile))
+    machines = document.value.get("num_machines", 1)
+    if not isinstance(machines, int) or machines < 2:
+        return
+    if launcher in (None, "pdsh", "openmpi", "mvapich", "mpich") and not block.get("deepspeed_hostfile"):
+        yield _NO_HOSTFILE.at(document, machines=machines, launcher=launcher or "pdsh")
+    if launcher == "standard" and not document.value.get("main_process_ip"):
+        yield _NO_MAIN_PROCESS.at(document, machines=machines)
 
 
 def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
@@ -288,15 +293,11 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
     known_keys = key_list()["deepspeed_config"]
     if "zero_stage" not in block:
         yield _defaults(document)
-    misspelt = next(
-        (key for key in block if key not in known_keys and nearest(str(key), known_keys) == "zero_stage"),
-        None,
-    )
-    stage = block.get(
-        "zero_stage", document.value.get("zero_stage", 2) if misspelt is None else block[misspelt]
-    )
-    if stage is None:
-        stage = 2
+    unknown = (key for key in block if key not in known_keys)
+    misspelt = next((key for key in unknown if nearest(str(key), known_keys) == "zero_stage"), None)
+    otherwise = document.value.get("zero_stage", 2) if misspelt is None else block[misspelt]
+    stage = block.get("zero_stage", otherwise)
+    stage = 2 if stage is None else stage
     if isinstance(stage, bool | float) or stage not in (0, 1, 2, 3, "0", "1", "2", "3"):
         yield _ZERO_STAGE.at(document, stage=short(stage))
         return
@@ -307,9 +308,9 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
         yield from _plugin_offload(document, block, name, stage)
     flag, save = block.get("zero3_init_flag"), block.get("zero3_save_16bit_model")
     if flag is True and stage != 3:
-        yield init_flag(document, stage, "")
+        yield _ZERO3_INIT_UNUSED.at(document, stage=stage, key="")
     if flag is False and stage == 3:
-        yield init_off(document)
+        yield _ZERO3_INIT_OFF.at(document)
     yield from _flags(document, block)
     if isinstance(save, str) and save.lower() not in ("true", "false"):
         yield _SAVE_FLAG_AS_TEXT.at(document, save=short(save))
@@ -364,48 +365,12 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
         stages = "3" if name == "param" else "1, 2 or 3"
         fix = f"set zero_stage to {stages}, or {key} to none"
         if device == "nvme":
-            fix = (
-                f"set {key} to none, or {_NVME_IN_FILE}, at stage {stages}; "
-                "accelerate launch passes on no path"
-            )
-        yield _OFFLOAD_STAGE.at(
-            document,
-            path,
-            key=key,
-            stages=stages,
-            stage=stage,
-            parts="weights" if name == "param" else "optimizer states",
-            fix=fix,
-        )
+            fix = f"set {key} to none, or {_NVME_IN_FILE}, at stage {stages}; "
+            fix += "accelerate launch passes on no path"
+        parts = "weights" if name == "param" else "optimizer states"
+        yield _OFFLOAD_STAGE.at(document, path, key=key, stages=stages, stage=stage, parts=parts, fix=fix)
     elif device == "nvme":
         yield _NVME_PATH_DROPPED.at(document, path, fix=_NVME_IN_FILE)
-
-
-def init_off(document: Document) -> Finding:
-    """Stage 3 without building the model divided."""
-    return _ZERO3_INIT_OFF.at(document)
-
-
-def init_flag(document: Document, stage: int, key: str) -> Finding:
-    """Building divided, asked for below stage 3."""
-    return _ZERO3_INIT_UNUSED.at(document, stage=stage, key=key)
-
-
-def _multi_node(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
-    launcher = block.get("deepspeed_multinode_launcher")
-    launchers = key_list()["multinode_launchers"]
-    if launcher is not None and launcher not in launchers:
-        yield _MULTINODE_LAUNCHER.at(document, launcher=short(launcher), launchers=", ".join(launchers))
-    hostfile = block.get("deepspeed_hostfile")
-    if isinstance(hostfile, str) and not is_file(hostfile):
-        yield _MISSING.at(document, hostfile=short(hostfile))
-    machines = document.value.get("num_machines", 1)
-    if not isinstance(machines, int) or machines < 2:
-        return
-    if launcher in (None, "pdsh", "openmpi", "mvapich", "mpich") and not block.get("deepspeed_hostfile"):
-        yield _NO_HOSTFILE.at(document, machines=machines, launcher=launcher or "pdsh")
-    if launcher == "standard" and not document.value.get("main_process_ip"):
-        yield _NO_MAIN_PROCESS.at(document, machines=machines)
 
 
 def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -> list[Finding]:
@@ -417,17 +382,14 @@ def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -
     if not isinstance(zero, Mapping):
         result.append(_CONFIG_WITHOUT_ZERO.at(document, config_path=config_path))
     if isinstance(block, Mapping) and block.get("zero3_init_flag") is True and stage in (0, 1, 2):
-        result.append(init_flag(document, stage, f" in {config_path}"))
+        result.append(_ZERO3_INIT_UNUSED.at(document, stage=stage, key=f" in {config_path}"))
     if isinstance(block, Mapping) and block.get("zero3_init_flag") is False and stage == 3:
-        result.append(init_off(document))
+        result.append(_ZERO3_INIT_OFF.at(document))
     if "optimizer" in config:
         result.append(_OPTIMIZER_IN_FILE.at(document, config_path=config_path))
     parallelism = document.value.get("parallelism_config")
     size = parallelism.get(f"{PARALLELISM_PREFIX}sp_size") if isinstance(parallelism, Mapping) else None
     if isinstance(size, int) and size > 1 and isinstance(config.get("train_batch_size"), int):
-        result.append(
-            _SEQUENCE_PARALLEL_BATCH.at(
-                document, ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size"), config_path=config_path
-            )
-        )
+        path = ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size")
+        result.append(_SEQUENCE_PARALLEL_BATCH.at(document, path, config_path=config_path))
     return result

@@ -148,18 +148,29 @@ def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Fin
     by_size = str(_get(block, "auto_wrap_policy")).upper() == "SIZE_BASED_WRAP"
     for key, value in block.items():
         # the launcher puts fsdp_ before a key that lacks it
-        full = str(key) if str(key).startswith("fsdp") else f"{_PREFIX}{key}"
+        name = str(key)
+        full = name if name.startswith("fsdp") else f"{_PREFIX}{name}"
         read_by = _ONLY_IN.get(full.removeprefix(_PREFIX))
+        choices = _OF_VERSION[version].get(full) or _CHOICES.get(full)
         if full not in known_keys:
-            yield _unknown(document, str(key), full, known_keys, block)
-        elif (choices := _OF_VERSION[version].get(full) or _CHOICES.get(full)) and not (
-            _is_choice(value, choices) or (value is None and full in _MAY_BE_NULL)
-        ):
-            yield _value(document, str(key), value, choices)
+            longer = [known for known in known_keys if known.startswith(f"{full}_")]
+            guess = nearest(full, known_keys) or (longer[0] if len(longer) == 1 else None)
+            edit = Edit(kind="rename", key=f"fsdp_config.{name}", value=guess, safe=False)
+            fix = meant(guess, block) if guess else "remove it"
+            yield _IGNORED_KEY.at(
+                document, (*_PATH, name), edits=(edit,) if guess else (), key=short(name), fix=fix
+            )
+        elif choices and not (_is_choice(value, choices) or (value is None and full in _MAY_BE_NULL)):
+            yield _value(document, name, value, choices)
         elif read_by is not None and read_by.version != version:
-            yield _ignored(document, str(key), value, version, read_by)
+            harmless = value is None or str(value).upper() in read_by.same
+            yield _FSDP_VERSION_KEY.at(
+                document, (*_PATH, name), severity="note" if harmless else "warning", key=name,
+                value=short(value), version=version, runs=read_by.runs,
+                fix="remove it" if harmless else read_by.fix,
+            )  # fmt: skip
         elif full == "fsdp_min_num_params" and by_size and not str(value).strip().isdecimal():
-            yield _value(document, str(key), value, ("a whole number",))
+            yield _value(document, name, value, ("a whole number",))
     if not runs:
         return
     # both are on unless the file turns them off, and the launcher asks for Python's truth of the first
@@ -183,28 +194,9 @@ def _wrapping(
     for name in str(named).split(",") if named and model_code else ():
         if name not in known:  # a name beside its comma keeps the space: Accelerate finds none such
             split = re.search(r"_no_split_modules = \[([^\]]+)\]", model_code or "")
-            yield _FSDP_CLASS.at(
-                document,
-                (*_PATH, "fsdp_transformer_layer_cls_to_wrap"),
-                name=short(name),
-                fix=f"use {split[1].strip()}"
-                if split
-                else "remove it: Accelerate then takes the model's own",
-            )
-
-
-def _ignored(document: Document, key: str, value: object, version: int, read_by: _ReadBy) -> Finding:
-    harmless = value is None or str(value).upper() in read_by.same
-    return _FSDP_VERSION_KEY.at(
-        document,
-        (*_PATH, key),
-        severity="note" if harmless else "warning",
-        key=key,
-        value=short(value),
-        version=version,
-        runs=read_by.runs,
-        fix="remove it" if harmless else read_by.fix,
-    )
+            own = f"use {split[1].strip()}" if split else "remove it: Accelerate then takes the model's own"
+            path = (*_PATH, "fsdp_transformer_layer_cls_to_wrap")
+            yield _FSDP_CLASS.at(document, path, name=short(name), fix=own)
 
 
 def _get(block: Mapping[str, Any], name: str, default: Any = None) -> Any:
@@ -219,27 +211,7 @@ def _is_choice(value: object, choices: tuple[str, ...]) -> bool:
     return str(value).upper() in choices and (not isinstance(value, bool) or "TRUE" in choices)
 
 
-def _unknown(
-    document: Document, key: str, full: str, known_keys: list[str], block: Mapping[str, Any]
-) -> Finding:
-    longer = [name for name in known_keys if name.startswith(f"{full}_")]
-    guess = nearest(full, known_keys) or (longer[0] if len(longer) == 1 else None)
-    edits = (Edit(kind="rename", key=f"fsdp_config.{key}", value=guess, safe=False),) if guess else ()
-    return _IGNORED_KEY.at(
-        document,
-        ("fsdp_config", key),
-        edits=edits,
-        key=short(key),
-        fix=meant(guess, block) if guess else "remove it",
-    )
-
-
 def _value(document: Document, key: str, value: object, choices: tuple[str, ...]) -> Finding:
     shown = _TRUTH if choices is _BOOLEAN else [choice for choice in choices if choice[0] != "_"]
-    return _FSDP_VALUE.at(
-        document,
-        ("fsdp_config", key),
-        key=key,
-        value=short(value),
-        choices=" or ".join(map(str.lower, shown)) if shown is _TRUTH else ", ".join(shown),
-    )
+    words = " or ".join(map(str.lower, shown)) if shown is _TRUTH else ", ".join(shown)
+    return _FSDP_VALUE.at(document, (*_PATH, key), key=key, value=short(value), choices=words)

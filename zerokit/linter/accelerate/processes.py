@@ -86,85 +86,50 @@ def lint_processes(document: Document, world_size: int | None) -> Iterator[Findi
     """Findings about ranks, machines, ports and GPUs."""
     value = document.value
     processes, machines = value.get("num_processes"), value.get("num_machines", 1)
+    one_machine = machines == 1 and not isinstance(machines, bool)
     usable = True
     for name in ("num_processes", "num_machines", "machine_rank", "main_process_port"):
-        if name not in value or (value[name] is None and name != "num_machines"):
+        number = value.get(name)
+        if name not in value or fits(name, number) or (number is None and name != "num_machines"):
             continue
-        if not fits(name, value[name]):
-            usable = False
-            yield _not_a_number(document, name, value[name], machines)
-    yield from _rendezvous(document)
+        usable = False
+        most = TOP_LEVEL[name].get("maximum")
+        # in quotes two of them work, where nobody counts with them
+        works = isinstance(number, str) and number.isdecimal() and name in ("num_processes", "machine_rank")
+        yield _NUMBER.at(
+            document, (name,), severity="warning" if works and one_machine else "error", name=name,
+            value=short(number), effect="takes it for text" if works else "fails on it",
+            least=TOP_LEVEL[name]["minimum"], most=f" and at most {most}" if most else "",
+        )  # fmt: skip
+    backend = value.get("rdzv_backend")
+    if backend is not None and backend not in _RENDEZVOUS:
+        guess = nearest(str(backend), _RENDEZVOUS)
+        fix = f"did you mean {guess}?" if guess else f"use one of {', '.join(_RENDEZVOUS)}"
+        yield _RDZV_BACKEND.at(document, backend=short(backend), fix=fix)
     if not usable:
         return
     yield from _gpu_ids(document, processes, machines)
-    if value.get("distributed_type") == "NO":
-        yield from _one_process(document, processes, world_size)
-    elif value.get("compute_environment") != "AMAZON_SAGEMAKER":  # whose own launcher counts them
-        yield from _world_size(document, processes, machines, world_size)
-    yield from _machine_rank(document, machines)
-
-
-def _one_process(document: Document, processes: int | None, world_size: int | None) -> Iterator[Finding]:
-    """Of ``distributed_type: 'NO'``, where accelerate launch reads no number of processes."""
     wanted = world_size or processes or 1
-    if wanted == 1:
-        return
-    what = f"the job has {wanted} ranks" if world_size else f"ignores num_processes {wanted}"
-    yield _ONE_PROCESS.at(document, effect=what, wanted=wanted)
-
-
-def _world_size(
-    document: Document, processes: int | None, machines: int, world_size: int | None
-) -> Iterator[Finding]:
-    if processes is None:
+    if value.get("distributed_type") == "NO":  # accelerate launch reads no number of processes
+        effect = f"the job has {wanted} ranks" if world_size else f"ignores num_processes {wanted}"
+        if wanted > 1:
+            yield _ONE_PROCESS.at(document, effect=effect, wanted=wanted)
+    elif value.get("compute_environment") == "AMAZON_SAGEMAKER":
+        pass  # its own launcher counts them
+    elif processes is None:
         yield _NUM_PROCESSES_MISSING.at(document, missing="num_processes")
     elif processes % machines:
-        yield _NUM_PROCESSES_UNEVEN.at(
-            document, processes=counted(processes, "process", "processes"), machines=machines
-        )
+        of_all = counted(processes, "process", "processes")
+        yield _NUM_PROCESSES_UNEVEN.at(document, processes=of_all, machines=machines)
     elif world_size is not None and processes != world_size:
-        yield _WORLD_SIZE.at(
-            document, processes=processes, ranks=counted(world_size, "rank"), world_size=world_size
-        )
-
-
-def _machine_rank(document: Document, machines: int) -> Iterator[Finding]:
-    rank = document.value.get("machine_rank", 0)
+        ranks = counted(world_size, "rank")
+        yield _WORLD_SIZE.at(document, processes=processes, ranks=ranks, world_size=world_size)
+    rank = value.get("machine_rank", 0)
     if rank is None and machines > 1:
         yield _MACHINE_RANK_NULL.at(document, machines=machines, last=machines - 1)
     elif rank is not None and rank >= machines:
-        yield _MACHINE_RANK_TOO_HIGH.at(
-            document, rank=rank, machines=counted(machines, "machine"), last=machines - 1
-        )
-
-
-def _not_a_number(document: Document, name: str, value: object, machines: object) -> Finding:
-    least, most = TOP_LEVEL[name]["minimum"], TOP_LEVEL[name].get("maximum")
-    one_machine = machines == 1 and not isinstance(machines, bool)
-    # in quotes two of them work, where nobody counts with them
-    works = isinstance(value, str) and value.isdecimal() and name in ("num_processes", "machine_rank")
-    return _NUMBER.at(
-        document,
-        (name,),
-        severity="warning" if works and one_machine else "error",
-        name=name,
-        value=short(value),
-        effect="takes it for text" if works else "fails on it",
-        least=least,
-        most=f" and at most {most}" if most else "",
-    )
-
-
-def _rendezvous(document: Document) -> Iterator[Finding]:
-    backend = document.value.get("rdzv_backend")
-    if backend is None or backend in _RENDEZVOUS:
-        return
-    guess = nearest(str(backend), _RENDEZVOUS)
-    yield _RDZV_BACKEND.at(
-        document,
-        backend=short(backend),
-        fix=f"did you mean {guess}?" if guess else f"use one of {', '.join(_RENDEZVOUS)}",
-    )
+        of_machines = counted(machines, "machine")
+        yield _MACHINE_RANK_TOO_HIGH.at(document, rank=rank, machines=of_machines, last=machines - 1)
 
 
 def _gpu_ids(document: Document, processes: int | None, machines: int) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from zerokit.linter.accelerate.keys import (
 from zerokit.linter.accelerate.parallelism import lint_parallelism
 from zerokit.linter.accelerate.processes import lint_processes, number_of_processes
 from zerokit.linter.finding import Finding, Row, meant, one_for_each_cause, read_past
-from zerokit.rules.types import ACCELERATE_VERSION, Edit
+from zerokit.rules.types import ACCELERATE_VERSION, Edit, Severity
 from zerokit.strictload import Document, Location, Path
 from zerokit.suggest import leaves_no_doubt, nearest, synonym
 
@@ -102,7 +102,13 @@ def lint_accelerate(
     ]
     findings += _top_level(document, config)
     findings += lint_processes(document, world_size)
-    findings += _precision(document)
+    precision = document.value.get("mixed_precision")
+    is_known = isinstance(precision, str) and precision.lower() in key_list()["mixed_precisions"]
+    if precision is False:
+        edit = Edit(kind="set", key="mixed_precision", value="no")
+        findings.append(_PRECISION_UNQUOTED.at(document, edits=(edit,)))
+    elif precision is not None and not is_known:
+        findings.append(_PRECISION.at(document, value=short(precision)))
     if document.value.get("distributed_type") == "DEEPSPEED":
         findings += lint_deepspeed_block(document, config)
     else:
@@ -122,8 +128,20 @@ def _is_read(document: Document, location: Location) -> bool:
 def _top_level(document: Document, config: Document | None) -> Iterator[Finding]:
     sagemaker = document.value.get("compute_environment") == "AMAZON_SAGEMAKER"
     yield from _unknown_keys(document, sagemaker, config)
-    yield from _environment(document)
-    yield from _flags(document)
+    environment = document.value.get("compute_environment", "LOCAL_MACHINE")
+    if environment not in ("LOCAL_MACHINE", "AMAZON_SAGEMAKER"):
+        yield _ENVIRONMENT.at(document, environment=short(environment))
+    # accelerate asks whether they are true, as Python does; a mapping it takes apart
+    for key in _FLAGS:
+        value = document.value.get(key)
+        if value is None or isinstance(value, bool):
+            continue
+        fails = key == "use_cpu" and isinstance(value, dict)
+        effect = "fails on it" if fails else f"takes it for {str(bool(value)).lower()}"
+        severity: Severity = "error" if fails else "warning"
+        yield _FLAG_AS_TEXT.at(
+            document, (key,), severity=severity, key=key, value=short(value), effect=effect
+        )
     yield from _distributed_type(document, sagemaker)
 
 
@@ -172,11 +190,8 @@ def _distributed_type(document: Document, sagemaker: bool) -> Iterator[Finding]:
         yield _DISTRIBUTED_TYPE_MISSING.at(document, missing="distributed_type")
     elif kind not in known_types and not sagemaker:
         guess = nearest(str(kind), known_types)
-        yield _DISTRIBUTED_TYPE.at(
-            document,
-            kind=short(kind),
-            fix=f"did you mean {guess}?" if guess else f"use one of {', '.join(known_types)}",
-        )
+        fix = f"did you mean {guess}?" if guess else f"use one of {', '.join(known_types)}"
+        yield _DISTRIBUTED_TYPE.at(document, kind=short(kind), fix=fix)
     elif kind != "DEEPSPEED" and value.get("deepspeed_config"):
         yield _DEEPSPEED_UNUSED.at(document, kind=kind)
     if kind == "DEEPSPEED" and value.get("fsdp_config"):
@@ -184,38 +199,3 @@ def _distributed_type(document: Document, sagemaker: bool) -> Iterator[Finding]:
 
 
 _FLAGS = ("use_cpu", "debug", "same_network", "enable_cpu_affinity")
-
-
-def _flags(document: Document) -> Iterator[Finding]:
-    """Accelerate asks whether they are true, as Python does; a mapping it takes apart."""
-    for key in _FLAGS:
-        value = document.value.get(key)
-        if value is None or isinstance(value, bool):
-            continue
-        fails = key == "use_cpu" and isinstance(value, dict)
-        effect = "fails on it" if fails else f"takes it for {str(bool(value)).lower()}"
-        yield _FLAG_AS_TEXT.at(
-            document,
-            (key,),
-            severity="error" if fails else "warning",
-            key=key,
-            value=short(value),
-            effect=effect,
-        )
-
-
-def _environment(document: Document) -> Iterator[Finding]:
-    environment = document.value.get("compute_environment", "LOCAL_MACHINE")
-    if environment in ("LOCAL_MACHINE", "AMAZON_SAGEMAKER"):
-        return
-    yield _ENVIRONMENT.at(document, environment=short(environment))
-
-
-def _precision(document: Document) -> Iterator[Finding]:
-    value = document.value.get("mixed_precision")
-    if value is None or (isinstance(value, str) and value.lower() in key_list()["mixed_precisions"]):
-        return
-    if value is False:
-        yield _PRECISION_UNQUOTED.at(document, edits=(Edit(kind="set", key="mixed_precision", value="no"),))
-        return
-    yield _PRECISION.at(document, value=short(value))

@@ -47,11 +47,8 @@ _FILLED_FROM_DUMMIES = frozenset(
 )  # fmt: skip
 """By Accelerate, from a DummyOptim or DummyScheduler of the script."""
 _AUTO_IS_A_VALUE = (
-    "zero_optimization.zenflow.",
-    "pipeline.",
-    "data_types.keep_in_fp32_modules",
-    "autotuning.",
-)
+    "zero_optimization.zenflow.", "pipeline.", "data_types.keep_in_fp32_modules", "autotuning.",
+)  # fmt: skip
 _SOURCE = f"Accelerate {ACCELERATE_VERSION}, accelerator.py, _prepare_deepspeed"
 
 
@@ -106,9 +103,33 @@ def lint_autos(
             continue
         if lacking & FRAMEWORKS:
             path = _unread(path)
-            what = _for_frameworks(path, key, readers, lacking, every_reader=every_reader)
+            who = "only the Trainer fills" if fills("trainer", key) else "nobody fills"
+            fails = (
+                "the Trainer and Accelerate fail when they prepare"
+                if lacking >= FRAMEWORKS
+                else f"{READERS[next(iter(lacking & FRAMEWORKS))]} fails when it prepares"
+            )
+            passes = "raw" in readers and _is_dropped(path)
+            also = ", deepspeed.initialize takes its default" if passes else ""
+            what = _Unfilled(
+                effect=f'{who} "auto" for {{names}}: {fails} the model{also}',
+                severity="warning" if passes and not every_reader else "error",
+                source=_SOURCE,
+            )
         else:
-            what = _for_initialize(path, key)
+            dropped = _is_dropped(path)
+            severity: Severity = "error"
+            if key == "zero_optimization.stage":
+                effect = 'deepspeed.initialize drops "auto" for {names}, and runs stage 0'
+            elif dropped and key in ("fp16.enabled", "bf16.enabled"):
+                effect = 'deepspeed.initialize drops "auto" for {names}: off'
+            elif dropped:
+                severity = "warning"
+                effect = 'deepspeed.initialize drops "auto" for {names}, and takes the default'
+            else:
+                effect = 'deepspeed.initialize fills no "auto": the engine fails on the text, for {names}'
+            source = "DeepSpeed 0.19.8, runtime/config_utils.py:56"
+            what = _Unfilled(effect=effect, severity=severity, source=source)
         told.setdefault((what, () if _is_known(path) else path), []).append(path)
     for (what, _), paths in told.items():
         yield _once(document, what, list(dict.fromkeys(paths)))
@@ -127,35 +148,13 @@ def _once(document: Document, what: _Unfilled, paths: Sequence[tuple[str, ...]])
     """One finding for all keys of which the same comes, at the first of them."""
     last = Counter(path[-1] for path in paths)
     names = [path[-1] if last[path[-1]] == 1 and path[-1] != "enabled" else ".".join(path) for path in paths]
+    problem = what.effect.replace("{names}", ", ".join(names))
+    fix = "write the value" if len(paths) == 1 else "write the values"
     told = finding(
-        document,
-        paths[0],
-        "auto-not-filled",
-        what.effect.replace("{names}", ", ".join(names)),
-        "write the value" if len(paths) == 1 else "write the values",
-        severity=what.severity,
-        source=what.source,
+        document, paths[0], "auto-not-filled", problem, fix, severity=what.severity, source=what.source
     )
     also = tuple(document.location(path) for path in paths[1:])
     return replace(told, also=also) if also else told
-
-
-def _for_frameworks(
-    path: tuple[str, ...], key: str, readers: frozenset[str], lacking: frozenset[str], *, every_reader: bool
-) -> _Unfilled:
-    who = "only the Trainer fills" if fills("trainer", key) else "nobody fills"
-    fails = (
-        "the Trainer and Accelerate fail when they prepare"
-        if lacking >= FRAMEWORKS
-        else f"{READERS[next(iter(lacking & FRAMEWORKS))]} fails when it prepares"
-    )
-    passes = "raw" in readers and _is_dropped(path)
-    also = ", deepspeed.initialize takes its default" if passes else ""
-    return _Unfilled(
-        effect=f'{who} "auto" for {{names}}: {fails} the model{also}',
-        severity="warning" if passes and not every_reader else "error",
-        source=_SOURCE,
-    )
 
 
 def _held_against_the_trainers(document: Document) -> Iterator[Finding]:
@@ -188,18 +187,3 @@ def _is_known(path: tuple[str, ...]) -> bool:
     """Whether DeepSpeed reads the key: an unknown one has a finding of its own at its location."""
     block = key_list()["blocks"].get(".".join(path[:-1]))
     return block is None or block["unknown"] == "any" or path[-1] in block["keys"]
-
-
-def _for_initialize(path: tuple[str, ...], key: str) -> _Unfilled:
-    dropped = _is_dropped(path)
-    severity: Severity = "error"
-    if key == "zero_optimization.stage":
-        effect = 'deepspeed.initialize drops "auto" for {names}, and runs stage 0'
-    elif dropped and key in ("fp16.enabled", "bf16.enabled"):
-        effect = 'deepspeed.initialize drops "auto" for {names}: off'
-    elif dropped:
-        severity = "warning"
-        effect = 'deepspeed.initialize drops "auto" for {names}, and takes the default'
-    else:
-        effect = 'deepspeed.initialize fills no "auto": the engine fails on the text, for {names}'
-    return _Unfilled(effect=effect, severity=severity, source="DeepSpeed 0.19.8, runtime/config_utils.py:56")

@@ -6,10 +6,11 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from zerokit.errors import INSTALL_TRAINING, InputError
@@ -22,6 +23,10 @@ ENGINE = pathlib.Path(__file__).with_name("deep_engine.py")
 """Reads questions and answers them until there are no more."""
 _START_SECONDS = 120
 _RANK_SECONDS = 30
+_OF_A_LAUNCH = re.compile(
+    r"(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PYTHONPATH|PYTHONSTARTUP)$"
+    "|ACCELERATE_|FSDP_|PARALLELISM_CONFIG_|OMPI_"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +118,10 @@ def question(cases: Sequence[DeepCase]) -> str:
     """The line that the engine reads for these cases."""
     requests = [
         {
-            "config": dict(case.config),
-            "mode": case.mode,
+            **asdict(case),
             "path": case.path and str(pathlib.Path(case.path).resolve()),
             "folder": str(pathlib.Path.cwd()),
-            "world_size": case.world_size,
             "ranks": case.ranks,
-            "tensor_parallel": case.tensor_parallel,
-            "pipeline_parallel": case.pipeline_parallel,
-            "sequence_parallel": case.sequence_parallel,
-            "key_value_heads": case.key_value_heads,
         }
         for case in cases
     ]
@@ -131,37 +130,16 @@ def question(cases: Sequence[DeepCase]) -> str:
 
 def environment() -> dict[str, str]:
     """This environment without what would turn the stand-in ranks into a real launch."""
-    dropped = (
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "PYTHONPATH",
-        "PYTHONSTARTUP",
-    )
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in dropped
-        and not name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "OMPI_"))
-    }
-    return {
-        **variables,
-        "DS_ACCELERATOR": "cpu",
-        "CUDA_VISIBLE_DEVICES": "",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    variables = {name: value for name, value in os.environ.items() if not _OF_A_LAUNCH.match(name)}
+    return variables | {
+        "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
 
 
 def answer(line: str) -> DeepResult:
     """What the engine's line on a case says."""
     answers: Sequence[Mapping[str, Any]] = json.loads(line)
     failed = [answer for answer in answers if not answer["ok"]]
-    if not failed:
-        return DeepResult(error=None, ranks_failed=(), built=answers[0])
-    return DeepResult(
-        error=f"{failed[0]['error']}: {failed[0]['message']}",
-        ranks_failed=tuple(answer["rank"] for answer in failed),
-        built={},
-    )
+    error = f"{failed[0]['error']}: {failed[0]['message']}" if failed else None
+    ranks_failed = tuple(answer["rank"] for answer in failed)
+    return DeepResult(error=error, ranks_failed=ranks_failed, built={} if failed else answers[0])

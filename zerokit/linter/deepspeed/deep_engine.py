@@ -145,7 +145,6 @@ class _DataParallelOf:
 
 
 def _classes(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """DeepSpeed's configuration classes alone."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     _join(case, rank)
@@ -157,7 +156,6 @@ def _classes(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 
 def _accelerate(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Accelerate's loader, its launch validation, and the plugin that a script would get."""
     from accelerate.commands import launch
     from accelerate.utils import DeepSpeedPlugin
     from accelerate.utils.launch import prepare_deepspeed_cmd_env
@@ -179,7 +177,6 @@ def _accelerate(case: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 
 def _without_deepspeed(args: Any) -> dict[str, Any]:
-    """FSDP's plugin, and the layout of the ranks."""
     from accelerate.utils import FullyShardedDataParallelPlugin
     from accelerate.utils.launch import prepare_multi_gpu_env
 

@@ -13,7 +13,7 @@ from zerokit.linter.deepspeed.keylist import lint_keys, wrapper
 from zerokit.linter.deepspeed.readers import readers_of
 from zerokit.linter.deepspeed.tables import key_list, minor, version
 from zerokit.linter.deepspeed.values import LARGEST_INTEGER
-from zerokit.linter.finding import Finding, one_for_each_cause, read_past
+from zerokit.linter.finding import Finding, Row, one_for_each_cause, read_past
 from zerokit.rules import FRAMEWORKS, Setup, violations
 from zerokit.rules.types import ACCELERATE_VERSION, Edit, Rule, Severity, Violation
 from zerokit.strictload import Document
@@ -66,34 +66,32 @@ def lint_deepspeed(document: Document, context: Context) -> list[Finding]:
         findings += lint_autos(document, readers, every_reader=context.every_reader_must_do)
         findings += _rules(document, reading)
         findings += _hardware(document, context)
-        stage = settings_of(
-            document.value
-        ).zero.stage  # below 1 gradients are whole, and PyTorch's call clips
+        stage = settings_of(document.value).zero.stage
+        # below 1 gradients are whole, and PyTorch's call clips
         clipped_by = readers & ({"raw", "accelerate"} if stage else {"accelerate"})
         clipping = document.value.get("gradient_clipping")
         findings += lint_clipping(document, ("gradient_clipping",), clipping, clipped_by)
         steps = "gradient_accumulation_steps"
         if "accelerate" in readers:
             findings += lint_accumulation(document, (steps,), document.value.get(steps))
-    return _without_consequences(findings)
+    # one finding for each cause
+    rules = {finding.rule for finding in findings if finding.severity != "note"}
+    unread = "activation-checkpointing-not-read" in rules
+    causes = [
+        finding
+        for finding in findings
+        if not (finding.rule == "no-zero-optimization" and "auto-not-filled" in rules)
+        and not (finding.rule == "train-batch-size-beside-auto" and "batch-contradiction" in rules)
+        and not (unread and "in activation_checkpointing" in finding.message)
+    ]
+    return one_for_each_cause(causes)
 
 
 _PARAMETERS = ("optimizer.params", "scheduler.params")
-
-
-def _without_consequences(findings: list[Finding]) -> list[Finding]:
-    """One finding for each cause."""
-    rules = {finding.rule for finding in findings if finding.severity != "note"}
-    unread = "activation-checkpointing-not-read" in rules
-    return one_for_each_cause(
-        [
-            finding
-            for finding in findings
-            if not (finding.rule == "no-zero-optimization" and "auto-not-filled" in rules)
-            and not (finding.rule == "train-batch-size-beside-auto" and "batch-contradiction" in rules)
-            and not (unread and "in activation_checkpointing" in finding.message)
-        ]
-    )
+_NOT_IN_HARDWARE = Row(
+    "precision-not-in-hardware", "", "{gpu} has no {precision} in hardware: training fails or crawls",
+    "use {instead}",
+)  # fmt: skip
 
 
 def _severity(rule: str, reading: _Where) -> Severity:
@@ -116,7 +114,6 @@ def settings_of(raw: Mapping[str, Any]) -> DeepSpeedSettings:
 
 
 def _readable(raw: Mapping[str, Any], block: str) -> dict[str, Any]:
-    """The values that are of the kind DeepSpeed wants there."""
     blocks = key_list()["blocks"]
     readable: dict[str, Any] = {}
     for key, value in raw.items():
@@ -157,15 +154,13 @@ def degree(raw: Mapping[str, Any]) -> int:
 def _rules(document: Document, reading: _Where) -> Iterator[Finding]:
     context = reading.context
     raw: Mapping[str, Any] = document.value
-    sequence_parallel = raw.get("sequence_parallel_size")
+    size = raw.get("sequence_parallel_size")
     setup = Setup(
         settings=settings_of(raw),
         raw=raw,
         world_size=context.world_size,
         tensor_parallel=degree(raw),
-        sequence_parallel=sequence_parallel
-        if isinstance(sequence_parallel, int) and sequence_parallel > 1
-        else 1,
+        sequence_parallel=max(1, size) if isinstance(size, int) else 1,
         gpus_per_node=context.gpus_per_node,
         key_value_heads=context.key_value_heads,
         readers=reading.readers,
@@ -201,14 +196,8 @@ def _at_every_stage(setup: Setup) -> list[Violation]:
     broken = []
     for number in range(4):
         settings = replace(setup.settings, zero=replace(setup.settings.zero, stage=number))
-        broken.append(
-            {violation.rule.id: violation for violation in violations(replace(setup, settings=settings))}
-        )
-    return [
-        violation
-        for name, violation in broken[0].items()
-        if all(name in violations_of_stage for violations_of_stage in broken)
-    ]
+        broken.append({one.rule.id: one for one in violations(replace(setup, settings=settings))})
+    return [one for name, one in broken[0].items() if all(name in of_stage for of_stage in broken)]
 
 
 def _safe_edits(violation: Violation, setup: Setup) -> tuple[Edit, ...]:
@@ -244,11 +233,6 @@ def _hardware(document: Document, context: Context) -> Iterator[Finding]:
         return
     precision = settings_of(document.value).precision
     if precision not in context.precisions:
-        yield Finding(
-            path=document.path,
-            location=document.location((precision, "enabled")),
-            rule="precision-not-in-hardware",
-            severity="error",
-            marked=f"{context.gpu_name} has no {precision} in hardware: training fails or crawls",
-            marked_fix=f"use {' or '.join(sorted(context.precisions - {'fp32'})) or 'fp32'}",
-        )
+        instead = " or ".join(sorted(context.precisions - {"fp32"})) or "fp32"
+        path = (precision, "enabled")
+        yield _NOT_IN_HARDWARE.at(document, path, gpu=context.gpu_name, precision=precision, instead=instead)

@@ -76,11 +76,7 @@ def _block(
 
 
 def _is_removed(block: str, key: str) -> bool:
-    removed = key_list()["removed"]
-    return key in removed["top_level" if not block else "zero_optimization"] and block in (
-        "",
-        "zero_optimization",
-    )
+    return key in key_list()["removed"].get(block or "top_level", ())
 
 
 def _nested(document: Document, path: Path, value: object, readers: frozenset[str]) -> Iterator[Finding]:
@@ -94,13 +90,8 @@ def _nested(document: Document, path: Path, value: object, readers: frozenset[st
     nullable = dotted in ("bf16", "aio") or dotted.startswith("zero_optimization.")
     if value is None and nullable:
         return
-    yield finding(
-        document,
-        path,
-        "wrong-kind",
-        f"{path[-1]} must be an object, not {quoted(value)}: DeepSpeed fails on it",
-        f'write "{path[-1]}": {{…}}, or leave it out',
-    )
+    problem = f"{path[-1]} must be an object, not {quoted(value)}: DeepSpeed fails on it"
+    yield finding(document, path, "wrong-kind", problem, f'write "{path[-1]}": {{…}}, or leave it out')
 
 
 _AT_THE_TOP: Mapping[str, tuple[tuple[str, ...], str, str]] = {
@@ -116,36 +107,16 @@ _AT_THE_TOP: Mapping[str, tuple[tuple[str, ...], str, str]] = {
 """Keys of other tools: the blocks that say it here, what runs without them, and the fix."""
 
 
-def _ignored_setting(
-    document: Document,
-    path: Path,
-    key: str,
-    siblings: Mapping[str, Any],
-    blocks: tuple[str, ...],
-    what_runs: str,
-    fix: str,
-) -> Finding:
-    deciding = next((block for block in blocks if block in siblings), None)
-    if deciding is not None:
-        problem = f"DeepSpeed ignores {key!r}: what {deciding} says is what runs"
-        return finding(document, path, "unknown-key", problem, "remove it", severity="warning")
-    problem = f"DeepSpeed ignores {key!r}: {what_runs}"
-    return finding(document, path, "unknown-key", problem, fix, suggests=blocks[0])
-
-
 def _unknown(
     document: Document, path: Path, block_name: str, block: Mapping[str, Any], siblings: Mapping[str, Any]
 ) -> Finding:
     key = str(path[-1])
     block_label = block_name or "the top level"
     refused = block["unknown"] == "refused"
-    problem = (
-        f"DeepSpeed refuses the file: {block_label} has no key {key!r}"
-        if refused
-        else f"DeepSpeed ignores {key!r}: it reads no such key at {block_label}"
-        if not block_name
-        else f"DeepSpeed ignores {key!r}: it reads no such key in {block_label}"
-    )
+    where = f"{'in' if block_name else 'at'} {block_label}"
+    problem = f"DeepSpeed ignores {key!r}: it reads no such key {where}"
+    if refused:
+        problem = f"DeepSpeed refuses the file: {block_label} has no key {key!r}"
     if not may_search():
         severity: Severity = "error" if refused else "warning"
         return finding(
@@ -158,7 +129,13 @@ def _unknown(
         )
     special = _AT_THE_TOP.get(key) if not block_name else None
     if special is not None:
-        return _ignored_setting(document, path, key, siblings, *special)
+        blocks, what_runs, fix = special
+        deciding = next((block for block in blocks if block in siblings), None)
+        if deciding is not None:
+            problem = f"DeepSpeed ignores {key!r}: what {deciding} says is what runs"
+            return finding(document, path, "unknown-key", problem, "remove it", severity="warning")
+        problem = f"DeepSpeed ignores {key!r}: {what_runs}"
+        return finding(document, path, "unknown-key", problem, fix, suggests=blocks[0])
     owners = [name for name in homes_in(version(), key) if name != block_name]
     if owners:
         there, fix = value_at(document, owners[0], key), fix_elsewhere(document, owners[0], key)
@@ -177,13 +154,11 @@ def _unknown(
             document, path, "misplaced-key", f"{problem}, and runs as if it were not there",
             fix, severity="warning", suggests=key,
         )  # fmt: skip
-    guess = nearest(key, block["keys"])
-    if guess is None:
-        guess = synonym(key, block["keys"])
-    # whether it is the name, mistyped, rather than another word for it.
-    severity = (
-        "error" if refused or (guess and (distance(fold(key), fold(guess)) <= _MOST_TYPOS)) else "warning"
-    )
+    guess = nearest(key, block["keys"]) or synonym(key, block["keys"])
+    is_mistyped = (
+        guess is not None and distance(fold(key), fold(guess)) <= _MOST_TYPOS
+    )  # no other word for it
+    severity = "error" if refused or is_mistyped else "warning"
     if guess is not None and guess not in siblings:
         edits = _rename(document, path, block, siblings[key], guess)
         fix = f"did you mean {guess!r}?"
@@ -217,4 +192,4 @@ def _rename(
     if not fits or any("." in str(part) for part in path):
         return ()  # a dot in a name would be read as a level
     safe = block["unknown"] == "refused" and leaves_no_doubt(str(path[-1]), guess, block["keys"])
-    return (Edit(kind="rename", key=".".join(str(part) for part in path), value=guess, safe=safe),)
+    return (Edit(kind="rename", key=".".join(map(str, path)), value=guess, safe=safe),)

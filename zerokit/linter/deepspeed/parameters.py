@@ -23,26 +23,11 @@ from zerokit.suggest import leaves_no_doubt, nearest, synonym
 
 _NUMBERS = frozenset(
     {
-        "lr",
-        "eps",
-        "weight_decay",
-        "momentum",
-        "dampening",
-        "muon_lr",
-        "adam_lr",
-        "warmup_min_ratio",
-        "cos_min_ratio",
-        "lr_decay",
-        "initial_accumulator_value",
-        "max_coeff",
-        "min_coeff",
-        "lr_range_test_step_rate",
-        "cycle_min_mom",
-        "cycle_max_mom",
-        "decay_mom_rate",
-        "decay_lr_rate",
+        "lr", "eps", "weight_decay", "momentum", "dampening", "muon_lr", "adam_lr", "warmup_min_ratio",
+        "cos_min_ratio", "lr_decay", "initial_accumulator_value", "max_coeff", "min_coeff",
+        "lr_range_test_step_rate", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate", "decay_lr_rate",
     }
-)
+)  # fmt: skip
 _WHOLE = frozenset(
     {
         "warmup_num_steps", "total_num_steps", "cycle_first_step_size", "cycle_second_step_size",
@@ -73,8 +58,18 @@ def lint_parameters(
     if not isinstance(block, dict):
         return
     kind, parameters = block.get("type"), block.get("params")
+    severity: Severity
     if not kind and (name == "optimizer" or kind is None):
-        yield _without_type(document, name, block)
+        has_content = bool(block.get("params")) or bool(set(block) - {"type", "params"})
+        at = (name,) if "type" not in block else (name, "type")
+        problem = (
+            f"{name} has no type: DeepSpeed ignores the whole block, and runs what the script brings or "
+        )
+        severity = "error" if has_content else "warning"
+        yield finding(
+            document, at, "block-without-type", f"{problem}nothing", 'add "type", or remove the block',
+            severity=severity, missing="type",
+        )  # fmt: skip
         return
     if parameters is not None and not isinstance(parameters, dict):
         problem = "params must be an object: the engine fails to start"
@@ -88,25 +83,22 @@ def lint_parameters(
         if accepted is not None and key not in accepted and key != "max_grad_norm":
             yield _unknown(document, name, key, kind, accepted, parameters or {})
         elif key == "amsgrad" and value is True and kind.lower() in ("adam", "adamw"):
-            yield from _amsgrad(document, kind)
+            built = built_for(document.value)
+            problem = f"the {_CLASSES[built]} {kind} of DeepSpeed has no amsgrad: the engine fails to start"
+            fix = 'remove it, or add "torch_adam": true'
+            if built != "torch":
+                yield finding(document, ("optimizer", "params", key), "unknown-parameter", problem, fix)
         elif key in _INTEGERS and isinstance(value, float) and value == int(value):
-            yield _whole_float(document, (name, "params", key), value, readers)
+            # `1e3` where an integer is asked for: hjson makes it one, `json.load` a float
+            path, severity = (name, "params", key), "warning" if "raw" in readers else "error"
+            problem = f"{key} is {quoted(value)}: a float to the Trainer and Accelerate; the engine fails to "
+            edit = Edit(kind="set", key=".".join(path), value=int(value))
+            yield finding(
+                document, path, "wrong-kind", f"{problem}start", f"write {int(value)}", severity=severity,
+                edits=(edit,),
+            )  # fmt: skip
         elif value != "auto":
             yield from _value(document, (name, "params", key), value)
-
-
-def _whole_float(
-    document: Document, path: tuple[str, str, str], value: float, readers: frozenset[str]
-) -> Finding:
-    """``1e3`` where an integer is asked for: hjson makes it one, ``json.load`` a float."""
-    problem = (
-        f"{path[-1]} is {quoted(value)}: a float to the Trainer and Accelerate; the engine fails to start"
-    )
-    severity: Severity = "warning" if "raw" in readers else "error"
-    edit = Edit(kind="set", key=".".join(path), value=int(value))
-    return finding(
-        document, path, "wrong-kind", problem, f"write {int(value)}", severity=severity, edits=(edit,)
-    )
 
 
 def entry_of(key: str) -> Mapping[str, Any]:
@@ -162,28 +154,6 @@ def built_for(config: Mapping[str, Any]) -> str:
     return "cpu" if device in ("cpu", "nvme") else "gpu"
 
 
-def _amsgrad(document: Document, kind: str) -> Iterator[Finding]:
-    built = built_for(document.value)
-    if built == "torch":
-        return
-    problem = f"the {_CLASSES[built]} {kind} of DeepSpeed has no amsgrad: the engine fails to start"
-    path = ("optimizer", "params", "amsgrad")
-    yield finding(document, path, "unknown-parameter", problem, 'remove it, or add "torch_adam": true')
-
-
-def _without_type(document: Document, name: str, block: Mapping[str, Any]) -> Finding:
-    has_content = bool(block.get("params")) or bool(set(block) - {"type", "params"})
-    return finding(
-        document,
-        (name,) if "type" not in block else (name, "type"),
-        "block-without-type",
-        f"{name} has no type: DeepSpeed ignores the whole block, and runs what the script brings or nothing",
-        'add "type", or remove the block',
-        severity="error" if has_content else "warning",
-        missing="type",
-    )
-
-
 def _beside_params(
     document: Document, name: str, block: Mapping[str, Any], accepted: Sequence[str]
 ) -> Iterator[Finding]:
@@ -195,14 +165,10 @@ def _beside_params(
         is_in_both = isinstance(params, Mapping) and key in params
         default = f"; {block['type']} runs with its default" if not is_in_both else ""
         decides = key == "lr" and not is_in_both
-        yield finding(
-            document,
-            (name, key),
-            "parameter-beside-params",
-            f"{key} stands beside params: DeepSpeed ignores it{default}",
-            "move it into params" if not is_in_both else "remove it; params has one",
-            severity="error" if decides else "warning",
-        )
+        problem = f"{key} stands beside params: DeepSpeed ignores it{default}"
+        fix = "move it into params" if not is_in_both else "remove it; params has one"
+        severity: Severity = "error" if decides else "warning"
+        yield finding(document, (name, key), "parameter-beside-params", problem, fix, severity=severity)
 
 
 def _unknown(
@@ -264,7 +230,11 @@ def _value(document: Document, path: tuple[str, str, str], value: object) -> Ite
         yield from _number(document, path, value)
     elif key in _BOOLEANS:
         yield from lint_value(document, path, {"kind": "boolean"}, value, refused=False)
-    elif key == "betas" and not _are_betas(value):
+    elif key == "betas" and not (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(b, int | float) and not isinstance(b, bool) and 0 <= b < 1 for b in value)
+    ):
         problem = f"betas is {quoted(value)}: the optimizer fails at its first step"
         yield finding(document, path, "wrong-kind", problem, "use two numbers from 0 up to, not with, 1")
     elif key == "warmup_type" and value not in _WARMUP_TYPES:
@@ -296,11 +266,3 @@ def _number(document: Document, path: tuple[str, str, str], value: object) -> It
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _are_betas(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(isinstance(b, int | float) and not isinstance(b, bool) and 0 <= b < 1 for b in value)
-    )

@@ -88,22 +88,16 @@ def _load(version: str) -> Mapping[str, Any]:
     return loaded
 
 
+_COMMON_NAMES = frozenset((
+    "enabled", "device", "type", "params", "dtype", "profile", "seed", "throughput", "offload", "name",
+    "mode",
+))  # fmt: skip
+
+
 @functools.cache
 def homes_in(_version: str, key: str) -> tuple[str, ...]:
     """Blocks that do have a key of this name, when that leaves no doubt."""
-    if key in (
-        "enabled",
-        "device",
-        "type",
-        "params",
-        "dtype",
-        "profile",
-        "seed",
-        "throughput",
-        "offload",
-        "name",
-        "mode",
-    ):
+    if key in _COMMON_NAMES:
         return ()
     aliases = {"bfloat16", "tensor_parallel.tp", "tensor_parallel.tensor_parallel"}
     blocks = key_list()["blocks"]

@@ -95,10 +95,8 @@ def lint_value(
     if entry.get("fold") and isinstance(value, str):
         entry = {**entry, "choices": [choice.lower() for choice in entry["choices"]]}
         value = value.lower()
-    if kind == "integer":
-        yield from _number(document, path, entry, value, integer=True, refused=refused, readers=readers)
-    elif kind == "number":
-        yield from _number(document, path, entry, value, integer=False, refused=refused, readers=readers)
+    if kind in ("integer", "number"):
+        yield from _number(document, path, entry, value, refused=refused, readers=readers)
     elif kind == "boolean":
         yield from _boolean(document, path, entry, value, refused=refused, readers=readers)
     elif (kind == "text" and not isinstance(value, str)) or (
@@ -106,19 +104,13 @@ def lint_value(
     ):
         yield from _choice(document, path, entry, value, readers)
     elif kind == "choice" and isinstance(value, bool):
-        number = int(value)  # equal to one of the choices
-        yield finding(
-            document,
-            path,
-            "wrong-kind",
-            f"{path[-1]} is {quoted(value)}: DeepSpeed takes it for {number}",
-            f"write the {path[-1]} that is meant",
-            severity="warning",
-        )
+        problem = f"{path[-1]} is {quoted(value)}: DeepSpeed takes it for {int(value)}"  # one of the choices
+        fix = f"write the {path[-1]} that is meant"
+        yield finding(document, path, "wrong-kind", problem, fix, severity="warning")
 
 
 def _number(
-    document: Document, path: Path, entry: Mapping[str, Any], value: object, *, integer: bool, refused: bool,
+    document: Document, path: Path, entry: Mapping[str, Any], value: object, *, refused: bool,
     readers: frozenset[str],
 ) -> Iterator[Finding]:  # fmt: skip
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -127,7 +119,7 @@ def _number(
     if isinstance(value, str):
         yield from number_as_text(document, path, entry, value, refused=refused, readers=readers)
         return
-    if integer and value != int(value):
+    if entry["kind"] == "integer" and value != int(value):
         yield wrong(document, path, entry, value)
         return
     if abs(value) > LARGEST_INTEGER:
@@ -140,13 +132,8 @@ def _number(
         return
     for limit, breaks, words in _LIMITS:
         if limit in entry and breaks(value, entry[limit]):
-            yield finding(
-                document,
-                path,
-                "out-of-range",
-                f"{path[-1]} is {quoted(value)}: DeepSpeed refuses the file",
-                f"use {words} {entry[limit]}",
-            )
+            problem = f"{path[-1]} is {quoted(value)}: DeepSpeed refuses the file"
+            yield finding(document, path, "out-of-range", problem, f"use {words} {entry[limit]}")
 
 
 def number_as_text(
@@ -171,15 +158,14 @@ def number_as_text(
     else:
         severity, others = _of_text(readers, "see text")
         effect = f"DeepSpeed reads it as a number{others}"
-    yield finding(
-        document,
-        path,
-        "number-as-text",
+    problem, edit = (
         f'{path[-1]} is the text "{text}": {effect}',
-        f"write {value} without quotes",
-        severity=severity,
-        edits=(Edit(kind="set", key=dotted, value=value, safe=safe),),
+        Edit(kind="set", key=dotted, value=value, safe=safe),
     )
+    yield finding(
+        document, path, "number-as-text", problem, f"write {value} without quotes", severity=severity,
+        edits=(edit,),
+    )  # fmt: skip
 
 
 def _of_text(readers: frozenset[str], they_do: str) -> tuple[Severity, str]:
@@ -194,17 +180,11 @@ def _boolean(
 ) -> Iterator[Finding]:  # fmt: skip
     if isinstance(value, bool):
         return
-    words = {
-        "true": True,
-        "yes": True,
-        "on": True,
-        "1": True,
-        "false": False,
-        "no": False,
-        "off": False,
-        "0": False,
+    truths = {
+        **dict.fromkeys(("true", "yes", "on", "1"), True),
+        **dict.fromkeys(("false", "no", "off", "0"), False),
     }
-    replacement = words.get(str(value).lower()) if isinstance(value, str | int) else None
+    replacement = truths.get(str(value).lower()) if isinstance(value, str | int) else None
     is_asked = len(path) == 1 or path[0] in _ASKED_WHETHER_TRUE or path[-1] == "torch_adam"
     if replacement is None and isinstance(value, str) and is_asked and not refused:
         replacement = True  # as DeepSpeed takes it
@@ -223,16 +203,13 @@ def _boolean(
     else:
         return  # 0 and 1 do what they say
     if isinstance(value, str):
-        yield finding(
-            document,
-            path,
-            "boolean-as-text",
+        problem, fix = (
             f'{path[-1]} is the text "{value}": {effect}',
             f"write {str(replacement).lower()} without quotes",
-            severity=severity,
-            # where any text counts as true, writing false would turn something off
-            edits=(Edit(kind="set", key=dotted, value=replacement, safe=refused or replacement),),
         )
+        # where any text counts as true, writing false would turn something off
+        edit = Edit(kind="set", key=dotted, value=replacement, safe=refused or replacement)
+        yield finding(document, path, "boolean-as-text", problem, fix, severity=severity, edits=(edit,))
 
 
 def _choice(
@@ -247,14 +224,8 @@ def _choice(
     if lower in choices:
         edits = (Edit(kind="set", key=".".join(str(part) for part in path), value=lower),)
     listed = ", ".join(str(choice) for choice in choices) if choices else _NAMES["text"]
-    yield finding(
-        document,
-        path,
-        "wrong-value",
-        f"{path[-1]} is {quoted(value)}: DeepSpeed refuses the file",
-        f"use {listed}",
-        edits=edits,
-    )
+    problem = f"{path[-1]} is {quoted(value)}: DeepSpeed refuses the file"
+    yield finding(document, path, "wrong-value", problem, f"use {listed}", edits=edits)
 
 
 def wrong(document: Document, path: Path, entry: Mapping[str, Any], value: object) -> Finding:
@@ -262,13 +233,8 @@ def wrong(document: Document, path: Path, entry: Mapping[str, Any], value: objec
     expected = _NAMES.get(entry["kind"], "another value")
     if entry.get("choices"):
         expected = ", ".join(str(choice) for choice in entry["choices"])
-    return finding(
-        document,
-        path,
-        "wrong-kind",
-        f"{path[-1]} is {quoted(value)}: DeepSpeed fails on it",
-        f"use {expected}",
-    )
+    problem = f"{path[-1]} is {quoted(value)}: DeepSpeed fails on it"
+    return finding(document, path, "wrong-kind", problem, f"use {expected}")
 
 
 def quoted(value: object) -> str:
