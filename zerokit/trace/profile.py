@@ -67,18 +67,6 @@ def _lengths_by_regime(built: BuiltModel, offset: int = 0) -> list[tuple[tuple[i
     return [(below, window - 1), (above, None)]
 
 
-def _trace(built: BuiltModel, variant: Variant) -> tuple[ActivationTrace, ...]:
-    traces = []
-    offset = variant.images.sequence_tokens if variant.images is not None else 0
-    for lengths, limit in _lengths_by_regime(built, offset):
-        if variant.phase == "train":
-            traces += _fitted(built, variant, lengths, limit, offset)
-        else:
-            events, kept = record_serving(built, variant, points(lengths))
-            traces.append(fit(events, lengths, built.stacks, limit, kept))
-    return tuple(traces)
-
-
 def _fitted(
     built: BuiltModel, variant: Variant, lengths: tuple[int, ...], limit: int | None, shortest: int
 ) -> list[ActivationTrace]:
@@ -113,37 +101,35 @@ def _of_events(
                min_seq_len=shortest, copies=copies, micro_batches=micro_batches)  # fmt: skip
 
 
-def _of_one_length(
-    hf_config: Mapping[str, Any], head: str | None, variant: Variant, seq_len: int
-) -> list[ActivationTrace]:
-    """Traces that hold for sequences of this length alone: state-space and linear-attention layers pad it
-    to whole chunks, and run more operators the longer it is.
-
-    Raises:
-        InputError: these are too many.
-    """
-    short = [(MICRO_BATCHES[0], length) for length in _SHORT]
-    hooked = replace(variant, zero3_linear=True)  # one pass
-    brief, longer = (
-        len(record(_attention(hf_config, head, hooked), hooked, [point], [])[0][0]) for point in short
-    )
-    more = max(0, longer - brief) * seq_len // (_SHORT[1] - _SHORT[0])
-    if more > _MOST_EVENTS:
-        raise InputError(
-            f"its layers run one operator after the other over {seq_len:,} tokens, too many to trace "
-            f"(some {more:,} allocations)"
-        )
-    return _fitted(_attention(hf_config, head, variant), variant, (seq_len,), seq_len, seq_len)
-
-
 def _traces(
     hf_config: Mapping[str, Any], head: str | None, variant: Variant, built: BuiltModel, seq_len: int | None
 ) -> tuple[ActivationTrace, ...]:
     if variant.phase == "train" and pads_to_chunks(built.config.get_text_config().to_dict()):
         if seq_len is None:
             raise InputError("state-space and linear-attention layers are traced for one sequence length")
-        return tuple(_of_one_length(hf_config, head, variant, seq_len))
-    return _trace(built, variant)
+        # traces that hold for sequences of this length alone: state-space and linear-attention layers pad
+        # it to whole chunks, and run more operators the longer it is
+        short = [(MICRO_BATCHES[0], length) for length in _SHORT]
+        hooked = replace(variant, zero3_linear=True)  # one pass
+        brief, longer = (
+            len(record(_attention(hf_config, head, hooked), hooked, [point], [])[0][0]) for point in short
+        )
+        more = max(0, longer - brief) * seq_len // (_SHORT[1] - _SHORT[0])
+        if more > _MOST_EVENTS:
+            raise InputError(
+                f"its layers run one operator after the other over {seq_len:,} tokens, too many to trace "
+                f"(some {more:,} allocations)"
+            )
+        return tuple(_fitted(_attention(hf_config, head, variant), variant, (seq_len,), seq_len, seq_len))
+    traces = []
+    offset = variant.images.sequence_tokens if variant.images is not None else 0
+    for lengths, limit in _lengths_by_regime(built, offset):
+        if variant.phase == "train":
+            traces += _fitted(built, variant, lengths, limit, offset)
+        else:
+            events, kept = record_serving(built, variant, points(lengths))
+            traces.append(fit(events, lengths, built.stacks, limit, kept))
+    return tuple(traces)
 
 
 def _attention(hf_config: Mapping[str, Any], head: str | None, variant: Variant) -> BuiltModel:
@@ -161,21 +147,6 @@ def _own_parameters(variant: Variant) -> bool:
     changed = variant.autocast or variant.quantization != "none"
     frozen = variant.images is not None and variant.images.tower == "frozen"
     return bool(variant.lora_rank) or variant.tensor_parallel > 1 or changed or frozen
-
-
-def _parameters(built: BuiltModel) -> tuple[Parameter, ...]:
-    """The parameters of a model that was built for a variant."""
-    return tuple(
-        Parameter(
-            name=record.name,
-            shape=record.shape,
-            trainable=record.trainable,
-            stored_bytes=record.stored_bytes,
-            element_bytes=record.element_bytes,
-            communication_bytes=record.communication_bytes,
-        )
-        for record in built.parameters
-    )
 
 
 def profile_from_config(
@@ -217,9 +188,9 @@ def profile_from_config(
             continue  # one pass, and nothing is generated
         buffer_bytes = max(buffer_bytes, built.buffer_bytes)
         if _own_parameters(variant):
-            parameter_sets[variant.key] = _parameters(built)
+            parameter_sets[variant.key] = built.parameters
         else:
-            parameters = _parameters(built)
+            parameters = built.parameters
         leaves |= {name.rpartition(".")[2] for name in leaf_modules(built.model)}
         ties |= built.ties  # under adapters the names are others
         traces[variant.key] = _traces(hf_config, head, variant, built, seq_len)

@@ -97,9 +97,8 @@ def _read(model: nn.Module, config: Any, name: str, head: str) -> ModelShape:
 def _with_tower(shape: ModelShape, model: nn.Module, images: SequenceImages) -> ModelShape:
     """The shape with the tower's layers over the patches of a sequence's images; each image or tile attends
     to itself."""
-    text = tuple(
-        _stacks(model, shape.hidden, _widths(shape), float(shape.experts_per_token), True, tower=False)
-    )
+    widths = (shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim)
+    text = tuple(_stacks(model, shape.hidden, widths, float(shape.experts_per_token), True, tower=False))
     tower = [module for path, module in model.named_modules() if vision_tower.is_inside(f"{path}.0")]
     width = _widest_input(tower)
     pictures = images.count * images.tiles
@@ -110,15 +109,10 @@ def _with_tower(shape: ModelShape, model: nn.Module, images: SequenceImages) -> 
     return replace(shape, stacks=(*tower_modules, *text))
 
 
-def _widths(shape: ModelShape) -> tuple[int, int]:
-    return shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
-
-
 def _widest_input(tower: list[nn.Module]) -> int:
     """Width of a vision tower: what most of its linear layers read."""
-    widths = [
-        module.in_features for part in tower for module in part.modules() if isinstance(module, nn.Linear)
-    ]
+    parts = (module for part in tower for module in part.modules())
+    widths = [module.in_features for module in parts if isinstance(module, nn.Linear)]
     return int(max(set(widths), key=widths.count))
 
 
@@ -179,21 +173,17 @@ def _stacks(
             kind = tuple((key, tuple(p.shape)) for key, p in layer.named_parameters())
             counts[kind] = counts.get(kind, 0) + 1
             if kind not in kinds:
-                kinds[kind] = _stack(layer, hidden, widths, active, causal)
+                gemms = tuple(_gemms(layer, hidden, active))
+                attends = any(_ATTENTION.search(type(module).__name__) for module in layer.modules())
+                parameters = sum(parameter.numel() for parameter in layer.parameters())
+                ffn = max((g.k for g in gemms if g.kind == "mlp" and g.split == "row"), default=hidden)
+                kinds[kind] = Stack(
+                    layers=1, gemms=gemms, hidden=hidden, ffn=ffn, causal=causal,
+                    attention_width=widths[0] if attends else 0, kv_width=widths[1] if attends else 0,
+                    other_parameters=max(0, parameters - sum(gemm.parameters for gemm in gemms)),
+                )  # fmt: skip
         for kind, stack in kinds.items():
             yield replace(stack, layers=counts[kind])
-
-
-def _stack(layer: nn.Module, hidden: int, widths: tuple[int, int], active: float, causal: bool) -> Stack:
-    gemms = tuple(_gemms(layer, hidden, active))
-    attends = any(_ATTENTION.search(type(module).__name__) for module in layer.modules())
-    parameters = sum(parameter.numel() for parameter in layer.parameters())
-    ffn = max((g.k for g in gemms if g.kind == "mlp" and g.split == "row"), default=hidden)
-    return Stack(
-        layers=1, gemms=gemms, hidden=hidden, ffn=ffn, attention_width=widths[0] if attends else 0,
-        kv_width=widths[1] if attends else 0, causal=causal,
-        other_parameters=max(0, parameters - sum(gemm.parameters for gemm in gemms)),
-    )  # fmt: skip
 
 
 def _gemms(layer: nn.Module, hidden: int, active: float) -> Iterator[Gemm]:

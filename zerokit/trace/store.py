@@ -29,14 +29,10 @@ class DamagedProfile(Exception):
 
 def keep(profile: ModelProfile, path: Path) -> None:
     """Write a profile into the cache, with a checksum of its bytes and of the file's name."""
-    data = _packed(profile)
+    text = json.dumps(to_json(profile), separators=(",", ":"))
+    data = gzip.compress(text.encode(), compresslevel=9, mtime=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, _header(data, path) + data)
-
-
-def _packed(profile: ModelProfile) -> bytes:
-    text = json.dumps(to_json(profile), separators=(",", ":"))
-    return gzip.compress(text.encode(), compresslevel=9, mtime=0)
 
 
 def _header(data: bytes, path: Path) -> bytes:
@@ -75,8 +71,10 @@ def read(path: Path) -> ModelProfile | None:
         raise DamagedProfile(str(error)) from None
 
 
-def _traces(profiles: Sequence[ModelProfile]) -> dict[str, tuple[ActivationTrace, ...]]:
-    """Traces of each variant: the last profile's; but those that hold for one length stand side by side."""
+def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:
+    """One profile with the traces of all; of the same model."""
+    first = profiles[0]
+    # traces of each variant: the last profile's; but those that hold for one length stand side by side
     by_key: dict[str, dict[tuple[int, int | None, bool], ActivationTrace]] = {}
     for profile in profiles:
         for key in profile.traces:
@@ -85,15 +83,9 @@ def _traces(profiles: Sequence[ModelProfile]) -> dict[str, tuple[ActivationTrace
             }
             keep = by_key.get(key, {}) if all(start for start, *_ in traces) else {}
             by_key[key] = {**keep, **traces}
-    return {key: tuple(traces.values()) for key, traces in by_key.items()}
-
-
-def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:
-    """One profile with the traces of all; of the same model."""
-    first = profiles[0]
     return replace(
         first,
-        traces=_traces(profiles),
+        traces={key: tuple(traces.values()) for key, traces in by_key.items()},
         ties={k: v for p in profiles for k, v in p.ties.items()},
         parameter_sets={k: v for p in profiles for k, v in p.parameter_sets.items()},
     )

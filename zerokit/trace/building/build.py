@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
 from zerokit.domain.hf_classes import CLASSIFIERS, HEADS, named_head
-from zerokit.domain.profile import Variant
+from zerokit.domain.profile import Parameter, Variant
 from zerokit.errors import InputError, of_import
 from zerokit.trace.building import vision_tower
 
@@ -39,18 +40,6 @@ class LayerList:
     stands_for: tuple[int, ...]  # full index -> position among the kept
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterRecord:
-    """A parameter of the full model, in ``model.parameters()`` order."""
-
-    name: str
-    shape: tuple[int, ...]
-    trainable: bool
-    stored_bytes: int = 0
-    element_bytes: int = 0
-    communication_bytes: int = 0
-
-
 @dataclass(slots=True)
 class BuiltModel:
     """A model on the meta device, cut to a few layers, with the full model's parameters listed."""
@@ -58,7 +47,7 @@ class BuiltModel:
     model: nn.Module
     config: Any
     head: str
-    parameters: tuple[ParameterRecord, ...]
+    parameters: tuple[Parameter, ...]  # in ``model.parameters()`` order
     stacks: tuple[LayerList, ...]
     ties: dict[str, str]  # another name of a parameter -> the name it is listed under
     buffer_bytes: int  # of the full model: causal masks, position tables
@@ -222,19 +211,12 @@ def _shorten(model: nn.Module, config: Any, stack: LayerList) -> None:
 
 def _quantise(model: torch.nn.Module, variant: Variant) -> dict[str, int]:
     """Quantise the layers that the variant asks for; the bytes of each weight that is packed now, by name."""
+    from zerokit.trace.building import int8, nf4
+
     if variant.quantized:
-        from zerokit.trace.building.nf4 import quantise
-
-        return quantise(model)
-    if variant.quantization == "int4":
-        from zerokit.trace.building.nf4 import quantise
-
-        return quantise(model, variant.phase)
-    if variant.quantization == "int8":
-        from zerokit.trace.building.int8 import quantise as quantise_int8
-
-        return quantise_int8(model, variant.phase)
-    return {}
+        return nf4.quantise(model)
+    rooms = {"int4": nf4.quantise, "int8": int8.quantise}
+    return rooms[variant.quantization](model, variant.phase) if variant.quantization in rooms else {}
 
 
 def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -> BuiltModel:
@@ -272,16 +254,13 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
     packed = _quantise(model, variant)
     sent = communication_bytes(model) if variant.autocast else {}
     parameters = tuple(
-        ParameterRecord(
-            n,
-            tuple(p.shape),
-            p.requires_grad,
-            packed.get(n, 0),
-            0 if n in packed or p.dtype == dtype else p.element_size(),
-            sent.get(id(p), 0),
+        Parameter(
+            name=n, shape=tuple(p.shape), trainable=p.requires_grad, stored_bytes=packed.get(n, 0),
+            element_bytes=0 if n in packed or p.dtype == dtype else p.element_size(),
+            communication_bytes=sent.get(id(p), 0),
         )
         for n, p in model.named_parameters()
-    )
+    )  # fmt: skip
     listed = {id(p): n for n, p in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     ties = {n: listed[id(p)] for n, p in every if listed[id(p)] != n}
@@ -326,11 +305,5 @@ def transformers_on_gpu(padding: bool = False) -> Iterator[None]:
     for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
         if hasattr(masking_utils, name):
             replaced[name] = unpadded(getattr(masking_utils, name))
-    originals = {name: getattr(masking_utils, name) for name in replaced}
-    try:
-        for name, function in replaced.items():
-            setattr(masking_utils, name, function)
+    with mock.patch.multiple(masking_utils, **replaced):
         yield
-    finally:
-        for name, function in originals.items():
-            setattr(masking_utils, name, function)

@@ -20,24 +20,15 @@ from torch import nn
 from zerokit.trace.building.nf4 import quantisable
 
 
-def scales_bytes(rows: int) -> int:
-    """``SCB``: an fp32 scale a row."""
-    return 4 * rows
-
-
-def _quantised(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The input in 8 bits, and its scales."""
-    half = tensor.to(torch.float16)
-    scales = tensor.new_empty(tensor.shape[0], dtype=torch.float32)
-    rows = tensor.new_empty(tensor.shape, dtype=torch.int8)
-    outliers = half.abs() >= 6.0
-    del outliers
-    return [rows, scales]
-
-
 def _forward(layer: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.reshape(-1, tensor.shape[-1])
-    quantised = _quantised(flat)
+    # the input in 8 bits, and its scales
+    half = flat.to(torch.float16)
+    scales = flat.new_empty(flat.shape[0], dtype=torch.float32)
+    rows = flat.new_empty(flat.shape, dtype=torch.int8)
+    outliers = half.abs() >= 6.0
+    del outliers
+    quantised = [rows, scales]
     product = flat.new_empty((flat.shape[0], layer.int8_rows), dtype=torch.int32)
     output = torch.empty_like(product, dtype=torch.float16)  # the kernel knows no bfloat16
     if layer.bias is not None and layer.bias.dtype != torch.float16:
@@ -81,5 +72,5 @@ def quantise(model: nn.Module, phase: str = "prefill") -> dict[str, int]:
         layer.weight = nn.Parameter(packed, requires_grad=False)
         layer.int8_rows = rows
         layer.forward = MethodType(_train if phase == "train" else _forward, layer)
-        sizes[f"{name}.weight"] = packed.numel() + scales_bytes(rows)
+        sizes[f"{name}.weight"] = packed.numel() + 4 * rows  # ``SCB``: an fp32 scale a row
     return sizes

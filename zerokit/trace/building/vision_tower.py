@@ -32,15 +32,12 @@ def prepare(model: nn.Module, *, frozen: bool) -> None:
     patches alone.
     """
     for name, module in model.named_modules():
-        if "cu_seqlens" in inspect.signature(module.forward).parameters and _attends(module):
+        attends = "Attention" in type(module).__name__
+        if attends and "cu_seqlens" in inspect.signature(module.forward).parameters:
             module.forward = _in_one_piece(module.forward)
         if frozen and is_inside(name):
             for parameter in module.parameters(recurse=False):
                 parameter.requires_grad_(False)
-
-
-def _attends(module: nn.Module) -> bool:
-    return "Attention" in type(module).__name__
 
 
 def _in_one_piece(forward: Any) -> Any:

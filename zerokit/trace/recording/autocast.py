@@ -31,13 +31,9 @@ def _wide(value: Any) -> Any:
     return value.float() if narrow else value
 
 
-def _overload(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-
 def _in_fp32(name: str, by_dtype: bool) -> Any:
-    operator = _overload(name)
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -53,10 +53,6 @@ def _quadratic(xs: Sequence[int], ys: Sequence[Fraction]) -> list[Fraction]:
     return [y0 - d1 * x0 + d2 * x0 * x1, d1 - d2 * (x0 + x1), d2]
 
 
-def _number(value: Fraction) -> float:
-    return int(value) if value.denominator == 1 else float(value)
-
-
 def _polynomial(sizes: Sequence[int], lengths: Sequence[int], micro_batches: Sequence[int]) -> Polynomial:
     count = len(lengths)
     rows = [[Fraction(n) for n in sizes[i * count : (i + 1) * count]] for i in range(len(micro_batches))]
@@ -65,7 +61,8 @@ def _polynomial(sizes: Sequence[int], lengths: Sequence[int], micro_batches: Seq
     fixed = [low - slope * b0 for low, slope in zip(rows[0], slopes, strict=True)]
     c0, c1, c2 = _quadratic(lengths, fixed)
     d0, d1, d2 = _quadratic(lengths, slopes)
-    return tuple(_number(v) for v in (c0, d0, c1, d1, c2, d2))  # type: ignore[return-value]
+    numbers = (int(v) if v.denominator == 1 else float(v) for v in (c0, d0, c1, d1, c2, d2))
+    return tuple(numbers)  # type: ignore[return-value]
 
 
 def _sum(a: Polynomial, b: Polynomial, sign: int = 1) -> Polynomial:

@@ -23,9 +23,13 @@ def image_inputs(
     """``input_ids`` and ``labels`` of shape (micro_batch, seq_len) with the images' tokens in front, and the
     images: in the dtype that DeepSpeed's Trainer casts them to."""
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    ids = _ids(config, images, micro_batch, seq_len)
+    token = _image_token(config)
+    text = next(number for number in range(1, 100) if number != token)
+    one = ([token] * images.tokens + [text]) * images.count
+    ids = torch.tensor([one + [text] * (seq_len - len(one))] * micro_batch)
     inputs = {"input_ids": ids, "labels": ids.clone()}
-    parameters = inspect.signature(_inner(model).forward).parameters
+    inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
+    parameters = inspect.signature(inner.forward).parameters
     is_image = (ids == _image_token(config)).to(torch.long)
     inputs |= {name: is_image.clone() for name in _TOKEN_TYPES if name in parameters}
     return inputs | _pixels(config, images, micro_batch, dtype)
@@ -46,22 +50,10 @@ def is_known_index(seq_len: int) -> Any:
     return known
 
 
-def _inner(model: Any) -> nn.Module:
-    inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inner
-
-
 def _image_token(config: Any) -> int:
     return next(
         int(getattr(config, name)) for name in _IMAGE_TOKENS if getattr(config, name, None) is not None
     )
-
-
-def _ids(config: Any, images: SequenceImages, micro_batch: int, seq_len: int) -> torch.Tensor:
-    token = _image_token(config)
-    text = next(number for number in range(1, 100) if number != token)
-    one = ([token] * images.tokens + [text]) * images.count
-    return torch.tensor([one + [text] * (seq_len - len(one))] * micro_batch)
 
 
 def _pixels(

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -181,26 +182,20 @@ def attention(
     """Stand in for ``torch.nn.functional.scaled_dot_product_attention`` on CUDA."""
     query, key, value, attn_mask = narrow(query, key, value, attn_mask)
     with torch.autocast("cpu", enabled=False):
-        return _attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-
-
-def _attention(
-    query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, enable_gqa: bool
-) -> Any:
-    fused = _fused(query, key, value, attn_mask, enable_gqa)
-    repeated = key.shape[1] != query.shape[1]
-    if not _dense_rows(query, key, value, attn_mask) or (not fused and repeated):
-        return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        # scaled_dot_product_attention turns a boolean mask into an additive one of the query's dtype
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask, 0.0)
-    if not fused:
-        return _EfficientAttention.apply(query, key, value, attn_mask)
-    pad = -query.shape[-1] % 8
-    if pad:
-        query, key, value = (torch.nn.functional.pad(x, (0, pad)) for x in (query, key, value))
-    out = _FlashAttention.apply(query, key, value, attn_mask)
-    return out[..., : out.shape[-1] - pad] if pad else out
+        fused = _fused(query, key, value, attn_mask, enable_gqa)
+        repeated = key.shape[1] != query.shape[1]
+        if not _dense_rows(query, key, value, attn_mask) or (not fused and repeated):
+            return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            # scaled_dot_product_attention turns a boolean mask into an additive one of the query's dtype
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask, 0.0)
+        if not fused:
+            return _EfficientAttention.apply(query, key, value, attn_mask)
+        pad = -query.shape[-1] % 8
+        if pad:
+            query, key, value = (torch.nn.functional.pad(x, (0, pad)) for x in (query, key, value))
+        out = _FlashAttention.apply(query, key, value, attn_mask)
+        return out[..., : out.shape[-1] - pad] if pad else out
 
 
 class _Softmax(torch.autograd.Function):
@@ -236,13 +231,7 @@ def cuda_kernels() -> Iterator[None]:
     The functions are replaced by name: a ``TorchFunctionMode`` would be off inside
     ``backward()``, where activation checkpointing runs the forward again.
     """
-    functional = torch.nn.functional
-    replaced = {"scaled_dot_product_attention": attention, "dropout": _dropout, "softmax": _softmax}
-    originals = {name: getattr(functional, name) for name in replaced}
-    try:
-        for name, function in replaced.items():
-            setattr(functional, name, function)
+    replaced: dict[str, Any] = {"dropout": _dropout, "softmax": _softmax}
+    replaced["scaled_dot_product_attention"] = attention
+    with mock.patch.multiple(torch.nn.functional, **replaced):
         yield
-    finally:
-        for name, function in originals.items():
-            setattr(functional, name, function)

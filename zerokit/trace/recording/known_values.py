@@ -50,10 +50,7 @@ class KnownValues(TorchDispatchMode):
         self._originals = originals = torch.tensor, FakeTensor.tolist
 
         def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            created = originals[0](
-                tree_map(_number, data) if isinstance(data, list) else data, *args, **kwargs
-            )
-            return created
+            return originals[0](tree_map(_number, data) if isinstance(data, list) else data, *args, **kwargs)
 
         def tolist(self: FakeTensor) -> Any:
             value = value_of(self)
@@ -94,11 +91,8 @@ class KnownValues(TorchDispatchMode):
     def _forget(func: Any, args: tuple[Any, ...]) -> None:
         """What an operator writes into with values that are not known is not known any more."""
         for argument, value in zip(func._schema.arguments, args, strict=False):
-            if (
-                argument.alias_info is not None
-                and argument.alias_info.is_write
-                and hasattr(value, _ATTRIBUTE)
-            ):
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written and hasattr(value, _ATTRIBUTE):
                 delattr(value, _ATTRIBUTE)
 
     def _values(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

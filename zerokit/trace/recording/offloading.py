@@ -46,7 +46,7 @@ class Offloading(saved_tensors_hooks):
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         self.count += 1
-        number, key = self.count, _key(tensor)
+        number, key = self.count, (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype)
         if key in self.keys:
             self.keys[key] = number
             return number, tensor
@@ -57,11 +57,8 @@ class Offloading(saved_tensors_hooks):
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         for old in [n for n in self.kept if n <= number - KEPT_ON_THE_WAY]:
             self._release(old)
-        size = (
-            tensor.untyped_storage().nbytes()
-            if 0 in tensor.stride()
-            else tensor.numel() * tensor.element_size()
-        )
+        expanded = 0 in tensor.stride()
+        size = tensor.untyped_storage().nbytes() if expanded else tensor.numel() * tensor.element_size()
         self.tracker.events.append(TraceEvent("host", number, size))
         self.kept[number] = tensor
         self.keys[key] = number
@@ -92,10 +89,6 @@ class Offloading(saved_tensors_hooks):
 
         node.register_hook(done)
         return tensor
-
-
-def _key(tensor: torch.Tensor) -> tuple[int, int, torch.dtype]:
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype
 
 
 @contextmanager

@@ -110,20 +110,17 @@ class Hooks:
         return hook
 
     def _hook_module(self, name: str, module: nn.Module) -> None:
-        def mark(kind: str, key: str) -> None:
-            self.tracker.mark(kind, key)
-
         state = {"forwards": 0, "inputs": 0}
 
         def before_backward() -> None:
             if state["forwards"] > 0:
-                mark("bwd_pre", name)
+                self.tracker.mark("bwd_pre", name)
                 state["forwards"] -= 1
 
         def after_backward() -> None:
             state["inputs"] -= 1
             if state["inputs"] == 0:
-                mark("bwd_post", name)
+                self.tracker.mark("bwd_post", name)
 
         def wrap(value: Any, call: Callable[[], None], count: str) -> Any:
             if isinstance(value, torch.Tensor):
@@ -141,12 +138,12 @@ class Hooks:
             return value
 
         def pre_forward(_: nn.Module, args: Any) -> Any:
-            mark("fwd_pre", name)
+            self.tracker.mark("fwd_pre", name)
             state["inputs"] = 0
             return wrap(args, after_backward, "inputs")
 
         def post_forward(_: nn.Module, args: Any, output: Any) -> Any:
-            mark("fwd_post", name)
+            self.tracker.mark("fwd_post", name)
             return wrap(output, before_backward, "forwards")
 
         self.handles.append(module.register_forward_pre_hook(pre_forward))
@@ -324,7 +321,6 @@ def saved_views(built: BuiltModel, variant: Variant) -> tuple[str, ...]:
 def _step(
     model: nn.Module, hooks: Hooks, inputs: dict[str, torch.Tensor], variant: Variant, seq_len: int
 ) -> list[TraceEvent]:
-    """The events of one forward and backward."""
     tracker = hooks.tracker = StorageTracker()
     if variant.images is not None:
         tracker.skipped = is_known_index(seq_len)

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from zerokit.domain.profile import Variant
 from zerokit.errors import InputError
@@ -38,7 +37,8 @@ class Generation:
         if "position_ids" in parameters:
             position_ids = model._prepare_position_ids_for_generation(prompt, self.settings)
             self.settings["position_ids"] = position_ids
-        if not padding and _drops_plain_masks(model):
+        if not padding and "_mask_length" in model.generate.__wrapped__.__code__.co_names:
+            # this `generate` drops a mask without padding (it notes its length then)
             self.settings["attention_mask"] = None
         if "logits_to_keep" in parameters:
             self.settings["logits_to_keep"] = 1
@@ -76,11 +76,6 @@ class Generation:
                     yield value
 
 
-def _drops_plain_masks(model: Any) -> bool:
-    """Whether this Transformers' ``generate`` drops a mask without padding (it notes its length then)."""
-    return "_mask_length" in model.generate.__wrapped__.__code__.co_names
-
-
 def _decoding(model: Any) -> None:
     """Let experts run as in decoding: one product each, on copies of the weights chosen
     (``_optimize_model_for_decode``, which does so on every device but the CPU that a trace is on)."""
@@ -91,24 +86,20 @@ def _decoding(model: Any) -> None:
         )
 
 
-def _prepare(built: BuiltModel) -> nn.Module:
-    model = built.model
-    materialise(model)
-    model.tie_weights()
-    model.eval()
-    for stack in built.stacks:  # a cache has its layers by their number
-        for position, layer in enumerate(model.get_submodule(stack.path).children()):
-            for module in layer.modules():
-                if "layer_idx" in vars(module):
-                    module.layer_idx = position
-    return model
-
-
 class _Tracer:
     """Traces passes of one model, each at its own size."""
 
     def __init__(self, built: BuiltModel, variant: Variant) -> None:
-        self.model: Any = _prepare(built)
+        model = built.model
+        materialise(model)
+        model.tie_weights()
+        model.eval()
+        for stack in built.stacks:  # a cache has its layers by their number
+            for position, layer in enumerate(model.get_submodule(stack.path).children()):
+                for module in layer.modules():
+                    if "layer_idx" in vars(module):
+                        module.layer_idx = position
+        self.model: Any = model
         self.built = replace_model(built, self.model)
         self.variant = variant
         self.hooks = Hooks(StorageTracker(), self.model)

@@ -140,11 +140,8 @@ class Shapes:
     def _read(self, values: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
         for value in values:
             if isinstance(value, FakeTensor):
-                if (
-                    value.layout is not torch.strided
-                    or value.fake_mode is not self._fake
-                    or value.constant is not None
-                ):
+                is_own = value.fake_mode is self._fake and value.constant is None
+                if value.layout is not torch.strided or not is_own:
                     raise _NotKept
                 tensors.append(value)
                 key += (value.shape, value.stride(), value.dtype, value.fake_device)
