@@ -9,17 +9,28 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from zerokit.catalog.reader import Field, Words, could_mean, incomplete, read, skipped, split, suggestions
+from zerokit.catalog.reader import (
+    Field,
+    Words,
+    could_mean,
+    entry_names,
+    has_entry,
+    incomplete,
+    read,
+    skipped,
+    split,
+    suggestions,
+)
 from zerokit.domain.hardware import Chip, Gpu
 from zerokit.domain.partial_sums import Processors
 from zerokit.errors import InputError
 from zerokit.strictload import Document
 from zerokit.units import GIB, MIB, format_gib
-from zerokit.values import frozen_dataclass, replace
+from zerokit.values import frozen_dataclass
 
 FOLDER = Path(__file__).parent / "gpus"
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -55,6 +66,9 @@ _FIELDS = {
     "assumed_for_vram": Field(kind="flag", required=False),
     "sources": Field(kind="mapping"),
 }
+_AS_WRITTEN = (
+    "name", "title", "link", "peer_to_peer", "expandable_segments", "max_gpus_per_node", "sources",
+)  # fmt: skip
 _CHIP = ("compute_capability", "multiprocessors", "threads_per_multiprocessor", "l2_cache_mib")
 """All of them, or none: no rehearsal on this GPU, and no partial sums in its estimates."""
 _FIGURES = (
@@ -81,14 +95,10 @@ class _Entry:
     labels: tuple[Words, ...]
     vendor_words: frozenset[str]
 
-    def plain(self, words: Words) -> Words:
-        """A name without the words of this GPU's vendor."""
-        return tuple(word for word in words if word not in self.vendor_words)
-
 
 def names() -> tuple[str, ...]:
     """All catalogue names, sorted."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+    return entry_names(FOLDER)
 
 
 def load(name: str) -> Gpu:
@@ -97,7 +107,7 @@ def load(name: str) -> Gpu:
     Raises:
         InputError: there is none.
     """
-    if re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) and (FOLDER / f"{name}.yaml").is_file():
+    if has_entry(FOLDER, name):
         return read_gpu(FOLDER / f"{name}.yaml")
     raise InputError(f"⟨gpu⟩ {_unknown(name)}")
 
@@ -118,7 +128,7 @@ def lookup(text: str, option: str = "⟨gpu⟩ ") -> Gpu:
     """
     if len(text) > 100:
         raise InputError(f"{option}{text[:20]!r}…: too long for a GPU's name; `zerokit gpus` lists them")
-    if re.fullmatch(r"[a-z0-9][a-z0-9-]*", text) and (FOLDER / f"{text}.yaml").is_file():
+    if has_entry(FOLDER, text):
         return load(text)
     words = _words(text)
     candidates = _named(words)
@@ -216,46 +226,31 @@ def _read(path: Path) -> _Entry:
     measured, sustained = (
         None
         if (tflops := values.get(f"{kind}_matmul_tflops")) is None
-        else tflops * 1e12 / _tensor_peak(peaks)
+        else tflops * 1e12 / peaks.get("bf16", peaks["fp16"])
         for kind in ("measured", "sustained")
     )
-    network, slowest_network = (
-        None if (rate := values.get(f"{kind}network_gb_per_second")) is None else rate * 1e9
-        for kind in ("", "slowest_")
-    )
+    rates = {
+        f"{name}_bytes_per_second": None
+        if (rate := values.get(f"{name}_gb_per_second")) is None
+        else rate * 1e9
+        for name in ("hbm", "link", "pcie", "network", "slowest_network")
+    }
     names_of_it = (*values.get("aliases", []), *values["driver_names"])
     gpu = Gpu(
-        name=values["name"],
-        title=values["title"],
-        vram_bytes=round(values["vram_gib"] * GIB),
-        driver_vram_bytes=values["driver_vram_mib"] * MIB,
-        peak_flops=peaks,
-        hbm_bytes_per_second=values["hbm_gb_per_second"] * 1e9,
-        link=values["link"],
-        link_bytes_per_second=values["link_gb_per_second"] * 1e9,
-        pcie_bytes_per_second=values["pcie_gb_per_second"] * 1e9,
-        network_bytes_per_second=network,
-        slowest_network_bytes_per_second=slowest_network,
-        matmul_efficiency=measured,
-        sustained_efficiency=sustained,
-        peer_to_peer=values["peer_to_peer"],
-        expandable_segments=values["expandable_segments"],
-        context_bytes=values["context_mib"] * MIB,
-        host_bytes_per_gpu=values["host_gib_per_gpu"] * GIB,
-        max_gpus_per_node=values["max_gpus_per_node"],
-        chip=_chip(values),
-        aliases=names_of_it,
-        sources=values["sources"],
-    )
-    vendor = "amd" if gpu.title.startswith("AMD") else "nvidia"
-    entry = _Entry(
-        gpu=gpu,
-        assumed_for_vram=values.get("assumed_for_vram", False),
-        labels=(),
-        vendor_words=frozenset(_VENDOR_WORDS[vendor]),
-    )
-    labels = (entry.plain(_words(label)) for label in (gpu.name, gpu.title, *names_of_it))
-    return replace(entry, labels=tuple(labels))
+        **{name: values[name] for name in _AS_WRITTEN}, **rates, peak_flops=peaks,
+        vram_bytes=round(values["vram_gib"] * GIB), driver_vram_bytes=values["driver_vram_mib"] * MIB,
+        context_bytes=values["context_mib"] * MIB, host_bytes_per_gpu=values["host_gib_per_gpu"] * GIB,
+        matmul_efficiency=measured, sustained_efficiency=sustained, chip=_chip(values), aliases=names_of_it,
+    )  # fmt: skip
+    vendor_words = _VENDOR_WORDS["amd" if gpu.title.startswith("AMD") else "nvidia"]
+    labels = tuple(_plain(_words(label), vendor_words) for label in (gpu.name, gpu.title, *names_of_it))
+    assumed = values.get("assumed_for_vram", False)
+    return _Entry(gpu=gpu, assumed_for_vram=assumed, labels=labels, vendor_words=frozenset(vendor_words))
+
+
+def _plain(words: Words, vendor_words: Collection[str]) -> Words:
+    """A name without the words of the GPU's vendor."""
+    return tuple(word for word in words if word not in vendor_words)
 
 
 def _chip(values: dict[str, Any]) -> Chip | None:
@@ -270,12 +265,7 @@ def _chip(values: dict[str, Any]) -> Chip | None:
     )
 
 
-def _tensor_peak(peaks: dict[str, float]) -> float:
-    return peaks.get("bf16", peaks["fp16"])
-
-
 def _check(document: Document, name: str) -> None:
-    """Rules that join several keys."""
     values: dict[str, Any] = document.value
     if values["name"] != name:
         raise document.error(("name",), f"name: {values['name']!r} must be the file's name, {name!r}")
@@ -329,18 +319,14 @@ def _words(text: str) -> Words:
 
 
 def _named(words: Words) -> list[Gpu]:
-    return [
-        entry.gpu
-        for entry in _entries()
-        if (label_words := entry.plain(words)) and label_words in entry.labels
-    ]
+    return [e.gpu for e in _entries() if (plain := _plain(words, e.vendor_words)) and plain in e.labels]
 
 
 def _skipped(words: Words) -> Iterator[tuple[Gpu, int | None]]:
     """Of each label of each GPU, how many of its words stand between these ones."""
     if any(word.isalpha() and word != "gb" for word in words):  # a bare size names no GPU
         for entry in _entries():
-            label_words = entry.plain(words)
+            label_words = _plain(words, entry.vendor_words)
             yield from ((entry.gpu, skipped(label, label_words)) for label in entry.labels if label_words)
 
 
@@ -366,38 +352,26 @@ def _unknown(text: str, option: str = "⟨gpu⟩ ") -> str:
     )
 
 
+_SHOWN = (
+    "name", "title", "vram_bytes", "driver_vram_bytes", "peak_flops", "matmul_efficiency",
+    "sustained_efficiency", "hbm_bytes_per_second", "link", "link_bytes_per_second", "pcie_bytes_per_second",
+    "network_bytes_per_second", "slowest_network_bytes_per_second", "context_bytes", "host_bytes_per_gpu",
+    "peer_to_peer", "expandable_segments", "max_gpus_per_node",
+)  # fmt: skip
+"""Fields that ``--json`` has as they are, in its order."""
+
+
 def as_dict(gpu: Gpu) -> dict[str, Any]:
     """A GPU for ``--json``: bytes and FLOP/s, in whole units."""
+    chip = gpu.chip
     return {
-        "name": gpu.name,
-        "title": gpu.title,
-        "vram_bytes": gpu.vram_bytes,
-        "driver_vram_bytes": gpu.driver_vram_bytes,
+        **{name: getattr(gpu, name) for name in _SHOWN},
         "peak_flops": dict(gpu.peak_flops),
-        "matmul_efficiency": gpu.matmul_efficiency,
-        "sustained_efficiency": gpu.sustained_efficiency,
-        "hbm_bytes_per_second": gpu.hbm_bytes_per_second,
-        "link": gpu.link,
-        "link_bytes_per_second": gpu.link_bytes_per_second,
-        "pcie_bytes_per_second": gpu.pcie_bytes_per_second,
-        "network_bytes_per_second": gpu.network_bytes_per_second,
-        "slowest_network_bytes_per_second": gpu.slowest_network_bytes_per_second,
-        "context_bytes": gpu.context_bytes,
-        "host_bytes_per_gpu": gpu.host_bytes_per_gpu,
-        "peer_to_peer": gpu.peer_to_peer,
-        "expandable_segments": gpu.expandable_segments,
-        "max_gpus_per_node": gpu.max_gpus_per_node,
-        **_chip_as_dict(gpu.chip),
-        "aliases": list(gpu.aliases),
-        "sources": dict(gpu.sources),
-    }
-
-
-def _chip_as_dict(chip: Chip | None) -> dict[str, Any]:
-    return {
         "compute_capability": chip and "{}.{}".format(*chip.compute_capability),
         "multiprocessors": chip and chip.processors.count,
         "threads_per_multiprocessor": chip and chip.processors.threads,
         "l2_cache_bytes": chip and chip.l2_cache_bytes,
         "memory_clock_mhz": chip and chip.memory_clock_mhz,
+        "aliases": list(gpu.aliases),
+        "sources": dict(gpu.sources),
     }

@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ from zerokit.catalog.reader import (
     Words,
     contains,
     could_mean,
+    entry_names,
+    has_entry,
     incomplete,
     read,
     skipped,
@@ -113,7 +114,7 @@ class CatalogModel(Summary):
 
 def names() -> tuple[str, ...]:
     """All catalogue names, sorted."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+    return entry_names(FOLDER)
 
 
 def load(name: str) -> CatalogModel:
@@ -122,7 +123,7 @@ def load(name: str) -> CatalogModel:
     Raises:
         InputError: there is none.
     """
-    if _is_name(name):
+    if has_entry(FOLDER, name):
         return read_model(FOLDER / f"{name}.yaml")
     raise InputError(f"⟨model⟩ {_unknown(name)}")
 
@@ -154,7 +155,7 @@ def resolve(text: str, option: str = "⟨model⟩ ") -> tuple[CatalogModel, tupl
     """
     if len(text) > 200:
         raise InputError(f"{option}{text[:20]!r}…: too long for a model's name; `zerokit models` lists them")
-    if _is_name(text):
+    if has_entry(FOLDER, text):
         return load(text), ()
     words = split(text)
     candidates = _by_words().get(words)
@@ -235,7 +236,6 @@ def as_dict(model: CatalogModel) -> dict[str, Any]:
 
 
 def _check(document: Document, name: str) -> None:
-    """Rules that join several keys."""
     values: dict[str, Any] = document.value
     if values["name"] != name:
         raise document.error(("name",), f"name: {values['name']!r} must be the file's name, {name!r}")
@@ -258,10 +258,6 @@ def _check(document: Document, name: str) -> None:
         raise document.error(("published_parameters",), message)
 
 
-def _is_name(text: str) -> bool:
-    return bool(re.fullmatch(r"[a-z0-9][a-z0-9._-]*", text)) and (FOLDER / f"{text}.yaml").is_file()
-
-
 @frozen_dataclass
 class _Label:
     """One of the names of a model; ``own``: it is the catalogue's or the repository's."""
@@ -272,7 +268,6 @@ class _Label:
 
 @functools.cache
 def _by_words() -> dict[Words, _Label]:
-    """Everything that the models are called."""
     labels: dict[Words, _Label] = {}
     for model in index():
         owner, _, repository = (model.hub or model.name).rpartition("/")

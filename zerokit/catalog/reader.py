@@ -23,6 +23,19 @@ _WANTED = {
 }
 
 
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+def entry_names(folder: Path) -> tuple[str, ...]:
+    """The names of a catalogue's files, sorted."""
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+def has_entry(folder: Path, text: str) -> bool:
+    """Whether a text is exactly the name of a catalogue's file."""
+    return _NAME.fullmatch(text) is not None and (folder / f"{text}.yaml").is_file()
+
+
 @frozen_dataclass
 class Field:
     """What one top-level key of a file may hold.

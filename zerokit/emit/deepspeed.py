@@ -55,86 +55,50 @@ def optimizer_params(kind: str, *, adapters: bool = False) -> Mapping[str, Any]:
     return {**params, "lr": round(params["lr"] * _ADAPTERS_LR, 10)} if adapters else params
 
 
-# stage -> ((field of ZeroSettings, key in the JSON, why), ...), in the order written
 _TRAINERS_CLIPPING = 1.0  # TrainingArguments.max_grad_norm (Transformers 5.23, training_args.py)
 _BUCKETS = "sized for this model: larger buckets send fewer messages and take more memory"
-_COMMON = (
-    ("contiguous_gradients", "contiguous_gradients", "one gradient buffer; avoids fragmentation in backward"),
-    ("reduce_scatter", "reduce_scatter", "each rank receives only the gradients that it owns"),
-    ("reduce_bucket_size", "reduce_bucket_size", f"elements reduced at a time; {_BUCKETS}"),
-    (
-        "overlap_comm",
-        "overlap_comm",
-        "true overlaps gradient reduction with backward, for a second reduce bucket",
-    ),
-)
-_KEYS_OF_STAGE: Mapping[int, tuple[tuple[str, str, str], ...]] = {
-    0: (),
-    1: (
-        *_COMMON,
-        (
-            "allgather_partitions",
-            "allgather_partitions",
-            "all-gather of the updated weights instead of broadcasts",
-        ),
-        ("allgather_bucket_size", "allgather_bucket_size", f"elements gathered at a time; {_BUCKETS}"),
-        (
-            "round_robin_gradients",
-            "round_robin_gradients",
-            "spreads the copies of gradients to the host over ranks",
-        ),
-    ),
-    3: (
-        *_COMMON,
-        (
-            "sub_group_size",
-            "sub_group_size",
-            "elements that the optimizer steps at once; bounds its working set",
-        ),
-        (
-            "prefetch_bucket_size",
-            "stage3_prefetch_bucket_size",
-            "elements gathered ahead of use: memory for overlap",
-        ),
-        (
-            "param_persistence_threshold",
-            "stage3_param_persistence_threshold",
-            "parameters smaller than this stay on every GPU (saves messages for biases and norms)",
-        ),
-        ("max_live_parameters", "stage3_max_live_parameters", "most elements gathered at any time"),
-        (
-            "max_reuse_distance",
-            "stage3_max_reuse_distance",
-            "weights needed again within so many elements are kept",
-        ),
-        (
-            "gather_16bit_weights_on_model_save",
-            "stage3_gather_16bit_weights_on_model_save",
-            "whether save_16bit_model and save_pretrained write whole weights (gathers them on rank 0)",
-        ),
-    ),
+_COMMON = {
+    "contiguous_gradients": "one gradient buffer; avoids fragmentation in backward",
+    "reduce_scatter": "each rank receives only the gradients that it owns",
+    "reduce_bucket_size": f"elements reduced at a time; {_BUCKETS}",
+    "overlap_comm": "true overlaps gradient reduction with backward, for a second reduce bucket",
 }
-_STAGE3_OPTIONS = (
-    (
-        "model_persistence_threshold",
-        "stage3_model_persistence_threshold",
-        "most elements that persist on every GPU",
-    ),
-    (
-        "zero_hpz_partition_size",
-        "zero_hpz_partition_size",
-        "ZeRO++: a second copy of the weights inside a node",
-    ),
-    ("zero_quantized_weights", "zero_quantized_weights", "ZeRO++: weights cross the network as int8"),
-    ("zero_quantized_gradients", "zero_quantized_gradients", "ZeRO++: gradients cross the network as int4"),
-)
+_KEYS_OF_STAGE: Mapping[int, Mapping[str, str]] = {
+    0: {},
+    1: {
+        **_COMMON,
+        "allgather_partitions": "all-gather of the updated weights instead of broadcasts",
+        "allgather_bucket_size": f"elements gathered at a time; {_BUCKETS}",
+        "round_robin_gradients": "spreads the copies of gradients to the host over ranks",
+    },
+    3: {
+        **_COMMON,
+        "sub_group_size": "elements that the optimizer steps at once; bounds its working set",
+        "prefetch_bucket_size": "elements gathered ahead of use: memory for overlap",
+        "param_persistence_threshold": "parameters smaller than this stay on every GPU (saves messages for "
+        "biases and norms)",
+        "max_live_parameters": "most elements gathered at any time",
+        "max_reuse_distance": "weights needed again within so many elements are kept",
+        "gather_16bit_weights_on_model_save": "whether save_16bit_model and save_pretrained write whole "
+        "weights (gathers them on rank 0)",
+    },
+}
+"""Stage -> field of ZeroSettings -> why, in the order written."""
+_STAGE3_OPTIONS = {
+    "model_persistence_threshold": "most elements that persist on every GPU",
+    "zero_hpz_partition_size": "ZeRO++: a second copy of the weights inside a node",
+    "zero_quantized_weights": "ZeRO++: weights cross the network as int8",
+    "zero_quantized_gradients": "ZeRO++: gradients cross the network as int4",
+}
+_OF_STAGE_3 = frozenset((
+    "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance",
+    "gather_16bit_weights_on_model_save", "model_persistence_threshold",
+))  # fmt: skip
+"""Fields whose key in the JSON begins with ``stage3_``."""
 _AIO = {
-    "block_size": 1048576,
-    "queue_depth": 8,
-    "intra_op_parallelism": 1,
-    "single_submit": False,
+    "block_size": 1048576, "queue_depth": 8, "intra_op_parallelism": 1, "single_submit": False,
     "overlap_events": True,
-}
+}  # fmt: skip
 
 
 @frozen_dataclass
@@ -180,7 +144,9 @@ def emit_deepspeed(strategy: Strategy, job: Job, *, variant: str = "raw") -> Emi
     _put_precision(block, settings)
     _put_optimizer(block, settings, variant, adapters=job.method != "full")
     _put_zero(block, settings.zero)
-    _put_parallel(block, strategy)
+    if strategy.tensor_parallel > 1:
+        why = "layers split over so many GPUs; its peers must be given the same batch"
+        block.put("tensor_parallel.autotp_size", strategy.tensor_parallel, why)
     block.put("steps_per_print", 10, "a line of progress every 10 optimizer steps")
     block.put("wall_clock_breakdown", False, "timers synchronise the GPU at every step; off")
     return EmittedConfig(config=block.config, reasons=block.reasons)
@@ -206,31 +172,23 @@ def trainer_arguments(strategy: Strategy, loss: str = "standard") -> list[str]:
 def _put_batch(block: _Block, strategy: Strategy, variant: str) -> None:
     settings = strategy.settings
     filled = variant == "trainer"
-    auto = "filled by the Trainer from TrainingArguments, which must agree with the plan"
-    block.put(
-        "train_micro_batch_size_per_gpu",
-        "auto" if filled else settings.micro_batch,
-        auto if filled else "sequences per GPU and forward pass, chosen by the plan",
-    )
-    block.put(
-        "gradient_accumulation_steps",
-        "auto" if filled else settings.gradient_accumulation,
-        auto if filled else "micro-batches per optimizer step, chosen by the plan",
-    )
+    rows: list[tuple[str, object, str]] = [
+        ("train_micro_batch_size_per_gpu", settings.micro_batch,
+         "sequences per GPU and forward pass, chosen by the plan"),
+        ("gradient_accumulation_steps", settings.gradient_accumulation,
+         "micro-batches per optimizer step, chosen by the plan"),
+        ("gradient_clipping", settings.gradient_clipping, "largest gradient norm; 0 turns clipping off"),
+    ]  # fmt: skip
     # Left out with AutoTP and sequence parallel, where DeepSpeed may check it against the whole world size,
     # and for the Trainer, whose own arithmetic counts one process when it starts on CPU ranks.
     if strategy.tensor_parallel == 1 and strategy.sequence_parallel == 1 and not filled:
-        block.put(
-            "train_batch_size",
-            strategy.global_batch,
-            f"{settings.micro_batch} × {settings.gradient_accumulation} × "
-            f"{counted(strategy.data_parallel, 'data-parallel rank')}; another number of ranks fails at once",
-        )
-    block.put(
-        "gradient_clipping",
-        "auto" if filled else settings.gradient_clipping,
-        auto if filled else "largest gradient norm; 0 turns clipping off",
-    )
+        product = f"{settings.micro_batch} × {settings.gradient_accumulation} × "
+        product += counted(strategy.data_parallel, "data-parallel rank")
+        why = f"{product}; another number of ranks fails at once"
+        rows.insert(2, ("train_batch_size", strategy.global_batch, why))
+    auto = "filled by the Trainer from TrainingArguments, which must agree with the plan"
+    for key, value, why in rows:
+        block.put(key, "auto" if filled else value, auto if filled else why)
 
 
 def _put_precision(block: _Block, settings: DeepSpeedSettings) -> None:
@@ -238,11 +196,8 @@ def _put_precision(block: _Block, settings: DeepSpeedSettings) -> None:
     why = f"the plan is for {settings.precision}; a literal, because auto becomes false unnoticed"
     block.put("bf16.enabled", bf16, why)
     if settings.bf16_master_weights_and_grads:
-        block.put(
-            "bf16.bf16_master_weights_and_grads",
-            True,
-            "master weights and gradients in bf16: half the memory",
-        )
+        halved = "master weights and gradients in bf16: half the memory"
+        block.put("bf16.bf16_master_weights_and_grads", True, halved)
     if settings.bf16_optimizer_states:
         block.put("bf16.bf16_optimizer_states", True, "Adam's moments in bf16: half the memory")
     block.put("fp16.enabled", fp16, why)
@@ -266,54 +221,41 @@ def _put_precision(block: _Block, settings: DeepSpeedSettings) -> None:
 def _put_optimizer(block: _Block, settings: DeepSpeedSettings, variant: str, *, adapters: bool) -> None:
     kind = settings.optimizer
     if not settings.zero_force_ds_cpu_optimizer:
-        block.put(
-            "zero_force_ds_cpu_optimizer", False, "allows the script's own optimizer together with offload"
-        )
+        why = "allows the script's own optimizer together with offload"
+        block.put("zero_force_ds_cpu_optimizer", False, why)
     untested = kind is not None and kind.lower() not in ZERO_TESTED_OPTIMIZERS
     if settings.zero.stage > 0 and (untested or kind is None or variant == "accelerate"):
-        block.put(
-            "zero_allow_untested_optimizer",
-            True,
-            "DeepSpeed otherwise refuses an optimizer that is not on its ZeRO list",
-        )
+        why = "DeepSpeed otherwise refuses an optimizer that is not on its ZeRO list"
+        block.put("zero_allow_untested_optimizer", True, why)
     if kind is None or variant == "accelerate":
         return
     block.put("optimizer.type", kind, "states and step time are planned for it")
     for name, value in optimizer_params(kind, adapters=adapters).items():
         filled = variant == "trainer" and f"optimizer.params.{name}" in TRAINER_FILLS
-        block.put(
-            f"optimizer.params.{name}",
-            "auto" if filled else list(value) if isinstance(value, list) else value,
-            "filled by the Trainer from TrainingArguments"
-            if filled
-            else "a starting point; change it at will",
-        )
+        shown = "auto" if filled else list(value) if isinstance(value, list) else value
+        why = "a starting point; change it at will"
+        why = "filled by the Trainer from TrainingArguments" if filled else why
+        block.put(f"optimizer.params.{name}", shown, why)
     if settings.torch_adam and kind.lower() in ("adam", "adamw"):
         block.put("optimizer.params.torch_adam", True, "torch's Adam: no kernel is compiled")
 
 
 def _put_zero(block: _Block, zero: ZeroSettings) -> None:
     block.put("zero_optimization.stage", zero.stage, _STAGE_REASONS.get(zero.stage, ""))
-    keys = _KEYS_OF_STAGE[min(zero.stage, 1) if zero.stage < 3 else 3]
-    written_names = {name for name, _, _ in keys}
-    for name, key, why in keys:
-        value = zero.overlaps if name == "overlap_comm" else getattr(zero, name)
-        block.put(f"zero_optimization.{key}", value, why)
+    written = _KEYS_OF_STAGE[min(zero.stage, 1) if zero.stage < 3 else 3]
     default = ZeroSettings()
     # a value that differs from DeepSpeed's own is never dropped, whatever the stage
-    everything = {n: (k, w) for stage_keys in _KEYS_OF_STAGE.values() for n, k, w in stage_keys}
-    everything |= {n: (k, w) for n, k, w in _STAGE3_OPTIONS}
-    for name, (key, why) in everything.items():
-        value = getattr(zero, name)
-        if name not in written_names and value is not None and value != getattr(default, name):
-            block.put(f"zero_optimization.{key}", value, why)
+    others = {**_KEYS_OF_STAGE[1], **_KEYS_OF_STAGE[3], **_STAGE3_OPTIONS}
+    for name, why in (*written.items(), *(row for row in others.items() if row[0] not in written)):
+        value = zero.overlaps if name == "overlap_comm" and name in written else getattr(zero, name)
+        if name in written or (value is not None and value != getattr(default, name)):
+            block.put(f"zero_optimization.{'stage3_' * (name in _OF_STAGE_3)}{name}", value, why)
     _put_offload(block, "offload_optimizer", zero.offload_optimizer)
     _put_offload(block, "offload_param", zero.offload_param)
     if "nvme" in (zero.offload_optimizer.device, zero.offload_param.device):
         for key, value in _AIO.items():
-            block.put(
-                f"aio.{key}", value, "DeepSpeed's default; `ds_nvme_tune` measures better ones for a disk"
-            )
+            why = "DeepSpeed's default; `ds_nvme_tune` measures better ones for a disk"
+            block.put(f"aio.{key}", value, why)
 
 
 _STAGE_REASONS = {
@@ -327,42 +269,19 @@ _STAGE_REASONS = {
 def _put_offload(block: _Block, key: str, offload: Offload) -> None:
     if offload.device == "none":
         return
-    prefix = f"zero_optimization.{key}"
-    moved_part = "optimizer states and step" if key == "offload_optimizer" else "weights"
-    block.put(
-        f"{prefix}.device", offload.device, f"{moved_part} move to {offload.device}: less memory of the GPU"
-    )
-    block.put(
-        f"{prefix}.pin_memory", offload.pin_memory, "page-locked: full-speed copies, cannot be swapped out"
-    )
-    if key == "offload_optimizer" and offload.ratio != 1.0:
-        block.put(f"{prefix}.ratio", offload.ratio, "share of the optimizer step that runs on the host")
-    if offload.device != "nvme":
-        return
-    block.put(f"{prefix}.nvme_path", offload.nvme_path, "a folder on a local NVMe disk of every node")
-    block.put(f"{prefix}.buffer_count", offload.buffer_count, "pinned buffers between NVMe and the GPU")
-    if key == "offload_param":
-        block.put(
-            f"{prefix}.buffer_size",
-            offload.buffer_size,
-            "elements of one buffer; must hold the largest parameter",
-        )
-        block.put(f"{prefix}.max_in_cpu", offload.max_in_cpu, "elements of weights kept in host memory")
-    else:
-        block.put(
-            f"{prefix}.pipeline_read", offload.pipeline_read, "reads the next tile while this one is stepped"
-        )
-        block.put(
-            f"{prefix}.pipeline_write",
-            offload.pipeline_write,
-            "writes the last tile while this one is stepped",
-        )
-
-
-def _put_parallel(block: _Block, strategy: Strategy) -> None:
-    if strategy.tensor_parallel > 1:
-        block.put(
-            "tensor_parallel.autotp_size",
-            strategy.tensor_parallel,
-            "layers split over so many GPUs; its peers must be given the same batch",
-        )
+    is_optimizer, on_disk = key == "offload_optimizer", offload.device == "nvme"
+    weights_on_disk = on_disk and not is_optimizer
+    moved_part = "optimizer states and step" if is_optimizer else "weights"
+    for name, why, is_written in (
+        ("device", f"{moved_part} move to {offload.device}: less memory of the GPU", True),
+        ("pin_memory", "page-locked: full-speed copies, cannot be swapped out", True),
+        ("ratio", "share of the optimizer step that runs on the host", is_optimizer and offload.ratio != 1.0),
+        ("nvme_path", "a folder on a local NVMe disk of every node", on_disk),
+        ("buffer_count", "pinned buffers between NVMe and the GPU", on_disk),
+        ("buffer_size", "elements of one buffer; must hold the largest parameter", weights_on_disk),
+        ("max_in_cpu", "elements of weights kept in host memory", weights_on_disk),
+        ("pipeline_read", "reads the next tile while this one is stepped", on_disk and is_optimizer),
+        ("pipeline_write", "writes the last tile while this one is stepped", on_disk and is_optimizer),
+    ):
+        if is_written:
+            block.put(f"zero_optimization.{key}.{name}", getattr(offload, name), why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import time
@@ -29,37 +30,22 @@ FILE_NAME = "plan.yaml"
 _MOST = 1 << 20  # of ranks, nodes or sequences: more than any run has
 SCHEMA = "zerokit.planfile/1"
 
-_CHOSEN_REQUIRED: Mapping[str, type] = {
-    "zero_stage": int,
-    "data_parallel": int,
-    "tensor_parallel": int,
-    "micro_batch": int,
-    "gradient_accumulation": int,
-    "precision": str,
-    "deepspeed_config": dict,
-}
+_REQUIRED: Mapping[type, tuple[str, ...]] = {
+    dict: ("request", "chosen", "chosen.deepspeed_config"),
+    int: ("chosen.zero_stage", "chosen.data_parallel", "chosen.tensor_parallel", "chosen.micro_batch",
+          "chosen.gradient_accumulation"),
+    str: ("chosen.precision",),
+}  # fmt: skip
 _AT_LEAST_ONE = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch",
                  "gradient_accumulation")  # fmt: skip
-_OPTIONAL: Mapping[tuple[str, ...], type] = {
-    ("assumptions",): list,
-    ("reasons",): dict,
-    ("files",): dict,
-    ("cluster",): dict,
-    ("trainer_arguments",): list,
-    ("chosen", "activation_checkpointing"): str,
-    ("chosen", "offload_optimizer"): str,
-    ("chosen", "offload_param"): str,
-    ("chosen", "parameters"): int,
-    ("chosen", "seq_len"): int,
-    ("chosen", "script"): dict,
-    ("chosen", "script", "decided"): list,
-    ("chosen", "script", "arguments"): list,
-    ("chosen", "environment"): dict,
-    ("chosen", "estimate"): dict,
-    ("chosen", "estimate", "peak_allocated_bytes"): int,
-    ("chosen", "estimate", "host_bytes_per_node"): int,
-    ("chosen", "estimate", "per_rank"): list,
-}
+_OPTIONAL: Mapping[type, tuple[str, ...]] = {
+    dict: ("reasons", "files", "cluster", "chosen.script", "chosen.environment", "chosen.estimate"),
+    list: ("assumptions", "trainer_arguments", "chosen.script.decided", "chosen.script.arguments",
+           "chosen.estimate.per_rank"),
+    str: ("chosen.activation_checkpointing", "chosen.offload_optimizer", "chosen.offload_param"),
+    int: ("chosen.parameters", "chosen.seq_len", "chosen.estimate.peak_allocated_bytes",
+          "chosen.estimate.host_bytes_per_node"),
+}  # fmt: skip
 _NAMES: Mapping[type, str] = {dict: "a mapping", int: "a whole number", str: "text", list: "a list"}
 
 
@@ -95,11 +81,12 @@ class PlanFile:
     @property
     def world_size(self) -> int:
         """Ranks the plan is for."""
-        degrees = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel")
-        product = 1
-        for name in degrees:
-            product *= int(self.chosen.get(name, 1))
-        return product
+        return math.prod(self._degrees.values())
+
+    @property
+    def _degrees(self) -> dict[str, int]:
+        names = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel")
+        return {name: int(self.chosen.get(name, 1)) for name in names}
 
     @property
     def seq_len(self) -> int:
@@ -186,10 +173,6 @@ class PlanFile:
         Raises:
             InputError: a value of the wrong kind in ``chosen``.
         """
-        degrees = {
-            name: int(self.chosen.get(name, 1))
-            for name in ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel")
-        }
         try:
             settings = from_config(self.chosen["deepspeed_config"])
             if settings.optimizer is None and client_optimizer(self.request.get("optimizer")) is not None:
@@ -197,7 +180,7 @@ class PlanFile:
         except InputError as error:
             raise FileInputError(self.path, f"chosen.deepspeed_config: {error}") from None
         checkpointing = str(self.chosen.get("activation_checkpointing", "none"))
-        return Strategy(settings=settings, checkpointing=checkpointing, **degrees)
+        return Strategy(settings=settings, checkpointing=checkpointing, **self._degrees)
 
 
 def _mapping(value: object) -> dict[str, Any]:
@@ -271,23 +254,19 @@ def read(location: str | pathlib.Path, run_dir: str | pathlib.Path | None = None
         if path.name != FILE_NAME and (path.parent / FILE_NAME).is_file():
             raise FileInputError(location, f"is one file of a plan: name its folder, {path.parent}")
         raise NotAPlan(path, f"is not a plan: expected `schema: {SCHEMA}`", *document.location(("schema",)))
-    for name in ("request", "chosen"):
-        _expect(document, (name,), dict)
-    for name, kind in _CHOSEN_REQUIRED.items():
-        _expect(document, ("chosen", name), kind)
-    for key_path, kind in _OPTIONAL.items():
-        if _at(document, key_path) is not None:
-            _expect(document, key_path, kind)
+    for table, is_required in ((_REQUIRED, True), (_OPTIONAL, False)):
+        for kind, names in table.items():
+            for key_path in (tuple(name.split(".")) for name in names):
+                if is_required or _at(document, key_path) is not None:
+                    _expect(document, key_path, kind)
     cluster = body.get("cluster") or {}
-    for key_path, value in [
-        *((("chosen", name), body["chosen"].get(name, 1)) for name in _AT_LEAST_ONE),
-        (("cluster", "nodes"), cluster.get("nodes", 1)),
-    ]:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-            name = ".".join(key_path)
-            raise document.error(
-                key_path, f"{name}: {value!r:.60} must be a whole number from 1 to {_MOST:,}"
-            )
+    for block, given, name in (
+        *(("chosen", body["chosen"], name) for name in _AT_LEAST_ONE), ("cluster", cluster, "nodes"),
+    ):  # fmt: skip
+        number = given.get(name, 1)
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST:
+            message = f"{block}.{name}: {number!r:.60} must be a whole number from 1 to {_MOST:,}"
+            raise document.error((block, name), message)
     _check_environment(document)
     _check_estimate(document)
     check_config(document, ("chosen", "deepspeed_config"))
@@ -316,7 +295,6 @@ def is_of_something_else(path: pathlib.Path) -> bool:
 
 
 def _missing(folder: pathlib.Path) -> str:
-    """What to say of a plan that is not there: the one whose name is like it, or how one is made."""
     if (similar := folder_alike(folder, holding=FILE_NAME)) is not None:
         return f"there is no plan; did you mean {similar}?"
     return f"there is no plan; make one with: zerokit plan --out {folder} …"

@@ -93,12 +93,8 @@ class _Reader:
             if comment is None:
                 return
             if not begun:
-                self.note(
-                    "json-comment",
-                    self.at,
-                    "a comment: raw DeepSpeed reads past it, Accelerate and the Trainer fail",
-                    "remove it",
-                )
+                message = "a comment: raw DeepSpeed reads past it, Accelerate and the Trainer fail"
+                self.note("json-comment", self.at, message, "remove it")
             begun = True
             self.at = comment.end()
 
@@ -136,13 +132,9 @@ class _Reader:
             if key in result and key not in repeated:
                 repeated.add(key)
                 first = self.document.keys[key_path].line
-                self.note(
-                    "duplicate-key",
-                    start,
-                    f"duplicate key {key!r} (first in line {first}): DeepSpeed refuses the file, "
-                    "Accelerate and the Trainer silently take the last",
-                    "keep one",
-                )
+                message = f"duplicate key {key!r} (first in line {first}): DeepSpeed refuses the file, "
+                message += "Accelerate and the Trainer silently take the last"
+                self.note("duplicate-key", start, message, "keep one")
             self.document.keys[key_path] = self.location(start)
             self.skip()
             if self.peek() != ":":
@@ -192,12 +184,8 @@ class _Reader:
         self.at += 1
         self.skip()
         if self.peek() == end:
-            self.note(
-                "json-trailing-comma",
-                comma,
-                f"a comma before {end!r}: raw DeepSpeed reads past it, Accelerate and the Trainer fail",
-                "remove it",
-            )
+            message = f"a comma before {end!r}: raw DeepSpeed reads past it, Accelerate and the Trainer fail"
+            self.note("json-trailing-comma", comma, message, "remove it")
             return False
         return True
 
@@ -254,12 +242,8 @@ class _Reader:
             return _CONSTANTS[word]
         if word.lstrip("+-").lower() in ("nan", "infinity", "inf"):
             self.at = match.end()
-            self.note(
-                "not-finite",
-                start,
-                f"{word} is not a number in JSON",
-                "write a finite number, or leave the key out",
-            )
+            fix = "write a finite number, or leave the key out"
+            self.note("not-finite", start, f"{word} is not a number in JSON", fix)
             return None
         number = _NUMBER.fullmatch(word)
         if number is None:

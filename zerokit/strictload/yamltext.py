@@ -168,12 +168,8 @@ class _Reader:
             if self.strict or merging:
                 raise self.error(event, f"duplicate key {name!r} (first in line {first}); keep one")
             self.replaced(key_path)
-            self.note(
-                event,
-                "duplicate-key",
-                f"duplicate key {name!r}: this value counts, not that of line {first}",
-                "keep one",
-            )
+            message = f"duplicate key {name!r}: this value counts, not that of line {first}"
+            self.note(event, "duplicate-key", message, "keep one")
         top.key, top.merging = name, merging
         if not merging:
             # reserve the key so that a duplicate is seen, whatever its value
