@@ -22,42 +22,33 @@ _FEWEST_WORDS = 2
 _LONG_BEGINNING = 8
 _DIGITS = re.compile(r"\d+")
 
-_SYNONYMS = {
-    "micro_batch_size": "train_micro_batch_size_per_gpu",
-    "micro_batch_size_per_gpu": "train_micro_batch_size_per_gpu",
-    "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
-    "train_micro_batch_size": "train_micro_batch_size_per_gpu",
-    "batch_size": "train_batch_size",
-    "global_batch_size": "train_batch_size",
-    "gradient_accumulation": "gradient_accumulation_steps",
-    "grad_accum_steps": "gradient_accumulation_steps",
-    "accumulation_steps": "gradient_accumulation_steps",
-    "max_grad_norm": "gradient_clipping",
-    "grad_clip": "gradient_clipping",
-    "gradient_clip": "gradient_clipping",
-    "clip_gradients": "gradient_clipping",
-    "clip_grad": "gradient_clipping",
-    "zero": "zero_optimization",
-    "zero_config": "zero_optimization",
-    "zero_stage": "stage",
-    "lr_scheduler": "scheduler",
-    "learning_rate": "lr",
-    "total_steps": "total_num_steps",
-    "warmup_steps": "warmup_num_steps",
-    "path": "nvme_path",
-    "pinned_memory": "pin_memory",
-    "wall_clock": "wall_clock_breakdown",
-    "autotp": "tensor_parallel",
-    "tp_size": "autotp_size",
-    "thread_count": "intra_op_parallelism",
-    "num_gpus": "num_processes",
-    "nproc_per_node": "num_processes",
-    "num_nodes": "num_machines",
-    "node_rank": "machine_rank",
-    "master_addr": "main_process_ip",
-    "main_process_addr": "main_process_ip",
-    "master_port": "main_process_port",
-}
+_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "train_micro_batch_size_per_gpu": (
+        "micro_batch_size", "micro_batch_size_per_gpu", "per_device_train_batch_size",
+        "train_micro_batch_size",
+    ),
+    "train_batch_size": ("batch_size", "global_batch_size"),
+    "gradient_accumulation_steps": ("gradient_accumulation", "grad_accum_steps", "accumulation_steps"),
+    "gradient_clipping": ("max_grad_norm", "grad_clip", "gradient_clip", "clip_gradients", "clip_grad"),
+    "zero_optimization": ("zero", "zero_config"),
+    "stage": ("zero_stage",),
+    "scheduler": ("lr_scheduler",),
+    "lr": ("learning_rate",),
+    "total_num_steps": ("total_steps",),
+    "warmup_num_steps": ("warmup_steps",),
+    "nvme_path": ("path",),
+    "pin_memory": ("pinned_memory",),
+    "wall_clock_breakdown": ("wall_clock",),
+    "tensor_parallel": ("autotp",),
+    "autotp_size": ("tp_size",),
+    "intra_op_parallelism": ("thread_count",),
+    "num_processes": ("num_gpus", "nproc_per_node"),
+    "num_machines": ("num_nodes",),
+    "machine_rank": ("node_rank",),
+    "main_process_ip": ("master_addr", "main_process_addr"),
+    "main_process_port": ("master_port",),
+}  # fmt: skip
+_SYNONYMS = {name: key for key, names in _ELSEWHERE.items() for name in names}
 """What a key of another tool is called here."""
 
 _ONE_MEANING = frozenset({"zero_stage", "learning_rate", "pinned_memory"})
@@ -200,14 +191,14 @@ class _Names:
 
 
 def _forms(name: str) -> tuple[tuple[str, ...], ...]:
-    """A name without case and hyphens; its words in any order; those in any order and number."""
+    """A name without case and hyphens; its words in any order; those in any order and number: of ``gpus_id``
+    those of ``gpu_ids``."""
     words = name.split("_")
-    return (("", fold(name)), ("words", *sorted(words)), ("singular", *_singular_words(name)))
-
-
-def _singular_words(name: str) -> list[str]:
-    """The words of a name in any order and number: those of ``gpus_id`` are those of ``gpu_ids``."""
-    return sorted(part.removesuffix("s") for part in name.lower().split("_"))
+    return (
+        ("", fold(name)),
+        ("words", *sorted(words)),
+        ("singular", *sorted(part.removesuffix("s") for part in name.lower().split("_"))),
+    )
 
 
 def standing_in(word: str, known: Iterable[str]) -> str | None:

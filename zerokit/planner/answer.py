@@ -15,6 +15,7 @@ from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import optimizer_params
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.notes import Note
+from zerokit.search.explain import checkpointing_words, degree_words, offload_words
 from zerokit.timing.evidence import NO_GPUS
 from zerokit.units import counted
 
@@ -98,20 +99,9 @@ def trains(job: Job) -> str:
 
 def strategy(chosen: Strategy) -> str:
     """``ZeRO-3, optimizer offload to cpu, data parallel 8, full checkpointing, bf16``: all but the batch."""
-    zero = chosen.settings.zero
-    words = [f"ZeRO-{zero.stage}"]
-    if zero.offload_optimizer.device != "none":
-        words.append(f"optimizer offload to {zero.offload_optimizer.device}")
-    if zero.offload_param.device != "none":
-        words.append(f"weight offload to {zero.offload_param.device}")
-    if len(words) == 1:
-        words.append("no offload")
-    for name in ("data", "tensor", "pipeline", "sequence"):
-        degree = getattr(chosen, f"{name}_parallel")
-        if degree > 1:
-            words.append(f"{name} parallel {degree}")
-    kind = "no" if chosen.checkpointing == "none" else chosen.checkpointing
-    return ", ".join([*words, f"{kind} checkpointing", chosen.settings.precision])
+    words = [f"ZeRO-{chosen.settings.zero.stage}", *(offload_words(chosen) or ["no offload"])]
+    words += degree_words(chosen, ("data", "tensor", "pipeline", "sequence"))
+    return ", ".join([*words, checkpointing_words(chosen), chosen.settings.precision])
 
 
 def worth_a_look(notes: Iterable[Note]) -> tuple[Note, ...]:

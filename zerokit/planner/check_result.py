@@ -73,23 +73,17 @@ class CheckResult:
 
     def __repr__(self) -> str:
         """What a Python prompt shows: how many findings there are, and the first of them."""
-        shown = [
-            f"{_location(finding)}: {finding.severity}: {finding.message}"
-            for finding in self.findings[:_SHOWN]
-        ]
+        first = self.findings[:_SHOWN]
+        shown = [f"{_location(one)}: {one.severity}: {one.message}" for one in first]
         more = len(self.findings) - len(shown)
         shown += [f"and {more} more, in findings"] if more else []
         counts = output.summary(self.files, notes=True, skipped=self.skipped)
         return "\n  ".join((f"<Check of {counts}", *shown)) + ">"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: a row for each finding, and how many there are."""
         from zerokit.planner.documents import html_table
 
-        rows = [
-            (_location(finding), finding.severity, finding.message, finding.fix, finding.rule)
-            for finding in self.findings
-        ]  # fmt: skip
+        rows = [(_location(one), one.severity, one.message, one.fix, one.rule) for one in self.findings]
         caption = output.summary(self.files, notes=True, skipped=self.skipped)
         return html_table(caption, rows, titles=("location", "severity", "message", "fix", "rule"))
 

@@ -18,7 +18,7 @@ from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.deepspeed.tables import has_key
 from zerokit.linter.discover import files_of
 from zerokit.linter.files import CheckedFile, check_files, internal_error, rehearsal_of
-from zerokit.linter.finding import Finding
+from zerokit.linter.finding import Finding, Row
 from zerokit.machine.model_code import model_code
 from zerokit.messages import shown
 from zerokit.notes import Note, with_id
@@ -36,21 +36,17 @@ from zerokit.values import replace
 
 _OF_THE_JOB = ("method", "lora-rank", "lora-targets", "lora-dropout", "trainer", "seq-len", "attention")
 """Of a plan's request: what its DeepSpeed file does not say."""
+_PLAN_INVALID = Row("plan-invalid", "", "{message}", "")
+_NOT_MODELLED = Row(
+    "not-modelled", "", "{key} ({changes}) is not modelled: whether the file fits was judged without it",
+    "measure a run with zerokit launch", "", "note",
+)  # fmt: skip
+_DOES_NOT_FIT = Row("does-not-fit", "", "{message}", "let `zerokit plan` choose")
+_FITS_CHECKPOINTED = _DOES_NOT_FIT._replace(
+    fix="turn it on in the script, and say so here with ⟨checkpointing⟩ full", severity="warning"
+)
 _ACCELERATE_STAGE = 2
 """Where the YAML names none (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin.__post_init__)."""
-
-
-def whether_it_fits(path: str, options: Mapping[str, Any], world_size: int | str | None, say: Say) -> Fit:
-    """What an estimate of a DeepSpeed file says.
-
-    What the file does not say comes from the options, else from the ``plan.yaml`` beside it that it was
-    written with. Without either, activation checkpointing is left to the script: a file that fits only with
-    it gets a warning.
-
-    Raises:
-        InputError: an option that cannot be.
-    """
-    return _fit(_estimate_options(path, options, world_size), path, say)
 
 
 def whether_accelerate_fits(
@@ -146,7 +142,6 @@ def _left_open(notes: Iterable[Note], estimate_options: Mapping[str, str], path:
 
 
 def _estimate_options(path: str, options: Mapping[str, Any], world_size: int | str | None) -> dict[str, str]:
-    """The options of the estimate."""
     given = _given(options, world_size)
     planned = _of_plan_beside(Path(path))
     if given.get("method") not in (None, planned.get("method")):  # the plan's adapters are of another method
@@ -200,16 +195,9 @@ def add_plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
                 _look_up(parse_recipe(file.document), file.document)
         except InputError as error:
             line, column = (error.line, error.column) if isinstance(error, FileInputError) else (1, 1)
-            file.findings.append(
-                Finding(
-                    path=file.path,
-                    location=Location(line or 1, column or 1),
-                    rule=f"{file.kind}-invalid",
-                    severity="error",
-                    marked=error.message if isinstance(error, FileInputError) else error.marked,
-                    marked_fix="",
-                )
-            )
+            row = Row(f"{file.kind}-invalid", "", "{message}", "")
+            message = error.message if isinstance(error, FileInputError) else error.marked
+            file.findings.append(row.found(file.path, Location(line or 1, column or 1), message=message))
         except Exception as error:
             file.findings.append(internal_error(file.path, error))
 
@@ -225,14 +213,7 @@ def _named_by_plan(path: str, document: Document, kind: str) -> Iterator[Finding
     for named in outside.outside(document.value, folders, table):
         if named.path[-1] == "deepspeed_config_file" and (folder / Path(named.written).name).is_file():
             continue  # a plan that was moved
-        yield Finding(
-            path=path,
-            location=document.location(named.path),
-            rule="plan-invalid",
-            severity="error",
-            marked=outside.say(named),
-            marked_fix="",
-        )
+        yield _PLAN_INVALID.at(document, named.path, message=outside.say(named))
 
 
 def _look_up(recipe: Recipe, document: Document) -> None:
@@ -311,13 +292,9 @@ def _checked(
     files, discovered, leaving = files_of(paths, exclude=tuple(exclude))
     for link in leaving:
         say(f"warning: {shown(link)} is a link that leaves the folder: skipped")
+    ignore = frozenset(settings["ignore"])
     read = functools.partial(
-        check_files,
-        files,
-        context,
-        kind=settings["kind"],
-        ignore=frozenset(settings["ignore"]),
-        discovered=discovered,
+        check_files, files, context, kind=settings["kind"], ignore=ignore, discovered=discovered
     )
     checked = read()
     fixed: list[Finding] = []
@@ -452,17 +429,9 @@ def _ask_deepspeed(checked: Sequence[CheckedFile], context: Context, *, deep: bo
             continue
         reader = "Accelerate" if case.mode == "accelerate" else "DeepSpeed"
         ranks = f" (ranks {', '.join(map(str, result.ranks_failed))} of {case.world_size})" if deep else ""
-        file.findings.append(
-            Finding(
-                path=file.path,
-                location=file.document.location(()),
-                rule="accelerate-says" if reader == "Accelerate" else "deepspeed-says",
-                severity="error",
-                marked=f"{reader} refuses it{ranks}: {result.error}",
-                marked_fix="",
-                source=f"the installed {reader}",
-            )
-        )
+        message = "{reader} refuses it{ranks}: {error}"
+        row = Row(f"{reader.lower()}-says", "", message, "", f"the installed {reader}")
+        file.findings.append(row.at(file.document, reader=reader, ranks=ranks, error=result.error))
 
 
 def _smallest_world(file: CheckedFile, tensor_parallel: int) -> int:
@@ -470,23 +439,6 @@ def _smallest_world(file: CheckedFile, tensor_parallel: int) -> int:
     assert file.document is not None
     value = file.document.value
     return (ranks_of({"gradient_accumulation_steps": 1, **value}) or 2) * tensor_parallel
-
-
-def _not_modelled(file: CheckedFile) -> list[Finding]:
-    """The keys that whether it fits was judged without."""
-    document = file.document
-    assert document is not None
-    return [
-        Finding(
-            path=file.path,
-            location=document.location(tuple(key.split("."))),
-            rule="not-modelled",
-            severity="note",
-            marked=f"{key} ({changes}) is not modelled: whether the file fits was judged without it",
-            marked_fix="measure a run with zerokit launch",
-        )
-        for key, changes in unmodelled_keys(document.value, has_key).items()
-    ]
 
 
 def _why_not_judged(file: CheckedFile) -> str | None:
@@ -517,8 +469,11 @@ def _ask_whether_it_fits(
             continue
         if file.kind == "deepspeed":
             ranks = world_size or file.batch_ranks
-            fit = whether_it_fits(file.path, options, ranks, say)
-            file.findings += _not_modelled(file)
+            fit = _fit(_estimate_options(file.path, options, ranks), file.path, say)
+            # the keys that whether it fits was judged without
+            for key, changes in unmodelled_keys(file.document.value, has_key).items():
+                found = _NOT_MODELLED.at(file.document, tuple(key.split(".")), key=key, changes=changes)
+                file.findings.append(found)
             stage = ("zero_optimization", "stage")
         elif file.kind == "accelerate" and isinstance(file.document.value, dict):
             accelerate_fit = whether_accelerate_fits(file.document.value, options, world_size, say)
@@ -531,16 +486,6 @@ def _ask_whether_it_fits(
         if fit.severity is None:
             say(f"{file.path}: {fit.marked}")
             continue
-        file.findings.append(
-            Finding(
-                path=file.path,
-                location=file.document.location(stage),
-                rule="does-not-fit",
-                severity=fit.severity,
-                marked=fit.marked,
-                marked_fix="turn it on in the script, and say so here with ⟨checkpointing⟩ full"
-                if fit.severity == "warning"
-                else "let `zerokit plan` choose",
-            )
-        )
+        row = _FITS_CHECKPOINTED if fit.severity == "warning" else _DOES_NOT_FIT
+        file.findings.append(row.at(file.document, stage, message=fit.marked))
     return told

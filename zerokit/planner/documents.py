@@ -55,6 +55,14 @@ class Read(Generic[T]):
         return value  # type: ignore[no-any-return]
 
 
+class Sentences(Read[tuple[str, ...]]):
+    """The same of notes, as sentences for Python."""
+
+    def read(self, value: Any, skip: int = 0) -> tuple[str, ...]:
+        """The notes, as they are plainly said."""
+        return tuple(map(plain, super().read(value, skip)))
+
+
 def as_json(value: Any) -> Any:
     """What JSON has of a value: dictionaries and lists, of dataclasses too."""
     if hasattr(value, "to_dict"):
@@ -88,9 +96,11 @@ class RankPrediction:
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``per_rank``."""
-        names = ("rank", "peak_allocated_bytes", "peak_phase", "phases", "components")
-        body = {name: as_json(getattr(self, name)) for name in names}
+        body = {name: as_json(getattr(self, name)) for name in ("rank", *_OF_RANKS)}
         return body if self.last is None else {**body, "ranks": [self.rank, self.last]}
+
+
+_OF_RANKS = ("peak_allocated_bytes", "peak_phase", "phases", "components")
 
 
 def per_rank(ranks: tuple[RankEstimate, ...], world_size: int) -> Iterator[RankPrediction]:
@@ -98,14 +108,8 @@ def per_rank(ranks: tuple[RankEstimate, ...], world_size: int) -> Iterator[RankP
     single = 0 < world_size <= _ALL_RANKS_UP_TO
     for rank in ranks:
         for number in range(rank.first, rank.last + 1) if single else (rank.first,):
-            yield RankPrediction(
-                rank=number,
-                last=None if single else rank.last,
-                peak_allocated_bytes=rank.peak_allocated_bytes,
-                peak_phase=rank.peak_phase,
-                phases=rank.phases,
-                components=rank.components,
-            )
+            alike = {name: getattr(rank, name) for name in _OF_RANKS}
+            yield RankPrediction(rank=number, last=None if single else rank.last, **alike)
 
 
 @frozen_dataclass
@@ -186,15 +190,13 @@ class PlannedStrategy:
         """Which command was rehearsed with this strategy; None: none was."""
         if self.script is None or (rehearsed := self.script.of(self.strategy)) is None:
             return None
-        between = rehearsed.step_seconds_range
+        is_same = rehearsed.strategy == self.strategy
+        by_factor = rehearsed.step_seconds_by_host_factor if is_same else ()
         return {
-            "script": self.script.name,
-            "command": self.script.command,
-            "step_seconds_range": None if between is None else list(between),
-            "step_seconds_by_host_factor": [list(pair) for pair in rehearsed.step_seconds_by_host_factor]
-            if rehearsed.strategy == self.strategy
-            else [],
-        }
+            "script": self.script.name, "command": self.script.command,
+            "step_seconds_range": as_json(rehearsed.step_seconds_range),
+            "step_seconds_by_host_factor": as_json(by_factor),
+        }  # fmt: skip
 
     @property
     def why(self) -> str:
@@ -311,10 +313,8 @@ class Estimate:
     @property
     def host_bytes_per_node(self) -> int:
         """Host memory that a node needs."""
-        planned = self.planned
-        if planned.on_cpu:
-            return self.min_vram_bytes * planned.strategy.world_size
-        return self._memory.host_bytes_per_node
+        of_all_ranks = self.min_vram_bytes * self.planned.strategy.world_size
+        return of_all_ranks if self.planned.on_cpu else self._memory.host_bytes_per_node
 
     @property
     def components_by_phase(self) -> dict[str, dict[str, int]]:
@@ -339,10 +339,7 @@ class Estimate:
         """The entry of ``per_rank`` with the highest peak."""
         return max(self.per_rank, key=lambda rank: rank.peak_allocated_bytes)
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What was assumed, in sentences."""
-        return tuple(plain(note) for note in self.notes)
+    assumptions = Sentences("notes", "What was assumed, in sentences.")
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -350,7 +347,6 @@ class Estimate:
         return tuple(dict.fromkeys((*self.planned.notes, *self._memory.assumptions)))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
         return html_facts(self.planned, self.model_name)
 
     def to_dict(self, *, by_phase: bool = True) -> dict[str, Any]:
@@ -370,7 +366,7 @@ _ESTIMATE = (
     "tokens_per_second_per_gpu", "time_parts", "bound_by", "basis", "saving", "per_rank",
     "components_by_phase",
 )  # fmt: skip
-_STRATEGY = (
+STRATEGY_FIELDS = (
     "zero_stage", "offload_optimizer", "offload_param", "data_parallel", "tensor_parallel",
     "pipeline_parallel", "sequence_parallel", "micro_batch", "gradient_accumulation",
     "activation_checkpointing", "precision",
@@ -390,7 +386,7 @@ def environment(cluster: Cluster, chosen: Strategy, attention: str) -> dict[str,
 
 def degrees(strategy: Strategy) -> dict[str, Any]:
     """STRATEGY without its configuration and prediction."""
-    return {name: PlannedStrategy.__dict__[name].read(strategy, skip=1) for name in _STRATEGY}
+    return {name: PlannedStrategy.__dict__[name].read(strategy, skip=1) for name in STRATEGY_FIELDS}
 
 
 def fits(planned: PlannedStrategy) -> str:
@@ -431,8 +427,11 @@ def pace(planned: PlannedStrategy) -> str:
         return "Step time: not predicted for CPU ranks" if planned.on_cpu else "Step time: not predicted"
     per_billion = 1e9 / (rate * planned.strategy.world_size)
     step = "Step, estimated" if _untimed(planned) else "Step"
+    between = estimate.step_seconds_range  # said where host or network may make so much of a difference
+    tells = between is not None and between[1] >= (1 + SURE) * between[0]
+    limits = f" ({format_seconds_range(*between)})" if between is not None and tells else ""
     return (
-        f"{step}: {format_seconds(seconds)}{_range(estimate)}, {rate:,.0f} tokens/s per GPU, "
+        f"{step}: {format_seconds(seconds)}{limits}, {rate:,.0f} tokens/s per GPU, "
         f"{format_seconds(per_billion)} per 1e9 tokens"
     )
 
@@ -442,13 +441,12 @@ def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
     it was never measured on such hardware."""
     untimed = _untimed(planned)
     rehearsed = planned.script.of(planned.strategy) if planned.script is not None else None
+    factor = rehearsed.host_factor if rehearsed is not None else None
     notes: tuple[str, ...] = ()
     if untimed:
         notes = (f"The rehearsal has no step time: {untimed}",)
-    elif rehearsed is not None and rehearsed.host_factor is not None:
-        notes = (
-            f"The step is rehearsed at the host speed kept on this machine, {rehearsed.host_factor:.2f}",
-        )
+    elif factor is not None:
+        notes = (f"The step is rehearsed at the host speed kept on this machine, {factor:.2f}",)
     parts = planned.estimate.measured_on_no_machine
     gpu = planned.cluster.gpu
     name = f"{gpu.name} (its speeds are assumed)" if gpu.stands_in else gpu.name
@@ -460,17 +458,8 @@ def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
 
 def _untimed(planned: PlannedStrategy) -> str:
     """Why the step time of a plan for a script rests on no rehearsal; empty: it does, or there is none."""
-    if planned.script is None or not planned.timed:
-        return ""
-    return planned.script.untimed(planned.strategy)
-
-
-def _range(estimate: Estimate) -> str:
-    """`` (12.0 to 19.0 s)``, where host or network may make so much of a difference."""
-    seconds = estimate.step_seconds_range
-    if seconds is None or seconds[1] < (1 + SURE) * seconds[0]:
-        return ""
-    return f" ({format_seconds_range(*seconds)})"
+    script = planned.script if planned.timed else None
+    return "" if script is None else script.untimed(planned.strategy)
 
 
 def batch(planned: PlannedStrategy) -> str:

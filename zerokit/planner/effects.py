@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,37 +49,34 @@ def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
     Raises:
         InputError: names the option and what it needs.
     """
-    rules: tuple[tuple[tuple[str, ...], Callable[[], bool], str], ...] = (
-        (_OF_TRAINING, lambda: is_given(options, "inference"), "not with ⟨inference⟩, which does not train"),
-        (
-            ("zero",),
-            lambda: is_given(options, "inference") and str(options.get("zero")) in ("1", "2"),
-            "stages 1 and 2 divide what only training has; ⟨inference⟩ takes 0 or 3",
-        ),
-        (_BUCKETS, lambda: _stage(options, single, file) == "0", "DeepSpeed reads it with ⟨zero⟩ 1, 2 or 3"),
-        (_STAGE_3_SIZES, lambda: _stage(options, single, file) in ("0", "1", "2"), "only with ⟨zero⟩ 3"),
-        (
-            ("nvme",),
-            lambda: single and "nvme" not in (options.get("offload_optimizer"), options.get("offload_param")),
-            "only with ⟨offload_⟩… nvme",
-        ),
-        (
-            ("set",),
-            lambda: _stage(options, single, file) in ("0", "1", "2") and _quantises(options),
-            "DeepSpeed quantises what it sends with ⟨zero⟩ 3 only",
-        ),
-        (("margin",), lambda: single, "estimate counts one strategy, whatever room it leaves"),
-        (("all_gpus",), lambda: single, "estimate takes all of the GPUs that it is given"),
-        (
-            ("pipeline_module",),
-            lambda: single and str(options.get("pp") or "1") in ("1", "auto"),
-            "estimate takes the degree: ⟨pp⟩ N",
-        ),
-    )
-    for names, idle, why in rules:
+    serves, named = is_given(options, "inference"), options.get("zero")
+    stage = str(named) if named not in (None, "auto") else "0" if single else None
+    stage = None if file else stage
+    devices = (options.get("offload_optimizer"), options.get("offload_param"))
+    for problem in _idle(
+        options,
+        (_OF_TRAINING, serves, "not with ⟨inference⟩, which does not train"),
+        (("zero",), serves and str(named) in ("1", "2"),
+         "stages 1 and 2 divide what only training has; ⟨inference⟩ takes 0 or 3"),
+        (_BUCKETS, stage == "0", "DeepSpeed reads it with ⟨zero⟩ 1, 2 or 3"),
+        (_STAGE_3_SIZES, stage in ("0", "1", "2"), "only with ⟨zero⟩ 3"),
+        (("nvme",), single and "nvme" not in devices, "only with ⟨offload_⟩… nvme"),
+        (("set",), stage in ("0", "1", "2") and _quantises(options),
+         "DeepSpeed quantises what it sends with ⟨zero⟩ 3 only"),
+        (("margin",), single, "estimate counts one strategy, whatever room it leaves"),
+        (("all_gpus",), single, "estimate takes all of the GPUs that it is given"),
+        (("pipeline_module",), single and str(options.get("pp") or "1") in ("1", "auto"),
+         "estimate takes the degree: ⟨pp⟩ N"),
+    ):  # fmt: skip
+        raise InputError(problem)
+
+
+def _idle(options: Options, *rules: tuple[tuple[str, ...], bool, str]) -> Iterator[str]:
+    """Of the rules that apply, each option that was given and changes nothing, and why."""
+    for names, applies, why in rules:
         for name in names:
-            if is_given(options, name) and idle():
-                raise InputError(f"{_as_written(options, name)}: {why}")
+            if applies and is_given(options, name):
+                yield f"{_as_written(options, name)}: {why}"
 
 
 def unread(options: Options, strategies: Sequence[Strategy]) -> tuple[str, ...]:
@@ -92,23 +89,15 @@ def unread(options: Options, strategies: Sequence[Strategy]) -> tuple[str, ...]:
     devices = {
         device for zero in zeros for device in (zero.offload_optimizer.device, zero.offload_param.device)
     }
-    rules = (
-        (_STAGE_3_SIZES, 3 not in stages, f"only ZeRO-3 reads it, and {chosen} was chosen"),
-        (
-            ("set",),
-            3 not in stages and _quantises(options),
-            f"only ZeRO-3 quantises what it sends, and {chosen} was chosen",
-        ),
+    without_stage_3 = 3 not in stages
+    sent = f"only ZeRO-3 quantises what it sends, and {chosen} was chosen"
+    return tuple(_idle(
+        options,
+        (_STAGE_3_SIZES, without_stage_3, f"only ZeRO-3 reads it, and {chosen} was chosen"),
+        (("set",), without_stage_3 and _quantises(options), sent),
         (_BUCKETS, stages == [0], "ZeRO-0, which was chosen, does not read it"),
         (("nvme",), "nvme" not in devices, "nothing is offloaded to it"),
-    )
-    return tuple(
-        f"{_as_written(options, name)}: {why}"
-        for names, idle, why in rules
-        if idle
-        for name in names
-        if is_given(options, name)
-    )
+    ))  # fmt: skip
 
 
 def refuse_beside_file(options: Options, path: Path, config: Mapping[str, Any]) -> None:
@@ -134,13 +123,6 @@ def _value_at(config: Mapping[str, Any], key: str) -> str:
         value = value[part]
     is_whole = isinstance(value, float) and value.is_integer()
     return f"{json.dumps(int(value) if is_whole else value)} now"
-
-
-def _stage(options: Options, single: bool, file: bool) -> str | None:
-    if file:
-        return None
-    named = options.get("zero")
-    return ("0" if single else None) if named in (None, "auto") else str(named)
 
 
 def _quantises(options: Options) -> bool:

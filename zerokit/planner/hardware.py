@@ -151,15 +151,16 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
         notes = (*notes, Note("network-unused", text, "hardware"))
     if nodes > 1 and network is None:
         notes = (*notes, _assumed_network(gpu, gpus // nodes))
+    nvme = options.get("nvme")  # a folder on every node; this machine may have none
+    if nvme and not str(nvme).startswith("/"):
+        raise InputError(
+            f"⟨nvme⟩ {nvme}: write the whole path (/…): each rank would look a relative one up in its own "
+            "working folder"
+        )
     cluster = Cluster(
-        gpu=gpu,
-        gpus=gpus,
-        nodes=nodes,
-        host_ram_bytes=host_ram,
+        gpu=gpu, gpus=gpus, nodes=nodes, host_ram_bytes=host_ram, nvme_path=nvme, gpu_assumed=assumed,
         network_bytes_per_second=float(network) if network else None,
-        nvme_path=_nvme_path(options),
-        gpu_assumed=assumed,
-    )
+    )  # fmt: skip
     return Hardware(cluster=cluster, notes=notes, named=named, found_here=detected > 0)
 
 
@@ -203,23 +204,7 @@ def _refuse_number_with_name(options: Mapping[str, Any]) -> None:
             raise InputError(f"{written} {name}")
 
 
-def _nvme_path(options: Mapping[str, Any]) -> str | None:
-    """The folder on every node, as a rank finds it; this machine may have none.
-
-    Raises:
-        InputError: it is no whole path.
-    """
-    path = options.get("nvme")
-    if path and not str(path).startswith("/"):
-        raise InputError(
-            f"⟨nvme⟩ {path}: write the whole path (/…): each rank would look a relative one up in its own "
-            "working folder"
-        )
-    return path
-
-
 def _assumed_network(gpu: Gpu, per_node: int) -> Note:
-    """What is taken for a network that was not given."""
     usual, slowest = gpu.network_bytes_per_second, gpu.slowest_network_bytes_per_second
     if usual is None:
         rate = UNKNOWN_NETWORK_BYTES_PER_SECOND
@@ -304,13 +289,9 @@ def _this_host() -> tuple[int | None, str]:
 
 
 def _cpu_ranks(
-    ranks: int | None,
-    nodes: int | None,
-    host_ram: int | None,
-    reasons: tuple[str, ...],
+    ranks: int | None, nodes: int | None, host_ram: int | None, reasons: tuple[str, ...],
     options: Mapping[str, Any],
-) -> Hardware:
-    """CPU ranks as GPUs whose memory is a share of the host's."""
+) -> Hardware:  # fmt: skip
     if nodes not in (None, 1):
         raise InputError("⟨nodes⟩: CPU ranks are planned for one node")
     if options.get("gpu") or options.get("vram"):
@@ -343,12 +324,8 @@ def _cpu_ranks(
         max_gpus_per_node=1024,
     )
     cluster = Cluster(gpu=gpu, gpus=ranks, nodes=1, host_ram_bytes=host_ram)
-    return Hardware(
-        cluster=cluster,
-        notes=(*notes, *notes_of("cpu-ranks", _CPU_NOTES, "hardware")),
-        named=True,
-        on_cpu=True,
-    )
+    notes = (*notes, *notes_of("cpu-ranks", _CPU_NOTES, "hardware"))
+    return Hardware(cluster=cluster, notes=notes, named=True, on_cpu=True)
 
 
 def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:

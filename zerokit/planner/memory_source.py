@@ -145,7 +145,8 @@ class Source:
         """A profile that covers the strategy, traced now where that is allowed."""
         if self.profile is not None and self._knows(self.profile, job, strategy):
             return self.profile
-        stored = self.of_other_version is not None and self._is_stored(job, strategy)
+        other = self.other_version if self.of_other_version is not None else None
+        stored = other is not None and covers(other, job, strategy)
         if stored or (self.trace == "never" and not (job.offload_activations and self.hf_config is not None)):
             self._look_into_cache()
         elif self._may_trace(job, strategy):
@@ -154,10 +155,6 @@ class Source:
             if profile is not None and covers(profile, job, strategy):
                 return profile
         return None
-
-    def _is_stored(self, job: Job, strategy: Strategy) -> bool:
-        """Whether the catalogue's profile of another Transformers has what is needed."""
-        return self.other_version is not None and covers(self.other_version, job, strategy)
 
     def _look_into_cache(self) -> None:
         """Take what was traced before, once; traces depend on what is installed."""
@@ -178,15 +175,12 @@ class Source:
 
     def _knows(self, profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
         """Whether a trace is at hand: for a user's own model exactly the one that is needed."""
-        if self.catalogued:
-            return covers(profile, job, strategy)
-        return covers(profile, job, strategy) and profile.has_all(job, strategy)
+        is_covered = covers(profile, job, strategy)
+        return is_covered and (self.catalogued or profile.has_all(job, strategy))
 
     def _may_trace(self, job: Job, strategy: Strategy) -> bool:
         key = variants_of(job, strategy, self.head)[0].key
-        if self.hf_config is None or key in self.given_up:
-            return False
-        if not _can_be_traced(job, strategy):
+        if self.hf_config is None or key in self.given_up or not _can_be_traced(job, strategy):
             return False
         is_enough = strategy.tensor_parallel > 1 or self._traced() >= _MOST_TRACED_IN_A_SEARCH
         if self.trace == "some" and not job.offload_activations and is_enough:
@@ -321,9 +315,7 @@ class Model:
     def least_vram_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int:
         """A bound from below on the estimate's ``min_vram_bytes``; 0 where none is known."""
         profile = self.source.covering(job, strategy)
-        if profile is None:
-            return 0
-        return least_vram_bytes(profile, job, strategy, cluster)
+        return 0 if profile is None else least_vram_bytes(profile, job, strategy, cluster)
 
     def host_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int | None:
         """The estimate's ``host_bytes_per_node``; ``None`` where only the estimate says."""
@@ -504,11 +496,5 @@ def _with_extra(replayed: MemoryEstimate, extra: Mapping[str, int], name: str) -
 
 def _rank(rank: RankEstimate, phases: Mapping[str, int], parts: Mapping[str, int]) -> RankEstimate:
     worst = max(phases, key=phases.__getitem__)
-    return replace(
-        rank,
-        phases=phases,
-        peak_phase=worst,
-        peak_allocated_bytes=phases[worst],
-        components=parts,
-        phase_components={},
-    )
+    peak = {"peak_phase": worst, "peak_allocated_bytes": phases[worst]}
+    return replace(rank, phases=phases, components=parts, phase_components={}, **peak)

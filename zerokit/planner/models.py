@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerokit.catalog import models
 from zerokit.domain.families import FAMILIES, can_be_separate, from_config
@@ -27,10 +27,6 @@ from zerokit.planner.memory_source import ITS_BUCKETS, Model, Say, Source, note_
 from zerokit.suggest import folder_alike
 from zerokit.units import counted, format_count, parse_count
 from zerokit.values import frozen_dataclass, replace
-
-if TYPE_CHECKING:
-    from zerokit.catalog.models import CatalogModel
-
 
 MODEL_CONFIG = "config.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
@@ -249,26 +245,22 @@ def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -
     if images is not None:
         return _of_images(entry.hf_config, entry.name, {}, images, notes, single, say)
     if not entry.has_closed_form:
-        return _of_stored_shape(entry, notes, single, say)
+        # A model of the catalogue whose family has no closed form: as it was built when it was traced;
+        # where it was not, as Transformers builds it now
+        from zerokit.catalog import profiles
+
+        shape = profiles.shape(entry.name, installed("transformers"))
+        if shape is None:
+            return _of_built(entry.hf_config, entry.name, entry.name, notes, single, say)
+        count = f"{entry.name}: {format_count(shape.parameters)} parameters, as transformers builds it"
+        return _chosen(
+            entry.hf_config, entry.name, None, (*notes, count, _ROUGH[has_other_layers(entry.hf_config)]),
+            trace="always" if single else "some", head=shape.head, shape=shape, catalogued=True,
+            closed_form=False, say=say,
+        )  # fmt: skip
     return _chosen(
         entry.hf_config, entry.name, entry.parameters, notes, head=entry.head, catalogued=True,
         trace="always" if single else "never", say=say,
-    )  # fmt: skip
-
-
-def _of_stored_shape(entry: CatalogModel, notes: tuple[str, ...], single: bool, say: Say) -> Chosen:
-    """A model of the catalogue whose family has no closed form: as it was built when it was traced; where it
-    was not, as Transformers builds it now."""
-    from zerokit.catalog import profiles
-
-    shape = profiles.shape(entry.name, installed("transformers"))
-    if shape is None:
-        return _of_built(entry.hf_config, entry.name, entry.name, notes, single, say)
-    count = f"{entry.name}: {format_count(shape.parameters)} parameters, as transformers builds it"
-    return _chosen(
-        entry.hf_config, entry.name, None, (*notes, count, _ROUGH[has_other_layers(entry.hf_config)]),
-        trace="always" if single else "some", head=shape.head, shape=shape, catalogued=True,
-        closed_form=False, say=say,
     )  # fmt: skip
 
 

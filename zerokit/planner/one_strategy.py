@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.client_optimizers import with_optimizer
-from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSettings, from_config
+from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
@@ -138,21 +138,22 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
         settings, open_notes = with_open_values(file.settings, file.config, request)
         settings, notes = _with_batch(replace(file, settings=settings), layout.data, pins, request.job)
         notes = (*open_notes, *notes, *notes_of("optimizer", note_on_optimizer(settings.optimizer)))
-        _refuse_offload(settings.zero, pins)
+        # refuse an offload that was given where the file's stage ignores it
+        for name, given, least in (
+            ("offload_optimizer", pins.offload_optimizer, 1),
+            ("offload_param", pins.offload_param, 3),
+        ):
+            if given not in (None, "none") and settings.zero.stage < least:
+                raise InputError(
+                    f"⟨{name}⟩ {given}: stage {settings.zero.stage} ignores it; use ⟨zero⟩ {least}, or none"
+                )
         settings, ignored = _without_ignored_offload(settings)
         notes = (*notes_of("ignored-offload", (f"{file.path}: {note}" for note in ignored)), *notes)
         if settings.client_optimizer is not None:
             refuse_placement(request.job, settings.zero.stage, settings.zero.offload_optimizer.device)
         if tensor != settings.autotp_size:
             settings = replace(settings, autotp_size=tensor)
-        strategy = Strategy(
-            settings=settings,
-            data_parallel=layout.data,
-            tensor_parallel=tensor,
-            pipeline_parallel=pipeline,
-            sequence_parallel=sequence,
-            checkpointing=checkpointing,
-        )
+        strategy = Strategy(settings=settings, checkpointing=checkpointing, **layout.degrees)
         refuse_strategy(request.job, strategy)
         return strategy, notes
     return _default_strategy(request, layout, checkpointing)
@@ -161,7 +162,6 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
 def _default_strategy(
     request: Request, layout: Layout, checkpointing: str
 ) -> tuple[Strategy, tuple[Note, ...]]:
-    """Plain values where nothing was given."""
     pins = request.pins
     precision, why = choose_precision(request.precision, request.cluster, request.on_cpu)
     micro, steps = _batch(request, layout.data)
@@ -268,17 +268,3 @@ def _without_ignored_offload(settings: DeepSpeedSettings) -> tuple[DeepSpeedSett
             settings = replace(settings, zero=replace(settings.zero, **{name: offload}))
             notes.append(f"{found.message}; estimated so")
     return settings, tuple(notes)
-
-
-def _refuse_offload(zero: ZeroSettings, pins: Pins) -> None:
-    """Refuse an offload that was given where the file's stage ignores it.
-
-    Raises:
-        InputError: names the option and the stage.
-    """
-    for name, given, least in (
-        ("offload_optimizer", pins.offload_optimizer, 1),
-        ("offload_param", pins.offload_param, 3),
-    ):
-        if given not in (None, "none") and zero.stage < least:
-            raise InputError(f"⟨{name}⟩ {given}: stage {zero.stage} ignores it; use ⟨zero⟩ {least}, or none")

@@ -100,7 +100,6 @@ def survey(result: PlanResult) -> Survey:
     from zerokit.planner.request import resolve
     from zerokit.search.plan import make_space
     from zerokit.search.remedies import on_cluster
-    from zerokit.search.search import fits
 
     if result.script is not None:
         ranked = result.plan.alternatives
@@ -112,13 +111,9 @@ def survey(result: PlanResult) -> Survey:
         (candidate for candidate in candidates if candidate.strategy != result.plan.chosen.strategy),
         key=lambda candidate: candidate.time.step_seconds,
     )
-    fitting = [fits(candidate.memory, result.cluster) is None for candidate in others]
-    return Survey(
-        fitting=tuple(candidate for candidate, fit in zip(others, fitting, strict=True) if fit),
-        misfits=tuple(candidate for candidate, fit in zip(others, fitting, strict=True) if not fit),
-        legal=legal,
-        is_whole=True,
-    )
+    fitting = tuple(candidate for candidate in others if fits(candidate.memory, result.cluster) is None)
+    misfits = tuple(candidate for candidate in others if fits(candidate.memory, result.cluster) is not None)
+    return Survey(fitting=fitting, misfits=misfits, legal=legal, is_whole=True)
 
 
 def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -160,14 +155,14 @@ class PlanPage:
 def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
     """The page. ``others``: the strategies that the choice is shown among."""
     planned, job, strategy = result.chosen, result.job, result.chosen.strategy
-    title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
+    subject = f"{result.model_name} on {cluster_words(result.cluster)}"
+    command = [("command", shlex.join((page.program, *page.command)))] if page.command else []
+    next_step = answer.run_command(result.cluster, page.folder, page.script)
+    next_step = next_step.replace("zerokit", page.program, 1)
     return fill(
         "plan.html.j2",
-        title=title,
-        tab=script_and_model(
-            next((word for word in page.script if word not in _MODULE), None),
-            f"{result.model_name} on {cluster_words(result.cluster)}",
-        ),
+        title=f"Plan for {subject}",
+        tab=script_and_model(next((word for word in page.script if word not in _MODULE), None), subject),
         fits=bool(planned.fits),
         answer=[
             *([answer.fails(result.to_fix)] if result.to_fix else []),
@@ -181,10 +176,13 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
             ("model", f"{result.model_name}, {format_count(result.parameters)} parameters"),
             *documents.facts(planned),
             ("memory from", _BASES.get(planned.estimate.basis, planned.estimate.basis)),
-            *_origin(page),
+            *command,
+            ("made", made_at(page.written_at)),
+            ("zerokit", __version__),
+            ("DeepSpeed", DEEPSPEED_VERSION),
         ],
         todo=() if page.script else answer.script_must(strategy, job),
-        next=_next(result, page),
+        next=answer.fix_first(result.to_fix) if result.to_fix else next_step,
         components=_components(result),
         phases=_phases(result),
         times=_times(result),
@@ -201,12 +199,6 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
     )
 
 
-def _next(result: PlanResult, page: PlanPage) -> str:
-    if result.to_fix:
-        return answer.fix_first(result.to_fix)
-    return answer.run_command(result.cluster, page.folder, page.script).replace("zerokit", page.program, 1)
-
-
 _MODULE = ("-m", "--module")
 """Stands before the script's name where it is a module."""
 _BASES = {
@@ -214,17 +206,6 @@ _BASES = {
     "rehearsed": "a rehearsal of the script",
     "analytic": "closed forms",
 }
-
-
-def _origin(page: PlanPage) -> list[tuple[str, str]]:
-    """Which command made the plan, when, and for which versions."""
-    rows = [("command", shlex.join((page.program, *page.command)))] if page.command else []
-    return [
-        *rows,
-        ("made", made_at(page.written_at)),
-        ("zerokit", __version__),
-        ("DeepSpeed", DEEPSPEED_VERSION),
-    ]
 
 
 def _times(result: PlanResult) -> Markup | None:
@@ -304,9 +285,13 @@ def _frontier(result: PlanResult, others: Survey) -> Markup:
         keys.append(
             ("misfit", "does not fit" + (f" ({above:,} of them are above this chart)" if above else ""))
         )
+    # corners: with as much time as one takes, and less than the next, its memory is the least
+    places = _places(best)
+    corners = [(later[0], earlier[1]) for earlier, later in itertools.pairwise(places)]
+    stairs = [*itertools.chain.from_iterable(zip(places, corners, strict=False)), *places[-1:]]
     return charts.points(
         "Memory required per GPU", [*dots, _dot(chosen, "chosen", radius=8)],
-        across="seconds per optimizer step", legend=keys, frontier=_stairs(best),
+        across="seconds per optimizer step", legend=keys, frontier=stairs,
         specks={"misfit": _places(others.misfits), "speck": _places(settings)},
         limit=charts.Level(label="available per GPU", value=available, style="limit"),
     )  # fmt: skip
@@ -334,13 +319,6 @@ def _dot(candidate: Candidate, style: str, radius: float = 4) -> charts.Dot:
 
 def _places(candidates: Sequence[Candidate]) -> list[charts.Point]:
     return [(one.time.step_seconds, float(one.memory.min_vram_bytes)) for one in candidates]
-
-
-def _stairs(best: Sequence[Candidate]) -> list[charts.Point]:
-    """Corners: with as much time as one takes, and less than the next, its memory is the least."""
-    places = _places(best)
-    corners = [(later[0], earlier[1]) for earlier, later in itertools.pairwise(places)]
-    return [*itertools.chain.from_iterable(zip(places, corners, strict=False)), *places[-1:]]
 
 
 def _settings(result: PlanResult) -> list[tuple[str, str, str]]:

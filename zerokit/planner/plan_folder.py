@@ -38,7 +38,6 @@ def check_folder(folder: Path) -> None:
 
 
 def _names_of_plans() -> frozenset[str]:
-    """Every file name that some plan writes."""
     from zerokit.emit import plan_file
     from zerokit.emit.files import ACCELERATE_NAME, DEEPSPEED_NAMES
 

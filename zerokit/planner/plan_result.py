@@ -13,7 +13,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.fields import all_as_options, as_options, plain
-from zerokit.planner.documents import PlannedStrategy, Read, as_json, degrees, html_facts
+from zerokit.planner.documents import PlannedStrategy, Read, Sentences, as_json, degrees, html_facts
 from zerokit.search.plan import Plan
 from zerokit.values import frozen_dataclass, replace
 
@@ -45,12 +45,9 @@ class RehearsalRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``rehearsals``."""
-        figures = ("peak_allocated_bytes", "min_vram_bytes", "step_seconds", "stopped", "probe", "layers")
-        return {
-            **degrees(self.strategy),
-            "seconds": round(self.seconds, 1),
-            **{name: getattr(self, name) for name in figures},
-        }
+        names = ("peak_allocated_bytes", "min_vram_bytes", "step_seconds", "stopped", "probe", "layers")
+        figures = {name: getattr(self, name) for name in names}
+        return {**degrees(self.strategy), "seconds": round(self.seconds, 1), **figures}
 
 
 @frozen_dataclass(slots=False)
@@ -111,20 +108,9 @@ class PlanResult:
     candidates = Read[int]("plan.candidates", "How many strategies were looked at.")
     global_batch = Read[int]("plan.global_batch", "Sequences per optimizer step.")
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What was assumed, in sentences."""
-        return tuple(plain(note) for note in self.plan.assumptions)
-
-    @property
-    def faster_with(self) -> tuple[str, ...]:
-        """What would be faster, and what it takes, in sentences."""
-        return tuple(plain(note) for note in self.plan.faster_with)
-
-    @property
-    def advice(self) -> tuple[str, ...]:
-        """What is worth knowing, in sentences."""
-        return tuple(plain(note) for note in self.plan.advice)
+    assumptions = Sentences("plan.assumptions", "What was assumed, in sentences.")
+    faster_with = Sentences("plan.faster_with", "What would be faster, and what it takes, in sentences.")
+    advice = Sentences("plan.advice", "What is worth knowing, in sentences.")
 
     def __repr__(self) -> str:
         """What a Python prompt shows: the answer in a few lines."""
@@ -142,7 +128,6 @@ class PlanResult:
         ))  # fmt: skip
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
         return html_facts(self.chosen, self.model_name)
 
     def write(self, folder: str | Path, say: Say | None = None) -> dict[str, str]:
@@ -166,6 +151,11 @@ class PlanResult:
         from zerokit.planner.answer import script_must
 
         plan = self.plan
+        of_script = {
+            "rehearsals": as_json(self.rehearsals),
+            "added_arguments": list(self.added_arguments),
+            "to_fix": self.to_fix,
+        }
         return {
             "schema": PLAN_SCHEMA,
             "request": dict(self.request),
@@ -180,14 +170,5 @@ class PlanResult:
             "notes": as_json((*plan.assumptions, *plan.advice)),
             "script_must": list(script_must(self.plan.chosen.strategy, self.job)),
             "files": dict(self.files),
-            **self._of_script(),
-        }
-
-    def _of_script(self) -> dict[str, Any]:
-        if self.script is None:
-            return {}
-        return {
-            "rehearsals": [rehearsal.to_dict() for rehearsal in self.rehearsals],
-            "added_arguments": list(self.added_arguments),
-            "to_fix": self.to_fix,
+            **(of_script if self.script is not None else {}),
         }

@@ -24,6 +24,7 @@ from zerokit.errors import FileInputError, InputError, ZerokitError, about
 from zerokit.fields import as_options
 from zerokit.files import write_whole
 from zerokit.linter.files import similar
+from zerokit.planner.documents import STRATEGY_FIELDS
 from zerokit.planner.options import BY_NAME, as_text, given_options, suggestion
 from zerokit.strictload import Document, load_yaml, parse_yaml
 from zerokit.strictload.yamldump import dump_yaml
@@ -74,31 +75,18 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``recipes show --json`` prints."""
+        texts = {"name": self.name, "title": self.title, "description": self.description}
+        arguments = self.arguments()
         return {
-            "schema": "zerokit.recipe/1",
-            "name": self.name,
-            "title": self.title,
-            "description": self.description,
-            "request": dict(self.request),
-            "arguments": self.arguments(),
+            "schema": "zerokit.recipe/1", **texts, "request": dict(self.request), "arguments": arguments,
             "expect": dict(self.expect),
-        }
+        }  # fmt: skip
 
 
 _ABOUT = ("title", "description", "expect")
-EXPECTED_STRATEGY = (
-    "zero_stage",
-    "offload_optimizer",
-    "offload_param",
-    "data_parallel",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "sequence_parallel",
-    "micro_batch",
-    "gradient_accumulation",
-    "activation_checkpointing",
-    "precision",
-)
+EXPECTED_STRATEGY = STRATEGY_FIELDS
+
+
 _ENDINGS = (".yaml", ".yml")
 EXPECTED_PREDICTION: Mapping[str, float] = {
     "peak_allocated_gib": 0.01,
@@ -203,11 +191,12 @@ def parse_recipe(document: Document) -> Recipe:
     expect = body.get("expect") or {}
     _check_expect(document, expect)
     path = pathlib.Path(document.path)
+    description = body.get("description", "").strip()
     return Recipe(
         name=path.stem,
         path=path,
         title=body["title"],
-        description=body.get("description", "").strip(),
+        description=description,
         request=request,
         expect=expect,
     )

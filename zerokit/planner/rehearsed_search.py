@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile, same_memory
 from zerokit.domain.strategy import Candidate, Strategy
@@ -69,15 +69,10 @@ class RehearsalOutcome(Protocol):
         """Why there is nothing to take, in a sentence."""
 
 
-def _of_another(record: RehearsalRecord, why: str) -> RehearsalRecord:
-    """The record of a rehearsal that was of another configuration than it was meant for."""
-    return replace(
-        record,
-        peak_allocated_bytes=None,
-        min_vram_bytes=None,
-        step_seconds=None,
-        stopped=record.stopped or why,
-    )
+def _figures(rehearsed: RehearsedStrategy | None) -> dict[str, Any]:
+    """What a record has of a rehearsal; None where it did not go to the end."""
+    names = ("peak_allocated_bytes", "min_vram_bytes", "step_seconds", "layers")
+    return {name: getattr(rehearsed, name, None) for name in names}
 
 
 Outcome = TypeVar("Outcome", bound=RehearsalOutcome)
@@ -154,12 +149,9 @@ class RehearsedSearch(Generic[Outcome]):
             RehearsalRecord(
                 strategy=strategy,
                 seconds=took,
-                peak_allocated_bytes=rehearsed.peak_allocated_bytes if rehearsed else None,
-                min_vram_bytes=rehearsed.min_vram_bytes if rehearsed else None,
-                step_seconds=rehearsed.step_seconds if rehearsed else None,
                 stopped=None if rehearsed else done.why_not,
                 probe=purpose in _OF_PROBES,
-                layers=rehearsed.layers if rehearsed else None,
+                **_figures(rehearsed),
             )
         )
         return done
@@ -167,13 +159,7 @@ class RehearsedSearch(Generic[Outcome]):
     def restate(self, rehearsed: RehearsedStrategy) -> None:
         """Put what a few layers tell of all in the place of what the last strategy was rehearsed with."""
         self.profile = self.profile.with_rehearsed(rehearsed)
-        self.records[-1] = replace(
-            self.records[-1],
-            peak_allocated_bytes=rehearsed.peak_allocated_bytes,
-            min_vram_bytes=rehearsed.min_vram_bytes,
-            step_seconds=rehearsed.step_seconds,
-            layers=rehearsed.layers,
-        )
+        self.records[-1] = replace(self.records[-1], **_figures(rehearsed))
         self.say(f"  from {rehearsed.depth}: peak {format_gib(rehearsed.peak_allocated_bytes)}")
 
     def forget_rehearsals(self, why: str, *, but_micro_batch: int | None = None) -> None:
@@ -184,7 +170,11 @@ class RehearsedSearch(Generic[Outcome]):
             return one.strategy.settings.micro_batch == but_micro_batch
 
         self.profile = replace(self.profile, rehearsed=tuple(filter(is_kept, self.profile.rehearsed)))
-        self.records = [one if is_kept(one) else _of_another(one, why) for one in self.records]
+        unknown = dict.fromkeys(("peak_allocated_bytes", "min_vram_bytes", "step_seconds"))
+        self.records = [
+            one if is_kept(one) else replace(one, **unknown, stopped=one.stopped or why)
+            for one in self.records
+        ]
 
     def search(self, request: Request, top: int) -> Plan:
         """Search and rehearse, until the best are; once the time is over, until one that fits is.

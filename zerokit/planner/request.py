@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, from_config
-from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster
+from zerokit.domain.hardware import DEFAULT_MARGIN
 from zerokit.domain.job import (
     ATTENTIONS,
     CHECKPOINTINGS,
@@ -33,10 +33,6 @@ from zerokit.search.space import Pins, Request, unmodelled_with_loss
 from zerokit.units import parse_share
 from zerokit.values import frozen_dataclass, replace
 
-if TYPE_CHECKING:
-    from zerokit.domain.client_optimizers import ClientOptimizer
-
-
 _REHEARSE = "`zerokit rehearse` runs the script with it"
 _NOTES = {
     "chunked": "⟨loss⟩ chunked: that of TRL's trainers (TRL 1.16), every label a target",
@@ -62,17 +58,6 @@ def loss_of(options: Mapping[str, Any]) -> str:
     return choice(options, "loss", LOSSES) or "standard"
 
 
-def refuse_loss(job: Job, shape: ModelShape, cluster: Cluster, pins: Pins) -> None:
-    """Refuse a loss where its bytes are not known.
-
-    Raises:
-        InputError: names the loss, and what it is not modelled with.
-    """
-    with_what = unmodelled_with_loss(job, shape, cluster, pins)
-    if with_what is not None:
-        raise InputError(f"⟨loss⟩ {job.loss}: not modelled with {with_what}; {_REHEARSE}")
-
-
 def refuse_strategy(job: Job, strategy: Strategy) -> None:
     """Refuse what only the strategy shows.
 
@@ -88,40 +73,6 @@ def refuse_strategy(job: Job, strategy: Strategy) -> None:
         raise InputError(f"⟨loss⟩ {job.loss}: not modelled with tensor parallelism; {_REHEARSE}")
     if settings.torch_autocast is not None:
         raise InputError(f"⟨loss⟩ {job.loss}: not modelled with torch_autocast; {_REHEARSE}")
-
-
-def loss_notes(loss: str) -> tuple[Note, ...]:
-    """What to say of a loss."""
-    return () if loss == "standard" else (Note("loss", f"{_NOTES[loss]}; {_TIMED}"),)
-
-
-def refuse_offloading(options: Mapping[str, Any], job: Job, cluster: Cluster) -> None:
-    """Refuse activations on the host where their bytes are not known.
-
-    Raises:
-        InputError: names what they are not modelled with.
-    """
-    if not job.offload_activations:
-        return
-    names = ("tp", "pp", "sp", "pipeline_module", "images")
-    with_what = [f"⟨{name}⟩" for name in names if options.get(name) not in (None, False, 1, "1")]
-    if cluster.gpu.name == "cpu":
-        with_what.append("CPU ranks")
-    if options.get("model") is None:
-        with_what.append("⟨params⟩: its layers are traced, which takes ⟨model⟩")
-    if with_what:
-        raise InputError(f"⟨offload_activations⟩: not modelled with {with_what[0]}; {_REHEARSE}")
-
-
-def offloading_notes(options: Mapping[str, Any]) -> tuple[Note, ...]:
-    """What to say of activations on the host."""
-    if not options.get("offload_activations"):
-        return ()
-    text = (
-        "activations on the host as OffloadActivations of TRL 1.16 moves them, each tensor pinned (a power "
-        "of two of bytes); the step time counts no copies"
-    )
-    return (Note("activations-on-host", text),)
 
 
 @frozen_dataclass
@@ -141,23 +92,32 @@ class ResolvedRequest:
     found_here: bool = False
 
 
-def _refuse_attention(job: Job, hardware: Hardware) -> None:
-    """Refuse FlashAttention-2 on a GPU older than Ampere, which it came with as bf16 did.
-
-    Source: the README of Dao-AILab/flash-attention, "NVIDIA CUDA Support".
+def _refuse_unmodelled(
+    options: Mapping[str, Any], job: Job, shape: ModelShape, machine: Hardware, pins: Pins
+) -> None:
+    """Refuse an attention, a loss and activations on the host where their bytes are not known.
 
     Raises:
-        InputError: the GPU is older.
+        InputError: names the option, and what it is not modelled with.
     """
-    if (
-        job.attention == "flash_attention_2"
-        and not hardware.on_cpu
-        and not hardware.cluster.gpu.supports("bf16")
-    ):
+    gpu = machine.cluster.gpu
+    # it came with Ampere, as bf16 did: README of Dao-AILab/flash-attention, "NVIDIA CUDA Support"
+    if job.attention == "flash_attention_2" and not machine.on_cpu and not gpu.supports("bf16"):
         raise InputError(
             f"⟨attention⟩ flash_attention_2: FlashAttention-2 needs an Ampere GPU or a newer one, which "
-            f"{hardware.cluster.gpu.name} is not; use sdpa"
+            f"{gpu.name} is not; use sdpa"
         )
+    if (with_what := unmodelled_with_loss(job, shape, machine.cluster, pins)) is not None:
+        raise InputError(f"⟨loss⟩ {job.loss}: not modelled with {with_what}; {_REHEARSE}")
+    if not job.offload_activations:
+        return
+    names = ("tp", "pp", "sp", "pipeline_module", "images")
+    beside = [f"⟨{name}⟩" for name in names if options.get(name) not in (None, False, 1, "1")]
+    beside += ["CPU ranks"] if gpu.name == "cpu" else []
+    if options.get("model") is None:
+        beside.append("⟨params⟩: its layers are traced, which takes ⟨model⟩")
+    if beside:
+        raise InputError(f"⟨offload_activations⟩: not modelled with {beside[0]}; {_REHEARSE}")
 
 
 def resolve(
@@ -190,10 +150,8 @@ def resolve(
     machine = hardware(options)
     if (doubted := doubted_vram(options)) is not None:
         say(doubted)
-    _refuse_attention(job, machine)
     pins = _pins(options, machine.on_cpu)
-    refuse_loss(job, chosen.shape, machine.cluster, pins)
-    refuse_offloading(options, job, machine.cluster)
+    _refuse_unmodelled(options, job, chosen.shape, machine, pins)
     calibration, measured = None, tuple[str, ...]()
     if (machine.found_here or machine.on_cpu) and not options.get("no_calibration"):
         from zerokit.planner.calibration import of_this_machine
@@ -277,7 +235,15 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
     trainer = choice(options, "trainer", tuple(TRAINERS)) or "raw"
     row = TRAINERS[trainer]
     length = _seq_len(options, chosen, notes)
-    method, inference = _method(options), bool(options.get("inference"))
+    # what is trained
+    named = [part.strip().lower() for part in str(options.get("method") or "").split(",")]
+    if len(named) > 1 and set(named) <= set(METHODS):
+        each = " and ".join(f"⟨method⟩ {name}" for name in named)
+        raise InputError(
+            f"⟨method⟩ {','.join(named)}: a plan and an estimate are of one method; ask once for each "
+            f"({each}), or compare them: `zerokit size --method {','.join(named)}`"
+        )
+    method, inference = (choice(options, "method", METHODS) or "full"), bool(options.get("inference"))
     quantization = choice(options, "quant", QUANTIZATIONS) or "none"
     notes += notes_of("quantised-base", _refuse_quantization(options, quantization, method))
     new_tokens = integer(options, "new_tokens", 10**8)
@@ -316,7 +282,15 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
             )
         lora = replace(lora, dropout=0.0)
         notes.append(Note("no-lora-dropout", f"⟨lora_dropout⟩ 0: {refused}; the script must set it"))
-    notes += [*row.notes(method, chosen.shape.experts), *loss_notes(loss), *offloading_notes(options)]
+    notes += row.notes(method, chosen.shape.experts)
+    if loss != "standard":
+        notes.append(Note("loss", f"{_NOTES[loss]}; {_TIMED}"))
+    if options.get("offload_activations"):
+        text = (
+            "activations on the host as OffloadActivations of TRL 1.16 moves them, each tensor pinned (a "
+            "power of two of bytes); the step time counts no copies"
+        )
+        notes.append(Note("activations-on-host", text))
     return Job(
         seq_len=length,
         global_batch=integer(options, "global_batch"),
@@ -350,22 +324,6 @@ def _adapters(options: Mapping[str, Any], method: str, row: Trainer) -> Lora | N
     if not names:
         raise InputError(f"⟨lora_targets⟩ {targets}: names no module; use for example q_proj,v_proj")
     return Lora(rank=rank or 16, targets=names, dropout=row.lora_dropout if dropout is None else dropout)
-
-
-def _method(options: Mapping[str, Any]) -> str:
-    """What is trained.
-
-    Raises:
-        InputError: none of the methods, or several.
-    """
-    named = [part.strip().lower() for part in str(options.get("method") or "").split(",")]
-    if len(named) > 1 and set(named) <= set(METHODS):
-        each = " and ".join(f"⟨method⟩ {name}" for name in named)
-        raise InputError(
-            f"⟨method⟩ {','.join(named)}: a plan and an estimate are of one method; ask once for each "
-            f"({each}), or compare them: `zerokit size --method {','.join(named)}`"
-        )
-    return choice(options, "method", METHODS) or "full"
 
 
 def _refuse_quantization(options: Mapping[str, Any], quantization: str, method: str) -> list[str]:
@@ -416,7 +374,17 @@ def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
     if name in TAKEN_AS:
         return TAKEN_AS[name], [f"⟨optimizer⟩ {name}: its states are those of {TAKEN_AS[name]}"]
     if (client := client_optimizer(name)) is not None:
-        return name, _of_client_optimizer(name, client)
+        notes = [
+            f"⟨optimizer⟩ {name}: the script makes it, from {client.package} (a Trainer does with "
+            f"optim={name}); its step is timed as AdamW's"
+        ]
+        if client.paged:
+            notes.append(
+                "paged optimizer states are CUDA managed memory, which the figures of GPU memory leave out: "
+                "they lie on the GPU while it has room and else in host memory, where all of them are "
+                "counted; the time of moving them is not modelled, and none of this was measured on a GPU"
+            )
+        return name, notes
     details = rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
     if isinstance(details, Mapping):
         right = str(details["instead"])
@@ -437,20 +405,6 @@ def note_on_optimizer(name: str | None) -> list[str]:
         "Muon's step is timed as AdamW's, without the products that make its updates orthogonal; the buffers "
         "through which it gathers whole matrices, up to 256 MiB, are not counted"
     ]
-
-
-def _of_client_optimizer(name: str, client: ClientOptimizer) -> list[str]:
-    notes = [
-        f"⟨optimizer⟩ {name}: the script makes it, from {client.package} (a Trainer does with optim={name}); "
-        "its step is timed as AdamW's"
-    ]
-    if client.paged:
-        notes.append(
-            "paged optimizer states are CUDA managed memory, which the figures of GPU memory leave out: they "
-            "lie on the GPU while it has room and else in host memory, where all of them are counted; the "
-            "time of moving them is not modelled, and none of this was measured on a GPU"
-        )
-    return notes
 
 
 _FLAG, _DTYPE = ("true", "false"), ("fp32", "bf16", "fp16")

@@ -13,7 +13,7 @@ from zerokit.errors import InputError, NothingFits
 from zerokit.fields import all_as_options, as_options, plain
 from zerokit.memory.closed_form import CLOSED_FORM_NOTE
 from zerokit.notes import Note, notes_of
-from zerokit.planner.documents import Read, as_json, degrees
+from zerokit.planner.documents import Read, Sentences, as_json, degrees
 from zerokit.planner.hardware import choice, doubted_vram, integer, prices_of
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.request import resolve
@@ -153,18 +153,14 @@ class SizeResult:
         return "\n  ".join((f"<Fewest GPUs for {self.model_name}", *self.answer)) + ">"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: the answer, and each kind of GPU."""
         from zerokit.planner.documents import html_table
 
         told = self.answer if self.misfit is None else (self.nothing_fits or "",)
         answer = html_table(f"Fewest GPUs for {self.model_name}", [(sentence,) for sentence in told])
         titles = ("GPU", "method", "offload", "GPUs", "per 1e9 tokens", "GPU-hours", "per GPU", "strategy")
-        return answer + html_table("By kind of GPU", [_cells(size) for size in self.sizes], titles=titles)
+        return answer + html_table("By kind of GPU", list(map(_cells, self.sizes)), titles=titles)
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What was assumed, in sentences."""
-        return tuple(plain(note) for note in self.notes)
+    assumptions = Sentences("notes", "What was assumed, in sentences.")
 
     @property
     def answer(self) -> tuple[str, ...]:
@@ -172,15 +168,9 @@ class SizeResult:
 
         Of each method by itself; a number of GPUs counts without offload where that needs no more of them.
         """
-        methods = list(dict.fromkeys(size.method for size in self.sizes))
-        return tuple(
-            sentence
-            for method in methods
-            for sentence in _answer(
-                [size for size in self.sizes if size.method == method and size.gpus],
-                f"{method}: " if len(methods) > 1 else "",
-            )
-        )
+        found = self._fitting().items()
+        subjects = {method: f"{method}: " if self._compares_methods else "" for method, _ in found}
+        return tuple(sentence for method, sizes in found for sentence in _answer(sizes, subjects[method]))
 
     @property
     def next_command(self) -> str | None:
@@ -243,18 +233,13 @@ class SizeResult:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``size --json`` prints."""
+        lowest_cost = self.next_for_lowest_cost_by_method
         return {
-            "schema": SCHEMA,
-            "model": self.model_name,
-            "request": dict(self.request),
-            "answer": list(self.answer),
-            "next": self.next_command,
-            "next_by_method": self.next_by_method,
-            "next_for_lowest_cost_by_method": self.next_for_lowest_cost_by_method,
-            "sizes": [size.to_dict() for size in self.sizes],
-            "assumptions": list(all_as_options(self.notes)),
-            "notes": as_json(self.notes),
-        }
+            "schema": SCHEMA, "model": self.model_name, "request": dict(self.request),
+            "answer": list(self.answer), "next": self.next_command, "next_by_method": self.next_by_method,
+            "next_for_lowest_cost_by_method": lowest_cost, "sizes": as_json(self.sizes),
+            "assumptions": list(all_as_options(self.notes)), "notes": as_json(self.notes),
+        }  # fmt: skip
 
 
 def _cells(size: FewestGpus) -> tuple[str, ...]:
@@ -292,7 +277,6 @@ def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, Fewest
 
 
 def _cheapest(sizes: Sequence[FewestGpus]) -> FewestGpus | None:
-    """The least cost of those with a price; None of fewer than two."""
     priced = [size for size in sizes if size.cost_per_1e9_tokens is not None]
     return min(priced, key=lambda size: size.cost_per_1e9_tokens or 0.0) if len(priced) > 1 else None
 
@@ -325,8 +309,6 @@ def _without_offload(named: FewestGpus, sizes: Sequence[FewestGpus]) -> str:
 
 def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     """The sentences of one method. ``sizes``: of those kinds of GPU that some number of is enough."""
-    if not sizes:
-        return []
     smallest, by_gpu = _smallest(sizes)
     fewest_gpus = smallest.gpus
     others = []
@@ -381,10 +363,20 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
     Raises:
         InputError: an argument that cannot be; names it and the fix.
     """
+    from zerokit.catalog.gpus import for_vram
     from zerokit.planner.options import given_options
     from zerokit.search.sizing import sizes
+    from zerokit.units import parse_bytes
 
-    _refuse(options)
+    # refuse what the answer says, or what it does not depend on
+    if options.get("device") in ("cpu", "local"):
+        raise InputError(f"⟨device⟩ {options['device']}: size counts GPUs; leave it out")
+    if options.get("nodes"):
+        raise InputError("⟨nodes⟩: size finds the number of nodes; leave it out")
+    if options.get("no_calibration"):
+        raise InputError("⟨no_calibration⟩: size uses the catalogue's figures; leave it out")
+    if options.get("all_gpus"):
+        raise InputError("⟨all_gpus⟩: size finds the number of GPUs; leave it out")
     named = _methods(options)
     adapters = next((method for method in named if method != "full"), None)  # which lora_rank is read with
     one_method = {**options, "gpus": None, "method": adapters}
@@ -399,6 +391,10 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
     results = list(sizes(request, kinds, methods, most))
     if all(size.refused for size in results):
         raise InputError(results[-1].why)
+    fits = any(size.gpus for size in results)
+    speeds: tuple[Note, ...] = ()
+    if options.get("vram") and not options.get("gpu"):  # why a card of the catalogue is named
+        speeds = (Note("speeds-assumed", for_vram(parse_bytes(options["vram"], "⟨vram⟩"))[1]),)
     return SizeResult(
         model_name=resolved.model_name,
         request=given_options(options),
@@ -406,16 +402,12 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
         notes=(
             *(note for note in request.assumptions if note.id not in _COUNTED and note.topic != "hardware"),
             *_batch_notes(request, results),
-            *_speed_notes(options),
+            *speeds,
             *_host_notes(options, kinds),
             *notes_of("unread", _unread(options, results)),
             *_closed_form_notes(results),
         ),
-        misfit=(
-            None
-            if any(size.gpus for size in results)
-            else _misfit(resolved.model_name, request, kinds, methods, most)
-        ),
+        misfit=None if fits else _misfit(resolved.model_name, request, kinds, methods, most),
     )
 
 
@@ -457,24 +449,12 @@ def _why_not(request: Request, method: str) -> str:
     return ""
 
 
-def _speed_notes(options: Mapping[str, Any]) -> tuple[Note, ...]:
-    """Why a card of the catalogue is named where only its memory was given."""
-    from zerokit.catalog.gpus import for_vram
-    from zerokit.units import parse_bytes
-
-    if options.get("gpu") or not options.get("vram"):
-        return ()
-    return (Note("speeds-assumed", for_vram(parse_bytes(options["vram"], "⟨vram⟩"))[1]),)
-
-
 def _closed_form_notes(sizes: Sequence[Size]) -> tuple[Note, ...]:
     """Which of the answers are no replay of a trace."""
     found = [size.candidate.memory.assumptions for size in sizes if size.candidate is not None]
-    rough = [notes for notes in found if CLOSED_FORM_NOTE in notes]
-    if not rough:
-        return ()
-    note = CLOSED_FORM_NOTE
-    return (note if len(rough) == len(found) else note.with_text(f"some rows: {note}"),)
+    rough, note = [notes for notes in found if CLOSED_FORM_NOTE in notes], CLOSED_FORM_NOTE
+    told = note if len(rough) == len(found) else note.with_text(f"some rows: {note}")
+    return (told,) if rough else ()
 
 
 def _batch_notes(request: Request, sizes: Sequence[Size]) -> tuple[Note, ...]:
@@ -508,18 +488,6 @@ def _unread(options: Mapping[str, Any], sizes: Sequence[Size]) -> tuple[str, ...
     return notes
 
 
-def _refuse(options: Mapping[str, Any]) -> None:
-    """Refuse what the answer says, or what it does not depend on."""
-    if options.get("device") in ("cpu", "local"):
-        raise InputError(f"⟨device⟩ {options['device']}: size counts GPUs; leave it out")
-    if options.get("nodes"):
-        raise InputError("⟨nodes⟩: size finds the number of nodes; leave it out")
-    if options.get("no_calibration"):
-        raise InputError("⟨no_calibration⟩: size uses the catalogue's figures; leave it out")
-    if options.get("all_gpus"):
-        raise InputError("⟨all_gpus⟩: size finds the number of GPUs; leave it out")
-
-
 def _methods(options: Mapping[str, Any]) -> tuple[str, ...]:
     """The methods that are asked about, in the order of the answer; none: none was named.
 
@@ -538,7 +506,6 @@ def _methods(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _kinds(options: Mapping[str, Any]) -> tuple[Gpu, ...]:
-    """The kinds of GPU that are asked about."""
     from zerokit.catalog import gpus as catalog
     from zerokit.units import parse_bytes
 

@@ -92,27 +92,31 @@ def cluster_words(cluster: Cluster) -> str:
 
 def strategy_words(strategy: Strategy) -> str:
     """One line: stage, offload, degrees, micro-batch, checkpointing."""
-    zero, settings = strategy.settings.zero, strategy.settings
-    words = [f"ZeRO-{zero.stage}"]
-    if zero.offload_optimizer.device != "none":
-        words.append(f"optimizer offload to {zero.offload_optimizer.device}")
-    if zero.offload_param.device != "none":
-        words.append(f"weight offload to {zero.offload_param.device}")
-    for name, degree in (
-        ("tensor", strategy.tensor_parallel),
-        ("pipeline", strategy.pipeline_parallel),
-        ("sequence", strategy.sequence_parallel),
-        ("data", strategy.data_parallel),
-    ):
-        if degree > 1:
-            words.append(f"{name} parallel {degree}")
+    settings = strategy.settings
+    words = [f"ZeRO-{settings.zero.stage}", *offload_words(strategy)]
+    words += degree_words(strategy, ("tensor", "pipeline", "sequence", "data"))
     words.append(f"micro-batch {settings.micro_batch}")
     if settings.gradient_accumulation > 1:
         words.append(f"accumulation {settings.gradient_accumulation}")
-    words.append(
-        "no checkpointing" if strategy.checkpointing == "none" else f"{strategy.checkpointing} checkpointing"
-    )
-    return ", ".join(words)
+    return ", ".join([*words, checkpointing_words(strategy)])
+
+
+def offload_words(strategy: Strategy) -> list[str]:
+    """``optimizer offload to cpu``, ``weight offload to nvme``; empty where all stays on the GPU."""
+    zero = strategy.settings.zero
+    devices = (("optimizer", zero.offload_optimizer.device), ("weight", zero.offload_param.device))
+    return [f"{what} offload to {device}" for what, device in devices if device != "none"]
+
+
+def degree_words(strategy: Strategy, names: Sequence[str]) -> list[str]:
+    """``tensor parallel 2`` and so on, of those that divide anything."""
+    degrees = ((name, getattr(strategy, f"{name}_parallel")) for name in names)
+    return [f"{name} parallel {degree}" for name, degree in degrees if degree > 1]
+
+
+def checkpointing_words(strategy: Strategy) -> str:
+    """``full checkpointing``."""
+    return f"{'no' if strategy.checkpointing == 'none' else strategy.checkpointing} checkpointing"
 
 
 def bound_words(candidate: Candidate) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from zerokit.domain.strategy import Candidate, Strategy
@@ -63,6 +63,12 @@ def _words(candidate: Candidate, request: Request) -> str:
     return f"{strategy_words(candidate.strategy)}, {required} required{f' ({tight})' if tight else ''}"
 
 
+def _first(request: Request, works: Works, changes: Iterable[tuple[str, Request]]) -> str | None:
+    """The first of the changes, each with its title, after which something fits, in a sentence."""
+    fitting = ((title, candidate) for title, changed in changes if (candidate := works(changed)))
+    return next((f"{title}: {_words(candidate, request)}" for title, candidate in fitting), None)
+
+
 def fixed_options(request: Request) -> list[str]:
     """The options that fix the strategy, with their values."""
     return [
@@ -77,13 +83,8 @@ def fixed_options(request: Request) -> list[str]:
 def _freed(request: Request) -> tuple[Request, str] | None:
     """The request without the options that fix the strategy, and these in words; None: there are none."""
     pins = request.pins
-    free = Pins(
-        pipeline_module=pins.pipeline_module,
-        search_tensor=pins.search_tensor,
-        search_sequence=pins.search_sequence,
-        micro_batch=pins.micro_batch,
-        settings=pins.settings,
-    )
+    kept = ("pipeline_module", "search_tensor", "search_sequence", "micro_batch", "settings")
+    free = Pins(**{name: getattr(pins, name) for name in kept})
     fixed = fixed_options(request)
     if pins == free or not (fixed or pins.sizes() or pins.overlap_comm is not None):
         return None
@@ -107,13 +108,12 @@ def unpinned(request: Request, works: Works) -> str | None:
 
 def smaller_batch(request: Request, works: Works) -> str | None:
     """A smaller fixed micro-batch."""
-    micro = request.pins.micro_batch
-    while micro is not None and micro > 1:
-        micro //= 2
-        candidate = works(replace(request, pins=replace(request.pins, micro_batch=micro)))
-        if candidate:
-            return f"⟨micro_batch⟩ {micro}: {_words(candidate, request)}"
-    return None
+    micro = request.pins.micro_batch or 1
+    sizes = (micro >> halved for halved in range(1, micro.bit_length()))
+    return _first(request, works, (
+        (f"⟨micro_batch⟩ {size}", replace(request, pins=replace(request.pins, micro_batch=size)))
+        for size in sizes
+    ))  # fmt: skip
 
 
 def shorter_sequence(request: Request, works: Works) -> str | None:
@@ -138,11 +138,11 @@ def shorter_sequence(request: Request, works: Works) -> str | None:
 def _remedied(remedy: Remedy) -> Callable[[Request, Works], str | None]:
     def attempt(request: Request, works: Works) -> str | None:
         changed = remedy.change(request)
-        candidate = works(changed) if changed is not None else None
-        if changed is None or candidate is None:
+        if changed is None:
             return None
         instead = " without ⟨tp⟩ auto" if request.pins.search_tensor > changed.pins.search_tensor else ""
-        return f"{remedy.title}{instead}: {_words(candidate, request)}; {remedy.needs}"
+        found = _first(request, works, [(f"{remedy.title}{instead}", changed)])
+        return found and f"{found}; {remedy.needs}"
 
     return attempt
 
@@ -151,22 +151,19 @@ _REMEDIES = tuple(_remedied(remedy) for remedy in REMEDIES if remedy.told != "si
 
 
 def adapters(request: Request, works: Works) -> str | None:
-    """LoRA, or failing that QLoRA."""
-    if request.job.inference:
-        for bits in ("int8", "int4"):
-            if request.job.quantization != bits:
-                candidate = works(replace(request, job=replace(request.job, quantization=bits)))
-                if candidate:
-                    return f"⟨quant⟩ {bits}: {_words(candidate, request)}"
-        return None
-    for method in ("lora", "qlora"):
-        if request.job.method == "qlora" or request.job.method == method:
-            continue
-        job = replace(request.job, method=method, lora=request.job.adapters, quantization="none")
-        candidate = works(replace(request, job=job))
-        if candidate:
-            return f"⟨method⟩ {method}: {_words(candidate, request)}"
-    return None
+    """LoRA, or failing that QLoRA; of a served model quantised weights."""
+
+    def changes() -> Iterator[tuple[str, Request]]:
+        job = request.job
+        for bits in ("int8", "int4") if job.inference else ():
+            if job.quantization != bits:
+                yield f"⟨quant⟩ {bits}", replace(request, job=replace(job, quantization=bits))
+        for method in ("lora", "qlora") if not job.inference and job.method != "qlora" else ():
+            if job.method != method:
+                changed = replace(job, method=method, lora=job.adapters, quantization="none")
+                yield f"⟨method⟩ {method}", replace(request, job=changed)
+
+    return _first(request, works, changes())
 
 
 def more_parallel(request: Request, works: Works) -> str | None:
@@ -194,25 +191,21 @@ def more_host_memory(request: Request, works: Works) -> str | None:
 
 def _with_least_host(request: Request, works: Works) -> Candidate | None:
     """What fits the GPUs with little host memory, however much there is."""
-    candidate = works(_with_host(request, _ANY_HOST_BYTES))
+    smaller = candidate = works(_with_host(request, _ANY_HOST_BYTES))
     for _ in range(_SMALLER_HOSTS):  # the fastest with any is seldom the one with the least
-        if candidate is None:
+        if smaller is None:
             break
-        smaller = works(_with_host(request, candidate.memory.host_bytes_per_node - GIB))
-        if not smaller:
-            break
-        candidate = smaller
-    return candidate
+        candidate, least = smaller, smaller.memory.host_bytes_per_node
+        smaller = works(_with_host(request, least - GIB))
+    return smaller or candidate
 
 
 def nvme(request: Request, works: Works) -> str | None:
     """Offload to a disk, where none was named."""
     if request.cluster.nvme_path is not None or request.on_cpu:
         return None
-    candidate = works(replace(request, cluster=replace(request.cluster, nvme_path=_ANY_FOLDER)))
-    if not candidate:
-        return None
-    return f"⟨nvme⟩ DIR (on a local NVMe disk of every node): {_words(candidate, request)}"
+    changed = replace(request, cluster=replace(request.cluster, nvme_path=_ANY_FOLDER))
+    return _first(request, works, [("⟨nvme⟩ DIR (on a local NVMe disk of every node)", changed)])
 
 
 def _with_host(request: Request, size: int) -> Request:
@@ -239,10 +232,9 @@ def more_gpus(request: Request, works: Works) -> str | None:
     """
     if request.on_cpu:
         return None
-    candidate = None
-    if request.pins.search_sequence:
-        candidate = _more_gpus(replace(request, pins=replace(request.pins, search_sequence=False)), works)
-    return candidate or _more_gpus(request, works)
+    whole = replace(request, pins=replace(request.pins, search_sequence=False))
+    without = _more_gpus(whole, works) if request.pins.search_sequence else None
+    return without or _more_gpus(request, works)
 
 
 def _more_gpus(request: Request, works: Works) -> str | None:

@@ -385,12 +385,8 @@ def check_pins(space: Space, request: Request) -> None:
             f"⟨tp⟩ {tensor} × ⟨pp⟩ {pipeline} × ⟨sp⟩ {sequence} does not divide "
             f"{counted(cluster.gpus, 'GPU')}"
         )
-    layout = Layout(
-        data=cluster.gpus // (tensor * pipeline * sequence),
-        tensor=tensor,
-        pipeline=pipeline,
-        sequence=sequence,
-    )
+    data = cluster.gpus // (tensor * pipeline * sequence)
+    layout = Layout(data=data, tensor=tensor, pipeline=pipeline, sequence=sequence)
     _check_placement(space, layout)
     refused = layout_violation(layout, request.shape, request.job, cluster, pins)
     if refused is not None:
@@ -415,7 +411,6 @@ def _left_out(result: SearchResult) -> tuple[Note, ...]:
 
 
 def _check_placement(space: Space, layout: Layout) -> None:
-    """Refuse a stage and offload that DeepSpeed would refuse or ignore, in the rule's own words."""
     pins = space.pins
     if pins.zero_stage is None:
         return

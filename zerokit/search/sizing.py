@@ -105,13 +105,9 @@ def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _
         low, high = high, min(2 * high, most_nodes)
         best = attempt(high * per_node)
     if best is None:
-        refused = all(refusals)
-        last = refusals[-1]
-        why = (
-            last.marked
-            if refused and last is not None
-            else f"does not fit on {counted(most, 'GPU')}{_loading_words(request, job, gpu)}"
-        )
+        refused, last = all(refusals), refusals[-1]
+        why = f"does not fit on {counted(most, 'GPU')}{_loading_words(request, job, gpu)}"
+        why = last.marked if refused and last is not None else why
         return Size(gpu=gpu, method=method, offload=offload, gpus=0, nodes=0, candidate=None,
                     why=why, refused=refused)  # fmt: skip
     nodes, found = halved(low, high, best, lambda nodes: attempt(nodes * per_node))

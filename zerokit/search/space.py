@@ -76,6 +76,12 @@ class Layout:
     pipeline: int
     sequence: int
 
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The degrees by their names in a strategy."""
+        names = ("data", "tensor", "pipeline", "sequence")
+        return {f"{name}_parallel": getattr(self, name) for name in names}
+
 
 def layout_violation(
     layout: Layout, shape: ModelShape, job: Job, cluster: Cluster, pins: Pins
@@ -116,10 +122,9 @@ def layouts(cluster: Cluster, pins: Pins) -> Iterator[Layout]:
         for pipeline in choices(pins.pipeline_parallel, pins.pipeline_module):
             for sequence in choices(pins.sequence_parallel, pins.search_sequence):
                 used = tensor * pipeline * sequence
-                if cluster.gpus % used == 0:
-                    yield Layout(
-                        data=cluster.gpus // used, tensor=tensor, pipeline=pipeline, sequence=sequence
-                    )
+                data, rest = divmod(cluster.gpus, used)
+                if not rest:
+                    yield Layout(data=data, tensor=tensor, pipeline=pipeline, sequence=sequence)
 
 
 @frozen_dataclass
@@ -363,27 +368,21 @@ def build_strategy(
         autotp_size=layout.tensor,
         zero=zero,
     )
-    return Strategy(
-        settings=settings,
-        data_parallel=layout.data,
-        tensor_parallel=layout.tensor,
-        pipeline_parallel=layout.pipeline,
-        sequence_parallel=layout.sequence,
-        checkpointing=checkpointing,
-    )
+    return Strategy(settings=settings, checkpointing=checkpointing, **layout.degrees)
 
 
 @lru_cache(maxsize=4096)
 def _zero_settings(
-    fixed: ZeroSettings,
-    placement: OffloadChoice,
-    chosen: Knobs,
-    *,
-    nvme_path: str | None,
-    saves_16_bit: bool,
-    largest_parameter: int,
-) -> ZeroSettings:
+    fixed: ZeroSettings, placement: OffloadChoice, chosen: Knobs, *, nvme_path: str | None,
+    saves_16_bit: bool, largest_parameter: int,
+) -> ZeroSettings:  # fmt: skip
     """ZeRO's part of a strategy; the same for every layout and batch."""
+
+    def offload(device: str) -> Offload:
+        return Offload(device=device, nvme_path=nvme_path if device == "nvme" else None)
+
+    largest_buffer = max(100_000_000, largest_parameter)  # one NVMe buffer must hold the largest parameter
+    weights = replace(offload(placement.parameters), buffer_count=5, buffer_size=largest_buffer)
     return replace(
         fixed,
         stage=placement.stage,
@@ -397,16 +396,8 @@ def _zero_settings(
         zero_hpz_partition_size=chosen.hpz_partition_size,
         round_robin_gradients=chosen.round_robin or fixed.round_robin_gradients,
         gather_16bit_weights_on_model_save=saves_16_bit,
-        offload_optimizer=Offload(
-            device=placement.optimizer, nvme_path=nvme_path if placement.optimizer == "nvme" else None
-        ),
-        offload_param=Offload(
-            device=placement.parameters,
-            nvme_path=nvme_path if placement.parameters == "nvme" else None,
-            buffer_count=5,
-            # one NVMe buffer must hold the largest parameter
-            buffer_size=max(100_000_000, largest_parameter),
-        ),
+        offload_optimizer=offload(placement.optimizer),
+        offload_param=weights,
     )
 
 
