@@ -7,18 +7,7 @@ import sys
 
 def main() -> None:
     """Run the command line. Ctrl-C while its modules are being imported ends it without a traceback."""
-    _open_streams()
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from zerokit.cli import main as run
-
-    signal.signal(signal.SIGINT, handler)
-    run()
-
-
-def _open_streams() -> None:
-    """A standard stream that was closed (``2>&-``) leads nowhere, and gets no other file."""
+    # A standard stream that was closed (`2>&-`) leads nowhere, and gets no other file
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -30,6 +19,13 @@ def _open_streams() -> None:
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from zerokit.cli import main as run
+
+    signal.signal(signal.SIGINT, handler)
+    run()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from zerokit.fields import Say
     from zerokit.launcher.attempts import DryRun, LaunchResult, Listener
-    from zerokit.launcher.launch import Rehearsals
     from zerokit.planner.plan_result import PlanResult
     from zerokit.rehearsal.result import Rehearsal
     from zerokit.script.entry_points import Target
@@ -90,24 +89,22 @@ def run_launch(
     options = LaunchOptions.of(asked, target=target, plan=plan, show_progress=show_progress)
     if asked.dry_run:
         return attempts.dry_run(options, listener.say)
-    return attempts.launch(
-        options,
-        plan_again=planner.plan_into,
-        rehearsals=_rehearsals(asked),
-        host_speeds=LaunchHostSpeeds(probes=not asked.no_host_probe),
-        listener=listener,
-    )
-
-
-def _rehearsals(asked: LaunchArguments) -> Rehearsals:
     from zerokit.rehearsal.of_launch import BEFORE_SECONDS, MOST_SECONDS, LaunchRehearsals
 
     limit = asked.rehearsal_seconds
     before = BEFORE_SECONDS if limit is None else limit
-    return LaunchRehearsals(
-        seconds=MOST_SECONDS if limit is None else limit, before_seconds=0 if asked.no_rehearsal else before,
-        unconfined=asked.unconfined, no_cache=asked.no_cache,
-    )  # fmt: skip
+    return attempts.launch(
+        options,
+        plan_again=planner.plan_into,
+        rehearsals=LaunchRehearsals(
+            seconds=MOST_SECONDS if limit is None else limit,
+            before_seconds=0 if asked.no_rehearsal else before,
+            unconfined=asked.unconfined,
+            no_cache=asked.no_cache,
+        ),
+        host_speeds=LaunchHostSpeeds(probes=not asked.no_host_probe),
+        listener=listener,
+    )
 
 
 @takes(RehearsalArguments)

@@ -15,26 +15,6 @@ from typing import ClassVar
 
 from zerokit import fields
 
-__all__ = [
-    "INSTALL_TRAINING",
-    "ExitCode",
-    "FileInputError",
-    "InputError",
-    "LaunchError",
-    "LauncherLost",
-    "MemoryUnknown",
-    "NodeUnusable",
-    "NotAsPlanned",
-    "NothingFits",
-    "RankFailed",
-    "ReportNotWritten",
-    "RunHung",
-    "ZerokitError",
-    "about",
-    "of_import",
-]
-
-
 INSTALL_TRAINING = "pip install torch deepspeed accelerate transformers"
 """What `launch` and tracing need beside zerokit itself, which is on no package index."""
 

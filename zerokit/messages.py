@@ -166,20 +166,16 @@ def _lines(paragraph: str, width: int) -> list[str]:
         return [typed(paragraph)]
     start = _ITEM.match(paragraph)
     first = start["indent"] if start is not None else ""
-    before, command = _command_at_the_end(paragraph)
-    if not before:
-        return command_lines(command, width)
-    lines = [] if before == first else _of_prose(before, width, first)
-    return [*lines, *(first + line for line in command_lines(command, width - len(first)))]
-
-
-def _command_at_the_end(paragraph: str) -> tuple[str, str]:
-    """What stands before the command that ends a paragraph, and the command; empty where none does."""
+    # what stands before the command that ends a paragraph, and the command; empty where none does
     found = _AT_THE_END.match(paragraph)
     command = paragraph[found.end() :] if found is not None else ""
     words = _WORD.findall(command)
     is_whole = bool(words) and " ".join(words) == command and not any(word[-1] in ",;.)" for word in words)
-    return (paragraph[: -len(command)].rstrip(), command) if is_whole else (paragraph, "")
+    before, command = (paragraph[: -len(command)].rstrip(), command) if is_whole else (paragraph, "")
+    if not before:
+        return command_lines(command, width)
+    lines = [] if before == first else _of_prose(before, width, first)
+    return [*lines, *(first + line for line in command_lines(command, width - len(first)))]
 
 
 def _of_prose(paragraph: str, width: int, first: str) -> list[str]:
@@ -213,7 +209,15 @@ def command_lines(command: str, width: int) -> list[str]:
         --seq-len 4096
     """
     lines: list[str] = []
-    for part in _options(typed(command)):
+    # options with their values, as they are quoted
+    command = typed(command)
+    parts: list[str] = []
+    for word in _WORD.findall(command):
+        if word.startswith("--") or not parts:
+            parts.append(word)
+        else:
+            parts[-1] += f" {word}"
+    for part in parts:
         if not lines:
             lines.append(f"  {part}")
         elif len(f"{lines[-1]} {part} \\") <= width:
@@ -222,17 +226,6 @@ def command_lines(command: str, width: int) -> list[str]:
             lines[-1] += " \\"
             lines.append(f"    {part}")
     return lines
-
-
-def _options(command: str) -> list[str]:
-    """Options with their values, as they are quoted."""
-    parts: list[str] = []
-    for word in _WORD.findall(command):
-        if word.startswith("--") or not parts:
-            parts.append(word)
-        else:
-            parts[-1] += f" {word}"
-    return parts
 
 
 def github_annotation(level: str, text: str, **properties: object) -> str:

@@ -14,10 +14,8 @@ from zerokit.rules.known import TRAINER_FILLS
 from zerokit.script.reader import ScriptFacts
 from zerokit.units import counted
 
-_COMPILED_FOR_CUDA = (
-    "zero_quantized_weights",
-    "zero_quantized_nontrainable_weights",
-    "zero_quantized_gradients",
+_COMPILED_FOR_CUDA = tuple(
+    f"zero_quantized_{what}" for what in ("weights", "nontrainable_weights", "gradients")
 )
 
 
@@ -48,8 +46,11 @@ def adapt(
     adapted = Adapted(config=copy.deepcopy(config))
     if device == "cpu":
         _for_cpu(adapted, bf16_in_hardware() if cpu_has_bf16 is None else cpu_has_bf16)
-    if ranks != planned_ranks:
-        _for_ranks(adapted, ranks, planned_ranks)
+    if ranks != planned_ranks and adapted.config.pop("train_batch_size", None) is not None:
+        adapted.changes.append(
+            f"train_batch_size removed: the plan is for {counted(planned_ranks, 'rank')}, this run has "
+            f"{ranks}; micro-batch and accumulation are kept, so the global batch changes"
+        )
     if style == "trainer":
         _for_trainer(adapted)
     elif style == "accelerate":
@@ -63,7 +64,6 @@ def precision(config: dict[str, Any]) -> str:
 
 
 def _for_cpu(adapted: Adapted, has_bf16: bool) -> None:
-    """CPU ranks: no fp16, and nothing that has a kernel to be compiled."""
     config = adapted.config
     if _enabled(config, "fp16"):
         config["fp16"] = {"enabled": False}
@@ -104,14 +104,6 @@ def _for_cpu(adapted: Adapted, has_bf16: bool) -> None:
         adapted.changes.append("aio removed: nothing is offloaded to NVMe on CPU ranks")
 
 
-def _for_ranks(adapted: Adapted, ranks: int, planned_ranks: int) -> None:
-    if adapted.config.pop("train_batch_size", None) is not None:
-        adapted.changes.append(
-            f"train_batch_size removed: the plan is for {counted(planned_ranks, 'rank')}, this run has "
-            f"{ranks}; micro-batch and accumulation are kept, so the global batch changes"
-        )
-
-
 def _for_trainer(adapted: Adapted) -> None:
     config = adapted.config
     filled = []
@@ -145,12 +137,8 @@ def _complete_dummies(adapted: Adapted, facts: ScriptFacts) -> None:
             "Accelerate refuses one of the two from the file"
         )
     elif "lr_scheduler_callable" not in facts.keywords:
-        config["scheduler"] = {
-            "type": "WarmupDecayLR",
-            "params": dict.fromkeys(
-                ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto"
-            ),
-        }
+        names = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+        config["scheduler"] = {"type": "WarmupDecayLR", "params": dict.fromkeys(names, "auto")}
         adapted.changes.append(
             "scheduler WarmupDecayLR added, filled from the script's DummyScheduler: Accelerate refuses a "
             "DummyScheduler beside a file without a scheduler"
@@ -159,11 +147,8 @@ def _complete_dummies(adapted: Adapted, facts: ScriptFacts) -> None:
 
 def _for_accelerate(adapted: Adapted, facts: ScriptFacts) -> None:
     config = adapted.config
-    if (
-        "scheduler" not in config
-        and "optimizer" in config
-        and {"DummyOptim", "DummyScheduler"} <= facts.mentions
-    ):
+    has_dummies = {"DummyOptim", "DummyScheduler"} <= facts.mentions
+    if has_dummies and "optimizer" in config and "scheduler" not in config:
         _complete_dummies(adapted, facts)
     for block, dummy in (("optimizer", "DummyOptim"), ("scheduler", "DummyScheduler")):
         if block in config and dummy not in facts.mentions:

@@ -105,7 +105,7 @@ def agree(
         )
         raise InputError(listed("the script contradicts the plan", conflicts, ways_out))
     # a plan's saves are of all weights
-    saves_less = held.method == "full" and unlike_job.trains_adapters(options)
+    saves_less = held.method == "full" and unlike_job.is_on(options, "use_peft")
     notes = (
         *([f"warning: no plan reaches the script: {stopped}"] if stopped else []),
         *([f"added from the plan: {shlex.join(added)} (⟨no_arguments=True⟩ adds nothing)"] if added else []),
@@ -120,14 +120,13 @@ def _planned_values(
     options: ScriptOptions, held: HeldTo, config: dict[str, Any], *, on_cpu: bool
 ) -> PlannedValues:
     clipping = config.get("gradient_clipping")
-    if not isinstance(clipping, int | float) or isinstance(clipping, bool):
-        clipping = None
+    has_clipping = isinstance(clipping, int | float) and not isinstance(clipping, bool)
     return PlannedValues(
         micro_batch=held.micro_batch,
         gradient_accumulation=int(held.chosen["gradient_accumulation"]),
         precision=adapt_config.precision(config),
         checkpointing=str(held.chosen.get("activation_checkpointing", "none")),
-        gradient_clipping=None if clipping is None else float(clipping),
+        gradient_clipping=float(clipping) if has_clipping and clipping is not None else None,
         optimizer=unlike_job.made_by_script(held.request, config),
         liger_loss=held.loss == "liger" and not on_cpu and unlike_job.fuses_by_trainer(options),
         on_cpu=on_cpu,
@@ -239,8 +238,7 @@ def refuse_unplannable(options: ScriptOptions) -> None:
             f"{where}: the script would train with this file, whatever the plan; leave it out to plan "
             "(`zerokit rehearse` with the same script and arguments says what the file takes)"
         )
-    found = "; ".join(obstacles(options)) if options.style != "none" else ""
-    if found:
+    if found := "; ".join(obstacles(options)) if options.style != "none" else "":
         raise InputError(
             f"no plan reaches the script: {found} to plan, or go on without a plan: `zerokit rehearse` "
             "says what the script takes, `zerokit launch --no-plan` runs it"

@@ -82,10 +82,8 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command
     def is_misplaced(name: str) -> bool:
         key = name[2:].replace("-", "_")
         if name in OPTIONS[command]:
-            named = {
-                name,
-                f"--{key}",
-            } & facts.options or key in facts.fields | facts.mentions | facts.keywords
+            spellings = {name, f"--{key}"}
+            named = spellings & facts.options or key in facts.fields | facts.mentions | facts.keywords
             return not (facts.unreadable or named)
         if name not in COMMON[command]:
             return False
@@ -188,11 +186,9 @@ def named_model(options: ScriptOptions) -> tuple[str, str] | None:
         return (model, f"{owner}{location}") if isinstance(model, str) else None
     own = options.own_defaults
     name = next((name for name in _MODELS if isinstance(own.get(name), str)), None)
-    return (
-        None
-        if name is None
-        else (str(own[name]), f"{script}'s own {options.spelling(name)} is {own[name]} by default, which")
-    )
+    if name is None:
+        return None
+    return str(own[name]), f"{script}'s own {options.spelling(name)} is {own[name]} by default, which"
 
 
 def folder_meant(name: str) -> str | None:

@@ -113,11 +113,7 @@ def resolve(word: str, arguments: tuple[str, ...], command: str = "launch") -> R
 _LAUNCHERS: Mapping[str, str] = {
     "accelerate": " --launcher accelerate",
     "torchrun": " --launcher torchrun",
-    "deepspeed": "",
-    "python": "",
-    "python3": "",
-    "mpirun": "",
-    "srun": "",
+    **dict.fromkeys(("deepspeed", "python", "python3", "mpirun", "srun"), ""),
 }
 
 
@@ -155,9 +151,8 @@ def _trl(word: str, arguments: tuple[str, ...]) -> Resolved:
         raise InputError(f"trl {name}: does not train; these commands do: {', '.join(subcommands)}")
     _refuse_options(f"trl {name}", arguments, ("--accelerate_config",))
     target = Target(script=str(script), module=None, arguments=arguments[1:])
-    return Resolved(
-        target=target, note=f"trl {name} runs {script} in each rank; its own launcher is left out"
-    )
+    note = f"trl {name} runs {script} in each rank; its own launcher is left out"
+    return Resolved(target=target, note=note)
 
 
 def _axolotl(word: str, arguments: tuple[str, ...]) -> Resolved:

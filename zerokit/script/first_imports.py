@@ -73,10 +73,8 @@ class _First:
         except (OSError, SyntaxError, ValueError, RecursionError):
             self.is_over = True
             return
-        outside, self._functions = (
-            self._functions,
-            {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)},
-        )
+        outside = self._functions
+        self._functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         yield from self._of_body(tree.body)
         self._functions = outside
 

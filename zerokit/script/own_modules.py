@@ -8,6 +8,7 @@ import ast
 import contextlib
 import functools
 import importlib.util
+import itertools
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -134,11 +135,9 @@ def _checked_out(name: str, root: Path) -> Path | None:
     package, _, rest = name.partition(".")
     if package in sys.stdlib_module_names or package in _LIBRARIES or not rest:
         return None
-    above = (path for folder in list(root.parents)[:3] if (path := module_file(folder, name)) is not None)
-    installed = (
-        path for folder in _package_folders(package) if (path := module_file(folder, rest)) is not None
-    )
-    return next(above, None) or next(installed, None)
+    above = (module_file(folder, name) for folder in list(root.parents)[:3])
+    installed = (module_file(folder, rest) for folder in _package_folders(package))
+    return next(filter(None, itertools.chain(above, installed)), None)
 
 
 # ---------------------------------------------------------------- what can run

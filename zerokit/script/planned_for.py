@@ -53,8 +53,12 @@ class PlannedFor:
             asked = request.precision if name == "precision" else getattr(request.pins, _PINS.get(name, name))
             if asked in (None, "auto"):
                 why = "the script decides it" if name in BATCH else one.where
-                request = _with(
-                    request, name, one.value, f"{_WORDS.get(name, one.setting.label)} {one.value}: {why}"
+                why = f"{_WORDS.get(name, one.setting.label)} {one.value}: {why}"
+                changed: dict[str, Any] = {name: one.value}
+                if name != "precision":
+                    changed = {"pins": replace(request.pins, **{_PINS.get(name, name): one.value})}
+                request = replace(
+                    request, assumptions=(*request.assumptions, Note("by-script", why)), **changed
                 )
             elif asked != one.value and name not in rehearsed and name not in _PINS:
                 why = f"the script has {one.value} ({one.where})"
@@ -69,15 +73,7 @@ class PlannedFor:
         return replace(plan, assumptions=kept)
 
 
-def _with(request: Request, name: str, value: Any, why: str) -> Request:
-    changed: dict[str, Any] = {name: value}
-    if name != "precision":
-        changed = {"pins": replace(request.pins, **{_PINS.get(name, name): value})}
-    return replace(request, assumptions=(*request.assumptions, Note("by-script", why)), **changed)
-
-
 def _precision(script: ScriptOptions) -> list[Stated]:
-    """What a Trainer's script trains in, if it decides that."""
     fixed = script.fixed_precision()
     return [] if fixed is None else [Stated(setting=SETTINGS["precision"], value=fixed[0], where=fixed[1])]
 

@@ -117,15 +117,10 @@ class ScriptFacts:
     def style(self) -> str:
         """The best guess; ``raw`` wins where a script does its own ``deepspeed.initialize``."""
         takes_deepspeed_config = self.adds_deepspeed_arguments or "--deepspeed_config" in self.options
-        if takes_deepspeed_config and (
-            self.calls_initialize or not (self.uses_trainer or self.uses_accelerator)
-        ):
+        uses_other = self.uses_trainer or self.uses_accelerator
+        if takes_deepspeed_config and (self.calls_initialize or not uses_other):
             return "raw"
-        if self.uses_trainer:
-            return "trainer"
-        if self.uses_accelerator:
-            return "accelerate"
-        return "none"
+        return "trainer" if self.uses_trainer else "accelerate" if self.uses_accelerator else "none"
 
     @property
     def own_configuration(self) -> str | None:
@@ -258,13 +253,8 @@ def _elsewhere(path: Path) -> str:
     with contextlib.suppress(OSError):
         below = sorted(path.parent.glob(f"*/{path.name}"))[:2]
         folders = [path.parent, *(path.parent / name for name in _FOLDERS_OF_SCRIPTS)]
-        alike = (
-            [
-                folder / near
-                for near in misspelt(path.name, [file.name for file in folder.glob("*.py")], most=2)
-            ]
-            for folder in folders
-        )
+        names = ((folder, [file.name for file in folder.glob("*.py")]) for folder in folders)
+        alike = ([folder / near for near in misspelt(path.name, there, most=2)] for folder, there in names)
         found = below or next(filter(None, alike), [])
         if found:
             return f"; did you mean {' or '.join(map(str, found))}?"
@@ -302,9 +292,8 @@ class _Reader(ast.NodeVisitor):
         self.facts.defined.add(node.name)
         bases = {ast.unparse(base) for base in node.bases}
         inherits = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
-        self.facts.adding_options |= {
-            one for one in bases if inherits or one.endswith(("Parser", "Arguments"))
-        }
+        added = {one for one in bases if inherits or one.endswith(("Parser", "Arguments"))}
+        self.facts.adding_options |= added
         self.generic_visit(node)
 
     def _field_default(self, name: str, value: ast.expr | None) -> None:
@@ -349,9 +338,8 @@ class _Reader(ast.NodeVisitor):
         if any(text in self.parsers or text.endswith("parser") for text in given):
             self.facts.adding_options.add(name)
         if name == "HfArgumentParser":
-            self.facts.adding_options |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - {
-                name
-            }
+            names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+            self.facts.adding_options |= names - {name}
         if name == "add_argument" and not all(isinstance(one, ast.Constant) for one in node.args):
             self.facts.adding_options.add(name)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None

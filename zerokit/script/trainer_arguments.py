@@ -73,12 +73,11 @@ def _read(name: str) -> dict[str, object]:
                 body = yaml.safe_load(text)
             except yaml.YAMLError:
                 return {}
-        if isinstance(body, dict):
-            values = {str(key): value for key, value in body.items()}
-            for section in body.values():
-                if isinstance(section, dict):
-                    values = {**{str(key): value for key, value in section.items()}, **values}
-            return values
+        values: dict[str, object] = {}
+        for section in (body, *body.values()) if isinstance(body, dict) else ():
+            if isinstance(section, dict):
+                values = {**{str(key): value for key, value in section.items()}, **values}
+        return values
     return {}
 
 

@@ -74,15 +74,10 @@ _IN_FP32 = "qlora with products in fp32"
 _LENGTH = SETTINGS["seq_len"]
 
 
-def _is_on(options: ScriptOptions, name: str) -> bool:
+def is_on(options: ScriptOptions, name: str) -> bool:
     """Whether the user turned a switch on."""
     given = options.given(name)
     return given is not None and truth(given[0]) is True
-
-
-def trains_adapters(options: ScriptOptions) -> bool:
-    """Whether the user asked a script of TRL's for adapters."""
-    return _is_on(options, "use_peft")
 
 
 def takes_model_config(facts: ScriptFacts) -> bool:
@@ -118,7 +113,7 @@ def _adapters(options: ScriptOptions) -> Iterator[Stated]:
     if not takes_model_config(options.facts):
         return
     typed = [given[1] for name in ("use_peft", "load_in_4bit") if (given := options.given(name)) is not None]
-    method = ("qlora" if _is_on(options, "load_in_4bit") else "lora") if trains_adapters(options) else "full"
+    method = ("qlora" if is_on(options, "load_in_4bit") else "lora") if is_on(options, "use_peft") else "full"
     dtype = options.given("dtype")
     if method == "qlora" and (dtype is None or dtype[0] == "float32"):
         method = _IN_FP32
@@ -137,7 +132,6 @@ def _adapters(options: ScriptOptions) -> Iterator[Stated]:
 
 
 def _trls_arguments(held: HeldTo) -> str:
-    """TRL's options for what the plan trains."""
     if held.lora is None:
         return ""
     trl = TRAINERS["trl"]

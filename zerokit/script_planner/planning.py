@@ -45,7 +45,7 @@ from zerokit.script.unlike_job import (
 )
 from zerokit.script_planner.depth import FEW, FURTHER, Depth
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy, time_note
-from zerokit.script_planner.script_decisions import CannotRehearse, Fed, ScriptDecisions
+from zerokit.script_planner.script_decisions import CannotRehearse, ScriptDecisions
 from zerokit.script_planner.trained_model import is_named
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.space import Knobs, OffloadChoice, Request, knobs
@@ -124,16 +124,9 @@ class ScriptPlanning:
         self, request: Request, strategy: Strategy, limit_seconds: float, layers: int | None
     ) -> RehearsedScript:
         return rehearse_strategy(
-            self.target,
-            self._script,
-            request,
-            strategy,
-            limit_seconds,
-            zygote=self.zygote,
-            unconfined=self.unconfined,
-            no_cache=self.no_cache,
-            layers=layers,
-        )
+            self.target, self._script, request, strategy, limit_seconds, zygote=self.zygote,
+            unconfined=self.unconfined, no_cache=self.no_cache, layers=layers,
+        )  # fmt: skip
 
     def plan(self, top: int) -> PlanResult:
         """Probe the script, search, and rehearse what comes to the front.
@@ -252,7 +245,10 @@ class ScriptPlanning:
             if first is None:
                 first = done.done
                 self._learn_job(engine)
-                read = self._with_model(first, done.strategy, read)
+                if self._decisions.take_model(first, done.strategy):
+                    read = self._resolved()
+                method = read.request.job.method
+                self._decisions.refuse_unlike_model(first, read.request.shape.parameters, method)
                 if not self._counts_on_layers(read.request, done):
                     self.search.forget_rehearsals("its layers do not tell of each other")
                     return self._probed()
@@ -266,7 +262,9 @@ class ScriptPlanning:
             engine = done.done.engine or {}
             if done.rehearsed is not None:
                 fed[other] = engine.get("batch_rows"), engine.get("batch_columns")
-        read = self._held_to_batch(fed, read)
+        if (rows := self._decisions.take_batch(fed)) is not None:  # not the batch that it was told
+            self.search.forget_rehearsals(f"the script ran with micro-batch {rows}", but_micro_batch=rows)
+            read = self._resolved()
         last = read.request.pins.micro_batch or max(fed)
         if last not in fed and self.search.time_is_left:
             self.search.rehearse(read.request, self._probe(read.request, last, modes[0]), FOR_EACH_SEQUENCE)
@@ -317,43 +315,21 @@ class ScriptPlanning:
         probes have the same buckets, those that the search tries first."""
         pins = request.pins
         stage = pins.zero_stage if pins.zero_stage is not None else 2 if request.cluster.gpus > 1 else 0
-        probe_request = replace(
-            request,
-            job=replace(request.job, global_batch=None),
-            pins=replace(
-                pins,
-                zero_stage=stage,
-                micro_batch=batch,
-                gradient_accumulation=pins.gradient_accumulation or 1,
-                checkpointing=checkpointing,
-            ),
+        steps = pins.gradient_accumulation or 1
+        probed = replace(
+            pins,
+            zero_stage=stage,
+            micro_batch=batch,
+            gradient_accumulation=steps,
+            checkpointing=checkpointing,
         )
+        probe_request = replace(request, job=replace(request.job, global_batch=None), pins=probed)
         if self._sizes is None:
-            self._sizes = knobs(
-                OffloadChoice(stage=stage), pins, make_space(probe_request)[0].timing.trainable
-            )[0]
-        sized = replace(
-            probe_request.pins,
-            reduce_bucket_size=self._sizes.reduce_bucket_size,
-            prefetch_bucket_size=self._sizes.prefetch_bucket_size,
-            persistence_threshold=self._sizes.persistence_threshold,
-            sub_group_size=self._sizes.sub_group_size,
-        )
+            trainable = make_space(probe_request)[0].timing.trainable
+            self._sizes = knobs(OffloadChoice(stage=stage), pins, trainable)[0]
+        names = ("reduce_bucket_size", "prefetch_bucket_size", "persistence_threshold", "sub_group_size")
+        sized = replace(probed, **{name: getattr(self._sizes, name) for name in names})
         return one_strategy(replace(probe_request, pins=sized))[0]
-
-    def _held_to_batch(self, fed: Fed, read: ResolvedRequest) -> ResolvedRequest:
-        """Plan for the batch that the script feeds, where that is not the one it was told."""
-        rows = self._decisions.take_batch(fed)
-        if rows is None:
-            return read
-        self.search.forget_rehearsals(f"the script ran with micro-batch {rows}", but_micro_batch=rows)
-        return self._resolved()
-
-    def _with_model(self, done: Rehearsal, strategy: Strategy, read: ResolvedRequest) -> ResolvedRequest:
-        if self._decisions.take_model(done, strategy):
-            read = self._resolved()
-        self._decisions.refuse_unlike_model(done, read.request.shape.parameters, read.request.job.method)
-        return read
 
     # ---------------------------------------------------------------- the search
 
@@ -377,18 +353,12 @@ class ScriptPlanning:
         own_half = request.precision in ("bf16", "fp16") and not self._decisions.is_asked("precision")
         if own_half and self._script.runs_without_deepspeed:
             self._decisions.notes.append(answer.UNDER_DEEPSPEED)
-        for warning in self._warnings(chosen.strategy):
+        warned = rehearsed or next(reversed(self.search.profile.rehearsed), None)
+        for warning in warned.warnings if warned is not None else ():
             self.say(f"warning: {warning}")
             self._decisions.notes.append(warning)
         assumptions = (*plan.assumptions, *notes_of("script", self._decisions.notes))
         return replace(plan, alternatives=plan.alternatives[: max(0, top - 1)], assumptions=assumptions)
-
-    def _warnings(self, chosen: Strategy) -> tuple[str, ...]:
-        """Those of the plan's own rehearsal, or of the last one."""
-        rehearsed = self.search.profile.of(chosen)
-        if rehearsed is None and self.search.profile.rehearsed:
-            rehearsed = self.search.profile.rehearsed[-1]
-        return rehearsed.warnings if rehearsed is not None else ()
 
     # ---------------------------------------------------------------- the result
 

@@ -17,7 +17,7 @@ from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.plan_folder import write_plan
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.ranks import rehearse
-from zerokit.rehearsal.result import Rehearsal, Stop
+from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.rehearsal.zygote import Zygote
 from zerokit.script.arguments import ScriptOptions
@@ -49,7 +49,8 @@ class RehearsedScript:
         """Whether another batch size may go further: some scripts refuse a batch that does not suit them."""
         stop = self.done.stopped
         reason = "" if stop is None else stop.reason
-        if stop is not None and (stop.cause == "argument" or _is_wrong_code(stop)):
+        is_wrong_code = stop is not None and stop.cause == "script" and _WRONG_CODE.match(reason) is not None
+        if is_wrong_code or (stop is not None and stop.cause == "argument"):
             return False
         return self.came_up or _OF_A_BATCH.search(reason) is not None
 
@@ -71,10 +72,6 @@ class RehearsedScript:
         if stop is None:
             return "no optimizer step was seen"
         return f"{stop.location}: {_said(stop.reason)}" if stop.location else _said(stop.reason)
-
-
-def _is_wrong_code(stop: Stop) -> bool:
-    return stop.cause == "script" and _WRONG_CODE.match(stop.reason) is not None
 
 
 _WRONG_CODE = re.compile(
@@ -185,15 +182,8 @@ def time_note(between: tuple[float, float], host_factor: float | None) -> str:
 
 def _write(folder: Path, request: Request, strategy: Strategy) -> None:
     """The plan's files; its prediction is what the rehearsal is to find, and nobody reads it."""
-    none = MemoryEstimate(
-        ranks=(
-            RankEstimate(
-                first=0, last=0, peak_allocated_bytes=0, peak_phase="init", phases={}, components={}
-            ),
-        ),
-        min_vram_bytes=0,
-        host_bytes_per_node=0,
-    )
+    rank = RankEstimate(first=0, last=0, peak_allocated_bytes=0, peak_phase="init", phases={}, components={})
+    none = MemoryEstimate(ranks=(rank,), min_vram_bytes=0, host_bytes_per_node=0)
     time = TimeEstimate(step_seconds=1.0, tokens_per_second_per_gpu=1.0, parts={}, bound_by="compute")
     planned = PlannedStrategy(
         candidate=Candidate(strategy=strategy, memory=none, time=time),
