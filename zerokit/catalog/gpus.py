@@ -229,7 +229,7 @@ def _read(path: Path) -> _Entry:
         else tflops * 1e12 / peaks.get("bf16", peaks["fp16"])
         for kind in ("measured", "sustained")
     )
-    rates = {
+    rates: dict[str, Any] = {
         f"{name}_bytes_per_second": None
         if (rate := values.get(f"{name}_gb_per_second")) is None
         else rate * 1e9

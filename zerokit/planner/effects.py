@@ -10,7 +10,6 @@ from typing import Any
 from zerokit.domain.settings import SETTINGS
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
-from zerokit.planner.auto_values import open_options
 
 Options = Mapping[str, Any]
 
@@ -106,6 +105,8 @@ def refuse_beside_file(options: Options, path: Path, config: Mapping[str, Any]) 
     Raises:
         InputError: names the option, and the key of the file with its value.
     """
+    from zerokit.planner.auto_values import open_options
+
     left_open = open_options(config)
     if is_given(options, "set"):
         raise InputError(f"{_as_written(options, 'set')}: {path} decides it: set it there")
