@@ -269,19 +269,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
     loss = loss_of(options)
     if options.get("loss") is None and chosen.shape.head == "causal" and not inference:
         loss = row.loss
-    lora = _adapters(options, method, row)
-    if lora is not None and lora.dropout and row.disables_dropout:
-        lora = replace(lora, dropout=0.0)
-        text = f"⟨lora_dropout⟩ 0: {row.title} disables dropout (disable_dropout: True)"
-        notes.append(Note("no-lora-dropout", text))
-    if lora is not None and lora.dropout and chosen.shape.adapts_stacked_experts(lora.targets):
-        refused = "peft refuses dropout on experts stacked in one parameter (0.21, ParamWrapper)"
-        if options.get("lora_dropout") is not None:
-            raise InputError(
-                f"⟨lora_dropout⟩ {lora.dropout:g}: {refused}; use 0, or ⟨lora_targets⟩ without them"
-            )
-        lora = replace(lora, dropout=0.0)
-        notes.append(Note("no-lora-dropout", f"⟨lora_dropout⟩ 0: {refused}; the script must set it"))
+    lora = _adapters(options, method, chosen, row, notes)
     notes += row.notes(method, chosen.shape.experts)
     if loss != "standard":
         notes.append(Note("loss", f"{_NOTES[loss]}; {_TIMED}"))
@@ -308,11 +296,14 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
     ), tuple(notes)
 
 
-def _adapters(options: Mapping[str, Any], method: str, row: Trainer) -> Lora | None:
+def _adapters(
+    options: Mapping[str, Any], method: str, chosen: Chosen, row: Trainer, notes: list[Note]
+) -> Lora | None:
     """The adapters that are trained; ``row``: the trainer's defaults.
 
     Raises:
-        InputError: they are described where all weights are trained, or on no module.
+        InputError: they are described where all weights are trained, on no module, or with a dropout that
+            peft refuses.
     """
     rank, targets = integer(options, "lora_rank", 65536), options.get("lora_targets")
     dropout = share(options, "lora_dropout")
@@ -323,7 +314,20 @@ def _adapters(options: Mapping[str, Any], method: str, row: Trainer) -> Lora | N
     names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
     if not names:
         raise InputError(f"⟨lora_targets⟩ {targets}: names no module; use for example q_proj,v_proj")
-    return Lora(rank=rank or 16, targets=names, dropout=row.lora_dropout if dropout is None else dropout)
+    lora = Lora(rank=rank or 16, targets=names, dropout=row.lora_dropout if dropout is None else dropout)
+    if lora.dropout and row.disables_dropout:
+        lora = replace(lora, dropout=0.0)
+        text = f"⟨lora_dropout⟩ 0: {row.title} disables dropout (disable_dropout: True)"
+        notes.append(Note("no-lora-dropout", text))
+    if lora.dropout and chosen.shape.adapts_stacked_experts(lora.targets):
+        refused = "peft refuses dropout on experts stacked in one parameter (0.21, ParamWrapper)"
+        if dropout is not None:
+            raise InputError(
+                f"⟨lora_dropout⟩ {lora.dropout:g}: {refused}; use 0, or ⟨lora_targets⟩ without them"
+            )
+        lora = replace(lora, dropout=0.0)
+        notes.append(Note("no-lora-dropout", f"⟨lora_dropout⟩ 0: {refused}; the script must set it"))
+    return lora
 
 
 def _refuse_quantization(options: Mapping[str, Any], quantization: str, method: str) -> list[str]:
