@@ -65,6 +65,7 @@ def test_a_disk_that_fills_up_leaves_whole_lines_and_training_untouched(tmp_path
     assert (report["outcome"], report["ranks"][0]["state"]) == ("launcher_lost", "lost")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_64_kib_file_system(tmp_path):
     small = tmp_path / "small"

@@ -64,8 +64,8 @@ def test_it_says_what_the_command_needs(tmp_path: Path) -> None:
     found = LaunchRehearsals().of_oom(launch(tmp_path, "plain_loop.py"), report(), said.append)
     assert found is not None and found.stopped is None
     assert (found.fits, found.peak_phase) == (True, "step")
-    # weights, gradients, Adam's two moments, and what the step takes on its way
-    assert 4 * WEIGHTS < (found.peak_allocated_bytes or 0) < 6.2 * WEIGHTS
+    # weights, gradients, Adam's two moments, and what the step takes on its way, beside cuBLAS' workspaces
+    assert 4 * WEIGHTS < (found.peak_allocated_bytes or 0) - 2 * (32 << 20) < 6.2 * WEIGHTS
     assert "Ctrl-C skips it" in said[0]
     told = report(rehearsed=found)
     console = Console(width=200, record=True, file=io.StringIO())

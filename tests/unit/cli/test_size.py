@@ -109,7 +109,9 @@ def test_a_card_that_is_barely_enough_is_named_after_one_with_room(
 @pytest.mark.parametrize(
     ("params", "method", "vram"),
     [
-        ("14b", "lora", "24GiB"),  # with offload it is faster, and it has room without
+        pytest.param(
+            "14b", "lora", "24GiB", marks=pytest.mark.slow
+        ),  # with offload it is faster, and it has room without
         pytest.param(
             "8b", "qlora", "12GiB", marks=pytest.mark.slow
         ),  # with offload or without, it barely fits
@@ -194,6 +196,7 @@ def test_a_stage_that_no_number_of_gpus_helps_is_named_with_what_would(
         assert float(named) == pytest.approx(14 * layers / 2**30, rel=0.001)
 
 
+@pytest.mark.slow
 def test_a_kind_that_does_not_fit_says_what_would_also_where_another_fits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

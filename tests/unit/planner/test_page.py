@@ -120,6 +120,7 @@ def test_the_first_of_each_family_is_its_fastest() -> None:
         assert first.time.step_seconds == min(one.time.step_seconds for one in same)
 
 
+@pytest.mark.slow
 def test_of_a_plan_that_leaves_gpus_idle_it_is_for_those_that_are_used() -> None:
     result = planned(model="gpt2", gpus="16", nodes="2", global_batch="16", seq_len="128")
     found = survey(result)

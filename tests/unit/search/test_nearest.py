@@ -172,6 +172,7 @@ def test_the_sequence_that_is_named_fits_and_little_more_does_not() -> None:
     _refusal(**job, seq_len=round(length * 1.125))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["liger", "standard"])
 def test_the_closest_strategy_is_the_one_that_enough_host_memory_makes_a_plan(loss: str) -> None:
     """With the buckets that a plan would choose: its figures are those of the host memory's line."""
