@@ -175,7 +175,7 @@ def test_ctrl_c_ends_all_and_keeps_what_was_measured(tune: Start) -> None:
 @pytest.mark.parametrize(
     ("deeds", "options", "code", "words"),
     [
-        (("0=oom", "1=oom"), ("--top", "2"), 10, "All ran out of memory"),
+        (("0=oom", "1=oom", "2=oom", "3=oom"), ("--top", "2"), 10, "All ran out of memory"),
         pytest.param(
             ("0=fail", "1=fail", "2=fail", "3=fail"), ("--top", "2"), 10, "exited with code 3", marks=SLOW
         ),
