@@ -13,7 +13,7 @@ from zerokit.rehearsal.process.guesses import Guess
 from zerokit.rehearsal.process.ledger import STILL_LIVE, GpuMemory, smallest
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.phases import Phases
-from zerokit.rehearsal.result import ACTIVATIONS, BACKWARD, GRADIENTS, LOSS
+from zerokit.rehearsal.result import ACTIVATIONS, BACKWARD, GATHERED, GRADIENTS, LOSS
 
 MOST_HOLDINGS = 40
 
@@ -94,7 +94,10 @@ def freed(ledger: GpuMemory) -> dict[str, int]:
     starts = np.append(ledger.starts_of_backward, np.iinfo(np.int64).max)
     is_kept = (died == STILL_LIVE) | (died > starts[np.searchsorted(starts[:-1], born)])
     without = sizes * (is_kept & (kinds == ACTIVATIONS))
-    half = sizes // 2 * np.isin(kinds, (ACTIVATIONS, LOSS, BACKWARD))
+    # as large as gathered weights: their gradients before they are reduced, which no batch makes smaller
+    requested = np.asarray(history.requested_bytes, np.int64)
+    of_weights = (kinds == BACKWARD) & np.isin(requested, requested[kinds == GATHERED])
+    half = sizes // 2 * (np.isin(kinds, (ACTIVATIONS, LOSS, BACKWARD)) & ~of_weights)
     return {
         name: ledger.peak.allocated_bytes - _peak(sizes - less, born, died, ledger.clock)
         for name, less in (("checkpointing", without), ("batch", half))

@@ -74,6 +74,7 @@ from zerokit.rehearsal.process.ledger import (  # noqa: E402
     GpuMemory,
     Unwaited,
 )
+from zerokit.rehearsal.process.summary import freed  # noqa: E402
 
 
 def test_a_steps_tensors_stay_until_the_next_steps_first_collective() -> None:
@@ -102,3 +103,21 @@ def test_every_phase_of_training_is_a_lower_bound_then() -> None:
     note = unwaited.note()
     assert note is not None and "4.0 MiB for each step" in note
     assert set(ledger.lower_bounds) == {"forward", "step"}
+
+
+@pytest.mark.parametrize(("unit", "freed_by_half"), [(32, 10), (48, 34)])
+def test_half_the_batch_leaves_gradients_of_gathered_weights_as_they_are(
+    unit: int, freed_by_half: int
+) -> None:
+    """One unit of FSDP gathers weights of 32 MiB; backward makes 20 MiB, and ``unit`` before it reduces."""
+    ledger = GpuMemory(AllocatorSettings.parse(""))
+    ledger.origin = lambda operator, size: (ledger.phase, operator, "", "")
+    ledger.enter("forward")
+    with ledger.gathering():
+        weights = ledger.hold(32 * MIB, "all_gather")
+    ledger.enter("backward")
+    blocks = [ledger.hold(size * MIB, "mm") for size in (unit, 20)]
+    for block in (*blocks, weights):
+        ledger.release(block)
+    ledger.enter("step")
+    assert freed(ledger)["batch"] == freed_by_half * MIB
