@@ -30,6 +30,21 @@ def test_lora_is_read_with_its_rank_and_modules() -> None:
     assert adapters(model(r=8, target_modules="all-linear")) == Lora(rank=8, targets=("all-linear",))
 
 
+@pytest.mark.parametrize(
+    "targets", [("all-linear",), ("down_proj", "gate_proj", "q_proj", "up_proj")], ids=["all", "named"]
+)
+def test_adapters_of_experts_in_one_parameter_are_lora_of_its_rank(targets: tuple[str, ...]) -> None:
+    tiny = transformers.Qwen3MoeConfig(
+        hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2, num_experts=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=64,
+    )  # fmt: skip
+    named = "all-linear" if targets == ("all-linear",) else list(targets)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=named)
+    adapted = peft.get_peft_model(transformers.Qwen3MoeForCausalLM(tiny), config)
+    assert config.rank_pattern  # which peft has set by itself
+    assert adapters(adapted) == Lora(rank=8, targets=targets)
+
+
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj"]])
 def test_a_rehearsal_names_the_modules_as_a_run_does(targets: Any) -> None:
     adapted = model(r=8, target_modules=targets)

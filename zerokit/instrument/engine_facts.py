@@ -98,10 +98,14 @@ def adapters(module: Any) -> Lora | None:
     return Lora(rank=config.r, targets=adapter_targets(module))
 
 
+_JOINED = {"gate_up_proj": ("gate_proj", "up_proj")}
+
+
 def adapter_targets(module: Any) -> tuple[str, ...]:
-    """The last parts of the names of the modules that have LoRA's matrices; ``all-linear`` alone where no
-    linear layer but the output head is left out."""
-    wrapped = {name for name, part in module.named_modules() if hasattr(part, "lora_A")}
+    """The last parts of the names of the modules that have LoRA's matrices, of experts' parameters the linear
+    layers that are joined in them; ``all-linear`` alone where no linear layer but the output head is left
+    out."""
+    wrapped = {name: part for name, part in module.named_modules() if hasattr(part, "lora_A")}
     inside = tuple(f"{name}." for name in wrapped)
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     unfrozen = [
@@ -112,8 +116,10 @@ def adapter_targets(module: Any) -> tuple[str, ...]:
         and name not in wrapped
         and not name.startswith(inside)
     ]
-    targets = tuple(sorted({name.rpartition(".")[2] for name in wrapped}))
-    return targets if unfrozen else ("all-linear",)
+    if not unfrozen:
+        return ("all-linear",)
+    own = {getattr(part, "parameter_name", None) or name.rpartition(".")[2] for name, part in wrapped.items()}
+    return tuple(sorted({target for name in own for target in _JOINED.get(name, (name,))}))
 
 
 def unlike_lora(module: Any) -> str | None:
@@ -130,7 +136,10 @@ def unlike_lora(module: Any) -> str | None:
         return f"adapters of another kind ({getattr(kind, 'value', kind)})"
     if config.use_dora:
         return "DoRA"
-    if config.rank_pattern:
+    # of experts in one parameter peft doubles the rank: two linear layers were joined in it
+    # (peft/utils/transformers_weight_conversion.py:474, 0.21.2)
+    layers = (part for part in module.modules() if hasattr(part, "lora_A"))
+    if len({rank for part in layers if not hasattr(part, "parameter_name") for rank in part.r.values()}) > 1:
         return "LoRA of several ranks"
     named = list(module.named_parameters())
     if not all("lora_" in name for name, parameter in named if parameter.requires_grad):
