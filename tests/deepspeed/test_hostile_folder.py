@@ -98,7 +98,6 @@ def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return hostile
 
 
-@pytest.mark.slow
 def test_launchers_and_ranks(launched: Path) -> None:
     """Ranks see the script's folder, as with ``python scripts/train.py``, and not the working folder."""
     for rank in (0, 1):
@@ -107,7 +106,6 @@ def test_launchers_and_ranks(launched: Path) -> None:
         assert python_path == os.environ.get("PYTHONPATH")
 
 
-@pytest.mark.slow
 def test_on_one_machine_the_store_listens_on_the_loopback_address(launched: Path) -> None:
     """Whoever makes it: a rank, or torchrun's agent."""
     found, total = json.loads((launched / "listening.json").read_text())

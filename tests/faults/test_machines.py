@@ -144,7 +144,6 @@ def test_faults_on_two_machines(tmp_path: Path, path_of_programs: str, fault: st
         run.clean_up()
 
 
-@pytest.mark.slow  # two real torchruns
 @pytest.mark.parametrize(
     ("deed", "code"), [("1:fail", 10), pytest.param("all:short", 0, marks=pytest.mark.slow)]
 )

@@ -65,7 +65,6 @@ def launch(stub_python: Path, tmp_path: Path) -> Iterator[Launcher]:
     yield Launcher(stub_python, tmp_path)
 
 
-@pytest.mark.slow
 def test_what_does_not_fit_is_not_started(launch: Launcher, tmp_path: Path) -> None:
     code, out, err = launch("--no-plan", width=TOO_WIDE)
     assert code == 3, err

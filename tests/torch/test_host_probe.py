@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from zerokit.doctor.host_probe import probe_host
 from zerokit.timing.host_speed import REFERENCE_SECONDS, speed_of
 
 
-@pytest.mark.slow
 def test_every_kind_of_work_is_timed_in_each_round():
     rounds = probe_host(torch.device("cpu"), seconds=0.2)
     assert rounds.keys() == REFERENCE_SECONDS.keys()

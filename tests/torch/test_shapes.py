@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -68,7 +67,6 @@ class _Both(TorchDispatchMode):
         return again
 
 
-@pytest.mark.slow  # every seventh operator of PyTorch
 def test_remembered_results_are_those_of_fake_tensor_mode():
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
 
