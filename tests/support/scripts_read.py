@@ -9,12 +9,15 @@ from typing import Any
 
 from tests.support.ranks import write_script
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.job import Lora
 from zerokit.domain.settings import PlannedValues
 from zerokit.domain.strategy import Strategy
-from zerokit.script.agreement import Agreement, agree
+from zerokit.emit.plan_file import PlanFile
+from zerokit.launcher.plan_agreement import agree
+from zerokit.launcher.rehearsed_plan import Agreement, PlannedCommand
 from zerokit.script.arguments import ScriptOptions
+from zerokit.script.entry_points import Target
 from zerokit.script.reader import read_script
-from zerokit.script.unlike_job import HeldTo
 
 RAW = """
     import argparse, deepspeed
@@ -71,17 +74,26 @@ def held(
     chosen: Mapping[str, Any] | None = None,
     request: Mapping[str, Any] | None = None,
     folder: Path = Path("plan"),
-    **job: Any,
-) -> HeldTo:
-    """A plan of this choice and request that scripts are held to; ``job``: other attributes."""
+    *,
+    seq_len: int = 128,
+    lora: Lora | None = None,
+    cluster: Mapping[str, Any] | None = None,
+) -> PlanFile:
+    """A plan of this choice and request that scripts are held to."""
     whole = {"micro_batch": 4, "gradient_accumulation": 1} if chosen is None else chosen
-    return HeldTo(
-        **{"chosen": whole, "request": request or {}, "folder": folder, "seq_len": 128, "method": "full",
-           "lora": None, **job}
+    asked = dict(request or {})
+    if lora is not None:
+        asked = {"method": "lora", "lora-rank": lora.rank, "lora-targets": ",".join(lora.targets), **asked}
+    return PlanFile(
+        path=folder / "plan.yaml", request=asked, chosen={"seq_len": seq_len, **whole},
+        cluster=dict(cluster or {}),
     )  # fmt: skip
 
 
-def agreed(found: ScriptOptions, plan: HeldTo, config: dict[str, Any] | None = None, **how: Any) -> Agreement:
+def agreed(
+    found: ScriptOptions, plan: PlanFile, config: dict[str, Any] | None = None, **how: Any
+) -> Agreement:
     """What a launch on GPUs with this plan says of the script; ``how``: other arguments of ``agree``."""
     asked = {"on_cpu": False, "no_arguments": False, "accept_mismatch": False, "writes_here": False, **how}
-    return agree(found, plan, {"bf16": {"enabled": True}} if config is None else config, **asked)
+    command = PlannedCommand(plan, Target(script="t.py", module=None, arguments=found.user_arguments))
+    return agree(command, found, {"bf16": {"enabled": True}} if config is None else config, **asked)

@@ -14,9 +14,10 @@ from zerokit.emit.deepspeed import VARIANTS, deepspeed_config
 from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
-from zerokit.launcher import plan_agreement, rehearsed_plan
+from zerokit.launcher import plan_agreement
 from zerokit.launcher.command import script_options
 from zerokit.launcher.given_plan import read_plan, read_plan_config, read_plan_file
+from zerokit.launcher.rehearsed_plan import PlannedCommand
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
@@ -182,14 +183,15 @@ def _configure(
     added: tuple[str, ...] = ()
     if resolved_style != "none":
         options = ScriptOptions.read(facts, resolved_style, target.arguments)
+        planned = PlannedCommand(plan, target)
         agreed = plan_agreement.agree(
-            plan, options, read_plan(str(plan.folder))[1], target=target, ranks=plan.world_size, on_cpu=False,
-            no_arguments=job.no_arguments, accept_mismatch=job.accept_mismatch, writes_here=config is None,
+            planned, options, read_plan(str(plan.folder))[1], on_cpu=False, no_arguments=job.no_arguments,
+            accept_mismatch=job.accept_mismatch, writes_here=config is None,
         )  # fmt: skip
         added = agreed.added
         not_rehearsed = None
         if not facts.unreadable:
-            not_rehearsed = rehearsed_plan.note(plan, target, resolved_style, None, agreed)
+            not_rehearsed = planned.note(resolved_style, None, agreed)
         for note in (*agreed.notes, *filter(None, [not_rehearsed])):
             say(note)
     if resolved_style == "trainer" and not facts.parses_training_arguments:

@@ -3,6 +3,7 @@ rehearsal and a job that is written, before any rank starts."""
 
 from __future__ import annotations
 
+import operator
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.commands import command_text
+from zerokit.domain import planning_again
+from zerokit.domain.settings import PlannedValues, compare
 from zerokit.domain.trainers import TRAINERS, trainer_named
 from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
-from zerokit.launcher import rehearsed_plan
 from zerokit.launcher.predict_again import predict_again
+from zerokit.launcher.rehearsed_plan import Agreement, PlannedCommand, script_words
 from zerokit.linter.finding import Finding
 from zerokit.linter.suppress import settings_beside
 from zerokit.messages import listed
@@ -23,9 +26,11 @@ from zerokit.options import divided
 from zerokit.planner.checking import check, for_versions
 from zerokit.planner.models import config_of, unlike_planned
 from zerokit.planner.options import CheckOptions
-from zerokit.script import agreement, argument_warnings, file_mismatches, unlike_job
-from zerokit.script.arguments import ScriptOptions, truth
+from zerokit.script import adapt_config, agreement, argument_warnings, file_mismatches, unlike_job
+from zerokit.script.arguments import ScriptOptions, is_like, truth
 from zerokit.script.entry_points import Target
+from zerokit.script.file_mismatches import Mismatch
+from zerokit.script.planned_for import BATCH
 from zerokit.script.reader import ScriptFacts
 from zerokit.strictload import load_json
 from zerokit.units import format_gib
@@ -60,64 +65,170 @@ def of_missing_model(facts: ScriptFacts, target: Target) -> list[str]:
 
 
 def agree(
-    plan: PlanFile,
+    command: PlannedCommand,
     options: ScriptOptions,
     config: dict[str, Any],
     *,
-    target: Target,
-    ranks: int,
     on_cpu: bool,
     no_arguments: bool,
     accept_mismatch: bool,
     writes_here: bool = True,
     is_launched: bool = False,
-) -> agreement.Agreement:
-    """What the script is given from the plan, and all that is to be said where it does otherwise.
+) -> Agreement:
+    """Fill in what the user did not give the script, and hold the rest to the plan.
 
     Args:
         config: the plan's DeepSpeed configuration for these devices, before any script's needs.
-        ranks: on all machines together.
+        on_cpu: the ranks run without a GPU.
+        no_arguments: add nothing. accept_mismatch: say contradictions instead of stopping.
         writes_here: the script writes to this machine's disks, whose room is looked at.
         is_launched: ``launch`` runs it, and judges whether the run was as planned.
 
     Raises:
         InputError: the script contradicts the plan; the message has both values.
     """
+    plan, chosen = command.plan, command.plan.chosen
+    stopped = "; ".join(agreement.obstacles(options))
+    if stopped and not accept_mismatch:
+        why = f"no plan reaches the script: {stopped}"
+        raise InputError(f"{why}, or launch it without a plan (⟨no_plan=True⟩)")
     is_refused = options.own_deepspeed_file is not None
-    held = unlike_job.HeldTo(
-        chosen=plan.chosen, request=plan.request, folder=plan.folder, seq_len=plan.seq_len,
-        method=plan.method, lora=plan.lora,
-        by_options=not rehearsed_plan.is_named(plan, target, options.style, is_refused),
-    )  # fmt: skip
-    named, parameters = argument_warnings.named_model(options), plan.chosen.get("parameters")
-    another = None
-    if named is not None:
-        another = unlike_planned(*named, plan.request, parameters, by_options=held.by_options)
-    unlike_model = ("model",) if another else ()
-
-    def with_script(left_out: Sequence[str], words: Sequence[str]) -> str:
-        return rehearsed_plan.command_with_script(
-            plan, target, unlike=(*left_out, *unlike_model), options=words
+    by_options = not command.is_named(options.style, is_refused)
+    is_rehearsed = isinstance(chosen.get("rehearsed"), Mapping)
+    named = argument_warnings.named_model(options)
+    parameters = chosen.get("parameters")
+    another = named and unlike_planned(*named, plan.request, parameters, by_options=by_options)
+    planned = _planned_values(command, options, config, on_cpu=on_cpu)
+    added = () if no_arguments else options.additions(planned)
+    own_file, decided_by_file = _own_file(options, config, plan.folder)
+    conflicts = [
+        *options.conflicts(planned, added=not no_arguments), *own_file,
+        *unlike_job.of_optimizer(options, config),
+    ]  # fmt: skip
+    decided = _decided_options(options, chosen, on_cpu=not command.is_rehearsable) | decided_by_file
+    length = None if is_rehearsed else unlike_job.longest_sequence(options)
+    is_other_length = length is not None and length.value != plan.seq_len
+    unlike = (*["model"][: bool(another)], *["seq-len"][:is_other_length], *decided)
+    words = planning_again.global_batch_for(chosen, plan.request, decided)
+    if conflicts and not accept_mismatch:
+        again = f": `{command.by_options(decided)}`" if decided else ""  # by options, where they say it
+        if command.is_rehearsable and not own_file:
+            with_script = command.with_script(unlike=unlike, options=words)
+            again = f"{planning_again.what_is_left(with_script)}: `{with_script}`"
+        # DeepSpeed refuses fp16 on CPU ranks
+        plans_again = not (on_cpu and decided.get("precision") == "fp16")
+        ways_out = (
+            f"change it{f', plan again for what it does{again}' if plans_again else ''}, or run it all "
+            "the same, with ⟨accept_mismatch=True⟩⟪ before the script⟫"
         )
+        raise InputError(listed("the script contradicts the plan", conflicts, ways_out))
+    # a plan's saves are of all weights
+    saves_less = plan.method == "full" and unlike_job.is_on(options, "use_peft")
+    notes = [
+        *([f"warning: no plan reaches the script: {stopped}"] if stopped else []),
+        *([f"added from the plan: {shlex.join(added)} (⟨no_arguments=True⟩ adds nothing)"] if added else []),
+        *(f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts),
+        # a rehearsed plan has the length of the script's own data, and what it trains unless it is another
+        *(of_job(options, plan, by_options) if not is_rehearsed or command.otherwise is not None else []),
+        *agreement.parts_of_the_script(options, chosen, writes_here and not saves_less),
+        *_beside_plan(options, added, accept_mismatch=accept_mismatch),
+    ]
+    notes += [f"warning: {another}"] if another else _of_trainer(command, options) if is_launched else []
+    return Agreement(added=added, notes=tuple(notes), unlike=unlike, words=words, is_refused=is_refused)
 
-    agreed = agreement.agree(
-        options, held, config, on_cpu=on_cpu, no_arguments=no_arguments, accept_mismatch=accept_mismatch,
-        writes_here=writes_here, with_script=with_script if rehearsed_plan.is_rehearsable(plan) else None,
-    )  # fmt: skip
-    notes = [*agreed.notes, *_beside_plan(options, agreed.added, ranks, accept_mismatch=accept_mismatch)]
-    if "rehearsed_with" in rehearsed_plan.content(plan, target)["chosen"]:  # it may train something else
-        notes += unlike_job.of_arguments(options, held)
-    notes += [f"warning: {another}"] if another else _of_trainer(plan, options, target) if is_launched else []
-    unlike = (*unlike_model, *agreed.unlike)
-    return replace(agreed, notes=tuple(notes), unlike=unlike, is_refused=is_refused)
+
+def _planned_values(
+    command: PlannedCommand, options: ScriptOptions, config: Mapping[str, Any], *, on_cpu: bool
+) -> PlannedValues:
+    chosen, request, clipping = command.plan.chosen, command.plan.request, config.get("gradient_clipping")
+    # a plan that was made with the script has the script's own loss
+    to_fuse = request.get("loss") == "liger" and "rehearsed" not in chosen and not on_cpu
+    return PlannedValues(
+        micro_batch=int(chosen["micro_batch"]),
+        gradient_accumulation=int(chosen["gradient_accumulation"]),
+        precision=adapt_config.precision(dict(config)),
+        checkpointing=str(chosen.get("activation_checkpointing", "none")),
+        gradient_clipping=None if isinstance(clipping, str | bool | None) else float(clipping),
+        optimizer=unlike_job.made_by_script(request, config),
+        liger_loss=to_fuse and unlike_job.fuses_by_trainer(options),
+        on_cpu=on_cpu,
+    )
 
 
-def _of_trainer(plan: PlanFile, options: ScriptOptions, target: Target) -> list[str]:
+def _decided_options(options: ScriptOptions, chosen: Mapping[str, Any], *, on_cpu: bool) -> dict[str, str]:
+    """What a script decides otherwise than a plan, as options of ``plan``; of its batch all that it decides.
+
+    Args:
+        on_cpu: for CPU ranks, for which no plan is made with a script: a Trainer's checkpointing and its
+            optimizer count too.
+    """
+    names = (*BATCH, "precision")
+    said = [one for one in (*options.fixed(), *options.fixed_precision()) if one.setting.name in names]
+    unlike = {one.setting.name for one, _ in compare({"precision": None, **chosen}, said, operator.eq)}
+    unlike |= {*BATCH} if unlike & {*BATCH} else set()
+    found = {one.setting.option: str(one.value) for one in said if one.setting.name in unlike}
+    optimizer = (chosen.get("deepspeed_config") or {}).get("optimizer", {}).get("type")
+    planned = {"activation_checkpointing": chosen.get("activation_checkpointing", "none")}
+    planned |= {"optimizer": str(optimizer)} if optimizer else {}
+    others = compare(planned, unlike_job.by_trainer(options), is_like) if on_cpu else []
+    return found | {one.setting.option: str(one.value) for one, _ in others}
+
+
+def _own_file(
+    options: ScriptOptions, config: Mapping[str, Any], plan_folder: Path
+) -> tuple[list[str], dict[str, str]]:
+    """List in what a file of the script's own, which decides in place of the plan's configuration, differs
+    from it: in sentences, and as options of ``plan``."""
+    name, where = options.own_deepspeed_file or ("", "")
+    if not name or Path(name).resolve().is_relative_to(plan_folder.resolve()):
+        return [], {}
+    try:
+        own_config = load_json(Path(name)).value
+    except InputError as error:
+        return [f"{where}: {error}; without it the script gets the plan's configuration"], {}
+    differing = compare(
+        {one.setting.name: one.value for one in file_mismatches.strategy(config, "")},
+        file_mismatches.strategy(own_config, f"{where}: "),
+    )
+    conflicts = [f"{one.where}, but the plan has {value}" for one, value in differing]
+    return conflicts, {one.setting.option: str(one.value) for one, _ in differing}
+
+
+def of_job(options: ScriptOptions, plan: PlanFile, by_options: bool = True) -> list[str]:
+    """Warnings where the arguments name another method, other adapters or another length than the plan's;
+    what only code decides, the rehearsal before a launch tells.
+
+    Args:
+        by_options: say which options plan for what the script does, as no command beside them does.
+    """
+    planned: dict[str, Any] = {"seq_len": plan.seq_len, "method": plan.method}
+    trls, lora = "", plan.lora
+    if lora is not None:
+        planned |= {"lora_rank": lora.rank, "lora_targets": " ".join(sorted(lora.targets))}
+        row = TRAINERS["trl"]
+        trls = row.asked_for(
+            method=plan.method, rank=lora.rank, targets=lora.targets, dropout=row.lora_dropout, nested=False,
+            dtype="bfloat16",
+        )  # fmt: skip
+    is_rehearsed = isinstance(plan.chosen.get("rehearsed"), Mapping)
+    length = None if is_rehearsed else unlike_job.longest_sequence(options)
+    result = []
+    for one, value in compare(planned, [*filter(None, [length]), *unlike_job.adapters(options)]):
+        fix = f"{one.edit[0]} {value}" if one.edit else "" if one is length else trls
+        again = f"plan again with ⟨{one.setting.argument}⟩ {str(one.value).replace(' ', ',')}"
+        ways_out = [f"give the script {fix}"] if fix else []
+        ways_out += [again] if by_options and one.value != unlike_job.IN_FP32 else []
+        said = f"warning: {one.where}: {one.setting.label} {one.value}, but the plan has {value}"
+        result.append("; ".join(filter(None, (said, ", or ".join(ways_out)))))
+    return result
+
+
+def _of_trainer(command: PlannedCommand, options: ScriptOptions) -> list[str]:
     """A warning where the script's trainer does otherwise than its plan counts, with both figures."""
-    facts, chosen = options.facts, rehearsed_plan.content(plan, target)["chosen"]
+    facts, plan, chosen = options.facts, command.plan, command.content["chosen"]
     name = trainer_named(facts.package, facts.mentions)
     estimate = chosen.get("estimate")
-    if name is None or "rehearsed" in chosen or not estimate or not rehearsed_plan.is_rehearsable(plan):
+    if name is None or "rehearsed" in chosen or not estimate or not command.is_rehearsable:
         return []
     row, planned, lora = TRAINERS[name], TRAINERS[plan.trainer], plan.lora
     different = []
@@ -155,7 +266,7 @@ def _of_trainer(plan: PlanFile, options: ScriptOptions, target: Target) -> list[
             method=plan.method, rank=lora.rank, targets=lora.targets, dropout=lora.dropout,
             nested=planned.double_quant, dtype="", without=("lora", "all", "named", "packed"),
         )  # fmt: skip
-    rehearsal = command_text("rehearse", "--plan", str(plan.folder), *rehearsed_plan.script_words(target))
+    rehearsal = command_text("rehearse", "--plan", str(plan.folder), *script_words(command.target))
     return [
         f"warning: {row.title}, which the script uses, has {', '.join(different)}: {format_gib(after, 1)} "
         f"required per GPU, where the plan says {format_gib(before, 1)};"
@@ -192,37 +303,23 @@ def check_own_file(path: str, *, style: str, ranks: int, accept_mismatch: bool) 
 
 
 def check_agrees(
-    path: str,
-    options: ScriptOptions,
-    config: Mapping[str, Any],
-    *,
-    ranks: int,
-    on_cpu: bool,
-    accept_mismatch: bool,
+    path: str, options: ScriptOptions, config: Mapping[str, Any], *, on_cpu: bool, accept_mismatch: bool
 ) -> tuple[str, ...]:
     """Hold the script to the file (``config``, as the run has it), which decides with it: warnings.
 
     Raises:
         InputError: Transformers would end the run; the message says on what, and the fix.
     """
-    found = file_mismatches.of_trainer(options, config) if options.style == "trainer" else []
-    if not found:
-        return ()
+    found = file_mismatches.of_trainer(options, config)
     added = file_mismatches.added_arguments(found)
     if on_cpu and "--bf16" in added and options.given("use_cpu") is None:
         added = (*added, "--use_cpu", "True")  # or TrainingArguments refuse bf16 without a GPU
-    text = listed(
-        f"{path}: the script's TrainingArguments contradict it, on which Transformers ends the run",
-        [one.text for one in found],
-        f'write "auto" in {path}, and the Trainer fills it'
-        + (f"; or give the script\n  {shlex.join(added)}" if added else ""),
-    )
-    return _stop_or_warn(text, accept_mismatch=accept_mismatch, joint="\n" if added else "; ")
+    ways_out = f'write "auto" in {path}, and the Trainer fills it'
+    ways_out += f"; or give the script\n  {shlex.join(added)}\n" if added else "; "
+    return _stop_or_warn(path, found, ways_out, accept_mismatch=accept_mismatch, option="⟨deepspeed⟩ ")
 
 
-def _beside_plan(
-    options: ScriptOptions, added: Sequence[str], ranks: int, *, accept_mismatch: bool
-) -> tuple[str, ...]:
+def _beside_plan(options: ScriptOptions, added: Sequence[str], *, accept_mismatch: bool) -> tuple[str, ...]:
     """Hold a Trainer's arguments, with those ``added`` from a plan, to the DeepSpeed file that they name,
     though the plan gives it one: warnings.
 
@@ -239,27 +336,25 @@ def _beside_plan(
         return ()  # said where the file is held to the plan's strategy
     filled = replace(options, user_arguments=(*options.user_arguments, *added))
     found = file_mismatches.of_trainer(filled, config) if isinstance(config, dict) else []
-    if not found:
-        return ()
     for_trainer = path.with_name(DEEPSPEED_NAMES["trainer"])
     is_plans = path.name in DEEPSPEED_NAMES.values() and for_trainer != path and for_trainer.is_file()
-    text = listed(
-        f"{where}: the script's TrainingArguments contradict this file, on which Transformers ends the run",
-        [one.text for one in found],
-        "leave --deepspeed out, and the Trainer gets the plan's configuration"
-        + (f" (or name {for_trainer})" if is_plans else ""),
-    )
-    return _stop_or_warn(text, accept_mismatch=accept_mismatch, option="")
+    other = f" (or name {for_trainer})" if is_plans else ""
+    ways_out = f"leave --deepspeed out, and the Trainer gets the plan's configuration{other}; "
+    return _stop_or_warn(where, found, ways_out, accept_mismatch=accept_mismatch)
 
 
 def _stop_or_warn(
-    text: str, *, accept_mismatch: bool, option: str = "⟨deepspeed⟩ ", joint: str = "; "
+    where: str, found: Sequence[Mismatch], ways_out: str, *, accept_mismatch: bool, option: str = ""
 ) -> tuple[str, ...]:
     """A warning where the run was asked for all the same, else the error, with the ``option`` that names the
-    file in front; ``joint`` parts its text from the way out."""
+    file in front."""
+    if not found:
+        return ()
+    head = f"{where}: the script's TrainingArguments contradict the file, on which Transformers ends the run"
+    text = listed(head, [one.text for one in found], ways_out)
     if accept_mismatch:
-        return (f"warning: {text}",)
-    raise InputError(f"{option}{text}{joint}⟨accept_mismatch=True⟩ starts the run all the same")
+        return ("warning: " + text.rstrip("; \n"),)
+    raise InputError(f"{option}{text}⟨accept_mismatch=True⟩ starts the run all the same")
 
 
 def _findings(path: str, reader: str, ranks: int) -> Sequence[Finding]:
@@ -286,7 +381,7 @@ def of_arguments(options: ScriptOptions, ranks: int) -> tuple[str, ...]:
     if options.style != "trainer" or any(found.severity == "error" for found in findings):
         return told
     config = load_json(Path(path)).value
-    return (*told, *check_agrees(path, options, config, ranks=ranks, on_cpu=False, accept_mismatch=True))
+    return (*told, *check_agrees(path, options, config, on_cpu=False, accept_mismatch=True))
 
 
 def refuse_missing(options: ScriptOptions) -> None:

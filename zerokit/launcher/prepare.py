@@ -13,13 +13,14 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.launcher import command as commands
-from zerokit.launcher import locks, plan_agreement, preflight, rehearsed_plan, run_folder
+from zerokit.launcher import locks, plan_agreement, preflight, run_folder
 from zerokit.launcher.backends import LaunchCommand, backend_of
 from zerokit.launcher.given_plan import read_config, read_plan
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement, decide_placement, threads_of_rank
+from zerokit.launcher.rehearsed_plan import NOT_ASKED, Agreement, PlannedCommand
 from zerokit.launcher.run_folder import COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
@@ -54,11 +55,12 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     preflight.check_open_files(placement.local_ranks)
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
-    configured = _configured(options, plan, config, facts, style, placement)
+    planned = PlannedCommand(plan, target) if plan is not None else None
+    configured = _configured(options, planned, config, facts, style, placement)
     agreed, on_cpu = configured.agreed, placement.devices.kind == "cpu"
     if on_cpu and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
-    not_rehearsed = rehearsed_plan.note(plan, target, style, None if dry_run else run_dir, agreed)
+    not_rehearsed = planned.note(style, None if dry_run else run_dir, agreed) if planned is not None else None
     if not (dry_run or on_cpu or options.starts_unrehearsed or agreed.unlike):
         not_rehearsed = None  # it is rehearsed now, and nothing is to be planned otherwise
     threads = threads_of_rank(configured.config, placement, os.environ)
@@ -82,7 +84,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         run_dir=run_dir,
         host=socket.gethostname(),
         config=configured.config,
-        plan=rehearsed_plan.content(plan, target) if plan is not None else None,
+        plan=planned.content if planned is not None else None,
         plan_file=plan.path if plan is not None else None,
         planned_ranks=planned_ranks,
         held_to=configured.held_to,
@@ -94,7 +96,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         reads_checkpoint=argument_warnings.reads_checkpoint(facts),
         notes=(*notes, *_changed_variables(command)),
         not_rehearsed=not_rehearsed,
-        names_plan=plan is not None and rehearsed_plan.is_named(plan, target, style, agreed.is_refused),
+        names_plan=planned is not None and planned.is_named(style, agreed.is_refused),
         why_no_training=untrained,
     )
 
@@ -106,12 +108,12 @@ class _Configured:
     config: dict[str, Any] | None
     notes: tuple[str, ...]
     held_to: dict[str, Any] | None = None
-    agreed: agreement.Agreement = agreement.NOT_ASKED
+    agreed: Agreement = NOT_ASKED
 
 
 def _configured(
     options: LaunchOptions,
-    plan: PlanFile | None,
+    planned: PlannedCommand | None,
     config: dict[str, Any] | None,
     facts: reader.ScriptFacts,
     style: str,
@@ -120,7 +122,7 @@ def _configured(
     """What the script runs with: the plan's file, the one that ⟨deepspeed⟩ names, or its own."""
     own = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
     ranks, kind = placement.ranks, placement.devices.kind
-    planned_ranks = ranks if plan is None else plan.world_size
+    planned_ranks = ranks if planned is None else planned.plan.world_size
 
     def adapted_for(name: str) -> adapt_config.Adapted:
         return adapt_config.adapt(
@@ -132,28 +134,26 @@ def _configured(
         return (*changes, *(f"warning: {warning}" for warning in adapted.warnings))
 
     # what a plan would have added --use_cpu for
-    refused = argument_warnings.refused_bf16(own) if plan is None and kind == "cpu" else None
+    refused = argument_warnings.refused_bf16(own) if planned is None and kind == "cpu" else None
     on_cpu = () if refused is None else (f"warning: {refused}",)
     if config is None:
         return _Configured(config=None, notes=(*plan_agreement.of_arguments(own, ranks), *on_cpu))
     on_device = adapted_for("none")
-    if plan is None:  # the user's own file: what runs on CPU ranks is all that may be changed
+    if planned is None:  # the user's own file: what runs on CPU ranks is all that may be changed
         name, accept_mismatch = str(options.deepspeed), options.accept_mismatch
         agreement.check_reaches(facts, style)
         warnings = plan_agreement.check_own_file(
             name, style=style, ranks=ranks, accept_mismatch=accept_mismatch
         )
         unlike = plan_agreement.check_agrees(
-            name, own, on_device.config, ranks=ranks, on_cpu=kind == "cpu", accept_mismatch=accept_mismatch
+            name, own, on_device.config, on_cpu=kind == "cpu", accept_mismatch=accept_mismatch
         )
         notes = (*warnings, *unlike, *on_cpu, *adapted_notes(name, on_device))
         return _Configured(config=on_device.config, notes=notes)
     agreed = plan_agreement.agree(
-        plan,
+        planned,
         own,
         on_device.config,
-        target=options.target,
-        ranks=ranks,
         on_cpu=kind == "cpu",
         no_arguments=options.no_arguments,
         accept_mismatch=options.accept_mismatch,
@@ -162,10 +162,10 @@ def _configured(
     adapted = adapted_for(style)
     reads_it = own.own_deepspeed_file is None
     # what these devices cannot do is no difference: fp16 on CPU ranks
-    chosen = {**plan.chosen, "precision": adapt_config.precision(on_device.config)}
+    chosen = {**planned.plan.chosen, "precision": adapt_config.precision(on_device.config)}
     return _Configured(
         config=adapted.config,
-        held_to={**rehearsed_plan.content(plan, options.target), "chosen": chosen},
+        held_to={**planned.content, "chosen": chosen},
         notes=(*agreed.notes, *(adapted_notes(f"the run's {CONFIG_FILE}", adapted) if reads_it else ())),
         agreed=agreed,
     )

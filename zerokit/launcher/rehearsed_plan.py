@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ from zerokit.domain import planning_again
 from zerokit.domain.script_words import by_option
 from zerokit.emit.plan_file import FILE_NAME, PlanFile
 from zerokit.launcher.secrets import Secrets
-from zerokit.script.agreement import NOT_ASKED, Agreement
 from zerokit.script.arguments import ACCUMULATION, CHECKPOINTING, MICRO_BATCH
 from zerokit.script.entry_points import Target
 from zerokit.temporary import is_temporary
@@ -106,120 +107,154 @@ def _shown(option: str, values: tuple[str, ...] | None) -> str:
     return " ".join(filter(None, (option, shlex.join(values or ()))))
 
 
-def content(plan: PlanFile, target: Target) -> dict[str, Any]:
-    """The plan's ``request``, ``chosen`` and ``cluster``; ``chosen.rehearsed`` only where it was this command
-    that was rehearsed, for as many steps or more, else ``chosen.rehearsed_with``: the script that was, and in
-    what arguments differ. ``script``: what stands after ``--`` in a plan with it; absent where none is made
-    with one. ``folder``: the plan's, if it lasts."""
-    chosen = plan.chosen
-    other = _rehearsed_otherwise(plan, target)
-    if other is not None:
-        chosen = {name: value for name, value in chosen.items() if name != "rehearsed"}
-        chosen["rehearsed_with"] = other
-    found: dict[str, Any] = {"request": plan.request, "chosen": chosen, "cluster": plan.cluster}
-    if not is_temporary(plan.folder):
-        found["folder"] = str(plan.folder)
-    return {**found, "script": script_words(target)} if is_rehearsable(plan) else found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What a script is given from the plan, and what is to be said about it.
 
-
-def note(
-    plan: PlanFile | None,
-    target: Target,
-    style: str,
-    run_dir: Path | None,
-    agreed: Agreement = NOT_ASKED,
-) -> str | None:
-    """What its user should know before a launch; None where there is no plan, or it was rehearsed with this
-    very command.
-
-    Args:
-        style: how the script takes its configuration; ``none``: no plan reaches it, so none is rehearsed.
-        run_dir: where a copy of the plan will lie; None: nowhere, as for a dry run.
-        agreed: what is known of the script beside the plan.
+    Attributes:
+        unlike: options of the plan that the script decides otherwise, without dashes in front.
+        words: of options that a plan with the script takes beside the plan's own.
+        is_refused: no plan is made with the script and these arguments: it ends at one of them, or they name
+            a DeepSpeed file, with which it would train whatever the plan.
     """
-    if plan is None or agreed.is_refused:
-        return None
-    arguments = _rehearsed_arguments(plan, target)
-    steps = None if arguments is None else fewer_steps(arguments, _masked_arguments(target))
-    if steps is not None:  # a plan with so few would have no step time
-        return f"the command takes fewer optimizer steps than the plan's rehearsal did ({steps})"
-    if not is_named(plan, target, style, agreed.is_refused):
-        return None
-    other = _rehearsed_otherwise(plan, target)
-    command = command_with_script(plan, target, run_dir, agreed.unlike, agreed.words)
-    left = planning_again.what_is_left(command)
-    if other is not None:
+
+    added: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    is_refused: bool = False
+
+
+NOT_ASKED = Agreement()
+"""Of a script that is held to no plan."""
+
+
+@dataclass(frozen=True)
+class PlannedCommand:
+    """A plan, and the command that is launched with it."""
+
+    plan: PlanFile
+    target: Target
+
+    @property
+    def is_rehearsable(self) -> bool:
+        """Whether a plan of this kind is made with a script at all: for GPUs, and to train."""
+        return self.plan.cluster.get("gpu") != "cpu" and "inference" not in self.plan.request
+
+    @cached_property
+    def _arguments(self) -> list[str]:
+        return Secrets(os.environ, self.target.arguments).argv(self.target.arguments)
+
+    @cached_property
+    def fewer_steps(self) -> str | None:
+        """As :func:`fewer_steps`, of the arguments that this script was rehearsed with."""
+        rehearsed = self._rehearsed_arguments
+        return None if rehearsed is None else fewer_steps(rehearsed, self._arguments)
+
+    @property
+    def _rehearsed_arguments(self) -> tuple[str, ...] | None:
+        """Arguments that this script was rehearsed with; None: another was, or none, or they are not
+        known."""
+        rehearsed, target = self.plan.chosen.get("rehearsed"), self.target
+        name = Path(target.name).name if target.script is not None else target.name
+        is_same = isinstance(rehearsed, dict) and str(rehearsed.get("script")) == name
+        return self.plan.rehearsed_arguments if is_same else None
+
+    @cached_property
+    def otherwise(self) -> str | None:
+        """The script that the plan was rehearsed with, and in what its arguments differ, where this is
+        another command: other secrets, another order, other places to write to and fewer steps make none."""
+        rehearsed = self.plan.chosen.get("rehearsed")
+        if not isinstance(rehearsed, dict) or rehearsed.get("command") == self.target.digest:
+            return None
+        arguments, name = self._rehearsed_arguments, str(rehearsed.get("script"))
+        if arguments is None:
+            return name
+        unlike = () if self.fewer_steps is not None else unlike_arguments(arguments, self._arguments)
+        return f"{name}: {joined(unlike)}" if unlike else None
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The plan's ``request``, ``chosen`` and ``cluster``; ``chosen.rehearsed`` only where it was this
+        command that was rehearsed, for as many steps or more, else ``chosen.rehearsed_with``: the script that
+        was, and in what arguments differ. ``script``: what stands after ``--`` in a plan with it; absent
+        where none is made with one. ``folder``: the plan's, if it lasts."""
+        plan, chosen = self.plan, self.plan.chosen
+        if self.otherwise is not None:
+            chosen = {name: value for name, value in chosen.items() if name != "rehearsed"}
+            chosen["rehearsed_with"] = self.otherwise
+        found: dict[str, Any] = {"request": plan.request, "chosen": chosen, "cluster": plan.cluster}
+        if not is_temporary(plan.folder):
+            found["folder"] = str(plan.folder)
+        return {**found, "script": script_words(self.target)} if self.is_rehearsable else found
+
+    def is_named(self, style: str, is_refused: bool) -> bool:
+        """Whether :meth:`note` names the command that plans with the script, with the same arguments."""
+        chosen = self.plan.chosen
+        if is_refused or "rehearsed" in chosen:
+            return not is_refused and self.otherwise is not None
+        return bool(chosen.get("estimate")) and style != "none" and self.is_rehearsable
+
+    def note(self, style: str, run_dir: Path | None, agreed: Agreement = NOT_ASKED) -> str | None:
+        """What its user should know before a launch; None where it was rehearsed with this very command.
+
+        Args:
+            style: how the script takes its configuration; ``none``: no plan reaches it, so none is
+                rehearsed.
+            run_dir: where a copy of the plan will lie; None: nowhere, as for a dry run.
+            agreed: what is known of the script beside the plan.
+        """
+        steps = None if agreed.is_refused else self.fewer_steps
+        if steps is not None:  # a plan with so few would have no step time
+            return f"the command takes fewer optimizer steps than the plan's rehearsal did ({steps})"
+        if not self.is_named(style, agreed.is_refused):
+            return None
+        command = self.with_script(run_dir, agreed.unlike, agreed.words)
+        left = planning_again.what_is_left(command)
+        if self.otherwise is not None:
+            return (
+                f"warning: the plan was rehearsed with another command ({self.otherwise}), so its prediction "
+                f"is of that run; to plan with this command{left}: {command}"
+            )
         return (
-            f"warning: the plan was rehearsed with another command ({other}), so its prediction is of that "
-            f"run; to plan with this command{left}: {command}"
+            "the plan was not rehearsed with this script, whose arguments alone were compared with it; to "
+            f"plan with the script{left}: {command}"
         )
-    return (
-        "the plan was not rehearsed with this script, whose arguments alone were compared with it; to plan "
-        f"with the script{left}: {command}"
-    )
 
+    def with_script(
+        self, run_dir: Path | None = None, unlike: Collection[str] = (), options: Sequence[str] = ()
+    ) -> str:
+        """What its user types to plan the same with the script, and with ``options``, leaving options of the
+        plan that are ``unlike`` to the script; secrets are masked. ``run_dir``: where a copy of the plan will
+        lie."""
+        plan = self.plan
+        asked = {name: plan.request[name] for name in plan.request if name not in plan.decided_by_script}
+        left_out = asked.keys() & {*unlike, *planning_again.TOLD_BY_SCRIPT}
+        if "params" in asked:  # a size stands in for the script's model; without a recipe it has no size
+            is_kept = run_dir is None and is_temporary(plan.folder)
+            left_out |= {"params" if is_kept else "model"}
+        words = self._command(asked, run_dir, options, left_out)
+        return shlex.join([*words, "--", *script_words(self.target)])
 
-def is_named(plan: PlanFile, target: Target, style: str, is_refused: bool) -> bool:
-    """Whether :func:`note` names the command that plans with the script, with the same arguments."""
-    if is_refused:
-        return False
-    if "rehearsed" in plan.chosen:
-        return _rehearsed_otherwise(plan, target) is not None
-    return bool(plan.chosen.get("estimate")) and style != "none" and is_rehearsable(plan)
+    def by_options(self, ran: Mapping[str, str]) -> str:
+        """The command that plans with other values of these options, into the same folder if it lasts."""
+        plan = self.plan
+        options = planning_again.options_for(plan.chosen, plan.request, ran)
+        return shlex.join(self._command(plan.request, None, options))
 
-
-def _rehearsed_otherwise(plan: PlanFile, target: Target) -> str | None:
-    """The script that the plan was rehearsed with, and in what its arguments differ, where this is another
-    command: other secrets, another order, other places to write to and fewer steps make none."""
-    rehearsed = plan.chosen.get("rehearsed")
-    if not isinstance(rehearsed, dict) or rehearsed.get("command") == target.digest:
-        return None
-    arguments = _rehearsed_arguments(plan, target)
-    name = str(rehearsed.get("script"))
-    if arguments is None:
-        return name
-    given = _masked_arguments(target)
-    unlike = () if fewer_steps(arguments, given) is not None else unlike_arguments(arguments, given)
-    return f"{name}: {joined(unlike)}" if unlike else None
-
-
-def _rehearsed_arguments(plan: PlanFile, target: Target) -> tuple[str, ...] | None:
-    """Arguments that this script was rehearsed with; None: another was, or none, or they are not known."""
-    rehearsed = plan.chosen.get("rehearsed")
-    name = Path(target.name).name if target.script is not None else target.name
-    is_same = isinstance(rehearsed, dict) and str(rehearsed.get("script")) == name
-    return plan.rehearsed_arguments if is_same else None
-
-
-def _masked_arguments(target: Target) -> list[str]:
-    return Secrets(os.environ, target.arguments).argv(target.arguments)
-
-
-def command_with_script(
-    plan: PlanFile,
-    target: Target,
-    run_dir: Path | None = None,
-    unlike: Collection[str] = (),
-    options: Sequence[str] = (),
-) -> str:
-    """What its user types to plan the same with the script, and with ``options``, leaving options of the plan
-    that are ``unlike`` to the script; secrets are masked. ``run_dir``: where a copy of the plan will lie."""
-    folder = None if is_temporary(plan.folder) else plan.folder
-    recipe = plan.path if folder is not None else run_dir / FILE_NAME if run_dir is not None else None
-    asked = {name: plan.request[name] for name in plan.request if name not in plan.decided_by_script}
-    left_out = asked.keys() & {*unlike, *planning_again.TOLD_BY_SCRIPT}
-    if "params" in asked:  # a size stands in for the script's model; a recipe without its model has no size
-        left_out |= {"params" if recipe is None else "model"}
-    words = planning_again.command_words(asked, recipe=recipe, out=folder, options=options, without=left_out)
-    return shlex.join([*words, "--", *script_words(target)])
+    def _command(
+        self, asked: Mapping[str, Any], run_dir: Path | None, options: Sequence[str],
+        without: Collection[str] = (),
+    ) -> list[str]:  # fmt: skip
+        out: Path | None = self.plan.folder
+        recipe: Path | None = self.plan.path
+        if is_temporary(self.plan.folder):
+            recipe = None if run_dir is None else run_dir / FILE_NAME
+            out = None
+        return planning_again.command_words(asked, recipe=recipe, out=out, options=options, without=without)
 
 
 def script_words(target: Target) -> list[str]:
     """The script with its arguments, secrets masked."""
     script = [target.script] if target.script is not None else ["-m", str(target.module)]
     return Secrets(os.environ, target.arguments).argv([*script, *target.arguments])
-
-
-def is_rehearsable(plan: PlanFile) -> bool:
-    """Whether a plan of this kind is made with a script at all: for GPUs, and to train."""
-    return plan.cluster.get("gpu") != "cpu" and "inference" not in plan.request

@@ -20,10 +20,10 @@ from zerokit.launcher.backends import BACKENDS
 from zerokit.launcher.given_plan import read_config, read_plan
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
+from zerokit.launcher.rehearsed_plan import NOT_ASKED, PlannedCommand
 from zerokit.script import adapt_config
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
-from zerokit.script.agreement import NOT_ASKED
 from zerokit.script.argument_warnings import misplaced, why_no_training
 from zerokit.script.entry_points import Target
 from zerokit.script.unlike_job import longest_sequence
@@ -235,11 +235,9 @@ class _Planned:
         self._agreed, adapted = NOT_ASKED, self._adapted(config, "none")
         if self._plan is not None:
             self._agreed = plan_agreement.agree(
-                self._plan,
+                PlannedCommand(self._plan, target),
                 script_arguments.ScriptOptions.read(facts, style, target.arguments),
                 adapted.config,
-                target=target,
-                ranks=ranks,
                 on_cpu=False,
                 no_arguments=use.no_arguments,
                 accept_mismatch=use.accept_mismatch,

@@ -278,19 +278,21 @@ class ScriptOptions:
                 found.append(Stated(setting=setting, value=value, where=where))
         return found
 
-    def fixed_precision(self) -> tuple[str, str] | None:
+    def fixed_precision(self) -> list[Stated]:
         """What a Trainer's script trains in, which is 32 bits unless its TrainingArguments say otherwise, and
-        why; None: options of the run decide, or it is computed."""
+        why; empty: options of the run decide, or it is computed."""
         by_user = {name: self.given(name) for name in ("bf16", "fp16")}
         if self.style != "trainer" or (self._takes_trainer_options and not any(by_user.values())):
-            return None
+            return []
+        chosen, where = "fp32", "the script's TrainingArguments name neither bf16 nor fp16"
         for name, setting in by_user.items():
             value = truth(setting[0]) if setting is not None else self._of_script(name)
             if value is None:  # only the run will tell
-                return None
+                return []
             if value is True:
-                return name, "the script decides it"
-        return "fp32", "the script's TrainingArguments name neither bf16 nor fp16"
+                chosen, where = name, "the script decides it"
+                break
+        return [Stated(setting=SETTINGS["precision"], value=chosen, where=where)]
 
     def _of_script(self, name: str) -> object:
         """What the script's source or its arguments class has; None: computed, or not known."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerokit.domain.settings import SETTINGS, Setting
+from zerokit.domain.settings import SETTINGS, Stated
 from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions, truth
 
 _DEFAULTS: Mapping[str, object] = TRAINERS_OWN | {
@@ -95,6 +95,8 @@ def of_trainer(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mismat
     Args:
         config: the file as the run has it.
     """
+    if options.style != "trainer":
+        return []
     finds_batch = _value(options, _FINDS_BATCH)
     is_fixed = finds_batch is not None and truth(finds_batch[0]) is False
     return [one for one in _of_pairs(options, config) if is_fixed or one.key not in _BATCH]
@@ -152,11 +154,15 @@ def _held(config: Mapping[str, Any], path: str) -> Any:
     return None if value == "auto" else value
 
 
-def strategy_value(config: Any, setting: Setting) -> Any:
-    """What a configuration has of the stage, or of an offload; ``"auto"`` where it is left open."""
-    value = _at(config, setting.deepspeed)
-    default = 0 if setting.left_out is None else setting.left_out
-    return default if value is None else value
+def strategy(config: Any, where: str) -> Iterator[Stated]:
+    """What a configuration has of the stage and the offloads; None where that is left open."""
+    for name in ("zero_stage", "offload_optimizer", "offload_param"):
+        one = SETTINGS[name]
+        value = _at(config, one.deepspeed)
+        value = (one.left_out or 0) if value is None else value
+        key = one.deepspeed.removeprefix("zero_optimization.").removesuffix(".device")
+        own = None if value == "auto" else value
+        yield Stated(setting=one, value=own, where=f"{where}{key} {value}")
 
 
 def _is_same(held: object, value: object) -> bool:

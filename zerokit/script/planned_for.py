@@ -7,14 +7,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zerokit.domain.settings import SETTINGS, Stated, unlike_script
+from zerokit.domain.settings import SETTINGS, unlike_script
 from zerokit.notes import Note
 from zerokit.script.arguments import ScriptOptions
 from zerokit.search.plan import Plan
 from zerokit.search.space import Request
 
 BATCH = ("micro_batch", "gradient_accumulation")
-OFFLOAD = ("offload_optimizer", "offload_param")
 _WORDS = {"micro_batch": "micro-batch", "gradient_accumulation": "accumulation",
           "activation_checkpointing": "checkpointing"}  # fmt: skip
 _PINS = {"activation_checkpointing": "checkpointing"}
@@ -48,7 +47,7 @@ class PlannedFor:
         request = requested
         if script.style in ("accelerate", "trainer"):
             request = replace(request, pins=replace(request.pins, search_tensor=True))
-        for one in (*script.fixed(), *_precision(script)):
+        for one in (*script.fixed(), *script.fixed_precision()):
             name = one.setting.name
             asked = request.precision if name == "precision" else getattr(request.pins, _PINS.get(name, name))
             if asked in (None, "auto"):
@@ -71,11 +70,6 @@ class PlannedFor:
             return plan
         kept = tuple(note for note in plan.assumptions if note.id != "precision-given")
         return replace(plan, assumptions=kept)
-
-
-def _precision(script: ScriptOptions) -> list[Stated]:
-    fixed = script.fixed_precision()
-    return [] if fixed is None else [Stated(setting=SETTINGS["precision"], value=fixed[0], where=fixed[1])]
 
 
 def _decided(requested: Request, decided: Request) -> dict[str, str]:

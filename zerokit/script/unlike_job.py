@@ -1,76 +1,24 @@
-"""Whether a script trains the job that its plan counts on, as far as its arguments tell: the method and its
-adapters, the length of sequences, the optimizer."""
+"""What job a script trains, as far as its arguments tell: the method and its adapters, the length of
+sequences, the optimizer."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
-from zerokit.domain.job import Lora
 from zerokit.domain.settings import SETTINGS, Stated, compare, unlike_script
-from zerokit.domain.trainers import TRAINERS
 from zerokit.errors import InputError
 from zerokit.rules.known import NOT_MODELLED, is_same_optimizer
-from zerokit.script.arguments import ScriptOptions, number, truth
+from zerokit.script.arguments import CHECKPOINTING, ScriptOptions, is_like, number, truth
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
-from zerokit.temporary import is_temporary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldTo:
-    """The plan that a script is held to.
-
-    Attributes:
-        chosen: its choice. request: what it was made from, by option without dashes in front.
-        folder: where its files lie.
-        method: what it trains: ``full``, ``lora`` or ``qlora``. lora: its adapters.
-        by_options: warnings say which options plan for what the script does, as no command beside them does.
-    """
-
-    chosen: Mapping[str, Any]
-    request: Mapping[str, Any]
-    folder: Path
-    seq_len: int
-    method: str
-    lora: Lora | None
-    by_options: bool = True
-
-    @property
-    def micro_batch(self) -> int:
-        """Sequences per GPU and forward pass."""
-        return int(self.chosen["micro_batch"])
-
-    @property
-    def is_rehearsed(self) -> bool:
-        """Whether the plan was made with a script."""
-        return isinstance(self.chosen.get("rehearsed"), Mapping)
-
-    @property
-    def loss(self) -> str:
-        """The loss that a launch is to see to; the script's own where the plan was made with one."""
-        return "standard" if self.is_rehearsed else str(self.request.get("loss") or "standard")
-
-    def command_for(self, ran: Mapping[str, str]) -> str:
-        """The command that plans with other values of these options, into the same folder if it lasts."""
-        folder = None if is_temporary(self.folder) else self.folder
-        recipe = None if folder is None else folder / "plan.yaml"
-        options = planning_again.options_for(self.chosen, self.request, ran)
-        return shlex.join(
-            planning_again.command_words(self.request, recipe=recipe, out=folder, options=options)
-        )
-
 
 # ---------------------------------------------------------------- what its arguments say
 
 TRLS_SWITCH = "--use_peft"
 """The option of TRL's ModelConfig that has its trainers add adapters."""
 _TRLS_RANK = 16  # trl/trainer/model_config.py, ModelConfig.lora_r, 0.12 to 1.8
-_IN_FP32 = "qlora with products in fp32"
+IN_FP32 = "qlora with products in fp32"
 _LENGTH = SETTINGS["seq_len"]
 
 
@@ -85,30 +33,7 @@ def takes_model_config(facts: ScriptFacts) -> bool:
     return "ModelConfig" in facts.mentions and bool(facts.mentions & PARSERS_OF_DATACLASSES)
 
 
-def of_arguments(options: ScriptOptions, held: HeldTo) -> list[str]:
-    """Warnings where the arguments name another method, other adapters or another length than the plan's;
-    what only code decides, the rehearsal before a launch tells."""
-    planned: dict[str, Any] = {"seq_len": held.seq_len, "method": held.method}
-    if held.lora is not None:
-        planned |= {"lora_rank": held.lora.rank, "lora_targets": " ".join(sorted(held.lora.targets))}
-    result = []
-    # that of a rehearsed plan is the length of the script's own data
-    length = None if held.is_rehearsed else longest_sequence(options)
-    for one, value in compare(planned, [*filter(None, [length]), *_adapters(options)]):
-        fix = (
-            f"{one.edit[0]} {value}" if one.edit else "" if one.setting is _LENGTH else _trls_arguments(held)
-        )
-        again = f"plan again with ⟨{one.setting.argument}⟩ {str(one.value).replace(' ', ',')}"
-        ways_out = [f"give the script {fix}"] if fix else []
-        ways_out += [again] if held.by_options and one.value != _IN_FP32 else []
-        result.append(
-            f"warning: {one.where}: {one.setting.label} {one.value}, but the plan has {value}"
-            f"{'; ' if ways_out else ''}{', or '.join(ways_out)}"
-        )
-    return result
-
-
-def _adapters(options: ScriptOptions) -> Iterator[Stated]:
+def adapters(options: ScriptOptions) -> Iterator[Stated]:
     """What the fields of TRL's ModelConfig say."""
     if not takes_model_config(options.facts):
         return
@@ -116,7 +41,7 @@ def _adapters(options: ScriptOptions) -> Iterator[Stated]:
     method = ("qlora" if is_on(options, "load_in_4bit") else "lora") if is_on(options, "use_peft") else "full"
     dtype = options.given("dtype")
     if method == "qlora" and (dtype is None or dtype[0] == "float32"):
-        method = _IN_FP32
+        method = IN_FP32
         typed.append("--dtype float32" if dtype is not None else "--dtype is float32 by default")
     where = ", ".join(typed) or f"{TRLS_SWITCH} is not given"
     yield Stated(setting=SETTINGS["method"], value=method, where=where)
@@ -129,16 +54,6 @@ def _adapters(options: ScriptOptions) -> Iterator[Stated]:
     where = "--lora_target_modules is not given, so PEFT takes few layers" if targets is None else targets[1]
     names = "PEFT's default" if targets is None else " ".join(sorted(targets[0]))
     yield Stated(setting=SETTINGS["lora_targets"], value=names, where=where)
-
-
-def _trls_arguments(held: HeldTo) -> str:
-    if held.lora is None:
-        return ""
-    trl = TRAINERS["trl"]
-    return trl.asked_for(
-        method=held.method, rank=held.lora.rank, targets=held.lora.targets, dropout=trl.lora_dropout,
-        nested=False, dtype="bfloat16",
-    )  # fmt: skip
 
 
 def longest_sequence(options: ScriptOptions) -> Stated | None:
@@ -193,16 +108,23 @@ def made_by_script(request: Mapping[str, Any], config: Mapping[str, Any]) -> str
     return str(name) if "optimizer" not in config and client_optimizer(name) is not None else None
 
 
+def by_trainer(options: ScriptOptions) -> Iterator[Stated]:
+    """What a Trainer's arguments say of checkpointing and of the optimizer."""
+    if options.style != "trainer":
+        return
+    switch, optimizer = options.decided(CHECKPOINTING.trainer), options.decided("optim")
+    if switch is not None and (is_on := truth(switch[0])) is not None:
+        yield Stated(setting=CHECKPOINTING, value="full" if is_on else "none", where=switch[1])
+    if optimizer is not None:
+        yield Stated(setting=SETTINGS["optimizer"], value=str(optimizer[0]), where=optimizer[1])
+
+
 def of_optimizer(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
     """Where the user's ``optim`` is not the optimizer of DeepSpeed's configuration, which goes first: a
     Trainer then does not look at it (transformers/integrations/deepspeed.py, deepspeed_optim_sched, 5.24)."""
-    decided, block = options.decided("optim"), config.get("optimizer")
-    if options.style != "trainer" or decided is None or not isinstance(block, Mapping):
-        return []
-    planned = str(block.get("type"))
-    if is_same_optimizer(str(decided[0]), planned):
-        return []
+    block = config.get("optimizer")
+    planned = {"optimizer": str(block.get("type"))} if isinstance(block, Mapping) else {}
     return [
-        f"{decided[1]}, but the plan has {planned} in DeepSpeed's configuration, which a Trainer "
-        "takes instead"
+        f"{one.where}, but the plan has {value} in DeepSpeed's configuration, which a Trainer takes instead"
+        for one, value in compare(planned, by_trainer(options), is_like)
     ]

@@ -131,7 +131,7 @@ def test_the_plans_literal_file_is_not_for_a_trainer(
     assert run([*launch, *words, "plan/ds_config.json"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "optimizer.params.lr 2e-05, but learning_rate is 5e-05" in said
-    assert "per_device_train_batch_size" not in said.partition("contradict this file")[2]  # the plan adds it
+    assert "per_device_train_batch_size" not in said.partition("contradict the file")[2]  # the plan adds it
     assert "leave --deepspeed out, and the Trainer gets the plan's configuration" in said
     assert "(or name plan/ds_config.trainer.json)" in said
     assert run([*launch, "--accept-mismatch", *words, "plan/ds_config.json"]) == 0

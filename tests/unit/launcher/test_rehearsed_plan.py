@@ -12,9 +12,14 @@ import zerokit
 from tests.support.plans import write_plan
 from zerokit.cli import run
 from zerokit.emit import plan_file
-from zerokit.launcher.rehearsed_plan import content, fewer_steps, joined, note, unlike_arguments
+from zerokit.launcher.rehearsed_plan import (
+    Agreement,
+    PlannedCommand,
+    fewer_steps,
+    joined,
+    unlike_arguments,
+)
 from zerokit.planner import recipes
-from zerokit.script.agreement import Agreement
 from zerokit.script.entry_points import Target
 from zerokit.temporary import temporary_folder
 
@@ -34,7 +39,7 @@ def rehearsed_with(
 
 def test_it_names_the_command_that_plans_with_the_script(tmp_path: Path) -> None:
     folder = tmp_path / "a plan"
-    said = note(plan_file.read(write_plan(folder)), SFT, "trainer", tmp_path / "run") or ""
+    said = PlannedCommand(plan_file.read(write_plan(folder)), SFT).note("trainer", tmp_path / "run") or ""
     assert said.startswith("the plan was not rehearsed with this script, whose arguments alone were compared")
     assert "to plan with the script (model= leaves that to the script): zerokit plan" in said
     words = shlex.split(said[said.index("zerokit plan") :])
@@ -65,7 +70,12 @@ def test_the_command_leaves_to_the_script_what_it_decides_otherwise(
 ) -> None:
     """With both, the plan would be refused."""
     zerokit.plan(**asked, gpus=1, gpu="t4", out=tmp_path)
-    said = note(plan_file.read(tmp_path), SFT, "trainer", tmp_path, Agreement(unlike=tuple(unlike))) or ""
+    said = (
+        PlannedCommand(plan_file.read(tmp_path), SFT).note(
+            "trainer", tmp_path, Agreement(unlike=tuple(unlike))
+        )
+        or ""
+    )
     told = f" ({' and '.join(left_out)} leave{'' if left_out[1:] else 's'} th" if left_out else ": zerokit"
     assert f"to plan with the script{told}" in said
     words = shlex.split(said[said.index("zerokit plan") :])
@@ -166,9 +176,9 @@ def test_a_plan_that_goes_with_this_process_is_named_where_its_copy_lies(tmp_pat
     with temporary_folder("plan") as folder:
         plan = plan_file.read(write_plan(folder))
         assert f"zerokit plan --recipe {tmp_path}/plan.yaml model= -- -m" in (
-            note(plan, SFT, "raw", tmp_path) or ""
+            PlannedCommand(plan, SFT).note("raw", tmp_path) or ""
         )
-        said = note(plan, SFT, "raw", None) or ""
+        said = PlannedCommand(plan, SFT).note("raw", None) or ""
         words = shlex.split(said[said.index("zerokit plan") :])
         written = words[2 : words.index("--")]
         asked = {name: value for name, value in plan.request.items() if name != "params"}
@@ -177,29 +187,35 @@ def test_a_plan_that_goes_with_this_process_is_named_where_its_copy_lies(tmp_pat
 
 def test_a_plan_of_this_very_command_needs_no_word(tmp_path: Path) -> None:
     plan = rehearsed_with(tmp_path, script="sft", command=SFT.digest)
-    assert note(plan, SFT, "trainer", tmp_path) is None
-    assert content(plan, SFT)["chosen"]["rehearsed"]["script"] == "sft"
-    assert content(plan, SFT)["folder"] == str(plan.folder)
+    assert PlannedCommand(plan, SFT).note("trainer", tmp_path) is None
+    assert PlannedCommand(plan, SFT).content["chosen"]["rehearsed"]["script"] == "sft"
+    assert PlannedCommand(plan, SFT).content["folder"] == str(plan.folder)
     with temporary_folder("plan") as folder:
-        assert "folder" not in content(rehearsed_with(folder, script="sft", command=SFT.digest), SFT)
+        assert (
+            "folder"
+            not in PlannedCommand(rehearsed_with(folder, script="sft", command=SFT.digest), SFT).content
+        )
 
 
 def test_a_plan_of_another_command_is_warned_of(tmp_path: Path) -> None:
     plan = rehearsed_with(tmp_path, script="dpo.py", command="0")
-    said = note(plan, SFT, "trainer", tmp_path) or ""
+    said = PlannedCommand(plan, SFT).note("trainer", tmp_path) or ""
     assert said.startswith("warning: the plan was rehearsed with another command (dpo.py)")
     assert f"zerokit plan --recipe {tmp_path}/plan.yaml" in said
-    chosen = content(plan, SFT)["chosen"]
+    chosen = PlannedCommand(plan, SFT).content["chosen"]
     assert "rehearsed" not in chosen and chosen["rehearsed_with"] == "dpo.py"
 
 
 def test_the_arguments_that_differ_are_named(tmp_path: Path) -> None:
     arguments = ("--max_length", "512", "--hub_token", "<redacted>")
     plan = rehearsed_with(tmp_path, arguments, script="trl.scripts.sft", command="0")
-    said = note(plan, SFT, "trainer", tmp_path) or ""
+    said = PlannedCommand(plan, SFT).note("trainer", tmp_path) or ""
     assert "another command (trl.scripts.sft: --max_length 512, not 1024), so" in said
     assert "hf_0123456789" not in said
-    assert content(plan, SFT)["chosen"]["rehearsed_with"] == "trl.scripts.sft: --max_length 512, not 1024"
+    assert (
+        PlannedCommand(plan, SFT).content["chosen"]["rehearsed_with"]
+        == "trl.scripts.sft: --max_length 512, not 1024"
+    )
 
 
 def test_a_run_of_fewer_steps_names_no_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +229,7 @@ def test_a_run_of_fewer_steps_names_no_command(tmp_path: Path, capsys: pytest.Ca
     assert "takes fewer optimizer steps than the plan's rehearsal did (--max_steps 2)" in said
     assert "another command" not in said and "zerokit plan" not in said
     fewer = Target(script=str(script), module=None, arguments=("--max_steps", "2"))
-    chosen = content(plan, fewer)["chosen"]  # what the report of the run is made with
+    chosen = PlannedCommand(plan, fewer).content["chosen"]  # what the report of the run is made with
     assert "rehearsed" in chosen and "rehearsed_with" not in chosen
     assert run([*words, "--max_steps", "2", "--rows", "3"]) == 0
     assert "another command (train.py: without --max_steps 2" in " ".join(capsys.readouterr().err.split())
@@ -222,15 +238,15 @@ def test_a_run_of_fewer_steps_names_no_command(tmp_path: Path, capsys: pytest.Ca
 def test_another_place_to_write_to_or_another_secret_is_the_same_run(tmp_path: Path) -> None:
     arguments = ("--output_dir", "out", "--hub_token", "<redacted>", "--max_length=1024")
     plan = rehearsed_with(tmp_path, arguments, script="trl.scripts.sft", command="0")
-    assert note(plan, SFT, "trainer", tmp_path) is None
-    assert content(plan, SFT)["chosen"]["rehearsed"]["script"] == "trl.scripts.sft"
+    assert PlannedCommand(plan, SFT).note("trainer", tmp_path) is None
+    assert PlannedCommand(plan, SFT).content["chosen"]["rehearsed"]["script"] == "trl.scripts.sft"
 
 
 @pytest.mark.parametrize("options", [{"device": "cpu"}, {"gpu": "h200", "inference": True}])
 def test_what_cannot_be_rehearsed_is_not_advised(tmp_path: Path, options: dict[str, Any]) -> None:
     zerokit.plan(params="1m", gpus=1, seq_len=64, out=tmp_path, **options)
-    assert note(plan_file.read(tmp_path), SFT, "trainer", tmp_path) is None
-    assert note(plan_file.read(write_plan(tmp_path / "other")), SFT, "none", tmp_path) is None
+    assert PlannedCommand(plan_file.read(tmp_path), SFT).note("trainer", tmp_path) is None
+    assert PlannedCommand(plan_file.read(write_plan(tmp_path / "other")), SFT).note("none", tmp_path) is None
 
 
 def test_a_dry_run_says_it_and_quiet_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

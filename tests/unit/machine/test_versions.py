@@ -81,5 +81,5 @@ def test_a_launch_warns_of_another_deepspeed(tmp_path: Path, monkeypatch: pytest
 
     with_deepspeed(tmp_path, "0.20.1", monkeypatch)
     options = ScriptOptions(facts=ScriptFacts(path=None), style="raw", user_arguments=())
-    (line,) = agreement._parts_of_the_script(options, {"tensor_parallel": 1}, writes_here=False)
+    (line,) = agreement.parts_of_the_script(options, {"tensor_parallel": 1}, writes_here=False)
     assert line.startswith("warning: DeepSpeed 0.20.1 is installed")

@@ -22,7 +22,7 @@ from tests.support.scripts_read import (
 )
 from zerokit import cli
 from zerokit.errors import InputError
-from zerokit.script.agreement import WithScript, obstacles, refuse_unplannable
+from zerokit.script.agreement import obstacles, refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
@@ -120,26 +120,18 @@ def test_a_pipeline_is_none_for_a_trainer_or_accelerate(text: str, tmp_path: Pat
         agreed(options(tmp_path, text), held(chosen), accept_mismatch=True)
 
 
-@pytest.mark.parametrize(("with_script", "advised"), [
-    (
-        lambda left_out, words: f"zerokit plan {' '.join(words)} without {' '.join(left_out)} -- t.py",
-        "`zerokit plan --global-batch 16 without gradient-accumulation -- t.py`, or run it",
-    ),
-    (None, "plan.yaml --gradient-accumulation 4 --global-batch 16 --out plan`, or run it"),
+@pytest.mark.parametrize(("cluster", "advised"), [
+    ({"gpu": "t4"}, " --global-batch 16 --out plan -- t.py --gradient_accumulation_steps 4`, or run it"),
+    ({"gpu": "cpu"}, "plan.yaml --gradient-accumulation 4 --global-batch 16 --out plan`, or run it"),
 ])  # fmt: skip
 def test_planning_again_is_advised_by_what_is_not_refused(
-    tmp_path: Path, with_script: WithScript | None, advised: str
+    tmp_path: Path, cluster: dict[str, str], advised: str
 ) -> None:
     """No script is rehearsed for CPU ranks."""
-    given = ("--gradient_accumulation_steps", "4")
     chosen = {"micro_batch": 4, "gradient_accumulation": 2, "data_parallel": 2}
+    script = options(tmp_path, NO_TRAINER, "--gradient_accumulation_steps", "4")
     with pytest.raises(InputError) as refused:
-        agreed(
-            options(tmp_path, NO_TRAINER, *given),
-            held(chosen, {"gpus": "2"}),
-            on_cpu=True,
-            with_script=with_script,
-        )
+        agreed(script, held(chosen, {"gpus": "2"}, cluster=cluster), on_cpu=True)
     assert advised in str(refused.value)
 
 

@@ -57,8 +57,8 @@ def test_a_file_of_arguments_that_does_not_exist_is_named(tmp_path: Path, given:
 def test_a_trainer_decides_its_precision(tmp_path: Path, arguments: str, precision: str | None) -> None:
     text = FIXED_TRAINER.replace("gradient_checkpointing=True", arguments)
     fixed = options(tmp_path, text).fixed_precision()
-    assert (None if fixed is None else fixed[0]) == precision
-    assert options(tmp_path, TRAINER).fixed_precision() is options(tmp_path, RAW).fixed_precision() is None
+    assert [one.value for one in fixed] == ([] if precision is None else [precision])
+    assert options(tmp_path, TRAINER).fixed_precision() == options(tmp_path, RAW).fixed_precision() == []
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ from tests.support.scripts_read import (
 from zerokit.domain.job import Lora
 from zerokit.emit import plan_file
 from zerokit.errors import InputError
-from zerokit.script.agreement import Agreement
+from zerokit.launcher.plan_agreement import of_job
+from zerokit.launcher.rehearsed_plan import Agreement
 from zerokit.script.unlike_job import (
     made_by_script,
-    of_arguments,
     of_optimizer,
     with_optimizer_of,
 )
@@ -69,19 +69,19 @@ ASKED = "give the script --use_peft --lora_r 16 --lora_target_modules all-linear
 def test_what_trls_arguments_ask_for_is_compared_with_the_plan(
     tmp_path: Path, arguments: str, method: str, said: list[str]
 ) -> None:
-    lora = None if method == "full" else Lora()
-    found = of_arguments(options(tmp_path, TRLS, *arguments.split()), held(method=method, lora=lora))
+    plan = held(request={"method": method}, lora=None if method == "full" else Lora())
+    found = of_job(options(tmp_path, TRLS, *arguments.split()), plan)
     assert len(found) == len(said), found
     assert all(part in one for part, one in zip(said, found, strict=True)), found
 
 
 def test_trls_list_of_modules_is_compared_as_a_whole(tmp_path: Path) -> None:
-    plan = held(method="lora", lora=Lora(targets=("q_proj", "v_proj")))
+    plan = held(lora=Lora(targets=("q_proj", "v_proj")))
     command = ["--use_peft", "--lora_target_modules", "v_proj", "q_proj"]
-    assert of_arguments(options(tmp_path, TRLS, *command), plan) == []
+    assert of_job(options(tmp_path, TRLS, *command), plan) == []
     settings = tmp_path / "sft.yaml"
     settings.write_text("use_peft: true\nlora_r: 16\nlora_target_modules: [q_proj, v_proj]\n")
-    assert of_arguments(options(tmp_path, TRLS, "--config", str(settings)), plan) == []
+    assert of_job(options(tmp_path, TRLS, "--config", str(settings)), plan) == []
 
 
 SFT = TRAINER.replace("Trainer(args", "SFTTrainer(args")
@@ -237,25 +237,25 @@ CLASS = """
 )
 def test_the_length_is_the_scripts(tmp_path: Path, default: str, arguments: str, said: list[str]) -> None:
     read = options(tmp_path, CLASS.format(default) + TRAINER, *arguments.split())
-    found = of_arguments(read, held(seq_len=2048))
+    found = of_job(read, held(seq_len=2048))
     assert len(found) == (1 if said else 0)
     assert all(part in found[0] for part in said)
     rehearsed = held({"micro_batch": 4, "rehearsed": {"script": "train.py"}}, seq_len=2048)
-    assert of_arguments(read, rehearsed) == []  # that length is of the data, which may be shorter
+    assert of_job(read, rehearsed) == []  # that length is of the data, which may be shorter
 
 
 def test_an_option_of_argparse_has_a_default_too(tmp_path: Path) -> None:
     text = RAW + "    parser.add_argument('--seq-len', type=int, default={})\n"
-    (found,) = of_arguments(options(tmp_path, text.format(128)), held(seq_len=2048))
+    (found,) = of_job(options(tmp_path, text.format(128)), held(seq_len=2048))
     assert "--seq-len is 128 by default" in found and "give the script --seq-len 2048, or plan again" in found
-    assert of_arguments(options(tmp_path, text.format(128), "--seq-len", "2048"), held(seq_len=2048)) == []
-    assert of_arguments(options(tmp_path, text.format("None")), held(seq_len=2048)) == []
+    assert of_job(options(tmp_path, text.format(128), "--seq-len", "2048"), held(seq_len=2048)) == []
+    assert of_job(options(tmp_path, text.format("None")), held(seq_len=2048)) == []
 
 
 def test_a_models_block_size_is_no_option(tmp_path: Path) -> None:
     """Of a class that no parser turns into options."""
     text = CLASS.format("1024") + "    import deepspeed\n    deepspeed.initialize(config='ds.json')\n"
-    assert of_arguments(options(tmp_path, text), held(seq_len=2048)) == []
+    assert of_job(options(tmp_path, text), held(seq_len=2048)) == []
 
 
 def test_the_plans_own_length_is_compared_where_nobody_gave_one(tmp_path: Path) -> None:
@@ -263,13 +263,13 @@ def test_the_plans_own_length_is_compared_where_nobody_gave_one(tmp_path: Path) 
     zerokit.plan(model="gpt2", gpus=1, gpu="l40s", out=tmp_path)
     length = plan_file.read(tmp_path).seq_len
     assert length == 1024
-    assert of_arguments(options(tmp_path, TRAINER, "--max_length", "1024"), held(seq_len=length)) == []
-    (said,) = of_arguments(options(tmp_path, TRAINER, "--max_length", "512"), held(seq_len=length))
+    assert of_job(options(tmp_path, TRAINER, "--max_length", "1024"), held(seq_len=length)) == []
+    (said,) = of_job(options(tmp_path, TRAINER, "--max_length", "512"), held(seq_len=length))
     assert "the plan has 1024" in said and "give the script --max_length 1024, or" in said
 
 
 def test_a_length_in_a_file_of_settings_is_no_option(tmp_path: Path) -> None:
     settings = tmp_path / "sft.yaml"
     settings.write_text("max_length: 512\n")
-    (said,) = of_arguments(options(tmp_path, TRLS, "--config", str(settings)), held(seq_len=2048))
+    (said,) = of_job(options(tmp_path, TRLS, "--config", str(settings)), held(seq_len=2048))
     assert f"{settings}: max_length: 512: sequence length 512, but the plan has 2048; plan again" in said
