@@ -26,6 +26,7 @@ from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rank.process import parse_arguments
 from zerokit.launcher.run_folder import ACCELERATE_FILE, make_run_folder
+from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts
 
@@ -135,7 +136,7 @@ def test_every_string_as_path_name_argument_and_variable(launcher: str, folder: 
                 target=Target(script=f"./{text}", module=None, arguments=(text, "x")), launcher=launcher
             ),
             Placement(devices=devices, port=25000),
-            commands.ScriptSetup(style="none", facts=ScriptFacts(path=Path("t.py"))),
+            commands.ScriptSetup(script=ScriptOptions.read(ScriptFacts(path=Path("t.py")), "none", ())),
             run_dir=run_dir,
             base=base,
         )

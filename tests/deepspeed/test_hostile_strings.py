@@ -22,6 +22,7 @@ from zerokit.launcher.nodes.cluster import Host, SlurmJob, ssh_command
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rank.process import parse_arguments
+from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts
 
@@ -37,7 +38,7 @@ def on_hosts(
     return commands.build(
         LaunchOptions(target=target, hostfile="/hosts"),
         Placement(devices=devices, port=25000, hosts=tuple(HOSTS)),
-        commands.ScriptSetup(style="none", facts=ScriptFacts(path=Path("t.py"))),
+        commands.ScriptSetup(script=ScriptOptions.read(ScriptFacts(path=Path("t.py")), "none", ())),
         run_dir=run_dir,
         base=base,
     )
@@ -139,7 +140,7 @@ def test_they_arrive_through_srun_and_torchrun(tmp_path: Path, monkeypatch: pyte
         built = commands.build(
             LaunchOptions(target=Target(script=f"./{texts[0]}", module=None, arguments=texts)),
             Placement(devices=devices, port=25000, slurm=job),
-            commands.ScriptSetup(style="none", facts=ScriptFacts(path=Path("t.py"))),
+            commands.ScriptSetup(script=ScriptOptions.read(ScriptFacts(path=Path("t.py")), "none", ())),
             run_dir=tmp_path / f"run {texts[0][:50]}",
             base={"HF_X": texts[0]},
         )

@@ -25,10 +25,8 @@ from zerokit.launcher.rank.core_share import THREADS_VARIABLE, cores_per_rank
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
 from zerokit.launcher.rank.trackers import OFF_VARIABLE
 from zerokit.machine import architectures
-from zerokit.script.arguments import tool_of
+from zerokit.script.arguments import ScriptOptions, tool_of
 from zerokit.script.entry_points import Target
-from zerokit.script.reader import ScriptFacts
-from zerokit.script.trainer_arguments import argument_file
 
 # Left by an outer launcher (a notebook, a pod's torchrun): would make our ranks believe they are others.
 _SCRUBBED = re.compile(
@@ -44,11 +42,9 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLO
 class ScriptSetup:
     """What the script is given: options beside the user's own, the DeepSpeed JSON, the run folder's copy of
     the plan, variables that the plan sets where the user has not, and those for the threads of OpenMP in each
-    rank on GPUs (without them the launcher decides). ``style``: how it takes its configuration; ``facts``:
-    what its source says."""
+    rank on GPUs (without them the launcher decides)."""
 
-    style: str
-    facts: ScriptFacts
+    script: ScriptOptions
     arguments: list[str] = field(default_factory=list)
     config: Path | None = None
     plan: Path | None = None
@@ -56,21 +52,18 @@ class ScriptSetup:
     thread_variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def script_options(
-    style: str, facts: ScriptFacts, arguments: tuple[str, ...], config: Path | None
-) -> list[str]:
+def script_options(script: ScriptOptions, config: Path | None) -> list[str]:
     """The options that give a raw script, or a tool that asks for one, its configuration, unless the user
     gave them.
 
     ``deepspeed.add_config_arguments`` knows ``--deepspeed`` (a flag) and ``--deepspeed_config FILE``.
     """
-    option_names = {argument.partition("=")[0] for argument in arguments}
+    style, facts, file = script.style, script.facts, script.file
+    option_names = {argument.partition("=")[0] for argument in script.user_arguments}
     if style == "trainer" and config is not None:
         option = tool_of(facts.package).deepspeed_option
-        if option is None or option in option_names:
-            return []
-        file = argument_file(arguments, facts)
-        return [] if file is not None and file.values.get("deepspeed") else [f"{option}={config}"]
+        is_given = option in option_names or (file is not None and file.values.get("deepspeed"))
+        return [] if option is None or is_given else [f"{option}={config}"]
     if style != "raw" or config is None or facts.own_configuration is not None:
         return []
     options = []
@@ -97,7 +90,7 @@ def build(
     """
     command = LaunchCommand(argv=[])
     _environment(command, placement.devices, setup, run_dir, base)
-    if placement.devices.kind == "cpu" and _accelerate_joins_ranks(setup, options.target.arguments):
+    if placement.devices.kind == "cpu" and _accelerate_joins_ranks(setup):
         command.set_variables["ACCELERATE_USE_CPU"] = "true"
     if placement.remote:
         command.set_variables[deadman.VARIABLE] = f"{placement.alive_seconds:g}"
@@ -116,7 +109,7 @@ def build(
         hosts=None if placement.hosts is None else len(placement.hosts),
         gpu_indexes=placement.devices.gpu_indexes if placement.devices.kind == "cuda" else None,
         script=script, run_dir=run_dir, base=base, hostfile=options.hostfile,
-        takes_local_rank=setup.facts.takes_local_rank(options.target.arguments),
+        takes_local_rank=setup.script.facts.takes_local_rank(options.target.arguments),
     )  # fmt: skip
     backend.complete(command, start)
     return command
@@ -139,7 +132,7 @@ def _environment(
     setting["ZEROKIT_DEVICE"] = devices.kind
     if setup.plan is not None:
         setting["ZEROKIT_PLAN"] = str(setup.plan)
-    if setup.style in ("accelerate", "trainer") and setup.config is not None:
+    if setup.script.style in ("accelerate", "trainer") and setup.config is not None:
         setting["ACCELERATE_USE_DEEPSPEED"] = "true"
         setting["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(setup.config)
     if devices.kind == "cpu":
@@ -154,24 +147,24 @@ def _environment(
         command.unset_variables += [
             name for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR") if name in base
         ]
-        if setup.style != "none" and architectures.unreadable(base.get(architectures.VARIABLE, "")):
+        if setup.script.style != "none" and architectures.unreadable(base.get(architectures.VARIABLE, "")):
             setting[architectures.VARIABLE] = architectures.readable(base[architectures.VARIABLE])
     _plan_environment(setting, devices, setup.plan_environment, base)
 
 
-def _accelerate_joins_ranks(setup: ScriptSetup, arguments: tuple[str, ...]) -> bool:
+def _accelerate_joins_ranks(setup: ScriptSetup) -> bool:
     """Whether it is Accelerate itself, without DeepSpeed, that makes one run of the ranks.
 
     Without a GPU, and without being told of the CPU, it takes each rank for a run of its own (accelerate
     1.15, ``state.py:769``); told of the CPU it leaves a script's own DeepSpeed out (``state.py:974``).
     """
-    facts = setup.facts
-    if setup.config is not None or setup.style not in ("accelerate", "trainer") or facts.calls_initialize:
+    script, facts = setup.script, setup.script.facts
+    if setup.config is not None or script.style not in ("accelerate", "trainer") or facts.calls_initialize:
         return False
-    file = argument_file(arguments, facts)
     deepspeed_names = {"deepspeed", "DeepSpeedPlugin"} & (facts.mentions | facts.keywords)
-    named = any("deepspeed" in argument for argument in arguments)
-    return not deepspeed_names and not named and not (file is not None and file.values.get("deepspeed"))
+    named = any("deepspeed" in argument for argument in script.user_arguments)
+    in_file = script.file is not None and script.file.values.get("deepspeed")
+    return not (deepspeed_names or named or in_file)
 
 
 def _plan_environment(

@@ -180,7 +180,8 @@ def _configure(
         say(f"{path} is taken as {STYLE_WORDS[resolved_style]}: {facts.why}")
     if resolved_style == "none" and style == "auto":
         raise InputError(f"{path}: {facts.why}; say how it takes its configuration with ⟨style⟩")
-    added: tuple[str, ...] = ()
+    file = config or _config(plan, resolved_style)
+    added: list[str] = []
     if resolved_style != "none":
         options = ScriptOptions.read(facts, resolved_style, target.arguments)
         planned = PlannedCommand(plan, target)
@@ -188,7 +189,7 @@ def _configure(
             planned, options, read_plan(str(plan.folder))[1], on_cpu=False, no_arguments=job.no_arguments,
             accept_mismatch=job.accept_mismatch, writes_here=config is None,
         )  # fmt: skip
-        added = agreed.added
+        added = [*agreed.added, *script_options(options, file)]
         not_rehearsed = None
         if not facts.unreadable:
             not_rehearsed = planned.note(resolved_style, None, agreed)
@@ -199,11 +200,10 @@ def _configure(
             "nothing is added to the script's arguments, as it is not seen to parse TrainingArguments; the "
             f"plan assumes: {shlex.join(plan.trainer_arguments)}"
         )
-    file = config or _config(plan, resolved_style)
     # a raw script has its options now; the others get theirs by the environment
     return ConfiguredScript(
         style="none" if resolved_style == "raw" else resolved_style,
-        command=[*script, *added, *script_options(resolved_style, facts, target.arguments, file)],
+        command=[*script, *added],
         config=file,
     )
 

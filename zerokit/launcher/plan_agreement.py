@@ -44,23 +44,23 @@ def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[st
         InputError: an option of the command stands among them.
     """
     notes = argument_warnings.misplaced(facts, target.name, target.arguments, command)
-    untrained = argument_warnings.why_no_training(facts, target.arguments)
-    notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
-    unread = argument_warnings.why_not_resumed(facts, target.arguments)
-    notes += [f"warning: {unread}"] if unread else []
-    return untrained, [*notes, *of_missing_model(facts, target)]
-
-
-def of_missing_model(facts: ScriptFacts, target: Target) -> list[str]:
-    """A warning where the arguments name a folder that is not here, and another is nearly spelt so."""
     options = argument_warnings.without_defaults(facts, target.arguments)
-    named = argument_warnings.named_model(options) if options is not None else None
-    meant = argument_warnings.folder_meant(named[0]) if named is not None else None
-    if named is None or meant is None or config_of(named[0]) is not None:
+    untrained = argument_warnings.why_no_training(options)
+    notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
+    unread = argument_warnings.why_not_resumed(options)
+    notes += [f"warning: {unread}"] if unread else []
+    return untrained, [*notes, *of_missing_model(options)]
+
+
+def of_missing_model(options: ScriptOptions) -> list[str]:
+    """A warning where the arguments name a folder that is not here, and another is nearly spelt so."""
+    name, where = argument_warnings.named_model(options) or ("", "")
+    meant = argument_warnings.folder_meant(name)
+    if meant is None or config_of(name) is not None:
         return []
     return [
-        f"warning: {named[1].removesuffix(', which')}: no such folder is here, but {meant} is; the script "
-        f"would look for {named[0]} on the Hugging Face Hub"
+        f"warning: {where.removesuffix(', which')}: no such folder is here, but {meant} is; the script "
+        f"would look for {name} on the Hugging Face Hub"
     ]
 
 

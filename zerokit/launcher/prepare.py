@@ -25,7 +25,7 @@ from zerokit.launcher.run_folder import COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FIL
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
 from zerokit.script import adapt_config, agreement, argument_warnings, reader
-from zerokit.script import arguments as script_arguments
+from zerokit.script.arguments import ScriptOptions
 from zerokit.units import counted
 
 _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
@@ -40,8 +40,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     """
     preflight.check_packages(backend_of(options.launcher))
     target = options.target
-    script = Path(target.script) if target.script is not None else None
-    facts = reader.read_script(script, target.module, target.source)
+    facts = reader.read_target(target)
     untrained, read = plan_agreement.read_of_source(facts, target, options.command)
     plan, config = read_plan(options.plan, run_dir) if options.plan is not None else (None, None)
     if options.deepspeed is not None:
@@ -56,7 +55,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     style = _style(options, facts, notes, has_config=config is not None)
     preflight.check_versions(options.launcher, style)
     planned = PlannedCommand(plan, target) if plan is not None else None
-    configured = _configured(options, planned, config, facts, style, placement)
+    own = ScriptOptions.read(facts, style, target.arguments)
+    configured = _configured(options, planned, config, own, placement)
     agreed, on_cpu = configured.agreed, placement.devices.kind == "cpu"
     if on_cpu and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
@@ -66,9 +66,9 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     threads = threads_of_rank(configured.config, placement, os.environ)
     notes += [*configured.notes, *filter(None, (not_rehearsed, *locks.stale_lock_warnings(), threads.note))]
     config_path = run_dir / CONFIG_FILE if configured.config is not None else None
-    added = commands.script_options(style, facts, target.arguments, config_path)
+    added = commands.script_options(own, config_path)
     setup = commands.ScriptSetup(
-        style=style, facts=facts, arguments=[*agreed.added, *added], config=config_path,
+        script=own, arguments=[*agreed.added, *added], config=config_path,
         plan=run_dir / PLAN_FILE if plan is not None else None,
         plan_environment=dict(plan.chosen.get("environment") or {}) if plan is not None else {},
         thread_variables=threads.variables,
@@ -115,12 +115,11 @@ def _configured(
     options: LaunchOptions,
     planned: PlannedCommand | None,
     config: dict[str, Any] | None,
-    facts: reader.ScriptFacts,
-    style: str,
+    own: ScriptOptions,
     placement: Placement,
 ) -> _Configured:
     """What the script runs with: the plan's file, the one that ⟨deepspeed⟩ names, or its own."""
-    own = script_arguments.ScriptOptions.read(facts, style, options.target.arguments)
+    facts, style = own.facts, own.style
     ranks, kind = placement.ranks, placement.devices.kind
     planned_ranks = ranks if planned is None else planned.plan.world_size
 

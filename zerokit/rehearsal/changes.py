@@ -28,7 +28,7 @@ from zerokit.rehearsal.result import (
 )
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
-from zerokit.script.reader import read_script
+from zerokit.script.reader import read_target
 
 CHECKPOINTING = (
     "activation checkpointing (a Trainer's --gradient_checkpointing True): of each layer only its input is "
@@ -204,8 +204,7 @@ def next_steps(
     """
     if done.fits is not False:
         return ()
-    script = Path(target.script) if target.script is not None else None
-    facts = read_script(script, target.module, target.source)
+    facts = read_target(target)
     options = ScriptOptions.read(facts, facts.style, target.arguments)
     return (*_checkpointed(done, options, typed), *_planned(done, options, target, hardware))
 

@@ -125,11 +125,11 @@ def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
     """
     from zerokit.launcher.plan_agreement import of_missing_model
     from zerokit.rehearsal import ranks as several
-    from zerokit.script.reader import read_script
+    from zerokit.script.argument_warnings import without_defaults
+    from zerokit.script.reader import read_target
 
-    script = Path(target.script) if target.script is not None else None
-    facts = read_script(script, target.module, target.source)  # before anything is said of a run
-    for warning in of_missing_model(facts, target):
+    facts = read_target(target)  # before anything is said of a run
+    for warning in of_missing_model(without_defaults(facts, target.arguments)):
         asked.say(warning)
     remote_versions = read_versions(Path(asked.versions)) if asked.versions is not None else {}
     chosen = several.parse(asked.ranks) if isinstance(asked.ranks, str) else tuple(asked.ranks or ())

@@ -154,8 +154,7 @@ def prepare(
     """
     if launcher not in LAUNCHERS:
         raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
-    script = Path(target.script) if target.script is not None else None
-    facts = script_reader.read_script(script, target.module, target.source)
+    facts = script_reader.read_target(target)
     style = facts.style if plan.style == "auto" else plan.style
     read: tuple[PlanFile | None, dict[str, Any]] | None = None
     if plan.folder is not None:
@@ -168,18 +167,18 @@ def prepare(
     chosen = _launcher(launcher, facts, target.arguments, ranks, has_plan=read is not None)
     notes = [f"started as by {chosen}" if chosen != "none" else "started without a launcher"]
     notes += misplaced(facts, target.name, target.arguments, "rehearse")
-    untrained = why_no_training(facts, target.arguments)
+    script_options = script_arguments.ScriptOptions.read(facts, style, target.arguments)
+    untrained = why_no_training(script_options)
     notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
     arguments = target.arguments
     environment = without_launcher(base)
-    script_options = script_arguments.ScriptOptions.read(facts, style, target.arguments)
     limit = longest_sequence(script_options)
     if read is None:
         plan_agreement.refuse_missing(script_options)
         notes += plan_agreement.of_arguments(script_options, ranks)
         notes += warnings(environment)
     else:
-        planned = _Planned(target, facts, style, read, plan, ranks, chosen, folder, notes)
+        planned = _Planned(target, script_options, read, plan, ranks, chosen, folder, notes)
         arguments = planned.arguments()
         environment |= planned.environment(base)
     if chosen != "none":
@@ -217,8 +216,7 @@ class _Planned:
     def __init__(
         self,
         target: Target,
-        facts: script_reader.ScriptFacts,
-        style: str,
+        script: script_arguments.ScriptOptions,
         read: tuple[PlanFile | None, dict[str, Any]],
         use: PlanUse,
         ranks: int,
@@ -226,8 +224,8 @@ class _Planned:
         folder: Path,
         notes: list[str],
     ) -> None:
-        self._target, self._facts, self._use, self._ranks = target, facts, use, ranks
-        self._style = style
+        self._target, self._script, self._use, self._ranks = target, script, use, ranks
+        style, facts = script.style, script.facts
         self._plan, config = read
         self._launcher = "deepspeed" if launcher in ("auto", "none") else launcher
         self._folder = folder
@@ -236,7 +234,7 @@ class _Planned:
         if self._plan is not None:
             self._agreed = plan_agreement.agree(
                 PlannedCommand(self._plan, target),
-                script_arguments.ScriptOptions.read(facts, style, target.arguments),
+                script,
                 adapted.config,
                 on_cpu=False,
                 no_arguments=use.no_arguments,
@@ -256,13 +254,11 @@ class _Planned:
             device="cuda",
             ranks=self._ranks,
             planned_ranks=self._plan.world_size if self._plan is not None else self._ranks,
-            facts=self._facts,
+            facts=self._script.facts,
         )
 
     def _extra(self) -> list[str]:
-        arguments = self._target.arguments
-        options = commands.script_options(self._style, self._facts, arguments, self._config_path)
-        return [*self._agreed.added, *options]
+        return [*self._agreed.added, *commands.script_options(self._script, self._config_path)]
 
     def arguments(self) -> tuple[str, ...]:
         """The user's, and what the plan adds before a ``--`` among them."""
@@ -274,8 +270,7 @@ class _Planned:
         """Variables of the plan, without those of a launcher."""
         devices = Devices(kind="cuda", ranks=self._ranks, gpu_indexes=tuple(range(self._ranks)), why="")
         setup = commands.ScriptSetup(
-            style=self._style,
-            facts=self._facts,
+            script=self._script,
             arguments=self._extra(),
             config=self._config_path,
             plan_environment=(self._plan.chosen.get("environment") or {}) if self._plan is not None else {},

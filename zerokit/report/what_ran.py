@@ -27,12 +27,12 @@ _METHODS = {"lora": "LoRA", "qlora": "QLoRA"}
 _FACTS = [row for row in SETTINGS.values() if row.engine and row.name != "optimizer"]
 """What engine and plan say in the same words; an optimizer has several names."""
 _OF_A_COMMAND = (
-    *((row.label, row.engine) for row in _FACTS),
-    ("parameters", "parameters"),
-    ("trained parameters", "trainable_parameters"),
-    ("DeepSpeed engines", "engines"),
+    *((row.label, row.engine, is_equal) for row in _FACTS),
+    ("parameters", "parameters", is_equal),
+    ("trained parameters", "trainable_parameters", is_equal),
+    ("DeepSpeed engines", "engines", is_equal),
 )
-"""Facts of an engine that its command decides."""
+"""Facts of an engine that its command decides, and whether two are the same."""
 _SAID_BY_THEIR_VALUE = {row.option for row in SETTINGS.values() if row.decides_run} | {"seq-len"}
 """Options of ``plan`` whose value is a difference's."""
 _SPELLING = re.compile(r"^(deepspeedcpu|fused|paged|apex)+|_?32bit$")
@@ -111,15 +111,11 @@ def options_to_plan(plan: Facts | None, differing: Sequence[Difference]) -> list
 
 def unlike_rehearsal(engine: Facts, rehearsed: Facts) -> list[str]:
     """Where an engine ran otherwise than in a rehearsal of its command, one sentence each."""
-    pairs = [(what, engine.get(name), rehearsed.get(name)) for what, name in _OF_A_COMMAND]
     result = [
-        f"{what} {measured}, in the rehearsal {rehearsed_value}"
-        for what, measured, rehearsed_value in pairs
-        if measured is not None and rehearsed_value is not None and measured != rehearsed_value
+        f"{what} {engine[name]}, in the rehearsal {rehearsed[name]}"
+        for what, name, same in (*_OF_A_COMMAND, ("optimizer", "optimizer", _is_one_family))
+        if not same(engine.get(name), rehearsed.get(name))
     ]
-    measured, rehearsed_value = engine.get("optimizer"), rehearsed.get("optimizer")
-    if measured and rehearsed_value and _family(str(measured)) != _family(str(rehearsed_value)):
-        result.append(f"optimizer {measured}, in the rehearsal {rehearsed_value}")
     # rows and columns of the largest micro-batch; 0 rows where it is not known
     fed, other_fed = (
         (one.get("batch_rows") or 0, one.get("batch_columns") or 1) for one in (engine, rehearsed)
@@ -264,7 +260,7 @@ def _of_training(chosen: Facts, engine: Facts, request: Facts) -> list[Differenc
     planned, ran = configured or request.get("optimizer"), engine.get("optimizer")
     if (optimizer_facts := client_optimizer(planned)) is not None:
         planned = optimizer_facts.class_name
-    if planned and ran and _family(str(planned)) != _family(str(ran)):
+    if not _is_one_family(planned, ran):
         result += _unlike(SETTINGS["optimizer"], planned, ran)
     trained, all_ = engine.get("trainable_parameters"), engine.get("parameters")
     if not trained or not all_:
@@ -297,9 +293,13 @@ def _of_training(chosen: Facts, engine: Facts, request: Facts) -> list[Differenc
     return [*result, *_unlike(setting, str(asked), str(lora), text, lora)]
 
 
-def _family(optimizer: str) -> str:
-    """Optimizers that keep the same states are one: FusedAdam, DeepSpeedCPUAdam, AdamW and Adam."""
-    return _SPELLING.sub("", optimizer.lower()).replace("adamw", "adam")
+def _is_one_family(first: object, second: object) -> bool:
+    """Whether optimizers keep the same states, as FusedAdam, DeepSpeedCPUAdam, AdamW and Adam do."""
+    families = (
+        _SPELLING.sub("", str(one).lower()).replace("adamw", "adam") if one else None
+        for one in (first, second)
+    )
+    return is_equal(*families)
 
 
 def _of_size(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:

@@ -107,34 +107,30 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command
 # ---------------------------------------------------------------- what its source does not read
 
 
-def without_defaults(facts: ScriptFacts, arguments: Sequence[str]) -> ScriptOptions | None:
-    """The arguments with their file; None: it is not there, which the script says itself."""
+def without_defaults(facts: ScriptFacts, arguments: Sequence[str]) -> ScriptOptions:
+    """The arguments with their file; alone where that is not there, which the script says itself."""
     try:
         return ScriptOptions.read(facts, facts.style, tuple(arguments))
     except InputError:
-        return None
+        return ScriptOptions(facts=facts, style=facts.style, user_arguments=tuple(arguments))
 
 
 _SWITCH = "do_train"  # transformers/training_args.py; a Trainer itself never reads it, its script does
 
 
-def why_no_training(facts: ScriptFacts, arguments: Sequence[str]) -> str | None:
+def why_no_training(options: ScriptOptions) -> str | None:
     """Why the script will not train with these arguments, as far as its source tells; None: it may.
 
     The Trainer examples of Transformers train only where an option says so.
     """
+    facts, given = options.facts, options.given(_SWITCH)
     # an attribute: Axolotl has a function of that name
     reads = _SWITCH in facts.attributes and facts.parses_training_arguments
-    is_set = _SWITCH in facts.fields | facts.keywords
-    options = without_defaults(facts, arguments) if reads and not is_set else None
-    if options is None:
+    if not reads or _SWITCH in facts.fields | facts.keywords or (given and truth(given[0]) is not False):
         return None
-    given = options.given(_SWITCH)
-    if given is None:
-        return f"{facts.path.name} trains only with --{_SWITCH}, which is not among its arguments: add it"
-    if truth(given[0]) is False:
-        return f"{facts.path.name} trains only with --{_SWITCH}, and its arguments have {given[1]}"
-    return None
+    why = f"{facts.path.name} trains only with --{_SWITCH}, "
+    lacks = "which is not among its arguments: add it"
+    return why + (lacks if given is None else f"and its arguments have {given[1]}")
 
 
 NAME = "resume_from_checkpoint"
@@ -146,11 +142,10 @@ def reads_checkpoint(facts: ScriptFacts) -> bool:
     return NAME in facts.mentions and (facts.parses_training_arguments or f"--{NAME}" in facts.options)
 
 
-def why_not_resumed(facts: ScriptFacts, arguments: Sequence[str]) -> str | None:
+def why_not_resumed(options: ScriptOptions) -> str | None:
     """Why the checkpoint among the script's arguments will not be loaded, as far as its source tells; one
     that is read and is not there ends the run when ``train`` is called (trainer.py:1565)."""
-    options = without_defaults(facts, arguments)
-    given = options.given(NAME) if options is not None else None
+    facts, given = options.facts, options.given(NAME)
     is_parsed = facts.parses_training_arguments and facts.package is None
     if not is_parsed or given is None or given[0] is None:
         return None
@@ -223,8 +218,5 @@ def refused_bf16(options: ScriptOptions) -> str | None:
 
 
 def _is_on(options: ScriptOptions, name: str) -> bool | None:
-    given = options.given(name)
-    if given is not None:
-        return truth(given[0])
     decided = options.decided(name)
     return truth(False if decided is None else decided[0])

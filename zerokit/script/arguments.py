@@ -271,11 +271,9 @@ class ScriptOptions:
             where = f"the script {effect}, and has no option for it that is known"
             found.append(Stated(setting=CHECKPOINTING, value=mode, where=where))
         for setting in (MICRO_BATCH, ACCUMULATION):
-            value = self._fixed_number(setting.trainer, setting.placeholder)
-            if value is not None:
-                by_user = self.given(*self._names(setting.trainer))
-                where = by_user[1] if by_user is not None else self._where(setting.trainer)
-                found.append(Stated(setting=setting, value=value, where=where))
+            value, where = self._has(setting.trainer) or (None, "")
+            if (whole := number(value)) is not None:
+                found.append(Stated(setting=setting, value=whole, where=where))
         return found
 
     def fixed_precision(self) -> list[Stated]:
@@ -318,17 +316,16 @@ class ScriptOptions:
             return "selective"
         return "full" if literal is True or self.facts.mentions & _CHECKPOINTING_CALLS else "none"
 
-    def _fixed_number(self, name: str, placeholder: str) -> int | None:
-        """A number that the user's arguments or the script's source fix; None: it can be given, or is
-        not known (then the run tells)."""
-        if placeholder in " ".join(self.user_arguments):
-            return None
-        by_user = self.given(*self._names(name))
-        if by_user is not None:
-            return number(by_user[0])
-        if self.style != "trainer" or self._declared(self._names(name)) is not None:
-            return None
-        return number(self._of_script(name))
+    def _has(self, name: str, *, added: bool = True) -> tuple[object, str] | None:
+        """What the script has of a Trainer's argument, and where, unless an option is to be ``added`` for it;
+        None: the plan's, or another's matter."""
+        names = self._names(name)
+        given = None if self._said(name) else self.given(*names)
+        if given is not None or self._said(name):
+            return given
+        takes = self._takes_trainer_options or (name in _NUMBERS and self._declared(names) is not None)
+        is_own = self.style == "trainer" and not (added and takes)
+        return (self._of_script(name), self._where(name)) if is_own else None
 
     # ---------------------------------------------------------------- what is added, what contradicts
 
@@ -410,18 +407,10 @@ class ScriptOptions:
         for name, value in planned.trainer_values().items():
             # the precision of others than a Trainer is DeepSpeed's matter
             is_told = self.style == "trainer" or name in _TOLD_WITHOUT_A_TRAINER
-            if not is_told or name in _ONLY_TOLD or self._said(name):
-                continue
-            is_added = self._takes_trainer_options or (
-                name in _NUMBERS and self._declared(self._names(name)) is not None
-            )
-            actual = self.given(*self._names(name))
-            if actual is None and ((added and is_added) or self.style != "trainer"):
-                continue
-            found, location = actual if actual is not None else (self._of_script(name), self._where(name))
-            if not is_like(found, value):
+            said = self._has(name, added=added) if is_told and name not in _ONLY_TOLD else None
+            if said is not None and not is_like(said[0], value):
                 has = f"trains in {planned.precision}" if name in ("bf16", "fp16") else f"has {name} {value}"
-                result.append(f"{location}, but the plan {has}")
+                result.append(f"{said[1]}, but the plan {has}")
         return result
 
     def _where(self, name: str) -> str:

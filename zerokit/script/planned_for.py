@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zerokit.domain.settings import SETTINGS, unlike_script
+from zerokit.domain.settings import unlike_script
 from zerokit.notes import Note
 from zerokit.script.arguments import ScriptOptions
 from zerokit.search.plan import Plan
@@ -44,7 +44,7 @@ class PlannedFor:
         Raises:
             InputError: the user asks for something else than the script does.
         """
-        request = requested
+        request, decided = requested, dict[str, str]()
         if script.style in ("accelerate", "trainer"):
             request = replace(request, pins=replace(request.pins, search_tensor=True))
         for one in (*script.fixed(), *script.fixed_precision()):
@@ -56,13 +56,14 @@ class PlannedFor:
                 changed: dict[str, Any] = {name: one.value}
                 if name != "precision":
                     changed = {"pins": replace(request.pins, **{_PINS.get(name, name): one.value})}
+                decided[one.setting.option] = str(one.value)
                 request = replace(
                     request, assumptions=(*request.assumptions, Note("by-script", why)), **changed
                 )
             elif asked != one.value and name not in rehearsed and name not in _PINS:
                 why = f"the script has {one.value} ({one.where})"
                 raise unlike_script(one.setting.argument, asked, why, f"change the script to {asked}")
-        return cls(request=request, decided=_decided(requested, request))
+        return cls(request=request, decided=decided)
 
     def with_own_reasons(self, plan: Plan) -> Plan:
         """A plan of the request without the note that the user gave what the script decides."""
@@ -70,12 +71,3 @@ class PlannedFor:
             return plan
         kept = tuple(note for note in plan.assumptions if note.id != "precision-given")
         return replace(plan, assumptions=kept)
-
-
-def _decided(requested: Request, decided: Request) -> dict[str, str]:
-    names = (*BATCH, "activation_checkpointing")
-    pairs = {"precision": (requested.precision, decided.precision)} | {
-        SETTINGS[name].option: tuple(getattr(one.pins, _PINS.get(name, name)) for one in (requested, decided))
-        for name in names
-    }
-    return {option: str(value) for option, (before, value) in pairs.items() if value != before}

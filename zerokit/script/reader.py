@@ -21,6 +21,7 @@ from pathlib import Path
 from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.files import read_regular
+from zerokit.script.entry_points import Target
 from zerokit.script.own_modules import find_module, installed_package, own_modules, reachable
 from zerokit.script.parser_calls import called, parser_calls
 from zerokit.suggest import misspelt
@@ -225,6 +226,12 @@ def read_script(script: Path | None, module: str | None, source: str | None = No
         facts.option_defaults = {**calls.defaults, **facts.option_defaults}
         facts.has_subcommands |= calls.has_subcommands
     return facts
+
+
+def read_target(target: Target) -> ScriptFacts:
+    """What :func:`read_script` reads of what the user wants run."""
+    script = Path(target.script) if target.script is not None else None
+    return read_script(script, target.module, target.source)
 
 
 def _trees(facts: ScriptFacts, waiting: deque[Path], root: Path) -> dict[Path, ast.Module]:

@@ -33,11 +33,16 @@ from zerokit.rehearsal.order import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.zygote import Zygote
 from zerokit.script.agreement import refuse_unplannable
-from zerokit.script.argument_warnings import misplaced, named_model, why_no_training
+from zerokit.script.argument_warnings import (
+    misplaced,
+    named_model,
+    why_no_training,
+    without_defaults,
+)
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.planned_for import PlannedFor
-from zerokit.script.reader import ScriptFacts, read_script
+from zerokit.script.reader import ScriptFacts, read_target
 from zerokit.script.unlike_job import (
     TRLS_SWITCH,
     takes_model_config,
@@ -134,11 +139,10 @@ class ScriptPlanning:
         Raises:
             InputError, NothingFits: as for a plan without a script.
         """
-        facts = read_script(
-            Path(self.target.script) if self.target.script else None, self.target.module, self.target.source
-        )
+        facts = read_target(self.target)
         unread_options = misplaced(facts, self.target.name, self.target.arguments, "plan")
-        for warning in (*unread_options, *of_missing_model(facts, self.target)):
+        named = of_missing_model(without_defaults(facts, self.target.arguments))
+        for warning in (*unread_options, *named):
             self.say(warning)
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
         refuse_unplannable(self._script)
@@ -186,7 +190,7 @@ class ScriptPlanning:
         """
         if facts.style == "none":
             raise CannotRehearse(f"no plan's configuration reaches it ({facts.why})")
-        untrained = why_no_training(facts, self.target.arguments)
+        untrained = why_no_training(self._script)
         if untrained is not None:
             raise CannotRehearse(f"no training step would be seen: {untrained}")
         if self.options.get("inference"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from zerokit.commands import command_text
@@ -22,7 +21,7 @@ from zerokit.fields import all_as_options, as_options
 from zerokit.launcher.secrets import Secrets
 from zerokit.planner.documents import degrees
 from zerokit.script.arguments import PLACEHOLDERS
-from zerokit.script.reader import read_script
+from zerokit.script.reader import read_target
 from zerokit.tuner.tuning import Trial, Tuning
 
 SCHEMA = "zerokit.tune/1"
@@ -115,7 +114,7 @@ def _next(tuning: Tuning, best: Trial) -> str:
     device = ["--device", "cpu"] if tuning.request.on_cpu else []
     style, found = tuning.launch_options.style, "none"
     with suppress(ZerokitError):
-        found = read_script(Path(target.script) if target.script else None, target.module).style
+        found = read_target(target).style
     arguments = Secrets(os.environ, best.arguments).argv(best.arguments)
     said = [] if style == found else ["--style", style]
     return command_text("launch", "--plan", tuning.out, *device, *said, *target_words, *arguments)

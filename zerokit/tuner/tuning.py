@@ -29,7 +29,7 @@ from zerokit.script.argument_warnings import named_model
 from zerokit.script.arguments import ScriptOptions, refuse_misspelt
 from zerokit.script.entry_points import Target
 from zerokit.script.planned_for import PlannedFor
-from zerokit.script.reader import STYLES, read_script
+from zerokit.script.reader import STYLES, read_target
 from zerokit.script.unlike_job import with_optimizer_of
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, estimate_strategy, make_plan, make_space
@@ -252,8 +252,7 @@ class Tuning:
         backend_of(settings["launcher"])
         check_folder(Path(settings["out"]))
         arguments = target.arguments
-        script = Path(target.script) if target.script is not None else None
-        facts = read_script(script, target.module, target.source)
+        facts = read_target(target)
         refuse_misspelt(arguments)
         style = settings["style"]
         if style == "auto":

@@ -20,6 +20,7 @@ from zerokit.launcher.nodes.cluster import Host, slurm_job
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
 from zerokit.planner.documents import environment
+from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import ScriptFacts
 
@@ -32,7 +33,10 @@ def build(tmp_path: Path, base: Any = None, **changed: Any) -> commands.LaunchCo
     """The command; ``changed`` goes to whichever of options, placement and setup has a field of that name."""
     options = {"target": Target(script="train.py", module=None, arguments=("--lr", "1"))}
     placement = {"devices": GPUS, "port": 25000}
-    setup = {"style": "none", "facts": ScriptFacts(path=Path("train.py")), "config": CONFIG}
+    script = {"style": "none", "facts": ScriptFacts(path=Path("train.py"))}
+    script |= {name: changed.pop(name) for name in script.keys() & changed.keys()}
+    arguments = changed.get("target", options["target"]).arguments
+    setup = {"script": ScriptOptions.read(arguments=arguments, **script), "config": CONFIG}
     parts = ((LaunchOptions, options), (Placement, placement), (commands.ScriptSetup, setup))
     for kind, values in parts:
         values.update({name: value for name, value in changed.items() if name in kind.__dataclass_fields__})

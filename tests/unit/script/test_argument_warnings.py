@@ -25,6 +25,7 @@ from zerokit.script.argument_warnings import (
     refused_bf16,
     why_no_training,
     why_not_resumed,
+    without_defaults,
 )
 from zerokit.script.reader import read_script
 
@@ -111,7 +112,7 @@ RESUMES = TRAINER.replace(".train()", ".train(resume_from_checkpoint=args.resume
 def test_a_checkpoint_that_no_code_reads_is_told(
     tmp_path: Path, text: str, arguments: str, is_said: bool
 ) -> None:
-    said = why_not_resumed(options(tmp_path, text).facts, arguments.split())
+    said = why_not_resumed(without_defaults(options(tmp_path, text).facts, arguments.split()))
     assert (said is not None) is is_said
     assert said is None or ("never reads --resume_from_checkpoint" in said and "training begins anew" in said)
 
@@ -125,15 +126,16 @@ def test_only_code_that_reads_the_option_takes_a_checkpoint_by_it(tmp_path: Path
 def test_a_folder_that_is_not_there_is_told(given: str, tmp_path: Path) -> None:
     """The word true is a folder to a Trainer, whose parser has text here."""
     facts = options(tmp_path, RESUMES).facts
-    said = why_not_resumed(facts, ["--resume_from_checkpoint", given])
+    said = why_not_resumed(without_defaults(facts, ["--resume_from_checkpoint", given]))
     assert said == f"--resume_from_checkpoint {given}: there is no such folder"
-    assert why_not_resumed(facts, ["--resume_from_checkpoint", str(tmp_path / "./")]) is None
+    found = without_defaults(facts, ["--resume_from_checkpoint", str(tmp_path / "./")])
+    assert why_not_resumed(found) is None
 
 
 def test_true_in_a_file_of_arguments_is_a_switch(tmp_path: Path) -> None:
     (tmp_path / "args.json").write_text('{"output_dir": "out", "resume_from_checkpoint": true}')
     facts = options(tmp_path, RESUMES + "    HfArgumentParser(A).parse_json_file(path)\n").facts
-    assert why_not_resumed(facts, [str(tmp_path / "args.json")]) is None
+    assert why_not_resumed(without_defaults(facts, [str(tmp_path / "args.json")])) is None
 
 
 OWN = "    parser.add_argument('--model', default={})\n"
@@ -234,7 +236,7 @@ RUN_CLM = TRAINER.replace("Trainer(args=args).train()", "if args.do_train: Train
 def test_a_script_without_its_switch_is_named(
     tmp_path: Path, text: str, arguments: str, said: str | None
 ) -> None:
-    found = why_no_training(options(tmp_path, text).facts, arguments.split())
+    found = why_no_training(without_defaults(options(tmp_path, text).facts, arguments.split()))
     assert found is None if said is None else found is not None and said in found
 
 
@@ -243,7 +245,7 @@ def test_the_switch_may_stand_in_a_file_of_arguments(tmp_path: Path) -> None:
     for value, trains in (("true", True), ("false", False)):
         file = tmp_path / f"{value}.json"
         file.write_text(f'{{"output_dir": "out", "do_train": {value}}}')
-        assert (why_no_training(facts, [str(file)]) is None) is trains
+        assert (why_no_training(without_defaults(facts, [str(file)])) is None) is trains
 
 
 @pytest.mark.parametrize(

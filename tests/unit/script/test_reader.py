@@ -8,6 +8,7 @@ import pytest
 
 from zerokit.errors import InputError
 from zerokit.launcher.command import script_options
+from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -99,7 +100,7 @@ def test_no_script(tmp_path: Path) -> None:
 def options(name: str, *arguments: str, tmp: Path) -> list[str]:
     (tmp / "t.py").write_text(SOURCES[name])
     facts = read_script(tmp / "t.py", None)
-    return script_options(facts.style, facts, arguments, Path("/c.json"))
+    return script_options(ScriptOptions.read(facts, facts.style, arguments), Path("/c.json"))
 
 
 def test_options_for_raw_scripts(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_configuration_that_the_script_makes_itself_is_found(tmp_path: Path, n
     facts = read_script(tmp_path / "t.py", None)
     assert facts.own_configuration == (where and f"{tmp_path}/{where}")
     if where:
-        assert script_options("raw", facts, (), Path("/c.json")) == []
+        assert script_options(ScriptOptions.read(facts, "raw", ()), Path("/c.json")) == []
     if name == "a literal, no options":
         assert facts.style == "none" and "deepspeed.initialize one of its own" in facts.why
 
