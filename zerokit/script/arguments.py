@@ -344,8 +344,8 @@ class ScriptOptions:
     def additions(self, planned: PlannedValues) -> tuple[str, ...]:
         """The options that tell the script what the plan decided, where the user gave nothing."""
         added: list[str] = []
+        values = planned.trainer_values()
         if self._takes_trainer_options:
-            values = planned.trainer_values()
             for half, other in (("bf16", "fp16"), ("fp16", "bf16")):  # TrainingArguments refuse both
                 if (given := self.given(other)) is not None and truth(given[0]):
                     values.pop(half, None)
@@ -356,14 +356,12 @@ class ScriptOptions:
             if planned.on_cpu and planned.precision == "bf16" and self.given("use_cpu") is None:
                 added += self._spelt("use_cpu", True)  # or TrainingArguments refuse bf16 without a GPU
             return tuple(added)
-        for name, number_of in zip(
-            _NUMBERS, (planned.micro_batch, planned.gradient_accumulation), strict=True
-        ):
+        for name in _NUMBERS:
             names = self._names(name)
             option = self._declared(names)
             if option is not None and not self._said(name) and self.given(*names) is None:
-                added += [option, str(number_of)]
-        return (*added, *self._checkpointing_flag(planned.checkpointing == "full"))
+                added += [option, str(values[name])]
+        return (*added, *(self.words_for_checkpointing() if planned.checkpointing == "full" else ()))
 
     def _names(self, name: str) -> tuple[str, ...]:
         """How the option may be called; a script may pass on one of its own, ``--batch-size``."""
@@ -377,19 +375,14 @@ class ScriptOptions:
             name, value = self._tool.negated[name], not value
         return [f"{name}={value}"]
 
-    def _checkpointing_flag(self, full: bool) -> list[str]:
-        option = self._declared(CHECKPOINTING.in_scripts)
-        if option is None or option not in self.facts.flags or self._said(CHECKPOINTING.trainer):
-            return []
-        return [option] if full and self.given(*CHECKPOINTING.in_scripts) is None else []
-
     def words_for_checkpointing(self) -> tuple[str, ...]:
         """What turns it on if added to the arguments; empty: no option is known, or they say it already."""
         if self.given(*CHECKPOINTING.in_scripts) is not None or self._said(CHECKPOINTING.trainer):
             return ()
         if self._takes_trainer_options:
             return tuple(self._spelt(CHECKPOINTING.trainer, True))
-        return tuple(self._checkpointing_flag(True))
+        option = self._declared(CHECKPOINTING.in_scripts)
+        return (option,) if option is not None and option in self.facts.flags else ()
 
     def _said(self, name: str) -> bool:
         """Whether a placeholder in the user's arguments says it already."""
