@@ -171,7 +171,7 @@ def test_a_copy_that_a_smaller_card_does_without_is_asked_for_only_at_its_end() 
     memory = GpuMemory(AllocatorSettings(expandable_segments=True))
     weights = memory.hold(100 * MIB, "weights")
     since = len(memory.history.born)
-    memory.reserve(100 * MIB, "flat copy")
+    memory.hold(100 * MIB, "flat copy")
     memory.release(weights)
     memory.postpone(since)
     assert memory.peak.allocated_bytes == 200 * MIB

@@ -26,7 +26,7 @@ def test_ranks_gather_what_each_holds() -> None:
     gather = collectives._KNOWN_VALUES["_allgather_base_"]
     gather(under_way, (gathered, ours))
     assert gathered.tolist() == [4, 8, 4] * 3  # every other rank is taken to hold what ours does
-    with under_way.contributions(lambda rank: [4 * rank, 4 * rank + 4, 4]):
+    with under_way.told(of_rank=lambda rank: [4 * rank, 4 * rank + 4, 4]):
         gather(under_way, (gathered, ours))
     assert gathered.tolist() == [0, 4, 4, 4, 8, 4, 8, 12, 4]
     gather(under_way, (gathered, ours))
@@ -43,7 +43,7 @@ def test_a_rank_receives_what_the_sender_holds(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.distributed.ProcessGroup, "unbox", lambda group: group)
     monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda group: [0, 1, 2])
     received = torch.full((3,), -1)
-    with under_way.sender_holds([5, 7, 9]):
+    with under_way.told(sender_has=[5, 7, 9]):
         broadcast(machine, ([received], _group(0), 0))
         assert received.tolist() == [-1, -1, -1]  # it is the sender
         broadcast(machine, ([received], _group(2), 0))

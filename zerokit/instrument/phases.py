@@ -130,14 +130,23 @@ def after(cls: Any, name: str, action: Callable[[Any], None]) -> None:
     _replace(cls, name, acting)
 
 
+def in_place_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator of a function that takes the place of one of a class or a module, and looks like it."""
+
+    def put(function: Callable[..., Any]) -> Callable[..., Any]:
+        wrapped = functools.wraps(getattr(owner, name))(function)
+        setattr(owner, name, wrapped)
+        return wrapped
+
+    return put
+
+
 def _replace(cls: Any, name: str, context: Callable[[Any], AbstractContextManager[Any]]) -> None:
     original = getattr(cls, name, None)
     if original is None:
         return
 
-    @functools.wraps(original)
+    @in_place_of(cls, name)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         with context(self):
             return original(self, *args, **kwargs)
-
-    setattr(cls, name, wrapped)

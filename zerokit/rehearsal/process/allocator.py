@@ -70,16 +70,10 @@ class AllocatorSettings:
 
 
 _WITHOUT_EFFECT = (
-    "",
-    "garbage_collection_threshold",
-    "pinned_use_cuda_host_register",
-    "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb",
-    "pinned_free_catch_all",
-    "release_lock_on_cudamalloc",
-    "throw_on_cudamalloc_oom",
-    "graph_capture_record_stream_reuse",
-)
+    "", "garbage_collection_threshold", "pinned_use_cuda_host_register", "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb", "pinned_free_catch_all", "release_lock_on_cudamalloc",
+    "throw_on_cudamalloc_oom", "graph_capture_record_stream_reuse",
+)  # fmt: skip
 """Settings that change no figure, or only what happens at a card's limit."""
 
 

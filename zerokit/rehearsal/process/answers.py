@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from zerokit.rehearsal.process import factories, sdpa_choice, twins
 from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.operator_facts import dtype_of
 from zerokit.rehearsal.process.twins import twin
 
 PASS = object()
@@ -56,12 +57,8 @@ def on_host(machine: Machine, tensor: torch.Tensor, description: str) -> torch.T
     if values is not None:
         return values
     value = guess(tensor)
-    machine.guesses.of_value(f"{description} of {_dtype(tensor)}", value)
+    machine.guesses.of_value(f"{description} of {dtype_of(tensor)}", value)
     return factories.full(tensor.shape, value, dtype=tensor.dtype)
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def draw(machine: Machine, name: str, source: Any, indices: Any) -> None:
@@ -90,7 +87,7 @@ def item(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if values is not None:
         return func(values)
     value = guess(args[0])
-    machine.guesses.of_value(f"item of {_dtype(args[0])}", value)
+    machine.guesses.of_value(f"item of {dtype_of(args[0])}", value)
     return value
 
 
@@ -128,23 +125,8 @@ def copy_into(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[s
     if values is not None:
         target.copy_(values)
     else:
-        machine.guesses.of_value(f"copy of {_dtype(source)}", "left as it was")
+        machine.guesses.of_value(f"copy of {dtype_of(source)}", "left as it was")
     return target
-
-
-def is_pinned(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Whether memory of the host is pinned."""
-    return args[0].device.type == "cpu" and machine.is_pinned(args[0])
-
-
-def pin_memory(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pinned memory with the same values."""
-    return machine.pin(args[0])
-
-
-def record_stream(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Nothing: the ledger follows streams by itself."""
-    return None
 
 
 def sdp_choice(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

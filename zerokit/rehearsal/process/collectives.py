@@ -24,29 +24,17 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zerokit.rehearsal.process import twins
 from zerokit.rehearsal.process.endings import NotRehearsed
-from zerokit.rehearsal.process.twins import twin
+from zerokit.rehearsal.process.twins import tensors_in, twin
 from zerokit.timing import operators
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.machine import Machine, UnderWay
 
 _ASYNCHRONOUS = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "_all_gather_base",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "_reduce_scatter_base",
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "gather",
-    "scatter",
-    "isend",
-    "irecv",
-)
+    "all_gather", "all_gather_into_tensor", "_all_gather_base", "reduce_scatter", "reduce_scatter_tensor",
+    "_reduce_scatter_base", "all_reduce", "broadcast", "reduce", "all_to_all", "all_to_all_single", "gather",
+    "scatter", "isend", "irecv",
+)  # fmt: skip
 
 _HOST_BACKENDS = ("gloo", "mpi")
 _FEW = 16  # elements of a broadcast that are numbers for the script, such as a count of batches
@@ -120,10 +108,6 @@ def _unknown_list(under_way: UnderWay, args: tuple[Any, ...]) -> None:
         _set(output, None)
 
 
-def _unknown(under_way: UnderWay, args: tuple[Any, ...]) -> None:
-    _set(args[0], None)
-
-
 def _reduce_to_one(under_way: UnderWay, args: tuple[Any, ...]) -> None:
     if dist.ProcessGroup.unbox(args[1]).rank() == args[3]:
         _reduce_all(under_way, args)
@@ -193,8 +177,8 @@ _KNOWN_VALUES: dict[str, Callable[[UnderWay, tuple[Any, ...]], None]] = {
     "gather_": _gather_into_list,
     "scatter_": _scatter,
     "reduce_scatter_": _unknown_list,
-    "_reduce_scatter_base_": _unknown,
-    "alltoall_base_": _unknown,
+    "_reduce_scatter_base_": lambda under_way, args: _set(args[0], None),
+    "alltoall_base_": lambda under_way, args: _set(args[0], None),
     "alltoall_": _unknown_list,
     "allreduce_": _reduce_all,
     "reduce_": _reduce_to_one,
@@ -238,14 +222,6 @@ class HeldWork:
         return getattr(self._work, name)
 
 
-def _fakes(value: Any, fakes: list[torch.Tensor]) -> None:
-    if isinstance(value, FakeTensor):
-        fakes.append(value)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _fakes(item, fakes)
-
-
 def _holding(machine: Machine, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def collective(*args: Any, **kwargs: Any) -> Any:
@@ -253,8 +229,7 @@ def _holding(machine: Machine, function: Callable[..., Any]) -> Callable[..., An
         work = function(*args, **kwargs)
         if work is None or isinstance(work, HeldWork):
             return work
-        fakes: list[torch.Tensor] = []
-        _fakes([*args, *kwargs.values()], fakes)
+        fakes = [one for one in tensors_in([args, kwargs], []) if isinstance(one, FakeTensor)]
         if not fakes:
             return work
         machine.unseen += 1
@@ -336,6 +311,7 @@ def _telling_operation(machine: Machine, function: Callable[..., Any]) -> Callab
     signature = inspect.signature(function)
 
     def told(*args: Any, **kwargs: Any) -> Any:
+        # no context manager: the recorder would count its calls among the script's
         machine.under_way.operation = signature.bind(*args, **kwargs).arguments.get("op", dist.ReduceOp.SUM)
         try:
             return function(*args, **kwargs)
@@ -356,12 +332,9 @@ def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args:
 
 
 def _scatter_object_list(
-    scatter_object_output_list: list[Any],
-    scatter_object_input_list: list[Any] | None = None,
-    src: int | None = None,
-    group: Any = None,
-    group_src: int | None = None,
-) -> None:
+    scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None, group: Any = None, group_src: int | None = None,
+) -> None:  # fmt: skip
     """The sender's own share.
 
     Raises:

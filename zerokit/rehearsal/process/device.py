@@ -19,22 +19,18 @@ _CUDA_VERSION = "12.8"
 _NCCL_VERSION = (2, 27, 5)
 _RANGE_FUNCTIONS = ("range_push", "range_pop", "mark", "range_start", "range_end")
 _ACCELERATOR = {
-    "current_device_index": "current_device",
-    "device_count": "device_count",
-    "is_available": "is_available",
-    "synchronize": "synchronize",
-    "empty_cache": "empty_cache",
-    "current_stream": "current_stream",
-    "set_device_index": "set_device",
-    "memory_allocated": "memory_allocated",
-    "set_stream": "set_stream",
-    "max_memory_allocated": "max_memory_allocated",
-    "memory_reserved": "memory_reserved",
-    "reset_peak_memory_stats": "reset_peak_memory_stats",
-    "max_memory_reserved": "max_memory_reserved",
-    "memory_stats": "memory_stats",
+    "current_device_index": "current_device", "set_device_index": "set_device",
     "get_memory_info": "mem_get_info",
-}
+    **{
+        name: name
+        for name in (
+            "device_count", "is_available", "synchronize", "empty_cache", "current_stream", "set_stream",
+            "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+            "reset_peak_memory_stats", "memory_stats",
+        )
+    },
+}  # fmt: skip
+"""What ``torch.accelerator`` calls functions of ``torch.cuda``."""
 
 
 class _Current:
@@ -84,7 +80,7 @@ def install(machine: Machine) -> None:
     """Replace what asks the driver."""
     cuda = torch.cuda
     current = _Current()
-    functions = _device_functions(machine, current) | _memory_functions(machine) | _random_functions(machine)
+    functions = _device_functions(machine, current) | _memory_functions(machine)
     functions |= Streams(machine).functions()
     for name, function in functions.items():
         setattr(cuda, name, function)
@@ -101,7 +97,9 @@ def install(machine: Machine) -> None:
     torch.version.cuda = torch.version.cuda or _CUDA_VERSION
     torch.backends.cuda.is_built = lambda: True
     _patch_bindings(machine, functions, current)
-    _patch_accelerator(functions)
+    for name, source in _ACCELERATOR.items():
+        setattr(torch.accelerator, name, _distinct(functions[source]))
+    torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     torch.accelerator.device_index = cuda.device
     _patch_generators(machine)
     _patch_recurrent_layers()
@@ -139,6 +137,15 @@ def _device_functions(machine: Machine, current: _Current) -> dict[str, Callable
         "ipc_collect": lambda: None,
         "_sleep": lambda cycles: None,
         "is_current_stream_capturing": lambda: False,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "seed": lambda: None,
+        "seed_all": lambda: None,
+        "initial_seed": lambda: 0,
+        "get_rng_state": lambda device="cuda": _generator_state(),
+        "get_rng_state_all": lambda: [_generator_state() for _ in range(gpu.count)],
+        "set_rng_state": lambda new_state, device="cuda": None,
+        "set_rng_state_all": lambda new_states: None,
     }
 
 
@@ -146,34 +153,18 @@ def _properties(machine: Machine) -> SimpleNamespace:
     gpu = machine.gpu
     major, minor = gpu.capability
     return SimpleNamespace(
-        name=gpu.title,
-        major=major,
-        minor=minor,
-        total_memory=gpu.total_memory_bytes,
-        multi_processor_count=gpu.multiprocessors,
-        warp_size=32,
-        max_threads_per_multi_processor=gpu.threads_per_multiprocessor,
-        max_threads_per_block=1024,
-        shared_memory_per_block=48 << 10,
+        name=gpu.title, major=major, minor=minor, total_memory=gpu.total_memory_bytes,
+        multi_processor_count=gpu.multiprocessors, warp_size=32, max_threads_per_block=1024,
+        max_threads_per_multi_processor=gpu.threads_per_multiprocessor, shared_memory_per_block=48 << 10,
         shared_memory_per_block_optin=(227 if major >= 9 else 163 if gpu.capability == (8, 0) else 99) << 10,
-        shared_memory_per_multiprocessor=(228 if major >= 9 else 164) << 10,
-        regs_per_multiprocessor=65536,
-        gcnArchName="",
-        is_integrated=False,
-        is_multi_gpu_board=False,
-        L2_cache_size=gpu.l2_cache_bytes,
-        uuid="0",
-        pci_bus_id=0,
-        pci_device_id=0,
-        pci_domain_id=0,
-    )
+        shared_memory_per_multiprocessor=(228 if major >= 9 else 164) << 10, regs_per_multiprocessor=65536,
+        gcnArchName="", is_integrated=False, is_multi_gpu_board=False, L2_cache_size=gpu.l2_cache_bytes,
+        uuid="0", pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
+    )  # fmt: skip
 
 
 def _memory_functions(machine: Machine) -> dict[str, Callable[..., Any]]:
     ledger, total = machine.ledger, machine.gpu.total_memory_bytes
-
-    def stats(device: Any = None) -> dict[str, int]:
-        return memory_stats(machine)
 
     def reset(device: Any = None) -> None:
         ledger.reset_peaks()
@@ -185,7 +176,7 @@ def _memory_functions(machine: Machine) -> dict[str, Callable[..., Any]]:
         "max_memory_reserved": lambda device=None: ledger.allocator.peak_reserved_bytes,
         "memory_cached": lambda device=None: ledger.allocator.reserved_bytes,
         "max_memory_cached": lambda device=None: ledger.allocator.peak_reserved_bytes,
-        "memory_stats": stats,
+        "memory_stats": lambda device=None: memory_stats(machine),
         "memory_stats_as_nested_dict": lambda device=None: {},
         "reset_peak_memory_stats": reset,
         "reset_max_memory_allocated": reset,
@@ -212,25 +203,9 @@ def memory_stats(machine: Machine) -> dict[str, int]:
         "reserved_bytes": reserved,
     }.items():
         for pool in ("all", "small_pool", "large_pool"):
-            figures[f"{name}.{pool}.current"] = current
-            figures[f"{name}.{pool}.peak"] = peak
-            figures[f"{name}.{pool}.allocated"] = current
-            figures[f"{name}.{pool}.freed"] = 0
+            of_kinds = {"current": current, "peak": peak, "allocated": current, "freed": 0}
+            figures |= {f"{name}.{pool}.{kind}": size for kind, size in of_kinds.items()}
     return figures
-
-
-def _random_functions(machine: Machine) -> dict[str, Callable[..., Any]]:
-    return {
-        "manual_seed": lambda seed: None,
-        "manual_seed_all": lambda seed: None,
-        "seed": lambda: None,
-        "seed_all": lambda: None,
-        "initial_seed": lambda: 0,
-        "get_rng_state": lambda device="cuda": _generator_state(),
-        "get_rng_state_all": lambda: [_generator_state() for _ in range(machine.gpu.count)],
-        "set_rng_state": lambda new_state, device="cuda": None,
-        "set_rng_state_all": lambda new_states: None,
-    }
 
 
 def _generator_state() -> torch.Tensor:
@@ -294,13 +269,6 @@ def _patch_recurrent_layers() -> None:
     torch.nn.RNNBase.flatten_parameters = lambda self: None
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         setattr(torch._VF, name, refusing(name))
-
-
-def _patch_accelerator(functions: dict[str, Callable[..., Any]]) -> None:
-    accelerator = torch.accelerator
-    for name, source in _ACCELERATOR.items():
-        setattr(accelerator, name, _distinct(functions[source]))
-    accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
 
 
 def _distinct(function: Callable[..., Any]) -> Callable[..., Any]:

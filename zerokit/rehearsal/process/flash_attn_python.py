@@ -87,50 +87,27 @@ def all_reduce_raw(input_: Any, process_group: Any, async_op: bool = False) -> A
     return dense, distributed.all_reduce(dense, group=process_group, async_op=async_op)
 
 
-class AllGatherFunc(torch.autograd.Function):
-    """Its gradient is a reduce-scatter."""
+def _collective(collective: Any, of_gradient: Any) -> Any:
+    """A collective with its gradient's; None: the gradient goes through as it is."""
 
-    @staticmethod
-    def forward(ctx: Any, input_: Any, process_group: Any) -> Any:
-        """Gather."""
-        ctx.process_group = process_group
-        return all_gather_raw(input_, process_group)[0]
+    class Collective(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, input_: Any, process_group: Any) -> Any:
+            ctx.process_group = process_group
+            return collective(input_, process_group)[0]
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """Reduce and scatter."""
-        return reduce_scatter_raw(gradients[0], ctx.process_group)[0], None
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            if of_gradient is None:
+                return gradients[0], None
+            return of_gradient(gradients[0], ctx.process_group)[0], None
 
-
-class ReduceScatterFunc(torch.autograd.Function):
-    """Its gradient is a gathering."""
-
-    @staticmethod
-    def forward(ctx: Any, input_: Any, process_group: Any) -> Any:
-        """Reduce and scatter."""
-        ctx.process_group = process_group
-        return reduce_scatter_raw(input_, process_group)[0]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """Gather."""
-        return all_gather_raw(gradients[0], ctx.process_group)[0], None
+    return Collective
 
 
-class AllReduceFunc(torch.autograd.Function):
-    """Its gradient goes through as it is."""
-
-    @staticmethod
-    def forward(ctx: Any, input_: Any, process_group: Any) -> Any:
-        """Reduce."""
-        return all_reduce_raw(input_, process_group)[0]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """The gradient itself."""
-        return gradients[0], None
-
-
+AllGatherFunc = _collective(all_gather_raw, reduce_scatter_raw)
+ReduceScatterFunc = _collective(reduce_scatter_raw, all_gather_raw)
+AllReduceFunc = _collective(all_reduce_raw, None)
 all_gather, reduce_scatter, all_reduce = AllGatherFunc.apply, ReduceScatterFunc.apply, AllReduceFunc.apply
 
 

@@ -104,11 +104,7 @@ class History:
 
 
 class GpuMemory:
-    """The memory of one fake GPU.
-
-    Args:
-        settings: of the allocator.
-    """
+    """The memory of one fake GPU."""
 
     def __init__(self, settings: AllocatorSettings) -> None:
         self.allocator = CachingAllocator(settings)
@@ -146,11 +142,6 @@ class GpuMemory:
         number: int = getattr(self.threads, "stream", 0)
         return number
 
-    def reserve(self, size: int, why: str) -> int:
-        """A block that is nobody's storage (a workspace); returns its number."""
-        number, _ = self._take(size, why)
-        return number
-
     @contextmanager
     def gathering(self) -> Iterator[None]:
         """What this thread allocates here are parameters gathered from all ranks."""
@@ -160,14 +151,6 @@ class GpuMemory:
             yield
         finally:
             self.threads.gathers = before
-
-    def hold(self, size: int, why: str) -> tuple[int, Block]:
-        """A block that :meth:`release` gives back."""
-        return self._take(size, why)
-
-    def release(self, allocation: tuple[int, Block]) -> None:
-        """The end of :meth:`hold`."""
-        self._give_back(*allocation)
 
     def pass_through(self, sizes: Sequence[int], why: str) -> None:
         """A kernel's temporaries: taken in this order, and given back at once in the reverse one."""
@@ -185,12 +168,13 @@ class GpuMemory:
     @contextmanager
     def holding(self, sizes: Sequence[int], why: str) -> Iterator[None]:
         """Temporaries that a kernel has while it does something else."""
-        blocks = [self._take(size, why) for size in sizes if size]
+        blocks = [self.hold(size, why) for size in sizes if size]
         yield
         for block in reversed(blocks):
-            self._give_back(*block)
+            self.release(block)
 
-    def _take(self, size: int, why: str) -> tuple[int, Block]:
+    def hold(self, size: int, why: str) -> tuple[int, Block]:
+        """A block, with its number, that :meth:`release` gives back; a workspace is never given back."""
         stream = self.stream
         block = self.allocator.allocate(size, stream)
         self.clock += 1
@@ -214,7 +198,9 @@ class GpuMemory:
             self.origins.append(origin)
         return number
 
-    def _give_back(self, number: int, block: Block) -> None:
+    def release(self, allocation: tuple[int, Block]) -> None:
+        """The end of :meth:`hold`."""
+        number, block = allocation
         self.clock += 1
         self.history.died[number] = self.clock
         self.allocator.release(block)
@@ -243,7 +229,7 @@ class GpuMemory:
             return
         self.dtypes.add(tensor.dtype)
         size = storage.nbytes()
-        number, block = self._take(size, why) if size else (-1, None)
+        number, block = self.hold(size, why) if size else (-1, None)
         holding = self._holdings[key] = Holding(number, block)
         holding.watch = weakref.ref(storage, functools.partial(self._died, key, holding))
 
@@ -252,9 +238,9 @@ class GpuMemory:
         holding = self._holdings.get(storage._cdata)
         if holding is None:
             return
-        number, block = self._take(size, "resize_") if size else (-1, None)
+        number, block = self.hold(size, "resize_") if size else (-1, None)
         if holding.block is not None:
-            self._give_back(holding.number, holding.block)
+            self.release((holding.number, holding.block))
         holding.number, holding.block = number, block
 
     def used_by(self, storage: Any, stream: int) -> None:
@@ -280,7 +266,7 @@ class GpuMemory:
         if self._holdings.get(key) is holding:
             del self._holdings[key]
         if holding.block is not None:
-            self._give_back(holding.number, holding.block)
+            self.release((holding.number, holding.block))
             holding.block = None
 
     # ---------------------------------------------------------------- phases and statistics
@@ -339,7 +325,7 @@ class Workspaces:
         key = threading.get_ident(), is_lt
         if key not in self._have:
             self._have.add(key)
-            self._ledger.reserve(size, "cuBLAS workspace")
+            self._ledger.hold(size, "cuBLAS workspace")
 
 
 def _through_lt(args: Arguments, kwargs: dict[str, Any]) -> bool:
@@ -363,12 +349,9 @@ def _configured(default: int) -> int:
 
 
 def peak_reserved_bytes(
-    history: History,
-    settings: AllocatorSettings,
-    events: Sequence[IssuedOperator],
-    clocks: Sequence[int],
+    history: History, settings: AllocatorSettings, events: Sequence[IssuedOperator], clocks: Sequence[int],
     prices: Prices,
-) -> int:
+) -> int:  # fmt: skip
     """The most that the allocator reserves.
 
     What is reserved although it is free: blocks of one stream that another one still works with.
@@ -414,9 +397,8 @@ class _Player:
 
     def request(self, number: int) -> None:
         self._take_back(self.lanes.host)
-        history = self._history
-        block = self.allocator.allocate(history.requested_bytes[number], history.stream[number])
-        self._blocks[number] = block
+        size, stream = self._history.requested_bytes[number], self._history.stream[number]
+        self._blocks[number] = self.allocator.allocate(size, stream)
 
     def free(self, number: int, *, is_timed: bool) -> None:
         streams = self._history.other_streams.get(number)

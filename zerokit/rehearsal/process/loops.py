@@ -142,13 +142,12 @@ def _is_every(test: ast.expr) -> bool:
 
 def _steps(node: ast.If) -> bool:
     """Whether an optimizer steps there (accumulation), or the loop ends."""
-    for statement in node.body:
-        for child in ast.walk(statement):
-            if isinstance(child, ast.Break | ast.Return | ast.Continue | ast.Raise):
-                return True
-            if isinstance(child, ast.Attribute) and child.attr in ("step", "backward"):
-                return True
-    return False
+    return any(
+        isinstance(child, ast.Break | ast.Return | ast.Continue | ast.Raise)
+        or (isinstance(child, ast.Attribute) and child.attr in ("step", "backward"))
+        for statement in node.body
+        for child in ast.walk(statement)
+    )
 
 
 def _call(value: ast.expr, name: str, *arguments: ast.expr) -> ast.expr:
@@ -158,17 +157,10 @@ def _call(value: ast.expr, name: str, *arguments: ast.expr) -> ast.expr:
 
 def _trains(loop: ast.For | ast.While) -> bool:
     """Whether its body calls something that is named for a step, a backward pass or a training."""
-    for statement in loop.body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Call):
-                function = node.func
-                if isinstance(function, ast.Attribute):
-                    name = function.attr
-                else:
-                    name = function.id if isinstance(function, ast.Name) else ""
-                if _TRAINS.search(name):
-                    return True
-    return False
+    nodes = (node for statement in loop.body for node in ast.walk(statement))
+    functions = [node.func for node in nodes if isinstance(node, ast.Call)]
+    names = [one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in functions]
+    return any(_TRAINS.search(name) for name in names)
 
 
 def compiled(source: Any, path: Any) -> CodeType:

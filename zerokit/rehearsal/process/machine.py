@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,36 +21,6 @@ from zerokit.trace.recording.shapes import Shapes
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.messages import Messages
-
-
-class Observer(Protocol):
-    """Something that follows the operators, in the order in which the script issues them.
-
-    Its methods are called in the thread that issued the operator.
-    """
-
-    def enter(self) -> None:
-        """The dispatch mode begins: what follows is the rehearsal's own work, until :meth:`leave`."""
-
-    def leave(self) -> None:
-        """The dispatch mode ends."""
-
-    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """An operator touched fake tensors and gave ``result``."""
-
-    def host_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """An operator ran on the host."""
-
-    def kernel(self, name: str, tensors: Any, outputs: Any = (), launches: int = 1) -> None:
-        """A compiled kernel was stood in for: it reads ``tensors`` and writes ``outputs``."""
-
-    def runtime(
-        self, kind: str, name: str, *, handle: int = 0, waits: bool = False, elements: int = 0
-    ) -> None:
-        """A call that is no operator; see :class:`zerokit.timing.operators.IssuedOperator`."""
-
-    def reduction(self, tensor: torch.Tensor, ranks: int) -> None:
-        """An asynchronous all-reduce that no operator says."""
 
 
 class UnderWay:
@@ -70,31 +40,14 @@ class UnderWay:
         self.sender_has: Sequence[int] | None = None
 
     @contextmanager
-    def contributions(self, of_rank: Callable[[int], list[int]]) -> Iterator[None]:
-        """In this block ranks gather what ``of_rank`` says that each holds."""
-        self.of_rank = of_rank
+    def told(self, **facts: Any) -> Iterator[None]:
+        """In this block these attributes say what the dispatcher does not."""
+        before = {name: getattr(self, name) for name in facts}
+        vars(self).update(facts)
         try:
             yield
         finally:
-            self.of_rank = None
-
-    @contextmanager
-    def senders_own(self) -> Iterator[None]:
-        """In this block ranks broadcast what the others do not hold."""
-        self.only_sender_has = True
-        try:
-            yield
-        finally:
-            self.only_sender_has = False
-
-    @contextmanager
-    def sender_holds(self, numbers: Sequence[int]) -> Iterator[None]:
-        """In this block a rank broadcasts these numbers."""
-        self.sender_has = numbers
-        try:
-            yield
-        finally:
-            self.sender_has = None
+            vars(self).update(before)
 
 
 PLAN_SECONDS = (0.1, 0.15)
@@ -103,13 +56,9 @@ PLAN_SECONDS = (0.1, 0.15)
 
 
 class AttentionPlans:
-    """The shapes of attention that cuDNN was given with gradients.
-
-    Attention in cuDNN, which makes a plan for each shape that the process has not met.
-
-    The step time is that of shapes that were met. Where rows differ in length, most steps of a run's
-    beginning have one that was not.
-    """
+    """The shapes of attention that cuDNN was given with gradients: it makes a plan for each that the process
+    has not met. The step time is that of shapes that were met. Where rows differ in length, most steps of a
+    run's beginning have one that was not."""
 
     def __init__(self) -> None:
         self._shapes: set[tuple[torch.Size, torch.Size]] = set()
@@ -155,38 +104,28 @@ class Machine:
         fake: makes tensors without memory; it is never on the stack of modes.
         shapes: what operators make of them.
         lock: one operator at a time: FakeTensorMode keeps its state in plain attributes.
+        observers: follow the operators in the order and the threads in which the script issues them
+            (:class:`zerokit.rehearsal.process.recorder.Recorder`).
         unseen: above 0 while the rehearsal itself uses operators that no GPU would run.
         managed_bytes: of CUDA managed memory that was asked for; part of ``host_bytes``.
         kept_evaluation_batches: after so many an evaluation moves its outputs to the host; None: never.
-        unwaited: tensors of collectives that nobody waits for.
-        attention_plans: the shapes that cuDNN's attention was given.
-        under_way: of the collective that goes on now.
         product: hears of each matrix product on the GPU, with its output.
-        messages: from and to other ranks.
         collectives: issued while somebody observed; the last one's number.
         communicators: what the allocator had reserved when NCCL made each (at the first collective of a
             group), by the group's name.
     """
 
     def __init__(
-        self,
-        gpu: FakeGpu,
-        *,
-        rank: int,
-        world_size: int,
-        allocator: AllocatorSettings,
-        messages: Messages,
+        self, gpu: FakeGpu, *, rank: int, world_size: int, allocator: AllocatorSettings, messages: Messages
     ) -> None:
-        self.gpu = gpu
-        self.rank = rank
-        self.world_size = world_size
+        self.gpu, self.rank, self.world_size = gpu, rank, world_size
         self.ledger = GpuMemory(allocator)
         self.guesses = Guesses()
         self.workspaces = Workspaces(self.ledger, gpu.capability)
         self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self.shapes = Shapes(self.fake)
         self.lock = threading.RLock()
-        self.observers: list[Observer] = []
+        self.observers: list[Any] = []
         self.unseen = 0
         self.unwaited = Unwaited(self.ledger)
         self.attention_plans = AttentionPlans()

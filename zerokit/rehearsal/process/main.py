@@ -144,8 +144,10 @@ class Rehearsed:
             self._write({"whole": str(error)})
             return
         self.machine.messages.write(self.phases.enough_after)
-        result = self._result(stopped)
-        self._write_operators(result)
+        result, recorder = self._result(stopped), self.phases.recorder
+        if order.operators_path is not None and recorder is not None:
+            result["step_too_long"] = recorder.too_long
+            Path(order.operators_path).write_text(json.dumps(recorder.events))
         self._write(result)
 
     def _become_rank(self, trains: Callable[[], None] | None) -> None:
@@ -224,37 +226,31 @@ class Rehearsed:
         """Why it stopped early; None where it did not."""
         from zerokit.errors import of_import
         from zerokit.launcher.rank.process import Program, run_target
-        from zerokit.rehearsal.process import loops, offline
-        from zerokit.rehearsal.process.endings import (
-            OF_FEW_ROUNDS,
-            NeedsSenders,
-            NeedsWhole,
-            NotRehearsed,
-            StopRehearsal,
-            cause_of,
-        )
+        from zerokit.rehearsal.process import endings, loops, offline
         from zerokit.rehearsal.process.stand_ins import explain
 
         order = self._order
         target = Program(name=order.target, is_module=order.is_module, arguments=list(order.arguments))
         try:
             run_target(target)
-        except StopRehearsal:
+        except endings.StopRehearsal:
             return None
-        except (NeedsSenders, NeedsWhole):
+        except (endings.NeedsSenders, endings.NeedsWhole):
             raise
         except SystemExit as error:
             if error.code in (None, 0) or self.phases.was_enough:
                 return None
             return {
                 **_stopped(error, self._why_ended(error.code)),
-                "cause": cause_of(error, has_guessed=False),
+                "cause": endings.cause_of(error, has_guessed=False),
             }
-        except NotRehearsed as error:
+        except endings.NotRehearsed as error:
             return {**_stopped(error, error.reason), "operator": error.operator}
         except BaseException as error:
             traceback.print_exc()
-            self._lacks_rounds = loops.STUB in self.machine.stubbed and isinstance(error, OF_FEW_ROUNDS)
+            self._lacks_rounds = loops.STUB in self.machine.stubbed and isinstance(
+                error, endings.OF_FEW_ROUNDS
+            )
             inner = of_import(error)
             behind = "" if inner is error else f", behind {type(error).__name__}: {error}"
             unreached, explained, operator = offline.unreached(error), explain(inner), _operator_of(error)
@@ -265,7 +261,7 @@ class Rehearsed:
                 "operator": operator,
                 "cause": "rehearsal"
                 if is_ours
-                else cause_of(error, has_guessed=bool(self.machine.guesses.values)),
+                else endings.cause_of(error, has_guessed=bool(self.machine.guesses.values)),
             }
         return None
 
@@ -321,13 +317,10 @@ class Rehearsed:
                 "batches that a run feeds first, and a longer one later takes more"
             )
         new_lengths = self.machine.attention_plans.note(self.phases.lengths)
-        if new_lengths is not None:
-            self.machine.warn(new_lengths)
-        if (unwaited := self.machine.unwaited.note()) is not None:
-            self.machine.warn(unwaited)
-        if (lacking := native.note(self.machine.idle_packages)) is not None:
-            self.machine.warn(lacking)
-        reserved = self._peak_reserved_bytes()
+        for note in (new_lengths, self.machine.unwaited.note(), native.note(self.machine.idle_packages)):
+            if note is not None:
+                self.machine.warn(note)
+        reserved = self._peak_reserved_bytes()  # may warn
         return {
             **summary.describe(self.machine, self.phases, stopped),
             **self.training.account(),
@@ -353,14 +346,11 @@ class Rehearsed:
         usual = of_slowest_usually(order.host_factor or USUAL, order.world_size)
         peaks = [
             peak_reserved_bytes(
-                ledger.history,
-                ledger.allocator.settings,
-                recorder.events,
-                recorder.clocks,
+                ledger.history, ledger.allocator.settings, recorder.events, recorder.clocks,
                 prices(gpus.load(order.gpu_name), order.world_size, factor),
             )
             for factor in ((usual,) if order.host_factor else (usual, FASTEST, SLOWEST))
-        ]
+        ]  # fmt: skip
         peaks = [max(peak, ledger.peak_reserved_bytes) for peak in peaks]
         low, high = min(peaks), max(peaks)
         if high > _WORTH_SAYING * low:
@@ -369,13 +359,6 @@ class Rehearsed:
                 f"{low / 2**30:.2f} to {high / 2**30:.2f} GiB on hosts that were measured"
             )
         return peaks[0]
-
-    def _write_operators(self, result: dict[str, Any]) -> None:
-        path, recorder = self._order.operators_path, self.phases.recorder
-        if path is None or recorder is None:
-            return
-        result["step_too_long"] = recorder.too_long
-        Path(path).write_text(json.dumps(recorder.events))
 
     def _write(self, result: dict[str, Any]) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -430,8 +413,6 @@ def in_fork(work: Callable[[], Any]) -> Any:
 _WORTH_SAYING = 1.02
 """A range of reserved memory, the highest over the lowest."""
 _PACKAGE = str(Path(__file__).resolve().parents[2])
-
-
 _LOOK_SECONDS = 5.0
 
 

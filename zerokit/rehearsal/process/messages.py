@@ -17,7 +17,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -28,22 +28,10 @@ Channel = tuple[int, ...]
 _BROADCAST = -1  # in place of a tag
 
 
-class Course(Protocol):
-    """How far the script's training has got (:class:`zerokit.rehearsal.process.phases.Phases`)."""
-
-    @property
-    def enough(self) -> bool:
-        """Whether it is to end."""
-
-    def follow(self, enough_after: int | None) -> None:
-        """Train exactly as many steps as the rank that sends."""
-
-
 class Message(NamedTuple):
     """One tensor from one rank to another.
 
     Attributes:
-        size: bytes.
         offset: of its values in the file of values; None: they are not known.
     """
 
@@ -89,19 +77,17 @@ class Messages:
         unknown: ranks whose messages nobody can know, as they wait for this one's.
 
     Attributes:
-        course: the training's, once it is followed.
+        course: how far training has got (:class:`zerokit.rehearsal.process.phases.Phases`), once followed.
         exchanged: whether there was one.
     """
 
     def __init__(self, folder: Path | None, rank: int, unknown: Collection[int] = ()) -> None:
-        self._folder = folder
-        self._rank = rank
-        self._unknown = frozenset(unknown)
+        self._folder, self._rank, self._unknown = folder, rank, frozenset(unknown)
         self._records: dict[int, _Record] = {}
         self._sent: list[tuple[Any, ...]] = []
         self._offsets: dict[bytes, int] = {}
         self._file: BinaryIO | None = None
-        self.course: Course | None = None
+        self.course: Any = None
         self.exchanged = False
 
     # ---------------------------------------------------------------- sending

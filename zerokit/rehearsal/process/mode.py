@@ -11,21 +11,14 @@ import functools
 import math
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zerokit.rehearsal.process import (
-    answers,
-    collectives,
-    factories,
-    in_place_adds,
-    operators,
-    twins,
-)
+from zerokit.rehearsal.process import answers, collectives, factories, in_place_adds, operators, twins
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.operators import Known
 from zerokit.rehearsal.process.twins import twin
@@ -60,6 +53,16 @@ class ThreadSettings(threading.local):
 
     def take(self) -> None:
         """Give them to this thread, unless it has them."""
+
+
+class Call(NamedTuple):
+    """An operator with its arguments, and the tensors among these."""
+
+    known: Known
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    fakes: list[Any]
+    reals: list[Any]
 
 
 class FakeCuda(TorchDispatchMode):
@@ -150,10 +153,11 @@ class FakeCuda(TorchDispatchMode):
         if known.comes_apart:
             with self:
                 return func.decompose(*args, **kwargs)
-        if reals and fakes and known.writes_first and _is_real_tensor(args[0]):
+        if reals and fakes and known.writes_first and any(args[0] is real for real in reals):
             return args[0]  # unknown values written into a real host tensor
-        result = self._run(known, types, args, kwargs, fakes)
-        self._keep_values(known, args, kwargs, fakes, reals, result, makes_cuda)
+        call = Call(known, args, kwargs, fakes, reals)
+        result = self._run(call, types)
+        self._keep_values(call, result, makes_cuda)
         return self._observed(func, args, kwargs, result)
 
     def _python_kernel(self, known: Known, args: tuple[Any, ...], fakes: list[Any]) -> Any:
@@ -214,18 +218,17 @@ class FakeCuda(TorchDispatchMode):
                 raise  # compiled code calls aten::_scaled_mm.out
             return kwargs["out"]
 
-    def _run(
-        self, known: Known, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Any]
-    ) -> Any:
+    def _run(self, call: Call, types: Any) -> Any:
+        known, args, kwargs, fakes, _ = call
         machine, on_gpu = self._machine, bool(fakes) and fakes[0].fake_device.type == "cuda"
         name, rule = known.name, known.rule
-        if on_gpu and known.fp8:
+        if on_gpu and known.row.fp8:
             operators.refuse_fp8(machine.gpu.capability)
         if rule is not None:
             result = rule(machine, args, kwargs)
         else:
             result = self._shaped(known.func, types, args, kwargs)
-        if on_gpu and known.cudnn and self._convolutions.count(name, args, result):
+        if on_gpu and known.row.cudnn and self._convolutions.count(name, args, result):
             pass
         elif on_gpu and known.takes_blocks:
             with machine.ledger.holding(operators.first(name, args), name):
@@ -234,7 +237,7 @@ class FakeCuda(TorchDispatchMode):
                 machine.ledger.pass_through(blocks, name)
         else:
             self._track(result, name, args)
-        if known.cublas:
+        if known.row.cublas:
             output = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)), None)
             if output is not None and output.fake_device.type == "cuda":
                 machine.workspaces.product(name, args, kwargs)
@@ -252,20 +255,12 @@ class FakeCuda(TorchDispatchMode):
 
     # ---------------------------------------------------------------- values
 
-    def _keep_values(
-        self,
-        known: Known,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        fakes: list[Any],
-        reals: list[Any],
-        result: Any,
-        makes_cuda: bool,
-    ) -> None:
+    def _keep_values(self, call: Call, result: Any, makes_cuda: bool) -> None:
+        known, args, kwargs, fakes, reals = call
         func, name = known.func, known.name
-        outputs = [result] if isinstance(result, FakeTensor) else _fakes(result)
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
         has_values = not fakes or any(twins.twin_of(leaf) is not None for leaf in fakes)
-        if not has_values and not known.drawn:
+        if not has_values and not known.row.drawn:
             origin = answers.origin_of(fakes[0]) if known.is_view else name
             answers.note_origin(outputs, origin)
             return
@@ -276,7 +271,7 @@ class FakeCuda(TorchDispatchMode):
         )
         small = all(twins.may_have(leaf) for leaf in fakes)
         if known.is_mutable:
-            if known.overwrites and self._overwritten(name, args):
+            if known.row.overwrites and self._overwritten(name, args):
                 return
             if not (are_known and small and not name.startswith("_fused") and _succeeds(func, args, kwargs)):
                 twins.forget_written(func, args, kwargs)
@@ -285,15 +280,15 @@ class FakeCuda(TorchDispatchMode):
             return
         elif (
             are_known
-            and (fakes or reals or known.factory or makes_cuda)
+            and (fakes or reals or known.row.factory or makes_cuda)
             and (
                 (small and all(twins.may_have(leaf) for leaf in outputs))
                 or (known.cheap and twins.are_data(fakes + reals, outputs))
             )
             and not known.is_random
         ):
-            self._compute(known, args, kwargs, fakes, reals, outputs, values_of)
-        elif known.drawn:
+            self._compute(call, outputs, values_of)
+        elif known.row.drawn:
             answers.draw(self._machine, name, fakes[0], outputs[-1])
         else:
             origin = answers.origin_of(fakes[0]) if fakes and known.is_view else name
@@ -312,16 +307,10 @@ class FakeCuda(TorchDispatchMode):
         return twins.overwritten(target, factories.full((), source, dtype=target.dtype))
 
     def _compute(
-        self,
-        known: Known,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        fakes: list[Any],
-        reals: list[Any],
-        outputs: list[Any],
-        values_of: Callable[[torch.Tensor], torch.Tensor | None],
+        self, call: Call, outputs: list[Any], values_of: Callable[[torch.Tensor], torch.Tensor | None]
     ) -> None:
-        if known.empty:
+        known, args, kwargs, fakes, reals = call
+        if known.row.empty:
             for fake_output in outputs:  # a place for values, none of them known until they are written
                 twins.attach(
                     fake_output,
@@ -333,28 +322,15 @@ class FakeCuda(TorchDispatchMode):
             computed = twins.run_on_twins(known.func, args, kwargs, values_of)
         except Exception:  # an operator without a CPU kernel for this dtype: the values are unknown
             return
-        values = [
-            fake_output for fake_output in tree_leaves(computed) if isinstance(fake_output, torch.Tensor)
-        ]
+        values = [leaf for leaf in tree_leaves(computed) if isinstance(leaf, torch.Tensor)]
         if known.name == "_to_copy" and reals and not fakes:  # the twin must not share the script's memory
-            values = [
-                fake_output.clone() if any(fake_output is real for real in reals) else fake_output
-                for fake_output in values
-            ]
+            values = [leaf.clone() if any(leaf is real for real in reals) else leaf for leaf in values]
         source = twins.twin_of(fakes[0]) if fakes and known.is_view else None
         for output, value in zip(outputs, values, strict=False):
             if value.shape == output.shape:
                 twins.attach(output, value, source.validity if source is not None else None)
-                if known.filled:
+                if known.row.filled:
                     twins.fill(output)
-
-
-def _fakes(result: Any) -> list[FakeTensor]:
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
-
-
-def _is_real_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
 def _succeeds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -366,7 +342,7 @@ def _succeeds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _is_large(known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if not known.large_on_host or not args:
+    if not known.row.large_on_host or not args:
         return False
     shape = args[0]
     if not isinstance(shape, list | tuple):

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from zerokit.rehearsal.process.twins import twin
+from zerokit.rehearsal.process.twins import tensors_in, twin, written
 from zerokit.timing import operators as kinds
 
 Shape = tuple[int, ...]
-
 _FOREACH_TENSORS = 100
 _FUSED_ADAM_TENSORS = 36
 _CHUNK_ELEMENTS = 65536 * 320
@@ -44,19 +43,6 @@ def total(tensors: Any) -> int:
     return sum(memory_bytes(tensor) for tensor in tensors)
 
 
-def tensors_in(value: Any, result: list[torch.Tensor]) -> list[torch.Tensor]:
-    """All tensors among arguments, in their order."""
-    if isinstance(value, torch.Tensor):
-        result.append(value)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            tensors_in(item, result)
-    elif isinstance(value, dict):
-        for item in value.values():
-            tensors_in(item, result)
-    return result
-
-
 def host_bytes(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, write_only: bool
 ) -> tuple[int, int]:
@@ -85,7 +71,7 @@ def facts(
     large = [tensor for tensor in (*inputs, *outputs) if tensor.numel() > 1]
     return {
         "shapes": tuple(tuple(tensor.shape) for tensor in (large or [*inputs, *outputs])[:3]),
-        "dtype": _dtype((large or inputs or outputs)[0]) if inputs or outputs else "",
+        "dtype": dtype_of((large or inputs or outputs)[0]) if inputs or outputs else "",
         "layout": _layout(large),
         "bytes_read": moved.read,
         "bytes_written": moved.written,
@@ -94,7 +80,8 @@ def facts(
     }
 
 
-def _dtype(tensor: torch.Tensor) -> str:
+def dtype_of(tensor: torch.Tensor) -> str:
+    """Its dtype's name, ``bfloat16``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -127,7 +114,7 @@ def product(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Facts:
     aligned = left.element_size() > 2 or all(size % step == 0 for size in contiguous)
     return {
         "shapes": ((int(batch), int(m), int(n), int(k)),),
-        "dtype": _dtype(left),
+        "dtype": dtype_of(left),
         "layout": "" if aligned else kinds.UNALIGNED,
         "flops": 2.0 * batch * m * n * k,
         "launches": 1,
@@ -153,7 +140,7 @@ def attention(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Fact
     backward = name.endswith("backward")
     return {
         "shapes": shapes,
-        "dtype": _dtype(query),
+        "dtype": dtype_of(query),
         "layout": kinds.CAUSAL if causal else "",
         "flops": scores * (2.5 if backward else 1.0),
         "bytes_read": total(gpu_tensors([args, kwargs])),
@@ -188,7 +175,7 @@ def convolution(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Fa
     passes = sum(args[-1][:2]) if backward else 1
     return {
         "shapes": (tuple(output.shape), tuple(weight.shape)),
-        "dtype": _dtype(weight),
+        "dtype": dtype_of(weight),
         "flops": flops * passes,
         "bytes_read": total(gpu_tensors([args, kwargs])),
         "bytes_written": total(gpu_tensors(result)),
@@ -227,32 +214,8 @@ def write_at(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Mov
     return Moved(2 * moved_bytes, moved_bytes, 6 if accumulates else 1)
 
 
-def copy_and_write(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Moved:
-    """A new tensor, a part of which is another's."""
-    return Moved(total(inputs), total(outputs) + memory_bytes(inputs[0]), 2)
-
-
-def embedding_backward(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Moved:
-    """A sort of the positions, then the sums (EmbeddingBackwardKernel.cu)."""
-    return Moved(2 * memory_bytes(args[0]), total(outputs), 8)
-
-
-def loss(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Moved:
-    """One value of each row."""
-    return Moved(16 * args[0].shape[0], 8)
-
-
-def loss_backward(name: str, args: Any, inputs: list[Any], outputs: list[Any]) -> Moved:
-    """One value of each row, in a tensor of zeros."""
-    return Moved(16 * args[1].shape[0], total(outputs), 2)
-
-
 def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            tensors_in(kwargs.get(argument.name, args[index] if index < len(args) else None), tensors)
-    return tensors
+    return tensors_in(list(written(func, args, kwargs)), [])
 
 
 def _launches(name: str, args: Any, inputs: list[Any]) -> int:

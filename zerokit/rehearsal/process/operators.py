@@ -6,9 +6,9 @@ kernel. An operator is called by its name in ``aten`` (``add_``).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Flag, auto
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from zerokit.rehearsal.order import FakeGpu
 from zerokit.rehearsal.process import answers, operator_facts, temporaries
 from zerokit.rehearsal.process.machine import Machine
+from zerokit.rehearsal.process.operator_facts import Moved, memory_bytes, total
 from zerokit.rehearsal.process.temporaries import Arguments, Blocks
 from zerokit.trace.sdpa_workspaces import CUDNN_FORWARD_BYTES
 
@@ -24,30 +25,9 @@ _RANDOM = ("rand", "normal", "bernoulli", "native_dropout")
 _FP8_CAPABILITY = (8, 9)
 
 
-class Is(Flag):
-    """What holds of an operator whatever its arguments."""
-
-    NOTHING = 0
-    FACTORY = auto()  # makes a tensor of its arguments alone
-    LARGE_ON_HOST = auto()  # of a factory: a large tensor on the host is fake, too
-    EMPTY = auto()  # its result's values are those that are written into it later
-    FILLED = auto()  # its result holds a constant, which is what a kernel finds that writes there
-    OVERWRITES = auto()  # its first argument's values are the second's afterwards
-    WRITE_ONLY = auto()  # its first argument is not read
-    DRAWN = auto()  # its result is a choice among unknown values
-    CHEAP = auto()  # cheap on a CPU: results of large data keep their values (views do too)
-    VIEW = auto()  # changes no more than how memory is seen
-    UNSEEN = auto()  # a question that only fake tensors send through the dispatcher
-    WAITS = auto()  # the host waits for the result, or for its size
-    CUBLAS = auto()
-    FP8 = auto()  # a product of FP8 factors with their scales (``native/cuda/ScaledBlas.cpp``)
-    CUDNN = auto()  # what cuDNN takes is counted by :mod:`zerokit.rehearsal.process.kernels.cudnn`
-    SPARSE = auto()  # may make sparse tensors: :mod:`zerokit.rehearsal.process.kernels.sparse`
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """What is known of one.
+    """What is known of one, whatever its arguments.
 
     Attributes:
         answer: gives values to the host, or has results whose size depends on values.
@@ -61,7 +41,21 @@ class Operator:
         runs_as: the operators that a GPU runs in its place.
     """
 
-    traits: Is = Is.NOTHING
+    factory: bool = False  # makes a tensor of its arguments alone
+    large_on_host: bool = False  # of a factory: a large tensor on the host is fake, too
+    empty: bool = False  # its result's values are those that are written into it later
+    filled: bool = False  # its result holds a constant, which is what a kernel finds that writes there
+    overwrites: bool = False  # its first argument's values are the second's afterwards
+    write_only: bool = False  # its first argument is not read
+    drawn: bool = False  # its result is a choice among unknown values
+    cheap: bool = False  # cheap on a CPU: results of large data keep their values (views do too)
+    view: bool = False  # changes no more than how memory is seen
+    unseen: bool = False  # a question that only fake tensors send through the dispatcher
+    waits: bool = False  # the host waits for the result, or for its size
+    cublas: bool = False
+    fp8: bool = False  # a product of FP8 factors with their scales (``native/cuda/ScaledBlas.cpp``)
+    cudnn: bool = False  # what cuDNN takes is counted by :mod:`zerokit.rehearsal.process.kernels.cudnn`
+    sparse: bool = False  # may make sparse tensors: :mod:`zerokit.rehearsal.process.kernels.sparse`
     answer: answers.Answer | None = None
     before: Callable[[Arguments], Blocks] | None = None
     after: Callable[[Arguments, FakeGpu], tuple[Blocks, ...]] | None = None
@@ -111,55 +105,61 @@ def _rows(row: Operator, names: str) -> dict[str, Operator]:
     return dict.fromkeys(names.split(), row)
 
 
-_MADE, _HOST = Is.FACTORY, Is.FACTORY | Is.LARGE_ON_HOST
 _GATHER = operator_facts.gather
 _CUDNN_ATTENTION = "_scaled_dot_product_cudnn_attention"
 
 OPERATORS: Mapping[str, Operator] = {
     # factories, and what writes whole tensors
-    **_rows(Operator(traits=Is.EMPTY | _HOST), "empty empty_strided"),
-    **_rows(Operator(traits=Is.EMPTY | _MADE), "new_empty"),
-    **_rows(Operator(traits=Is.EMPTY), "empty_like new_empty_strided empty_permuted"),
-    **_rows(Operator(traits=Is.FILLED | _HOST), "zeros ones full"),
-    **_rows(Operator(traits=Is.FILLED), "zeros_like ones_like full_like new_zeros new_ones new_full"),
-    **_rows(Operator(traits=_HOST), "rand randn"),
-    **_rows(Operator(traits=_MADE), "arange scalar_tensor linspace eye randint randperm"),
-    **_rows(Operator(traits=Is.OVERWRITES | Is.WRITE_ONLY), "fill_ zero_"),
-    **_rows(Operator(traits=Is.OVERWRITES | Is.WRITE_ONLY, answer=answers.copy_into), "copy_"),
-    **_rows(Operator(traits=Is.WRITE_ONLY), "normal_ uniform_ random_ bernoulli_ exponential_"),
+    **_rows(Operator(empty=True, factory=True, large_on_host=True), "empty empty_strided"),
+    **_rows(Operator(empty=True, factory=True), "new_empty"),
+    **_rows(Operator(empty=True), "empty_like new_empty_strided empty_permuted"),
+    **_rows(Operator(filled=True, factory=True, large_on_host=True), "zeros ones full"),
+    **_rows(Operator(filled=True), "zeros_like ones_like full_like new_zeros new_ones new_full"),
+    **_rows(Operator(factory=True, large_on_host=True), "rand randn"),
+    **_rows(Operator(factory=True), "arange scalar_tensor linspace eye randint randperm"),
+    **_rows(Operator(overwrites=True, write_only=True), "fill_ zero_"),
+    **_rows(Operator(overwrites=True, write_only=True, answer=answers.copy_into), "copy_"),
+    **_rows(Operator(write_only=True), "normal_ uniform_ random_ bernoulli_ exponential_"),
     # views, and questions
     **_rows(
-        Operator(traits=Is.VIEW),
+        Operator(view=True),
         "_unsafe_view _reshape_alias detach detach_ lift lift_fresh alias set_ resize_ squeeze_ unsqueeze_ "
         "t_ transpose_ as_strided_ resize_as_ requires_grad_",
     ),
-    **_rows(Operator(traits=Is.VIEW, answer=answers.record_stream), "record_stream"),
-    **_rows(Operator(traits=Is.VIEW, answer=answers.is_pinned), "is_pinned"),
-    **_rows(Operator(traits=Is.VIEW, answer=answers.pin_memory), "_pin_memory pin_memory"),
-    **_rows(Operator(traits=Is.VIEW, answer=answers.sdp_choice), "_fused_sdp_choice"),
-    **_rows(Operator(traits=Is.UNSEEN, answer=answers.device), "device"),
-    **_rows(Operator(traits=Is.UNSEEN), "is_same_size sym_size _has_same_storage_numel"),
-    # values to the host, and sizes from values
-    **_rows(Operator(traits=Is.WAITS, answer=answers.item), "_local_scalar_dense"),
-    **_rows(Operator(traits=Is.WAITS, answer=answers.equal), "equal allclose"),
+    # the ledger follows streams by itself
+    **_rows(Operator(view=True, answer=lambda machine, func, args, kwargs: None), "record_stream"),
     **_rows(
-        Operator(traits=Is.WAITS, answer=answers.sized_by_values),
+        Operator(view=True, answer=lambda machine, func, args, kwargs: machine.is_pinned(args[0])),
+        "is_pinned",
+    ),
+    **_rows(
+        Operator(view=True, answer=lambda machine, func, args, kwargs: machine.pin(args[0])),
+        "_pin_memory pin_memory",
+    ),
+    **_rows(Operator(view=True, answer=answers.sdp_choice), "_fused_sdp_choice"),
+    **_rows(Operator(unseen=True, answer=answers.device), "device"),
+    **_rows(Operator(unseen=True), "is_same_size sym_size _has_same_storage_numel"),
+    # values to the host, and sizes from values
+    **_rows(Operator(waits=True, answer=answers.item), "_local_scalar_dense"),
+    **_rows(Operator(waits=True, answer=answers.equal), "equal allclose"),
+    **_rows(
+        Operator(waits=True, answer=answers.sized_by_values),
         "nonzero masked_select _unique2 unique_dim unique_consecutive repeat_interleave bincount argwhere",
     ),
     **_rows(Operator(answer=answers.unscale), "_amp_foreach_non_finite_check_and_unscale_"),
-    **_rows(Operator(traits=Is.CHEAP | Is.SPARSE, answer=answers.copy_to), "_to_copy"),
-    **_rows(Operator(traits=Is.SPARSE), "_to_sparse _to_sparse_csr _sparse_coo_tensor_with_dims_and_tensors"),
+    **_rows(Operator(cheap=True, sparse=True, answer=answers.copy_to), "_to_copy"),
+    **_rows(Operator(sparse=True), "_to_sparse _to_sparse_csr _sparse_coo_tensor_with_dims_and_tensors"),
     **_rows(
-        Operator(traits=Is.CHEAP),
+        Operator(cheap=True),
         "clone contiguous eq ne lt le gt ge isnan isfinite logical_not any all add sub mul div where cat "
         "stack",
     ),
     # choices and reductions
-    **_rows(Operator(traits=Is.DRAWN), "multinomial topk sort argsort"),
-    **_rows(Operator(traits=Is.DRAWN, reduces=(1, _with_positions)), "argmax"),
+    **_rows(Operator(drawn=True), "multinomial topk sort argsort"),
+    **_rows(Operator(drawn=True, reduces=(1, _with_positions)), "argmax"),
     **_rows(Operator(reduces=(1, _with_positions)), "argmin var std var_mean"),
-    **_rows(Operator(traits=Is.CHEAP, reduces=(1, _sums)), "sum mean"),
-    **_rows(Operator(traits=Is.CHEAP, reduces=(1, torch.Tensor.element_size)), "amax amin"),
+    **_rows(Operator(cheap=True, reduces=(1, _sums)), "sum mean"),
+    **_rows(Operator(cheap=True, reduces=(1, torch.Tensor.element_size)), "amax amin"),
     **_rows(Operator(reduces=(2, _sums)), "linalg_vector_norm norm"),
     # positions
     **_rows(Operator(moves=_GATHER, answer=answers.index), "index"),
@@ -168,43 +168,56 @@ OPERATORS: Mapping[str, Operator] = {
         Operator(moves=operator_facts.write_at),
         "index_put_ _index_put_impl_ index_add_ scatter_ scatter_add_",
     ),
-    **_rows(
-        Operator(moves=operator_facts.copy_and_write),
+    **_rows(  # a new tensor, a part of which is another's
+        Operator(
+            moves=lambda name, args, inputs, outputs: Moved(
+                total(inputs), total(outputs) + memory_bytes(inputs[0]), 2
+            )
+        ),
         "slice_backward select_backward index_put scatter index_add scatter_add",
     ),
     # positions are expanded over a batch as a rule
     **_rows(
         Operator(
             before=temporaries.dense_copies, after=temporaries.embedding_backward,
-            moves=operator_facts.embedding_backward,
+            # a sort of the positions, then the sums (EmbeddingBackwardKernel.cu)
+            moves=lambda name, args, inputs, outputs: Moved(2 * memory_bytes(args[0]), total(outputs), 8),
         ),
         "embedding_dense_backward",
     ),
     # norms, losses and their like
     **_rows(Operator(before=temporaries.rolled), "roll"),
     **_rows(Operator(before=temporaries.dense_copies), "native_layer_norm native_layer_norm_backward"),
-    **_rows(Operator(after=temporaries.softmax), "_log_softmax _softmax"),
-    **_rows(Operator(after=temporaries.log_softmax_backward), "_log_softmax_backward_data"),
+    # ``native/cuda/SoftMax.cu``, host_softmax and host_softmax_backward
+    **_rows(Operator(after=temporaries.dense_inputs(1)), "_log_softmax _softmax"),
+    **_rows(Operator(after=temporaries.dense_inputs(2)), "_log_softmax_backward_data"),
     **_rows(Operator(after=temporaries.softmax_backward), "_softmax_backward_data"),
     **_rows(Operator(runs_as=_safe_softmax), "_safe_softmax"),
-    **_rows(Operator(moves=operator_facts.loss), "nll_loss_forward"),
-    **_rows(Operator(moves=operator_facts.loss_backward), "nll_loss_backward"),
+    # one value of each row; backward in a tensor of zeros
+    **_rows(
+        Operator(moves=lambda name, args, inputs, outputs: Moved(16 * args[0].shape[0], 8)),
+        "nll_loss_forward",
+    ),
+    **_rows(
+        Operator(moves=lambda name, args, inputs, outputs: Moved(16 * args[1].shape[0], total(outputs), 2)),
+        "nll_loss_backward",
+    ),
     # the mask of a dropout comes first (``native/cuda/Dropout.cu``, dropout_cuda)
     **_rows(Operator(order=(1, 0)), "native_dropout"),
     # products
     **_rows(
-        Operator(traits=Is.CUBLAS, work=operator_facts.product, overloads=_product(0, 1)), "mm bmm"
+        Operator(cublas=True, work=operator_facts.product, overloads=_product(0, 1)), "mm bmm"
     ),
     **_rows(
-        Operator(traits=Is.CUBLAS, work=operator_facts.product, overloads=_product(1, 2)), "addmm baddbmm"
+        Operator(cublas=True, work=operator_facts.product, overloads=_product(1, 2)), "addmm baddbmm"
     ),
-    **_rows(Operator(traits=Is.CUBLAS, work=operator_facts.product), "addmm_ baddbmm_"),
-    **_rows(Operator(traits=Is.CUBLAS), "_grouped_mm linear"),
-    **_rows(Operator(traits=Is.CUBLAS | Is.FP8, work=operator_facts.product), "_scaled_mm _scaled_mm_v2"),
+    **_rows(Operator(cublas=True, work=operator_facts.product), "addmm_ baddbmm_"),
+    **_rows(Operator(cublas=True), "_grouped_mm linear"),
+    **_rows(Operator(cublas=True, fp8=True, work=operator_facts.product), "_scaled_mm _scaled_mm_v2"),
     **_rows(Operator(work=operator_facts.product), "_int_mm"),
-    **_rows(Operator(traits=Is.CUDNN, work=operator_facts.convolution), "convolution convolution_backward"),
+    **_rows(Operator(cudnn=True, work=operator_facts.convolution), "convolution convolution_backward"),
     **_rows(
-        Operator(traits=Is.CUDNN),
+        Operator(cudnn=True),
         "native_batch_norm _native_batch_norm_legit cudnn_batch_norm native_batch_norm_backward "
         "cudnn_batch_norm_backward",
     ),
@@ -255,52 +268,31 @@ class Known:
         rule: the result of an overload without a shape rule.
     """
 
-    __slots__ = (
-        "_comes_apart", "cheap", "cublas", "cudnn", "drawn", "empty", "factory", "filled", "fp8", "full_name",
-        "func", "is_mutable", "is_random", "is_sparse", "is_view", "large_on_host", "name", "overwrites",
-        "row", "rule", "takes_blocks", "unseen", "views", "waits", "write_only", "writes_first",
-    )  # fmt: skip
-
     def __init__(self, func: Any) -> None:
         schema, overload = func._schema, func._overloadname
         self.func = func
         self.name: str = schema.name.split("::")[1]
         self.full_name: str = schema.name if overload == "default" else f"{schema.name}.{overload}"
-        self.row = row = known(self.name)
+        self.row = row = OPERATORS.get(self.name, _OTHER)
         self.rule = row.overloads.get(overload)
         self.is_mutable: bool = schema.is_mutable
         self.writes_first = self.is_mutable and self.name.endswith("_")
         self.is_view = any(
             output.alias_info is not None and not output.alias_info.is_write for output in schema.returns
         )
-        self._comes_apart: bool | None = None
         self.is_random = self.name.startswith(_RANDOM)
         self.takes_blocks = any(one is not None for one in (row.before, row.after, row.reduces))
-        traits = row.traits
-        self.is_sparse = func.namespace == "aten" and overload == "default" and bool(traits & Is.SPARSE)
-        self.cheap = self.is_view or bool(traits & Is.CHEAP)
-        self.cublas = bool(traits & Is.CUBLAS)
-        self.cudnn = bool(traits & Is.CUDNN)
-        self.drawn = bool(traits & Is.DRAWN)
-        self.empty = bool(traits & Is.EMPTY)
-        self.factory = bool(traits & Is.FACTORY)
-        self.filled = bool(traits & Is.FILLED)
-        self.fp8 = bool(traits & Is.FP8)
-        self.large_on_host = bool(traits & Is.LARGE_ON_HOST)
-        self.overwrites = bool(traits & Is.OVERWRITES)
-        self.unseen = bool(traits & Is.UNSEEN) or func.namespace == "prim"
-        self.views = self.is_view or bool(traits & Is.VIEW)
-        self.waits = bool(traits & Is.WAITS)
-        self.write_only = bool(traits & Is.WRITE_ONLY)
+        self.is_sparse = row.sparse and func.namespace == "aten" and overload == "default"
+        self.cheap = row.cheap or self.is_view
+        self.unseen = row.unseen or func.namespace == "prim"
+        self.views = row.view or self.is_view
 
-    @property
+    @functools.cached_property
     def comes_apart(self) -> bool:
         """Whether a GPU runs it as its parts: autograd's keys take it apart as a rule, but not in inference
         mode and not below another tensor's dispatch (DTensor's random states)."""
-        if self._comes_apart is None:
-            has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(self.func.name(), "CUDA")
-            self._comes_apart = bool(self.func._can_decompose()) and not has_kernel
-        return self._comes_apart
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(self.func.name(), "CUDA")
+        return bool(self.func._can_decompose()) and not has_kernel
 
 
 _known: dict[int, Known] = {}
@@ -317,11 +309,6 @@ def facts(func: Any) -> Known:
 def known(name: str) -> Operator:
     """An operator's row, or that of all others."""
     return OPERATORS.get(name, _OTHER)
-
-
-def has(name: str, trait: Is) -> bool:
-    """Whether something holds of an operator."""
-    return bool(known(name).traits & trait)
 
 
 def refuse_fp8(capability: tuple[int, int]) -> None:

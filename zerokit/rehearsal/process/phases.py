@@ -42,7 +42,10 @@ def describe(module: Any) -> dict[str, Any]:
     if adapters:
         with contextlib.suppress(Exception):  # another peft
             base = module.get_base_model()
-    config = _config(base)
+    config = None
+    if hasattr(getattr(base, "config", None), "to_dict"):
+        with contextlib.suppress(TypeError, ValueError):
+            config = json.loads(json.dumps(base.config.to_dict(), default=str))
     facts: dict[str, Any] = {"config": config, "method": "full"}
     lora = next(iter(adapters.values()), None) if isinstance(adapters, dict) else None
     if lora is not None and getattr(lora, "r", None):
@@ -82,17 +85,6 @@ def weights(module: Any) -> Iterator[tuple[Any, str]]:
         yield own.untyped_storage(), what
 
 
-def _config(module: Any) -> dict[str, Any] | None:
-    config = getattr(module, "config", None)
-    if config is None or not hasattr(config, "to_dict"):
-        return None
-    try:
-        values: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
-    except (TypeError, ValueError):
-        return None
-    return values
-
-
 STEPS_AFTER_ENOUGH = 6
 """A script that goes on with other steps after its data has ended is stopped after so many."""
 FEWEST_STEPS = 3
@@ -106,19 +98,6 @@ LOCATED_BYTES = 1 << 14
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def _of_step(before: dict[str, int], now: dict[str, int]) -> bool:
-    """Whether two steps reached the same."""
-    return all(before.get(name) == now.get(name) for name in TRAINING_PHASES)
-
-
-def _difference(before: dict[str, int], now: dict[str, int]) -> float:
-    """The largest between two steps' peaks of a phase, as a share of the larger one."""
-    pairs = [(before.get(name, 0), now.get(name, 0)) for name in TRAINING_PHASES]
-    return max(
-        (abs(first - second) / max(first, second) for first, second in pairs if first or second), default=0.0
-    )
-
-
 class ModuleStack(threading.local):
     """The modules that this thread is inside of."""
 
@@ -130,7 +109,6 @@ class Phases:
     """Follows the script through its phases.
 
     Attributes:
-        steps: optimizer steps so far.
         enough_after: the steps after which every phase's peak repeated, or ``most_steps`` were done; None:
             not yet.
         optimizers: how many different ones stepped so far.
@@ -138,18 +116,13 @@ class Phases:
         lengths: tokens of a row in the shortest and the longest of these batches; None: no tokens were fed.
         engines: DeepSpeed's, so far; ``observed``: what the one that trains runs with, and ``model`` which
             model it trains. ``depth``: with how many of its layers.
-        config_files: DeepSpeed configurations that were read.
-        data_parallel: whether PyTorch's DistributedDataParallel wraps a model.
         fully_sharded: whether PyTorch's FSDP shards the model that is trained.
-        unwrapped: see :func:`unwrapped`.
         checkpointing: whether layers of the model that is trained recompute, without an engine; None: not
             known.
     """
 
     def __init__(self, machine: Machine, most_steps: int) -> None:
-        self._machine = machine
-        self._ledger = machine.ledger
-        self.most_steps = most_steps
+        self._machine, self._ledger, self.most_steps = machine, machine.ledger, most_steps
         self._fewest_steps = FEWEST_STEPS
         self.steps = 0
         self.optimizers = 0
@@ -257,30 +230,29 @@ class Phases:
         self._steps_by[optimizer] = self._steps_of_last
         self.optimizers += self._steps_of_last == 1
         self._late_steps += self.enough  # this step is one more than were needed
-        step = self._take_step_peaks()
+        self._step_peaks.append(self._ledger.recent_peaks)  # the run's peaks keep the larger ones
+        self._ledger.recent_peaks = {}
         if self.on_step is not None:
             self.on_step(self.steps)
         if not self.was_enough:
-            alike = len({"generate" in peaks for peaks in (*self._step_peaks, step)}) == 1
-            self.repeats = self.steps >= self._fewest_steps and alike and _of_step(self._step_peaks[-1], step)
+            alike = len({"generate" in peaks for peaks in self._step_peaks}) == 1
+            self.repeats = self.steps >= self._fewest_steps and alike and self.last_steps_differ_by == 0
             if (self.repeats and self.repeats_end) or self.steps >= self.most_steps:
                 self.enough_after = self.steps
         if self.recorder is not None:
             self.recorder.step_done(self.steps, is_enough=self.was_enough)
-        self._step_peaks.append(step)
         if self._late_steps >= STEPS_AFTER_ENOUGH:
             raise StopRehearsal
 
-    def _take_step_peaks(self) -> dict[str, int]:
-        """The peaks since the last step; the run's keep the larger ones."""
-        peaks = self._ledger.recent_peaks
-        self._ledger.recent_peaks = {}
-        return peaks
-
     @property
     def last_steps_differ_by(self) -> float | None:
-        """The largest difference between the last two steps' peaks, as a share; None: there were not two."""
-        return _difference(*self._step_peaks[-2:]) if len(self._step_peaks) > 1 else None
+        """The largest difference between the last two steps' peaks of a phase, as a share of the larger one;
+        None: there were not two."""
+        if len(self._step_peaks) < 2:
+            return None
+        before, now = self._step_peaks[-2:]
+        pairs = [(before.get(name, 0), now.get(name, 0)) for name in TRAINING_PHASES]
+        return max((abs(one - two) / max(one, two) for one, two in pairs if one or two), default=0.0)
 
     # ---------------------------------------------------------------- origins
 
@@ -315,11 +287,12 @@ class Phases:
         watch(self.depth)
         register_optimizer_step_pre_hook(self._before_optimizer)
         register_optimizer_step_post_hook(self._after_optimizer)
-        self._machine.product = self._product
 
-    def _product(self, name: str, output: torch.Tensor) -> None:
-        if self._ledger.phase == "forward":
-            self.feed.product(output, is_fp8=operators.has(name, operators.Is.FP8))
+        def product(name: str, output: torch.Tensor) -> None:
+            if self._ledger.phase == "forward":
+                self.feed.product(output, is_fp8=operators.known(name).fp8)
+
+        self._machine.product = product
 
     def note_batch(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a forward that trains was given."""
@@ -347,8 +320,9 @@ class Phases:
                 return call(self, *args, **kwargs)
             finally:
                 stack.pop()
-                if not stack:
-                    phases._outermost_return()
+                if not stack and phases.phase == "eval" and not phases._whole and not phases.has_engine:
+                    before = phases._before_eval
+                    phases._enter(before if before in TRAINING_PHASES else "other")
 
         torch.nn.Module.__call__ = called
 
@@ -369,10 +343,6 @@ class Phases:
         elif self._ledger.phase != "eval":
             self._before_eval = self._ledger.phase
             self._enter("eval")
-
-    def _outermost_return(self) -> None:
-        if self._ledger.phase == "eval" and not self._whole and not self.has_engine:
-            self._enter(self._before_eval if self._before_eval in TRAINING_PHASES else "other")
 
     def _wrap_backward(self) -> None:
         phases, backward = self, torch.autograd.backward

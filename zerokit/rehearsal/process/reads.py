@@ -31,11 +31,7 @@ _IMPORTS = ("<frozen importlib", os.path.dirname(importlib.__file__), pkgutil.__
 
 
 class Reads:
-    """What this process reads from :meth:`install` on, written down from :meth:`log_to` on.
-
-    Attributes:
-        seen: records of it.
-    """
+    """What this process reads from :meth:`install` on, written down from :meth:`log_to` on."""
 
     def __init__(self) -> None:
         self._own: tuple[str, ...] = ()

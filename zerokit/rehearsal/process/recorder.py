@@ -22,7 +22,8 @@ import torch
 
 from zerokit.rehearsal.process import operator_facts, operators
 from zerokit.rehearsal.process.machine import Machine
-from zerokit.rehearsal.process.operator_facts import memory_bytes, on_gpu, tensors_in, total
+from zerokit.rehearsal.process.operator_facts import dtype_of, gpu_tensors, memory_bytes, on_gpu, total
+from zerokit.rehearsal.process.twins import tensors_in
 from zerokit.timing import operators as kinds
 from zerokit.timing.operators import IssuedOperator
 
@@ -191,17 +192,10 @@ class Recorder:
         self._current_clocks.append(self._machine.ledger.clock)
         self._current.append(
             IssuedOperator(
-                kind,
-                name,
-                thread=thread.number,
-                stream=self._machine.ledger.stream,
-                python_calls=calls[0],
-                c_calls=calls[1],
-                with_grad=torch.is_grad_enabled(),
-                phase=self._machine.ledger.phase,
-                **more,
+                kind, name, thread=thread.number, stream=self._machine.ledger.stream, python_calls=calls[0],
+                c_calls=calls[1], with_grad=torch.is_grad_enabled(), phase=self._machine.ledger.phase, **more,
             )
-        )
+        )  # fmt: skip
         calls[0] = calls[1] = 0
 
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -215,8 +209,8 @@ class Recorder:
             return
         inputs = tensors_in([args, kwargs], [])
         outputs = tensors_in(result, [])
-        write_only = known.write_only
-        if known.empty:
+        write_only = known.row.write_only
+        if known.row.empty:
             self._add(kinds.EMPTY, name)
         elif known.views:
             self._add(kinds.VIEW, name)
@@ -227,10 +221,7 @@ class Recorder:
             return
         else:
             work = row.work or functools.partial(
-                operator_facts.facts,
-                moves=row.moves,
-                waits=known.waits,
-                write_only=write_only,
+                operator_facts.facts, moves=row.moves, waits=row.waits, write_only=write_only
             )
             self._add(kinds.KERNEL, name, **work(func, name, args, kwargs, result))
 
@@ -252,27 +243,17 @@ class Recorder:
         if casts_first:
             self._cast(source, target, on_device=bool(is_asynchronous), into_temporary=True)
         pinned = pinned and (bool(is_asynchronous) or not casts)
-        self._transfer(name, target if casts_first else source, on_gpu(target), pinned, bool(is_asynchronous))
+        moved = target if casts_first else source
+        self._add(
+            kinds.TO_DEVICE if on_gpu(target) else kinds.TO_HOST, name, shapes=(tuple(moved.shape),),
+            dtype=dtype_of(moved), layout="" if pinned else kinds.PAGEABLE, bytes_read=memory_bytes(moved),
+            # CUDA waits for copies to pageable memory whatever was asked for; non_blocking gives the
+            # right to read too early only where the memory is pinned
+            synchronizes=not (is_asynchronous and (on_gpu(target) or pinned)), launches=1,
+        )  # fmt: skip
         if casts and not casts_first:
             self._cast(source, target, on_device=bool(is_asynchronous))
         return True
-
-    def _transfer(
-        self, name: str, moved: torch.Tensor, to_gpu: bool, pinned: bool, is_asynchronous: bool
-    ) -> None:
-        """A copy over the link, of ``moved``'s bytes."""
-        self._add(
-            kinds.TO_DEVICE if to_gpu else kinds.TO_HOST,
-            name,
-            shapes=(tuple(moved.shape),),
-            dtype=str(moved.dtype).removeprefix("torch."),
-            layout="" if pinned else kinds.PAGEABLE,
-            bytes_read=memory_bytes(moved),
-            launches=1,
-            # CUDA waits for copies to pageable memory whatever was asked for; non_blocking gives the
-            # right to read too early only where the memory is pinned
-            synchronizes=not (is_asynchronous and (to_gpu or pinned)),
-        )
 
     def _cast(
         self, source: torch.Tensor, target: torch.Tensor, *, on_device: bool, into_temporary: bool = False
@@ -285,7 +266,7 @@ class Recorder:
             return
         self._add(
             kinds.KERNEL, "copy_", shapes=(tuple(source.shape), tuple(target.shape)),
-            dtype=str(source.dtype).removeprefix("torch."), layout=kinds.CAST, bytes_read=read,
+            dtype=dtype_of(source), layout=kinds.CAST, bytes_read=read,
             bytes_written=written, launches=1,
         )  # fmt: skip
 
@@ -294,7 +275,9 @@ class Recorder:
             argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
         }
         is_message = name in kinds.POINT_TO_POINT
-        ranks = 2 if is_message else _size(arguments.get("process_group"))
+        group = arguments.get("process_group")
+        size = 1 if group is None else torch.distributed.ProcessGroup.unbox(group).size()
+        ranks = 2 if is_message else size
         every = tensors_in(list(args), [])
         tensors = [tensor for tensor in every if on_gpu(tensor)]
         on_host = not tensors
@@ -304,16 +287,10 @@ class Recorder:
         waits = on_host or not bool(arguments.get("asyncOp", arguments.get("async_op", True)))
         self._machine.collectives += 1
         self._add(
-            kinds.COLLECTIVE,
-            name,
-            dtype=str((tensors or every)[0].dtype).removeprefix("torch."),
-            bytes_read=message_bytes,
-            launches=1,
-            group_size=ranks,
-            handle=0 if waits else self._machine.collectives,
-            synchronizes=on_host and name == "recv_",
-            ranks=self._ranks(name, args, arguments),
-        )
+            kinds.COLLECTIVE, name, dtype=dtype_of((tensors or every)[0]), bytes_read=message_bytes,
+            launches=1, group_size=ranks, handle=0 if waits else self._machine.collectives,
+            synchronizes=on_host and name == "recv_", ranks=self._ranks(name, args, arguments),
+        )  # fmt: skip
 
     def _ranks(self, name: str, args: tuple[Any, ...], arguments: dict[str, Any]) -> tuple[int, ...]:
         """A message's source and destination; a group, where this rank waits for others through messages."""
@@ -328,14 +305,9 @@ class Recorder:
         """An all-reduce of a bucket by DDP; backward's end waits for the last one."""
         self._machine.collectives += 1
         self._add(
-            kinds.COLLECTIVE,
-            "allreduce_",
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            bytes_read=memory_bytes(tensor),
-            launches=1,
-            group_size=ranks,
-            handle=self._machine.collectives,
-        )
+            kinds.COLLECTIVE, "allreduce_", dtype=dtype_of(tensor), bytes_read=memory_bytes(tensor),
+            launches=1, group_size=ranks, handle=self._machine.collectives,
+        )  # fmt: skip
 
     def host_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator that ran on the host."""
@@ -343,25 +315,20 @@ class Recorder:
         name = known.name
         if known.unseen:
             return
-        if known.views or known.empty:
+        if known.views or known.row.empty:
             self._add(kinds.VIEW, name)
             return
-        read, written = operator_facts.host_bytes(func, args, kwargs, result, write_only=known.write_only)
+        read, written = operator_facts.host_bytes(func, args, kwargs, result, write_only=known.row.write_only)
         self._add(kinds.HOST, name, bytes_read=read, bytes_written=written)
 
     def kernel(self, name: str, tensors: Any, outputs: Any = (), launches: int = 1) -> None:
         """A compiled kernel that was stood in for: it reads ``tensors`` and writes ``outputs``."""
-        on = [tensor for tensor in tensors_in(tensors, []) if on_gpu(tensor)]
-        changed = [tensor for tensor in tensors_in(outputs, []) if on_gpu(tensor)]
+        on, changed = gpu_tensors(tensors), gpu_tensors(outputs)
         self._add(
-            kinds.KERNEL,
-            name,
-            shapes=tuple(tuple(tensor.shape) for tensor in on[:3]),
-            dtype=str(on[0].dtype).removeprefix("torch.") if on else "",
-            bytes_read=total(on),
-            bytes_written=total(changed),
+            kinds.KERNEL, name, shapes=tuple(tuple(tensor.shape) for tensor in on[:3]),
+            dtype=dtype_of(on[0]) if on else "", bytes_read=total(on), bytes_written=total(changed),
             launches=launches,
-        )
+        )  # fmt: skip
 
     def runtime(
         self, kind: str, name: str, *, handle: int = 0, waits: bool = False, elements: int = 0
@@ -371,12 +338,4 @@ class Recorder:
 
 
 def _members(group: Any) -> tuple[int, ...]:
-    ranks = torch.distributed.get_process_group_ranks(torch.distributed.ProcessGroup.unbox(group))
-    return tuple(ranks)
-
-
-def _size(group: Any) -> int:
-    if group is None:
-        return 1
-    size: int = torch.distributed.ProcessGroup.unbox(group).size()
-    return size
+    return tuple(torch.distributed.get_process_group_ranks(torch.distributed.ProcessGroup.unbox(group)))

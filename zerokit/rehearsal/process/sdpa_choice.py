@@ -9,6 +9,7 @@ are called, whose shapes and gradients are PyTorch's.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,12 +22,6 @@ from zerokit.trace.sdpa_workspaces import FLASH_MAX_HEAD_DIM
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.machine import Machine
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
-
 
 _HALF = (torch.float16, torch.bfloat16)
 _CUDNN_HEAD_DIM = 128
@@ -67,16 +62,10 @@ _torch_attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def choose(
-    capability: tuple[int, int],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Kernel:
+    capability: tuple[int, int], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Kernel:  # fmt: skip
     """``select_sdp_backend``: the first kernel in order of priority that takes the inputs."""
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or min(query.shape[2], key.shape[2]) == 0:
         return Kernel.MATH
@@ -189,70 +178,43 @@ def _efficient(call: AttentionCall) -> bool:
     )
 
 
-class Attention:
-    """Stands for ``torch.nn.functional.scaled_dot_product_attention``."""
+def attention(machine: Machine) -> Callable[..., torch.Tensor]:
+    """What stands for ``torch.nn.functional.scaled_dot_product_attention``: a plain function, as Dynamo takes
+    no other callable into its graphs. Tensors of another device go to PyTorch's own."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-
-    def as_function(self) -> Any:
-        """A plain function: Dynamo takes no other callable into its graphs."""
-
-        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-            return self(*args, **kwargs)
-
-        return scaled_dot_product_attention
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
-        """As PyTorch's; tensors of another device go to PyTorch's own."""
+    def scaled_dot_product_attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
         if query.device.type != "cuda":
-            return _torch_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
+            return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
         query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
-        self._look_for_empty_rows(attn_mask)
-        kernel = choose(
-            self._machine.gpu.capability,
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale,
-            enable_gqa,
-        )
+        _look_for_empty_rows(machine, attn_mask)
+        arguments = query, key, value, attn_mask, dropout_p, is_causal
+        kernel = choose(machine.gpu.capability, *arguments, **options)
         if kernel is Kernel.CUDNN and torch.is_grad_enabled():
-            self._machine.attention_plans.see(query, key)
+            machine.attention_plans.see(query, key)
         if kernel is Kernel.MATH:
             with in_place_adds.math_attention():
-                return _torch_attention(
-                    query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-                )
-        return _fused(kernel, query, key, value, attn_mask, dropout_p, is_causal, scale)
+                return _torch_attention(*arguments, **options)
+        return _fused(kernel, *arguments, scale)
 
-    def _look_for_empty_rows(self, mask: torch.Tensor | None) -> None:
-        """A sample without one key to attend to gives NaN, and its step may be skipped for overflow."""
-        if not isinstance(mask, FakeTensor) or mask.dtype != torch.bool or mask.dim() < 2:
-            return
-        values = twin(mask)
-        if values is not None:
-            empty = (~values.any(-1)).flatten(1).all(1)
-            if bool(empty.any()):
-                self._machine.warn(
-                    f"{int(empty.sum())} of {len(empty)} samples have no key to attend to: their "
-                    "loss is not a number, and a step with it may be skipped"
-                )
+    return scaled_dot_product_attention
+
+
+def _look_for_empty_rows(machine: Machine, mask: torch.Tensor | None) -> None:
+    """A sample without one key to attend to gives NaN, and its step may be skipped for overflow."""
+    if not isinstance(mask, FakeTensor) or mask.dtype != torch.bool or mask.dim() < 2:
+        return
+    values = twin(mask)
+    if values is not None:
+        empty = (~values.any(-1)).flatten(1).all(1)
+        if bool(empty.any()):
+            machine.warn(
+                f"{int(empty.sum())} of {len(empty)} samples have no key to attend to: their loss is not a "
+                "number, and a step with it may be skipped"
+            )
 
 
 def _autocast(
@@ -276,15 +238,9 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _fused(
-    kernel: Kernel,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    dropout: float,
-    causal: bool,
+    kernel: Kernel, query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool,
     scale: float | None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """``scaled_dot_product_attention`` (``native/transformers/attention.cpp``) after the choice."""
     if mask is not None and mask.dtype == torch.bool:
         # ``convert_boolean_attn_mask``: both values are tensors on the GPU for the moment of the choice.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -142,12 +143,6 @@ def _ends_with_backward(ledger: GpuMemory, number: int) -> bool:
 
 def _guesses(book: dict[tuple[str, str], Guess], decides_sizes: bool) -> list[dict[str, Any]]:
     return [
-        {
-            "location": location,
-            "what": description,
-            "value": guess.value,
-            "times": guess.times,
-            "decides_sizes": decides_sizes,
-        }
-        for (location, description), guess in sorted(book.items())
+        {"location": location, "what": what, **asdict(guess), "decides_sizes": decides_sizes}
+        for (location, what), guess in sorted(book.items())
     ]

@@ -8,7 +8,7 @@ each one takes, and so what is reserved. Where no source is named, histories of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -195,16 +195,14 @@ def embedding_backward(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
     return ((count * 8 * 4,),) if count > _EMBEDDING_BY_SORT else ()
 
 
-def softmax(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
-    """``input.contiguous()`` (``native/cuda/SoftMax.cu``, host_softmax)."""
-    copies = dense_copies(args[:1])
-    return (copies,) if copies else ()
+def dense_inputs(count: int) -> Callable[[Arguments, FakeGpu], tuple[Blocks, ...]]:
+    """Dense copies of the first inputs, of those that have gaps or another order."""
 
+    def after(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
+        copies = dense_copies(args[:count])
+        return (copies,) if copies else ()
 
-def log_softmax_backward(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
-    """``grad.contiguous()`` and ``output.contiguous()`` (host_softmax_backward)."""
-    copies = dense_copies(args[:2])
-    return (copies,) if copies else ()
+    return after
 
 
 def softmax_backward(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:

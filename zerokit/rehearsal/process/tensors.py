@@ -14,7 +14,7 @@ from torch.utils import _foreach_utils
 from zerokit.rehearsal.process import answers, factories, twins
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.mode import FakeCuda
-from zerokit.rehearsal.process.sdpa_choice import Attention
+from zerokit.rehearsal.process.sdpa_choice import attention
 from zerokit.rehearsal.process.twins import twin
 
 LARGEST_HOST_COPY_BYTES = 1 << 24
@@ -49,9 +49,8 @@ def install(machine: Machine, mode: FakeCuda) -> None:
     _patch_subclasses()
     for kinds in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
         kinds.append(FakeTensor)  # a list by type: real tensors would go through the foreach kernels
-    attention = Attention(machine).as_function()
-    torch.nn.functional.scaled_dot_product_attention = attention
-    torch.jit._builtins._register_builtin(attention, "aten::scaled_dot_product_attention")
+    torch.nn.functional.scaled_dot_product_attention = fused = attention(machine)
+    torch.jit._builtins._register_builtin(fused, "aten::scaled_dot_product_attention")
     _keep_composites_whole()
     _collect_python_kernels(mode)
     mode.thread_settings.take()
@@ -174,18 +173,12 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 
 def _patch_pinning(machine: Machine) -> None:
-    def pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return machine.pin(self) if self.device.type == "cpu" else self
-
-    def is_pinned(self: Any, *args: Any, **kwargs: Any) -> bool:
-        return self.device.type == "cpu" and machine.is_pinned(self)
-
     def record_stream(self: Any, stream: Any) -> None:
         if self.device.type == "cuda":
             machine.ledger.used_by(self.untyped_storage(), stream.number)
 
-    torch.Tensor.pin_memory = pin_memory
-    torch.Tensor.is_pinned = is_pinned
+    torch.Tensor.pin_memory = lambda self, *_, **__: machine.pin(self) if self.device.type == "cpu" else self
+    torch.Tensor.is_pinned = lambda self, *_, **__: self.device.type == "cpu" and machine.is_pinned(self)
     torch.Tensor.record_stream = record_stream
 
 

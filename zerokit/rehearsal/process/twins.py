@@ -9,7 +9,7 @@ still known: a write from an unknown source ends that for all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -83,8 +83,7 @@ def attach(tensor: torch.Tensor, value: torch.Tensor, validity: Validity | None 
 
 def fill(tensor: torch.Tensor) -> None:
     """What a tensor holds is a constant."""
-    stored = twin_of(tensor)
-    if stored is not None:
+    if (stored := twin_of(tensor)) is not None:
         stored.validity.filled = True
 
 
@@ -106,31 +105,40 @@ def are_data(inputs: list[Any], outputs: list[Any]) -> bool:
     return most <= MOST_DATA and all(int(tensor.numel()) <= most for tensor in outputs)
 
 
+def tensors_in(value: Any, result: list[torch.Tensor]) -> list[torch.Tensor]:
+    """All tensors among arguments, in their order."""
+    if isinstance(value, torch.Tensor):
+        result.append(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            tensors_in(item, result)
+    elif isinstance(value, dict):
+        for item in value.values():
+            tensors_in(item, result)
+    return result
+
+
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """The arguments that an operator writes into."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield kwargs.get(argument.name, args[index] if index < len(args) else None)
+
+
 def forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """An operator wrote unknown values into its outputs."""
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = kwargs.get(argument.name, args[index] if index < len(args) else None)
-        for tensor in value if isinstance(value, list | tuple) else [value]:
-            stored = getattr(tensor, _NAME, None)
-            if stored is not None:
-                stored.validity.lose()
+    for tensor in tensors_in(list(written(func, args, kwargs)), []):
+        if (stored := twin_of(tensor)) is not None:
+            stored.validity.lose()
 
 
 def forget(value: Any) -> None:
     """A kernel that does nothing here would have written into tensors among its arguments: not into integers
     and booleans that come from data, which it reads."""
-    if isinstance(value, FakeTensor):
-        stored = twin_of(value)
-        if stored is not None and (stored.validity.filled or value.dtype.is_floating_point):
+    for tensor in tensors_in(value, []):
+        stored = twin_of(tensor)
+        if stored is not None and (stored.validity.filled or tensor.dtype.is_floating_point):
             stored.validity.lose()
-    elif isinstance(value, list | tuple):
-        for item in value:
-            forget(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            forget(item)
 
 
 def overwritten(target: torch.Tensor, source: torch.Tensor | None) -> bool:
@@ -166,11 +174,9 @@ def real_arguments(value: Any, of: Callable[[torch.Tensor], torch.Tensor | None]
 
 
 def run_on_twins(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     of: Callable[[torch.Tensor], torch.Tensor | None] = twin,
-) -> Any:
+) -> Any:  # fmt: skip
     """The operator on the real values; ``of`` gives them."""
     real_kwargs = {name: real_arguments(value, of) for name, value in kwargs.items()}
     return func(*[real_arguments(value, of) for value in args], **real_kwargs)

@@ -9,34 +9,51 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
+from zerokit.instrument.phases import within
 from zerokit.rehearsal.process.adapters import (
     data_loaders,
     deepspeed,
-    distributed,
     generation,
     kernels,
     saving,
     training,
     transformers,
 )
-from zerokit.rehearsal.process.adapters import transformers as weights
 from zerokit.rehearsal.process.phases import Context
 
 Adapter = Callable[[Context, ModuleType], None]
 
+
+def _gathering(owner: str, *names: str) -> Adapter:
+    """What these methods allocate are whole parameters, gathered from all ranks."""
+
+    def adapt(context: Context, module: ModuleType) -> None:
+        for name in names:
+            within(getattr(module, owner), name, context.machine.ledger.gathering)
+
+    return adapt
+
+
 ADAPTERS: dict[str, Adapter] = {
     "accelerate.local_sgd": training.local_sgd,
-    "accelerate.utils.deepspeed": deepspeed.accelerate_configuration,
+    "accelerate.utils.deepspeed": lambda context, module: deepspeed.configuration(  # a Trainer's, too
+        context, module.HfDeepSpeedConfig
+    ),
     "accelerate.utils.modeling": training.placement,
     "bitsandbytes.cextension": kernels.native_library,
     "bitsandbytes.functional": kernels.managed_memory,
     "datasets.arrow_dataset": data_loaders.preparation,
     "deepspeed.ops.op_builder.builder": deepspeed.operators,
-    "deepspeed.runtime.config": deepspeed.configuration,
+    "deepspeed.runtime.config": lambda context, module: deepspeed.configuration(
+        context, module.DeepSpeedConfig
+    ),
     "deepspeed.runtime.engine": deepspeed.engine,
     "deepspeed.runtime.pipe.engine": deepspeed.pipeline,
     "deepspeed.runtime.pipe.topology": deepspeed.stages,
-    "deepspeed.runtime.zero.partitioned_param_coordinator": deepspeed.coordinator,
+    # what a module needs, and what comes next
+    "deepspeed.runtime.zero.partitioned_param_coordinator": _gathering(
+        "PartitionedParameterCoordinator", "fetch_sub_module"
+    ),
     "deepspeed.runtime.zero.stage_1_and_2": deepspeed.flattening,
     "deepspeed.runtime.zero.utils": deepspeed.agreement,
     "deepspeed.sequence.cross_entropy": deepspeed.vocabulary,
@@ -47,14 +64,17 @@ ADAPTERS: dict[str, Adapter] = {
     "torch.distributed.checkpoint.default_planner": saving.sharded_plan,
     "torch.distributed.checkpoint.filesystem": saving.sharded_files,
     "torch.distributed.checkpoint.utils": saving.sharded,
-    "torch.distributed.fsdp._flat_param": distributed.flat_parameters,
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group": distributed.sharded_units,
+    # FSDP 1 gathers a unit in one flat parameter, FSDP 2 in a buffer, from which it copies them
+    "torch.distributed.fsdp._flat_param": _gathering("FlatParamHandle", "pre_unshard", "unshard"),
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group": _gathering(
+        "FSDPParamGroup", "unshard", "wait_for_unshard"
+    ),
     "torchvision.extension": kernels.torchvision,
     "transformers.generation.utils": generation.generate,
-    "transformers.modeling_utils": weights.loading,
+    "transformers.modeling_utils": transformers.loading,
     "transformers.trainer": training.trainer,
     "transformers.trainer_callback": training.callbacks,
-    "transformers.utils.import_utils": weights.questions,
+    "transformers.utils.import_utils": transformers.questions,
     "triton.runtime.autotuner": kernels.triton_autotuner,
     "triton.runtime.jit": kernels.triton_functions,
 }

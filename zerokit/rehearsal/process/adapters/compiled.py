@@ -25,9 +25,7 @@ from zerokit.rehearsal.process.phases import Context
 
 
 class SilentKernel:
-    """A kernel without effect.
-
-    What Inductor gets for a Triton kernel: one that does nothing, but is tuned at its first run as a real
+    """What Inductor gets for a Triton kernel: one that does nothing, but is tuned at its first run as a real
     one.
 
     A kernel with several configurations is timed in each (``CachingAutotuner.benchmark_all_configs``,
@@ -42,13 +40,9 @@ class SilentKernel:
     """
 
     def __init__(
-        self,
-        machine: Machine,
-        argument_names: Sequence[str] = (),
-        mutated_names: Sequence[str] = (),
-        *,
+        self, machine: Machine, argument_names: Sequence[str] = (), mutated_names: Sequence[str] = (), *,
         is_timed: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._machine = machine
         self._argument_names = tuple(argument_names)
         self._mutated_names = frozenset(mutated_names)
@@ -107,18 +101,9 @@ def of_source(context: Context, name: str, source: str) -> SilentKernel:
 
 
 _INTERFACE = (
-    "get_device_properties",
-    "is_available",
-    "device_count",
-    "current_device",
-    "set_device",
-    "synchronize",
-    "current_stream",
-    "stream",
-    "set_stream",
-    "memory_allocated",
-    "is_bf16_supported",
-)
+    "get_device_properties", "is_available", "device_count", "current_device", "set_device", "synchronize",
+    "current_stream", "stream", "set_stream", "memory_allocated", "is_bf16_supported",
+)  # fmt: skip
 _OFF = {
     "fx_graph_cache": False,
     "fx_graph_remote_cache": False,
@@ -238,16 +223,14 @@ def _silence_triton(context: Context) -> None:
         def __getattr__(self, name: str) -> Callable[..., None]:
             return lambda *args, **kwargs: None
 
-    driver.set_active(
-        Driver(
-            get_current_target=lambda: GPUTarget("cuda", major * 10 + minor, 32),
-            get_current_device=lambda: 0,
-            get_current_stream=lambda device=0: 0,
-            get_active_torch_device=lambda: torch.device("cuda", 0),
-            get_device_capability=lambda device=0: (major, minor),
-            get_device_interface=lambda: torch.cuda,
-        )
-    )
+    driver.set_active(Driver(
+        get_current_target=lambda: GPUTarget("cuda", major * 10 + minor, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=0: 0,
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+        get_device_capability=lambda device=0: (major, minor),
+        get_device_interface=lambda: torch.cuda,
+    ))  # fmt: skip
 
 
 def _device_interface(context: Context) -> None:
@@ -276,12 +259,11 @@ def _guards() -> None:
     def empty(size: Any, stride: Any, dtype: Any, device: str) -> Any:
         return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
-    def reinterpret(tensor: Any, size: Any, stride: Any, offset: int = 0) -> Any:
-        return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
-
     guards._empty_strided_cuda = lambda size, stride, dtype: empty(size, stride, dtype, "cuda")
     guards._empty_strided_cpu = lambda size, stride, dtype: empty(size, stride, dtype, "cpu")
-    guards._reinterpret_tensor = reinterpret
+    guards._reinterpret_tensor = lambda tensor, size, stride, offset=0: torch.as_strided(
+        tensor, size, stride, tensor.storage_offset() + offset
+    )
     guards.assert_size_stride = lambda *args, **kwargs: None
     if hasattr(guards, "assert_alignment"):
         guards.assert_alignment = lambda *args, **kwargs: None

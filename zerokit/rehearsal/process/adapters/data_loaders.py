@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from torch.utils.data import dataloader
 
+from zerokit.instrument.phases import in_place_of
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.phases import Context
 
@@ -141,13 +142,12 @@ def preparation(context: Context, module: ModuleType) -> None:
     cls = module.Dataset
     select = cls.select
 
-    @functools.wraps(select)
+    @in_place_of(cls, "select")
     def selected(self: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
         if rows_for_each(self) != 1:
             indices = _inside(indices, len(self))
         return select(self, indices, *args, **kwargs)
 
-    cls.select = selected
     for name in ("map", "filter"):
         setattr(cls, name, _of_sample(context, getattr(cls, name)))
     for name, method in list(vars(cls).items()):
@@ -174,7 +174,6 @@ def _passing_on(cls: type, method: Any) -> Any:
 def _of_sample(context: Context, original: Any) -> Any:
     @functools.wraps(original)
     def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
-
         machine = context.machine
         is_sample = rows_for_each(self) != 1
         rows = None if is_sample else chosen_rows(self, ROWS_PER_RANK * machine.world_size)
@@ -213,11 +212,7 @@ _LEAST_GROWTH_BYTES = 1 << 14
 
 
 class _Evaluation:
-    """One iterator's batches in an evaluation.
-
-    Attributes:
-        given: batches so far.
-    """
+    """One iterator's batches in an evaluation."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -291,7 +286,7 @@ def ending(context: Context, *, whole_evaluations: bool = False) -> None:
             machine.stub(f"evaluation batches after the first {EVALUATION_BATCHES}")
             raise StopIteration
 
-    @functools.wraps(original)
+    @in_place_of(cls, "__next__")
     def following(self: Any) -> Any:
         if phases.phase == "eval":
             if not whole_evaluations:
@@ -306,18 +301,14 @@ def ending(context: Context, *, whole_evaluations: bool = False) -> None:
                 raise StopIteration
         return original(self)
 
-    cls.__next__ = following
     reset = cls._reset
 
-    @functools.wraps(reset)
+    @in_place_of(cls, "_reset")
     def again(self: Any, *args: Any, **kwargs: Any) -> Any:
         """With persistent workers one iterator serves every evaluation."""
-        self.__dict__.pop("_zerokit_evaluation", None)
-        self.__dict__.pop("_zerokit_late", None)
-        self.__dict__.pop("_zerokit_steps_then", None)
+        for name in ("_zerokit_evaluation", "_zerokit_late", "_zerokit_steps_then"):
+            self.__dict__.pop(name, None)
         return reset(self, *args, **kwargs)
-
-    cls._reset = again
 
 
 def _batches(iterator: Any) -> int:

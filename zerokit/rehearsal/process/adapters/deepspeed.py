@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from zerokit.domain.phases import TRAINING_PHASES
-from zerokit.instrument.phases import after, before, within
+from zerokit.instrument.phases import after, before, in_place_of, within
 from zerokit.rehearsal.process import twins
 from zerokit.rehearsal.process.endings import NotRehearsed
 from zerokit.rehearsal.process.machine import Machine
@@ -73,9 +73,6 @@ def operators(context: Context, module: ModuleType) -> None:
         context.machine.stub(f"DeepSpeed operator {getattr(self, 'name', type(self).__name__)}")
         return SilentOperators(context.machine)
 
-    def is_compatible(self: Any, verbose: bool = True) -> bool:
-        return True
-
     builder = module.OpBuilder
     for cls in vars(module).values():
         if (
@@ -83,7 +80,7 @@ def operators(context: Context, module: ModuleType) -> None:
             and issubclass(cls, builder)
             and (cls is builder or "is_compatible" in vars(cls))
         ):
-            cls.is_compatible = is_compatible  # type: ignore[attr-defined]
+            cls.is_compatible = lambda self, verbose=True: True  # type: ignore[attr-defined]
     builder.load = load
     vars(module).update(
         installed_cuda_version=lambda name="": (12, 8), assert_no_cuda_mismatch=lambda name="": True
@@ -118,10 +115,7 @@ def flattening(context: Context, module: ModuleType) -> None:
     ledger, accelerator = machine.ledger, type(module.get_accelerator())
     start: list[int] = []
 
-    def available_memory(self: Any, device_index: Any = None) -> int:
-        return machine.free_bytes
-
-    accelerator.available_memory = available_memory
+    accelerator.available_memory = lambda self, device_index=None: machine.free_bytes
     before(cls, "flatten_dense_tensors_aligned", lambda: start.append(len(ledger.history.born)))
 
     def joined(optimizer: Any) -> None:
@@ -131,40 +125,24 @@ def flattening(context: Context, module: ModuleType) -> None:
     after(cls, "_update_model_bit16_weights", joined)
 
 
-def coordinator(context: Context, module: ModuleType) -> None:
-    """ZeRO-3 gathers what a module needs, and what comes next."""
-    within(module.PartitionedParameterCoordinator, "fetch_sub_module", context.machine.ledger.gathering)
-
-
-def accelerate_configuration(context: Context, module: ModuleType) -> None:
-    """Which file Accelerate, or a Trainer, reads for DeepSpeed."""
-    _note_file(context, module.HfDeepSpeedConfig)
-
-
-def configuration(context: Context, module: ModuleType) -> None:
-    """Which file DeepSpeed itself reads."""
-    _note_file(context, module.DeepSpeedConfig)
-
-
-def _note_file(context: Context, cls: Any) -> None:
-    """A configuration is a file's path, or else a dictionary or its text."""
+def configuration(context: Context, cls: Any) -> None:
+    """Which file a class of configurations reads: it is made of a file's path, or else of a dictionary or its
+    text."""
     original = cls.__init__
 
-    @functools.wraps(original)
+    @in_place_of(cls, "__init__")
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         with suppress(OSError, ValueError):  # a text is too long for a name
             if isinstance(config, str) and Path(config).is_file():
                 context.phases.config_files.add(str(Path(config).absolute()))
         original(self, config, *args, **kwargs)
 
-    cls.__init__ = init
-
 
 def _follow_forwards(phases: Phases, cls: Any) -> None:
     """A reference model's forward within a training step leaves the step's phase going on."""
     original = cls.forward
 
-    @functools.wraps(original)
+    @in_place_of(cls, "forward")
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             phases.enter("forward")
@@ -175,14 +153,12 @@ def _follow_forwards(phases: Phases, cls: Any) -> None:
         phases.enter(interrupted if interrupted in TRAINING_PHASES else "other")
         return result
 
-    cls.forward = forward
-
 
 def _observe(context: Context, cls: Any) -> None:
     """What the engine that trains runs with, and the largest batch that it is fed."""
     forward, phases = cls.forward, context.phases
 
-    @functools.wraps(forward)
+    @in_place_of(cls, "forward")
     def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             if phases.model is None:
@@ -192,8 +168,6 @@ def _observe(context: Context, cls: Any) -> None:
             phases.observed.training_forward(self, args, kwargs, phases.engines)
             phases.note_batch(self, args, kwargs)
         return forward(self, *args, **kwargs)
-
-    cls.forward = observed
 
 
 def pipeline(context: Context, module: ModuleType) -> None:
@@ -210,7 +184,7 @@ def pipeline(context: Context, module: ModuleType) -> None:
     after(cls, "__init__", tell)
     # the last stage has the loss; what the others hold before its broadcast is a place for it
     for name in ("_aggregate_total_loss", "_bcast_pipe_scalar"):
-        within(cls, name, machine.under_way.senders_own)
+        within(cls, name, lambda: machine.under_way.told(only_sender_has=True))
 
 
 def stages(context: Context, module: ModuleType) -> None:
@@ -229,17 +203,15 @@ def agreement(context: Context, module: ModuleType) -> None:
     of_length, of_rank_0 = module.assert_lst_len_same_as_other_ranks, module.get_lst_from_rank0
     under_way = context.machine.under_way
 
-    @functools.wraps(of_length)
+    @in_place_of(module, "assert_lst_len_same_as_other_ranks")
     def same_length(numbers: list[int]) -> None:
-        with under_way.sender_holds([len(numbers)]):
+        with under_way.told(sender_has=[len(numbers)]):
             of_length(numbers)
 
-    @functools.wraps(of_rank_0)
+    @in_place_of(module, "get_lst_from_rank0")
     def from_rank_0(numbers: list[int]) -> Any:
-        with under_way.sender_holds(numbers):
+        with under_way.told(sender_has=numbers):
             return of_rank_0(numbers)
-
-    vars(module).update(assert_lst_len_same_as_other_ranks=same_length, get_lst_from_rank0=from_rank_0)
 
 
 def vocabulary(context: Context, module: ModuleType) -> None:
@@ -247,7 +219,7 @@ def vocabulary(context: Context, module: ModuleType) -> None:
     (``deepspeed/sequence/cross_entropy.py``): of a vocabulary in equal parts every rank's is known."""
     original = module._resolve_vocab_metadata
 
-    @functools.wraps(original)
+    @in_place_of(module, "_resolve_vocab_metadata")
     def resolved(local_vocab_size: int, start: Any, end: Any, tp_group: Any, device: Any) -> Any:
         tp_rank = torch.distributed.get_rank(tp_group) * local_vocab_size if tp_group is not None else 0
         if start not in (None, tp_rank):
@@ -256,9 +228,7 @@ def vocabulary(context: Context, module: ModuleType) -> None:
                 "the vocabulary lies in unequal parts on the tensor-parallel ranks; those of the others are "
                 "not known",
             )
-        with context.machine.under_way.contributions(
-            lambda rank: [rank * local_vocab_size, (rank + 1) * local_vocab_size, local_vocab_size]
+        with context.machine.under_way.told(
+            of_rank=lambda rank: [rank * local_vocab_size, (rank + 1) * local_vocab_size, local_vocab_size]
         ):
             return original(local_vocab_size, start, end, tp_group, device)
-
-    module._resolve_vocab_metadata = resolved  # type: ignore[attr-defined]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import distributed
 
-from zerokit.instrument.phases import within
+from zerokit.instrument.phases import in_place_of
 from zerokit.rehearsal.process.phases import Context
 
 
@@ -41,7 +39,7 @@ def data_parallel(context: Context) -> None:
         hook, state = module._comm_hooks[-1]
         return hook(state, bucket)
 
-    @functools.wraps(original)
+    @in_place_of(cls, "__init__")
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         context.phases.data_parallel = True
@@ -51,7 +49,7 @@ def data_parallel(context: Context) -> None:
         register(self, None, lambda state, bucket: reduced(itself, bucket))
         self.logger = _SilentLogger()
 
-    @functools.wraps(register)
+    @in_place_of(cls, "register_comm_hook")
     def register_another(self: Any, state: object, hook: Callable[..., Any]) -> None:
         """PyTorch has one: the first is ours, and calls a second."""
         if self._comm_hooks[1:]:
@@ -63,20 +61,6 @@ def data_parallel(context: Context) -> None:
         if kind == torch.distributed.BuiltinCommHookType.FP16_COMPRESS:
             register_another(self, None, default_hooks.fp16_compress_hook)
 
-    cls.__init__ = init
-    cls.register_comm_hook = register_another
     cls._register_builtin_comm_hook = register_builtin
     # counts iterations, from the first of which the reducer times them with CUDA events (reducer.cpp)
     torch.distributed.Reducer.prepare_for_forward = lambda self: None
-
-
-def sharded_units(context: Context, module: ModuleType) -> None:
-    """FSDP 2 gathers a unit's parameters in a buffer, then copies them out."""
-    for name in ("unshard", "wait_for_unshard"):
-        within(module.FSDPParamGroup, name, context.machine.ledger.gathering)
-
-
-def flat_parameters(context: Context, module: ModuleType) -> None:
-    """FSDP 1 gathers a unit's in one flat parameter."""
-    for name in ("pre_unshard", "unshard"):
-        within(module.FlatParamHandle, name, context.machine.ledger.gathering)

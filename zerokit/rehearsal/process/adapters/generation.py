@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from zerokit.instrument.phases import in_place_of
 from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.phases import Context
 
@@ -59,14 +60,12 @@ def generate(context: Context, module: ModuleType) -> None:
     cls = module.GenerationMixin
     original = cls.generate
 
-    @functools.wraps(original)
+    @in_place_of(cls, "generate")
     def wrapped(
         self: Any, inputs: Any = None, *args: Any, generation_config: Any = None, **kwargs: Any
     ) -> Any:
         call = functools.partial(original, self)
         return _shortened(context, call, self, inputs, args, generation_config, kwargs)
-
-    cls.generate = wrapped
 
 
 def _shortened(

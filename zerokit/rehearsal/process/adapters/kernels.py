@@ -19,29 +19,26 @@ _TORCHVISION = (
 )
 
 
-def triton_functions(context: Context, module: ModuleType) -> None:
-    """A Triton function writes into tensors that its caller made: it does nothing."""
+def _triton_run(context: Context, name: Callable[[Any], str]) -> Callable[..., None]:
+    """A kernel writes into tensors that its caller made: nothing is timed, and it does nothing."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         twins.forget((args, kwargs))
         context.machine.stub("Triton kernels")
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        context.machine.saw_kernel(f"{TRITON}{getattr(self, '__name__', 'kernel')}", tensors)
+        context.machine.saw_kernel(f"{TRITON}{name(self)}", tensors)
 
-    module.JITFunction.run = run
+    return run
+
+
+def triton_functions(context: Context, module: ModuleType) -> None:
+    """Functions that Triton would compile."""
+    module.JITFunction.run = _triton_run(context, lambda kernel: getattr(kernel, "__name__", "kernel"))
 
 
 def triton_autotuner(context: Context, module: ModuleType) -> None:
-    """Nothing is timed, nothing runs."""
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> None:
-        twins.forget((args, kwargs))
-        context.machine.stub("Triton kernels")
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        context.machine.saw_kernel(f"{TRITON}{type(self).__name__}", tensors)
-
-    module.Autotuner.run = run
-    module.Heuristics.run = run
+    """Functions with several configurations."""
+    module.Autotuner.run = module.Heuristics.run = _triton_run(context, lambda kernel: type(kernel).__name__)
 
 
 def torchvision(context: Context, module: ModuleType) -> None:

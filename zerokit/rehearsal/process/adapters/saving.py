@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from zerokit.rehearsal.process import sandbox
 from zerokit.rehearsal.process.phases import Context
+from zerokit.rehearsal.process.twins import tensors_in
 
 _MARK = "saved in a rehearsal "
 
@@ -162,22 +163,9 @@ def _tensors(value: Any, location: Any) -> Any:
 
 def _count(context: Context, value: Any) -> None:
     """Bytes of all tensors inside of a value."""
-    context.machine.written_bytes += _bytes(value, set())
+    storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in tensors_in(value, [])}
+    context.machine.written_bytes += sum(int(storage.nbytes()) for storage in storages.values())
     context.machine.stub("writing of weights and checkpoints")
-
-
-def _bytes(value: Any, visited: set[int]) -> int:
-    if isinstance(value, torch.Tensor):
-        storage = value.untyped_storage()
-        if storage._cdata in visited:
-            return 0
-        visited.add(storage._cdata)
-        return int(storage.nbytes())
-    if isinstance(value, dict):
-        return sum(_bytes(item, visited) for item in value.values())
-    if isinstance(value, list | tuple):
-        return sum(_bytes(item, visited) for item in value)
-    return 0
 
 
 _UPLOADS = ("create_commit", "upload_file", "upload_folder", "delete_file", "delete_files", "delete_folder")
@@ -201,28 +189,21 @@ def writing(context: Context, module: ModuleType) -> None:
     def upload(self: Any, *args: Any, **kwargs: Any) -> Any:
         context.machine.stub(description)
         done = module.CommitInfo(
-            commit_url=f"{self.endpoint}/{_NAME}/{_NAME}/commit/{'0' * 40}",
-            commit_message=str(kwargs.get("commit_message") or ""),
-            commit_description="",
-            oid="0" * 40,
-        )
+            commit_url=f"{self.endpoint}/{_NAME}/{_NAME}/commit/{'0' * 40}", commit_description="",
+            commit_message=str(kwargs.get("commit_message") or ""), oid="0" * 40,
+        )  # fmt: skip
         if not kwargs.get("run_as_future"):
             return done
         future: Future[Any] = Future()
         future.set_result(done)
         return future
 
-    def other(self: Any, *args: Any, **kwargs: Any) -> None:
-        context.machine.stub(description)
-
-    def whoami(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {"type": "user", "name": _NAME, "orgs": [], "auth": {}}
-
-    functions = {
+    user = {"type": "user", "name": _NAME, "orgs": [], "auth": {}}
+    functions: dict[str, Any] = {
         "create_repo": create_repo,
-        "whoami": whoami,
+        "whoami": lambda self, *args, **kwargs: dict(user),
         **dict.fromkeys(_UPLOADS, upload),
-        **dict.fromkeys(_OTHERS, other),
+        **dict.fromkeys(_OTHERS, lambda self, *args, **kwargs: context.machine.stub(description)),
     }
     for name, function in functions.items():
         if hasattr(module.HfApi, name):

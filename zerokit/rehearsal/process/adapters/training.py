@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sized
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from zerokit.instrument.phases import after
+from zerokit.instrument.phases import after, in_place_of
 from zerokit.rehearsal.process.phases import Context
 
 _MOST_REPEATED_BYTES = 256 << 20
@@ -41,13 +40,11 @@ def placement(context: Context, module: ModuleType) -> None:
     """Modules go where there is room for them (``device_map="auto"``), which all layers may not leave."""
     real = module.get_max_memory
 
-    @functools.wraps(real)
+    @in_place_of(module, "get_max_memory")
     def get_max_memory(*args: Any, **kwargs: Any) -> Any:
         if context.phases.depth.bytes > _PLACED * context.machine.free_bytes:
             context.phases.depth.needs_replay("free memory decides where layers go")
         return real(*args, **kwargs)
-
-    vars(module)["get_max_memory"] = get_max_memory
 
 
 def trainer(context: Context, module: ModuleType) -> None:
@@ -55,7 +52,7 @@ def trainer(context: Context, module: ModuleType) -> None:
     cls = module.Trainer
     evaluation_loop = cls.evaluation_loop
 
-    @functools.wraps(evaluation_loop)
+    @in_place_of(cls, "evaluation_loop")
     def evaluated(self: Any, *args: Any, **kwargs: Any) -> Any:
         machine, before = context.machine, context.machine.kept_evaluation_batches
         machine.kept_evaluation_batches = self.args.eval_accumulation_steps
@@ -64,8 +61,6 @@ def trainer(context: Context, module: ModuleType) -> None:
             return _all_rows(evaluation_loop(self, *args, **kwargs), loader)
         finally:
             machine.kept_evaluation_batches = before
-
-    cls.evaluation_loop = evaluated
 
 
 def _all_rows(output: Any, loader: Any) -> Any:
@@ -104,13 +99,13 @@ def callbacks(context: Context, module: ModuleType) -> None:
     cls = module.DefaultFlowCallback
     original, began = cls.on_step_end, cls.on_train_begin
 
-    @functools.wraps(began)
+    @in_place_of(cls, "on_train_begin")
     def on_train_begin(self: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
         phases.observed.trainer_began(int(args.train_batch_size))
         phases.feed.trainer_began(args)
         return began(self, args, *rest, **kwargs)
 
-    @functools.wraps(original)
+    @in_place_of(cls, "on_step_end")
     def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         control = original(self, args, state, control, **kwargs) or control
         if phases.enough:
@@ -120,8 +115,6 @@ def callbacks(context: Context, module: ModuleType) -> None:
             if _is_wanted(args.save_strategy):
                 control.should_save = True
         return control
-
-    cls.on_step_end, cls.on_train_begin = on_step_end, on_train_begin
 
 
 def _is_wanted(strategy: Any) -> bool:

@@ -8,7 +8,6 @@ ZeRO-3, DeepSpeed's gathering, and through its own finalizer.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from zerokit.instrument.phases import in_place_of
 from zerokit.rehearsal.process import factories
 from zerokit.rehearsal.process.phases import Context
 
@@ -39,14 +39,10 @@ def loading(context: Context, module: ModuleType) -> None:
 
 
 def _patch_files(module: ModuleType) -> None:
-    real = module._get_resolved_checkpoint_files
-
+    @in_place_of(module, "_get_resolved_checkpoint_files")
     def resolved(*args: Any, **kwargs: Any) -> Any:
         """The folder's weights, found or not."""
         return [_CHECKPOINT], None
-
-    resolved.__wrapped__ = real  # type: ignore[attr-defined]
-    vars(module)["_get_resolved_checkpoint_files"] = resolved
 
 
 def _patch_depth(context: Context, module: ModuleType) -> None:
@@ -61,7 +57,7 @@ def _patch_depth(context: Context, module: ModuleType) -> None:
         with depth.probing(), torch.device("meta"), no_init_weights():
             return kind(config, *args, **kwargs)
 
-    @functools.wraps(real)
+    @in_place_of(cls, "__init__")
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         from transformers.integrations.deepspeed import deepspeed_config
 
@@ -69,12 +65,11 @@ def _patch_depth(context: Context, module: ModuleType) -> None:
             depth.cut(config, lambda whole: probed(type(self), whole, *args, **kwargs))
         real(self, config, *args, **kwargs)
 
-    cls.__init__ = init
-
 
 def _patch_dtype(module: ModuleType) -> None:
     real = module._get_dtype
 
+    @in_place_of(module, "_get_dtype")
     def get_dtype(dtype: Any, files: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         """``dtype="auto"``: the configuration's; transformers would look into the file next."""
         if dtype == "auto" or (dtype is None and getattr(config, "dtype", None) is None):
@@ -82,8 +77,6 @@ def _patch_dtype(module: ModuleType) -> None:
         elif dtype is None:
             dtype = config.dtype
         return real(dtype, None, config, *args, **kwargs)
-
-    vars(module)["_get_dtype"] = get_dtype
 
 
 def _patch_loader(context: Context, module: ModuleType) -> None:
@@ -169,7 +162,7 @@ def adapter_loading(context: Context, module: ModuleType) -> None:
     load_adapter, read = cls.load_adapter, module.load_peft_weights
     under_way: list[tuple[Any, str]] = []
 
-    @functools.wraps(load_adapter)
+    @in_place_of(cls, "load_adapter")
     def load(self: Any, model_id: Any, adapter_name: str = "default", *args: Any, **kwargs: Any) -> Any:
         under_way.append((self, adapter_name))
         try:
@@ -177,7 +170,7 @@ def adapter_loading(context: Context, module: ModuleType) -> None:
         finally:
             under_way.pop()
 
-    @functools.wraps(read)
+    @in_place_of(module, "load_peft_weights")
     def weights(model_id: Any, device: Any = None, **options: Any) -> Any:
         folder = os.path.join(model_id, options.get("subfolder") or "")  # noqa: PTH118
         if not under_way or not _lacks_weights(folder):
@@ -189,9 +182,6 @@ def adapter_loading(context: Context, module: ModuleType) -> None:
         )
         place = device or module.infer_device()
         return {name: torch.empty_like(value, device=place) for name, value in saved.items()}
-
-    cls.load_adapter = load
-    vars(module)["load_peft_weights"] = weights
 
 
 def _adapter_state_dict(context: Context, model: Any) -> dict[str, torch.Tensor]:

@@ -149,23 +149,15 @@ class Cudnn:
         ))  # fmt: skip
         self._finalize(self._device)
 
-    def workspace_bytes(self, convolution: Convolution, choice: Choice) -> int:
+    def workspace_bytes(self, convolution: Convolution, choice: Choice, *, search: bool = False) -> int:
         """Of the plan that PyTorch takes: the first of the heuristics' that can be made.
 
-        Raises:
-            CudnnError: cuDNN has no answer.
-        """
-        return self._cached(convolution, choice, search=False)
-
-    def search_bytes(self, convolution: Convolution, choice: Choice) -> int:
-        """What ``torch.backends.cudnn.benchmark`` takes to try all plans: the largest workspace of them.
+        Args:
+            search: what ``torch.backends.cudnn.benchmark`` takes to try all plans: the largest of them.
 
         Raises:
             CudnnError: cuDNN has no answer.
         """
-        return self._cached(convolution, choice, search=True)
-
-    def _cached(self, convolution: Convolution, choice: Choice, *, search: bool) -> int:
         key = convolution, choice, search
         if key not in self._known:
             created: list[_Descriptor] = []
@@ -440,14 +432,9 @@ class Convolutions:
                 self._machine.ledger.release(copy)
 
     def _run(
-        self,
-        operation: str,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        y: torch.Tensor,
-        layer: _Layer,
+        self, operation: str, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, layer: _Layer,
         channels_last: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not x.numel() or not y.numel() or not weight.numel():
             return
         if not torch.backends.cudnn.enabled or weight.dtype not in _DTYPES:
@@ -486,7 +473,8 @@ class Convolutions:
                 machine.not_modelled("cuDNN's choice of the fastest convolution", _SEARCH)
                 if convolution not in self._searched:
                     self._searched.add(convolution)
-                    machine.ledger.pass_through((cudnn.search_bytes(convolution, choice),), "cuDNN's search")
+                    size = cudnn.workspace_bytes(convolution, choice, search=True)
+                    machine.ledger.pass_through((size,), "cuDNN's search")
                     machine.ledger.empty_cache()
             size = cudnn.workspace_bytes(convolution, choice)
         except CudnnError as error:

@@ -21,9 +21,8 @@ _SORTED = 2
 
 
 class SparseTensor(torch.Tensor):
-    """A tensor of coordinates (COO). One of compressed rows (CSR) is :class:`RowsTensor`.
-
-    Sparse tensors on the fake GPU: indices and values are fake tensors.
+    """A tensor of coordinates (COO) on the fake GPU: indices and values are fake tensors. One of compressed
+    rows (CSR) is :class:`RowsTensor`.
 
     How many elements a sparse tensor has depends on values. Where these are not known it has all of the dense
     one's, the most there can be, and the guesses list it.
@@ -41,13 +40,9 @@ class SparseTensor(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls,
-        machine: Machine,
-        size: Sequence[int],
-        indices: torch.Tensor,
-        values: torch.Tensor,
+        cls, machine: Machine, size: Sequence[int], indices: torch.Tensor, values: torch.Tensor,
         coalesced: bool = False,
-    ) -> SparseTensor:
+    ) -> SparseTensor:  # fmt: skip
         """A tensor of these parts, which are not copied."""
         tensor: SparseTensor = torch.Tensor._make_wrapper_subclass(
             cls, tuple(size), dtype=values.dtype, layout=COO, device=values.device
@@ -416,10 +411,6 @@ def copied(func: Any, sparse: SparseTensor, *rest: Any, **options: Any) -> Any:
     return sparse.like(indices, values, sparse.shape, sparse.coalesced)
 
 
-def _alias(func: Any, sparse: SparseTensor) -> SparseTensor:
-    return sparse.like(*sparse.parts, sparse.shape, sparse.coalesced)
-
-
 def _mark(func: Any, sparse: SparseTensor, coalesced: bool) -> SparseTensor:
     sparse.coalesced = coalesced
     return sparse
@@ -446,8 +437,10 @@ RULES: dict[str, Rule] = {
     "sparse_dim": lambda func, sparse: sparse.sparse_dims,
     "dense_dim": lambda func, sparse: sparse.dim() - sparse.sparse_dims,
     "device": lambda func, sparse: sparse.parts[1].device,
-    "detach": _alias,
-    "alias": _alias,
+    **dict.fromkeys(
+        ("detach", "alias"),
+        lambda func, sparse: sparse.like(*sparse.parts, sparse.shape, sparse.coalesced),
+    ),
     "_coalesced_": _mark,
     "_coalesce": coalesce,
     "_to_sparse": _to_sparse,
