@@ -180,19 +180,13 @@ def append_summary(path: Path, done: Rehearsal, name: str) -> None:
     Raises:
         ReportNotWritten: the file cannot be written.
     """
-    with _writing(path), path.open("a", encoding="utf-8") as file:
-        file.write(_markdown(done, name))
-
-
-def _markdown(done: Rehearsal, name: str) -> str:
-    since = done.baseline
-    lines = [f"### Rehearsal of {name}", "", done.verdict]
-    if since is None:
-        return "\n".join(lines) + "\n"
-    lines += ["", f"{since.text[0].upper()}{since.text[1:]}."]
-    if since.grown:
+    lines, since = [f"### Rehearsal of {name}", "", done.verdict], done.baseline
+    if since is not None:
+        lines += ["", f"{since.text[0].upper()}{since.text[1:]}."]
+    if since is not None and since.grown:
         lines += ["", "| grew | most of it |", "| --- | --- |"]
-    for growth in since.grown:
+    for growth in since.grown if since is not None else ():
         parts = "<br>".join(part.text.replace("|", "\\|") for part in growth.parts)
         lines.append(f"| {growth.title} | {parts} |")
-    return "\n".join(lines) + "\n"
+    with _writing(path), path.open("a", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")

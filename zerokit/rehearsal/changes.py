@@ -70,12 +70,29 @@ def changes(
         *_of_activations(
             rank, engine or {"micro_batch": batch_rows, "gradient_checkpointing": checkpointing}
         ),
-        *_of_precision(rank, could_halve),
-        *_of_states(rank, gpus, engine),
-        *_of_frozen(rank),
-        *_of_units(rank, *unwrapped),
-        *_of_allocator(rank, expandable_segments),
     ]
+    live = _live(rank)
+    if could_halve is not None:  # under autocast the weights, their states and the loss stay in fp32
+        what = f"{could_halve} in place of fp32 (a Trainer's --{could_halve} True, or torch.autocast)"
+        options.append(Change(what=what, saves_bytes=live[ACTIVATIONS] // 2))
+    options += _of_states(rank, gpus, engine)
+    if not live[QUANTISED]:  # beside quantised weights, what is in 16 bits is what bitsandbytes leaves
+        what = "the frozen weights in 4 bits (QLoRA: `load_in_4bit` of BitsAndBytesConfig)"
+        options.append(Change(what=what, saves_bytes=int(live[FROZEN] * (1 - _FOUR_BITS_OF_16))))
+    classes, left = unwrapped
+    for name in classes:
+        what = (
+            f"each {name} as an FSDP unit of its own (Accelerate's `transformer_cls_names_to_wrap`, or "
+            "`fully_shard` of each): one unit gathers them all"
+        )
+        options.append(Change(what=what, saves_bytes=int(live[GATHERED] * (1 - left))))
+    if not expandable_segments:
+        what = (
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which `zerokit launch` sets: less is reserved "
+            "and not used"
+        )
+        unused = rank.smallest_reserved_bytes - rank.peak_allocated_bytes
+        options.append(Change(what=what, saves_bytes=unused))
     least = _LEAST_SHARE * rank.peak_allocated_bytes
     worth = [option for option in options if option.saves_bytes >= least]
     return tuple(sorted(worth, key=lambda option: -option.saves_bytes))
@@ -118,13 +135,6 @@ def _of_activations(rank: RankMemory, engine: Mapping[str, Any]) -> Iterator[Cha
         yield Change(what=what, saves_bytes=half)
 
 
-def _of_precision(rank: RankMemory, precision: str | None) -> Iterator[Change]:
-    """Half of the activations: under autocast the weights, their states and the loss stay in fp32."""
-    if precision is not None:
-        what = f"{precision} in place of fp32 (a Trainer's --{precision} True, or torch.autocast)"
-        yield Change(what=what, saves_bytes=_live(rank)[ACTIVATIONS] // 2)
-
-
 def _of_states(rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None) -> Iterator[Change]:
     """What ZeRO divides over the ranks, and what may move to the host."""
     live = _live(rank)
@@ -151,38 +161,6 @@ def _listed(names: Sequence[str]) -> str:
     """``a, b and c``."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _of_frozen(rank: RankMemory) -> Iterator[Change]:
-    """Frozen weights may be in 4 bits; that optimizer states move to the host leaves them where they are.
-
-    Beside quantised weights, what is left in 16 bits (embeddings, the head) is what bitsandbytes leaves.
-    """
-    live = _live(rank)
-    if not live[QUANTISED]:
-        yield Change(
-            what="the frozen weights in 4 bits (QLoRA: `load_in_4bit` of BitsAndBytesConfig)",
-            saves_bytes=int(live[FROZEN] * (1 - _FOUR_BITS_OF_16)),
-        )
-
-
-def _of_units(rank: RankMemory, classes: Sequence[str], left: float) -> Iterator[Change]:
-    """What one unit holds is gathered whole, whatever part of it runs."""
-    for name in classes:
-        yield Change(
-            what=f"each {name} as an FSDP unit of its own (Accelerate's `transformer_cls_names_to_wrap`, or "
-            "`fully_shard` of each): one unit gathers them all",
-            saves_bytes=int(_live(rank)[GATHERED] * (1 - left)),
-        )
-
-
-def _of_allocator(rank: RankMemory, expandable_segments: bool) -> Iterator[Change]:
-    if not expandable_segments:
-        yield Change(
-            what="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which `zerokit launch` sets: less is "
-            "reserved and not used",
-            saves_bytes=rank.smallest_reserved_bytes - rank.peak_allocated_bytes,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,9 +48,7 @@ def user_data_cache(environment: Mapping[str, str]) -> Path:
 
 
 def link_data_cache(cache: Path, folder: Path) -> None:
-    """Make ``folder`` look like ``cache``, as far as that can be read.
-
-    The user's prepared data sets, in a cache that a rehearsal may write into.
+    """Make ``folder`` look like ``cache``, the user's prepared data sets, as far as that can be read.
 
     Every folder is a new one and every file a link: what is there is found, and what ``Dataset.map`` puts
     beside it is gone with the temporary folder.
@@ -71,12 +69,7 @@ QUIET_SECONDS = 30.0
 """After so long without a line one says where the rehearsal is."""
 
 
-def pass_on(
-    descriptor: int,
-    say: Callable[[str], None],
-    over: threading.Event,
-    quiet_seconds: float,
-) -> None:
+def pass_on(descriptor: int, say: Callable[[str], None], over: threading.Event, quiet_seconds: float) -> None:
     """Say each line that a rehearsed process writes, with the time so far, until it writes no more.
 
     Args:
@@ -125,7 +118,6 @@ _NO_NAMESPACES = (
 )
 _STEPS_WITH_WARM_UP = 20
 """Where a script counts on rounds of its loop that were left out: a warm-up takes 3, 5 or 10 as a rule."""
-_OUTPUT = "output"
 _COURSE = "course.npz"
 _AS_REPORTED = (
     "steps", "repeats", "last_steps_differ_by", "versions", "engine", "model", "bf16", "data_parallel",
@@ -151,7 +143,6 @@ class RehearsalRequest:
         limit_seconds: after which it is ended; None: never.
         unconfined: go on where the kernel gives no namespaces, and native code may write what remains.
         more_micro_steps: so many micro-batches more than are rehearsed are in the step that is timed.
-        no_cache: rehearse, though an answer is kept.
         layers: so many of a decoder's are built; None: all.
         whole: all are built, whatever a few of them would tell.
     """
@@ -220,7 +211,6 @@ def rehearse_one(
 
     Args:
         progress: called with a line after each optimizer step.
-        zygote: of the request's script.
 
     Raises:
         InputError: no such script, plan, GPU or launcher.
@@ -235,24 +225,17 @@ def rehearse_one(
 
 
 def _once(
-    request: RehearsalRequest,
-    progress: Callable[[str], None],
-    exchange: Exchange,
-    zygote: Zygote,
+    request: RehearsalRequest, progress: Callable[[str], None], exchange: Exchange, zygote: Zygote,
     fewest_steps: int,
-) -> tuple[results.Rehearsal | NeedsRanks | NeedsWhole, bool]:
+) -> tuple[results.Rehearsal | NeedsRanks | NeedsWhole, bool]:  # fmt: skip
     """The result, and whether the script may have failed for want of rounds that were left out."""
     with temporary_folder("rehearsal") as temporary:
         folder = temporary.resolve()
         step_time.recorded(exchange.folder, request.rank).unlink(missing_ok=True)
         script = prepare(
-            request.target,
-            plan=request.plan,
-            ranks=request.gpus,
-            rank=request.rank,
-            launcher=request.launcher,
-            folder=folder,
-        )
+            request.target, plan=request.plan, ranks=request.gpus, rank=request.rank,
+            launcher=request.launcher, folder=folder,
+        )  # fmt: skip
         try:
             report, tail = _run(request, script, folder, progress, exchange, fewest_steps, zygote)
         except Stale as why:
@@ -305,35 +288,36 @@ def _timed(
     return replace(result, step_seconds=step.seconds, step_seconds_range=(step.low, step.high), step=step)
 
 
-def _host_factor(request: RehearsalRequest) -> float | None:
-    host = request.host or step_time.machine(request.gpu)[0]
-    return host.factor if host is not None else None
-
-
 def _run(
-    request: RehearsalRequest,
-    script: PreparedScript,
-    folder: Path,
-    progress: Callable[[str], None],
-    exchange: Exchange,
-    fewest_steps: int,
-    zygote: Zygote,
-) -> tuple[dict[str, Any] | None, str]:
+    request: RehearsalRequest, script: PreparedScript, folder: Path, progress: Callable[[str], None],
+    exchange: Exchange, fewest_steps: int, zygote: Zygote,
+) -> tuple[dict[str, Any] | None, str]:  # fmt: skip
     """The process's report, None where it left none, and the end of what it printed.
 
     Raises:
         Stale: as :meth:`Zygote.rehearse`.
     """
     began, limit = time.monotonic(), request.limit_seconds
-    output = folder / _OUTPUT
+    output = folder / "output"
     link_data_cache(user_data_cache(script.environment), make_caches(folder))
     gpu = fake_gpu(request, script.ranks)
     environment = environment_at(script.environment, zygote.sees(gpu, script.environment, folder))
     if exchange.fewer_layers is not None and not zygote.forks:
         return {"whole": "each rehearsal imports its libraries here"}, ""
-    order = replace(
-        _order(request, script, folder, exchange, gpu), environment=environment, fewest_steps=fewest_steps
-    )
+    host = request.host or step_time.machine(request.gpu)[0]
+    recorded = step_time.recorded(exchange.folder, request.rank)
+    order = Order(
+        target=script.target, is_module=script.is_module, arguments=script.arguments, gpu=gpu,
+        rank=request.rank, world_size=script.ranks, most_steps=request.steps, fewest_steps=fewest_steps,
+        folder=str(folder), output_path=str(output), result_path=str(folder / "result.json"),
+        writable=str(request.writable.resolve()) if request.writable is not None else None,
+        environment=environment, cwd=str(Path.cwd()), gpu_name=request.gpu.name,
+        unconfined=request.unconfined, host_factor=host.factor if host is not None else None,
+        operators_path=str(recorded) if request.step_time else None,
+        messages_folder=str(exchange.folder), unknown_senders=exchange.unknown_senders,
+        layers=request.layers, fewer_layers=exchange.fewer_layers or None,
+        course_path=str(exchange.folder / _COURSE) if exchange.fewer_layers is not None else None,
+    )  # fmt: skip
     reading, writing = os.pipe()
     over = threading.Event()
     reader = threading.Thread(target=pass_on, args=(reading, progress, over, QUIET_SECONDS), daemon=True)
@@ -356,7 +340,6 @@ def _run(
         with output.open("rb") as lines, os.fdopen(os.open(request.output, flags, 0o600), "wb") as file:
             for line in lines:
                 file.write(secrets.data(line))
-    recorded = step_time.recorded(exchange.folder, request.rank)
     if request.operators is not None and recorded.is_file():
         shutil.copyfile(recorded, request.operators)
     tail = secrets.text("\n".join(output.read_text(errors="replace").splitlines()[-30:]))
@@ -366,36 +349,6 @@ def _run(
     report = secrets.tree(json.loads(result_path.read_text()))
     assert isinstance(report, dict)
     return report, tail
-
-
-def _order(
-    request: RehearsalRequest, script: PreparedScript, folder: Path, exchange: Exchange, gpu: FakeGpu
-) -> Order:
-    """What the rehearsed process is told."""
-    return Order(
-        target=script.target,
-        is_module=script.is_module,
-        arguments=script.arguments,
-        gpu=gpu,
-        rank=request.rank,
-        world_size=script.ranks,
-        most_steps=request.steps,
-        folder=str(folder),
-        output_path=str(folder / _OUTPUT),
-        writable=str(request.writable.resolve()) if request.writable is not None else None,
-        result_path=str(folder / "result.json"),
-        environment={},
-        cwd=str(Path.cwd()),
-        gpu_name=request.gpu.name,
-        unconfined=request.unconfined,
-        host_factor=_host_factor(request),
-        operators_path=str(step_time.recorded(exchange.folder, request.rank)) if request.step_time else None,
-        messages_folder=str(exchange.folder),
-        unknown_senders=exchange.unknown_senders,
-        layers=request.layers,
-        course_path=str(exchange.folder / _COURSE) if exchange.fewer_layers is not None else None,
-        fewer_layers=exchange.fewer_layers or None,
-    )
 
 
 def _result(

@@ -24,10 +24,8 @@ class RehearsalPage:
     """What a page says beside its rehearsal.
 
     Attributes:
-        script: its path, or the name of a module.
         command: the words that were typed, secrets masked; empty where there were none.
         plan: the folder of the plan that the script got, or its plan.yaml; None: there was none.
-        program: what the user calls zerokit.
         written_at: Unix seconds.
     """
 
@@ -40,7 +38,10 @@ class RehearsalPage:
 
 def render_html(done: Rehearsal, page: RehearsalPage) -> str:
     """The page. It holds its own style, runs no script and loads nothing; every text is escaped."""
-    request = _request_of_plan(page.plan) if page.plan else {}
+    request: Mapping[str, Any] = {}
+    if page.plan:
+        path = Path(page.plan)
+        request = read_context(path if path.is_dir() else path.parent).part("request")
     model = plain(_model(done, request))
     return fill(
         "rehearsal.html.j2",
@@ -94,20 +95,14 @@ def _model(done: Rehearsal, request: Mapping[str, Any]) -> str:
     return model_words({**request, "model": named}, done.engine or {})
 
 
-def _request_of_plan(plan: str) -> Mapping[str, Any]:
-    path = Path(plan)
-    return read_context(path if path.is_dir() else path.parent).part("request")
-
-
 def _rank(rank: RankMemory) -> dict[str, Any]:
     bars = [
         charts.Bar(
-            label=name,
-            parts=[("peak allocated", size, "c0")],
+            label=name, parts=[("peak allocated", size, "c0")],
             note="the peak" if name == rank.peak_phase else "",
         )
         for name, size in rank.phases.items()
-    ]
+    ]  # fmt: skip
     totals = {
         "reserved": rank.peak_reserved_bytes,
         "reserved, on the smallest card": rank.smallest_reserved_bytes,

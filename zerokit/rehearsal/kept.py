@@ -131,7 +131,9 @@ class _Kept:
         digest = hashlib.sha256(
             json.dumps(facts, sort_keys=True).encode("utf-8", "surrogateescape")
         ).hexdigest()
-        return cls(path=_folder() / f"{digest[:32]}.json.z", request=request, secrets=secrets)
+        return cls(
+            path=cache_folder() / "rehearsals" / f"{digest[:32]}.json.z", request=request, secrets=secrets
+        )
 
     def read(self) -> Rehearsal | None:
         """What is kept, if all that it read is as it was."""
@@ -175,10 +177,6 @@ class _Kept:
     def _is_no_file(self, path: str) -> bool:
         """Whether it is a secret and no file: libraries ask of every argument whether it is one."""
         return not os.path.lexists(path) and self.secrets.text(path) != path
-
-
-def _folder() -> Path:
-    return cache_folder() / "rehearsals"
 
 
 # ---------------------------------------------------------------- what is known before

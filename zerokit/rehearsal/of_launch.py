@@ -25,7 +25,7 @@ from zerokit.rehearsal.ranks import rehearse
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.report.predicted import PredictedAgain
-from zerokit.report.schema import Predicted, RehearsedRun, RunReport
+from zerokit.report.schema import RehearsedRun, RunReport
 from zerokit.report.what_ran import differences, of_code, options_to_plan, unlike_rehearsal
 from zerokit.report.words import why_bare
 from zerokit.script.entry_points import Target
@@ -152,8 +152,11 @@ class LaunchRehearsals:
             why_not: str | None = as_options("the command was not rehearsed: ⟨rehearsal_seconds⟩ is 0")
             return PredictedAgain(why_not=why_not, command=command)
         try:
+            why = "the run did another job than its plan's"
+            if predicted.bare_loop is not None:
+                why = f"{why_bare(predicted.bare_loop)}, but the run's memory differs"
             say(
-                f"{report.outcome}; {_why(predicted)}: rehearsing the command to predict it, "
+                f"{report.outcome}; {why}: rehearsing the command to predict it, "
                 f"{self.seconds:g} s at most (Ctrl-C skips it)"
             )
             step_time = report.gpu_measured
@@ -171,24 +174,16 @@ class LaunchRehearsals:
         self, launch: Launch, gpu: Gpu, rank: int, *, step_time: bool = False, seconds: float | None = None
     ) -> RehearsalRequest:
         options = launch.options
+        use = PlanUse(
+            folder=options.plan, style=options.style, no_arguments=options.no_arguments,
+            deepspeed=os.fspath(options.deepspeed) if options.deepspeed is not None else None,
+            accept_mismatch=options.accept_mismatch,
+        )  # fmt: skip
         return RehearsalRequest(
-            target=_off_cpu(launch),
-            gpu=gpu,
-            gpus=launch.expected_ranks,
-            rank=rank,
-            launcher=options.launcher,
-            plan=PlanUse(
-                folder=options.plan,
-                deepspeed=os.fspath(options.deepspeed) if options.deepspeed is not None else None,
-                style=options.style,
-                no_arguments=options.no_arguments,
-                accept_mismatch=options.accept_mismatch,
-            ),
-            step_time=step_time,
-            limit_seconds=seconds or self.seconds,
-            unconfined=self.unconfined,
-            no_cache=self.no_cache,
-        )
+            target=_off_cpu(launch), gpu=gpu, gpus=launch.expected_ranks, rank=rank, plan=use,
+            launcher=options.launcher, step_time=step_time, limit_seconds=seconds or self.seconds,
+            unconfined=self.unconfined, no_cache=self.no_cache,
+        )  # fmt: skip
 
 
 def _hold_to_plan(done: Rehearsal, launch: Launch, say: Say) -> None:
@@ -256,13 +251,6 @@ def _prediction(
     fed = f"{done.fed.text}; " if done.fed is not None else ""
     note = f"rehearsed: {fed}rank {done.ranks[0].rank}, {done.steps} optimizer steps{location}"
     return PredictedAgain(by="rehearsal", plan=plan, note=note)
-
-
-def _why(predicted: Predicted) -> str:
-    """Why the plan's prediction is not enough."""
-    if predicted.bare_loop is None:
-        return "the run did another job than its plan's"
-    return f"{why_bare(predicted.bare_loop)}, but the run's memory differs"
 
 
 def _off_cpu(launch: Launch) -> Target:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.partial_sums import Processors
@@ -37,11 +36,6 @@ class FakeGpu:
     memory_clock_mhz: int = _H200_MEMORY_CLOCK_MHZ
     l2_cache_bytes: int = 50 << 20
     context_bytes: int = DEFAULT_CONTEXT_BYTES
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> FakeGpu:
-        """Read it from JSON."""
-        return cls(**{**value, "capability": tuple(value["capability"])})
 
     @property
     def processors(self) -> Processors:
@@ -99,20 +93,17 @@ def reads_log(folder: str | Path, rank: int) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One rank to rehearse.
+    """One rank to rehearse. Like :class:`Script` it goes as JSON (``asdict``, ``zerokit.values.restored``).
 
     Attributes:
         target: a script's path, or a module's name.
         output_path: the file that the script prints into.
         folder: temporary; what the process writes there remains until the parent has read it.
-        environment: of the script.
-        cwd: its working folder.
         unconfined: without namespaces it runs all the same, and only what Python writes is refused.
         writable: another folder whose changes remain; None: there is none.
         most_steps: optimizer steps after which the data ends.
         fewest_steps: so many are rehearsed, alike or not, where the script has them.
         progress_fd: where lines about the progress go, in the process that runs the script.
-        gpu_name: in the catalogue.
         host_factor: the host's seconds over the reference host's; None: not known.
         operators_path: where the operators of one step go; None: they are not recorded.
         messages_folder: what ranks send each other, of those rehearsed before and of this one.
@@ -147,27 +138,15 @@ class Order:
     course_path: str | None = None
     fewer_layers: int | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> Order:
-        """Read what :meth:`to_dict` wrote."""
-        tuples = {name: tuple(value[name]) for name in ("arguments", "unknown_senders")}
-        return cls(**{**value, **tuples, "gpu": FakeGpu.from_dict(value["gpu"])})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """What ranks to rehearse have in common, and what is put in place for all of them.
 
     Attributes:
-        target: a script's path, or a module's name.
         arguments: the user's, without those that a plan adds.
         imports: of installed libraries, in the script's order: ``module`` or ``module:name``.
         are_later: something may come before some of them; else the script begins with them.
-        folder: temporary.
         parent_pid: the process without which this one ends.
     """
 
@@ -179,9 +158,3 @@ class Script:
     are_later: bool
     folder: str
     parent_pid: int
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> Script:
-        """Read it from JSON."""
-        tuples = {name: tuple(value[name]) for name in ("arguments", "imports")}
-        return cls(**{**value, **tuples, "gpu": FakeGpu.from_dict(value["gpu"])})

@@ -10,13 +10,7 @@ from typing import TypeVar
 
 from zerokit.errors import InputError
 from zerokit.rehearsal import kept
-from zerokit.rehearsal.conduct import (
-    Exchange,
-    NeedsRanks,
-    NeedsWhole,
-    RehearsalRequest,
-    rehearse_one,
-)
+from zerokit.rehearsal.conduct import Exchange, NeedsRanks, NeedsWhole, RehearsalRequest, rehearse_one
 from zerokit.rehearsal.result import GuessedValue, Rehearsal, Stop
 from zerokit.rehearsal.zygote import Zygote
 from zerokit.units import format_gib
@@ -90,13 +84,8 @@ def _silent(line: str) -> None:
 class Senders:
     """The ranks of one run that were rehearsed so far, and what they sent.
 
-    A rank that works on what other ranks send it is rehearsed after them.
-
-    A later stage of a pipeline receives shapes and values from the stage before. Which ranks are needed the
-    rehearsed process says itself, as soon as it knows.
-
-    Attributes:
-        rehearsed: by rank.
+    A rank that works on what other ranks send it, as a later stage of a pipeline, is rehearsed after them.
+    Which ranks are needed the rehearsed process says itself, as soon as it knows.
     """
 
     def __init__(self, folder: Path, zygote: Zygote, progress: Progress | None = None) -> None:
@@ -191,14 +180,11 @@ def _with_notes(done: Rehearsal, rank: int, senders: list[Rehearsal], unknown: s
         warnings.append(
             f"rank {rank} waits for values of {ranks}, and the other way round: what it receives is guessed"
         )
-    guesses = {(guess.location, guess.what): guess for guess in done.guesses}
     for sender in senders:
         warnings += [warning for warning in sender.warnings if warning not in warnings]
-        for guess in sender.guesses:
-            guesses.setdefault((guess.location, guess.what), guess)
     return replace(
         done,
-        guesses=tuple(guesses.values()),
+        guesses=_guesses(guess for one in (done, *senders) for guess in one.guesses),
         notes=tuple(notes),
         warnings=tuple(warnings),
         seconds=done.seconds + sum(sender.seconds for sender in senders),
@@ -226,7 +212,7 @@ def parse(text: str) -> tuple[int | str, ...]:
 
 
 def rehearse_ranks(
-    request: RehearsalRequest, ranks: tuple[int | str, ...], progress: Callable[[str], None] | None = None
+    request: RehearsalRequest, ranks: tuple[int | str, ...], progress: Progress | None = None
 ) -> Rehearsal:
     """Rehearse each rank in a process of its own, all from one that has the script's libraries.
 
@@ -268,11 +254,7 @@ def _each(
 
 
 def _of(
-    request: RehearsalRequest,
-    rank: int | str,
-    gpus: int | None,
-    progress: Callable[[str], None] | None,
-    senders: Senders,
+    request: RehearsalRequest, rank: int | str, gpus: int | None, progress: Progress | None, senders: Senders
 ) -> Rehearsal:
     if rank == LAST:
         count = gpus or request.gpus
@@ -327,7 +309,7 @@ def _once(items: Iterable[Item]) -> tuple[Item, ...]:
     return tuple(dict.fromkeys(items))
 
 
-def _guesses(guesses: tuple[GuessedValue, ...]) -> tuple[GuessedValue, ...]:
+def _guesses(guesses: Iterable[GuessedValue]) -> tuple[GuessedValue, ...]:
     """Once a place: ranks ask alike."""
     by_origin: dict[tuple[str, str], GuessedValue] = {}
     for guess in guesses:

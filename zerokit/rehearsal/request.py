@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.hardware import Gpu
-from zerokit.errors import InputError
+from zerokit.errors import InputError, about
+from zerokit.machine.versions import DECIDING
 from zerokit.rehearsal.baseline import DEFAULT_GROWTH, Baseline
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.options import RehearsalArguments
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.script.entry_points import Target
+from zerokit.strictload import read_text
 from zerokit.timing.host_speed import HostSpeed
 
 if TYPE_CHECKING:
     from zerokit.fields import Say
-
-import json
-import re
-from collections.abc import Mapping
-
-from zerokit.errors import about
-from zerokit.machine.versions import DECIDING
-from zerokit.strictload import read_text
 
 _PINNED = re.compile(
     r"^[ \t]*([A-Za-z0-9][\w.-]*)[ \t]*(?:\[[^\]\n]*\][ \t]*)?===?[ \t]*([^\s;,#\\*]+)[ \t]*(?:$|[;#\\])",
@@ -75,7 +72,7 @@ def version_differences(local: Mapping[str, str], remote: Mapping[str, str], sou
                 f"{name} {version} ({source}) is not installed here: libraries choose their code by what is "
                 "installed, so the run may allocate otherwise"
             )
-        elif _public(local_version) != _public(version):
+        elif local_version.partition("+")[0] != version.partition("+")[0]:
             lines.append(
                 f"{name} is {local_version} here and {version} in {source}: the run may allocate otherwise"
             )
@@ -112,10 +109,6 @@ def _key(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _public(version: str) -> str:
-    return version.partition("+")[0]
-
-
 def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
     """Rehearse what was asked for, of this script.
 
@@ -133,7 +126,11 @@ def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
         asked.say(warning)
     remote_versions = read_versions(Path(asked.versions)) if asked.versions is not None else {}
     chosen = several.parse(asked.ranks) if isinstance(asked.ranks, str) else tuple(asked.ranks or ())
-    baseline = _baseline(asked)
+    if asked.max_growth is not None and asked.baseline is None:
+        raise InputError("⟨max_growth⟩ is over a baseline: name its file with ⟨baseline⟩")
+    baseline = None
+    if asked.baseline is not None:
+        baseline = Baseline.read(Path(asked.baseline), asked.max_growth or DEFAULT_GROWTH)
     request = request_of(target, asked)
     done = (
         several.rehearse_ranks(request, chosen, asked.say) if chosen else several.rehearse(request, asked.say)
@@ -145,14 +142,6 @@ def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
     if baseline is None or not done.complete or done.untrained:
         return done
     return replace(done, baseline=baseline.compare(done))
-
-
-def _baseline(asked: RehearsalArguments) -> Baseline | None:
-    if asked.baseline is not None:
-        return Baseline.read(Path(asked.baseline), asked.max_growth or DEFAULT_GROWTH)
-    if asked.max_growth is not None:
-        raise InputError("⟨max_growth⟩ is over a baseline: name its file with ⟨baseline⟩")
-    return None
 
 
 def _unlike_plan(done: Rehearsal, path: str) -> tuple[str, ...]:
@@ -196,7 +185,8 @@ def request_of(target: Target, asked: RehearsalArguments) -> RehearsalRequest:
 def _gpu(name: str | None, vram: str | int | None, plan: str | None, say: Say) -> tuple[Gpu, bool]:
     """The GPU that was named, else the plan's, else this machine's; and whether its memory is known."""
     from zerokit.catalog import gpus
-    from zerokit.planner.hardware import DEFAULT_GPU, gpu_of_this_machine
+    from zerokit.launcher.given_plan import read_plan
+    from zerokit.planner.hardware import DEFAULT_GPU, gpu_of_plan, gpu_of_this_machine
     from zerokit.units import parse_bytes
 
     size = parse_bytes(vram, "⟨vram⟩") if vram else None
@@ -207,9 +197,11 @@ def _gpu(name: str | None, vram: str | int | None, plan: str | None, say: Say) -
         gpu, reason = gpus.for_vram(size)
         say(reason)
         return gpu.with_total_memory(size), True
-    planned = _gpu_of_plan(plan) if plan else None
-    if planned is not None:
-        return planned, True
+    if plan:
+        file, _ = read_plan(plan)
+        planned = gpu_of_plan(file.cluster, file.request) if isinstance(file.cluster, dict) else None
+        if planned is not None:
+            return planned, True
     here, reason, _ = gpu_of_this_machine()
     if here is not None:
         say(reason)
@@ -217,11 +209,3 @@ def _gpu(name: str | None, vram: str | int | None, plan: str | None, say: Say) -
     gpu = gpus.load(DEFAULT_GPU)
     say(f"assumed {gpu.title}: none was named, none was found here ({reason})")
     return gpu, False
-
-
-def _gpu_of_plan(path: str) -> Gpu | None:
-    from zerokit.launcher.given_plan import read_plan
-    from zerokit.planner.hardware import gpu_of_plan
-
-    plan, _ = read_plan(path)
-    return gpu_of_plan(plan.cluster, plan.request) if isinstance(plan.cluster, dict) else None

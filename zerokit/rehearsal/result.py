@@ -10,6 +10,7 @@ from zerokit.domain.phases import PHASES
 from zerokit.errors import ExitCode
 from zerokit.timing.recorded_step import StepTime
 from zerokit.units import counted, format_gib, format_seconds
+from zerokit.values import restored
 
 _FAR_BELOW = 0.5
 """Of the length at which a script cuts its sequences, below which the longest row is worth a warning."""
@@ -56,13 +57,9 @@ class Fed:
             shape += f" × {counted(self.tokens, 'token')}"
         if self.shortest != self.tokens:
             shape += f" (the shortest: {self.shortest:,})"
-        padding = (
-            ""
-            if self.padding is None
-            else f", {self.padding:.0%} padding"
-            if self.padding
-            else ", no padding"
-        )
+        padding = f", {self.padding:.0%} padding" if self.padding else ", no padding"
+        if self.padding is None:
+            padding = ""
         how = ", ".join(filter(None, (self.precision, self.attention)))
         step = f"{counted(self.batches, 'batch', 'batches')} an optimizer step" if self.batches else ""
         return "; ".join(filter(None, (f"{shape} a batch{padding}", how, step)))
@@ -127,13 +124,8 @@ class HeldAtPeak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrownPart:
-    """A part of what is live at a peak, and by how many bytes it is larger than it was."""
-
-    what: str
-    module: str
-    location: str
-    bytes: int
+class GrownPart(HeldAtPeak):
+    """A part of what is live at a peak; ``bytes``: by how many it is larger than it was."""
 
     @property
     def text(self) -> str:
@@ -261,14 +253,14 @@ class RankMemory:
     """
 
     rank: int
-    peak_allocated_bytes: int
-    peak_phase: str
-    peak_reserved_bytes: int
-    smallest_reserved_bytes: int
-    host_bytes: int
-    written_bytes: int
-    phases: dict[str, int]
-    at_peak: tuple[HeldAtPeak, ...]
+    peak_allocated_bytes: int = 0
+    peak_phase: str = ""
+    peak_reserved_bytes: int = 0
+    smallest_reserved_bytes: int = 0
+    host_bytes: int = 0
+    written_bytes: int = 0
+    phases: dict[str, int] = field(default_factory=dict)
+    at_peak: tuple[HeldAtPeak, ...] = ()
     at_peaks: dict[str, tuple[HeldAtPeak, ...]] = field(default_factory=dict)
     lower_bounds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     managed_bytes: int = 0
@@ -411,15 +403,14 @@ class Rehearsal:
         if self.min_vram_bytes is None:
             return "nothing was allocated on the GPU"
         required = format_gib(self.min_vram_bytes)
-        if self.fits is None and self.lower_bound:
-            return (
-                f"not known whether it fits on {self.gpu}: at least {required} is required (see the phases)"
-            )
         if self.lower_bound:
             required = f"at least {required}"
+            if self.fits is None:
+                return f"not known whether it fits on {self.gpu}: {required} is required (see the phases)"
         if self.fits is None:
             return f"a GPU of {required} is required, as counted on {self.gpu}, which was assumed"
-        if self.fits and self._may_not_fit_others:
+        to_spare = (self.vram_bytes or 0) - self.min_vram_bytes
+        if self.fits and self.vram_bytes is not None and to_spare < self.unlike_bytes:
             ranks = ", ".join(str(rank.rank) for rank in self.ranks)
             return (
                 f"rank {ranks} fits: {required} required{self._of_card}; other ranks may not: they may take "
@@ -454,12 +445,6 @@ class Rehearsal:
             f"at the peak, and another may take up to about {format_gib(self.unlike_bytes, 1)} more "
             f"(--ranks {to_rehearse} rehearses others)",
         )
-
-    @property
-    def _may_not_fit_others(self) -> bool:
-        if self.vram_bytes is None or self.min_vram_bytes is None:
-            return False
-        return self.vram_bytes - self.min_vram_bytes < self.unlike_bytes
 
     @property
     def _of_card(self) -> str:
@@ -510,22 +495,7 @@ def waiting(step: StepTime) -> str:
 
 def of_process(report: dict[str, Any], rank: int) -> RankMemory:
     """A rank's part of what the rehearsed process wrote."""
-    phases = report.get("phases", {})
-    return RankMemory(
-        rank=rank,
-        phases={name: phases[name] for name in PHASES if name in phases},
-        at_peak=tuple(HeldAtPeak(**row) for row in report.get("at_peak", ())),
-        at_peaks={
-            name: tuple(HeldAtPeak(**row) for row in rows)
-            for name, rows in report.get("at_peaks", {}).items()
-        },
-        lower_bounds={name: tuple(what) for name, what in report.get("lower_bounds", {}).items()},
-        **{name: report.get(name, unknown) for name, unknown in _AS_REPORTED.items()},
-    )
-
-
-_AS_REPORTED: dict[str, Any] = {
-    "peak_allocated_bytes": 0, "peak_phase": "", "peak_reserved_bytes": 0, "smallest_reserved_bytes": 0,
-    "host_bytes": 0, "managed_bytes": 0, "freed": {}, "written_bytes": 0,
-}  # fmt: skip
-"""What a rank's memory has of the process's report as it is."""
+    sizes = report.get("phases", {})
+    phases = {name: sizes[name] for name in PHASES if name in sizes}
+    memory: RankMemory = restored(RankMemory, {**report, "rank": rank, "phases": phases})
+    return memory

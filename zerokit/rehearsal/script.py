@@ -138,15 +138,9 @@ def without_launcher(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def prepare(
-    target: Target,
-    *,
-    plan: PlanUse,
-    ranks: int | None,
-    rank: int,
-    launcher: str,
-    folder: Path,
+    target: Target, *, plan: PlanUse, ranks: int | None, rank: int, launcher: str, folder: Path,
     base: Mapping[str, str] = os.environ,
-) -> PreparedScript:
+) -> PreparedScript:  # fmt: skip
     """Decide arguments, configuration and environment. Writes the configuration into ``folder``.
 
     Raises:
@@ -178,25 +172,17 @@ def prepare(
         notes += plan_agreement.of_arguments(script_options, ranks)
         notes += warnings(environment)
     else:
-        planned = _Planned(target, script_options, read, plan, ranks, chosen, folder, notes)
-        arguments = planned.arguments()
-        environment |= planned.environment(base)
+        arguments, planned = _planned(target, script_options, read, plan, ranks, chosen, folder, notes, base)
+        environment |= planned
     if chosen != "none":
         environment |= _rank_variables(rank, ranks)
     if chosen == "deepspeed" and {"--local_rank", "--local-rank"} & facts.options:
         arguments = (f"--local_rank={rank % _RANKS_PER_NODE}", *arguments)
     return PreparedScript(
-        target=target.name,
-        is_module=target.script is None,
-        arguments=arguments,
-        environment=environment,
-        launcher=chosen,
-        ranks=ranks,
-        folder=folder,
-        untrained=untrained,
+        target=target.name, is_module=target.script is None, arguments=arguments, environment=environment,
+        launcher=chosen, ranks=ranks, folder=folder, untrained=untrained, notes=list(all_as_options(notes)),
         length_limit=(limit.value, limit.where) if limit is not None else None,
-        notes=list(all_as_options(notes)),
-    )
+    )  # fmt: skip
 
 
 def _launcher(
@@ -210,88 +196,52 @@ def _launcher(
     return "torchrun" if ranks > 1 else "none"
 
 
-class _Planned:
-    """What ``zerokit launch --plan`` would give the script."""
+def _planned(
+    target: Target, script: script_arguments.ScriptOptions, read: tuple[PlanFile | None, dict[str, Any]],
+    use: PlanUse, ranks: int, launcher: str, folder: Path, notes: list[str], base: Mapping[str, str],
+) -> tuple[tuple[str, ...], dict[str, str]]:  # fmt: skip
+    """Arguments and variables that ``zerokit launch --plan`` would give the script; adds to ``notes``."""
+    plan, config = read
+    style, facts = script.style, script.facts
 
-    def __init__(
-        self,
-        target: Target,
-        script: script_arguments.ScriptOptions,
-        read: tuple[PlanFile | None, dict[str, Any]],
-        use: PlanUse,
-        ranks: int,
-        launcher: str,
-        folder: Path,
-        notes: list[str],
-    ) -> None:
-        self._target, self._script, self._use, self._ranks = target, script, use, ranks
-        style, facts = script.style, script.facts
-        self._plan, config = read
-        self._launcher = "deepspeed" if launcher in ("auto", "none") else launcher
-        self._folder = folder
-        notes.append(f"{target.name} is taken as {script_reader.STYLE_WORDS[style]}: {facts.why}")
-        self._agreed, adapted = NOT_ASKED, self._adapted(config, "none")
-        if self._plan is not None:
-            self._agreed = plan_agreement.agree(
-                PlannedCommand(self._plan, target),
-                script,
-                adapted.config,
-                on_cpu=False,
-                no_arguments=use.no_arguments,
-                accept_mismatch=use.accept_mismatch,
-            )
-            adapted = self._adapted(config, style)
-        notes += self._agreed.notes
-        notes += [f"ds_config.json: {change}" for change in adapted.changes]
-        notes += [f"warning: {warning}" for warning in adapted.warnings]
-        self._config_path = folder / "ds_config.json"
-        self._config_path.write_text(json.dumps(adapted.config, indent=1))
-
-    def _adapted(self, config: dict[str, Any], script_style: str) -> adapt_config.Adapted:
+    def adapt(script_style: str) -> adapt_config.Adapted:
+        planned_ranks = plan.world_size if plan is not None else ranks
         return adapt_config.adapt(
-            config,
-            style=script_style,
-            device="cuda",
-            ranks=self._ranks,
-            planned_ranks=self._plan.world_size if self._plan is not None else self._ranks,
-            facts=self._script.facts,
+            config, style=script_style, device="cuda", ranks=ranks, planned_ranks=planned_ranks, facts=facts
         )
 
-    def _extra(self) -> list[str]:
-        return [*self._agreed.added, *commands.script_options(self._script, self._config_path)]
-
-    def arguments(self) -> tuple[str, ...]:
-        """The user's, and what the plan adds before a ``--`` among them."""
-        own_arguments = self._target.arguments
-        cut = own_arguments.index("--") if "--" in own_arguments else len(own_arguments)
-        return (*own_arguments[:cut], *self._extra(), *own_arguments[cut:])
-
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Variables of the plan, without those of a launcher."""
-        devices = Devices(kind="cuda", ranks=self._ranks, gpu_indexes=tuple(range(self._ranks)), why="")
-        setup = commands.ScriptSetup(
-            script=self._script,
-            arguments=self._extra(),
-            config=self._config_path,
-            plan_environment=(self._plan.chosen.get("environment") or {}) if self._plan is not None else {},
-        )
-        command = commands.build(
-            LaunchOptions(target=self._target, launcher=self._launcher),
-            Placement(devices=devices, port=_PORT),
-            setup,
-            run_dir=self._folder,
-            base=base,
-        )
-        return without_launcher(command.set_variables)
+    notes.append(f"{target.name} is taken as {script_reader.STYLE_WORDS[style]}: {facts.why}")
+    agreed, adapted = NOT_ASKED, adapt("none")
+    if plan is not None:
+        agreed = plan_agreement.agree(
+            PlannedCommand(plan, target), script, adapted.config, on_cpu=False,
+            no_arguments=use.no_arguments, accept_mismatch=use.accept_mismatch,
+        )  # fmt: skip
+        adapted = adapt(style)
+    notes += agreed.notes
+    notes += [f"ds_config.json: {change}" for change in adapted.changes]
+    notes += [f"warning: {warning}" for warning in adapted.warnings]
+    path = folder / "ds_config.json"
+    path.write_text(json.dumps(adapted.config, indent=1))
+    own = target.arguments
+    extra = [*agreed.added, *commands.script_options(script, path)]
+    cut = own.index("--") if "--" in own else len(own)
+    plan_environment = (plan.chosen.get("environment") or {}) if plan is not None else {}
+    devices = Devices(kind="cuda", ranks=ranks, gpu_indexes=tuple(range(ranks)), why="")
+    command = commands.build(
+        LaunchOptions(target=target, launcher="deepspeed" if launcher in ("auto", "none") else launcher),
+        Placement(devices=devices, port=_PORT),
+        commands.ScriptSetup(script=script, arguments=extra, config=path, plan_environment=plan_environment),
+        run_dir=folder,
+        base=base,
+    )
+    return (*own[:cut], *extra, *own[cut:]), without_launcher(command.set_variables)
 
 
 def _rank_variables(rank: int, ranks: int) -> dict[str, str]:
     local = rank % _RANKS_PER_NODE
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(min(ranks, _RANKS_PER_NODE)),
-        "MASTER_ADDR": "127.0.0.1",
+        "RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(min(ranks, _RANKS_PER_NODE)), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_PORT),
-    }
+    }  # fmt: skip

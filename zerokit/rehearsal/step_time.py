@@ -23,16 +23,9 @@ def recorded(folder: Path, rank: int) -> Path:
 
 
 def of_rank(
-    folder: Path,
-    rank: int,
-    gpu: Gpu,
-    ranks: int,
-    host: HostSpeed | None,
-    *,
-    too_long: bool = False,
-    more: int = 0,
-    steps: int = 0,
-) -> tuple[StepTime | None, str]:
+    folder: Path, rank: int, gpu: Gpu, ranks: int, host: HostSpeed | None, *, too_long: bool = False,
+    more: int = 0, steps: int = 0,
+) -> tuple[StepTime | None, str]:  # fmt: skip
     """The step time of what a rehearsed process recorded, and why there is none.
 
     It is that of all ranks that exchange messages with this one, and with each other, where all of them were

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import stat
@@ -31,34 +32,18 @@ BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"
 DATA_CACHE = "HF_DATASETS_CACHE"
 
 _OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "WANDB_MODE": "disabled",
-    "WANDB_DISABLED": "true",
-    "COMET_MODE": "DISABLED",
-    "CLEARML_OFFLINE_MODE": "1",
-    "NEPTUNE_MODE": "offline",
-    "DVCLIVE_TEST": "1",
-    "SWANLAB_MODE": "disabled",
-    "TOKENIZERS_PARALLELISM": "false",
-    "DS_ACCELERATOR": "cuda",
-    "DS_SKIP_CUDA_CHECK": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1", "WANDB_MODE": "disabled", "WANDB_DISABLED": "true",
+    "COMET_MODE": "DISABLED", "CLEARML_OFFLINE_MODE": "1", "NEPTUNE_MODE": "offline", "DVCLIVE_TEST": "1",
+    "SWANLAB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false", "DS_ACCELERATOR": "cuda",
+    "DS_SKIP_CUDA_CHECK": "1", "PYTHONDONTWRITEBYTECODE": "1", "DO_NOT_TRACK": "1",
     "GRADIO_ANALYTICS_ENABLED": "False",
-}
+}  # fmt: skip
 _CACHES = {
-    DATA_CACHE: "datasets",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TRITON_CACHE_DIR": "triton",
-    "TORCH_EXTENSIONS_DIR": "extensions",
-    "MPLCONFIGDIR": "matplotlib",
-    "WANDB_DIR": "wandb",
-    "MLFLOW_TRACKING_URI": "mlflow",
-    "HF_MODULES_CACHE": "modules",
-}
+    DATA_CACHE: "datasets", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton",
+    "TORCH_EXTENSIONS_DIR": "extensions", "MPLCONFIGDIR": "matplotlib", "WANDB_DIR": "wandb",
+    "MLFLOW_TRACKING_URI": "mlflow", "HF_MODULES_CACHE": "modules",
+}  # fmt: skip
 
 
 _LEAST_SECONDS = 1e-3
@@ -127,24 +112,19 @@ class _Process:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(BOOTSTRAP), str(theirs.fileno())],
-                env=environment_at(base, self.folder),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+                env=environment_at(base, self.folder), pass_fds=(theirs.fileno(),), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
         said = self.ask(self._script(target), (), None)
         self.no_namespaces: str | None = (said or {}).get("no_namespaces")
 
     def _script(self, target: Target) -> dict[str, Any]:
-        gpu, imports = self.gpu, self.kind.imports
-        script = Script(
-            target=target.name, is_module=target.script is None, arguments=target.arguments, gpu=gpu,
+        imports = self.kind.imports
+        return asdict(Script(
+            target=target.name, is_module=target.script is None, arguments=target.arguments, gpu=self.gpu,
             imports=imports.names, are_later=imports.are_later, folder=str(self.folder),
             parent_pid=os.getpid(),
-        )  # fmt: skip
-        return asdict(script)
+        ))  # fmt: skip
 
     def takes(self, target: Target) -> bool:
         """Whether it is what a new one of this script would be, and is it from here on."""
@@ -310,7 +290,12 @@ class Zygote:
             if not self._alone:
                 base = without_launcher(os.environ if self._base is None else self._base)
             imports = first_imports(self._target)
-            names = tuple(name for name in imports.names if not _is_there(name))
+            # torch is imported for every script, and the standard library costs nothing
+            names = tuple(
+                name
+                for name in imports.names
+                if name != "torch" and re.split("[.:]", name)[0] not in sys.stdlib_module_names
+            )
             imports = FirstImports(names, are_later=imports.are_later)
             waiting = None if self._alone else _idle.take(self._target, _Kind.of(gpu, imports, base))
             self._process = waiting or _Process(self._target, gpu, base, imports)
@@ -326,7 +311,7 @@ class Zygote:
             Stale: the libraries that were imported are not those of the script.
         """
         assert self._process is not None
-        asked = {"order": order.to_dict(), "alone": self._alone, **self._learned}
+        asked = {"order": asdict(order), "alone": self._alone, **self._learned}
         self._process.has_learned |= bool(self._learned["imports"])
         try:
             said = self._process.ask(asked, files, limit_seconds)
@@ -350,8 +335,3 @@ class Zygote:
         if said.get("imports"):
             self._learned = {name: said[name] for name in self._learned}
         return int(said["code"])
-
-
-def _is_there(name: str) -> bool:
-    """Whether it is imported for every script, or costs nothing."""
-    return name == "torch" or name.partition(":")[0].partition(".")[0] in sys.stdlib_module_names

@@ -30,6 +30,8 @@ from zerokit.rehearsal.process.guesses import is_library, start_in
 from zerokit.rehearsal.process.libraries import VariablesRead, Watch, import_all
 from zerokit.rehearsal.process.main import Rehearsed
 from zerokit.rehearsal.process.reads import Reads
+from zerokit.rehearsal.process.stand_ins import asks_for_flash_attention
+from zerokit.values import restored
 
 _LOOK_SECONDS = 0.02
 
@@ -38,7 +40,7 @@ def main(descriptor: int) -> int:
     """Answer what is asked for at the socket, until it is closed; the exit code."""
     with socket.socket(fileno=descriptor) as parent:
         told, _ = wire.receive(parent)
-        script = Script.from_dict(told)
+        script = restored(Script, told)
         sandbox.end_with_parent()
         if os.getppid() != script.parent_pid:
             return 1
@@ -83,7 +85,7 @@ class Zygote:
             if told is None:
                 return 0
             if "script" in told:
-                answer: dict[str, Any] | None = self._take(Script.from_dict(told["script"]), told["cwd"])
+                answer: dict[str, Any] | None = self._take(restored(Script, told["script"]), told["cwd"])
             else:
                 answer = self._rehearse(told, files)
             for file in files:
@@ -95,8 +97,6 @@ class Zygote:
     def _take(self, script: Script, cwd: str) -> dict[str, Any]:
         """Be the process of another script with the same imports, unless it is one of this script alone; and
         what was read for all."""
-        from zerokit.rehearsal.process.stand_ins import asks_for_flash_attention
-
         self._reads.seen &= self._read_for_all
         is_like = asks_for_flash_attention(script) == asks_for_flash_attention(self._script)
         if self._nest is None or self._broken or self._rehearsed.why_not or not is_like:
@@ -106,9 +106,6 @@ class Zygote:
         return {"taken": True, "reads": sorted(self._read_for_all)}
 
     # ---------------------------------------------------------------- libraries
-
-    def _import_first(self) -> None:
-        self._import(self._script.imports, self._later if self._script.are_later else self._first)
 
     def _import(self, names: Sequence[str], reads: VariablesRead) -> None:
         if self._nest is None or self._broken or self._rehearsed.why_not:
@@ -150,16 +147,6 @@ class Zygote:
                 return root
         return None
 
-    def _stale(self, order: Order) -> str | None:
-        """Why a fork of this process would not be a new process with this order; None: it would."""
-        from zerokit.rehearsal.process.stand_ins import asks_for_flash_attention
-
-        if self._broken is not None:
-            return self._broken
-        if asks_for_flash_attention(order) != asks_for_flash_attention(self._script):
-            return "flash-attn"
-        return None
-
     def _unlike(self, environment: dict[str, str]) -> str | None:
         """Which variable would have been read at the imports, and is another one here."""
         for name in {*environment, *self._environment}:
@@ -173,12 +160,14 @@ class Zygote:
     # ---------------------------------------------------------------- forks
 
     def _rehearse(self, told: dict[str, Any], files: list[int]) -> dict[str, Any] | None:
-        order = Order.from_dict(told["order"])
+        order = restored(Order, told["order"])
         if not told["alone"]:
-            self._import_first()
+            self._import(self._script.imports, self._later if self._script.are_later else self._first)
             self._import_later(told["imports"], told["set"])
-            if (why := self._stale(order)) is not None:
-                return {"stale": why}
+            if self._broken is not None:
+                return {"stale": self._broken}
+            if asks_for_flash_attention(order) != asks_for_flash_attention(self._script):
+                return {"stale": "flash-attn"}
             if (why := self._unlike(order.environment)) is not None:
                 return {"unlike": why}
         with tempfile.TemporaryFile(dir=self._script.folder) as report:
