@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from html import escape
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -14,7 +14,7 @@ from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Saving, Strategy, TimeEstimate
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import emit_deepspeed
-from zerokit.fields import all_as_options, as_options, plain
+from zerokit.fields import as_options, plain
 from zerokit.memory.card import around_peak
 from zerokit.memory.components import HostComponent, label
 from zerokit.notes import Note
@@ -25,7 +25,11 @@ from zerokit.timing.ranges import NVME_RATES, SURE
 from zerokit.units import counted, format_gib, format_seconds, format_seconds_range, shown_unit
 from zerokit.values import frozen_dataclass
 
-ESTIMATE_SCHEMA = "zerokit.estimate/1"
+STRATEGY_FIELDS = (
+    "zero_stage", "offload_optimizer", "offload_param", "data_parallel", "tensor_parallel",
+    "pipeline_parallel", "sequence_parallel", "micro_batch", "gradient_accumulation",
+    "activation_checkpointing", "precision",
+)  # fmt: skip
 _ALL_RANKS_UP_TO = 64
 _MOST_PARTS = 4
 T = TypeVar("T")
@@ -55,12 +59,34 @@ class Read(Generic[T]):
         return value  # type: ignore[no-any-return]
 
 
-class Sentences(Read[tuple[str, ...]]):
-    """The same of notes, as sentences for Python."""
+class Sentence(Read[T]):
+    """A note, or several: plain text for Python, with the command line's options in JSON."""
 
-    def read(self, value: Any, skip: int = 0) -> tuple[str, ...]:
-        """The notes, as they are plainly said."""
-        return tuple(map(plain, super().read(value, skip)))
+    def read(self, value: Any, skip: int = 0, said: Callable[[str], str] = plain) -> T:
+        """The text, with the arguments that it names as ``said`` writes them."""
+        text: Any = super().read(value, skip)
+        return said(text) if isinstance(text, str) else tuple(map(said, text))  # type: ignore[return-value]
+
+
+class Document:
+    """What has a form in JSON: the values of its ``PUBLISHED`` attributes by name, below its ``SCHEMA``."""
+
+    __slots__ = ()
+    SCHEMA: ClassVar[str] = ""
+    PUBLISHED: ClassVar[tuple[str, ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints of it."""
+        kind = type(self)
+        body: dict[str, Any] = {"schema": self.SCHEMA} if self.SCHEMA else {}
+        for name in self.PUBLISHED:
+            own = getattr(kind, name, None)
+            body[name] = own.read(self, said=as_options) if isinstance(own, Sentence) else getattr(self, name)
+        return {name: as_json(value) for name, value in body.items()} | self._more()
+
+    def _more(self) -> dict[str, Any]:
+        """What it has only at times, or under another name."""
+        return {}
 
 
 def as_json(value: Any) -> Any:
@@ -75,7 +101,7 @@ def as_json(value: Any) -> Any:
 
 
 @frozen_dataclass
-class RankPrediction:
+class RankPrediction(Document):
     """The prediction for one rank, or for a row of ranks that are alike.
 
     Attributes:
@@ -94,13 +120,10 @@ class RankPrediction:
     components: Mapping[str, int]
     last: int | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """An entry of ``per_rank``."""
-        body = {name: as_json(getattr(self, name)) for name in ("rank", *_OF_RANKS)}
-        return body if self.last is None else {**body, "ranks": [self.rank, self.last]}
+    PUBLISHED = ("rank", "peak_allocated_bytes", "peak_phase", "phases", "components")
 
-
-_OF_RANKS = ("peak_allocated_bytes", "peak_phase", "phases", "components")
+    def _more(self) -> dict[str, Any]:
+        return {} if self.last is None else {"ranks": [self.rank, self.last]}
 
 
 def per_rank(ranks: tuple[RankEstimate, ...], world_size: int) -> Iterator[RankPrediction]:
@@ -108,12 +131,12 @@ def per_rank(ranks: tuple[RankEstimate, ...], world_size: int) -> Iterator[RankP
     single = 0 < world_size <= _ALL_RANKS_UP_TO
     for rank in ranks:
         for number in range(rank.first, rank.last + 1) if single else (rank.first,):
-            alike = {name: getattr(rank, name) for name in _OF_RANKS}
+            alike = {name: getattr(rank, name) for name in RankPrediction.PUBLISHED[1:]}
             yield RankPrediction(rank=number, last=None if single else rank.last, **alike)
 
 
 @frozen_dataclass
-class PlannedStrategy:
+class PlannedStrategy(Document):
     """One strategy with its prediction.
 
     Attributes:
@@ -198,30 +221,20 @@ class PlannedStrategy:
             "step_seconds_by_host_factor": as_json(by_factor),
         }  # fmt: skip
 
-    @property
-    def why(self) -> str:
-        """In a sentence, why it was chosen, or what it lacks."""
-        return plain(self.candidate.why)
+    why = Sentence[str]("candidate.why", "In a sentence, why it was chosen, or what it lacks.")
 
-    def to_dict(self, *, by_phase: bool = True) -> dict[str, Any]:
-        """STRATEGY of ``plan --json``; ``by_phase``: with the components at the peak of every phase."""
+    PUBLISHED = (*STRATEGY_FIELDS, "environment", "deepspeed_config", "estimate", "why")
+
+    def _more(self) -> dict[str, Any]:
         job: dict[str, Any] = {}
         if self.parameters is not None:  # what a launch is to know of the job beside the strategy
             job = {"parameters": self.parameters, "seq_len": self.job.seq_len}
             job |= {} if self.script is None else self.script.facts
-        return {
-            **degrees(self.strategy),
-            "environment": self.environment,
-            "deepspeed_config": self.deepspeed_config,
-            "estimate": self.estimate.to_dict(by_phase=by_phase),
-            "why": as_options(self.candidate.why),
-            **job,
-            **({} if self._rehearsed is None else {"rehearsed": self._rehearsed}),
-        }
+        return job if self._rehearsed is None else {**job, "rehearsed": self._rehearsed}
 
 
 @frozen_dataclass
-class Estimate:
+class Estimate(Document):
     """Memory and step time of one strategy. Bytes, seconds.
 
     Attributes:
@@ -251,8 +264,7 @@ class Estimate:
         "How far ``min_vram_bytes`` may be off where it is of a closed form; 0: traced or rehearsed.",
     )
     peak_allocated_bytes = Read[int](
-        "_memory.worst.peak_allocated_bytes",
-        "The worst rank's ``torch.cuda.max_memory_allocated``.",
+        "_memory.worst.peak_allocated_bytes", "The worst rank's ``torch.cuda.max_memory_allocated``."
     )
     min_vram_bytes = Read[int](
         "_memory.min_vram_bytes",
@@ -266,8 +278,7 @@ class Estimate:
         "planned.not_modelled", "Keys of its DeepSpeed file with which the figures may be others."
     )
     basis = Read[str](
-        "_memory.basis",
-        "Where the memory figures come from: ``traced`` or ``analytic`` (the closed form).",
+        "_memory.basis", "Where the memory figures come from: ``traced`` or ``analytic`` (the closed form)."
     )
     saving = Read[Saving | None](
         "planned.candidate.saving",
@@ -339,7 +350,7 @@ class Estimate:
         """The entry of ``per_rank`` with the highest peak."""
         return max(self.per_rank, key=lambda rank: rank.peak_allocated_bytes)
 
-    assumptions = Sentences("notes", "What was assumed, in sentences.")
+    assumptions = Sentence[tuple[str, ...]]("notes", "What was assumed, in sentences.")
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -349,28 +360,13 @@ class Estimate:
     def _repr_html_(self) -> str:
         return html_facts(self.planned, self.model_name)
 
-    def to_dict(self, *, by_phase: bool = True) -> dict[str, Any]:
-        """ESTIMATE: what ``estimate --json`` prints."""
-        names = [name for name in _ESTIMATE if by_phase or name != "components_by_phase"]
-        return {
-            "schema": ESTIMATE_SCHEMA,
-            **{name: as_json(getattr(self, name)) for name in names},
-            "assumptions": list(all_as_options(self.notes)),
-            "notes": as_json(self.notes),
-        }
-
-
-_ESTIMATE = (
-    "fits", "peak_allocated_bytes", "min_vram_bytes", "unsure_bytes", "not_modelled", "host_bytes_per_node",
-    "host_components", "nvme_bytes_per_node", "step_seconds", "step_seconds_range", "measured_on_no_machine",
-    "tokens_per_second_per_gpu", "time_parts", "bound_by", "basis", "saving", "per_rank",
-    "components_by_phase",
-)  # fmt: skip
-STRATEGY_FIELDS = (
-    "zero_stage", "offload_optimizer", "offload_param", "data_parallel", "tensor_parallel",
-    "pipeline_parallel", "sequence_parallel", "micro_batch", "gradient_accumulation",
-    "activation_checkpointing", "precision",
-)  # fmt: skip
+    SCHEMA = "zerokit.estimate/1"
+    PUBLISHED = (
+        "fits", "peak_allocated_bytes", "min_vram_bytes", "unsure_bytes", "not_modelled",
+        "host_bytes_per_node", "host_components", "nvme_bytes_per_node", "step_seconds",
+        "step_seconds_range", "measured_on_no_machine", "tokens_per_second_per_gpu", "time_parts", "bound_by",
+        "basis", "saving", "per_rank", "components_by_phase", "assumptions", "notes",
+    )  # fmt: skip
 
 
 def environment(cluster: Cluster, chosen: Strategy, attention: str) -> dict[str, str]:

@@ -12,8 +12,11 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, Strategy
-from zerokit.fields import all_as_options, as_options, plain
-from zerokit.planner.documents import PlannedStrategy, Read, Sentences, as_json, degrees, html_facts
+from zerokit.fields import as_options, plain
+from zerokit.notes import Note
+from zerokit.planner import answer, documents
+from zerokit.planner.documents import Document, PlannedStrategy, Read, Sentence, as_json, degrees, html_facts
+from zerokit.search.explain import cluster_words
 from zerokit.search.plan import Plan
 from zerokit.values import frozen_dataclass, replace
 
@@ -21,11 +24,8 @@ if TYPE_CHECKING:
     from zerokit.planner.memory_source import Say
 
 
-PLAN_SCHEMA = "zerokit.plan/1"
-
-
 @frozen_dataclass
-class RehearsalRecord:
+class RehearsalRecord(Document):
     """One rehearsal that a plan for a script made. Bytes; ``seconds``: what it took.
 
     Attributes:
@@ -43,15 +43,14 @@ class RehearsalRecord:
     probe: bool = False
     layers: tuple[int, int] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """An entry of ``rehearsals``."""
-        names = ("peak_allocated_bytes", "min_vram_bytes", "step_seconds", "stopped", "probe", "layers")
-        figures = {name: getattr(self, name) for name in names}
-        return {**degrees(self.strategy), "seconds": round(self.seconds, 1), **figures}
+    PUBLISHED = ("peak_allocated_bytes", "min_vram_bytes", "step_seconds", "stopped", "probe", "layers")
+
+    def _more(self) -> dict[str, Any]:
+        return {**degrees(self.strategy), "seconds": round(self.seconds, 1)}
 
 
 @frozen_dataclass(slots=False)
-class PlanResult:
+class PlanResult(Document):
     """The fastest strategy that fits, and what it was chosen from.
 
     Attributes:
@@ -108,15 +107,14 @@ class PlanResult:
     candidates = Read[int]("plan.candidates", "How many strategies were looked at.")
     global_batch = Read[int]("plan.global_batch", "Sequences per optimizer step.")
 
-    assumptions = Sentences("plan.assumptions", "What was assumed, in sentences.")
-    faster_with = Sentences("plan.faster_with", "What would be faster, and what it takes, in sentences.")
-    advice = Sentences("plan.advice", "What is worth knowing, in sentences.")
+    assumptions = Sentence[tuple[str, ...]]("plan.assumptions", "What was assumed, in sentences.")
+    faster_with = Sentence[tuple[str, ...]](
+        "plan.faster_with", "What would be faster, and what it takes, in sentences."
+    )
+    advice = Sentence[tuple[str, ...]]("plan.advice", "What is worth knowing, in sentences.")
 
     def __repr__(self) -> str:
         """What a Python prompt shows: the answer in a few lines."""
-        from zerokit.planner import answer, documents
-        from zerokit.search.explain import cluster_words
-
         chosen = self.chosen
         return "\n".join((
             f"<Plan for {self.model_name} on {cluster_words(self.cluster)}:",
@@ -146,29 +144,26 @@ class PlanResult:
             say(older)
         return write_plan(Path(folder), self.chosen, self.request, assumptions=self.plan.assumptions)
 
-    def to_dict(self) -> dict[str, Any]:
-        """What ``plan --json`` prints."""
-        from zerokit.planner.answer import script_must
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What was assumed and is worth knowing, with arguments marked (:mod:`zerokit.fields`)."""
+        return (*self.plan.assumptions, *self.plan.advice)
 
-        plan = self.plan
-        of_script = {
-            "rehearsals": as_json(self.rehearsals),
-            "added_arguments": list(self.added_arguments),
-            "to_fix": self.to_fix,
-        }
+    @property
+    def script_must(self) -> tuple[str, ...]:
+        """What the figures count on and only the training script can do, in sentences."""
+        return answer.script_must(self.plan.chosen.strategy, self.job)
+
+    SCHEMA = "zerokit.plan/1"
+    PUBLISHED = (
+        "request", "chosen", "alternatives", "global_batch", "assumptions", "faster_with", "advice", "notes",
+        "script_must", "files",
+    )  # fmt: skip
+
+    def _more(self) -> dict[str, Any]:
+        of_script = ("rehearsals", "added_arguments", "to_fix") if self.script is not None else ()
         return {
-            "schema": PLAN_SCHEMA,
-            "request": dict(self.request),
-            "chosen": self.chosen.to_dict(),
-            "alternatives": [alternative.to_dict(by_phase=False) for alternative in self.alternatives],
-            "rejected": {as_options(reason): count for reason, count in plan.rejected.items()},
-            "search": {"candidates": plan.candidates, "seconds": plan.seconds},
-            "global_batch": plan.global_batch,
-            "assumptions": list(all_as_options(plan.assumptions)),
-            "faster_with": list(all_as_options(plan.faster_with)),
-            "advice": list(all_as_options(plan.advice)),
-            "notes": as_json((*plan.assumptions, *plan.advice)),
-            "script_must": list(script_must(self.plan.chosen.strategy, self.job)),
-            "files": dict(self.files),
-            **(of_script if self.script is not None else {}),
+            "rejected": {as_options(reason): count for reason, count in self.rejected.items()},
+            "search": {"candidates": self.candidates, "seconds": self.plan.seconds},
+            **{name: as_json(getattr(self, name)) for name in of_script},
         }

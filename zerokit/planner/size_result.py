@@ -10,17 +10,17 @@ from zerokit.commands import command_text
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.job import METHODS
 from zerokit.errors import InputError, NothingFits
-from zerokit.fields import all_as_options, as_options, plain
+from zerokit.fields import plain
 from zerokit.memory.closed_form import CLOSED_FORM_NOTE
 from zerokit.notes import Note, notes_of
-from zerokit.planner.documents import Read, Sentences, as_json, degrees
+from zerokit.planner.documents import Document, Read, Sentence, degrees, html_table
 from zerokit.planner.hardware import choice, doubted_vram, integer, prices_of
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.request import resolve
 from zerokit.search.close_calls import is_roomy, is_sure, remark
 from zerokit.search.explain import gpu_words, strategy_words
 from zerokit.suggest import alternatives
-from zerokit.units import counted, format_gib, format_seconds
+from zerokit.units import GIB, counted, format_gib, format_seconds
 from zerokit.values import replace
 
 if TYPE_CHECKING:
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from zerokit.search.space import Request
 
 
-SCHEMA = "zerokit.size/1"
 _OF_ADAPTERS = ("lora-rank", "lora-targets", "lora-dropout")
 _OFFLOADED_TO = {"cpu": "host memory", "nvme": "NVMe"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FewestGpus:
+class FewestGpus(Document):
     """The fewest GPUs of one kind that can do the job with one method, with or without offload.
 
     Attributes:
@@ -59,6 +58,13 @@ class FewestGpus:
         "Of the hardware, what no step time was ever compared on: the GPU's name, ``several nodes``.",
         without=(),
     )
+    min_vram_bytes = Read[int | None](
+        "size.candidate.memory.min_vram_bytes", "The smallest GPU memory on which the run succeeds."
+    )
+    host_bytes_per_node = Read[int | None](
+        "size.candidate.memory.host_bytes_per_node", "Host memory that a node needs."
+    )
+    global_batch = Read[int | None]("size.candidate.strategy.global_batch", "Sequences per optimizer step.")
 
     @property
     def gpu_words(self) -> str:
@@ -95,44 +101,62 @@ class FewestGpus:
         hours, price = self.gpu_hours_per_1e9_tokens, self.price_per_gpu_hour
         return hours * price if hours is not None and price is not None else None
 
-    @property
-    def why(self) -> str:
-        """The strategy in a line, or why there is none."""
-        return plain(self._why)
+    why = Sentence[str]("_why", "The strategy in a line, or why there is none.")
 
     @property
     def _why(self) -> str:
         candidate = self.size.candidate
         if candidate is None:
             return self.size.why
-        batch = f"global batch {candidate.strategy.global_batch}"
-        return ", ".join(filter(None, (strategy_words(candidate.strategy), batch, _tight(self))))
+        return ", ".join(filter(None, (
+            strategy_words(candidate.strategy), f"global batch {self.global_batch}", self.remark
+        )))  # fmt: skip
 
-    def to_dict(self) -> dict[str, Any]:
-        """An entry of ``sizes``."""
-        names = (
-            "method", "offload_allowed", "gpus", "nodes", "seconds_per_1e9_tokens",
-            "gpu_hours_per_1e9_tokens", "cost_per_1e9_tokens",
+    @property
+    def remark(self) -> str:
+        """``barely: 0.2 GiB headroom``, ``may fit: 0.6 ± 4.6 GiB headroom``; empty where it is roomy."""
+        return "" if self.size.candidate is None else remark(self.size.candidate, self.size.gpu)
+
+    @property
+    def surely_fits(self) -> bool | None:
+        """Whether the headroom holds what the prediction leaves open; None where there is no strategy."""
+        return None if self.size.candidate is None else is_sure(self.size.candidate.memory, self.size.gpu)
+
+    @property
+    def strategy(self) -> dict[str, Any] | None:
+        """The strategy as JSON has it; None where no number of these GPUs is enough."""
+        return None if self.size.candidate is None else degrees(self.size.candidate.strategy)
+
+    PUBLISHED = (
+        "gpu", "method", "offload_allowed", "gpus", "nodes", "seconds_per_1e9_tokens",
+        "gpu_hours_per_1e9_tokens", "cost_per_1e9_tokens", "min_vram_bytes", "surely_fits",
+        "host_bytes_per_node", "measured_on_no_machine", "strategy", "global_batch", "remark", "why",
+    )  # fmt: skip
+
+    def _more(self) -> dict[str, Any]:
+        return {"shown_as": self.gpu_words}
+
+    def cells(self) -> tuple[str, ...]:
+        """Its row below :data:`TITLES`; dashes where no number of these GPUs is enough."""
+        asked = (self.gpu_words, self.method, "allowed" if self.offload_allowed else "none")
+        if self.size.candidate is None:
+            return (*asked, "-", *[""] * (len(TITLES) - len(asked) - 1))
+        cost = self.cost_per_1e9_tokens
+        return (
+            *asked, str(self.gpus), str(self.global_batch), format_seconds(self.seconds_per_1e9_tokens or 0),
+            f"{self.gpu_hours_per_1e9_tokens:,.0f}", "-" if cost is None else f"{cost:,.0f}",
+            f"{(self.min_vram_bytes or 0) / GIB:.1f}", f"{(self.host_bytes_per_node or 0) / GIB:,.0f}",
         )  # fmt: skip
-        row = {"gpu": self.gpu, "shown_as": self.gpu_words, **{name: getattr(self, name) for name in names}}
-        candidate = self.size.candidate
-        if candidate is None:
-            return {**row, "strategy": None, "why": as_options(self._why)}
-        return {
-            **row,
-            "min_vram_bytes": candidate.memory.min_vram_bytes,
-            "surely_fits": is_sure(candidate.memory, self.size.gpu),
-            "host_bytes_per_node": candidate.memory.host_bytes_per_node,
-            "measured_on_no_machine": list(self.measured_on_no_machine),
-            "strategy": degrees(candidate.strategy),
-            "global_batch": candidate.strategy.global_batch,
-            "remark": _tight(self),
-            "why": as_options(self._why),
-        }
+
+
+TITLES = (
+    "GPU", "method", "offload", "GPUs", "batch", "per 1e9\ntokens", "GPU-\nhours", "cost", "GiB per\nGPU",
+    "GiB per\nnode",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeResult:
+class SizeResult(Document):
     """The fewest GPUs of each kind that was asked about.
 
     Attributes:
@@ -153,14 +177,13 @@ class SizeResult:
         return "\n  ".join((f"<Fewest GPUs for {self.model_name}", *self.answer)) + ">"
 
     def _repr_html_(self) -> str:
-        from zerokit.planner.documents import html_table
-
         told = self.answer if self.misfit is None else (self.nothing_fits or "",)
         answer = html_table(f"Fewest GPUs for {self.model_name}", [(sentence,) for sentence in told])
-        titles = ("GPU", "method", "offload", "GPUs", "per 1e9 tokens", "GPU-hours", "per GPU", "strategy")
-        return answer + html_table("By kind of GPU", list(map(_cells, self.sizes)), titles=titles)
+        titles = [title.replace("-\n", "-").replace("\n", " ") for title in (*TITLES, "strategy")]
+        rows = [(*size.cells(), size.why) for size in self.sizes]
+        return answer + html_table("By kind of GPU", rows, titles=titles)
 
-    assumptions = Sentences("notes", "What was assumed, in sentences.")
+    assumptions = Sentence[tuple[str, ...]]("notes", "What was assumed, in sentences.")
 
     @property
     def answer(self) -> tuple[str, ...]:
@@ -231,31 +254,12 @@ class SizeResult:
         """That no number of these GPUs will do, why, and what would; None where some will."""
         return None if self.misfit is None else plain(self.misfit)
 
-    def to_dict(self) -> dict[str, Any]:
-        """What ``size --json`` prints."""
-        lowest_cost = self.next_for_lowest_cost_by_method
-        return {
-            "schema": SCHEMA, "model": self.model_name, "request": dict(self.request),
-            "answer": list(self.answer), "next": self.next_command, "next_by_method": self.next_by_method,
-            "next_for_lowest_cost_by_method": lowest_cost, "sizes": as_json(self.sizes),
-            "assumptions": list(all_as_options(self.notes)), "notes": as_json(self.notes),
-        }  # fmt: skip
+    SCHEMA = "zerokit.size/1"
+    PUBLISHED = ("request", "answer", "next_by_method", "next_for_lowest_cost_by_method", "sizes",
+                 "assumptions", "notes")  # fmt: skip
 
-
-def _cells(size: FewestGpus) -> tuple[str, ...]:
-    """A row of the notebook's table; dashes where no number of these GPUs is enough."""
-    seconds, hours = size.seconds_per_1e9_tokens, size.gpu_hours_per_1e9_tokens
-    candidate = size.size.candidate
-    return (
-        size.gpu_words,
-        size.method,
-        "allowed" if size.offload_allowed else "none",
-        "–" if size.gpus is None else f"{size.gpus:,}",
-        "–" if seconds is None else format_seconds(seconds),
-        "–" if hours is None else f"{hours:,.0f}",
-        "–" if candidate is None else format_gib(candidate.memory.min_vram_bytes, 1),
-        size.why,
-    )
+    def _more(self) -> dict[str, Any]:
+        return {"model": self.model_name, "next": self.next_command}
 
 
 def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, FewestGpus]]:
@@ -285,11 +289,6 @@ def _is_roomy(size: FewestGpus) -> bool:
     return size.size.candidate is not None and is_roomy(size.size.candidate, size.size.gpu)
 
 
-def _tight(size: FewestGpus) -> str:
-    """``barely: 0.2 GiB headroom``, ``may fit: 0.6 ± 4.6 GiB headroom``; empty where it is roomy."""
-    return "" if size.size.candidate is None else remark(size.size.candidate, size.size.gpu)
-
-
 def _with_offload(size: FewestGpus, named: FewestGpus) -> str:
     """Said where as many GPUs of one kind were named already, and these offload as those do not."""
     alike = (size.gpu, size.gpus) == (named.gpu, named.gpus)
@@ -302,7 +301,7 @@ def _without_offload(named: FewestGpus, sizes: Sequence[FewestGpus]) -> str:
     without = next(alike, None) if named.offloads else None
     if without is None or without.size.candidate is None:
         return ""
-    tight = f", {words}" if (words := _tight(without)) else ""
+    tight = f", {words}" if (words := without.remark) else ""
     required = format_gib(without.size.candidate.memory.min_vram_bytes, 1)
     return f", or without, slower ({required} required{tight})"
 
@@ -313,12 +312,12 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
     fewest_gpus = smallest.gpus
     others = []
     for name, size in by_gpu.items():
-        remarks = [words for words in ("with offload" if size.offloads else "", _tight(size)) if words]
+        remarks = [words for words in ("with offload" if size.offloads else "", size.remark) if words]
         if name != smallest.gpu:
             others.append(f"{name} ({', '.join(remarks)})" if remarks else name)
     memory = smallest.size.candidate.memory.min_vram_bytes if smallest.size.candidate else 0
     available = smallest.size.gpu.driver_vram_bytes
-    tight = f", {words}" if (words := _tight(smallest)) else ""
+    tight = f", {words}" if (words := smallest.remark) else ""
     or_without = _without_offload(smallest, sizes)
     offload = (
         f" {'with' if or_without else 'and'} offload to {smallest.offloaded_to}" if smallest.offloads else ""
