@@ -30,7 +30,7 @@ import pytest
 
 from zerokit.errors import ExitCode
 from zerokit.fields import plain
-from zerokit.planner.check_result import CheckResult
+from zerokit.planner.checking import CheckResult
 from zerokit.planner.documents import Estimate, PlannedStrategy, Read
 from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS
 from zerokit.planner.plan_result import PlanResult

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from zerokit.fields import Say
-    from zerokit.planner.check_result import CheckResult
+    from zerokit.planner.checking import CheckResult
     from zerokit.planner.documents import Estimate
     from zerokit.planner.plan_result import PlanResult
     from zerokit.planner.size_result import SizeResult

@@ -15,7 +15,7 @@ from zerokit.planner.options import CheckOptions
 
 if TYPE_CHECKING:
     from zerokit.linter.suppress import Settings
-    from zerokit.planner.check_result import CheckResult
+    from zerokit.planner.checking import CheckResult
 
 
 GROUPS = dict(shared_options.groups(CheckOptions))

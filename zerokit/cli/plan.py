@@ -12,7 +12,7 @@ from zerokit.cli.base import WORDS, Command, stray
 from zerokit.cli.say import say, write, write_json
 from zerokit.commands import DEFAULT_FOLDER
 from zerokit.errors import InputError, NothingFits
-from zerokit.planner.plan_folder import still_there
+from zerokit.planner.plan_result import still_there
 from zerokit.units import parse_positive_int
 
 if TYPE_CHECKING:

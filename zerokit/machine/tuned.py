@@ -20,11 +20,11 @@ from typing import Any
 from zerokit import __version__
 from zerokit.files import write_whole
 from zerokit.machine import measured
+from zerokit.notes import Note
 from zerokit.timing.calibration import Observation
 
 SCHEMA = "zerokit.tuned/1"
 _MOST = 4000
-_NOT_USED = ", and is not used"
 _TEXTS = frozenset({"gpu", "method", "attention", "offload_optimizer", "offload_param", "checkpointing",
                     "precision", "measured_at"})  # fmt: skip
 _SECONDS = frozenset({"predicted_step_seconds", "measured_step_seconds"})
@@ -37,7 +37,7 @@ def path(environment: Mapping[str, str] | None = None, host: str | None = None) 
     return measured_path.parent.parent / "tuned" / measured_path.name
 
 
-def load(at: Path | None = None) -> tuple[tuple[Observation, ...], str | None]:
+def load(at: Path | None = None) -> tuple[tuple[Observation, ...], Note | None]:
     """What was tuned on this machine, and a warning when a file is there that cannot be used."""
     at = at or path()
     try:
@@ -52,8 +52,9 @@ def load(at: Path | None = None) -> tuple[tuple[Observation, ...], str | None]:
         return (), _warning(at, f"is not this version's file of tuned step times ({error})")
 
 
-def _warning(at: Path, why: str) -> str:
-    return f"warning: {at} {why}{_NOT_USED}; tune again, or delete it"
+def _warning(at: Path, why: str) -> Note:
+    text = f"warning: {at} {why}, and is not used; tune again, or delete it"
+    return Note("tuned-unusable", text, "hardware", "warning", short=f"{at} {why}")
 
 
 def from_dict(body: Any) -> tuple[Observation, ...]:
@@ -108,7 +109,7 @@ def save(observations: Sequence[Observation], at: Path | None = None) -> tuple[P
         if warning is not None:
             aside = at.with_suffix(".unusable.json")
             at.replace(aside)
-            note = f"{warning.removeprefix('warning: ').partition(_NOT_USED)[0]}; put aside as {aside.name}"
+            note = f"{warning.short}; put aside as {aside.name}"
         merged = {observation.key: observation for observation in (*stored, *observations)}
         newest = sorted(merged.values(), key=lambda observation: observation.measured_at)[-_MOST:]
         body = {

@@ -52,8 +52,7 @@ def plan(
     from zerokit.notes import Note, notes_of
     from zerokit.planner.effects import unread
     from zerokit.planner.memory_source import silent, trace_command
-    from zerokit.planner.plan_folder import check_folder
-    from zerokit.planner.plan_result import PlanResult
+    from zerokit.planner.plan_result import PlanResult, check_folder
     from zerokit.planner.request import resolve
     from zerokit.search.plan import make_plan, make_space
     from zerokit.values import replace

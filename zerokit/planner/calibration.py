@@ -43,7 +43,7 @@ def rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
     stored, reason = store.load()
     note: str | None = f"rates of this machine: {reason}"
     if stored is None:
-        note = reason if "measure again" in reason else None
+        note = reason if store.path().exists() else None
     elif stored.device != "cuda" or stored.device_name not in gpu_titles:
         note = f"rates of {stored.device_name} were measured here, and are not used for another GPU"
         stored = None

@@ -5,26 +5,28 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from zerokit import planner
 from zerokit.commands import command_text
 from zerokit.domain.unmodelled import unmodelled_keys
 from zerokit.errors import FileInputError, InputError, NothingFits
-from zerokit.fields import Say, as_options, silent
+from zerokit.fields import Say, as_options, plain, silent
+from zerokit.linter import output
 from zerokit.linter.accelerate.top_level import named_config
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.deepspeed.tables import has_key
 from zerokit.linter.discover import files_of
-from zerokit.linter.files import CheckedFile, check_files, internal_error, rehearsal_of
+from zerokit.linter.files import INTERNAL_ERROR, CheckedFile, check_files, internal_error, rehearsal_of
 from zerokit.linter.finding import Finding, Row
 from zerokit.machine.model_code import model_code
 from zerokit.messages import shown
 from zerokit.notes import Note, with_id
 from zerokit.planner import without_collecting
 from zerokit.planner.answer import not_modelled
-from zerokit.planner.check_result import CheckResult, Fit
+from zerokit.planner.documents import html_table
 from zerokit.planner.options import ELSEWHERE, CheckOptions
 from zerokit.planner.recipes import Recipe
 from zerokit.rules.batch import ranks_of
@@ -34,6 +36,8 @@ from zerokit.strictload import Document, Location
 from zerokit.units import counted, format_gib, parse_positive_int
 from zerokit.values import replace
 
+_SHOWN = 5
+"""Findings at a Python prompt."""
 _OF_THE_JOB = ("method", "lora-rank", "lora-targets", "lora-dropout", "trainer", "seq-len", "attention")
 """Of a plan's request: what its DeepSpeed file does not say."""
 _PLAN_INVALID = Row("plan-invalid", "", "{message}", "")
@@ -47,6 +51,89 @@ _FITS_CHECKPOINTED = _DOES_NOT_FIT._replace(
 )
 _ACCELERATE_STAGE = 2
 """Where the YAML names none (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin.__post_init__)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Whether a file fits.
+
+    Attributes:
+        fits: None: no memory was named, it does not use DeepSpeed, or errors keep it from being judged.
+        severity: of what is lacking; None: nothing is, as far as is told.
+        marked: a sentence with the figures, with the arguments that it names marked (:mod:`zerokit.fields`).
+    """
+
+    fits: bool | None
+    severity: Literal["error", "warning"] | None
+    marked: str
+
+    @property
+    def message(self) -> str:
+        """A sentence with the figures."""
+        return plain(self.marked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckResult:
+    """What was found in the files.
+
+    Attributes:
+        files: each with its kind and findings; those that a file names come after it.
+        fixed: findings whose fix was written.
+        fits: of a file's path, whether it fits, where a model was named.
+        skipped: files of a folder that are no configurations.
+        stopped: why DeepSpeed could not be asked, or why nobody can tell whether it fits; else None.
+    """
+
+    files: tuple[CheckedFile, ...]
+    fixed: tuple[Finding, ...] = ()
+    fits: Mapping[str, Fit] = field(default_factory=dict)
+    skipped: int = 0
+    stopped: InputError | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings of all files."""
+        return tuple(finding for file in self.files for finding in file.findings)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error."""
+        return not any(file.failed for file in self.files)
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """0, 2 for errors (``strict``: warnings too), 1 for an error of zerokit's own."""
+        if any(finding.rule == INTERNAL_ERROR for finding in self.findings):
+            return 1
+        failing = ("error", "warning") if strict else ("error",)
+        return 2 if any(finding.severity in failing for finding in self.findings) else 0
+
+    def __repr__(self) -> str:
+        """What a Python prompt shows: how many findings there are, and the first of them."""
+        first = self.findings[:_SHOWN]
+        shown = [f"{_location(one)}: {one.severity}: {one.message}" for one in first]
+        more = len(self.findings) - len(shown)
+        shown += [f"and {more} more, in findings"] if more else []
+        counts = output.summary(self.files, notes=True, skipped=self.skipped)
+        return "\n  ".join((f"<Check of {counts}", *shown)) + ">"
+
+    def _repr_html_(self) -> str:
+        rows = [(_location(one), one.severity, one.message, one.fix, one.rule) for one in self.findings]
+        caption = output.summary(self.files, notes=True, skipped=self.skipped)
+        return html_table(caption, rows, titles=("location", "severity", "message", "fix", "rule"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``check --json`` prints."""
+        body = output.as_dict(self.files, fixed=self.fixed)
+        for file in body["files"]:
+            fit = self.fits.get(file["path"])
+            if fit is not None:
+                file["fit"] = {"fits": fit.fits, "message": as_options(fit.marked)}
+        return body
+
+
+def _location(finding: Finding) -> str:
+    return f"{finding.path}:{finding.location.line}:{finding.location.column}"
 
 
 def whether_accelerate_fits(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +99,14 @@ def unread(options: Options, strategies: Sequence[Strategy]) -> tuple[str, ...]:
     ))  # fmt: skip
 
 
-def refuse_beside_file(options: Options, path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse what a DeepSpeed JSON decides.
+def refuse_beside_file(
+    options: Options, path: Path, config: Mapping[str, Any], left_open: Collection[str]
+) -> None:
+    """Refuse what a DeepSpeed JSON decides, but for the options that it leaves open.
 
     Raises:
         InputError: names the option, and the key of the file with its value.
     """
-    from zerokit.planner.auto_values import open_options
-
-    left_open = open_options(config)
     if is_given(options, "set"):
         raise InputError(f"{_as_written(options, 'set')}: {path} decides it: set it there")
     for name, keys in IN_FILE.items():

@@ -46,7 +46,7 @@ def plan_script(
 
     from zerokit.domain.planning_again import TOLD_BY_SCRIPT
     from zerokit.planner.memory_source import silent
-    from zerokit.planner.plan_folder import check_folder
+    from zerokit.planner.plan_result import check_folder
     from zerokit.planner.recipes import merged, named_in_refusals
     from zerokit.rehearsal.zygote import Zygote
     from zerokit.script_planner.planning import ScriptPlanning

@@ -14,7 +14,7 @@ from pathlib import Path
 from zerokit.domain.script_profile import RehearsedStrategy, same_memory
 from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Strategy, TimeEstimate
 from zerokit.planner.documents import PlannedStrategy
-from zerokit.planner.plan_folder import write_plan
+from zerokit.planner.plan_result import write_plan
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.ranks import rehearse
 from zerokit.rehearsal.result import Rehearsal

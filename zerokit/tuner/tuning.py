@@ -19,7 +19,7 @@ from zerokit.launcher.options import LaunchOptions
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.memory_source import Say
 from zerokit.planner.models import another_model
-from zerokit.planner.plan_folder import check_folder, write_plan
+from zerokit.planner.plan_result import check_folder, write_plan
 from zerokit.planner.rehearsed_search import LOOKED_THROUGH
 from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.report import what_ran

@@ -154,19 +154,17 @@ def _unknown_keys(document: Document, sagemaker: bool, config: Document | None) 
         guess = nearest(str(key), known_keys) or synonym(str(key), dict.fromkeys(known_keys))
         plugin_key = str(key) if key in lists["deepspeed_config"] else guess
         beside_file = fix_beside_file(document, plugin_key, value[key], config)
+        block = next((one for one in ("deepspeed_config", "parallelism_config") if key in lists[one]), None)
+        edits: tuple[Edit, ...] = ()
         if beside_file is not None:
             fix = beside_file
-        elif key in lists["deepspeed_config"]:
-            fix = _moved(value, key, "deepspeed_config")
-        elif key in lists["parallelism_config"]:
-            fix = _moved(value, key, "parallelism_config")
+        elif block is not None:
+            fix = _moved(value, key, block)
         else:
             fix = meant(guess, value) if guess else "remove it"
-        edits: tuple[Edit, ...] = ()
-        is_misspelt = fix.startswith("did you mean")
-        if guess and is_misspelt and guess not in value and fits(guess, value[key]):
-            safe = leaves_no_doubt(str(key), guess, known_keys)
-            edits = (Edit(kind="rename", key=str(key), value=guess, safe=safe),)
+            if guess and guess not in value and fits(guess, value[key]):
+                safe = leaves_no_doubt(str(key), guess, known_keys)
+                edits = (Edit(kind="rename", key=str(key), value=guess, safe=safe),)
         yield _UNKNOWN_KEY.at(
             document, (key,), edits=edits, suggests=guess or str(key), key=short(key), fix=fix
         )
