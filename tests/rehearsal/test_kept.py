@@ -82,6 +82,19 @@ def width(said: dict[str, Any]) -> int:
     return max(row["bytes"] for row in said["ranks"][0]["at_peak"] if row["what"] == "model") // 4096
 
 
+def test_the_least_recently_used_go(work: Path) -> None:
+    folder = work.parent / "cache" / "zerokit" / "rehearsals"
+    folder.mkdir(parents=True)
+    for number in range(520):
+        path = folder / f"{number:032x}.json.z"
+        path.write_bytes(b"of an older release")
+        os.utime(path, (number, number))
+    again(work)
+    left = {path.name for path in folder.iterdir()}
+    assert len(left) == 500 and f"{21:032x}.json.z" in left and f"{20:032x}.json.z" not in left
+    assert again(work)["kept_at"] is not None
+
+
 def test_an_unchanged_rehearsal_is_told_again_and_a_changed_one_is_made_anew(work: Path) -> None:
     first = again(work)
     assert first["kept_at"] is None
@@ -149,16 +162,3 @@ def test_what_a_limit_ended_or_a_change_met_is_not_kept(work: Path) -> None:
     assert not folder.exists()
     assert rehearse(request).kept_at is None
     assert rehearse(request).kept_at is not None
-
-
-def test_the_least_recently_used_go(work: Path) -> None:
-    folder = work.parent / "cache" / "zerokit" / "rehearsals"
-    folder.mkdir(parents=True)
-    for number in range(520):
-        path = folder / f"{number:032x}.json.z"
-        path.write_bytes(b"of an older release")
-        os.utime(path, (number, number))
-    again(work)
-    left = {path.name for path in folder.iterdir()}
-    assert len(left) == 500 and f"{21:032x}.json.z" in left and f"{20:032x}.json.z" not in left
-    assert again(work)["kept_at"] is not None
