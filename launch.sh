@@ -262,8 +262,8 @@ case ${1-} in
         shift
         ensure train,dev
         cd "$here"
-        # All of it: three groups at a time, since many tests wait, in the order of tests/conftest.py.
-        [ $# -gt 0 ] || set -- -n 3 --dist loadgroup --no-loadscope-reorder
+        # All of it: three files at a time, since many tests wait, in the order of tests/conftest.py.
+        [ $# -gt 0 ] || set -- -n 3 --dist loadfile --no-loadscope-reorder
         exec "$venv/bin/python" -m pytest "$@"
         ;;
     *)

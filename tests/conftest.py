@@ -97,16 +97,8 @@ def _turn(item: pytest.Item) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests run when asked for with -m slow; GPU tests where there is a GPU.
-
-    With ``--dist loadgroup`` one worker runs a file, and all that shares processes which have imported their
-    libraries: rehearsals, and what is asked of DeepSpeed.
-    """
+    """Slow tests run when asked for with -m slow; GPU tests where there is a GPU."""
     items.sort(key=_turn)
-    for item in items:
-        file = str(item.path.relative_to(config.rootpath))
-        room = next((room for room in ("rehearsal", "deepspeed") if room in item.path.parts), file)
-        item.add_marker(pytest.mark.xdist_group(room))
     wanted = "slow" in config.option.markexpr
     dropped = [item for item in items if item.get_closest_marker("slow") and not wanted]
     if dropped:
