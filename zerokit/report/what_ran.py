@@ -27,12 +27,13 @@ _METHODS = {"lora": "LoRA", "qlora": "QLoRA"}
 _FACTS = [row for row in SETTINGS.values() if row.engine and row.name != "optimizer"]
 """What engine and plan say in the same words; an optimizer has several names."""
 _OF_A_COMMAND = (
-    *((row.label, row.engine, is_equal) for row in _FACTS),
-    ("parameters", "parameters", is_equal),
-    ("trained parameters", "trainable_parameters", is_equal),
-    ("DeepSpeed engines", "engines", is_equal),
+    *((row.label, row.engine) for row in _FACTS),
+    ("parameters", "parameters"),
+    ("trained parameters", "trainable_parameters"),
+    ("DeepSpeed engines", "engines"),
+    ("optimizer", "optimizer"),
 )
-"""Facts of an engine that its command decides, and whether two are the same."""
+"""Facts of an engine that its command decides."""
 _SAID_BY_THEIR_VALUE = {row.option for row in SETTINGS.values() if row.decides_run} | {"seq-len"}
 """Options of ``plan`` whose value is a difference's."""
 _SPELLING = re.compile(r"^(deepspeedcpu|fused|paged|apex)+|_?32bit$")
@@ -113,8 +114,8 @@ def unlike_rehearsal(engine: Facts, rehearsed: Facts) -> list[str]:
     """Where an engine ran otherwise than in a rehearsal of its command, one sentence each."""
     result = [
         f"{what} {engine[name]}, in the rehearsal {rehearsed[name]}"
-        for what, name, same in (*_OF_A_COMMAND, ("optimizer", "optimizer", _is_one_family))
-        if not same(engine.get(name), rehearsed.get(name))
+        for what, name in _OF_A_COMMAND
+        if not (_is_one_family if name == "optimizer" else is_equal)(engine.get(name), rehearsed.get(name))
     ]
     # rows and columns of the largest micro-batch; 0 rows where it is not known
     fed, other_fed = (

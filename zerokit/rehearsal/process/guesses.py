@@ -77,9 +77,10 @@ class _Place(enum.IntEnum):
 
 @functools.cache
 def _place(file: str) -> _Place:
-    if "/torch/" in file or file.startswith((_OURS, "<")) or _GENERATED in file:
-        return _Place.BETWEEN
-    return _Place.LIBRARY if is_library(file) else _Place.SCRIPT
+    if not is_library(file) and not file.startswith(_OURS):
+        return _Place.SCRIPT  # in a folder of any name
+    is_between = "/torch/" in file or file.startswith((_OURS, "<")) or _GENERATED in file
+    return _Place.BETWEEN if is_between else _Place.LIBRARY
 
 
 def _line(frame: FrameType) -> str:
