@@ -56,7 +56,7 @@ def headroom_words(memory: MemoryEstimate, gpu: Gpu) -> str:
     """``1.7 GiB headroom``; with how far the estimate may be off, where that is more:
     ``0.6 ± 4.6 GiB headroom``."""
     left = format_gib(headroom_bytes(memory, gpu), 1)
-    if is_sure(memory, gpu):
+    if is_sure(memory, gpu) or not memory.unsure_bytes:
         return f"{left} headroom"
     return f"{left.removesuffix(' GiB')} ± {format_gib(memory.unsure_bytes, 1)} headroom"
 
