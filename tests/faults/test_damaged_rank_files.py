@@ -28,7 +28,7 @@ from zerokit.launcher.rank_file import (
     rank_file,
     read_rank_file,
 )
-from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.launcher.verdict.evidence import RankExit
 from zerokit.launcher.verdict.report import write_report
 from zerokit.report.schema import RunReport
 

@@ -30,7 +30,7 @@ from zerokit.launcher.rank_file import (
     stacks_file,
 )
 from zerokit.launcher.supervisor.hang_inquiry import slowdown
-from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.launcher.verdict.evidence import RankExit
 from zerokit.launcher.verdict.report import report_of_folder, write_report
 from zerokit.report.schema import RunReport
 

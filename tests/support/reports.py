@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zerokit.launcher.verdict.evidence import read_rank_files
-from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.launcher.verdict.evidence import Evidence, RankExit
 from zerokit.launcher.verdict.report import build_report
-from zerokit.launcher.verdict.verdict import Evidence
 from zerokit.report.schema import RunReport
 
 
@@ -23,11 +21,9 @@ def report_of(
     **seen: Any,
 ) -> dict[str, Any]:
     """``report.json`` of a run whose ranks ended as ``exits`` say; ``seen``: more of the evidence."""
-    files = read_rank_files(run_dir)
-    evidence = Evidence(
-        expected_ranks=ranks, logs=files.logs, last_words=files.last_words, exits=exits, **seen
-    )
-    report = build_report(evidence, plan=plan, predict_again=predict_again, problems=files.problems)
+    evidence = Evidence(expected_ranks=ranks, exits=list(exits), **seen)
+    evidence.read_files(run_dir)
+    report = build_report(evidence, plan=plan, predict_again=predict_again)
     written = report.to_dict()
     assert RunReport.model_validate(written) == report
     return written

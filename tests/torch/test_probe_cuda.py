@@ -22,7 +22,8 @@ from zerokit.launcher.rank import probe as rank_probe  # noqa: E402
 from zerokit.launcher.rank.oom_record import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
 from zerokit.launcher.rank.probe import Probe  # noqa: E402
 from zerokit.launcher.rank_file import RankLog  # noqa: E402
-from zerokit.launcher.verdict.rank_end import RankExit, rank_end  # noqa: E402
+from zerokit.launcher.verdict.evidence import Evidence, RankExit  # noqa: E402
+from zerokit.launcher.verdict.rank_end import rank_end  # noqa: E402
 
 MIB = 1 << 20
 
@@ -350,7 +351,7 @@ def test_nccl_without_memory(probe, monkeypatch, free, is_full):
     record = error_record(probe, error, "")
     assert (record.get("out_of_memory"), record.get("memory")) == ((True, "gpu") if is_full else (None, None))
     log = RankLog(rank=0, path=Path("rank0"), records=[{**record, "time": 1.0}])
-    end = rank_end(0, log, RankExit(rank=0, code=1))
+    end = rank_end(0, Evidence(expected_ranks=1, logs={0: log}), RankExit(rank=0, code=1))
     assert (end.oom is not None, end.consequence) == (is_full, not is_full)
     assert ("the GPU was full" in str(end.error)) is is_full
 

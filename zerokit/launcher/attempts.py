@@ -344,7 +344,7 @@ class _Session:
             if not exit_code or ended.verdict.reports_missing:  # a full disk took the ranks' own reports too
                 exit_code = not_written.exit_code
         return Attempt(
-            launch=launch, report=report, exit_code=exit_code, next=following, logs=ended.files.logs,
+            launch=launch, report=report, exit_code=exit_code, next=following, logs=ended.evidence.logs,
             told_to_end=interruptions.told_to_end,
         )  # fmt: skip
 
@@ -353,8 +353,8 @@ class _Session:
 
         if ended.dropped_bytes:
             self.say(f"{ended.dropped_bytes} bytes of output could not be written, and were dropped")
-        if ended.survivors:
-            pids = ", ".join(map(str, ended.survivors))
+        if ended.evidence.survivors:
+            pids = ", ".join(map(str, ended.evidence.survivors))
             self.say(f"warning: could not be killed: pid {pids} (stuck in the kernel)")
         if ended.failure_tail.strip():
             self.listener.failure(ended.failure_tail.rstrip("\n"))
@@ -396,21 +396,21 @@ def build_report(launch: Launch, ended: Ended) -> RunReport:
     from zerokit.launcher.verdict import report
 
     evidence = ended.evidence
+    evidence.problems = [*launch.problems, *evidence.problems]
     pairs = feeds_more_rows(launch.style, [log.last("engine") for log in evidence.logs.values()])
     built = report.build_report(
         evidence,
         verdict=ended.verdict,
         plan=launch.plan,
         predict_again=None if pairs else predict_again,  # its loss is none that an estimate knows
-        problems=[*launch.problems, *ended.files.problems],
         elapsed_seconds=ended.elapsed_seconds,
     )
     more: dict[str, object] = {}
     if not built.outcome.is_whole:
         more["resume"] = restarts.by_hand(launch, evidence.logs)
-    if ended.cause is not None:
-        more["hang"] = schema.Hang.model_validate(ended.cause.to_dict())
-        more["problems"] = [*built.problems, f"likely cause: {ended.cause}"]
+    if evidence.cause is not None:
+        more["hang"] = evidence.cause
+        more["problems"] = [*built.problems, f"likely cause: {evidence.cause}"]
     return built.model_copy(update=more)
 
 

@@ -345,13 +345,26 @@ class RankReport(_Part):
     started_at: Number | None = None
 
 
+_MAY_PASS = frozenset({"data_loader", "compilation", "child_process", "lock", "input_output", "storage",
+                       "sleep", "elsewhere", "network"})  # fmt: skip
+
+
 class Hang(_Part):
-    """Why a run hung: ``kind`` for programs, ``what`` and ``fix`` for people, the ranks to blame."""
+    """Why a run hung: ``kind`` for programs, ``what`` (ranks, collective, location) and ``fix`` for people,
+    and the ranks to blame."""
 
     kind: str
     what: str
     fix: str
-    ranks: list[Count] = []
+    ranks: Annotated[tuple[Count, ...], Field(strict=False)] = ()
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether it may be slow, and no hang: a rank waits for something outside the run."""
+        return self.kind in _MAY_PASS
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.fix}"
 
 
 class RunNote(_Part):

@@ -12,7 +12,7 @@ from rich.text import Text
 from tests.support.report_pages import out_of_memory
 from tests.support.run_reports import BROKEN, ERROR, GIB, MIB, OOM, PLAN, report_of, shown, write_rank
 from zerokit.launcher.rank_file import rank_file
-from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.launcher.verdict.evidence import RankExit
 from zerokit.report.html import render_html
 from zerokit.report.render import hanging, print_report, whole
 from zerokit.report.schema import RunReport

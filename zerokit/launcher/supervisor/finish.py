@@ -38,27 +38,24 @@ def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
 
     from zerokit.emit import plan_file
     from zerokit.launcher.run_folder import COMMAND_FILE
-    from zerokit.launcher.verdict.evidence import read_rank_files
-    from zerokit.launcher.verdict.rank_end import RankExit
+    from zerokit.launcher.verdict.evidence import Evidence, RankExit
     from zerokit.launcher.verdict.report import build_report, write_report
-    from zerokit.launcher.verdict.verdict import Evidence
 
     command = json.loads((run_dir / COMMAND_FILE).read_text())
     hosts, unshared = (command.get(name) or [] for name in ("remote_hosts", "unshared_hosts"))
     _end_remote(run_dir, hosts, unshared, command.get("slurm_job"))
     host, now = socket.gethostname(), time.time()
-    files = read_rank_files(run_dir)
     evidence = Evidence(
         expected_ranks=int(command["expected_ranks"]),
-        logs=files.logs,
         exits=[RankExit.of_status(rank, status, host=host, at=now) for rank, status in exits],
         host=host,
         launcher_lost="zerokit itself was killed; the guard ended the ranks",
         stopped_at=0.0,  # nobody knows when: no failure of a rank goes before it
-        last_words=files.last_words,
     )
+    evidence.read_files(run_dir)
     plan, problems = plan_file.read_of_run(run_dir)
-    write_report(run_dir, build_report(evidence, plan=plan, problems=[*files.problems, *problems]))
+    evidence.problems = [*evidence.problems, *problems]
+    write_report(run_dir, build_report(evidence, plan=plan))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 from zerokit.launcher.rank_file import native_stacks_file
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.verdict import why_hung
-from zerokit.launcher.verdict.rank_view import Cause
+from zerokit.report.schema import Hang
 
 MOST = 10.0
 
@@ -138,7 +138,7 @@ class HangInquiry:
         inquired = (self._progress.reporting() & frozenset(living)) - self._stopped
         return all(now.get(rank) is not before.get(rank) for rank in inquired)
 
-    def explain(self) -> Cause | None:
+    def explain(self) -> Hang | None:
         """Why it hangs; None where no rank has a record."""
         woken = self._stopped or self._progress.counts() != self._counts_before
         newest = self._progress.views(self._run_dir, self._stopped, None)

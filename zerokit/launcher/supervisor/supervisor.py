@@ -30,12 +30,12 @@ from zerokit.launcher.rank_file import STACKS_SIGNAL
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.supervisor import guard as guard_module
 from zerokit.launcher.supervisor.hang_inquiry import HangInquiry
-from zerokit.launcher.supervisor.observed import Ended, Observed, conclude
+from zerokit.launcher.supervisor.observed import Ended, begin, conclude
 from zerokit.launcher.supervisor.output import PipeReader, Terminal
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.verdict import verdict
 from zerokit.launcher.verdict.as_planned import FirstSteps
-from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.launcher.verdict.evidence import RankExit
 from zerokit.launcher.verdict.verdict import launcher_status
 from zerokit.temporary import temporary_folder
 from zerokit.units import counted, format_seconds
@@ -119,7 +119,8 @@ class Supervisor:
         self.launch = launch
         self.terminal = Terminal()
         self.progress = Progress(launch.run_dir, launch.expected_ranks, launch.options.heartbeat)
-        self.seen = Observed()
+        self.seen = begin(launch)
+        self.errors: dict[int, float] = {}  # rank -> when its uncaught exception was read, monotonic
         self.selector = selectors.DefaultSelector()
         self.streams = PipeReader(
             launch.run_dir / folder_module.LOGS_FOLDER, self.selector, self.terminal,
@@ -265,7 +266,7 @@ class Supervisor:
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "rank":
-            self.seen.rank_pids[event["rank"]] = self.progress.local_pids[event["rank"]] = event["pid"]
+            self.progress.local_pids[event["rank"]] = event["pid"]
         elif kind == "rank_exit":
             self._on_rank_exit(event)
         elif kind == "launcher_exit":
@@ -346,8 +347,8 @@ class Supervisor:
     def _forgive(self, rank: int, seconds: float) -> None:
         """A rank may have waited for us that long to take what it prints."""
         self.progress.forgive(rank, seconds)
-        if rank in self.seen.errors:
-            self.seen.errors[rank] += seconds
+        if rank in self.errors:
+            self.errors[rank] += seconds
 
     def _living(self) -> list[int]:
         return [rank for rank, state in self.progress.ranks.items() if not state.exited]
@@ -356,7 +357,7 @@ class Supervisor:
         now = time.monotonic()
         for rank, record in self.progress.poll():
             if record["type"] == "error":
-                self.seen.errors.setdefault(rank, now)
+                self.errors.setdefault(rank, now)
             elif record["type"] == "end" and self.launch.placement.remote:
                 self._on_remote_end(rank, record)
             elif record["type"] == "engine" and self.launch.expected_ranks > 1:
@@ -405,7 +406,7 @@ class Supervisor:
             self._stop_failed()
 
     def _check_error_exits(self, now: float) -> None:
-        for rank, since in self.seen.errors.items():
+        for rank, since in self.errors.items():
             if rank in self._living() and now - since > ERROR_EXIT_SECONDS and not self.stopping:
                 self.terminal.say(f"rank {rank} failed but does not end; ending all ranks")
                 self._stop_failed()

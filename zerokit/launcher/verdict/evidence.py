@@ -1,59 +1,158 @@
-"""What is left of a run to judge it by: the ranks' files, their last words, the kernel's OOM-killer."""
+"""What a run is judged by: what is seen of it, the ranks' files and last words, the kernel's OOM-killer."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import signal as signals
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerokit.files import open_regular
 from zerokit.launcher.rank_file import RankLog, Record, find_rank_files, rank_file, read_rank_file
 from zerokit.launcher.run_folder import LOGS_FOLDER
+from zerokit.launcher.verdict.as_planned import PlanCheck
+from zerokit.report.schema import Hang, signal_name
 
 _MOST_BAD_LINES = 100
 _LAST_WORDS_BYTES = 4096
+SOON_SECONDS = 0.3  # ends closer together than this may have been seen in any order
+CRASH_SIGNALS = frozenset(
+    int(number)
+    for number in (signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL, signals.SIGFPE,
+                   signals.SIGSYS, signals.SIGTRAP)
+)  # fmt: skip
+"""Signals that end a process and are never what a peer's failure does to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankFiles:
-    """What the ranks left in a run folder: their files, one sentence for each file and line that could not be
-    used, and the end of each rank's standard error."""
+class RankExit:
+    """How a rank's process ended, as it was seen from outside, at which Unix second. ``code`` and ``signal``
+    are both None where the status could not be read."""
 
-    logs: dict[int, RankLog]
-    problems: list[str]
-    last_words: dict[int, str]
+    rank: int
+    host: str | None = None
+    code: int | None = None
+    signal: int | None = None
+    at: float | None = None
+
+    @classmethod
+    def of_status(cls, rank: int, status: int | None, *, host: str, at: float) -> RankExit:
+        """From a status as Python gives it: negative for a signal, None where it could not be read."""
+        if status is None or status >= 0:
+            return cls(rank=rank, host=host, code=status, at=at)
+        return cls(rank=rank, host=host, signal=-status, at=at)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was anything but a success."""
+        return self.signal is not None or bool(self.code)
+
+    def describe(self) -> str:
+        """``rank 3 on node-1 was killed by SIGKILL``."""
+        name = f"rank {self.rank} on {self.host or 'unknown'}"
+        if self.signal is not None:
+            return f"{name} was killed by {signal_name(self.signal)}"
+        return (
+            f"{name} exited with code {self.code}" if self.code is not None else f"{name} ended, code unknown"
+        )
 
 
-def read_rank_files(run_dir: Path, accounts: Mapping[int, list[Record]] | None = None) -> RankFiles:
-    """Read every rank's file; ``accounts``, what was read of it while the rank ran, where it is gone."""
-    logs: dict[int, RankLog] = {}
-    problems: list[str] = []
-    bad: list[str] = []
-    for path in find_rank_files(run_dir):
-        try:
-            log = read_rank_file(path)
-        except OSError as error:
-            problems.append(f"{path.name} cannot be read: {error.strerror}")
-            continue
-        bad += [str(line) for line in log.bad_lines]
-        if log.interleaved():
-            pids = ", ".join(str(pid) for pid in dict.fromkeys(log.writers()))
-            problems.append(f"{path.name}: two processes (pids {pids}) wrote as rank {log.rank}")
-        if log.records:
-            logs[log.rank] = log
-    problems += bad[:_MOST_BAD_LINES]
-    if len(bad) > _MOST_BAD_LINES:
-        problems.append(f"{len(bad) - _MOST_BAD_LINES} more bad lines")
-    for rank, records in sorted((accounts or {}).items()):
-        if rank not in logs:
-            path = rank_file(run_dir, rank)
-            logs[rank] = RankLog(rank=rank, path=path, records=records)
-            problems.append(
-                f"{path.name} is gone: removed during the run; what was read of it before is used"
-            )
-    return RankFiles(logs=logs, problems=problems, last_words=_last_words(run_dir, logs))
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """All that is known of a run: what is seen while it lives, and what its ranks left in its folder. Times:
+    Unix seconds.
+
+    Attributes:
+        logs: what each rank wrote of itself; a rank that wrote nothing is not among them.
+        problems: a sentence for each file and line of the ranks that could not be used.
+        last_words: rank -> the end of its standard error.
+        exits: of the ranks' processes, in the order seen, by ``host``.
+        launcher_code: negative for a signal; None when it was not seen to end.
+        launcher_lost: it ended, or the guard or zerokit did, while ranks were alive; in words, as are which
+            ranks ``hung``, and the time limit that the run was ended at.
+        interrupted_by: the signal that zerokit got.
+        stopped_at, killed_at: when zerokit began to end the ranks, and to kill them.
+        oom_kills: how many processes the kernel's OOM-killer ended during the run.
+        stop_ordered: whether the run was given a step limit; None where nobody knows.
+        cause: why it hung, or broke.
+        survivors: processes that could not be killed.
+    """
+
+    expected_ranks: int
+    logs: Mapping[int, RankLog] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    last_words: Mapping[int, str] = field(default_factory=dict)
+    exits: list[RankExit] = field(default_factory=list)
+    host: str = "unknown"
+    launcher_code: int | None = None
+    launcher_lost: str | None = None
+    interrupted_by: int | None = None
+    hung: str | None = None
+    timed_out: str | None = None
+    stopped_at: float | None = None
+    killed_at: float | None = None
+    oom_kills: int = 0
+    stop_ordered: bool | None = None
+    plan_check: PlanCheck | None = None
+    cause: Hang | None = None
+    survivors: Sequence[int] = ()
+
+    @property
+    def ended_on_purpose(self) -> bool:
+        """Whether zerokit ended the run for another reason than a failure."""
+        return self.interrupted_by is not None or self.hung is not None or self.timed_out is not None
+
+    def ended(self, exit_: RankExit, *, was_terminated: bool) -> bool:
+        """Whether zerokit ended this process.
+
+        A crash within a moment of the first failure is the rank's own, unless ``was_terminated``: its own
+        file says that it took the SIGTERM. zerokit sends SIGTERM and, later, SIGKILL, and nothing else.
+        """
+        if self.stopped_at is None or exit_.at is None or exit_.at <= self.stopped_at:
+            return False
+        if was_terminated or self.ended_on_purpose or exit_.at > self.stopped_at + SOON_SECONDS:
+            return True
+        if exit_.signal == signals.SIGKILL:
+            return self.killed_at is None or exit_.at >= self.killed_at
+        return exit_.signal != signals.SIGABRT and exit_.signal not in CRASH_SIGNALS
+
+    def stop(self, grace_seconds: float) -> None:
+        """Note that the ranks are told to end now, and killed after the grace."""
+        now = time.time()
+        self.stopped_at = self.stopped_at or now
+        self.killed_at = min(self.killed_at or now + grace_seconds, now + grace_seconds)
+
+    def read_files(self, run_dir: Path, accounts: Mapping[int, list[Record]] | None = None) -> None:
+        """Read every rank's file; ``accounts``, what was read of it while the rank ran, where it is gone."""
+        logs: dict[int, RankLog] = {}
+        problems: list[str] = []
+        bad: list[str] = []
+        for path in find_rank_files(run_dir):
+            try:
+                log = read_rank_file(path)
+            except OSError as error:
+                problems.append(f"{path.name} cannot be read: {error.strerror}")
+                continue
+            bad += [str(line) for line in log.bad_lines]
+            if log.interleaved():
+                pids = ", ".join(str(pid) for pid in dict.fromkeys(log.writers()))
+                problems.append(f"{path.name}: two processes (pids {pids}) wrote as rank {log.rank}")
+            if log.records:
+                logs[log.rank] = log
+        problems += bad[:_MOST_BAD_LINES]
+        if len(bad) > _MOST_BAD_LINES:
+            problems.append(f"{len(bad) - _MOST_BAD_LINES} more bad lines")
+        for rank, records in sorted((accounts or {}).items()):
+            if rank not in logs:
+                path = rank_file(run_dir, rank)
+                logs[rank] = RankLog(rank=rank, path=path, records=records)
+                problems.append(
+                    f"{path.name} is gone: removed during the run; what was read of it before is used"
+                )
+        self.logs, self.problems, self.last_words = logs, problems, _last_words(run_dir, logs)
 
 
 def _last_words(run_dir: Path, ranks: Iterable[int]) -> dict[int, str]:

@@ -22,17 +22,11 @@ from dataclasses import dataclass, replace
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.launcher.rank_file import RankLog, Record
 from zerokit.launcher.secrets import redact
+from zerokit.launcher.verdict.evidence import CRASH_SIGNALS, SOON_SECONDS, Evidence, RankExit
 from zerokit.report.schema import RankState, signal_name
 from zerokit.units import counted, ranks_named
 
-SOON_SECONDS = 0.3  # ends closer together than this may have been seen in any order
 _ALIKE_SECONDS = 5.0
-CRASH_SIGNALS = frozenset(
-    int(number)
-    for number in (signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL, signals.SIGFPE,
-                   signals.SIGSYS, signals.SIGTRAP)
-)  # fmt: skip
-"""Signals that end a process and are never what a peer's failure does to it."""
 _KINDS_BY_WEIGHT = ("oom", "crash", "exception", "signal", "exit")
 _BROKEN_PEER = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process (exited|has)|NCCL (error|communicator)"
@@ -40,58 +34,6 @@ _BROKEN_PEER = re.compile(
     r"|TCPStore|socket (error|timeout)|gloo.*(timed out|EOF|pair)|\bpeer\b",
     re.I,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankExit:
-    """How a rank's process ended, as it was seen from outside, at which Unix second. ``code`` and ``signal``
-    are both None where the status could not be read."""
-
-    rank: int
-    host: str | None = None
-    code: int | None = None
-    signal: int | None = None
-    at: float | None = None
-
-    @classmethod
-    def of_status(cls, rank: int, status: int | None, *, host: str, at: float) -> RankExit:
-        """From a status as Python gives it: negative for a signal, None where it could not be read."""
-        if status is None or status >= 0:
-            return cls(rank=rank, host=host, code=status, at=at)
-        return cls(rank=rank, host=host, signal=-status, at=at)
-
-    @property
-    def failed(self) -> bool:
-        """Whether it was anything but a success."""
-        return self.signal is not None or bool(self.code)
-
-    def describe(self) -> str:
-        """``rank 3 on node-1 was killed by SIGKILL``."""
-        return _describe(self.rank, self.host, self.code, self.signal)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnd:
-    """When, in Unix seconds, zerokit itself began to end the run: to stop its ranks (SIGTERM), and to kill
-    them. ``on_purpose``: for another reason than a failed rank, as a user's signal, a hang, a time limit."""
-
-    stopped_at: float | None = None
-    killed_at: float | None = None
-    on_purpose: bool = False
-
-    def ended(self, exit_: RankExit, *, was_terminated: bool) -> bool:
-        """Whether zerokit ended this process.
-
-        A crash within a moment of the first failure is the rank's own, unless ``was_terminated``: its own
-        file says that it took the SIGTERM. zerokit sends SIGTERM and, later, SIGKILL, and nothing else.
-        """
-        if self.stopped_at is None or exit_.at is None or exit_.at <= self.stopped_at:
-            return False
-        if was_terminated or self.on_purpose or exit_.at > self.stopped_at + SOON_SECONDS:
-            return True
-        if exit_.signal == signals.SIGKILL:
-            return self.killed_at is None or exit_.at >= self.killed_at
-        return exit_.signal != signals.SIGABRT and exit_.signal not in CRASH_SIGNALS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,32 +76,19 @@ class RankEnd:
         """``rank 3 on node-1 was killed by SIGKILL``."""
         if self.exit_code is None and self.signal is None:
             return f"rank {self.rank} on {self.host} failed" + (f": {self.error}" if self.error else "")
-        return _describe(self.rank, self.host, self.exit_code, self.signal)
-
-
-def _describe(rank: int, host: str | None, code: int | None, signal: int | None) -> str:
-    rank_name = f"rank {rank} on {host or 'unknown'}"
-    if signal is not None:
-        return f"{rank_name} was killed by {signal_name(signal)}"
-    return f"{rank_name} exited with code {code}" if code is not None else f"{rank_name} ended, code unknown"
+        return RankExit(rank=self.rank, host=self.host, code=self.exit_code, signal=self.signal).describe()
 
 
 # ---- one rank
 
 
 def rank_end(
-    rank: int,
-    log: RankLog | None,
-    exit_: RankExit | None,
-    run_end: RunEnd | None = None,
-    *,
-    killed_for_memory: bool = False,
-    last_words: str = "",
+    rank: int, evidence: Evidence, exit_: RankExit | None, *, killed_for_memory: bool = False
 ) -> RankEnd:
     """How one rank ended, by itself: by its file, and by its process's exit, if anybody saw it; its peers are
     considered in :func:`settle`. ``killed_for_memory``: the kernel killed it because the host's memory ran
-    out; ``last_words``: the end of its standard error."""
-    run_end = run_end or RunEnd()
+    out."""
+    log, last_words = evidence.logs.get(rank), evidence.last_words.get(rank, "")
     end = (log.last("end") if log else None) or {}
     exit_ = _own_exit(exit_, end)
     error = (log.last("error") if log else None) or {}
@@ -191,7 +120,9 @@ def rank_end(
         consequence=oom is None
         and bool(_BROKEN_PEER.search(str(error.get("error") or (last_words if aborted else "")))),
     )
-    ended_by_run = exit_ is not None and run_end.ended(exit_, was_terminated=end.get("state") == "terminated")
+    ended_by_run = exit_ is not None and evidence.ended(
+        exit_, was_terminated=end.get("state") == "terminated"
+    )
     state, text = _state_and_error(
         base, end, bool(error), exit_, ended_by_run=ended_by_run, killed=killed_for_memory
     )

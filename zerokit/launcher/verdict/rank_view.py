@@ -248,32 +248,6 @@ def _native_stack(path: Path) -> tuple[str, ...]:
     return tuple(match[1] for match in found)
 
 
-_MAY_PASS = frozenset({"data_loader", "compilation", "child_process", "lock", "input_output", "storage",
-                       "sleep", "elsewhere", "network"})  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """``kind`` is for programs; ``what`` names ranks, collective and location; ``fix`` what to do."""
-
-    kind: str
-    what: str
-    fix: str
-    ranks: tuple[int, ...] = ()
-
-    @property
-    def may_pass(self) -> bool:
-        """Whether it may be slow, and no hang: a rank waits for something outside the run."""
-        return self.kind in _MAY_PASS
-
-    def __str__(self) -> str:
-        return f"{self.what}. {self.fix}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report's ``hang``."""
-        return {"kind": self.kind, "what": self.what, "fix": self.fix, "ranks": list(self.ranks)}
-
-
 def names(views: Sequence[RankView]) -> str:
     """``ranks 0, 3``, at most eight."""
     return ranks_named([view.rank for view in views])

@@ -14,9 +14,9 @@ from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
 from zerokit.launcher.rank_file import RankEvents, RankLog, Record, rank_file_name
 from zerokit.launcher.run_folder import REPORT_FILE, REPORT_PAGE
-from zerokit.launcher.verdict.evidence import read_rank_files
+from zerokit.launcher.verdict.evidence import Evidence
 from zerokit.launcher.verdict.rank_end import RankEnd, left_problems
-from zerokit.launcher.verdict.verdict import Evidence, Verdict, judge, training_findings
+from zerokit.launcher.verdict.verdict import Verdict, judge, training_findings
 from zerokit.machine.detect import catalogue_name
 from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
 from zerokit.report.oom_advice import share_that_fits, ways_to_need_less
@@ -55,14 +55,12 @@ def build_report(
     verdict: Verdict | None = None,
     plan: Mapping[str, Any] | None = None,
     predict_again: PredictAgain | None = None,
-    problems: Sequence[str] = (),
     elapsed_seconds: float | None = None,
 ) -> RunReport:
     """The ``report.json`` of a run, from whatever its ranks left behind. ``plan``: the parsed ``plan.yaml``,
-    or its ``chosen`` alone; ``problems``: what is already known to be wrong with the ranks' files;
-    ``elapsed_seconds``: where the ranks' own times cannot be trusted."""
+    or its ``chosen`` alone; ``elapsed_seconds``: where the ranks' own times cannot be trusted."""
     verdict = verdict or judge(evidence)
-    ends, logs, warnings = verdict.ends, evidence.logs, list(problems)
+    ends, logs, warnings = verdict.ends, evidence.logs, list(evidence.problems)
     if len(ends) > evidence.expected_ranks:
         warnings.append(
             f"{len(ends)} ranks wrote or ended, more than the {evidence.expected_ranks} that were started"
@@ -157,11 +155,12 @@ def report_of_folder(
 
     ``outcome`` is then also ``running``, which is never written to a file. ``problems``: known already.
     """
-    files = read_rank_files(run_dir)
-    expected, unlikely = _expected_ranks(files.logs)
-    evidence = Evidence(expected_ranks=expected, logs=files.logs, last_words=files.last_words)
-    report = build_report(evidence, plan=plan, problems=[*problems, *files.problems, *unlikely])
-    last_record = max((_last_time(log) for log in files.logs.values()), default=0.0)
+    evidence = Evidence(expected_ranks=0)
+    evidence.read_files(run_dir)
+    evidence.expected_ranks, unlikely = _expected_ranks(evidence.logs)
+    evidence.problems = [*problems, *evidence.problems, *unlikely]
+    report = build_report(evidence, plan=plan)
+    last_record = max((_last_time(log) for log in evidence.logs.values()), default=0.0)
     unfinished = any(rank.state is RankState.LOST for rank in report.ranks)
     if unfinished and report.first_failure is None and time.time() - last_record < _LIVE_SECONDS:
         return _as_running(report)

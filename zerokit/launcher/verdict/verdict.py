@@ -10,20 +10,12 @@ from __future__ import annotations
 import re
 import signal as signals
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zerokit.launcher.rank_file import RankLog
-from zerokit.launcher.verdict.as_planned import PlanCheck
-from zerokit.launcher.verdict.rank_end import (
-    RankEnd,
-    RankExit,
-    RunEnd,
-    failed_alike,
-    left_problems,
-    rank_end,
-    settle,
-)
+from zerokit.launcher.verdict.evidence import Evidence, RankExit
+from zerokit.launcher.verdict.rank_end import RankEnd, failed_alike, left_problems, rank_end, settle
 from zerokit.launcher.verdict.rank_view import RankView, recorded
 from zerokit.launcher.verdict.why_hung import unlike_sizes
 from zerokit.report.schema import Outcome, RankState, signal_name
@@ -106,45 +98,6 @@ _MESSAGE_OF_PYTORCH = re.compile(r"(Tried to allocate [^.]*\.?[^.]*?[KMG]iB)\. .
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """All that is known of a run that is over. Times: Unix seconds.
-
-    Attributes:
-        logs: what each rank wrote of itself; a rank that wrote nothing is not among them.
-        exits: of the ranks' processes, in the order seen, by ``host``.
-        launcher_code: negative for a signal; None when it was not seen to end.
-        launcher_lost: it ended, or the guard or zerokit did, while ranks were alive; in words, as are which
-            ranks ``hung``, and the time limit that the run was ended at.
-        interrupted_by: the signal that zerokit got.
-        stopped_at, killed_at: when zerokit began to end the ranks, and to kill them.
-        oom_kills: how many processes the kernel's OOM-killer ended during the run.
-        stop_ordered: whether the run was given a step limit; None where nobody knows.
-        last_words: rank -> the end of its standard error.
-    """
-
-    expected_ranks: int
-    logs: Mapping[int, RankLog]
-    exits: Sequence[RankExit] = ()
-    host: str = "unknown"
-    launcher_code: int | None = None
-    launcher_lost: str | None = None
-    interrupted_by: int | None = None
-    hung: str | None = None
-    timed_out: str | None = None
-    stopped_at: float | None = None
-    killed_at: float | None = None
-    oom_kills: int = 0
-    stop_ordered: bool | None = None
-    plan_check: PlanCheck | None = None
-    last_words: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def ended_on_purpose(self) -> bool:
-        """Whether zerokit ended the run for another reason than a failure."""
-        return self.interrupted_by is not None or self.hung is not None or self.timed_out is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """How the run ended, why in one sentence, each of its ranks by number, the failure that explains the
     others, and what the script did otherwise than its plan. ``reports_missing``: the only fault is that ranks
@@ -186,18 +139,12 @@ def judge(evidence: Evidence) -> Verdict:
 
 def _rank_ends(evidence: Evidence) -> list[RankEnd]:
     exits = _exits_by_rank(evidence)
-    run_end = RunEnd(
-        stopped_at=evidence.stopped_at, killed_at=evidence.killed_at, on_purpose=evidence.ended_on_purpose
-    )
-    killed = _killed_for_memory(evidence, exits, run_end)
+    killed = _killed_for_memory(evidence, exits)
     numbers = sorted({*range(evidence.expected_ranks), *evidence.logs, *exits})
     return [
-        rank_end(
-            number, evidence.logs.get(number), exits.get(number), run_end,
-            killed_for_memory=number == killed, last_words=evidence.last_words.get(number, ""),
-        )
+        rank_end(number, evidence, exits.get(number), killed_for_memory=number == killed)
         for number in numbers
-    ]  # fmt: skip
+    ]
 
 
 def _exits_by_rank(evidence: Evidence) -> dict[int, RankExit]:
@@ -238,13 +185,13 @@ def _silent_rank(evidence: Evidence, exits: Mapping[int, RankExit]) -> RankExit 
     return replace(first, code=None if status < 0 else status, signal=-status if status < 0 else None)
 
 
-def _killed_for_memory(evidence: Evidence, exits: Mapping[int, RankExit], run_end: RunEnd) -> int | None:
+def _killed_for_memory(evidence: Evidence, exits: Mapping[int, RankExit]) -> int | None:
     """The rank that the kernel killed because memory ran out: the first that died by SIGKILL by itself."""
     if evidence.oom_kills <= 0:
         return None
     killed = [
         exit_ for exit_ in exits.values()
-        if exit_.signal == signals.SIGKILL and not run_end.ended(exit_, was_terminated=False)
+        if exit_.signal == signals.SIGKILL and not evidence.ended(exit_, was_terminated=False)
     ]  # fmt: skip
     return min(killed, key=lambda exit_: exit_.at or 0.0).rank if killed else None
 

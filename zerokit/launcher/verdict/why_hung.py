@@ -8,13 +8,12 @@ the ranks that are in no collective at all are looked at first: the others wait 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from zerokit.domain.phases import TRAINING_PHASES, WITHOUT_TRAINING
 from zerokit.launcher.verdict.rank_view import (
     Call,
-    Cause,
     Frame,
     RankView,
     at,
@@ -25,6 +24,7 @@ from zerokit.launcher.verdict.rank_view import (
     waiting_in,
     when,
 )
+from zerokit.report.schema import Hang
 
 _ALIKE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
                     "_all_gather_base", "_allgather_base", "reduce_scatter_tensor",
@@ -32,51 +32,47 @@ _ALIKE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "all_gath
 _SIZED = _ALIKE - {"all_gather"}  # its lists may differ in size: it is then made of broadcasts
 _STARTS = frozenset({"init_process_group", "new_group"})
 _ONE_SIDED = frozenset({"send", "recv"})
+PAD = "Make the tensor the same on all ranks: pad it, or gather the sizes first"
 
 
-def first_difference(views: Sequence[RankView]) -> Cause | None:
+def first_difference(views: Sequence[RankView]) -> Hang | None:
     """In each group, the first call that is not the same on all of its ranks.
 
-    By our own record, which knows modules, and then by PyTorch's, which has the calls of C++ too.
+    By our own record, which knows modules, and then by PyTorch's, which has the calls of C++ too. Where two
+    ranks began to do unlike things before, that is told: an evaluation on one rank gathers what a training
+    forward does, in the same order: on GPUs the two are matched, and only the backward of the one meets a
+    gather of the other that is not its own.
     """
-    recorded_calls = [(view, view.calls) for view in views]
-    flight_calls = [(view, view.flight) for view in views]
-    return _first_difference(recorded_calls) or _first_difference(flight_calls)
+    for records in ([(view, view.calls) for view in views], [(view, view.flight) for view in views]):
+        for one, a, other, b, apart in _matched(records):
+            if (cause := _differ(one, a, other, b)) is not None:
+                return apart or cause
+    return None
 
 
-def _first_difference(records: Sequence[tuple[RankView, Sequence[Call]]]) -> Cause | None:
+def _matched(
+    records: Sequence[tuple[RankView, Sequence[Call]]],
+) -> Iterator[tuple[RankView, Call, RankView, Call, Hang | None]]:
+    """Calls of one number, of a group's first rank and of another; at last where one of both trained and the
+    other did not, then or before."""
     for group in dict.fromkeys(call.group for _, calls in records for call in calls):
         members = [
-            (view, calls_by_count) for view, calls in records if (calls_by_count := _by_count(calls, group))
+            (view, by_count)
+            for view, calls in records
+            if (by_count := {c.count: c for c in calls if c.group == group and c.operation not in _ONE_SIDED})
         ]
         if not members or len(members[0][0].groups.get(group, ())) == 1:
             continue
-        (reference, reference_calls), *others = members
-        for other_view, calls_of_view in others:
-            if other_view.groups.get(group) != reference.groups.get(group):
+        (one, its_calls), *others = members
+        for other, other_calls in others:
+            if other.groups.get(group) != one.groups.get(group):
                 continue
-            cause = _first_unlike(reference, reference_calls, other_view, calls_of_view)
-            if cause is not None:
-                return cause
-    return None
-
-
-def _first_unlike(
-    one: RankView, calls: Mapping[int, Call], other: RankView, other_calls: Mapping[int, Call]
-) -> Cause | None:
-    """Of two ranks: where they began to do unlike things, if that became unlike calls.
-
-    An evaluation on one rank gathers what a training forward does, in the same order: on GPUs the two are
-    matched, and only the backward of the one meets a gather of the other that is not its own.
-    """
-    apart: Cause | None = None
-    for count in sorted(calls.keys() & other_calls.keys()):
-        a, b = calls[count], other_calls[count]
-        apart = apart or _training_apart(one, a, other, b)
-        cause = _differ(one, a, other, b)
-        if cause is not None:
-            return apart or cause
-    return None
+            apart: Hang | None = None
+            for count in sorted(its_calls.keys() & other_calls.keys()):
+                a, b = its_calls[count], other_calls[count]
+                if {a.phase, b.phase} & {*TRAINING_PHASES}:  # be the calls alike or not
+                    apart = apart or _in_other_phase(one, a, other, b)
+                yield one, a, other, b, apart
 
 
 def unlike_sizes(views: Sequence[RankView]) -> str | None:
@@ -85,76 +81,59 @@ def unlike_sizes(views: Sequence[RankView]) -> str | None:
     NCCL compares nothing: where the calls of two ranks differ, each reads and writes what is not the other's.
     Among the calls that the ranks remember (:data:`zerokit.launcher.rank.calls.RING`).
     """
-    first, others = (views[0], views[1:]) if views else (RankView(rank=0), ())
-    for group in dict.fromkeys(call.group for call in first.calls):
-        reference_calls = _by_count(first.calls, group)
-        for view in others:
-            if view.groups.get(group) != first.groups.get(group):
-                continue
-            calls = _by_count(view.calls, group)
-            apart: Cause | None = None
-            for count in sorted(reference_calls.keys() & calls.keys()):
-                a, b = reference_calls[count], calls[count]
-                apart = apart or _training_apart(first, a, view, b)
-                sizes = {None if call.shape is None else math.prod(call.shape) for call in (a, b)}
-                if a.operation == b.operation and a.operation in _SIZED and len(sizes) > 1:
-                    what = f"rank {first.rank} entered {a}{when(a, first)} and rank {view.rank} {b}"
-                    fix = "make the tensor the same on all ranks (pad it, or gather the sizes first)"
-                    if apart is not None:
-                        what, fix = apart.what, apart.fix[0].lower() + apart.fix[1:]
-                    return f"{what}: GPUs do not notice, and the result is neither's; {fix}"
+    for first, a, view, b, apart in _matched([(view, view.calls) for view in views]):
+        sizes = {None if call.shape is None else math.prod(call.shape) for call in (a, b)}
+        alike = a.operation == b.operation and a.operation in _SIZED
+        if alike and len(sizes) > 1 and first is views[0]:
+            what = f"rank {first.rank} entered {a}{when(a, first)} and rank {view.rank} {b}"
+            fix = "make the tensor the same on all ranks (pad it, or gather the sizes first)"
+            if apart is not None:
+                what, fix = apart.what, apart.fix[0].lower() + apart.fix[1:]
+            return f"{what}: GPUs do not notice, and the result is neither's; {fix}"
     return None
 
 
-def _by_count(calls: Sequence[Call], group: str) -> Mapping[int, Call]:
-    return {c.count: c for c in calls if c.group == group and c.operation not in _ONE_SIDED}
-
-
-def _differ(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
+def _differ(one: RankView, a: Call, other: RankView, b: Call) -> Hang | None:
     alike = (a.operation, a.shape, a.module) == (b.operation, b.shape, b.module)
     if not alike and (cause := _in_other_phase(one, a, other, b)) is not None:
         return cause
     head = f"collective {a.count} of the group: rank {one.rank} entered {a}{when(a, one)}, " \
            f"rank {other.rank} {b}{when(b, other)}"  # fmt: skip
     if a.operation != b.operation:
-        return Cause(
+        return Hang(
             kind="different_collectives", what=head,
             fix="A branch that depends on the rank or its data calls one of them: let all ranks call both",
             ranks=(one.rank, other.rank),
         )  # fmt: skip
     sized = a.operation in _ALIKE and a.shape is not None and b.shape is not None
     if sized and (a.shape, a.dtype) != (b.shape, b.dtype):
-        return Cause(
-                kind="different_shapes", what=head,
-                fix="Make the tensor the same on all ranks: pad it, or gather the sizes first",
-                ranks=(one.rank, other.rank),
-            )  # fmt: skip
+        return Hang(kind="different_shapes", what=head, fix=PAD, ranks=(one.rank, other.rank))
     return None
 
 
-def _training_apart(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
-    """One trains and the other evaluates or generates, be their calls alike or not."""
-    return _in_other_phase(one, a, other, b) if {a.phase, b.phase} & {*TRAINING_PHASES} else None
-
-
-def _in_other_phase(one: RankView, a: Call, other: RankView, b: Call) -> Cause | None:
+def _in_other_phase(one: RankView, a: Call, other: RankView, b: Call) -> Hang | None:
     """One evaluates or generates: on GPUs its collectives are matched with the other's, and it may go on."""
     lone, call, others, others_call = (
         (one, a, other, b) if a.phase in WITHOUT_TRAINING else (other, b, one, a)
     )
     if call.phase not in WITHOUT_TRAINING or others_call.phase in WITHOUT_TRAINING:
         return None
-    return Cause(
-        kind=f"{call.phase}_on_some_ranks",
-        what=f"rank {lone.rank} entered {call} in {call.phase}{when(call, lone)}, rank "
+    return on_some_ranks(
+        call.phase,
+        [lone],
+        f"rank {lone.rank} entered {call} in {call.phase}{when(call, lone)}, rank "
         f"{others.rank} {others_call} in {others_call.phase}{when(others_call, others)}, "
         "and they were taken for the same",
-        fix=f"Let every rank do it: under ZeRO-3 each forward of {call.phase} gathers weights from all",
-        ranks=(lone.rank,),
     )
 
 
-def groups(views: Sequence[RankView]) -> Cause | None:
+def on_some_ranks(phase: str, lone: Sequence[RankView], what: str) -> Hang:
+    """Of ranks that alone evaluate or generate."""
+    fix = f"Let every rank do it: under ZeRO-3 each forward of {phase} gathers weights from all"
+    return Hang(kind=f"{phase}_on_some_ranks", what=what, fix=fix, ranks=ranks_of(lone))
+
+
+def groups(views: Sequence[RankView]) -> Hang | None:
     """The ranks wait in collectives of different groups."""
     waiting = waiting_in(views)
     by_group: dict[str, list[RankView]] = {}
@@ -169,7 +148,7 @@ def groups(views: Sequence[RankView]) -> Cause | None:
         call = members[0].waits_in
         ranks = list(members[0].groups.get(group, ()))
         parts.append(f"{names(members)} in {call} of group {group} (ranks {ranks}{at(members[0])})")
-    return Cause(
+    return Hang(
         kind="wrong_group",
         what="the ranks wait in different groups: " + "; ".join(parts),
         fix="Pass the same group on every rank, and call new_group in the same order on all of them",
@@ -177,7 +156,7 @@ def groups(views: Sequence[RankView]) -> Cause | None:
     )
 
 
-def network(views: Sequence[RankView]) -> Cause | None:
+def network(views: Sequence[RankView]) -> Hang | None:
     """All ranks entered the same collective, and it does not end."""
     waiting = waiting_in(views)
     if len(waiting) < len(views):
@@ -188,7 +167,7 @@ def network(views: Sequence[RankView]) -> Cause | None:
         other = view.waits_in
         if other is not None and (other.count, other.operation) != (call.count, call.operation):
             first = waiting[0]  # what came between is no longer remembered
-            return Cause(
+            return Hang(
                 kind="different_collectives",
                 what=f"rank {first.rank} waits in {call}, call {call.count} of its group{at(first)}, "
                 f"rank {view.rank} in {other}, call {other.count}{at(view)}",
@@ -198,7 +177,7 @@ def network(views: Sequence[RankView]) -> Cause | None:
             )
     starting = call.operation in _STARTS
     shared = f"all ranks wait in the same {call}{when(call, waiting[0])}"
-    return Cause(
+    return Hang(
         kind="network",
         what=shared + (", where they connect" if starting else "") + ": no data moves between them",
         fix="Look at the network between the nodes: an interface that is down, a firewall, a wrong interface "
@@ -214,33 +193,21 @@ _SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zero3_cons
 _MOST_TOLD = 4
 
 
-def explain(views: Sequence[RankView]) -> Cause | None:
+def explain(views: Sequence[RankView]) -> Hang | None:
     """The likely cause; None where the records do not tell."""
-    for find in (
-        _stopped,
-        _exited_ranks,
-        _saves_alone,
-        _other_phase,
-        _skipped_module,
-        _not_there,
-        first_difference,
-        groups,
-        network,
-    ):
-        cause = find(views)
-        if cause is not None:
-            return cause
-    return None
+    find = (_stopped, _exited_ranks, _saves_alone, _other_phase, _skipped_module, _not_there,
+            first_difference, groups, network)  # fmt: skip
+    return next((cause for one in find if (cause := one(views)) is not None), None)
 
 
-def unexplained(views: Sequence[RankView]) -> Cause | None:
+def unexplained(views: Sequence[RankView]) -> Hang | None:
     """What each rank was doing, where that tells no cause; None where no rank has written it down."""
     recorded = [view for view in views if view.recorded and not view.exited]
     if not recorded:
         return None
     doing = "; ".join(f"rank {view.rank} {_doing([view])}" for view in recorded[:_MOST_TOLD])
     more = f"; and {len(recorded) - _MOST_TOLD} more" if len(recorded) > _MOST_TOLD else ""
-    return Cause(
+    return Hang(
         kind="unknown",
         what=f"the ranks' records tell no cause: {doing}{more}",
         fix="Compare the stacks of the ranks in the run folder",
@@ -248,11 +215,11 @@ def unexplained(views: Sequence[RankView]) -> Cause | None:
     )
 
 
-def _stopped(views: Sequence[RankView]) -> Cause | None:
+def _stopped(views: Sequence[RankView]) -> Hang | None:
     stopped = [view for view in views if view.stopped]
     if not stopped:
         return None
-    return Cause(
+    return Hang(
         kind="stopped",
         what=f"{names(stopped)} {verb(stopped, 'is', 'are')} stopped (SIGSTOP, a debugger or a suspended job)"
         + they_wait(views, stopped),
@@ -261,7 +228,7 @@ def _stopped(views: Sequence[RankView]) -> Cause | None:
     )
 
 
-def _exited_ranks(views: Sequence[RankView]) -> Cause | None:
+def _exited_ranks(views: Sequence[RankView]) -> Hang | None:
     """Ranks that ended, or came to their script's end, while others wait in a collective."""
     exited = [view for view in views if view.exited or (view.ending and view.waits_in is None)]
     exited += [view for view in views if view.ending and view not in exited]
@@ -273,7 +240,7 @@ def _exited_ranks(views: Sequence[RankView]) -> Cause | None:
     if exited[0].left_at is not None:
         path, _, line = exited[0].left_at.rpartition(":")
         left = [view for view in exited if view.left_at == exited[0].left_at]
-        return Cause(
+        return Hang(
             kind="ended_early",
             what=f"{names(left)} left with os._exit at {Path(path).name}:{line} after step {left[0].steps}"
             + they_wait(views, left),
@@ -284,13 +251,13 @@ def _exited_ranks(views: Sequence[RankView]) -> Cause | None:
     assert call is not None
     phase = call.phase if call.phase in WITHOUT_TRAINING else None
     if phase is not None:
-        return Cause(
+        return Hang(
             kind=f"{phase}_on_some_ranks",
             what=f"{names(exited)} left the script{they_wait(views, exited)}, in {phase}",
             fix="Let every rank evaluate and generate: under ZeRO-3 each forward gathers weights from all",
             ranks=ranks_of(exited),
         )
-    return Cause(
+    return Hang(
         kind="uneven_batches",
         what=f"{names(exited)} left the training loop after step {exited[0].steps}{they_wait(views, exited)}"
         ": the ranks have different numbers of batches",
@@ -300,20 +267,18 @@ def _exited_ranks(views: Sequence[RankView]) -> Cause | None:
     )
 
 
-def _other_phase(views: Sequence[RankView]) -> Cause | None:
+def _other_phase(views: Sequence[RankView]) -> Hang | None:
     """Some ranks evaluate or generate and the others train on: their collectives do not match."""
     phases = {view.rank: view.waits_in.phase for view in views if view.waits_in is not None}
     for phase, (words, _) in WITHOUT_TRAINING.items():
         lone = [view for view in views if phases.get(view.rank) == phase]
         others = [view for view in views if phases.get(view.rank) in TRAINING_PHASES]
         if lone and others:
-            return Cause(
-                kind=f"{phase}_on_some_ranks",
-                what=f"{names(lone)} {words if len(lone) == 1 else words[:-1]} while {names(others)} "
-                f"{verb(others, 'trains', 'train')} on{they_wait(views, lone)}",
-                fix=f"Let every rank do it: under ZeRO-3 each forward of {phase} gathers weights from all",
-                ranks=ranks_of(lone),
+            what = (
+                f"{names(lone)} {words if len(lone) == 1 else words[:-1]} while {names(others)} "
+                f"{verb(others, 'trains', 'train')} on{they_wait(views, lone)}"
             )
+            return on_some_ranks(phase, lone, what)
     return None
 
 
@@ -327,21 +292,20 @@ def _saving(views: Sequence[RankView]) -> Frame | None:
     return None
 
 
-def _saves_alone(views: Sequence[RankView]) -> Cause | None:
+def _saves_alone(views: Sequence[RankView]) -> Hang | None:
     saving = [view for view in views if _saving([view]) is not None]
     others = [view for view in views if view not in saving]
-    if not saving or not others or not waiting_in(saving):
-        return None
     frame = _saving(saving)
-    assert frame is not None
+    if frame is None or not others or not waiting_in(saving):
+        return None
     return _lone_save(saving, frame, others)
 
 
-def _lone_save(saving: Sequence[RankView], frame: Frame, others: Sequence[RankView]) -> Cause:
+def _lone_save(saving: Sequence[RankView], frame: Frame, others: Sequence[RankView]) -> Hang:
     script = saving[0].script_frame
     location = f" at {script}" if script is not None else ""
     call = saving[0].waits_in
-    return Cause(
+    return Hang(
         kind="save_on_some_ranks",
         what=f"{names(saving)} {verb(saving, 'saves', 'save')} alone ({frame.function}{location}) and "
         f"{verb(saving, 'waits', 'wait')} in {call} for {names(others)}, which {_doing(others)}",
@@ -364,7 +328,7 @@ def _doing(views: Sequence[RankView]) -> str:
 # ---- a module that some ranks ran and others did not
 
 
-def _skipped_module(views: Sequence[RankView]) -> Cause | None:
+def _skipped_module(views: Sequence[RankView]) -> Hang | None:
     """Under ZeRO-3 each module's forward gathers its weights from all ranks."""
     for one in views:
         for view in views:
@@ -380,7 +344,7 @@ def _skipped_module(views: Sequence[RankView]) -> Cause | None:
             module = missing[0] + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
             expert = any(word in missing[0].lower() for word in ("expert", "moe"))
             why = "no token went there" if expert else "its batch has no input for it (text only?)"
-            return Cause(
+            return Hang(
                 kind="module_skipped",
                 what=f"{names(skipped)} skipped `{module}` in step {step} ({why}), which "
                 f"{names(runners)} ran: ZeRO-3 gathers its weights from all ranks"
@@ -468,7 +432,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _not_there(views: Sequence[RankView]) -> Cause | None:
+def _not_there(views: Sequence[RankView]) -> Hang | None:
     """The ranks that the others wait for, where they are in no collective themselves."""
     absent = [view for view in views if view.waits_in is None and not view.exited and view.frames]
     if not absent:
@@ -487,7 +451,7 @@ def _not_there(views: Sequence[RankView]) -> Cause | None:
         words += f", in {' < '.join(view.native[:3])}"
     threads = [f"{name} at {frame}" for name, frame in view.threads if not name.startswith("zerokit")]
     also = f"; its other threads: {', '.join(threads[:4])}" if kind == "lock" and threads else ""
-    return Cause(
+    return Hang(
         kind=kind,
         what=f"{subject} {words}{location}{quote}{also}{they_wait(views, absent)}",
         fix=fix,

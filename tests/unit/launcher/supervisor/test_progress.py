@@ -182,7 +182,9 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     progress.poll()
     progress.started_at -= 61
     progress.started_clock -= 61 + clock_moves
-    ended = observed.conclude(launch, observed.Observed(launcher_code=0), progress, {}, 0)
+    seen = observed.begin(launch)
+    seen.launcher_code = 0
+    ended = observed.conclude(launch, seen, progress, {}, 0)
     elapsed = report_of(launch, ended).elapsed_seconds
     assert elapsed == pytest.approx(61.0 if clock_moves else 60.0, abs=0.9)
 

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from zerokit.launcher.rank_file import RankLog
-from zerokit.launcher.verdict.rank_end import RankExit
+from zerokit.launcher.verdict.evidence import Evidence, RankExit
 from zerokit.launcher.verdict.report import build_report
-from zerokit.launcher.verdict.verdict import Evidence, judge, launcher_status, training_findings
+from zerokit.launcher.verdict.verdict import judge, launcher_status, training_findings
 from zerokit.report.render import print_report
 from zerokit.report.schema import Outcome
 from zerokit.report.words import failure_place, raised_at

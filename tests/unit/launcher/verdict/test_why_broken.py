@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zerokit.launcher.rank_file import RankLog
-from zerokit.launcher.verdict.evidence import RankFiles
+from zerokit.launcher.verdict.evidence import Evidence
 from zerokit.launcher.verdict.rank_end import RankEnd
 from zerokit.launcher.verdict.verdict import Verdict
 from zerokit.launcher.verdict.why_broken import explain_failure
@@ -22,7 +22,7 @@ GATHER = {"number": 9, "count": 9, "operation": "all_gather_into_tensor", "group
 REDUCE = {**GATHER, "operation": "all_reduce", "module": None}
 
 
-def files(folder: Path, aborted: tuple[str, ...], others: tuple[str, ...], call: dict[str, Any]) -> RankFiles:
+def files(folder: Path, aborted: tuple[str, ...], others: tuple[str, ...], call: dict[str, Any]) -> Evidence:
     logs = {}
     for rank in range(3):
         phases = {name: {"count": 1} for name in (aborted if rank == 0 else others)}
@@ -30,7 +30,7 @@ def files(folder: Path, aborted: tuple[str, ...], others: tuple[str, ...], call:
         if rank:
             records.append({"type": "calls", "rank": rank, "pid": rank, "time": 1.0, "calls": [call]})
         logs[rank] = RankLog(rank=rank, path=folder / f"rank-{rank:05d}.jsonl", records=records)
-    return RankFiles(logs=logs, problems=[], last_words={0: SAID})
+    return Evidence(expected_ranks=3, logs=logs, last_words={0: SAID})
 
 
 @pytest.mark.parametrize(
@@ -82,5 +82,5 @@ def test_a_script_that_shares_its_model_is_told_from_deepspeeds_words(
 ) -> None:
     first = RankEnd(rank=0, state=RankState.FAILED, error=error)
     verdict = Verdict(outcome=Outcome.RANK_FAILED, exit_code=10, why="", first_failure=first, ends=(first,))
-    cause = explain_failure(tmp_path, verdict, RankFiles(logs={}, problems=[], last_words={}))
+    cause = explain_failure(tmp_path, verdict, Evidence(expected_ranks=1))
     assert (cause.kind if cause is not None else None) == kind
