@@ -1,5 +1,5 @@
-"""Ranks on other machines: their files are fetched where the run folder is not shared, and they are
-told that zerokit lives.
+"""Ranks on other machines: their files are fetched where the run folder is not shared, they are told that
+zerokit lives, and ended.
 
 On each host one small process, started over ssh, sends what its ranks append (whole lines only), and
 writes every two seconds into ``alive`` of its run folder, as long as it hears from here. A rank whose
@@ -13,16 +13,17 @@ import concurrent.futures
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from zerokit.errors import NodeUnusable
 from zerokit.files import write_whole
-from zerokit.launcher.nodes.cluster import ssh_command
+from zerokit.launcher.nodes.cluster import ssh_command, sweep
 from zerokit.launcher.rank.deadman import ALIVE_FILE, BEAT_SECONDS
 
 _CONNECT_SECONDS = 10.0
@@ -110,13 +111,16 @@ def copy_to(hosts: list[str], run_dir: Path, names: list[str]) -> None:
         raise NodeUnusable(f"{run_dir} cannot be written on\n  " + "\n  ".join(problems))
 
 
-class Gatherer:
-    """Follows the hosts that do not share the run folder, and keeps ``alive`` going on all."""
+class OtherMachines:
+    """The other machines of a run: fetches from those that do not share its folder, keeps ``alive`` going on
+    all, and signals its processes there. Without any, every method does nothing."""
 
-    def __init__(self, run_dir: Path, unshared: tuple[str, ...], alive_seconds: float) -> None:
-        self.run_dir = run_dir
-        self.unshared = unshared
-        self.alive_seconds = alive_seconds
+    def __init__(
+        self, run_dir: Path, hosts: Sequence[str], unshared: Sequence[str], slurm_job: str | None = None,
+        alive_seconds: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.run_dir, self.hosts, self.unshared = run_dir, list(hosts), unshared
+        self.slurm_job, self.alive_seconds = slurm_job, alive_seconds
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -126,7 +130,8 @@ class Gatherer:
         """Begin; costs a thread for each host that does not share the folder, and one for ``alive``."""
         for host in self.unshared:
             threading.Thread(target=self._follow, args=(host,), daemon=True).start()
-        threading.Thread(target=self._beat, daemon=True).start()
+        if self.hosts:
+            threading.Thread(target=self._beat, daemon=True).start()
 
     def stop(self) -> None:
         """End the relays; their hosts' ``alive`` then stands still."""
@@ -137,10 +142,20 @@ class Gatherer:
             with suppress(OSError):
                 process.kill()
 
-    def fetch(self, hosts: list[str]) -> None:
-        """Once all is over: what is still to be had of these hosts."""
+    def sweep(self, number: int) -> None:
+        """Signal the run's processes there, without holding up the caller."""
+        if self.hosts:
+            threading.Thread(target=self._sweep, args=(number,), daemon=True).start()
 
-        def one(host: str) -> None:
+    def _sweep(self, number: int) -> dict[str, int | None]:
+        return sweep(self.hosts, str(self.run_dir), number, self.slurm_job)
+
+    def end(self) -> list[str]:
+        """Kill what is left there and fetch the last of the files; the hosts that gave no answer."""
+        silent = [host for host, answer in self._sweep(int(signal.SIGKILL)).items() if answer is None]
+        self.stop()
+
+        def fetch(host: str) -> None:
             command = self._command(host, "once")
             with suppress(OSError, subprocess.TimeoutExpired, ValueError, NodeUnusable):
                 done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True,
@@ -148,11 +163,13 @@ class Gatherer:
                 for line in done.stdout.splitlines():
                     self._receive(line)
 
-        threads = [threading.Thread(target=one, args=(host,), daemon=True) for host in hosts]
+        hosts = [host for host in self.unshared if host not in silent]
+        threads = [threading.Thread(target=fetch, args=(host,), daemon=True) for host in hosts]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(_COPY_SECONDS + 2)
+        return silent
 
     def _beat(self) -> None:
         while not self._over.is_set():

@@ -16,17 +16,6 @@ if __name__ == "__main__":
     sys.path.append(str(_HERE.parents[2]))
 
 
-def _end_remote(run_dir: Path, hosts: list[str], unshared: list[str], slurm_job: str | None) -> None:
-    """Kill what is left of the run on the other machines, and fetch what its ranks wrote there."""
-    import signal
-
-    from zerokit.launcher.nodes.cluster import sweep
-    from zerokit.launcher.nodes.gather import Gatherer
-
-    answers = sweep(hosts, str(run_dir), int(signal.SIGKILL), slurm_job)
-    Gatherer(run_dir, tuple(unshared), 0.0).fetch([h for h in unshared if answers.get(h) is not None])
-
-
 def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
     """Build and write the report: zerokit was lost, whatever the ranks did.
 
@@ -37,13 +26,14 @@ def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
     import time
 
     from zerokit.emit import plan_file
+    from zerokit.launcher.nodes.gather import OtherMachines
     from zerokit.launcher.run_folder import COMMAND_FILE
     from zerokit.launcher.verdict.evidence import Evidence, RankExit
     from zerokit.launcher.verdict.report import build_report, write_report
 
     command = json.loads((run_dir / COMMAND_FILE).read_text())
     hosts, unshared = (command.get(name) or [] for name in ("remote_hosts", "unshared_hosts"))
-    _end_remote(run_dir, hosts, unshared, command.get("slurm_job"))
+    OtherMachines(run_dir, hosts, unshared, command.get("slurm_job")).end()
     host, now = socket.gethostname(), time.time()
     evidence = Evidence(
         expected_ranks=int(command["expected_ranks"]),

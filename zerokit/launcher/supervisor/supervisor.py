@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,8 +23,7 @@ from typing import Any
 from zerokit.launcher import packed, processes, rank_pipes
 from zerokit.launcher import run_folder as folder_module
 from zerokit.launcher.launch import Launch
-from zerokit.launcher.nodes import cluster
-from zerokit.launcher.nodes.gather import Gatherer
+from zerokit.launcher.nodes.gather import OtherMachines
 from zerokit.launcher.rank_file import STACKS_SIGNAL
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.supervisor import guard as guard_module
@@ -39,46 +37,6 @@ from zerokit.launcher.verdict.evidence import RankExit
 from zerokit.launcher.verdict.verdict import launcher_status
 from zerokit.temporary import temporary_folder
 from zerokit.units import counted, format_seconds
-
-
-class RemoteProcesses:
-    """The other machines of a launch. Without any, every method does nothing."""
-
-    def __init__(self, launch: Launch) -> None:
-        self._placement = launch.placement
-        self._run_dir = str(launch.run_dir)
-        self._hosts = list(launch.placement.remote_hosts)
-        self._gatherer: Gatherer | None = None
-        if self._hosts:
-            self._gatherer = Gatherer(
-                launch.run_dir, launch.placement.unshared_hosts, launch.placement.alive_seconds
-            )
-
-    def start(self) -> None:
-        """Begin to fetch the ranks' files."""
-        if self._gatherer is not None:
-            self._gatherer.start()
-
-    def stop(self) -> None:
-        """Fetch no more."""
-        if self._gatherer is not None:
-            self._gatherer.stop()
-
-    def sweep(self, number: int) -> None:
-        """Signal the run's processes there, without holding up the caller."""
-        if self._hosts:
-            arguments = (self._hosts, self._run_dir, number, self._placement.slurm_job)
-            threading.Thread(target=cluster.sweep, args=arguments, daemon=True).start()
-
-    def end(self) -> list[str]:
-        """Kill what is left there and fetch the last of the files; the hosts that gave no answer."""
-        answers = cluster.sweep(self._hosts, self._run_dir, int(signal.SIGKILL), self._placement.slurm_job)
-        silent = [host for host, answer in answers.items() if answer is None]
-        if self._gatherer is not None:
-            self._gatherer.stop()
-            self._gatherer.fetch([host for host in self._placement.unshared_hosts if host not in silent])
-        return silent
-
 
 _SECONDS = 30.0
 _SAME_ACTIVITY_SECONDS = 300.0  # a build or a download that goes on is no news
@@ -128,7 +86,11 @@ class Supervisor:
             self._forgive,
         )  # fmt: skip
         self.guard: subprocess.Popen[bytes] | None = None
-        self.remote = RemoteProcesses(launch)
+        placement = launch.placement
+        self.remote = OtherMachines(
+            launch.run_dir, placement.remote_hosts, placement.unshared_hosts, placement.slurm_job,
+            placement.alive_seconds,
+        )  # fmt: skip
         self.connection: socket.socket | None = None
         self.buffer = b""
         self.stopping = False
