@@ -14,7 +14,7 @@ import pytest
 from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.script.arguments import ScriptOptions
-from zerokit.script.file_mismatches import added_arguments, of_defaults, of_trainer
+from zerokit.script.file_mismatches import added_arguments, in_words, key_of, of_trainer
 from zerokit.script.reader import read_script
 
 needs("deepspeed")
@@ -88,7 +88,7 @@ def test_the_keys_are_those_that_transformers_refuses(
     config = FILE | changed
     script = options(tmp_path, PARSES, "--output_dir", "out", "--max_steps", "1000", *arguments)
     found = of_trainer(script, config)
-    assert {one.key for one in found} == refused(config, *arguments)
+    assert {key_of(one) for one, _ in found} == refused(config, *arguments)
 
 
 def test_what_is_named_to_add_makes_them_agree(tmp_path: Path) -> None:
@@ -107,18 +107,18 @@ def test_of_trls_classes_what_was_given_is_compared(name: str, tmp_path: Path) -
         f"args, = TrlParser({name}).parse_args_and_config()\nTrainer(args=args).train()\n"
     )
     typed = ("--output_dir", "out", "--learning_rate", "0.5", "--per_device_train_batch_size", "8")
-    found = {one.key for one in of_trainer(options(tmp_path, parses, *typed), FILE)}
+    found = {key_of(one) for one, _ in of_trainer(options(tmp_path, parses, *typed), FILE)}
     rates = {"optimizer.params.lr", "scheduler.params.warmup_max_lr"}
     assert found == {"train_micro_batch_size_per_gpu", *rates}
     assert found < refused(FILE, *typed, kind=f"trl.{name}")
 
 
 def test_what_a_script_must_be_given_is_known_without_a_script() -> None:
-    needed = added_arguments(of_defaults(FILE))
+    needed = added_arguments(of_trainer(None, FILE))
     assert not refused(FILE, *needed)
     for at in range(0, len(needed), 2):  # --max_steps is given below, and decides the steps all the same
         assert refused(FILE, *needed[:at], *needed[at + 2 :]) or needed[at] == "--max_steps"
-    assert of_defaults({"optimizer": {"params": {"lr": "auto", "weight_decay": 0.0}}}) == []
+    assert of_trainer(None, {"optimizer": {"params": {"lr": "auto", "weight_decay": 0.0}}}) == []
 
 
 def test_arguments_that_the_script_makes_itself(tmp_path: Path) -> None:
@@ -127,19 +127,21 @@ def test_arguments_that_the_script_makes_itself(tmp_path: Path) -> None:
         "args = TrainingArguments('out', per_device_train_batch_size=8, learning_rate=3e-5{})\n"
         "Trainer(args=args).train()\n"
     )
-    found = {one.key: one for one in of_trainer(options(tmp_path, makes.format("")), FILE)}
-    assert "train.py sets per_device_train_batch_size 8" in found["train_micro_batch_size_per_gpu"].text
+    found = {key_of(one): one for one, _ in of_trainer(options(tmp_path, makes.format("")), FILE)}
+    assert "train.py sets per_device_train_batch_size 8" in in_words(
+        found["train_micro_batch_size_per_gpu"], FILE
+    )
     assert "bf16.enabled" in found and "optimizer.params.lr" not in found
-    assert not any(one.arguments for one in found.values())  # nobody parses them
+    assert not any(one.edit for one in found.values())  # nobody parses them
     computed = makes.format(", bf16=is_new()")
-    assert "bf16.enabled" not in {one.key for one in of_trainer(options(tmp_path, computed), FILE)}
-    hidden = {one.key for one in of_trainer(options(tmp_path, makes.format(", **more")), FILE)}
+    assert "bf16.enabled" not in {key_of(one) for one, _ in of_trainer(options(tmp_path, computed), FILE)}
+    hidden = {key_of(one) for one, _ in of_trainer(options(tmp_path, makes.format(", **more")), FILE)}
     assert hidden == set()  # auto_find_batch_size may be among them
 
 
 def test_what_nobody_can_know_before_the_run_is_not_spoken_of(tmp_path: Path) -> None:
     own = PARSES.replace("args, =", "class Mine(TrainingArguments):\n    learning_rate: float = f()\nargs, =")
-    keys = {one.key for one in of_trainer(options(tmp_path, own), FILE)}
+    keys = {key_of(one) for one, _ in of_trainer(options(tmp_path, own), FILE)}
     assert "optimizer.params.lr" not in keys and "bf16.enabled" in keys
 
 

@@ -10,6 +10,7 @@ from tests.support.scripts_read import (
     PLANNED,
     joined,
 )
+from zerokit.launcher.plan_agreement import contradictions
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
@@ -27,7 +28,7 @@ def test_trls_configuration_file_counts(tmp_path: Path) -> None:
         "--per_device_train_batch_size 4 --max_grad_norm 0.5 --bf16 True --fp16 False"
         " --gradient_checkpointing True"
     )
-    (conflict,) = found.conflicts(PLANNED, added=True)
+    (conflict,) = contradictions(found, PLANNED, added=True)
     assert (
         "x.yaml: gradient_accumulation_steps: 4, but the plan has gradient_accumulation_steps 2" in conflict
     )

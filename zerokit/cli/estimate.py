@@ -79,11 +79,11 @@ def _launch_with(file: str, result: Estimate) -> NextCommand:
     """A launch with the file that was estimated, and what it leaves to the script."""
     from zerokit.cli.plan_text import NextCommand
     from zerokit.emit.deepspeed import trainer_arguments
-    from zerokit.script.file_mismatches import added_arguments, decided_by, of_defaults
+    from zerokit.script.file_mismatches import added_arguments, decided_by, of_trainer
 
     strategy, cluster = result.planned.strategy, result.planned.cluster
     arguments = trainer_arguments(strategy, result.planned.job.loss)
-    words = (*arguments, *added_arguments(of_defaults(result.file_config or {})))  # name, value, …
+    words = (*arguments, *added_arguments(of_trainer(None, result.file_config or {})))  # name, value, …
     pairs = dict(zip(words[::2], words[1::2], strict=True))
     decided = decided_by(result.file_config or {})
     left = {name: value for name, value in pairs.items() if name.removeprefix("--") not in decided}

@@ -21,7 +21,8 @@ class Setting:
     Attributes:
         name: in a plan's choice. label: in messages. option: of ``plan``, without dashes in front.
         deepspeed: key path in DeepSpeed's file. left_out: what a file that lacks it has.
-        trainer: field of TrainingArguments, or of TRL's classes. spellings: other names of scripts for it.
+        trainer: field of TrainingArguments, or of TRL's classes. default: what it holds where nobody gives it
+        (transformers/training_args.py, 4.56 to 5.23). spellings: other names of scripts for it.
         accelerate: calls in a script's code and their keywords that say it.
         engine: what the record of a rank's engine has it under.
         decides_run: a run that does otherwise is not the plan's (exit code 9).
@@ -34,6 +35,7 @@ class Setting:
     deepspeed: str = ""
     left_out: object = None
     trainer: str = ""
+    default: object = None
     spellings: tuple[str, ...] = ()
     accelerate: tuple[tuple[str, str], ...] = ()
     engine: str = ""
@@ -64,14 +66,15 @@ _ROWS = (
     ),
     Setting(
         name="micro_batch", label="batch size per GPU", option="micro-batch",
-        deepspeed="train_micro_batch_size_per_gpu", trainer="per_device_train_batch_size",
+        deepspeed="train_micro_batch_size_per_gpu", trainer="per_device_train_batch_size", default=8,
         spellings=("micro_batch_size", "micro_batch", "train_batch_size_per_device"), engine="micro_batch",
         decides_run=True,
     ),
     Setting(
         name="gradient_accumulation", label="gradient accumulation", option="gradient-accumulation",
         deepspeed="gradient_accumulation_steps", left_out=1,  # Accelerate writes it into the file
-        trainer="gradient_accumulation_steps", spellings=("gradient_accumulation", "grad_accum_steps"),
+        trainer="gradient_accumulation_steps", default=1,
+        spellings=("gradient_accumulation", "grad_accum_steps"),
         accelerate=(
             ("Accelerator", "gradient_accumulation_steps"),
             ("DeepSpeedPlugin", "gradient_accumulation_steps"),
@@ -98,18 +101,18 @@ _ROWS = (
     ),
     Setting(
         name="activation_checkpointing", label="activation checkpointing", option="checkpointing",
-        trainer="gradient_checkpointing", spellings=("activation_checkpointing",),
+        trainer="gradient_checkpointing", default=False, spellings=("activation_checkpointing",),
         engine="gradient_checkpointing",
     ),
     Setting(name="pipeline_parallel", label="pipeline parallel", option="pp"),
     Setting(name="sequence_parallel", label="sequence parallel", option="sp"),
     Setting(
         name="gradient_clipping", label="gradient clipping", option="", deepspeed="gradient_clipping",
-        trainer="max_grad_norm",
+        trainer="max_grad_norm", default=1.0,
     ),
     Setting(
         name="optimizer", label="optimizer", option="optimizer", deepspeed="optimizer.type", trainer="optim",
-        engine="optimizer",
+        default="adamw_torch_fused", engine="optimizer",
     ),
     Setting(
         name="seq_len", label="sequence length", option="seq-len", trainer="max_length",
@@ -131,19 +134,45 @@ _ROWS = (
         told_by_script=True,
     ),
     Setting(name="trainer", label="trainer", option="trainer", told_by_script=True),
-    Setting(name="loss", label="loss", option="loss", trainer="use_liger_kernel"),
+    Setting(name="loss", label="loss", option="loss", trainer="use_liger_kernel", default=False),
     Setting(
         name="model", label="model", option="model", trainer="model_name_or_path",
         spellings=("pretrained_model_name_or_path", "model_name", "model_id", "base_model", "model"),
     ),
+    *(
+        Setting(name=key, label=name, option="", deepspeed=key, trainer=name, default=default)
+        for key, name, default in (
+            ("optimizer.params.lr", "learning_rate", 5e-5),
+            ("optimizer.params.eps", "adam_epsilon", 1e-8),
+            ("optimizer.params.weight_decay", "weight_decay", 0.0),
+            ("optimizer.params.betas.0", "adam_beta1", 0.9),
+            ("optimizer.params.betas.1", "adam_beta2", 0.999),
+            ("scheduler.params.warmup_max_lr", "learning_rate", 5e-5),
+            ("scheduler.params.total_num_steps", "max_steps", -1),
+            ("scheduler.params.warmup_num_steps", "warmup_steps", 0),
+            ("fp16.enabled", "fp16", False),
+            ("bf16.enabled", "bf16", False),
+        )
+    ),
 )  # fmt: skip
 SETTINGS: Mapping[str, Setting] = {row.name: row for row in _ROWS}
 BY_OPTION: Mapping[str, Setting] = {row.option: row for row in _ROWS if row.option}
-BY_ARGUMENT: Mapping[str, Setting] = {row.trainer: row for row in _ROWS if row.trainer} | dict.fromkeys(
-    ("bf16", "fp16"), SETTINGS["precision"]
-)
-"""Field of TrainingArguments -> what it sets; of the precision each says a half."""
+BY_ARGUMENT: Mapping[str, Setting] = {row.trainer: row for row in reversed(_ROWS) if row.trainer}
+"""Field of TrainingArguments -> what it sets; of the precision ``bf16`` and ``fp16`` each say a half."""
 BY_CALL: Mapping[tuple[str, str], Setting] = {call: row for row in _ROWS for call in row.accelerate}
+
+
+def value_at(config: Any, path: str) -> Any:
+    """What stands at a dotted path of a DeepSpeed file: ``"auto"`` where that, or what it is part of, is left
+    open; None: nothing."""
+    for key in path.split("."):
+        if config == "auto":
+            break
+        if isinstance(config, list):
+            config = dict(enumerate(config)).get(int(key)) if key.isdecimal() else None
+        else:
+            config = config.get(key) if isinstance(config, Mapping) else None
+    return config
 
 
 @frozen_dataclass

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import READ_KEYS
+from zerokit.domain.settings import value_at
 
 BASIS = "incomplete"
 """``basis`` of an estimate of which a part is not modelled."""
@@ -108,15 +109,15 @@ _KEYS: Mapping[str, tuple[tuple[object, ...], str]] = {
 
 
 def _stage(config: Mapping[str, Any]) -> object:
-    return _value(config, f"{_ZERO}.stage")
+    return value_at(config, f"{_ZERO}.stage")
 
 
 def _is_on_nvme(config: Mapping[str, Any], block: str) -> bool:
-    return _value(config, f"{_ZERO}.offload_{block}.device") == "nvme"
+    return bool(value_at(config, f"{_ZERO}.offload_{block}.device") == "nvme")
 
 
 def _divides_weights(config: Mapping[str, Any]) -> bool:
-    return _value(config, "tensor_parallel.autotp_size") not in (None, 0, 1)
+    return value_at(config, "tensor_parallel.autotp_size") not in (None, 0, 1)
 
 
 # dotted key -> where it has an effect at all
@@ -125,10 +126,10 @@ _ONLY_WHERE: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     f"{_ZERO}.use_multi_rank_bucket_allreduce": lambda config: _stage(config) in (1, 2),
     # BF16_Optimizer alone reads it: stage 1 with gradients added up in fp32 (runtime/engine.py:2305)
     "bf16.immediate_grad_update": lambda config: (
-        _stage(config) == 1 and _value(config, "data_types.grad_accum_dtype") is not None
+        _stage(config) == 1 and value_at(config, "data_types.grad_accum_dtype") is not None
     ),
     "torch_autocast.lower_precision_safe_modules": lambda config: (
-        _value(config, "torch_autocast.enabled") is True
+        value_at(config, "torch_autocast.enabled") is True
     ),
     "aio.use_gds": lambda config: _is_on_nvme(config, "param") or _is_on_nvme(config, "optimizer"),
     f"{_ZERO}.offload_param.max_in_cpu": lambda config: _is_on_nvme(config, "param"),
@@ -193,18 +194,8 @@ def _everywhere(_config: Mapping[str, Any]) -> bool:
     return True
 
 
-def _value(config: Mapping[str, Any], key: str) -> object:
-    """The value of a dotted key; None where it is absent."""
-    value: object = config
-    for name in key.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            return None
-        value = value[name]
-    return value
-
-
 def _is_set(config: Mapping[str, Any], key: str, idle: tuple[object, ...]) -> bool:
-    value = _value(config, key)
+    value = value_at(config, key)
     if isinstance(value, Mapping) and value.get("enabled") is False:
         return False
     return value != "auto" and value is not None and not any(value == one for one in idle)

@@ -23,7 +23,7 @@ from typing import Any
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.job import Job
-from zerokit.domain.settings import PlannedValues
+from zerokit.domain.settings import SETTINGS, PlannedValues
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.rules.known import TRAINER_FILLS, ZERO_TESTED_OPTIMIZERS
@@ -55,7 +55,6 @@ def optimizer_params(kind: str, *, adapters: bool = False) -> Mapping[str, Any]:
     return {**params, "lr": round(params["lr"] * _ADAPTERS_LR, 10)} if adapters else params
 
 
-_TRAINERS_CLIPPING = 1.0  # TrainingArguments.max_grad_norm (Transformers 5.23, training_args.py)
 _BUCKETS = "sized for this model: larger buckets send fewer messages and take more memory"
 _COMMON = {
     "contiguous_gradients": "one gradient buffer; avoids fragmentation in backward",
@@ -164,7 +163,7 @@ def trainer_arguments(strategy: Strategy, loss: str = "standard") -> list[str]:
     """
     values = PlannedValues.of(strategy, liger_loss=loss == "liger").trainer_values()
     said = {name: value for name, value in values.items() if value is not False}
-    if said.get("max_grad_norm") == _TRAINERS_CLIPPING:
+    if said.get("max_grad_norm") == SETTINGS["gradient_clipping"].default:
         del said["max_grad_norm"]
     return [word for name, value in said.items() for word in (f"--{name}", str(value))]
 

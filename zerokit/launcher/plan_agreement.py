@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import operator
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from zerokit.commands import command_text
 from zerokit.domain import planning_again
-from zerokit.domain.settings import PlannedValues, compare
+from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, PlannedValues, Stated, compare, value_at
 from zerokit.domain.trainers import TRAINERS, trainer_named
 from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.emit.plan_file import PlanFile
@@ -29,7 +29,6 @@ from zerokit.planner.options import CheckOptions
 from zerokit.script import adapt_config, agreement, argument_warnings, file_mismatches, unlike_job
 from zerokit.script.arguments import ScriptOptions, is_like, truth
 from zerokit.script.entry_points import Target
-from zerokit.script.file_mismatches import Mismatch
 from zerokit.script.planned_for import BATCH
 from zerokit.script.reader import ScriptFacts
 from zerokit.strictload import load_json
@@ -102,7 +101,7 @@ def agree(
     added = () if no_arguments else options.additions(planned)
     own_file, decided_by_file = _own_file(options, config, plan.folder)
     conflicts = [
-        *options.conflicts(planned, added=not no_arguments), *own_file,
+        *contradictions(options, planned, added=not no_arguments), *own_file,
         *unlike_job.of_optimizer(options, config),
     ]  # fmt: skip
     decided = _decided_options(options, chosen, on_cpu=not command.is_rehearsable) | decided_by_file
@@ -155,6 +154,17 @@ def _planned_values(
     )
 
 
+def contradictions(options: ScriptOptions, planned: PlannedValues, *, added: bool) -> list[str]:
+    """List where the script would do something else than the plan: both values, one sentence each."""
+    values = {BY_ARGUMENT[name].name: value for name, value in planned.trainer_values().items()}
+    result = []
+    for one, value in compare(values, options.stated(added=added), is_like):
+        name = one.setting.trainer
+        has = f"trains in {planned.precision}" if name in ("bf16", "fp16") else f"has {name} {value}"
+        result.append(f"{one.where}, but the plan {has}")
+    return result
+
+
 def _decided_options(options: ScriptOptions, chosen: Mapping[str, Any], *, on_cpu: bool) -> dict[str, str]:
     """What a script decides otherwise than a plan, as options of ``plan``; of its batch all that it decides.
 
@@ -187,11 +197,22 @@ def _own_file(
     except InputError as error:
         return [f"{where}: {error}; without it the script gets the plan's configuration"], {}
     differing = compare(
-        {one.setting.name: one.value for one in file_mismatches.strategy(config, "")},
-        file_mismatches.strategy(own_config, f"{where}: "),
+        {one.setting.name: one.value for one in _strategy(config, "")},
+        _strategy(own_config, f"{where}: "),
     )
     conflicts = [f"{one.where}, but the plan has {value}" for one, value in differing]
     return conflicts, {one.setting.option: str(one.value) for one, _ in differing}
+
+
+def _strategy(config: Any, where: str) -> Iterator[Stated]:
+    """What a configuration has of the stage and the offloads; None where that is left open."""
+    for name in ("zero_stage", "offload_optimizer", "offload_param"):
+        one = SETTINGS[name]
+        value = value_at(config, one.deepspeed)
+        value = (one.left_out or 0) if value is None else value
+        key = one.deepspeed.removeprefix("zero_optimization.").removesuffix(".device")
+        own = None if value == "auto" else value
+        yield Stated(setting=one, value=own, where=f"{where}{key} {value}")
 
 
 def of_job(options: ScriptOptions, plan: PlanFile, by_options: bool = True) -> list[str]:
@@ -316,7 +337,8 @@ def check_agrees(
         added = (*added, "--use_cpu", "True")  # or TrainingArguments refuse bf16 without a GPU
     ways_out = f'write "auto" in {path}, and the Trainer fills it'
     ways_out += f"; or give the script\n  {shlex.join(added)}\n" if added else "; "
-    return _stop_or_warn(path, found, ways_out, accept_mismatch=accept_mismatch, option="⟨deepspeed⟩ ")
+    differing = [file_mismatches.in_words(one, config) for one, _ in found]
+    return _stop_or_warn(path, differing, ways_out, accept_mismatch=accept_mismatch, option="⟨deepspeed⟩ ")
 
 
 def _beside_plan(options: ScriptOptions, added: Sequence[str], *, accept_mismatch: bool) -> tuple[str, ...]:
@@ -340,18 +362,19 @@ def _beside_plan(options: ScriptOptions, added: Sequence[str], *, accept_mismatc
     is_plans = path.name in DEEPSPEED_NAMES.values() and for_trainer != path and for_trainer.is_file()
     other = f" (or name {for_trainer})" if is_plans else ""
     ways_out = f"leave --deepspeed out, and the Trainer gets the plan's configuration{other}; "
-    return _stop_or_warn(where, found, ways_out, accept_mismatch=accept_mismatch)
+    differing = [file_mismatches.in_words(one, config) for one, _ in found]
+    return _stop_or_warn(where, differing, ways_out, accept_mismatch=accept_mismatch)
 
 
 def _stop_or_warn(
-    where: str, found: Sequence[Mismatch], ways_out: str, *, accept_mismatch: bool, option: str = ""
+    where: str, differing: Sequence[str], ways_out: str, *, accept_mismatch: bool, option: str = ""
 ) -> tuple[str, ...]:
     """A warning where the run was asked for all the same, else the error, with the ``option`` that names the
     file in front."""
-    if not found:
+    if not differing:
         return ()
     head = f"{where}: the script's TrainingArguments contradict the file, on which Transformers ends the run"
-    text = listed(head, [one.text for one in found], ways_out)
+    text = listed(head, differing, ways_out)
     if accept_mismatch:
         return ("warning: " + text.rstrip("; \n"),)
     raise InputError(f"{option}{text}⟨accept_mismatch=True⟩ starts the run all the same")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zerokit.domain.settings import SETTINGS
+from zerokit.domain.settings import SETTINGS, value_at
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 
@@ -116,11 +116,8 @@ def refuse_beside_file(
 
 
 def _value_at(config: Mapping[str, Any], key: str) -> str:
-    value: Any = config
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return "not set now"
-        value = value[part]
+    if (value := value_at(config, key)) is None:
+        return "not set now"
     is_whole = isinstance(value, float) and value.is_integer()
     return f"{json.dumps(int(value) if is_whole else value)} now"
 

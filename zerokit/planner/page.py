@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from zerokit import __version__
 from zerokit.domain import strategy
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
+from zerokit.domain.settings import value_at
 from zerokit.domain.strategy import Candidate
 from zerokit.emit.deepspeed import emit_deepspeed
 from zerokit.errors import MemoryUnknown
@@ -323,10 +324,4 @@ def _places(candidates: Sequence[Candidate]) -> list[charts.Point]:
 
 def _settings(result: PlanResult) -> list[tuple[str, str, str]]:
     emitted = emit_deepspeed(result.chosen.strategy, result.job)
-    rows = []
-    for key, why in emitted.reasons.items():
-        value: object = emitted.config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        rows.append((key, json.dumps(value), why))
-    return rows
+    return [(key, json.dumps(value_at(emitted.config, key)), why) for key, why in emitted.reasons.items()]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, PlannedValues, Stated
 from zerokit.domain.strategy import Strategy
@@ -22,9 +22,13 @@ from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.script.trainer_arguments import ArgumentFile, argument_file, means
 from zerokit.suggest import much_alike
 
-MICRO_BATCH, ACCUMULATION, CHECKPOINTING = (
-    SETTINGS[name] for name in ("micro_batch", "gradient_accumulation", "activation_checkpointing")
-)
+TOLD = tuple(
+    SETTINGS[name]
+    for name in ("micro_batch", "gradient_accumulation", "activation_checkpointing", "optimizer",
+                 "bf16.enabled", "fp16.enabled", "loss")
+)  # fmt: skip
+"""What of a plan a Trainer's arguments say that changes memory or time; the first three any script's."""
+MICRO_BATCH, ACCUMULATION, CHECKPOINTING = TOLD[:3]
 PLACEHOLDERS = (MICRO_BATCH.placeholder, ACCUMULATION.placeholder, CHECKPOINTING.placeholder)
 """The words in a script's arguments that ``zerokit tune`` fills in from each plan."""
 _BRACES = re.compile(r"\{[\w-]+\}")
@@ -33,16 +37,9 @@ _SCRIPTS_OWN = frozenset({"{checkpoint}", "{checkpoints}"})
 NO = ("false", "0", "no", "none", "off", "null", "")
 """How a switch is turned off."""
 _NUMBERS = (MICRO_BATCH.trainer, ACCUMULATION.trainer)
-_TOLD_WITHOUT_A_TRAINER = (*_NUMBERS, CHECKPOINTING.trainer)
+_DEFAULTS = {name: row.default for name, row in BY_ARGUMENT.items() if row.default is not None}
 _CHECKPOINTING_CALLS = {"gradient_checkpointing_enable", "checkpoint_sequential", "checkpoint_wrapper",
                         "apply_activation_checkpointing"}  # fmt: skip
-TRAINERS_OWN: dict[str, object] = {
-    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
-    "bf16": False, "fp16": False, "max_grad_norm": 1.0, "optim": "adamw_torch_fused",
-    "use_liger_kernel": False,
-}  # fmt: skip
-"""Defaults of transformers/training_args.py, 4.56 to 5.23; those of other classes a rehearsal tells."""
-_ONLY_TOLD = frozenset({"max_grad_norm"})  # changes neither memory nor time
 
 
 def truth(value: object) -> bool | None:
@@ -205,7 +202,7 @@ class ScriptOptions:
         it; None for its values where it is turned off (``--no_…``)."""
         known = set(self.facts.options)
         if self.facts.parses_training_arguments:
-            known |= {f"--{name}" for name in TRAINERS_OWN}
+            known |= {f"--{name}" for name in _DEFAULTS}
         spelt, negated = (
             {f"--{text}" for name in names for text in (begin + name, (begin + name).replace("_", "-"))}
             for begin in ("", "no_")
@@ -270,11 +267,8 @@ class ScriptOptions:
             effect = "leaves it off" if mode == "none" else "turns it on"
             where = f"the script {effect}, and has no option for it that is known"
             found.append(Stated(setting=CHECKPOINTING, value=mode, where=where))
-        for setting in (MICRO_BATCH, ACCUMULATION):
-            value, where = self._has(setting.trainer) or (None, "")
-            if (whole := number(value)) is not None:
-                found.append(Stated(setting=setting, value=whole, where=where))
-        return found
+        numbers = [replace(one, value=number(one.value)) for one in self.stated()[:2]]
+        return [*found, *(one for one in numbers if one.value is not None)]
 
     def fixed_precision(self) -> list[Stated]:
         """What a Trainer's script trains in, which is 32 bits unless its TrainingArguments say otherwise, and
@@ -296,12 +290,13 @@ class ScriptOptions:
         """What the script's source or its arguments class has; None: computed, or not known."""
         if name in self._tool.defaults:
             return self._tool.defaults[name]
+        default = _DEFAULTS.get(name)
         # an arguments class that is not Transformers' own: a rehearsal tells its defaults
         other = any(not one.startswith("transformers.") for one in self.facts.argument_classes)
         if self.facts.parses_training_arguments:
-            return None if other else self.facts.field_defaults.get(name, TRAINERS_OWN.get(name))
+            return None if other else self.facts.field_defaults.get(name, default)
         is_known = self.facts.spells_out_arguments and not self.facts.hides_arguments and not other
-        return self.facts.batch_arguments.get(name, TRAINERS_OWN.get(name) if is_known else None)
+        return self.facts.batch_arguments.get(name, default if is_known else None)
 
     def _fixed_checkpointing(self) -> str | None:
         if self._said(CHECKPOINTING.trainer):
@@ -350,7 +345,7 @@ class ScriptOptions:
                 if (given := self.given(other)) is not None and truth(given[0]):
                     values.pop(half, None)
             for name, value in values.items():
-                is_open = self.given(*spellings(name)) is None and not self._said(name)
+                is_open = self.given(*BY_ARGUMENT[name].in_scripts) is None and not self._said(name)
                 if is_open and self._of_script(name) != value:
                     added += self._spelt(name, value)
             if planned.on_cpu and planned.precision == "bf16" and self.given("use_cpu") is None:
@@ -366,7 +361,7 @@ class ScriptOptions:
     def _names(self, name: str) -> tuple[str, ...]:
         """How the option may be called; a script may pass on one of its own, ``--batch-size``."""
         own = self.facts.passed_on.get(name) if name in _NUMBERS else None
-        return (*spellings(name), own) if own is not None else spellings(name)
+        return (*BY_ARGUMENT[name].in_scripts, *([own] if own is not None else ()))
 
     def _spelt(self, name: str, value: object) -> list[str]:
         if not self._is_file_alone:
@@ -389,22 +384,16 @@ class ScriptOptions:
         setting = BY_ARGUMENT[name]
         return setting.placeholder in PLACEHOLDERS and setting.placeholder in " ".join(self.user_arguments)
 
-    def conflicts(self, planned: PlannedValues, *, added: bool) -> list[str]:
-        """Where the script would do something else than the plan: both values, one sentence each.
+    def stated(self, *, added: bool = True) -> list[Stated]:
+        """What it has of :data:`TOLD`; None: the plan's, or another's matter.
 
         Args:
-            planned: the plan's values.
             added: whether :meth:`additions` reach the script.
         """
-        result = []
-        for name, value in planned.trainer_values().items():
-            # the precision of others than a Trainer is DeepSpeed's matter
-            is_told = self.style == "trainer" or name in _TOLD_WITHOUT_A_TRAINER
-            said = self._has(name, added=added) if is_told and name not in _ONLY_TOLD else None
-            if said is not None and not is_like(said[0], value):
-                has = f"trains in {planned.precision}" if name in ("bf16", "fp16") else f"has {name} {value}"
-                result.append(f"{said[1]}, but the plan {has}")
-        return result
+        # the precision of others than a Trainer is DeepSpeed's matter
+        told = TOLD if self.style == "trainer" else TOLD[:3]
+        found = ((row, self._has(row.trainer, added=added) or (None, "")) for row in told)
+        return [Stated(setting=row, value=value, where=where) for row, (value, where) in found]
 
     def _where(self, name: str) -> str:
         value = self._of_script(name)
@@ -413,9 +402,3 @@ class ScriptOptions:
         if self._is_file_alone and self.file is not None:
             return f"{self.file.path} has no {name}, whose default is {value}"
         return f"{name} is {value} by default"
-
-
-def spellings(name: str) -> tuple[str, ...]:
-    """What scripts call an argument of a Trainer's, where they have other names for it."""
-    told = name in _TOLD_WITHOUT_A_TRAINER
-    return BY_ARGUMENT[name].in_scripts if told else (name,)

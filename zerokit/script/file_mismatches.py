@@ -8,51 +8,21 @@ the run and its rehearsal tell.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from zerokit.domain.settings import SETTINGS, Stated
-from zerokit.script.arguments import TRAINERS_OWN, ScriptOptions, truth
+from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, Stated, compare, value_at
+from zerokit.script.arguments import ScriptOptions, truth
 
-_DEFAULTS: Mapping[str, object] = TRAINERS_OWN | {
-    "learning_rate": 5e-5, "weight_decay": 0.0, "adam_epsilon": 1e-8, "adam_beta1": 0.9, "adam_beta2": 0.999,
-    "bf16_full_eval": False, "fp16_full_eval": False, "auto_find_batch_size": False,
-    "warmup_steps": 0, "warmup_ratio": None, "max_steps": -1,
-}  # fmt: skip
-"""transformers/training_args.py, 4.56 to 5.23."""
-_PAIRS: tuple[tuple[str, str], ...] = (
-    *(
-        (SETTINGS[name].deepspeed, SETTINGS[name].trainer)
-        for name in ("micro_batch", "gradient_accumulation", "gradient_clipping")
-    ),
-    ("optimizer.params.lr", "learning_rate"),
-    ("optimizer.params.eps", "adam_epsilon"),
-    ("optimizer.params.weight_decay", "weight_decay"),
-    ("optimizer.params.betas.0", "adam_beta1"),
-    ("optimizer.params.betas.1", "adam_beta2"),
-    ("scheduler.params.warmup_max_lr", "learning_rate"),
-    ("scheduler.params.total_num_steps", "max_steps"),
-    ("scheduler.params.warmup_num_steps", "warmup_steps"),
-    ("fp16.enabled", "fp16"),
-    ("bf16.enabled", "bf16"),
-)
-"""Keys of the file and the arguments that must have the same value."""
+Difference = tuple[Stated, Any]
+"""What a script says, with what would make it agree, and the file's value."""
+_PAIRS = [row for row in SETTINGS.values() if row.deepspeed and row.trainer and row.name != "optimizer"]
+"""What both must have alike; beside an optimizer of the file a Trainer does not look at its own."""
 _FINDS_BATCH = "auto_find_batch_size"
+_OTHERS: Mapping[str, object] = {
+    "bf16_full_eval": False, "fp16_full_eval": False, _FINDS_BATCH: False, "warmup_ratio": None
+}  # fmt: skip
+"""Arguments that have a say in others, with their defaults (transformers/training_args.py, 4.56 to 5.23)."""
 _BATCH = frozenset({"train_micro_batch_size_per_gpu", "train_batch_size"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """One value of the file that differs from the script's.
-
-    Attributes:
-        key: path of the key in the file.
-        arguments: what would make a Trainer's script agree; empty: there is no single one.
-    """
-
-    key: str
-    text: str
-    arguments: tuple[str, ...] = ()
 
 
 def _value(options: ScriptOptions | None, name: str) -> tuple[object, str] | None:
@@ -61,7 +31,7 @@ def _value(options: ScriptOptions | None, name: str) -> tuple[object, str] | Non
     Args:
         options: of the script; None: nothing is given, so that each has its default.
     """
-    default = _DEFAULTS[name]
+    default = _OTHERS[name] if name in _OTHERS else BY_ARGUMENT[name].default
     if options is not None:
         if (decided := options.decided(name)) is not None:
             return decided
@@ -75,97 +45,85 @@ def _value(options: ScriptOptions | None, name: str) -> tuple[object, str] | Non
     return default, f"{name} is {default} by default"
 
 
-def of_defaults(config: Mapping[str, Any]) -> list[Mismatch]:
-    """The values of a file on which a Trainer ends its run unless its script is given them."""
-    return list(_of_pairs(None, config))
+def _stated(options: ScriptOptions | None) -> Iterator[Stated]:
+    """What the arguments say of what a file says too, as far as they tell it alone."""
+
+    def is_off(name: str) -> bool:
+        found = _value(options, name)
+        return found is not None and (not found[0] or truth(found[0]) is False)
+
+    made = options is not None and not options.facts.parses_training_arguments
+    for row in _PAIRS:
+        name = row.trainer
+        value, where = _value(options, name) or (None, "")
+        is_told = True
+        if row.deepspeed in _BATCH:
+            is_told = is_off(_FINDS_BATCH)
+        elif name in ("bf16", "fp16"):
+            is_told = truth(value) is not False or is_off(f"{name}_full_eval")  # which turns it on too
+        elif name in ("max_steps", "warmup_steps"):
+            steps = _float(value)
+            # else of the data's length, or a ratio of it
+            is_told = steps is not None and steps >= 0 and steps == int(steps) and is_off("warmup_ratio")
+            value = (steps, max(1.0, steps or 0))  # the one for older versions
+        yield Stated(
+            setting=row, value=value if is_told else None, where=where, edit=() if made else (f"--{name}",)
+        )
+
+
+def of_trainer(options: ScriptOptions | None, config: Mapping[str, Any]) -> list[Difference]:
+    """The values of a file on which a Trainer ends its run, as far as its arguments and literals tell.
+
+    Args:
+        options: of the script; None: those on which it does unless its script is given them.
+        config: the file as the run has it.
+    """
+    if options is not None and options.style != "trainer":
+        return []
+    held = {row.name: _held(config, row.deepspeed) for row in _PAIRS}
+    return compare(held, _stated(options), _is_same)
+
+
+def key_of(one: Stated) -> str:
+    """The file's key, of a list's item the list's."""
+    return one.setting.deepspeed.removesuffix(".0").removesuffix(".1")
+
+
+def in_words(one: Stated, config: Mapping[str, Any]) -> str:
+    """The file's value and the script's."""
+    key = key_of(one)
+    held = _held(config, key)
+    return f"{key} {str(held).lower() if isinstance(held, bool) else held}, but {one.where}"
 
 
 def decided_by(config: Mapping[str, Any]) -> frozenset[str]:
     """Names of the arguments whose values a file has, so that it leaves none of them to the script."""
-    names = {name for key, name in _PAIRS if _held(config, key) is not None}
+    names = {row.trainer for row in _PAIRS if _held(config, row.deepspeed) is not None}
     if any(_held(config, key) is not None for key in _BATCH):  # DeepSpeed derives the other sizes from it
         open_sizes = {key for key in ("gradient_accumulation_steps", *_BATCH) if config.get(key) == "auto"}
-        names |= {name for key, name in _PAIRS[:2] if key not in open_sizes}
+        sizes = (SETTINGS["micro_batch"], SETTINGS["gradient_accumulation"])
+        names |= {row.trainer for row in sizes if row.deepspeed not in open_sizes}
     return frozenset(names)
 
 
-def of_trainer(options: ScriptOptions, config: Mapping[str, Any]) -> list[Mismatch]:
-    """The values of a file on which a Trainer ends its run, as far as its arguments and literals tell.
-
-    Args:
-        config: the file as the run has it.
-    """
-    if options.style != "trainer":
-        return []
-    finds_batch = _value(options, _FINDS_BATCH)
-    is_fixed = finds_batch is not None and truth(finds_batch[0]) is False
-    return [one for one in _of_pairs(options, config) if is_fixed or one.key not in _BATCH]
-
-
-def _of_pairs(options: ScriptOptions | None, config: Mapping[str, Any]) -> Iterator[Mismatch]:
-    for path, name in _PAIRS:
-        held, value = _held(config, path), _value(options, name)
-        if held is None or value is None or _is_same(held, value[0]):
-            continue
-        if held is True:
-            evaluated = _value(options, f"{name}_full_eval")  # turns it on too
-            if evaluated is None or truth(evaluated[0]) is not False:
-                continue
-        if "num_steps" in path and not _decides_steps(options, held, value[0]):
-            continue
-        made = options is not None and not options.facts.parses_training_arguments
-        key = path[:-2] if path[-1].isdecimal() else path
-        yield Mismatch(
-            key=key,
-            text=f"{key} {_json(_held(config, key))}, but {value[1]}",
-            arguments=() if made else (f"--{name}", str(held)),
-        )
-
-
-def _decides_steps(options: ScriptOptions | None, held: object, steps: object) -> bool:
-    """Whether a schedule's steps are known: they do not depend on the data's length, nor on a ratio."""
-    ratio = _value(options, "warmup_ratio")
-    count = _float(steps)
-    is_whole = count is not None and count >= 0 and count == int(count)
-    return is_whole and held != max(1, int(count or 0)) and ratio is not None and not ratio[0]
-
-
-def added_arguments(found: Sequence[Mismatch]) -> tuple[str, ...]:
-    """What makes the script agree, each once."""
-    pairs = dict(pair for one in found for pair in zip(one.arguments[::2], one.arguments[1::2], strict=True))
+def added_arguments(found: Sequence[Difference]) -> tuple[str, ...]:
+    """What makes the script agree, each once; of one that makes its arguments itself nothing."""
+    pairs = {one.edit[0]: str(held) for one, held in found if one.edit}
     return tuple(word for pair in pairs.items() for word in pair)
-
-
-def _at(config: Any, path: str) -> Any:
-    """What stands there; ``"auto"`` where that, or what it is part of, is left open."""
-    for key in path.split("."):
-        if config == "auto":
-            break
-        if isinstance(config, list):
-            config = dict(enumerate(config)).get(int(key)) if key.isdecimal() else None
-        else:
-            config = config.get(key) if isinstance(config, Mapping) else None
-    return config
 
 
 def _held(config: Mapping[str, Any], path: str) -> Any:
     """The file's value; None: there is none, or the Trainer or Accelerate fills it (``"auto"``)."""
-    value = _at(config, path)
+    value = value_at(config, path)
     return None if value == "auto" else value
 
 
-def strategy(config: Any, where: str) -> Iterator[Stated]:
-    """What a configuration has of the stage and the offloads; None where that is left open."""
-    for name in ("zero_stage", "offload_optimizer", "offload_param"):
-        one = SETTINGS[name]
-        value = _at(config, one.deepspeed)
-        value = (one.left_out or 0) if value is None else value
-        key = one.deepspeed.removeprefix("zero_optimization.").removesuffix(".device")
-        own = None if value == "auto" else value
-        yield Stated(setting=one, value=own, where=f"{where}{key} {value}")
-
-
-def _is_same(held: object, value: object) -> bool:
+def _is_same(value: object, held: object) -> bool:
+    """Whether a Trainer takes them for one; any of several values, and one that is not known."""
+    if isinstance(value, tuple):
+        return any(_is_same(one, held) for one in value)
+    if held is None or value is None:
+        return True
     if isinstance(held, bool):
         return truth(value) in (None, held)
     first, second = _float(held), _float(value)
@@ -181,7 +139,3 @@ def _float(value: object) -> float | None:
         return float(value)
     except ValueError:
         return None
-
-
-def _json(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -22,6 +22,7 @@ from tests.support.scripts_read import (
 )
 from zerokit import cli
 from zerokit.errors import InputError
+from zerokit.launcher.plan_agreement import contradictions
 from zerokit.script.agreement import obstacles, refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
@@ -81,7 +82,7 @@ def test_a_contradiction_names_both_values(
 ) -> None:
     facts = read_script(write_script(tmp_path, text, "t.py"), None)
     found = ScriptOptions.read(facts, facts.style, tuple(arguments.split()))
-    conflicts = found.conflicts(PLANNED, added=True)
+    conflicts = contradictions(found, PLANNED, added=True)
     assert len(conflicts) == len(said), conflicts
     assert all(text in conflict for text, conflict in zip(said, conflicts, strict=True))
 
@@ -185,12 +186,12 @@ def test_a_file_in_the_place_of_all_arguments_is_held_to_the_plan(tmp_path: Path
     path.write_text('{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "bf16": true}')
     found = options(tmp_path, TRAINER, str(path))
     assert found.additions(PLANNED) == ()
-    batch, checkpointing = found.conflicts(PLANNED, added=True)
+    batch, checkpointing = contradictions(found, PLANNED, added=True)
     assert f"{path}: per_device_train_batch_size: 8, but the plan has" in batch
     assert f"{path} has no gradient_checkpointing, whose default is False" in checkpointing
     # LLaMA-Factory's way to change a key of its file
     changed = options(tmp_path, TRAINER, str(path), "per_device_train_batch_size=4")
-    assert len(changed.conflicts(PLANNED, added=True)) == 1
+    assert len(contradictions(changed, PLANNED, added=True)) == 1
 
 
 def test_an_option_of_the_scripts_own_gets_the_batch(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.scripts_read import NO_TRAINER, PLANNED, RAW, TRAINER, joined, options, strategy
 from zerokit.errors import InputError
+from zerokit.launcher.plan_agreement import contradictions
 from zerokit.script.arguments import PLACEHOLDERS, refuse_misspelt
 
 PLAIN_RAW = """
@@ -75,7 +76,7 @@ def test_what_the_plan_decided_is_added_where_the_user_gave_nothing(tmp_path: Pa
     assert joined(found) == (
         "--per_device_train_batch_size 4 --max_grad_norm 0.5 --bf16 True --gradient_checkpointing True"
     )
-    assert found.conflicts(PLANNED, added=True) == []
+    assert contradictions(found, PLANNED, added=True) == []
     assert joined(options(tmp_path, TRAINER), precision="fp32", checkpointing="none") == (
         "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_grad_norm 0.5"
     )

@@ -21,7 +21,7 @@ from tests.support.scripts_read import (
 from zerokit.domain.job import Lora
 from zerokit.emit import plan_file
 from zerokit.errors import InputError
-from zerokit.launcher.plan_agreement import of_job
+from zerokit.launcher.plan_agreement import contradictions, of_job
 from zerokit.launcher.rehearsed_plan import Agreement
 from zerokit.script.unlike_job import (
     made_by_script,
@@ -149,7 +149,7 @@ def test_the_plans_optimizer_is_given_where_the_script_is_to_make_it(tmp_path: P
 def test_another_optimizer_than_the_plans_is_refused(
     tmp_path: Path, text: str, arguments: str, said: str | None
 ) -> None:
-    found = options(tmp_path, text, *arguments.split()).conflicts(OF_8_BITS, added=True)
+    found = contradictions(options(tmp_path, text, *arguments.split()), OF_8_BITS, added=True)
     assert [one for one in found if "optim" in one] == ([said] if said else [])
 
 
