@@ -202,7 +202,7 @@ def wait_for_a_step(run: Run) -> None:
 
 def test_the_configuration_loads_in_deepspeed(tmp_path: Path) -> None:
     """What is handed to the script on CPU ranks passes DeepSpeed's own checks."""
-    from zerokit.script.adapt_config import adapt
+    from zerokit.launcher.adapt_config import adapt
     from zerokit.script.reader import ScriptFacts
 
     facts = ScriptFacts(path=tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,27 +13,31 @@ from typing import Any
 
 from zerokit.commands import command_text
 from zerokit.domain import planning_again
+from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, PlannedValues, Stated, compare, value_at
 from zerokit.domain.trainers import TRAINERS, trainer_named
 from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
+from zerokit.launcher import adapt_config
 from zerokit.launcher.predict_again import predict_again
 from zerokit.launcher.rehearsed_plan import Agreement, PlannedCommand, script_words
 from zerokit.linter.finding import Finding
 from zerokit.linter.suppress import settings_beside
+from zerokit.machine.versions import deepspeed_note
 from zerokit.messages import listed
 from zerokit.options import divided
 from zerokit.planner.checking import check, for_versions
 from zerokit.planner.models import config_of, unlike_planned
 from zerokit.planner.options import CheckOptions
-from zerokit.script import adapt_config, agreement, argument_warnings, file_mismatches, unlike_job
+from zerokit.script import agreement, argument_warnings, file_mismatches, unlike_job
 from zerokit.script.arguments import ScriptOptions, is_like, truth
 from zerokit.script.entry_points import Target
-from zerokit.script.planned_for import BATCH
-from zerokit.script.reader import ScriptFacts
+from zerokit.script.reader import STYLE_WORDS, ScriptFacts
 from zerokit.strictload import load_json
 from zerokit.units import format_gib
+
+_BATCH = ("micro_batch", "gradient_accumulation")
 
 
 def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[str | None, list[str]]:
@@ -102,7 +107,7 @@ def agree(
     own_file, decided_by_file = _own_file(options, config, plan.folder)
     conflicts = [
         *contradictions(options, planned, added=not no_arguments), *own_file,
-        *unlike_job.of_optimizer(options, config),
+        *other_optimizer(options, config),
     ]  # fmt: skip
     decided = _decided_options(options, chosen, on_cpu=not command.is_rehearsable) | decided_by_file
     length = None if is_rehearsed else unlike_job.longest_sequence(options)
@@ -129,7 +134,7 @@ def agree(
         *(f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts),
         # a rehearsed plan has the length of the script's own data, and what it trains unless it is another
         *(of_job(options, plan, by_options) if not is_rehearsed or command.otherwise is not None else []),
-        *agreement.parts_of_the_script(options, chosen, writes_here and not saves_less),
+        *parts_of_the_script(options, chosen, writes_here and not saves_less),
         *_beside_plan(options, added, accept_mismatch=accept_mismatch),
     ]
     notes += [f"warning: {another}"] if another else _of_trainer(command, options) if is_launched else []
@@ -142,16 +147,23 @@ def _planned_values(
     chosen, request, clipping = command.plan.chosen, command.plan.request, config.get("gradient_clipping")
     # a plan that was made with the script has the script's own loss
     to_fuse = request.get("loss") == "liger" and "rehearsed" not in chosen and not on_cpu
+    is_of_trl = "SFTTrainer" in options.facts.mentions or options.facts.package == "trl"  # its own losses
     return PlannedValues(
         micro_batch=int(chosen["micro_batch"]),
         gradient_accumulation=int(chosen["gradient_accumulation"]),
         precision=adapt_config.precision(dict(config)),
         checkpointing=str(chosen.get("activation_checkpointing", "none")),
         gradient_clipping=None if isinstance(clipping, str | bool | None) else float(clipping),
-        optimizer=unlike_job.made_by_script(request, config),
-        liger_loss=to_fuse and unlike_job.fuses_by_trainer(options),
+        optimizer=made_by_script(request, config),
+        liger_loss=to_fuse and options.style == "trainer" and not is_of_trl,
         on_cpu=on_cpu,
     )
+
+
+def made_by_script(request: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
+    """The Trainer's name of the optimizer that a plan leaves to the script; None: DeepSpeed makes it."""
+    name = request.get("optimizer")
+    return str(name) if "optimizer" not in config and client_optimizer(name) is not None else None
 
 
 def contradictions(options: ScriptOptions, planned: PlannedValues, *, added: bool) -> list[str]:
@@ -165,6 +177,17 @@ def contradictions(options: ScriptOptions, planned: PlannedValues, *, added: boo
     return result
 
 
+def other_optimizer(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
+    """Where the user's ``optim`` is not the optimizer of DeepSpeed's configuration, which goes first: a
+    Trainer then does not look at it (transformers/integrations/deepspeed.py, deepspeed_optim_sched, 5.24)."""
+    block = config.get("optimizer")
+    planned = {"optimizer": str(block.get("type"))} if isinstance(block, Mapping) else {}
+    return [
+        f"{one.where}, but the plan has {value} in DeepSpeed's configuration, which a Trainer takes instead"
+        for one, value in compare(planned, unlike_job.by_trainer(options), is_like)
+    ]
+
+
 def _decided_options(options: ScriptOptions, chosen: Mapping[str, Any], *, on_cpu: bool) -> dict[str, str]:
     """What a script decides otherwise than a plan, as options of ``plan``; of its batch all that it decides.
 
@@ -172,10 +195,9 @@ def _decided_options(options: ScriptOptions, chosen: Mapping[str, Any], *, on_cp
         on_cpu: for CPU ranks, for which no plan is made with a script: a Trainer's checkpointing and its
             optimizer count too.
     """
-    names = (*BATCH, "precision")
-    said = [one for one in (*options.fixed(), *options.fixed_precision()) if one.setting.name in names]
+    said = [one for one in options.fixed() if one.setting.name in (*_BATCH, "precision")]
     unlike = {one.setting.name for one, _ in compare({"precision": None, **chosen}, said, operator.eq)}
-    unlike |= {*BATCH} if unlike & {*BATCH} else set()
+    unlike |= {*_BATCH} if unlike & {*_BATCH} else set()
     found = {one.setting.option: str(one.value) for one in said if one.setting.name in unlike}
     optimizer = (chosen.get("deepspeed_config") or {}).get("optimizer", {}).get("type")
     planned = {"activation_checkpointing": chosen.get("activation_checkpointing", "none")}
@@ -292,6 +314,71 @@ def _of_trainer(command: PlannedCommand, options: ScriptOptions) -> list[str]:
         f"warning: {row.title}, which the script uses, has {', '.join(different)}: {format_gib(after, 1)} "
         f"required per GPU, where the plan says {format_gib(before, 1)};"
         f"{f' give it {fix}, or' if fix else ''} see all that it takes: {rehearsal}"
+    ]
+
+
+# ---------------------------------------------------------------- what only the script can do
+
+
+def parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writes_here: bool) -> list[str]:
+    """Warnings where the plan counts on something that only the script can do.
+
+    Raises:
+        InputError: the script would run, as another strategy than the plan's.
+    """
+    sequence = chosen.get("sequence_parallel", 1)
+    if sequence > 1 and options.style not in ("accelerate", "trainer"):
+        raise InputError(
+            f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
+            "script can; plan again with ⟨sp⟩ 1"
+        )
+    stages = chosen.get("pipeline_parallel", 1)
+    if stages > 1 and options.style in ("accelerate", "trainer"):
+        raise InputError(
+            f"the plan is a pipeline of {stages} stages, which {STYLE_WORDS[options.style]} cannot run; plan "
+            "again with ⟨pp⟩ 1, or use a script that builds a PipelineModule (⟨style⟩ raw where it is taken "
+            "for another)"
+        )
+    warnings = [f"warning: {line}" for line in deepspeed_note()]
+    if writes_here:
+        warnings += of_disk_space(chosen, options)
+    if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":
+        warnings.append(
+            "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "
+            "inconsistency within the TP group': shard the data over data-parallel ranks only"
+        )
+    return warnings
+
+
+_OUTPUTS = ("output_dir", "output_path", "save_dir", "checkpoint_dir", "ckpt_dir", "out_dir")
+
+
+def of_disk_space(chosen: Mapping[str, Any], options: ScriptOptions) -> list[str]:
+    """What must be said where the free space is less than weights and one checkpoint take.
+
+    Args:
+        chosen: the strategy of a ``plan.yaml``; one written before plans knew what saves take says nothing.
+        options: of the script, of which an output folder is taken; without one, the working directory. A
+            Trainer leaves the frozen weights under adapters out of its checkpoints.
+    """
+    saving = (chosen.get("estimate") or {}).get("saving") or {}
+    weights, checkpoint = (saving.get(f"{kind}_bytes") for kind in ("weights", "checkpoint"))
+    if not isinstance(weights, int) or not isinstance(checkpoint, int):
+        return []
+    checkpoint -= saving.get("frozen_bytes", 0) if options.style == "trainer" else 0
+    given = options.given(*_OUTPUTS)
+    folder = Path(str(given[0]) if given is not None else "").absolute()
+    try:
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        free = shutil.disk_usage(existing).free
+    except (OSError, StopIteration):
+        return []
+    if free >= weights + checkpoint:
+        return []
+    return [
+        f"warning: {folder} has {format_gib(free, 1)} free on this machine: if the script saves the planned "
+        f"model there, its weights take {format_gib(weights, 1)} and each DeepSpeed checkpoint "
+        f"{format_gib(checkpoint, 1)}"
     ]
 
 

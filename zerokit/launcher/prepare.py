@@ -12,8 +12,8 @@ from typing import Any
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import as_options
+from zerokit.launcher import adapt_config, locks, plan_agreement, preflight, run_folder
 from zerokit.launcher import command as commands
-from zerokit.launcher import locks, plan_agreement, preflight, run_folder
 from zerokit.launcher.backends import LaunchCommand, backend_of
 from zerokit.launcher.given_plan import read_config, read_plan
 from zerokit.launcher.launch import Launch
@@ -24,7 +24,7 @@ from zerokit.launcher.rehearsed_plan import NOT_ASKED, Agreement, PlannedCommand
 from zerokit.launcher.run_folder import COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
-from zerokit.script import adapt_config, agreement, argument_warnings, reader
+from zerokit.script import agreement, argument_warnings, reader
 from zerokit.script.arguments import ScriptOptions
 from zerokit.units import counted
 

@@ -14,14 +14,13 @@ from zerokit import suggest
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import all_as_options
+from zerokit.launcher import adapt_config, plan_agreement
 from zerokit.launcher import command as commands
-from zerokit.launcher import plan_agreement
 from zerokit.launcher.backends import BACKENDS
 from zerokit.launcher.given_plan import read_config, read_plan
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rehearsed_plan import NOT_ASKED, PlannedCommand
-from zerokit.script import adapt_config
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
 from zerokit.script.argument_warnings import misplaced, why_no_training

@@ -22,10 +22,10 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 from zerokit.rehearsal import wire
+from zerokit.rehearsal.first_imports import FirstImports, first_imports
 from zerokit.rehearsal.order import READ_FILE, READ_MODULES, FakeGpu, Order, Script
 from zerokit.rehearsal.script import without_launcher
 from zerokit.script.entry_points import Target
-from zerokit.script.first_imports import FirstImports, first_imports
 from zerokit.temporary import make_folder, remove_folder
 
 BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"

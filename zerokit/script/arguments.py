@@ -251,6 +251,11 @@ class ScriptOptions:
         return (value, where) if isinstance(value, str) and value.lower() not in (*NO, "true") else None
 
     @property
+    def feeds_peers_alike(self) -> bool:
+        """Whether ranks that share a batch are given the same one, as Accelerate's loader does."""
+        return self.style in ("accelerate", "trainer")
+
+    @property
     def runs_without_deepspeed(self) -> bool:
         """Whether it trains by itself where nobody gives it a DeepSpeed configuration."""
         return self.style in ("trainer", "accelerate") and "DeepSpeedPlugin" not in self.facts.mentions
@@ -258,21 +263,19 @@ class ScriptOptions:
     # ---------------------------------------------------------------- what is fixed
 
     def fixed(self) -> list[Stated]:
-        """What the script decides of batch and checkpointing, so that no plan can: its value, and where.
-
-        A number that computes is not among it: the run tells.
-        """
+        """What the script decides of batch, checkpointing and precision, so that no plan can: its value, and
+        where. What computes is not among it: the run tells."""
         found = []
         if (mode := self._fixed_checkpointing()) is not None:
             effect = "leaves it off" if mode == "none" else "turns it on"
             where = f"the script {effect}, and has no option for it that is known"
             found.append(Stated(setting=CHECKPOINTING, value=mode, where=where))
         numbers = [replace(one, value=number(one.value)) for one in self.stated()[:2]]
-        return [*found, *(one for one in numbers if one.value is not None)]
+        return [*found, *(one for one in (*numbers, *self._fixed_precision()) if one.value is not None)]
 
-    def fixed_precision(self) -> list[Stated]:
+    def _fixed_precision(self) -> list[Stated]:
         """What a Trainer's script trains in, which is 32 bits unless its TrainingArguments say otherwise, and
-        why; empty: options of the run decide, or it is computed."""
+        why; empty: options of the run decide."""
         by_user = {name: self.given(name) for name in ("bf16", "fp16")}
         if self.style != "trainer" or (self._takes_trainer_options and not any(by_user.values())):
             return []

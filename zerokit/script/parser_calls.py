@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,56 +50,6 @@ def parser_calls(tree: ast.AST, path: Path) -> ParserCalls:
         if value is not None:
             found.defaults |= {name.lstrip("-").replace("-", "_"): value for name in names}
     return found
-
-
-def written_value(given: ast.expr | None, tree: ast.AST, path: Path, depth: int = 4) -> object:
-    """The literal that an expression stands for where the file gives it once: by itself, as an option's
-    default, or under the name that is read. None: only the run knows."""
-    if isinstance(given, ast.Constant):
-        return given.value
-    if given is None or not depth:
-        return None
-    if isinstance(given, ast.Call) and called(given) in ("float", "int") and len(given.args) == 1:
-        value = written_value(given.args[0], tree, path, depth - 1)
-        return value if isinstance(value, int | float) else None
-    options = parser_calls(tree, path).by_attribute
-    if isinstance(given, ast.Attribute) and given.attr in options:
-        return options[given.attr]
-    name = _name(given)
-    values = [value for at, value in _names_given(tree) if at == name] if name else []
-    return written_value(values[0], tree, path, depth - 1) if len(values) == 1 else None
-
-
-def _names_given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
-    """Names, attributes and keys that the file gives a value, each time, with the value where it shows."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Assign(targets=targets, value=value):
-                yield from ((_name(target), value) for target in targets)
-            case ast.AnnAssign(target=target, value=ast.Call(keywords=[*words])):  # field(default=…)
-                yield _name(target), next((word.value for word in words if word.arg == "default"), None)
-            case ast.AnnAssign(target=target, value=value) if value is not None:
-                yield _name(target), value
-            case ast.AugAssign(target=target) | ast.For(target=target) | ast.NamedExpr(target=target):
-                yield _name(target), None
-            case ast.arg(arg=name):
-                yield name, None
-            case ast.Dict(keys=keys, values=values):
-                yield from (
-                    (key.value, value)
-                    for key, value in zip(keys, values, strict=True)
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str)
-                )
-
-
-def _name(node: ast.expr) -> str:
-    """What an expression reads or sets: a name, an attribute, or a literal key; empty: something else."""
-    match node:
-        case (
-            ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name)))
-        ):
-            return name
-    return ""
 
 
 def called(node: ast.Call) -> str:

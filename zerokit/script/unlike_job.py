@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.domain.client_optimizers import client_optimizer
-from zerokit.domain.settings import SETTINGS, Stated, compare, unlike_script
+from zerokit.domain.settings import SETTINGS, Stated, unlike_script
 from zerokit.errors import InputError
 from zerokit.rules.known import NOT_MODELLED, is_same_optimizer
-from zerokit.script.arguments import CHECKPOINTING, ScriptOptions, is_like, number, truth
+from zerokit.script.arguments import CHECKPOINTING, ScriptOptions, number, truth
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 
 # ---------------------------------------------------------------- what its arguments say
@@ -70,12 +69,6 @@ def longest_sequence(options: ScriptOptions) -> Stated | None:
     return None if tokens is None else Stated(setting=_LENGTH, value=tokens, where=where, edit=edit)
 
 
-def fuses_by_trainer(options: ScriptOptions) -> bool:
-    """Whether ``use_liger_kernel`` fuses head and loss: not in a trainer of TRL, which has its own losses."""
-    is_of_trl = "SFTTrainer" in options.facts.mentions or options.facts.package == "trl"
-    return options.style == "trainer" and not is_of_trl
-
-
 # ---------------------------------------------------------------- the optimizer
 
 
@@ -102,12 +95,6 @@ def with_optimizer_of(script: ScriptOptions, options: Mapping[str, Any]) -> dict
     return {**options, "optimizer": name}
 
 
-def made_by_script(request: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
-    """The Trainer's name of the optimizer that a plan leaves to the script; None: DeepSpeed makes it."""
-    name = request.get("optimizer")
-    return str(name) if "optimizer" not in config and client_optimizer(name) is not None else None
-
-
 def by_trainer(options: ScriptOptions) -> Iterator[Stated]:
     """What a Trainer's arguments say of checkpointing and of the optimizer."""
     if options.style != "trainer":
@@ -117,14 +104,3 @@ def by_trainer(options: ScriptOptions) -> Iterator[Stated]:
         yield Stated(setting=CHECKPOINTING, value="full" if is_on else "none", where=switch[1])
     if optimizer is not None:
         yield Stated(setting=SETTINGS["optimizer"], value=str(optimizer[0]), where=optimizer[1])
-
-
-def of_optimizer(options: ScriptOptions, config: Mapping[str, Any]) -> list[str]:
-    """Where the user's ``optim`` is not the optimizer of DeepSpeed's configuration, which goes first: a
-    Trainer then does not look at it (transformers/integrations/deepspeed.py, deepspeed_optim_sched, 5.24)."""
-    block = config.get("optimizer")
-    planned = {"optimizer": str(block.get("type"))} if isinstance(block, Mapping) else {}
-    return [
-        f"{one.where}, but the plan has {value} in DeepSpeed's configuration, which a Trainer takes instead"
-        for one, value in compare(planned, by_trainer(options), is_like)
-    ]

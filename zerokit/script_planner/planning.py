@@ -22,6 +22,7 @@ from zerokit.planner.models import another_model, unlike_planned
 from zerokit.planner.one_strategy import one_strategy
 from zerokit.planner.options import given_options
 from zerokit.planner.plan_result import PlanResult
+from zerokit.planner.planned_for import PlannedFor
 from zerokit.planner.rehearsed_search import (
     FOR_A_BATCH,
     FOR_CHECKPOINTING,
@@ -41,7 +42,6 @@ from zerokit.script.argument_warnings import (
 )
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
-from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import ScriptFacts, read_target
 from zerokit.script.unlike_job import (
     TRLS_SWITCH,
@@ -202,7 +202,12 @@ class ScriptPlanning:
         if not options.get("model") and not options.get("params"):
             options["params"] = _STAND_IN
         read = resolve(with_optimizer_of(self._script, options), say=self.say)
-        self._planned = PlannedFor.of(read.request, self._script, self._decisions.kept)
+        self._planned = PlannedFor.of(
+            read.request,
+            self._script.fixed(),
+            self._decisions.kept,
+            search_tensor=self._script.feeds_peers_alike,
+        )
         return replace(read, request=self._planned.request, options={**read.options, **self._planned.decided})
 
     def _probed(self) -> ResolvedRequest:

@@ -20,6 +20,7 @@ from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.memory_source import Say
 from zerokit.planner.models import another_model
 from zerokit.planner.plan_result import check_folder, write_plan
+from zerokit.planner.planned_for import PlannedFor
 from zerokit.planner.rehearsed_search import LOOKED_THROUGH
 from zerokit.planner.request import ResolvedRequest, resolve
 from zerokit.report import what_ran
@@ -28,7 +29,6 @@ from zerokit.script.agreement import refuse_unplannable
 from zerokit.script.argument_warnings import named_model
 from zerokit.script.arguments import ScriptOptions, refuse_misspelt
 from zerokit.script.entry_points import Target
-from zerokit.script.planned_for import PlannedFor
 from zerokit.script.reader import STYLES, read_target
 from zerokit.script.unlike_job import with_optimizer_of
 from zerokit.search.explain import strategy_words
@@ -277,7 +277,10 @@ class Tuning:
         if named is not None and (unlike := another_model(*named, read.options, None)) is not None:
             trained = f"the trials train it, with plans for another; tune with ⟨model⟩ {named[0]}"
             say(f"warning: {unlike}: {trained}")
-        planned, count = PlannedFor.of(request, script_options), int(settings["top"])
+        planned, count = (
+            PlannedFor.of(request, script_options.fixed(), search_tensor=script_options.feeds_peers_alike),
+            int(settings["top"]),
+        )
         request = planned.request
         plan = planned.with_own_reasons(
             make_plan(replace(request, all_gpus=True), top=count * LOOKED_THROUGH)

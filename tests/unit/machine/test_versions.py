@@ -75,11 +75,11 @@ def test_a_plan_says_that_its_traces_are_of_another_transformers(
 
 
 def test_a_launch_warns_of_another_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from zerokit.script import agreement
+    from zerokit.launcher import plan_agreement
     from zerokit.script.arguments import ScriptOptions
     from zerokit.script.reader import ScriptFacts
 
     with_deepspeed(tmp_path, "0.20.1", monkeypatch)
     options = ScriptOptions(facts=ScriptFacts(path=None), style="raw", user_arguments=())
-    (line,) = agreement.parts_of_the_script(options, {"tensor_parallel": 1}, writes_here=False)
+    (line,) = plan_agreement.parts_of_the_script(options, {"tensor_parallel": 1}, writes_here=False)
     assert line.startswith("warning: DeepSpeed 0.20.1 is installed")

@@ -16,7 +16,7 @@ from tests.support.ranks import write_script
 from tests.support.scripts_read import RAW, options
 from tests.support.scripts_read import TRAINER as TRAINER_SCRIPT
 from zerokit.cli import run
-from zerokit.script.agreement import of_disk_space
+from zerokit.launcher.plan_agreement import of_disk_space
 
 GIB = 1 << 30
 WEIGHTS = 8_030_261_248  # llama-3.1-8b

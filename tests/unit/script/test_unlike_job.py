@@ -21,13 +21,9 @@ from tests.support.scripts_read import (
 from zerokit.domain.job import Lora
 from zerokit.emit import plan_file
 from zerokit.errors import InputError
-from zerokit.launcher.plan_agreement import contradictions, of_job
+from zerokit.launcher.plan_agreement import contradictions, made_by_script, of_job, other_optimizer
 from zerokit.launcher.rehearsed_plan import Agreement
-from zerokit.script.unlike_job import (
-    made_by_script,
-    of_optimizer,
-    with_optimizer_of,
-)
+from zerokit.script.unlike_job import with_optimizer_of
 from zerokit.values import replace
 
 TRLS = """
@@ -203,12 +199,12 @@ def test_a_plan_for_a_script_with_another_optimizer_is_refused(
 def test_an_optimizer_that_deepspeeds_goes_before_is_named(
     tmp_path: Path, text: str, arguments: str, said: str | None
 ) -> None:
-    found = of_optimizer(options(tmp_path, text, *arguments.split()), CONFIG)
+    found = other_optimizer(options(tmp_path, text, *arguments.split()), CONFIG)
     assert [said in one for one in found] == [True] if said else found == []
 
 
 def test_an_optimizer_of_the_users_is_free_where_the_plan_has_none(tmp_path: Path) -> None:
-    assert of_optimizer(options(tmp_path, TRAINER, "--optim", "adafactor"), {}) == []
+    assert other_optimizer(options(tmp_path, TRAINER, "--optim", "adafactor"), {}) == []
 
 
 CLASS = """

@@ -3,21 +3,16 @@ precision."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zerokit.domain.settings import unlike_script
+from zerokit.domain.settings import Stated, unlike_script
 from zerokit.notes import Note
-from zerokit.script.arguments import ScriptOptions
 from zerokit.search.plan import Plan
 from zerokit.search.space import Request
 
-BATCH = ("micro_batch", "gradient_accumulation")
-_WORDS = {"micro_batch": "micro-batch", "gradient_accumulation": "accumulation",
-          "activation_checkpointing": "checkpointing"}  # fmt: skip
-_PINS = {"activation_checkpointing": "checkpointing"}
-"""Fields of the pins that are not called as the choice calls them."""
+_BATCH = ("micro_batch", "gradient_accumulation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,36 +28,39 @@ class PlannedFor:
     decided: dict[str, str]
 
     @classmethod
-    def of(cls, requested: Request, script: ScriptOptions, rehearsed: Collection[str] = ()) -> PlannedFor:
+    def of(
+        cls, requested: Request, stated: Iterable[Stated], rehearsed: Collection[str] = (), *,
+        search_tensor: bool = False,
+    ) -> PlannedFor:  # fmt: skip
         """Of what the user asks for and what the script leaves open.
 
-        Accelerate feeds the peers of a tensor parallel group alike, so with it that is searched too.
-
         Args:
+            stated: what the script decides.
             rehearsed: fields of the request's pins that the script's own rehearsal decided.
+            search_tensor: the script feeds the peers of a tensor parallel group alike.
 
         Raises:
             InputError: the user asks for something else than the script does.
         """
         request, decided = requested, dict[str, str]()
-        if script.style in ("accelerate", "trainer"):
+        if search_tensor:
             request = replace(request, pins=replace(request.pins, search_tensor=True))
-        for one in (*script.fixed(), *script.fixed_precision()):
-            name = one.setting.name
-            asked = request.precision if name == "precision" else getattr(request.pins, _PINS.get(name, name))
+        for one in stated:
+            name = one.setting.argument
+            asked = request.precision if name == "precision" else getattr(request.pins, name)
             if asked in (None, "auto"):
-                why = "the script decides it" if name in BATCH else one.where
-                why = f"{_WORDS.get(name, one.setting.label)} {one.value}: {why}"
+                why = "the script decides it" if name in _BATCH else one.where
+                why = f"{one.setting.option.removeprefix('gradient-')} {one.value}: {why}"
                 changed: dict[str, Any] = {name: one.value}
                 if name != "precision":
-                    changed = {"pins": replace(request.pins, **{_PINS.get(name, name): one.value})}
+                    changed = {"pins": replace(request.pins, **changed)}
                 decided[one.setting.option] = str(one.value)
                 request = replace(
                     request, assumptions=(*request.assumptions, Note("by-script", why)), **changed
                 )
-            elif asked != one.value and name not in rehearsed and name not in _PINS:
+            elif asked != one.value and name not in rehearsed and name != "checkpointing":
                 why = f"the script has {one.value} ({one.where})"
-                raise unlike_script(one.setting.argument, asked, why, f"change the script to {asked}")
+                raise unlike_script(name, asked, why, f"change the script to {asked}")
         return cls(request=request, decided=decided)
 
     def with_own_reasons(self, plan: Plan) -> Plan:

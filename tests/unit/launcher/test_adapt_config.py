@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zerokit.script.adapt_config import Adapted, adapt
+from zerokit.launcher.adapt_config import Adapted, adapt
 from zerokit.script.reader import ScriptFacts, read_script
 
 CONFIG: dict[str, Any] = {

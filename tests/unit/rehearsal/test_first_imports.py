@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from zerokit.rehearsal.first_imports import FirstImports, first_imports
 from zerokit.script.entry_points import Target
-from zerokit.script.first_imports import FirstImports, first_imports
 
 
 def of_script(folder: Path, source: str) -> tuple[str, ...]:

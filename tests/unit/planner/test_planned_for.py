@@ -9,15 +9,15 @@ import pytest
 
 from tests.support.scripts_read import FIXED_TRAINER, options
 from zerokit.errors import InputError
+from zerokit.planner.planned_for import PlannedFor
 from zerokit.planner.request import resolve
-from zerokit.script.planned_for import PlannedFor
 from zerokit.search.plan import make_plan
 
 
 def planned(folder: Path, text: str, *arguments: str, **asked: Any) -> PlannedFor:
     words = {name: str(value) for name, value in asked.items()}
     request = resolve({"params": "350m", "gpus": "4", "gpu": "l40s", **words}).request
-    return PlannedFor.of(request, options(folder, text, *arguments))
+    return PlannedFor.of(request, options(folder, text, *arguments).fixed())
 
 
 @pytest.mark.parametrize(
@@ -48,5 +48,7 @@ def test_a_global_batch_that_the_script_cannot_meet_is_refused(tmp_path: Path) -
 
 def test_what_a_rehearsal_saw_goes_before_what_was_read(tmp_path: Path) -> None:
     asked = {"params": "350m", "gpus": "4", "gpu": "l40s", "micro_batch": "3", "precision": "fp32"}
-    seen = PlannedFor.of(resolve(asked).request, options(tmp_path, FIXED_TRAINER), {"micro_batch": "3"})
+    seen = PlannedFor.of(
+        resolve(asked).request, options(tmp_path, FIXED_TRAINER).fixed(), {"micro_batch": "3"}
+    )
     assert seen.request.pins.micro_batch == 3
