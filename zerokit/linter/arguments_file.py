@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from zerokit.linter.accelerate.keys import is_file, short
+from zerokit.linter.accelerate.keys import TRUTH_WORDS, is_file
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.finding import Finding, Row, is_missing, meant, read_past
 from zerokit.rules import FRAMEWORKS
@@ -37,12 +37,12 @@ _NOT_A_CONFIGURATION = Row(
 )  # fmt: skip
 _UNKNOWN_KEY = Row(
     "arguments-unknown-key", "",
-    "TrainingArguments has no {key}: HfArgumentParser refuses it unless the script has one",
-    "did you mean {guess}?", "", "warning",
+    "TrainingArguments has no {key!r}: HfArgumentParser refuses it unless the script has one",
+    "did you mean {guess!r}?", "", "warning",
 )  # fmt: skip
 _VALUE_AS_TEXT = Row(
     "arguments-value-as-text", "",
-    "{key} is {value}: {effect} HfArgumentParser; parsers that convert read {kind}", "{fix}",
+    "{key} is {value!r}: {effect} HfArgumentParser; parsers that convert read {kind}", "{fix}",
     "Transformers 5.23.0, hf_argparser.py:358",
 )  # fmt: skip
 _FSDP_OFF = Row(
@@ -51,7 +51,7 @@ _FSDP_OFF = Row(
     "add \"fsdp\": true, or remove fsdp_config", "", "warning",
 )  # fmt: skip
 _FSDP_OPTION = Row(
-    "arguments-fsdp-option", "fsdp", "fsdp has no option {word}: the Trainer refuses it", "{fix}",
+    "arguments-fsdp-option", "fsdp", "fsdp has no option {word!r}: the Trainer refuses it", "{fix}",
 )  # fmt: skip
 _FSDP_1_OPTION = Row(
     "arguments-fsdp-option", "fsdp",
@@ -59,10 +59,10 @@ _FSDP_1_OPTION = Row(
     "use full_shard or shard_grad_op, or set \"version\": 1 in fsdp_config",
 )  # fmt: skip
 _FSDP_IGNORED_KEY = Row(
-    "arguments-fsdp-ignored-key", "", "the Trainer ignores {key} in fsdp_config", "{fix}", "", "warning",
+    "arguments-fsdp-ignored-key", "", "the Trainer ignores {key!r} in fsdp_config", "{fix}", "", "warning",
 )  # fmt: skip
 _FSDP_VALUE = Row(
-    "arguments-fsdp-value", "", "{key} is {value}: the Trainer fails on it", "use {allowed}",
+    "arguments-fsdp-value", "", "{key} is {value!r}: the Trainer fails on it", "use {allowed}",
 )  # fmt: skip
 
 
@@ -114,7 +114,6 @@ _ASKED_AS_WORDS = (
     "activation_checkpointing", "cpu_ram_efficient_loading", "forward_prefetch", "limit_all_gathers",
     "sync_module_states", "use_orig_params",
 )  # fmt: skip
-_TRUTH = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
 
 
 @functools.cache
@@ -161,8 +160,8 @@ def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
             source=_source(),
             suggests=guess,
             edits=(edit,),
-            key=short(key),
-            guess=repr(guess),
+            key=key,
+            guess=guess,
         )
     yield from _texts(document)
     if named and value.get("fsdp"):
@@ -185,7 +184,7 @@ def _texts(document: Document) -> Iterator[Finding]:
         effect = "YAML reads it as text, and so does" if unquoted else "it stays text for"
         fix = "write it with a point, as 5.0e-5" if unquoted else "write it without quotes"
         yield _VALUE_AS_TEXT.at(
-            document, (key,), severity="note" if unquoted else "warning", key=key, value=short(value),
+            document, (key,), severity="note" if unquoted else "warning", key=key, value=value,
             effect=effect, kind="true or false" if kind == "boolean" else "a number", fix=fix,
         )  # fmt: skip
 
@@ -223,8 +222,8 @@ def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
     for word in map(str, words):
         if word.lower() not in _WORDS:
             guess = nearest(word, _WORDS)
-            fix = f"did you mean {guess}?" if guess else f"use {', '.join(_WORDS)}"
-            yield _FSDP_OPTION.at(document, source=_source(), word=short(word), fix=fix)
+            fix = f"did you mean {guess!r}?" if guess else f"use {', '.join(_WORDS)}"
+            yield _FSDP_OPTION.at(document, source=_source(), word=word, fix=fix)
         elif word.upper() in _FSDP_1 and version == "2":
             yield _FSDP_1_OPTION.at(document, source=_source(), word=word)
 
@@ -238,20 +237,20 @@ def _fsdp_block(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             fix = f"use {', '.join(known_keys)}, or remove it"
             fix = meant(guess, {str(one).removeprefix("fsdp_") for one in block}) if guess else fix
             yield _FSDP_IGNORED_KEY.at(
-                document, path, source=_source(), suggests=guess or "", key=short(key), fix=fix
+                document, path, source=_source(), suggests=guess or "", key=key, fix=fix
             )
         elif not _is_value(name, value):
             allowed = _VALUES.get(name, ("true", "false"))
             yield _FSDP_VALUE.at(
                 document, path, severity="warning" if value is None else "error", source=_source(), key=key,
-                value=short(value), allowed=" or ".join(allowed),
+                value=value, allowed=" or ".join(allowed),
             )  # fmt: skip
 
 
 def _is_value(name: str, value: object) -> bool:
     if name in _VALUES:
         return str(value).upper() in _VALUES[name] and not isinstance(value, bool)
-    return name not in _ASKED_AS_WORDS or str(value).lower() in _TRUTH
+    return name not in _ASKED_AS_WORDS or str(value).lower() in TRUTH_WORDS
 
 
 def _missing(document: Document, key: str, name: str) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from zerokit.fields import as_options, plain
 from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Location, Path, Problem
+from zerokit.suggest import nearest
 from zerokit.values import frozen_dataclass
 
 _LONGEST_PATH, _START, _END = 200, 120, 60
@@ -93,11 +94,14 @@ class Finding:
 
 
 class Row(NamedTuple):
-    """A rule that code looks for: what its findings say.
+    """A rule about a file that is not DeepSpeed's own, or that code looks for: what its findings say.
 
     Attributes:
         key: dotted key that they point at, unless where it was found says so.
-        message: what is wrong and what will happen; may hold ``{fields}`` of what was found, as ``fix`` may.
+        message: what is wrong and what will happen; may hold ``{fields}`` of what was found, as ``key`` and
+            ``fix`` may; ``{field!r}`` is a value of the file's, shortened.
+        broken: of what was read, as a :class:`zerokit.rules.types.Rule` has it; None: code finds it.
+        missing: as of a finding.
     """
 
     id: str
@@ -106,11 +110,13 @@ class Row(NamedTuple):
     fix: str
     source: str = ""
     severity: Severity = "error"
+    broken: Callable[[Any], bool | Mapping[str, Any] | None] | None = None
+    missing: str | tuple[str, ...] = ""
 
     def at(self, document: Document, path: Path | None = None, **found: Any) -> Finding:
         """A finding at ``path`` of a document, or where its nearest parent is written; None: ``key``."""
         if path is None:
-            path = tuple(self.key.split(".")) if self.key else ()
+            path = tuple(_filled(self.key, found).split(".")) if self.key else ()
         return self.found(document.path, document.location(path), **found)
 
     def found(self, path: str, location: Location, **found: Any) -> Finding:
@@ -121,14 +127,29 @@ class Row(NamedTuple):
                 attributes of a finding that are not the row's.
         """
         own = {name: found.pop(name) for name in _OF_A_FINDING & found.keys()}
-
-        def filled(text: str) -> str:  # not str.format: the texts show JSON, which has braces of its own
-            return _FIELD.sub(lambda match: str(found[match[1]]), text)
-
         return Finding(**{
             "path": path, "location": location, "rule": self.id, "severity": self.severity,
-            "source": self.source, "marked": filled(self.message), "marked_fix": filled(self.fix), **own,
+            "source": self.source, "missing": self.missing, "marked": _filled(self.message, found),
+            "marked_fix": _filled(self.fix, found), **own,
         })  # fmt: skip
+
+
+def broken(rows: Iterable[Row], document: Document, read: Any, **found: Any) -> Iterator[Finding]:
+    """A finding for each row that what was ``read`` of the document breaks; ``found``: for the texts."""
+    for row in rows:
+        if row.broken is not None and (details := row.broken(read)):
+            yield row.at(document, **found, **(details if isinstance(details, Mapping) else {}))
+
+
+def _filled(text: str, found: Mapping[str, Any]) -> str:
+    # not str.format: the texts show JSON, which has braces of its own
+    return _FIELD.sub(lambda match: (short if match[2] else str)(found[match[1]]), text)
+
+
+def short(value: object) -> str:
+    """A value as it is shown in a message."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:38]}…{text[-1]}"
 
 
 def read_past(document: Document, problem: Problem, severity: Severity, suggests: str = "") -> Finding:
@@ -139,7 +160,7 @@ def read_past(document: Document, problem: Problem, severity: Severity, suggests
     )  # fmt: skip
 
 
-_FIELD = re.compile(r"\{(\w+)\}")
+_FIELD = re.compile(r"\{(\w+)(!r)?\}")
 _OF_A_FINDING = frozenset({"severity", "source", "edits", "suggests", "missing", "is_ignored"})
 
 
@@ -210,6 +231,12 @@ def _causes(findings: Sequence[Finding]) -> dict[int, int]:
 def meant(guess: str, given: Collection[Any]) -> str:
     """The fix for a name that nobody reads, where another was probably meant."""
     return f"remove it; {guess!r} is given as well" if guess in given else f"did you mean {guess!r}?"
+
+
+def one_of(word: str, known: Collection[str]) -> str:
+    """The fix for a word that is none of those that are known."""
+    guess = nearest(word, known)
+    return f"did you mean {guess}?" if guess else f"use one of {', '.join(known)}"
 
 
 def is_missing(name: str, reader: str) -> str:

@@ -6,29 +6,30 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zerokit.domain.settings import value_at
 from zerokit.linter.accelerate.keys import (
     LAUNCH,
     PARALLELISM_PREFIX,
     PLUGIN,
+    TRUTH_WORDS,
     is_file,
     key_list,
-    short,
 )
 from zerokit.linter.deepspeed.clipping import lint_accumulation, lint_clipping
-from zerokit.linter.finding import Finding, Row, meant
+from zerokit.linter.finding import Finding, Row, broken, meant
 from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document, Path
 from zerokit.suggest import nearest
 
-REFUSED_BESIDE_CONFIG_FILE: Mapping[str, Path] = {
-    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
-    "gradient_clipping": ("gradient_clipping",),
-    "zero_stage": ("zero_optimization", "stage"),
-    "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
-    "offload_param_device": ("zero_optimization", "offload_param", "device"),
-    "offload_param_nvme_path": ("zero_optimization", "offload_param", "nvme_path"),
-    "offload_optimizer_nvme_path": ("zero_optimization", "offload_optimizer", "nvme_path"),
-    "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
+_REFUSED_BESIDE_CONFIG_FILE: Mapping[str, str] = {
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
+    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
+    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
 }
 """Key of the block -> that of the DeepSpeed JSON. ``DeepSpeedPlugin._deepspeed_config_checks``;
 ``mixed_precision`` too, at the top level."""
@@ -43,16 +44,16 @@ _KEY_BESIDE_CONFIG_FILE = Row(
     "{fix}", PLUGIN,
 )  # fmt: skip
 _DEEPSPEED_BLOCK = Row(
-    "accelerate-deepspeed-block", "deepspeed_config", "deepspeed_config is {block}: it must be a mapping",
+    "accelerate-deepspeed-block", "deepspeed_config", "deepspeed_config is {block!r}: it must be a mapping",
     "name a file as deepspeed_config: {deepspeed_config_file: FILE}", LAUNCH,
 )  # fmt: skip
 _IGNORED_KEY = Row(
-    "accelerate-ignored-key", "", "Accelerate ignores {key} in deepspeed_config", "{fix}", LAUNCH,
+    "accelerate-ignored-key", "", "Accelerate ignores {key!r} in deepspeed_config", "{fix}", LAUNCH,
     "warning",
 )  # fmt: skip
 _CONFIG_FILE_MISSING = Row(
     "accelerate-config-file-missing", "deepspeed_config.deepspeed_config_file",
-    "deepspeed_config_file is {named}: Accelerate fails on it", "name a DeepSpeed JSON", PLUGIN,
+    "deepspeed_config_file is {named!r}: Accelerate fails on it", "name a DeepSpeed JSON", PLUGIN,
 )  # fmt: skip
 _CONFIG_FILE_KIND = Row(
     "accelerate-config-file-kind", "deepspeed_config.deepspeed_config_file",
@@ -61,39 +62,40 @@ _CONFIG_FILE_KIND = Row(
 )  # fmt: skip
 _ZERO_STAGE = Row(
     "accelerate-zero-stage", "deepspeed_config.zero_stage",
-    "zero_stage is {stage}: accelerate launch fails on it", "use 0, 1, 2 or 3 without quotes", PLUGIN,
+    "zero_stage is {stage!r}: accelerate launch fails on it", "use 0, 1, 2 or 3 without quotes", PLUGIN,
 )  # fmt: skip
 _ZERO_STAGE_AS_TEXT = Row(
     "accelerate-zero-stage", "deepspeed_config.zero_stage",
-    "zero_stage is the text {stage}: Accelerate reads the number, other tools may not",
+    "zero_stage is the text {stage!r}: Accelerate reads the number, other tools may not",
     "use 0, 1, 2 or 3 without quotes", PLUGIN, "warning",
 )  # fmt: skip
 _SAVE_FLAG_AS_TEXT = Row(
     "accelerate-flag-as-text", "deepspeed_config.zero3_save_16bit_model",
-    "zero3_save_16bit_model is the text {save}: Accelerate takes anything but true as false",
+    "zero3_save_16bit_model is the text {save!r}: Accelerate takes anything but true as false",
     "write true or false without quotes", PLUGIN,
 )  # fmt: skip
 _INIT_FLAG_AS_TEXT = Row(
     "accelerate-flag-as-text", "deepspeed_config.zero3_init_flag",
-    "zero3_init_flag is {flag}: Accelerate fails on it", "write true or false without quotes", PLUGIN,
+    "zero3_init_flag is {flag!r}: Accelerate fails on it", "write true or false without quotes", PLUGIN,
 )  # fmt: skip
 _PLUGIN_STEPS = Row(
     "accelerate-plugin-number", "deepspeed_config.gradient_accumulation_steps",
-    "gradient_accumulation_steps is {steps}: the engine fails to start",
+    "gradient_accumulation_steps is {steps!r}: the engine fails to start",
     "use auto, or a whole number of at least 1", PLUGIN,
 )  # fmt: skip
 _PLUGIN_CLIPPING = Row(
     "accelerate-plugin-number", "deepspeed_config.gradient_clipping",
-    "gradient_clipping is {clipping}: Accelerate fails on it",
+    "gradient_clipping is {clipping!r}: Accelerate fails on it",
     "use auto, or a number; 0 turns clipping off", PLUGIN,
 )  # fmt: skip
 _DEEPSPEED_DEFAULTS = Row(
     "accelerate-deepspeed-defaults", "",
     "neither a DeepSpeed JSON nor zero_stage is named: Accelerate runs ZeRO stage 2 with its defaults",
     "name a DeepSpeed JSON as deepspeed_config_file, or write zero_stage", PLUGIN, "warning",
+    missing=("zero_stage", "deepspeed_config"),
 )  # fmt: skip
 _OFFLOAD_DEVICE = Row(
-    "accelerate-offload-device", "", "{key} is {device}", "use none, cpu or nvme", PLUGIN,
+    "accelerate-offload-device", "", "{key} is {device!r}", "use none, cpu or nvme", PLUGIN,
 )  # fmt: skip
 _OFFLOAD_STAGE = Row(
     "accelerate-offload-stage", "",
@@ -105,23 +107,26 @@ _NVME_PATH_DROPPED = Row(
     "accelerate launch passes on the device, but never a path: DeepSpeed writes to a folder 'none'",
     "{fix}", f"Accelerate {ACCELERATE_VERSION}, utils/launch.py, prepare_deepspeed_cmd_env",
 )  # fmt: skip
-_ZERO3_INIT_OFF = Row(
-    "accelerate-zero3-init-off", "deepspeed_config.zero3_init_flag",
-    "at stage 3 with zero3_init_flag off, every rank first builds the whole model",
-    "set zero3_init_flag: true, unless the model must be built whole", PLUGIN, "note",
-)  # fmt: skip
-_ZERO3_INIT_UNUSED = Row(
-    "accelerate-zero3-init-unused", "deepspeed_config.zero3_init_flag",
-    "zero3_init_flag does nothing at stage {stage}{key} (Accelerate warns and turns it off)",
-    "set it to false", PLUGIN, "note",
+_OF_ZERO3_INIT = (
+    Row(
+        "accelerate-zero3-init-unused", "deepspeed_config.zero3_init_flag",
+        "zero3_init_flag does nothing at stage {stage}{in_file} (Accelerate warns and turns it off)",
+        "set it to false", PLUGIN, "note", lambda at: at["flag"] is True and at["stage"] in (0, 1, 2),
+    ),
+    Row(
+        "accelerate-zero3-init-off", "deepspeed_config.zero3_init_flag",
+        "at stage 3 with zero3_init_flag off, every rank first builds the whole model",
+        "set zero3_init_flag: true, unless the model must be built whole", PLUGIN, "note",
+        lambda at: at["flag"] is False and at["stage"] == 3,
+    ),
 )  # fmt: skip
 _MULTINODE_LAUNCHER = Row(
     "accelerate-multinode-launcher", "deepspeed_config.deepspeed_multinode_launcher",
-    "{launcher} is no launcher of DeepSpeed", "use one of {launchers}", LAUNCH,
+    "{launcher!r} is no launcher of DeepSpeed", "use one of {launchers}", LAUNCH,
 )  # fmt: skip
 _MISSING = Row(
     "accelerate-hostfile-missing", "deepspeed_config.deepspeed_hostfile",
-    "{hostfile} is not here: DeepSpeed then only warns, and trains on one machine alone",
+    "{hostfile!r} is not here: DeepSpeed then only warns, and trains on one machine alone",
     "correct the path", "DeepSpeed 0.19.8, launcher/runner.py:214", "warning",
 )  # fmt: skip
 _NO_HOSTFILE = Row(
@@ -135,23 +140,30 @@ _NO_MAIN_PROCESS = Row(
     "{machines} machines, and no main_process_ip: the nodes cannot find each other",
     "add main_process_ip and main_process_port, or pass them to accelerate launch", LAUNCH, "note",
 )  # fmt: skip
-_CONFIG_WITHOUT_ZERO = Row(
-    "accelerate-config-without-zero", "deepspeed_config.deepspeed_config_file",
-    "{config_path} has no zero_optimization: Accelerate refuses it",
-    "add \"zero_optimization\": {\"stage\": 0} to it, or the stage that is meant", PLUGIN,
-)  # fmt: skip
-_OPTIMIZER_IN_FILE = Row(
-    "accelerate-optimizer-in-file", "deepspeed_config.deepspeed_config_file",
-    "{config_path} has an optimizer: Accelerate refuses a second one from the script (a Trainer, or a "
-    "script with DummyOptim, has none)",
-    "remove the optimizer from {config_path} when the script makes its own",
-    f"Accelerate {ACCELERATE_VERSION}, accelerator.py, _prepare_deepspeed", "note",
-)  # fmt: skip
-_SEQUENCE_PARALLEL_BATCH = Row(
-    "accelerate-sequence-parallel-batch", "",
-    "with sequence parallel, train_batch_size in {config_path} is checked against all ranks when the "
-    "model is built", "leave train_batch_size out of {config_path}",
-    "DeepSpeed 0.19.8, runtime/config.py:475", "warning",
+_OF_PAIR = (
+    Row(
+        "accelerate-config-without-zero", "deepspeed_config.deepspeed_config_file",
+        "{config_path} has no zero_optimization: Accelerate refuses it",
+        "add \"zero_optimization\": {\"stage\": 0} to it, or the stage that is meant", PLUGIN,
+        broken=lambda at: not isinstance(at["config"].get("zero_optimization"), Mapping),
+    ),
+    *_OF_ZERO3_INIT,
+    Row(
+        "accelerate-optimizer-in-file", "deepspeed_config.deepspeed_config_file",
+        "{config_path} has an optimizer: Accelerate refuses a second one from the script (a Trainer, or a "
+        "script with DummyOptim, has none)",
+        "remove the optimizer from {config_path} when the script makes its own",
+        f"Accelerate {ACCELERATE_VERSION}, accelerator.py, _prepare_deepspeed", "note",
+        lambda at: "optimizer" in at["config"],
+    ),
+    Row(
+        "accelerate-sequence-parallel-batch", f"parallelism_config.{PARALLELISM_PREFIX}sp_size",
+        "with sequence parallel, train_batch_size in {config_path} is checked against all ranks when the "
+        "model is built", "leave train_batch_size out of {config_path}",
+        "DeepSpeed 0.19.8, runtime/config.py:475", "warning",
+        lambda at: isinstance(at["size"], int) and at["size"] > 1
+        and isinstance(at["config"].get("train_batch_size"), int),
+    ),
 )  # fmt: skip
 
 
@@ -159,7 +171,7 @@ def lint_beside_file(
     document: Document, block: Mapping[str, Any], config: Document | None
 ) -> Iterator[Finding]:
     """A finding for each such key; its fix follows what the JSON has, where ``config`` was read."""
-    for key in REFUSED_BESIDE_CONFIG_FILE:
+    for key in _REFUSED_BESIDE_CONFIG_FILE:
         if key in block:
             yield _refused(document, ("deepspeed_config", key), _fix_of(key, block[key], config))
     precision = document.value.get("mixed_precision")
@@ -178,7 +190,7 @@ def fix_beside_file(
     is_named = isinstance(block, dict) and block.get("deepspeed_config_file") is not None
     if document.value.get("distributed_type") != "DEEPSPEED" or not is_named:
         return None
-    if key is None or key not in (*REFUSED_BESIDE_CONFIG_FILE, "mixed_precision"):
+    if key is None or key not in (*_REFUSED_BESIDE_CONFIG_FILE, "mixed_precision"):
         return None
     return f"{_fix_of(key, value, config)} (Accelerate refuses {key}, too, beside deepspeed_config_file)"
 
@@ -191,8 +203,8 @@ def _fix_of(key: str, value: object, config: Document | None) -> str:
         return _GENERAL_PRECISION_FIX if is_precision else "remove it here, and set it in the DeepSpeed JSON"
     if is_precision:
         return _precision_fix(str(value).lower(), file, config.path)
-    path = REFUSED_BESIDE_CONFIG_FILE[key]
-    there, dotted, name = _value_at(file, path), ".".join(map(str, path)), config.path
+    dotted, name = _REFUSED_BESIDE_CONFIG_FILE[key], config.path
+    there = value_at(file, dotted)
     if there is None and value in ("none", False):
         return f"remove it here; {name} has no {dotted}, which means the same"
     if there in (None, "auto"):
@@ -207,7 +219,7 @@ def _refused(document: Document, path: Path, fix: str) -> Finding:
 
 
 def _precision_fix(here: str, config: Mapping[str, Any], file: str) -> str:
-    enabled = {name: _value_at(config, (name, "enabled")) for name in _PRECISIONS}
+    enabled = {name: value_at(config, f"{name}.enabled") for name in _PRECISIONS}
     there = next((name for name, value in enabled.items() if value is True), None)
     if here == there:
         return f"remove it here; {file} already has {there}"
@@ -218,12 +230,6 @@ def _precision_fix(here: str, config: Mapping[str, Any], file: str) -> str:
     if here not in _PRECISIONS:
         return _GENERAL_PRECISION_FIX
     return f"remove it here, and set {here}.enabled to true in {file}"
-
-
-def _value_at(config: object, path: Path) -> object:
-    for key in path:
-        config = config.get(key) if isinstance(config, Mapping) else None
-    return config
 
 
 def _json(value: object) -> str:
@@ -252,7 +258,7 @@ def lint_deepspeed_block(document: Document, config: Document | None = None) -> 
         yield _defaults(document)
         return
     if not isinstance(block, dict):
-        yield _DEEPSPEED_BLOCK.at(document, block=short(block))
+        yield _DEEPSPEED_BLOCK.at(document, block=block)
         return
     known_keys = key_list()["deepspeed_config"]
     for key in block:
@@ -261,10 +267,10 @@ def lint_deepspeed_block(document: Document, config: Document | None = None) -> 
             fix = meant(guess, block) if guess else "remove it; what it should do belongs in a DeepSpeed JSON"
             fix = fix_beside_file(document, guess, block[key], config) or fix
             path = ("deepspeed_config", key)
-            yield _IGNORED_KEY.at(document, path, suggests=guess or str(key), key=short(key), fix=fix)
+            yield _IGNORED_KEY.at(document, path, suggests=guess or str(key), key=key, fix=fix)
     named = block.get("deepspeed_config_file")
     if named is not None and (not isinstance(named, str) or not named):
-        yield _CONFIG_FILE_MISSING.at(document, named=short(named))
+        yield _CONFIG_FILE_MISSING.at(document, named=named)
     elif named is not None and named.endswith((".yaml", ".yml")):
         yield _CONFIG_FILE_KIND.at(document, named=named[:60])
     elif named is not None:
@@ -275,10 +281,10 @@ def lint_deepspeed_block(document: Document, config: Document | None = None) -> 
     launcher = block.get("deepspeed_multinode_launcher")
     launchers = key_list()["multinode_launchers"]
     if launcher is not None and launcher not in launchers:
-        yield _MULTINODE_LAUNCHER.at(document, launcher=short(launcher), launchers=", ".join(launchers))
+        yield _MULTINODE_LAUNCHER.at(document, launcher=launcher, launchers=", ".join(launchers))
     hostfile = block.get("deepspeed_hostfile")
     if isinstance(hostfile, str) and not is_file(hostfile):
-        yield _MISSING.at(document, hostfile=short(hostfile))
+        yield _MISSING.at(document, hostfile=hostfile)
     machines = document.value.get("num_machines", 1)
     if not isinstance(machines, int) or machines < 2:
         return
@@ -299,54 +305,44 @@ def _plugin_values(document: Document, block: Mapping[str, Any]) -> Iterator[Fin
     stage = block.get("zero_stage", otherwise)
     stage = 2 if stage is None else stage
     if isinstance(stage, bool | float) or stage not in (0, 1, 2, 3, "0", "1", "2", "3"):
-        yield _ZERO_STAGE.at(document, stage=short(stage))
+        yield _ZERO_STAGE.at(document, stage=stage)
         return
     if isinstance(stage, str):
-        yield _ZERO_STAGE_AS_TEXT.at(document, stage=short(stage))
+        yield _ZERO_STAGE_AS_TEXT.at(document, stage=stage)
     stage = int(stage)
     for name in ("optimizer", "param"):
         yield from _plugin_offload(document, block, name, stage)
     flag, save = block.get("zero3_init_flag"), block.get("zero3_save_16bit_model")
-    if flag is True and stage != 3:
-        yield _ZERO3_INIT_UNUSED.at(document, stage=stage, key="")
-    if flag is False and stage == 3:
-        yield _ZERO3_INIT_OFF.at(document)
+    yield from broken(_OF_ZERO3_INIT, document, {"flag": flag, "stage": stage}, stage=stage, in_file="")
     yield from _flags(document, block)
     if isinstance(save, str) and save.lower() not in ("true", "false"):
-        yield _SAVE_FLAG_AS_TEXT.at(document, save=short(save))
-
-
-_TRUTH_WORDS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
+        yield _SAVE_FLAG_AS_TEXT.at(document, save=save)
 
 
 def _flags(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     """Accelerate hands ``zero3_init_flag`` on as text, and takes a few words for true or false."""
     flag = block.get("zero3_init_flag")
-    if flag is None or str(flag).lower() in _TRUTH_WORDS:
-        return
-    yield _INIT_FLAG_AS_TEXT.at(document, flag=short(flag))
+    if flag is not None and str(flag).lower() not in TRUTH_WORDS:
+        yield _INIT_FLAG_AS_TEXT.at(document, flag=flag)
 
 
 def _plugin_numbers(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
     """Accelerate reads both out of text: ``int`` of digits, ``float`` of anything but auto."""
     steps, clipping = block.get("gradient_accumulation_steps"), block.get("gradient_clipping")
     if steps not in (None, "auto") and (not str(steps).isdecimal() or int(str(steps)) < 1):
-        yield _PLUGIN_STEPS.at(document, steps=short(steps))
+        yield _PLUGIN_STEPS.at(document, steps=steps)
     yield from lint_accumulation(document, ("deepspeed_config", "gradient_accumulation_steps"), steps)
     key = ("deepspeed_config", "gradient_clipping")
     yield from lint_clipping(document, key, clipping, frozenset({"accelerate"}))
     try:
         float("0" if clipping in (None, "auto") else str(clipping))
     except ValueError:
-        yield _PLUGIN_CLIPPING.at(document, clipping=short(clipping))
+        yield _PLUGIN_CLIPPING.at(document, clipping=clipping)
 
 
 def _defaults(document: Document) -> Finding:
-    return _DEEPSPEED_DEFAULTS.at(
-        document,
-        ("deepspeed_config",) if "deepspeed_config" in document.value else ("distributed_type",),
-        missing=("zero_stage", "deepspeed_config"),
-    )
+    key = "deepspeed_config" if "deepspeed_config" in document.value else "distributed_type"
+    return _DEEPSPEED_DEFAULTS.at(document, (key,))
 
 
 _NVME_IN_FILE = "give NVMe offload in a DeepSpeed JSON, named by deepspeed_config_file"
@@ -360,7 +356,7 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
     path = ("deepspeed_config", key)
     device = str(device).lower()  # as accelerate/utils/launch.py hands it on
     if device not in ("none", "cpu", "nvme"):
-        yield _OFFLOAD_DEVICE.at(document, path, key=key, device=short(device))
+        yield _OFFLOAD_DEVICE.at(document, path, key=key, device=device)
     elif device != "none" and (stage == 0 or (name == "param" and stage != 3)):
         stages = "3" if name == "param" else "1, 2 or 3"
         fix = f"set zero_stage to {stages}, or {key} to none"
@@ -375,21 +371,12 @@ def _plugin_offload(document: Document, block: Mapping[str, Any], name: str, sta
 
 def lint_pair(document: Document, config: Mapping[str, Any], config_path: str) -> list[Finding]:
     """Conflicts between an accelerate YAML and the DeepSpeed JSON it names."""
-    block = document.value.get("deepspeed_config")
-    result: list[Finding] = []
     zero = config.get("zero_optimization")
-    stage = zero.get("stage") if isinstance(zero, Mapping) else None
-    if not isinstance(zero, Mapping):
-        result.append(_CONFIG_WITHOUT_ZERO.at(document, config_path=config_path))
-    if isinstance(block, Mapping) and block.get("zero3_init_flag") is True and stage in (0, 1, 2):
-        result.append(_ZERO3_INIT_UNUSED.at(document, stage=stage, key=f" in {config_path}"))
-    if isinstance(block, Mapping) and block.get("zero3_init_flag") is False and stage == 3:
-        result.append(_ZERO3_INIT_OFF.at(document))
-    if "optimizer" in config:
-        result.append(_OPTIMIZER_IN_FILE.at(document, config_path=config_path))
-    parallelism = document.value.get("parallelism_config")
-    size = parallelism.get(f"{PARALLELISM_PREFIX}sp_size") if isinstance(parallelism, Mapping) else None
-    if isinstance(size, int) and size > 1 and isinstance(config.get("train_batch_size"), int):
-        path = ("parallelism_config", f"{PARALLELISM_PREFIX}sp_size")
-        result.append(_SEQUENCE_PARALLEL_BATCH.at(document, path, config_path=config_path))
-    return result
+    at = {
+        "config": config,
+        "stage": zero.get("stage") if isinstance(zero, Mapping) else None,
+        "flag": value_at(document.value, "deepspeed_config.zero3_init_flag"),
+        "size": value_at(document.value, f"parallelism_config.{PARALLELISM_PREFIX}sp_size"),
+    }
+    in_file = f" in {config_path}"
+    return list(broken(_OF_PAIR, document, at, config_path=config_path, stage=at["stage"], in_file=in_file))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.linter.accelerate.keys import LAUNCH, fsdp_version, key_list, short
+from zerokit.linter.accelerate.keys import LAUNCH, TRUTH_WORDS, fsdp_version, key_list
 from zerokit.linter.finding import Finding, Row, meant
 from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document
@@ -16,7 +16,7 @@ from zerokit.values import frozen_dataclass
 _PLUGIN = f"Accelerate {ACCELERATE_VERSION}, utils/dataclasses.py, FullyShardedDataParallelPlugin"
 _PREFIX = "fsdp_"
 _TRUTH = ("TRUE", "FALSE")
-_BOOLEAN = (*_TRUTH, "YES", "NO", "Y", "N", "T", "F", "ON", "OFF", "1", "0")
+_BOOLEAN = tuple(map(str.upper, TRUTH_WORDS))
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
     "fsdp_backward_prefetch": ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "1", "2"),
@@ -50,7 +50,7 @@ _PATH = ("fsdp_config",)
 
 
 _FSDP_BLOCK = Row(
-    "accelerate-fsdp-block", "", "fsdp_config is {block}: it must be a mapping",
+    "accelerate-fsdp-block", "", "fsdp_config is {block!r}: it must be a mapping",
     "write fsdp_… keys below it", LAUNCH,
 )  # fmt: skip
 _FSDP_LOADING = Row(
@@ -78,18 +78,18 @@ _FSDP_OFFLOAD_ALONE = Row(
     "Accelerate refuses it", "turn both on, or remove it", _PLUGIN,
 )  # fmt: skip
 _FSDP_CLASS = Row(
-    "accelerate-fsdp-class", "", "the model has no class {name}: Accelerate does not find it, and stops",
+    "accelerate-fsdp-class", "", "the model has no class {name!r}: Accelerate does not find it, and stops",
     "{fix}", f"{_PLUGIN}.set_auto_wrap_policy",
 )  # fmt: skip
 _FSDP_VERSION_KEY = Row(
     "accelerate-fsdp-version-key", "",
-    "{key} is {value}, and FSDP version {version} does not read it: {runs}", "{fix}", _PLUGIN,
+    "{key} is {value!r}, and FSDP version {version} does not read it: {runs}", "{fix}", _PLUGIN,
 )  # fmt: skip
 _IGNORED_KEY = Row(
-    "accelerate-ignored-key", "", "Accelerate ignores {key} in fsdp_config", "{fix}", LAUNCH, "warning",
+    "accelerate-ignored-key", "", "Accelerate ignores {key!r} in fsdp_config", "{fix}", LAUNCH, "warning",
 )  # fmt: skip
 _FSDP_VALUE = Row(
-    "accelerate-fsdp-value", "", "{key} is {value}: Accelerate fails on it", "use {choices}", _PLUGIN,
+    "accelerate-fsdp-value", "", "{key} is {value!r}: Accelerate fails on it", "use {choices}", _PLUGIN,
 )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Fin
         return
     block = {} if block is None else block
     if not isinstance(block, dict):
-        yield _FSDP_BLOCK.at(document, _PATH, block=short(block))
+        yield _FSDP_BLOCK.at(document, _PATH, block=block)
         return
     known_keys = key_list()["fsdp_config"]
     version = fsdp_version(block)
@@ -157,16 +157,14 @@ def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Fin
             guess = nearest(full, known_keys) or (longer[0] if len(longer) == 1 else None)
             edit = Edit(kind="rename", key=f"fsdp_config.{name}", value=guess, safe=False)
             fix = meant(guess, block) if guess else "remove it"
-            yield _IGNORED_KEY.at(
-                document, (*_PATH, name), edits=(edit,) if guess else (), key=short(name), fix=fix
-            )
+            yield _IGNORED_KEY.at(document, (*_PATH, name), edits=(edit,) if guess else (), key=name, fix=fix)
         elif choices and not (_is_choice(value, choices) or (value is None and full in _MAY_BE_NULL)):
             yield _value(document, name, value, choices)
         elif read_by is not None and read_by.version != version:
             harmless = value is None or str(value).upper() in read_by.same
             yield _FSDP_VERSION_KEY.at(
                 document, (*_PATH, name), severity="note" if harmless else "warning", key=name,
-                value=short(value), version=version, runs=read_by.runs,
+                value=value, version=version, runs=read_by.runs,
                 fix="remove it" if harmless else read_by.fix,
             )  # fmt: skip
         elif full == "fsdp_min_num_params" and by_size and not str(value).strip().isdecimal():
@@ -196,7 +194,7 @@ def _wrapping(
             split = re.search(r"_no_split_modules = \[([^\]]+)\]", model_code or "")
             own = f"use {split[1].strip()}" if split else "remove it: Accelerate then takes the model's own"
             path = (*_PATH, "fsdp_transformer_layer_cls_to_wrap")
-            yield _FSDP_CLASS.at(document, path, name=short(name), fix=own)
+            yield _FSDP_CLASS.at(document, path, name=name, fix=own)
 
 
 def _get(block: Mapping[str, Any], name: str, default: Any = None) -> Any:
@@ -214,4 +212,4 @@ def _is_choice(value: object, choices: tuple[str, ...]) -> bool:
 def _value(document: Document, key: str, value: object, choices: tuple[str, ...]) -> Finding:
     shown = _TRUTH if choices is _BOOLEAN else [choice for choice in choices if choice[0] != "_"]
     words = " or ".join(map(str.lower, shown)) if shown is _TRUTH else ", ".join(shown)
-    return _FSDP_VALUE.at(document, (*_PATH, key), key=key, value=short(value), choices=words)
+    return _FSDP_VALUE.at(document, (*_PATH, key), key=key, value=value, choices=words)

@@ -18,6 +18,8 @@ LAUNCH = f"Accelerate {ACCELERATE_VERSION}, commands/launch.py"
 CONFIG = f"Accelerate {ACCELERATE_VERSION}, commands/config/config_args.py"
 PLUGIN = f"Accelerate {ACCELERATE_VERSION}, utils/dataclasses.py, DeepSpeedPlugin"
 PARALLELISM_PREFIX = "parallelism_config_"
+TRUTH_WORDS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
+"""Taken for true or false (utils/environment.py, ``str_to_bool``), whatever their case."""
 
 
 def key_list() -> Mapping[str, Any]:
@@ -50,12 +52,6 @@ def fsdp_version(block: object) -> int:
     """Of an ``fsdp_config``: 1 unless it says 2 (commands/launch.py, ``--fsdp_version``)."""
     value = block.get("fsdp_version", block.get("version")) if isinstance(block, dict) else None
     return 2 if str(value) == "2" else 1
-
-
-def short(value: object) -> str:
-    """A value as it is shown in a message."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:38]}…{text[-1]}"
 
 
 def is_file(path: str | pathlib.Path) -> bool:

@@ -16,11 +16,10 @@ from zerokit.linter.accelerate.keys import (
     LAUNCH,
     fits,
     key_list,
-    short,
 )
 from zerokit.linter.accelerate.parallelism import lint_parallelism
 from zerokit.linter.accelerate.processes import lint_processes, number_of_processes
-from zerokit.linter.finding import Finding, Row, meant, one_for_each_cause, read_past
+from zerokit.linter.finding import Finding, Row, broken, meant, one_for_each_cause, one_of, read_past
 from zerokit.rules.types import ACCELERATE_VERSION, Edit, Severity
 from zerokit.strictload import Document, Location, Path
 from zerokit.suggest import leaves_no_doubt, nearest, synonym
@@ -29,49 +28,72 @@ _NOT_A_MAPPING = Row(
     "accelerate-not-a-mapping", "", "is not a mapping of keys", "write key: value",
 )  # fmt: skip
 _UNKNOWN_KEY = Row(
-    "accelerate-unknown-key", "", "Accelerate refuses the file: it has no key {key}", "{fix}", CONFIG,
+    "accelerate-unknown-key", "", "Accelerate refuses the file: it has no key {key!r}", "{fix}", CONFIG,
 )  # fmt: skip
-_DISTRIBUTED_TYPE_AS_NONE = Row(
-    "accelerate-distributed-type", "distributed_type",
-    "distributed_type is {kind}: accelerate launch takes it for none, and starts one process",
-    "write one of the names, such as DEEPSPEED", LAUNCH,
-)  # fmt: skip
-_DISTRIBUTED_TYPE_MISSING = Row(
-    "accelerate-distributed-type", "distributed_type",
-    "distributed_type is missing: Accelerate refuses the file", "add distributed_type: DEEPSPEED", CONFIG,
-)  # fmt: skip
-_DISTRIBUTED_TYPE = Row(
-    "accelerate-distributed-type", "distributed_type",
-    "{kind} is no distributed type: Accelerate refuses the file", "{fix}", CONFIG,
-)  # fmt: skip
-_DEEPSPEED_UNUSED = Row(
-    "accelerate-deepspeed-unused", "deepspeed_config",
-    "distributed_type is {kind}: the deepspeed_config block is ignored and DeepSpeed does not run",
-    "set distributed_type: DEEPSPEED", LAUNCH, "warning",
-)  # fmt: skip
-_FSDP_UNUSED = Row(
-    "accelerate-fsdp-unused", "fsdp_config",
-    "distributed_type is DEEPSPEED: the fsdp_config block is ignored", "remove one of the two", LAUNCH,
-    "warning",
+_OF_TYPES = (
+    Row(
+        "accelerate-distributed-type", "distributed_type",
+        "distributed_type is {kind!r}: accelerate launch takes it for none, and starts one process",
+        "write one of the names, such as DEEPSPEED", LAUNCH,
+        # NO without quotes is a boolean that launches as NO does
+        broken=lambda of: "distributed_type" in of and of["distributed_type"] is not False
+        and not isinstance(of["distributed_type"], str),
+    ),
+    Row(
+        "accelerate-distributed-type", "distributed_type",
+        "distributed_type is missing: Accelerate refuses the file", "add distributed_type: DEEPSPEED", CONFIG,
+        broken=lambda of: "distributed_type" not in of, missing="distributed_type",
+    ),
+    Row(
+        "accelerate-distributed-type", "distributed_type",
+        "{kind!r} is no distributed type: Accelerate refuses the file", "{fix}", CONFIG,
+        broken=lambda of: isinstance(of.get("distributed_type"), str) and not _is_known(of)
+        and {"fix": one_of(of["distributed_type"], key_list()["distributed_types"])},
+    ),
+    Row(
+        "accelerate-deepspeed-unused", "deepspeed_config",
+        "distributed_type is {kind}: the deepspeed_config block is ignored and DeepSpeed does not run",
+        "set distributed_type: DEEPSPEED", LAUNCH, "warning",
+        lambda of: isinstance(of.get("distributed_type"), str) and _is_known(of)
+        and of["distributed_type"] != "DEEPSPEED" and of.get("deepspeed_config"),
+    ),
+    Row(
+        "accelerate-fsdp-unused", "fsdp_config",
+        "distributed_type is DEEPSPEED: the fsdp_config block is ignored", "remove one of the two", LAUNCH,
+        "warning", lambda of: of.get("distributed_type") == "DEEPSPEED" and of.get("fsdp_config"),
+    ),
 )  # fmt: skip
 _FLAG_AS_TEXT = Row(
-    "accelerate-flag-as-text", "", "{key} is {value}: accelerate launch {effect}",
+    "accelerate-flag-as-text", "{key}", "{key} is {value!r}: accelerate launch {effect}",
     "write true or false without quotes", LAUNCH,
 )  # fmt: skip
 _ENVIRONMENT = Row(
     "accelerate-environment", "compute_environment",
-    "compute_environment is {environment}: Accelerate takes the file for SageMaker's, and refuses it",
+    "compute_environment is {environment!r}: Accelerate takes the file for SageMaker's, and refuses it",
     "write LOCAL_MACHINE", CONFIG,
+    broken=lambda of: of.get("compute_environment", "LOCAL_MACHINE") not in ("LOCAL_MACHINE", _SAGEMAKER),
 )  # fmt: skip
-_PRECISION_UNQUOTED = Row(
-    "accelerate-precision-unquoted", "mixed_precision",
-    "mixed_precision: no without quotes is a boolean in YAML: accelerate launch fails on it",
-    "write 'no' in quotes", LAUNCH,
+_OF_PRECISION = (
+    Row(
+        "accelerate-precision-unquoted", "mixed_precision",
+        "mixed_precision: no without quotes is a boolean in YAML: accelerate launch fails on it",
+        "write 'no' in quotes", LAUNCH,
+        broken=lambda of: of.get("mixed_precision") is False
+        and {"edits": (Edit(kind="set", key="mixed_precision", value="no"),)},
+    ),
+    Row(
+        "accelerate-precision", "mixed_precision",
+        "mixed_precision is {precision!r}: accelerate launch refuses it",
+        "use 'no', fp16, bf16 or fp8", f"Accelerate {ACCELERATE_VERSION}, utils/launch.py",
+        broken=lambda of: of.get("mixed_precision") is not None and of["mixed_precision"] is not False
+        and str(of["mixed_precision"]).lower() not in key_list()["mixed_precisions"],
+    ),
 )  # fmt: skip
-_PRECISION = Row(
-    "accelerate-precision", "mixed_precision", "mixed_precision is {value}: accelerate launch refuses it",
-    "use 'no', fp16, bf16 or fp8", f"Accelerate {ACCELERATE_VERSION}, utils/launch.py",
-)  # fmt: skip
+
+
+def _is_known(of: Mapping[str, Any]) -> bool:
+    is_sagemakers = of.get("compute_environment") == _SAGEMAKER
+    return is_sagemakers or of["distributed_type"] in key_list()["distributed_types"]
 
 
 def named_config(document: Document) -> str | None:
@@ -103,12 +125,7 @@ def lint_accelerate(
     findings += _top_level(document, config)
     findings += lint_processes(document, world_size)
     precision = document.value.get("mixed_precision")
-    is_known = isinstance(precision, str) and precision.lower() in key_list()["mixed_precisions"]
-    if precision is False:
-        edit = Edit(kind="set", key="mixed_precision", value="no")
-        findings.append(_PRECISION_UNQUOTED.at(document, edits=(edit,)))
-    elif precision is not None and not is_known:
-        findings.append(_PRECISION.at(document, value=short(precision)))
+    findings += broken(_OF_PRECISION, document, document.value, precision=precision)
     if document.value.get("distributed_type") == "DEEPSPEED":
         findings += lint_deepspeed_block(document, config)
     else:
@@ -126,11 +143,9 @@ def _is_read(document: Document, location: Location) -> bool:
 
 
 def _top_level(document: Document, config: Document | None) -> Iterator[Finding]:
-    sagemaker = document.value.get("compute_environment") == "AMAZON_SAGEMAKER"
-    yield from _unknown_keys(document, sagemaker, config)
-    environment = document.value.get("compute_environment", "LOCAL_MACHINE")
-    if environment not in ("LOCAL_MACHINE", "AMAZON_SAGEMAKER"):
-        yield _ENVIRONMENT.at(document, environment=short(environment))
+    environment = document.value.get("compute_environment")
+    yield from _unknown_keys(document, environment == _SAGEMAKER, config)
+    yield from broken([_ENVIRONMENT], document, document.value, environment=environment)
     # accelerate asks whether they are true, as Python does; a mapping it takes apart
     for key in _FLAGS:
         value = document.value.get(key)
@@ -139,10 +154,9 @@ def _top_level(document: Document, config: Document | None) -> Iterator[Finding]
         fails = key == "use_cpu" and isinstance(value, dict)
         effect = "fails on it" if fails else f"takes it for {str(bool(value)).lower()}"
         severity: Severity = "error" if fails else "warning"
-        yield _FLAG_AS_TEXT.at(
-            document, (key,), severity=severity, key=key, value=short(value), effect=effect
-        )
-    yield from _distributed_type(document, sagemaker)
+        yield _FLAG_AS_TEXT.at(document, severity=severity, key=key, value=value, effect=effect)
+    kind = document.value.get("distributed_type")
+    yield from broken(_OF_TYPES, document, document.value, kind=kind)
 
 
 def _unknown_keys(document: Document, sagemaker: bool, config: Document | None) -> Iterator[Finding]:
@@ -165,9 +179,7 @@ def _unknown_keys(document: Document, sagemaker: bool, config: Document | None) 
             if guess and guess not in value and fits(guess, value[key]):
                 safe = leaves_no_doubt(str(key), guess, known_keys)
                 edits = (Edit(kind="rename", key=str(key), value=guess, safe=safe),)
-        yield _UNKNOWN_KEY.at(
-            document, (key,), edits=edits, suggests=guess or str(key), key=short(key), fix=fix
-        )
+        yield _UNKNOWN_KEY.at(document, (key,), edits=edits, suggests=guess or str(key), key=key, fix=fix)
 
 
 def _moved(value: Mapping[str, Any], key: str, block: str) -> str:
@@ -176,24 +188,5 @@ def _moved(value: Mapping[str, Any], key: str, block: str) -> str:
     return f"remove it; {block} has it" if is_there else f"move it below {block}"
 
 
-def _distributed_type(document: Document, sagemaker: bool) -> Iterator[Finding]:
-    value, known_types = document.value, key_list()["distributed_types"]
-    kind = value.get("distributed_type")
-    if kind is False:
-        return  # NO without quotes: a boolean that launches as NO does
-    if "distributed_type" in value and not isinstance(kind, str):
-        yield _DISTRIBUTED_TYPE_AS_NONE.at(document, kind=short(kind))
-        return
-    if kind is None:
-        yield _DISTRIBUTED_TYPE_MISSING.at(document, missing="distributed_type")
-    elif kind not in known_types and not sagemaker:
-        guess = nearest(str(kind), known_types)
-        fix = f"did you mean {guess}?" if guess else f"use one of {', '.join(known_types)}"
-        yield _DISTRIBUTED_TYPE.at(document, kind=short(kind), fix=fix)
-    elif kind != "DEEPSPEED" and value.get("deepspeed_config"):
-        yield _DEEPSPEED_UNUSED.at(document, kind=kind)
-    if kind == "DEEPSPEED" and value.get("fsdp_config"):
-        yield _FSDP_UNUSED.at(document)
-
-
 _FLAGS = ("use_cpu", "debug", "same_network", "enable_cpu_affinity")
+_SAGEMAKER = "AMAZON_SAGEMAKER"
