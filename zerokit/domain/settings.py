@@ -160,6 +160,8 @@ BY_OPTION: Mapping[str, Setting] = {row.option: row for row in _ROWS if row.opti
 BY_ARGUMENT: Mapping[str, Setting] = {row.trainer: row for row in reversed(_ROWS) if row.trainer}
 """Field of TrainingArguments -> what it sets; of the precision ``bf16`` and ``fp16`` each say a half."""
 BY_CALL: Mapping[tuple[str, str], Setting] = {call: row for row in _ROWS for call in row.accelerate}
+PLUGINS_OWN = {keyword: row for (call, keyword), row in BY_CALL.items() if call == "DeepSpeedPlugin"}
+"""Keyword of Accelerate's DeepSpeedPlugin, which is a key of ``deepspeed_config`` in its YAML, too."""
 
 
 def value_at(config: Any, path: str) -> Any:

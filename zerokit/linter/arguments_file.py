@@ -222,7 +222,7 @@ def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
     for word in map(str, words):
         if word.lower() not in _WORDS:
             guess = nearest(word, _WORDS)
-            fix = f"did you mean {guess!r}?" if guess else f"use {', '.join(_WORDS)}"
+            fix = f"did you mean {guess}?" if guess else f"use {', '.join(_WORDS)}"
             yield _FSDP_OPTION.at(document, source=_source(), word=word, fix=fix)
         elif word.upper() in _FSDP_1 and version == "2":
             yield _FSDP_1_OPTION.at(document, source=_source(), word=word)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from zerokit import planner
 from zerokit.commands import command_text
+from zerokit.domain.settings import PLUGINS_OWN
 from zerokit.domain.unmodelled import unmodelled_keys
 from zerokit.errors import FileInputError, InputError, NothingFits
 from zerokit.fields import Say, as_options, plain, silent
@@ -152,12 +153,13 @@ def whether_accelerate_fits(
         return Fit(fits=None, severity=None, marked=f"it does not use DeepSpeed: {rehearsal_of(value)}")
     if block.get("deepspeed_config_file"):
         return None  # checked as a file of its own
-    stage = block.get("zero_stage", _ACCELERATE_STAGE)
-    strategy = {"zero": stage, "gradient_accumulation": block.get("gradient_accumulation_steps", 1)}
-    if stage in (1, 2, 3):
-        strategy["offload_optimizer"] = block.get("offload_optimizer_device", "none")
-    if stage == 3:
-        strategy["offload_param"] = block.get("offload_param_device", "none")
+    strategy = {
+        row.argument: block.get(keyword, row.left_out or _ACCELERATE_STAGE)
+        for keyword, row in PLUGINS_OWN.items()
+    }
+    for name, stages in (("offload_optimizer", (1, 2, 3)), ("offload_param", (3,))):
+        if strategy["zero"] not in stages:
+            del strategy[name]
     # DeepSpeed runs in fp32 where it is no or absent, and beside fp8 in bf16 (accelerate 1.15,
     # utils/dataclasses.py, set_mixed_precision)
     precision = value.get("mixed_precision")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.domain.settings import value_at
+from zerokit.domain.settings import PLUGINS_OWN, value_at
 from zerokit.linter.accelerate.keys import (
     LAUNCH,
     PARALLELISM_PREFIX,
@@ -22,11 +22,8 @@ from zerokit.strictload import Document, Path
 from zerokit.suggest import nearest
 
 _REFUSED_BESIDE_CONFIG_FILE: Mapping[str, str] = {
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    **{keyword: row.deepspeed for keyword, row in PLUGINS_OWN.items()},
     "gradient_clipping": "gradient_clipping",
-    "zero_stage": "zero_optimization.stage",
-    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
-    "offload_param_device": "zero_optimization.offload_param.device",
     "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
     "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
     "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, DeepSpeedSettings, from_config
+from zerokit.domain.settings import value_at
 from zerokit.linter.deepspeed.autos import lint_autos, stops_initialize
 from zerokit.linter.deepspeed.clipping import lint_accumulation, lint_clipping
 from zerokit.linter.deepspeed.keylist import lint_keys, wrapper
@@ -146,8 +147,7 @@ def _is_kind(value: object, entry: Mapping[str, Any], *, is_block: bool) -> bool
 
 def degree(raw: Mapping[str, Any]) -> int:
     """Tensor-parallel degree of a file; 1 when absent or not a number."""
-    block = raw.get("tensor_parallel")
-    size = block.get("autotp_size") if isinstance(block, Mapping) else None
+    size = value_at(raw, "tensor_parallel.autotp_size")
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 1 else 1
 
 

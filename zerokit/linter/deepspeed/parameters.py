@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from zerokit.domain.settings import value_at
 from zerokit.linter.deepspeed.tables import homes_in, key_list, version
 from zerokit.linter.deepspeed.values import (
     can_stand,
@@ -144,13 +145,10 @@ def built_for(config: Mapping[str, Any]) -> str:
 
     ``DeepSpeedEngine.get_optimizer_configuration``, runtime/engine.py.
     """
-    optimizer = config.get("optimizer")
-    parameters = optimizer.get("params") if isinstance(optimizer, Mapping) else None
+    parameters = value_at(config, "optimizer.params")
     if isinstance(parameters, Mapping) and parameters.get("torch_adam"):
         return "torch"
-    zero = config.get("zero_optimization")
-    offload = zero.get("offload_optimizer") if isinstance(zero, Mapping) else None
-    device = offload.get("device") if isinstance(offload, Mapping) else None
+    device = value_at(config, "zero_optimization.offload_optimizer.device")
     return "cpu" if device in ("cpu", "nvme") else "gpu"
 
 
