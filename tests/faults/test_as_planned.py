@@ -11,7 +11,7 @@ from tests.faults.conftest import Run
 from tests.support.packages import needs
 from tests.support.plans import write_plan
 from tests.support.ranks import write_script
-from zerokit.launcher.verdict.as_planned import unlike_plan
+from zerokit.report.what_ran import unlike_plan
 
 needs("deepspeed")
 LOOP = """

@@ -392,17 +392,16 @@ class _Session:
 
 def build_report(launch: Launch, ended: Ended) -> RunReport:
     """The report of a run that is over."""
-    from zerokit.launcher.predict_again import feeds_more_rows, predict_again
     from zerokit.launcher.verdict import report
 
     evidence = ended.evidence
     evidence.problems = [*launch.problems, *evidence.problems]
-    pairs = feeds_more_rows(launch.style, [log.last("engine") for log in evidence.logs.values()])
+    engines = [log.last("engine") for log in evidence.logs.values()]
     built = report.build_report(
         evidence,
         verdict=ended.verdict,
         plan=launch.plan,
-        predict_again=None if pairs else predict_again,  # its loss is none that an estimate knows
+        predict_again=replan.predictor(launch.style, engines),
         elapsed_seconds=ended.elapsed_seconds,
     )
     more: dict[str, object] = {}

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from zerokit.launcher.backends import LaunchCommand
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
-from zerokit.launcher.verdict.as_planned import PlanCheck
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import RehearsedRun, RunReport
 
@@ -66,7 +65,7 @@ class Launch:
     @property
     def problems(self) -> list[str]:
         """What was wrong with it from the start, for its report."""
-        untold = self.why_no_training is not None and self.plan_check is None  # which says it otherwise
+        untold = self.why_no_training is not None and self.config is None  # else its verdict says it
         more = [f"as far as its source tells, nothing was trained: {self.why_no_training}"] if untold else []
         return [*self.placement.problems, *more]
 
@@ -74,18 +73,6 @@ class Launch:
     def expected_ranks(self) -> int:
         """How many ranks it has, on all machines together."""
         return self.placement.ranks
-
-    @property
-    def plan_check(self) -> PlanCheck | None:
-        """What a run that ends well is held to; None where it was given no configuration."""
-        if self.config is None:
-            return None
-        return PlanCheck(
-            plan=None if self.options.accept_mismatch else self.held_to,
-            style=self.style,
-            why_no_training=self.why_no_training,
-            is_accepted=self.options.accept_mismatch,
-        )
 
     @property
     def rehearsal(self) -> str:

@@ -20,8 +20,8 @@ from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher import adapt_config
-from zerokit.launcher.predict_again import predict_again
 from zerokit.launcher.rehearsed_plan import Agreement, PlannedCommand, script_words
+from zerokit.launcher.replan import predict_again
 from zerokit.linter.finding import Finding
 from zerokit.linter.suppress import settings_beside
 from zerokit.machine.versions import deepspeed_note

@@ -18,7 +18,6 @@ from zerokit.fields import as_options
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.rehearsed_plan import script_words
 from zerokit.launcher.secrets import Secrets
-from zerokit.launcher.verdict.as_planned import unlike_plan
 from zerokit.messages import listed
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.ranks import rehearse
@@ -26,7 +25,7 @@ from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import RehearsedRun, RunReport
-from zerokit.report.what_ran import differences, of_code, options_to_plan, unlike_rehearsal
+from zerokit.report.what_ran import differences, of_code, options_to_plan, unlike_plan, unlike_rehearsal
 from zerokit.report.words import why_bare
 from zerokit.script.entry_points import Target
 from zerokit.units import format_gib

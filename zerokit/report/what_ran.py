@@ -11,9 +11,10 @@ from typing import Any
 from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.job import PACKED_LORA, Job, Lora
-from zerokit.domain.settings import SETTINGS, Setting, Stated, compare, is_equal
+from zerokit.domain.settings import BY_OPTION, SETTINGS, Setting, Stated, compare, is_equal
 from zerokit.domain.trainers import TRAINERS, Trainer
 from zerokit.errors import InputError
+from zerokit.report.measured import had_engine
 from zerokit.units import counted, parse_count
 
 Facts = Mapping[str, Any]
@@ -86,6 +87,41 @@ def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
             for difference in (*own_differences, *_of_steps(chosen, rank)):
                 by_what.setdefault(difference.what, difference)
     return list(by_what.values())
+
+
+def unlike_plan(plan: Mapping[str, Any], style: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where the ranks (of ``report.json``) did something else than the plan (``request`` and ``chosen``)
+    decided, one sentence each.
+
+    A Trainer feeds what its arguments say, but a row may be half of a pair (DPO), so its batch is what they
+    say when it begins to train, else what it told its engine. What belongs to the job (length, model,
+    adapters) is the report's matter alone.
+    """
+    if style == "trainer":
+        ranks = [{**rank, "engine": _without_rows(rank.get("engine"))} for rank in ranks]
+    return [
+        one.text
+        for one in differences(plan, ranks)
+        if (row := BY_OPTION.get(one.option or "")) is not None and row.decides_run
+    ]
+
+
+def _without_rows(engine: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if engine is None:
+        return None
+    fed = engine.get("loader_rows") or engine.get("micro_batch")
+    return {**engine, "batch_rows": None, "batch_columns": None, "micro_batch": fed}
+
+
+def no_engine(ranks: Iterable[Mapping[str, Any]]) -> str | None:
+    """What to say where no rank made a DeepSpeed engine, though a configuration was given."""
+    if any(had_engine(rank) for rank in ranks):
+        return None
+    return (
+        "no DeepSpeed engine came up: the script ran without the configuration that it was given; look for "
+        "an option of the script that turns DeepSpeed on, say how it takes it (--style raw, accelerate or "
+        "trainer), or measure it as it is with --no-plan"
+    )
 
 
 def chosen_as_ran(chosen: Facts, differing: Sequence[Difference]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 import zerokit
 from zerokit.domain.job import Lora
 from zerokit.emit import plan_file
-from zerokit.launcher.predict_again import feeds_more_rows, predict_again
+from zerokit.launcher.replan import predict_again, predictor
 from zerokit.report.what_ran import Difference
 
 JOB = {
@@ -107,6 +107,7 @@ def test_a_broken_plan_is_not_predicted() -> None:
 
 def test_only_a_trainer_is_known_to_feed_more_rows_than_its_batch() -> None:
     pairs = [None, {"micro_batch": 2, "batch_rows": 4}]
-    assert feeds_more_rows("trainer", pairs) and not feeds_more_rows("raw", pairs)
-    assert not feeds_more_rows("trainer", [{"micro_batch": 2, "batch_rows": 2}, {"batch_rows": 4}])
-    assert not feeds_more_rows("trainer", [{"micro_batch": 2, "batch_rows": 1, "batch_columns": 4096}])
+    assert predictor("trainer", pairs) is None and predictor("raw", pairs) is not None
+    assert predictor("trainer", [{"micro_batch": 2, "batch_rows": 2}, {"batch_rows": 4}]) is not None
+    row = {"micro_batch": 2, "batch_rows": 1, "batch_columns": 4096}
+    assert predictor("trainer", [row]) is not None

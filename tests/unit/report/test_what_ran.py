@@ -15,8 +15,7 @@ from tests.support import reports
 from tests.support.run_reports import GIB, PLAN, gpu_phase, report_of, shown, write_rank
 from zerokit import cli
 from zerokit.domain.job import PACKED_LORA, Lora
-from zerokit.launcher.predict_again import predict_again
-from zerokit.launcher.verdict.as_planned import PlanCheck
+from zerokit.launcher.replan import predict_again
 from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html
 from zerokit.report.predicted import PredictedAgain
@@ -369,7 +368,7 @@ def test_a_run_that_was_not_as_planned_says_what_to_do(tmp_path, capsys, monkeyp
     """Each difference once below the table, and the command that plans for what ran, which works as it is."""
     run(tmp_path, batch_rows=8)
     plan = {"chosen": CHOSEN, "request": REQUEST, "folder": "my plan"}
-    report = reports.report_of(tmp_path, 2, plan=plan, plan_check=PlanCheck(plan=plan, style="raw"))
+    report = reports.report_of(tmp_path, 2, plan=plan, held_to=plan, style="raw")
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/a run")
     zerokit.plan(params="7b", gpus=2, gpu="h200", seq_len=1024, method="lora", global_batch=16).write(folder)
@@ -397,8 +396,8 @@ def test_a_run_without_an_engine_is_compared_with_nothing(tmp_path, on_gpu):
     for rank in range(2):
         load = {"load": gpu_phase(30 * GIB)}
         write_rank(tmp_path, rank, on_gpu=on_gpu, phases=load, steps=0, micro_steps=0)
-    check = PlanCheck(plan={"chosen": CHOSEN, "request": REQUEST}, style="none")
-    report = reports.report_of(tmp_path, 2, plan={"chosen": CHOSEN, "request": REQUEST}, plan_check=check)
+    plan = {"chosen": CHOSEN, "request": REQUEST}
+    report = reports.report_of(tmp_path, 2, plan=plan, held_to=plan, style="none")
     assert (report["outcome"], report["predicted_vs_measured"]) == ("not_as_planned", None)
     text = shown(report)
     assert "no DeepSpeed engine came up: all of the run counts as load" in text

@@ -22,11 +22,15 @@ _LINE_PREFIX = re.compile(r"^\[rank\d+\]:\s*")  # torch's own, of an uncaught ex
 
 def begin(launch: Launch) -> Evidence:
     """What is known of a run that begins."""
+    is_accepted = launch.options.accept_mismatch
     return Evidence(
         expected_ranks=launch.expected_ranks,
         host=launch.host,
         stop_ordered=launch.options.stop_after_steps is not None,
-        plan_check=launch.plan_check,
+        style=None if launch.config is None else launch.style,
+        held_to=None if is_accepted else launch.held_to,
+        why_no_training=launch.why_no_training,
+        is_accepted=launch.config is not None and is_accepted,
         oom_kills=-oom_kills(),  # those before are none of the run's
     )
 

@@ -32,9 +32,9 @@ from zerokit.launcher.supervisor.observed import Ended, begin, conclude
 from zerokit.launcher.supervisor.output import PipeReader, Terminal
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.verdict import verdict
-from zerokit.launcher.verdict.as_planned import FirstSteps
 from zerokit.launcher.verdict.evidence import RankExit
 from zerokit.launcher.verdict.verdict import launcher_status
+from zerokit.report.what_ran import unlike_plan
 from zerokit.temporary import temporary_folder
 from zerokit.units import counted, format_seconds
 
@@ -67,6 +67,7 @@ ERROR_EXIT_SECONDS = 10.0  # for a rank to end after an exception that nobody ca
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks on this machine: a script saves on them
 _POLL_SECONDS = 0.5
+_FEWEST_STEPS = 2  # before a run is held to its plan: a first step may be odd
 _FIRST_POLL_SECONDS = 0.1  # until all ranks are heard: a file that is removed before it is open is lost
 
 
@@ -99,7 +100,6 @@ class Supervisor:
         self.signals: list[int] = []
         self._warned: set[str] = set()
         self._next_poll = time.monotonic()
-        self.first_steps = FirstSteps(launch.held_to, launch.style, launch.expected_ranks)
         self._plain_status = PlainStatus()
 
     # ---- the whole
@@ -324,11 +324,11 @@ class Supervisor:
                 self._on_remote_end(rank, record)
             elif record["type"] == "engine" and self.launch.expected_ranks > 1:
                 for text in verdict.warnings_of(record):
-                    if text not in self._warned:
-                        self._warned.add(text)
-                        self.terminal.say(f"warning: {text}")
-        for text in self.first_steps.news(self.progress.engine_and_steps()):
-            self.terminal.say(f"warning: not as planned: {text}")
+                    self._warn(text)
+        ran, held_to = self.progress.engine_and_steps(), self.launch.held_to
+        if held_to is not None and ran["engine"] is not None and ran["steps"] >= _FEWEST_STEPS:
+            for text in unlike_plan(held_to, self.launch.style, [ran] * self.launch.expected_ranks):
+                self._warn(f"not as planned: {text}")  # while there is time to act
         if self.inquiry.open and self.inquiry.done(self._living()):
             cause = self.seen.cause = self.inquiry.explain()
             if cause is not None:
@@ -347,6 +347,12 @@ class Supervisor:
             if (word := self.progress.word(self._living())) is not None:
                 self.terminal.say(word)
             self._show_status(now)
+
+    def _warn(self, text: str) -> None:
+        """Say it once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.terminal.say(f"warning: {text}")
 
     def _wake_stopped(self) -> None:
         """A guard that somebody stopped, or a launcher when its ranks have ended, would be waited for without

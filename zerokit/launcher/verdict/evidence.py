@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from zerokit.files import open_regular
 from zerokit.launcher.rank_file import RankLog, Record, find_rank_files, rank_file, read_rank_file
 from zerokit.launcher.run_folder import LOGS_FOLDER
-from zerokit.launcher.verdict.as_planned import PlanCheck
 from zerokit.report.schema import Hang, signal_name
+from zerokit.report.what_ran import no_engine, unlike_plan
 
 _MOST_BAD_LINES = 100
 _LAST_WORDS_BYTES = 4096
@@ -77,6 +78,10 @@ class Evidence:
         stopped_at, killed_at: when zerokit began to end the ranks, and to kill them.
         oom_kills: how many processes the kernel's OOM-killer ended during the run.
         stop_ordered: whether the run was given a step limit; None where nobody knows.
+        style: how the script takes the configuration that it was given; None where it was given none.
+        held_to: a plan's ``request`` and ``chosen``; None where there is no plan, or another run than the
+            plan's ``is_accepted``.
+        why_no_training: what the script's arguments lack to train, if that is known.
         cause: why it hung, or broke.
         survivors: processes that could not be killed.
     """
@@ -96,7 +101,10 @@ class Evidence:
     killed_at: float | None = None
     oom_kills: int = 0
     stop_ordered: bool | None = None
-    plan_check: PlanCheck | None = None
+    style: str | None = None
+    held_to: Mapping[str, Any] | None = None
+    why_no_training: str | None = None
+    is_accepted: bool = False
     cause: Hang | None = None
     survivors: Sequence[int] = ()
 
@@ -118,6 +126,18 @@ class Evidence:
         if exit_.signal == signals.SIGKILL:
             return self.killed_at is None or exit_.at >= self.killed_at
         return exit_.signal != signals.SIGABRT and exit_.signal not in CRASH_SIGNALS
+
+    def differences(self) -> tuple[str, ...]:
+        """Where a run that ended well did something else than it was configured for, one sentence each."""
+        if self.style is None:
+            return ()
+        ranks = [_engine_facts(log) for _, log in sorted(self.logs.items())]
+        missing = no_engine(ranks)
+        if missing is not None and self.why_no_training is not None:
+            return (f"no training step was seen: {self.why_no_training}",)
+        if missing is not None:
+            return (missing,)
+        return () if self.held_to is None else tuple(unlike_plan(self.held_to, self.style, ranks))
 
     def stop(self, grace_seconds: float) -> None:
         """Note that the ranks are told to end now, and killed after the grace."""
@@ -153,6 +173,18 @@ class Evidence:
                     f"{path.name} is gone: removed during the run; what was read of it before is used"
                 )
         self.logs, self.problems, self.last_words = logs, problems, _last_words(run_dir, logs)
+
+
+def _engine_facts(log: RankLog) -> dict[str, Any]:
+    record = log.last("end", "tick") or {}
+    return {
+        "engine": log.last("engine"),
+        "steps": record.get("steps") or 0,
+        "steps_counted_by": record.get("steps_counted_by"),
+        "micro_steps": record.get("micro_steps") or 0,
+        "most_micro_steps": record.get("most_micro_steps") or 0,
+        "phase_details": record.get("phases") or {},
+    }
 
 
 def _last_words(run_dir: Path, ranks: Iterable[int]) -> dict[int, str]:

@@ -77,8 +77,7 @@ def build_report(
     ]
     warnings += [f"rank {end.rank} left no report" for end in ends if end.rank not in logs]
     as_dicts = _as_dicts(ranks)
-    is_accepted = evidence.plan_check is not None and evidence.plan_check.is_accepted
-    found = training_findings(logs, is_accepted=is_accepted)
+    found = training_findings(logs, is_accepted=evidence.is_accepted)
     texts = [finding.text for finding in found]
     warnings += [*unmeasured_problems(as_dicts), *texts, *left_problems(ends)]
     warnings += verdict.differences

@@ -258,8 +258,7 @@ def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
         return _verdict(Outcome.LAUNCHER_LOST, why, reports_missing=silent)
     if any(end.state is RankState.STOPPED for end in ends):
         return _judge_stopped(evidence, ends)
-    is_accepted = evidence.plan_check is not None and evidence.plan_check.is_accepted
-    found = training_findings(evidence.logs, is_accepted=is_accepted)
+    found = training_findings(evidence.logs, is_accepted=evidence.is_accepted)
     certain = next((finding for finding in found if finding.is_certain), None)
     if certain is not None:
         return _held_to_plan(evidence, _verdict(Outcome.TRAINED_OTHERWISE, certain.text))
@@ -286,7 +285,7 @@ def _judge_stopped(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
 
 def _held_to_plan(evidence: Evidence, verdict: Verdict) -> Verdict:
     """A script that ended well without doing what the plan says is no success."""
-    differences = () if evidence.plan_check is None else evidence.plan_check.differences(evidence.logs)
+    differences = evidence.differences()
     if not differences:
         return verdict
     trained = [verdict.why] if verdict.outcome is Outcome.TRAINED_OTHERWISE else []
