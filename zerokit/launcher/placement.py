@@ -292,12 +292,11 @@ def _check_nodes(hosts: list[cluster.Host], run_dir: Path, *, need_gpus: bool, p
     try:
         if run_dir.is_dir():
             run_folder.write_atomically(token, b"")
-        facts = preflight.check_nodes(
+        return preflight.check_nodes(
             hosts, need_gpus=need_gpus, port=port, token=token if token.exists() else None
         )
     finally:
         token.unlink(missing_ok=True)
-    return tuple(fact.host for fact in facts if not fact.shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import resource
 import shutil
@@ -10,13 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerokit.errors import INSTALL_TRAINING, InputError, NodeUnusable
 from zerokit.launcher.backends import Backend
-from zerokit.launcher.nodes.cluster import Host, ssh_command
+from zerokit.launcher.nodes.cluster import MOST_AT_ONCE, Host, ask, last_words
 from zerokit.machine import supported
 from zerokit.machine.versions import installed
 from zerokit.units import counted
@@ -46,19 +44,6 @@ _PROBE = (
 
 
 _OWN_OPEN_FILES, _OPEN_FILES_OF_RANK = 40, 5  # of a rank: two pipes, two logs, its record
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """What one node answered, or why it did not."""
-
-    host: str
-    python: tuple[int, int] | None = None
-    versions: dict[str, str] | None = None
-    gpus: int = 0
-    port_free: bool = True
-    shared: bool = True  # it sees the run folder's files
-    problem: str | None = None
 
 
 def check_packages(backend: Backend) -> None:
@@ -117,82 +102,60 @@ def check_stage_on_cpu(config: Mapping[str, Any], ranks: int) -> None:
         raise InputError(problem)
 
 
-def ask_node(host: Host, seconds: float, port: int = 0, token: Path | None = None) -> NodeFacts:
-    """Ask one node over ssh, without ever waiting for a password.
-
-    ``port``: is it free there (0: any is)? ``token``: a file of the run folder; is it there?
-    """
-    tokens = [] if token is None else [str(token)]
-    try:
-        done = subprocess.run(
-            ssh_command(host.name, seconds, sys.executable, "-I", "-", str(port), *tokens),
-            input=_PROBE,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return NodeFacts(host=host.name, problem=f"no answer within {seconds:.0f} s")
-    except OSError as error:
-        return NodeFacts(host=host.name, problem=f"ssh: {error.strerror}")
-    except NodeUnusable as error:
-        return NodeFacts(host=host.name, problem=str(error))
-    try:
-        answer = json.loads(done.stdout.strip().splitlines()[-1])
-        major, minor = answer["python"]
-        return NodeFacts(
-            host=host.name,
-            python=(major, minor),
-            versions=dict(answer["versions"]),
-            gpus=int(answer["gpus"]),
-            port_free=bool(answer["port_free"]),
-            shared=bool(answer["shared"]),
-        )
-    except (IndexError, ValueError, KeyError, TypeError):
-        last_line = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return NodeFacts(host=host.name, problem=last_line[:200])
-
-
 def check_nodes(
     hosts: list[Host], *, need_gpus: bool, port: int = 0, token: Path | None = None
-) -> list[NodeFacts]:
-    """Ask all nodes side by side, within ten seconds whatever their number.
+) -> tuple[str, ...]:
+    """Ask all nodes side by side, within ten seconds whatever their number; returns those that do not see
+    ``token``, a file of the run folder.
 
     Raises:
-        NodeUnusable: one does not answer, has other versions than this machine, or too few GPUs; the
-            message lists every such node.
+        NodeUnusable: one does not answer, has other versions than this machine, or too few GPUs, or the first
+            has no free ``port`` (0: any is); the message lists every such node.
     """
     began = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
-        rounds = -(-len(hosts) // 64)
-        facts = list(pool.map(lambda host: ask_node(host, NODES_SECONDS / rounds, port, token), hosts))
-    problems = []
-    for host, fact in zip(hosts, facts, strict=True):
-        problem = fact.problem or _differences(host, fact, need_gpus=need_gpus)
-        if problem is None and host is hosts[0] and not fact.port_free:
+    rounds = -(-len(hosts) // MOST_AT_ONCE)
+    words = [port, *([] if token is None else [token])]
+    answers = ask([host.name for host in hosts], NODES_SECONDS / rounds, _PROBE, *words)
+    problems, unshared = [], []
+    for host, done in zip(hosts, answers, strict=True):
+        answer: dict[str, Any] = {}
+        if isinstance(done, subprocess.TimeoutExpired):
+            problem: str | None = f"no answer within {done.timeout:.0f} s"
+        elif isinstance(done, OSError):
+            problem = f"ssh: {done.strerror}"
+        elif isinstance(done, Exception):
+            problem = str(done)
+        else:
+            try:
+                answer = json.loads(done.stdout.strip().splitlines()[-1])
+                problem = _differences(host, answer, need_gpus=need_gpus)
+            except (IndexError, ValueError, KeyError, TypeError, AttributeError):
+                problem = last_words(done)
+        if problem is None and host is hosts[0] and not answer["port_free"]:
             problem = f"port {port}, where the ranks are to meet, is in use; choose another ⟨master_port⟩"
         if problem:
             problems.append(f"{host.name} (hostfile line {host.line}): {problem}")
+        elif not answer["shared"]:
+            unshared.append(host.name)
     if problems:
         took = time.monotonic() - began
         raise NodeUnusable(
             f"{len(problems)} of {counted(len(hosts), 'node')} cannot be used (checked in {took:.1f} s):\n  "
             + "\n  ".join(problems)
         )
-    return facts
+    return tuple(unshared)
 
 
-def _differences(host: Host, fact: NodeFacts, *, need_gpus: bool) -> str | None:
-    python = sys.version_info[:2]
-    if fact.python != python:
-        return f"Python {fact.python}, here {python}"
+def _differences(host: Host, answer: Mapping[str, Any], *, need_gpus: bool) -> str | None:
+    python, here = tuple(answer["python"]), sys.version_info[:2]
+    if python != here:
+        return f"Python {python}, here {here}"
     for package in _PACKAGES:
-        local, remote = installed(package), (fact.versions or {}).get(package)
+        local, remote = installed(package), answer["versions"].get(package)
         if local is not None and remote != local:
             return f"{package} {remote or 'is not installed'}, here {local}"
-    if need_gpus and fact.gpus < host.slots:
-        return f"{counted(fact.gpus, 'GPU')}, the hostfile gives it {counted(host.slots, 'slot')}"
+    if need_gpus and answer["gpus"] < host.slots:
+        return f"{counted(answer['gpus'], 'GPU')}, the hostfile gives it {counted(host.slots, 'slot')}"
     return None
 
 

@@ -16,7 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from zerokit.linter.hostfile import Host, load_hostfile
 from zerokit.units import counted
 
 SWEEP_SECONDS = 8.0
+MOST_AT_ONCE = 64
 
 # Runs there; its own environment holds no run folder, so it never finds itself. Prints how many it met.
 _SWEEP = """
@@ -61,6 +63,28 @@ def ssh_command(host: str, seconds: float, *remote: str) -> list[str]:
     return [program, *options, "--", host, *map(quote, remote)]
 
 
+def ask(
+    hosts: Sequence[str], seconds: float, script: str, *words: object
+) -> list[subprocess.CompletedProcess[str] | Exception]:
+    """What a script of Python said on each host, side by side; why it could not be asked there."""
+    remote = (sys.executable, "-I", "-", *map(str, words))
+
+    def one(host: str) -> subprocess.CompletedProcess[str] | Exception:
+        try:
+            return subprocess.run(ssh_command(host, seconds, *remote), input=script, capture_output=True,
+                                  text=True, timeout=seconds, check=False)  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired, NodeUnusable) as error:
+            return error
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=MOST_AT_ONCE) as pool:
+        return list(pool.map(one, hosts))
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line of its errors, or its exit code."""
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:200]
+
+
 def run_id(run_dir: str) -> str:
     """The run folder's path in characters that every shell leaves alone."""
     return hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:32]
@@ -72,19 +96,13 @@ def sweep(hosts: list[str], run_dir: str, number: int, slurm_job: str | None = N
     if slurm_job is not None:
         return _sweep_nodes(slurm_job, hosts, run_dir, number)
 
-    def one(host: str) -> int | None:
-        try:
-            remote = (sys.executable, "-I", "-", run_dir, str(number), run_id(run_dir))
-            done = subprocess.run(ssh_command(host, SWEEP_SECONDS, *remote), input=_SWEEP, text=True,
-                                  capture_output=True, timeout=SWEEP_SECONDS, check=False)  # fmt: skip
-            return int(done.stdout.split()[-1])
-        except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, NodeUnusable):
-            return None
-
-    if not hosts:
-        return {}
-    with concurrent.futures.ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
-        return dict(zip(hosts, pool.map(one, hosts), strict=True))
+    met: dict[str, int | None] = dict.fromkeys(hosts)
+    answers = ask(hosts, SWEEP_SECONDS, _SWEEP, run_dir, number, run_id(run_dir))
+    for host, done in zip(hosts, answers, strict=True):
+        if not isinstance(done, Exception):
+            with suppress(ValueError, IndexError):
+                met[host] = int(done.stdout.split()[-1])
+    return met
 
 
 def _sweep_nodes(job: str, nodes: list[str], run_dir: str, number: int) -> dict[str, int | None]:

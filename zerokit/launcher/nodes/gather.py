@@ -9,7 +9,6 @@ from us can be ended by nobody else. In a shared folder zerokit writes ``alive``
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from zerokit.errors import NodeUnusable
 from zerokit.files import write_whole
-from zerokit.launcher.nodes.cluster import ssh_command, sweep
+from zerokit.launcher.nodes.cluster import ask, last_words, ssh_command, sweep
 from zerokit.launcher.rank.deadman import ALIVE_FILE, BEAT_SECONDS
 
 _CONNECT_SECONDS = 10.0
@@ -95,18 +94,14 @@ def copy_to(hosts: list[str], run_dir: Path, names: list[str]) -> None:
         "    with open(os.path.join(sys.argv[1], name), 'w') as file: file.write(text)\n"
     )
 
-    def one(host: str) -> str | None:
-        command = ssh_command(host, _COPY_SECONDS, sys.executable, "-I", "-", str(run_dir))
-        try:
-            done = subprocess.run(command, input=script, capture_output=True, text=True,
-                                  timeout=_COPY_SECONDS, check=False)  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"{host}: {error}"
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return f"{host}: {last[:200]}" if done.returncode else None
-
-    with concurrent.futures.ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
-        problems = [problem for problem in pool.map(one, hosts) if problem]
+    problems = []
+    for host, done in zip(hosts, ask(hosts, _COPY_SECONDS, script, run_dir), strict=True):
+        if isinstance(done, NodeUnusable):
+            raise done
+        if isinstance(done, Exception):
+            problems.append(f"{host}: {done}")
+        elif done.returncode:
+            problems.append(f"{host}: {last_words(done)}")
     if problems:
         raise NodeUnusable(f"{run_dir} cannot be written on\n  " + "\n  ".join(problems))
 
