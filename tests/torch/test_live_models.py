@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from zerokit.instrument.live_models import live_modules, parameters_beside, resident_tensor_bytes
-from zerokit.launcher.rank.host_memory import HostMemory
+from zerokit.launcher.rank.movement import HostMemory
 
 MIB = 1 << 20
 

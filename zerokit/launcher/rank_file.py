@@ -35,7 +35,7 @@ import re
 import signal
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeGuard
@@ -56,6 +56,9 @@ STACKS_SIGNAL = signal.SIGURG
 of it, and of no use to scripts: SIGUSR1 and SIGUSR2 are theirs (Slurm sends them before a job's end)."""
 
 Record = dict[str, Any]
+TIMELINE_FIELDS = ("uptime_seconds", "phase", "steps", "allocated_bytes", "reserved_bytes",
+                   "device_used_bytes", "host_rss_bytes")  # fmt: skip
+"""Of a point over time: of a ``timeline``, of a report's."""
 
 
 def rank_file_name(rank: int) -> str:
@@ -93,14 +96,16 @@ class RankWriter:
 
     def write(self, record: Record, *, last: bool = False) -> bool:
         """Append one record; with ``last`` nothing can follow it. Says whether it was written whole."""
+        return self._locked(lambda: self._append(_line(record)), last=last)
+
+    def _locked(self, action: Callable[[], bool], *, last: bool = False) -> bool:
         if os.getpid() != self._pid or not self._lock.acquire(timeout=_LOCK_SECONDS):
             return False  # a forked child never writes
         try:
             if self._closed:
                 return False
             self._closed = last
-            line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-            return self._append(line)
+            return action()
         except (OSError, ValueError, TypeError):
             self.failed_writes += 1
             self._close()
@@ -144,20 +149,17 @@ class RankWriter:
 
     def compact(self, records: list[Record]) -> bool:
         """Replace the file by ``records``, whole or not at all. Says whether it did."""
-        if os.getpid() != self._pid or not self._lock.acquire(timeout=_LOCK_SECONDS):
-            return False
-        try:
-            if self._closed:
-                return False
-            lines = [json.dumps(record, separators=(",", ":"), allow_nan=False) for record in records]
-            write_whole(self.path, "".join(line + "\n" for line in lines), durable=False, mode=0o600)
+
+        def replace() -> bool:
+            write_whole(self.path, b"".join(map(_line, records)), durable=False, mode=0o600)
             self._close()
             return True
-        except (OSError, ValueError, TypeError):
-            self.failed_writes += 1
-            return False
-        finally:
-            self._lock.release()
+
+        return self._locked(replace)
+
+
+def _line(record: Record) -> bytes:
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,26 +220,22 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
-_COUNTS = frozenset(
-    re.split(
-        r"\s+",
-        """steps micro_steps most_micro_steps skipped_steps step count progress pid local_rank world_size
-        signal exit_code cuda_device alloc_retries ooms failed_writes first_step last_step bytes
-        growth_bytes asked_bytes
-        allocated_bytes reserved_bytes device_used_bytes device_total_bytes device_free_bytes
-        host_rss_bytes baseline_host_rss_bytes peak_allocated_bytes peak_reserved_bytes
-        peak_device_used_bytes peak_host_rss_bytes""",
-    )
-)
-_NUMBERS = frozenset(re.split(r"\s+", """time uptime_seconds idle_seconds cpu_seconds step_seconds seconds
-    median_step_seconds bytes_per_step"""))  # fmt: skip  # fmt: skip
-_TEXTS = frozenset(
-    re.split(
-        " ",
-        "type phase state host script error traceback memory device device_name name dtype label kind"
-        " gpu_status left_at left_in",
-    )
-)
+_COUNTS = frozenset((
+    "steps", "micro_steps", "most_micro_steps", "skipped_steps", "step", "count", "progress", "pid",
+    "local_rank", "world_size", "signal", "exit_code", "cuda_device", "alloc_retries", "ooms",
+    "failed_writes", "first_step", "last_step", "bytes", "growth_bytes", "asked_bytes",
+    "allocated_bytes", "reserved_bytes", "device_used_bytes", "device_total_bytes", "device_free_bytes",
+    "host_rss_bytes", "baseline_host_rss_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
+    "peak_device_used_bytes", "peak_host_rss_bytes",
+))  # fmt: skip
+_NUMBERS = frozenset((
+    "time", "uptime_seconds", "idle_seconds", "cpu_seconds", "step_seconds", "seconds",
+    "median_step_seconds", "bytes_per_step",
+))  # fmt: skip
+_TEXTS = frozenset((
+    "type", "phase", "state", "host", "script", "error", "traceback", "memory", "device", "device_name",
+    "name", "dtype", "label", "kind", "gpu_status", "left_at", "left_in",
+))  # fmt: skip
 _TABLES = {"phases": dict, "leaks": list, "biggest_blocks": list, "points": list, "fields": list}
 _MOST = 1 << 53  # beyond it a number is damage
 _MOST_BYTES = 1 << 62  # a script with a bug may ask for this many

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from zerokit.report import drawing
 from zerokit.report.drawing import LETTER, bar_form, font_size
+from zerokit.report.measured import thinned
 from zerokit.units import format_gib, format_seconds, shown_unit
 
 if TYPE_CHECKING:
@@ -154,7 +155,10 @@ def over_time(
             canvas.level(level.value, style=level.style, dashed=level.style == "predicted")
         for line in lines:
             canvas.line(
-                thinned(line.points, width), style=line.style, title=line.label, width=1.5 if small else 2
+                thinned(line.points, width),
+                style=line.style,
+                title=line.label,
+                width=1.5 if small else 2,
             )
         for mark in marks:
             canvas.event(min(end, mark.at), style=mark.style, title=mark.title, strong=mark.strong)
@@ -287,12 +291,6 @@ def points(
     ]
     keys = [*legend, *([(limit.style, f"{limit.label}, {format_gib(limit.value, 1)}")] if limit else [])]
     return _figure(caption, paint, summary, axis=shown_unit(top)[1], legend=_legend(keys))
-
-
-def thinned(values: Sequence[Point], most: int) -> list[Point]:
-    """At most ``most`` points, the highest of each stretch, so that no peak is lost."""
-    size = -(-len(values) // most) if values else 1
-    return [max(values[at : at + size], key=lambda point: point[1]) for at in range(0, len(values), size)]
 
 
 def _axes(

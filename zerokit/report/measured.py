@@ -3,6 +3,7 @@ which rank and under which names it is shown."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -214,8 +215,17 @@ def bare_loop_of_plan(chosen: Mapping[str, Any], compared: Mapping[str, Any]) ->
 
 
 AnyRank = TypeVar("AnyRank")
+Point = TypeVar("Point")
 
 
 def worst_rank(ranks: Sequence[AnyRank], peak_bytes: Callable[[AnyRank], int | None]) -> AnyRank:
     """The rank with the highest peak, the first of several alike; one without a figure comes last."""
     return max(ranks, key=lambda rank: peak_bytes(rank) or 0)
+
+
+def thinned(
+    points: Sequence[Point], most: int, height: Callable[[Any], Any] = operator.itemgetter(1)
+) -> list[Point]:
+    """At most ``most`` points, the highest of each stretch, so that no peak is lost."""
+    size = max(1, -(-len(points) // most))
+    return [max(points[at : at + size], key=height) for at in range(0, len(points), size)]

@@ -176,7 +176,7 @@ def memory_over_time(run: RunReport, *, scale: float = 0.0) -> Markup | None:
         if run.gpu_measured else [("host memory (resident)", _HOST, "s0")]
     )  # fmt: skip
     lines = [
-        charts.Line(label=name, points=charts.thinned(points, _MOST_POINTS), style=style)
+        charts.Line(label=name, points=measured.thinned(points, _MOST_POINTS), style=style)
         for name, field, style in fields
         if len(points := _points(rank, field)) > 1
     ]
@@ -215,7 +215,7 @@ def ranks_side_by_side(run: RunReport) -> list[tuple[str, Markup]]:
     small_charts = []
     for rank, points in series:
         line = charts.Line(
-            label=f"rank {rank.rank}", points=charts.thinned(points, _MOST_SMALL_POINTS), style="s0"
+            label=f"rank {rank.rank}", points=measured.thinned(points, _MOST_SMALL_POINTS), style="s0"
         )
         caption = f"rank {rank.rank}: peak {words.size(render.measured(rank))}"
         marks = [mark for mark in own_marks(rank) if mark.style in OF_MEMORY]

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ from zerokit.domain.phases import BEFORE_TRAINING, TRAINING_PHASES
 from zerokit.instrument import engine_facts
 from zerokit.instrument.training_facts import TrainingFacts
 from zerokit.launcher.rank.cuda_memory import CudaMemory, Peaks
-from zerokit.launcher.rank.host_memory import HostMemory
-from zerokit.launcher.rank.movement import Movement
+from zerokit.launcher.rank.movement import HostMemory, Movement
 from zerokit.launcher.rank.phase_record import Identity, PhaseRecord, StepTimes, gpu_account
 from zerokit.launcher.rank.training_watch import TrainingWatch
 from zerokit.launcher.rank.waits import Waits
@@ -77,16 +75,6 @@ _WINDOWS = 8
 _PER_WINDOW = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """Memory left after a step that rose all the while."""
-
-    bytes_per_step: float
-    growth_bytes: int
-    first_step: int
-    last_step: int
-
-
 class GrowthWatch:
     """Watches what is in use after each step, in bounded space.
 
@@ -115,8 +103,8 @@ class GrowthWatch:
             self._points = [(first[0], min(first[1], second[1])) for first, second in pairs]
             self._stride *= 2
 
-    def growth(self) -> Growth | None:
-        """The growth so far, or None where there is none to speak of."""
+    def growth(self) -> Record | None:
+        """The growth so far, as the rank file has it; None where there is none to speak of."""
         size = len(self._points) // _WINDOWS
         if size < _PER_WINDOW:
             return None
@@ -128,32 +116,10 @@ class GrowthWatch:
         late = floors[-1] - floors[_WINDOWS // 2]
         if not rises or total < self.threshold_bytes or late < total / 4:
             return None
-        slope = total / (steps[-1] - steps[0])
-        return Growth(bytes_per_step=slope, growth_bytes=total, first_step=steps[0], last_step=used[-1][0])
-
-
-class LeakWatch:
-    """Growth of the memory of the GPU and of the host over the steps of a run."""
-
-    def __init__(self) -> None:
-        self._gpu = GrowthWatch(GPU_LEAK_BYTES)
-        self._host = GrowthWatch(HOST_LEAK_BYTES)
-
-    def observe(self, steps: int, host_bytes: int, gpu_bytes: int | None) -> None:
-        """What is in use after so many steps; ``gpu_bytes``: None without a GPU."""
-        self._host.observe(steps, host_bytes)
-        if gpu_bytes is not None:
-            self._gpu.observe(steps, gpu_bytes)
-
-    def leaks(self) -> list[Record]:
-        """What grows, as the rank file has it."""
-        watched = (("gpu", self._gpu.growth()), ("host", self._host.growth()))
-        return [
-            {"memory": memory, "bytes_per_step": round(growth.bytes_per_step),
-             "growth_bytes": growth.growth_bytes, "first_step": growth.first_step,
-             "last_step": growth.last_step}
-            for memory, growth in watched if growth is not None
-        ]  # fmt: skip
+        return {
+            "bytes_per_step": round(total / (steps[-1] - steps[0])), "growth_bytes": total,
+            "first_step": steps[0], "last_step": used[-1][0],
+        }  # fmt: skip
 
 
 _MAX_PHASES = 64  # a script that invents a name each step must not fill memory
@@ -191,7 +157,7 @@ class Probe:
         self._lock = threading.RLock()
         self._started = self._phase_began = time.monotonic()
         self._step_times = StepTimes()
-        self._growth = LeakWatch()
+        self._growth = {"gpu": GrowthWatch(GPU_LEAK_BYTES), "host": GrowthWatch(HOST_LEAK_BYTES)}
         self._host_rss_bytes, self._host_mark_bytes = self.host.read()
         self.main_thread = threading.get_ident()  # which trains
         self.movement = Movement(self.main_thread, self.host)
@@ -323,10 +289,10 @@ class Probe:
             self._step_ended = True
 
     def _watch_growth(self) -> None:
-        used: int | None = None
+        self._growth["host"].observe(self.steps, self._host_rss_bytes)
         if self.cuda is not None and self.cuda.devices:
             used = sum(state.allocated_bytes for state in self.cuda.devices.values())
-        self._growth.observe(self.steps, self._host_rss_bytes, used)
+            self._growth["gpu"].observe(self.steps, used)
 
     def sample_host(self) -> None:
         """Between phase changes: charge resident memory to the running phases."""
@@ -432,7 +398,8 @@ class Probe:
                 **self.waits.account(self.phases, self.phase, self._phase_began),
                 "phases": {name: record.account(on_gpu) for name, record in self.phases.items()},
             }  # fmt: skip
-            leaks = self._growth.leaks()
+            grown = {memory: watch.growth() for memory, watch in self._growth.items()}
+        leaks = [{"memory": memory, **growth} for memory, growth in grown.items() if growth is not None]
         if self.steps_counted_by != "engine":
             record["steps_counted_by"] = self.steps_counted_by
         if self.skipped_steps:

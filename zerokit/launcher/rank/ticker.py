@@ -15,15 +15,20 @@ from typing import Any
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.calls import Calls, flight_record
 from zerokit.launcher.rank.probe import Probe
-from zerokit.launcher.rank_file import COMPACT_BYTES, STACKS_SIGNAL, TICK_SECONDS, RankEvents, Record
+from zerokit.launcher.rank_file import (
+    COMPACT_BYTES,
+    STACKS_SIGNAL,
+    TICK_SECONDS,
+    TIMELINE_FIELDS,
+    RankEvents,
+    Record,
+)
 
 _NOW = 0xFF  # in the pipe of the signals' numbers: no signal has it
 _SAMPLE_SECONDS = 0.1  # of host memory on CPU ranks, where it is what is measured
 _TIMELINE_POINTS = 1024
 _ALONE_SECONDS = 5.0  # from SIGTERM to SIGKILL, once zerokit is gone
 _STUCK_SECONDS = 1.0  # how long the training thread gets to run a signal handler
-_TIMELINE_FIELDS = ("uptime_seconds", "phase", "steps", "allocated_bytes", "reserved_bytes",
-                    "device_used_bytes", "host_rss_bytes")  # fmt: skip
 
 
 class MemoryTimeline:
@@ -38,7 +43,7 @@ class MemoryTimeline:
     def add(self, record: Record) -> None:
         """Add what a tick says."""
         self.events.add(record)
-        point = [record.get(name) for name in _TIMELINE_FIELDS]
+        point = [record.get(name) for name in TIMELINE_FIELDS]
         if self._seen % self._every and self.points:
             self.points[-1] = _larger(self.points[-1], point)
         else:
@@ -52,7 +57,7 @@ class MemoryTimeline:
 
     def record(self, rank: int, pid: int) -> Record:
         """Points and events as one record of the rank's file."""
-        return {"type": "timeline", "rank": rank, "pid": pid, "fields": list(_TIMELINE_FIELDS),
+        return {"type": "timeline", "rank": rank, "pid": pid, "fields": list(TIMELINE_FIELDS),
                 "points": self.points, "events": [list(event) for event in self.events.events]}  # fmt: skip
 
 
@@ -107,8 +112,7 @@ class Ticker:
     def forget(self) -> None:
         """In a forked child: signals there are none of ours."""
         with contextlib.suppress(ValueError, OSError):
-            if signal.set_wakeup_fd(-1) not in (self._write_end, -1):
-                pass
+            signal.set_wakeup_fd(-1)
         for end in (self._read_end, self._write_end):
             with contextlib.suppress(OSError):
                 os.close(end)

@@ -36,18 +36,27 @@ class _FirstLosses:
             self.fingerprint = self._digest.hexdigest()[:16]
 
 
-class _Scalar:
-    """A number that may be on a GPU: copied beside the training, and read when it has arrived."""
+class _Series:
+    """Numbers that may be on a GPU: copied beside the training, read when they have arrived. ``seen``: how
+    many; ``same``: how often in a row the last one was the same."""
 
     def __init__(self) -> None:
+        self.seen = self.same = 0
+        self.last: float | None = None
         self._copy: Any = None
         self._arrived: Any = None
 
-    def read(self, value: Any) -> float | None:
-        """The newest number that is here; None where none has arrived since the last call.
+    def see(self, value: Any) -> float | None:
+        """The newest number that is here; None where none has arrived since the last call."""
+        number = self._read(value)
+        if number is not None:
+            self.seen += 1
+            self.same = self.same + 1 if number == self.last else 1
+            self.last = number
+        return number
 
-        A value that comes while another is under way is not looked at.
-        """
+    def _read(self, value: Any) -> float | None:
+        """A value that comes while another is under way is not looked at."""
         if not hasattr(value, "is_cuda"):
             return float(value)
         if not value.is_cuda:
@@ -75,19 +84,12 @@ _SOME = 256
 class TrainingWatch:
     """How often in a row the loss was the same or no number, and the gradients nothing, out of how many.
 
-    ``losses``, ``norms``, ``rates``, ``weights``: what was seen of each; ``zero_rates``: steps whose learning
-    rate was 0.
+    ``zero_rates``: steps whose learning rate was 0, of ``rates``.
     """
 
     def __init__(self) -> None:
-        self._loss, self._norm, self._weights = _Scalar(), _Scalar(), _Scalar()
-        self._last: float | None = None
-        self._last_norm: float | None = None
-        self._last_weights: float | None = None
-        self.losses = self.same = self.not_finite = 0
-        self.norms = self.same_norms = self.zero_gradients = 0
-        self.rates = self.zero_rates = 0
-        self.weights = self.same_weights = 0
+        self._loss, self._norm, self._weights = _Series(), _Series(), _Series()
+        self.not_finite = self.zero_gradients = self.rates = self.zero_rates = 0
         self.most_norm = 0.0
         self._first = _FirstLosses()
         self._data_parallel = 0
@@ -118,26 +120,21 @@ class TrainingWatch:
 
     def see_loss(self, loss: Any) -> None:
         """A loss, of one element, that a backward pass begins with."""
-        number = self._loss.read(loss) if loss.numel() == 1 else None
+        number = self._loss.see(loss) if loss.numel() == 1 else None
         if number is None:
             return
         finite = math.isfinite(number)
-        self.losses += 1
         self.not_finite = 0 if finite else self.not_finite + 1
-        self.same = self.same + 1 if finite and number == self._last else int(finite)
-        self._last = number
+        self._loss.same *= finite
         if finite:
             self._first.add(number)
 
     def see_gradient_norm(self, norm: Any) -> None:
         """DeepSpeed's norm of all gradients; a plain 0.0 is what it has before it has computed one."""
-        number = self._norm.read(norm) if hasattr(norm, "is_cuda") else None
+        number = self._norm.see(norm) if hasattr(norm, "is_cuda") else None
         if number is None:
             return
-        self.norms += 1
         self.zero_gradients = self.zero_gradients + 1 if number == 0 else 0
-        self.same_norms = self.same_norms + 1 if number == self._last_norm else 1
-        self._last_norm = number
         if math.isfinite(number):
             self.most_norm = max(self.most_norm, number)
 
@@ -148,12 +145,7 @@ class TrainingWatch:
         if not trained or any(str(parameter.dtype) != "torch.float32" for parameter in trained):
             return
         some = [parameter.detach().reshape(-1)[:_SOME].sum() for parameter in (*trained[:3], *trained[-3:])]
-        number = self._weights.read(sum(some))
-        if number is None:
-            return
-        self.weights += 1
-        self.same_weights = self.same_weights + 1 if number == self._last_weights else 1
-        self._last_weights = number
+        self._weights.see(sum(some))
 
     def see_rates(self, rates: Any) -> None:
         """The learning rates, one for each group of parameters, with which a step is made."""
@@ -163,12 +155,16 @@ class TrainingWatch:
 
     def account(self) -> Record:
         """For a tick; empty before the first loss."""
-        if self._last is None:
+        losses, norms, weights = self._loss, self._norm, self._weights
+        if losses.last is None:
             return {}
-        loss = self._last if math.isfinite(self._last) else None
-        counts = ("losses", "same", "not_finite", "norms", "same_norms", "zero_gradients", "most_norm",
-                  "rates", "zero_rates", "weights", "same_weights")  # fmt: skip
-        facts: Record = {"loss": loss, **{name: getattr(self, name) for name in counts}}
+        facts: Record = {
+            "loss": losses.last if math.isfinite(losses.last) else None,
+            "losses": losses.seen, "same": losses.same, "not_finite": self.not_finite,
+            "norms": norms.seen, "same_norms": norms.same, "zero_gradients": self.zero_gradients,
+            "most_norm": self.most_norm, "rates": self.rates, "zero_rates": self.zero_rates,
+            "weights": weights.seen, "same_weights": weights.same,
+        }  # fmt: skip
         if self._first.fingerprint is not None:
             facts |= {"first_losses": self._first.fingerprint, "data_parallel": self._data_parallel}
         return {"learning": facts}

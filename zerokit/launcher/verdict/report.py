@@ -12,13 +12,13 @@ from typing import Any
 from zerokit import __version__
 from zerokit.errors import ReportNotWritten
 from zerokit.files import write_whole
-from zerokit.launcher.rank_file import RankEvents, RankLog, Record, rank_file_name
+from zerokit.launcher.rank_file import TIMELINE_FIELDS, RankEvents, RankLog, Record, rank_file_name
 from zerokit.launcher.run_folder import REPORT_FILE, REPORT_PAGE
 from zerokit.launcher.verdict.evidence import Evidence
 from zerokit.launcher.verdict.rank_end import RankEnd, left_problems
 from zerokit.launcher.verdict.verdict import Verdict, judge, training_findings
 from zerokit.machine.detect import catalogue_name
-from zerokit.report.measured import on_gpu, peak_phase, unmeasured_problems, why_not_measured
+from zerokit.report.measured import on_gpu, peak_phase, thinned, unmeasured_problems, why_not_measured
 from zerokit.report.oom_advice import share_that_fits, ways_to_need_less
 from zerokit.report.predicted import (
     PredictAgain,
@@ -45,8 +45,6 @@ MOST_RANKS = 1 << 20  # more than any run has: a greater number in a file is dam
 _TIMELINE_POINTS = 4096  # over all ranks of one report
 _FEWEST_POINTS = 32
 _LIVE_SECONDS = 10.0
-_TIMELINE_FIELDS = ("uptime_seconds", "phase", "steps", "allocated_bytes", "reserved_bytes",
-                    "device_used_bytes", "host_rss_bytes")  # fmt: skip
 
 
 def build_report(
@@ -279,7 +277,7 @@ def _rank_report(end: RankEnd, log: RankLog | None, plan: Mapping[str, Any] | No
         "restarts": max(0, len(set(log.writers())) - 1) if log else 0,
         "notes": [note for note in log.life() if note["type"] == "note"][:50] if log else [],
         "timeline": _timeline(log, points) if log else [],
-        "timeline_fields": list(_TIMELINE_FIELDS),
+        "timeline_fields": list(TIMELINE_FIELDS),
         "events": _events(log) if log else [],
         "started_at": start.get("time"),
     }
@@ -292,15 +290,20 @@ def _facts(log: RankLog | None, type_: str) -> Record | None:
 
 
 def _timeline(log: RankLog, most: int) -> list[list[Any]]:
+    """At most so many points, the fullest of each stretch, so that no peak is lost."""
     points: list[list[Any]] = []
     for record in log.life():
-        if record["type"] == "timeline" and record.get("fields") == list(_TIMELINE_FIELDS):
-            recorded = record.get("points")
-            points = [p for p in recorded if isinstance(p, list) and len(p) == len(_TIMELINE_FIELDS)] if (
-                isinstance(recorded, list)) else []  # fmt: skip
+        if record["type"] == "timeline" and record.get("fields") == list(TIMELINE_FIELDS):
+            kept = record.get("points")
+            points = [p for p in kept or () if isinstance(p, list) and len(p) == len(TIMELINE_FIELDS)]
         elif record["type"] in ("tick", "end"):
-            points.append([record.get(name) for name in _TIMELINE_FIELDS])
-    return _thin(points, most)
+            points.append([record.get(name) for name in TIMELINE_FIELDS])
+
+    def fullness(point: list[Any]) -> int:
+        value = point[3] if point[3] is not None else point[6]
+        return value if isinstance(value, int) else 0
+
+    return thinned(points, most, fullness)
 
 
 def _events(log: RankLog) -> list[Record]:
@@ -311,19 +314,6 @@ def _events(log: RankLog) -> list[Record]:
         elif record["type"] in ("tick", "end"):
             events.add(record)
     return [{"at": event.at, "what": event.kind, "times": event.times} for event in events.events]
-
-
-def _thin(points: list[list[Any]], most: int) -> list[list[Any]]:
-    """At most ``most`` points, the fullest of each stretch, so that no peak is lost."""
-    if len(points) <= most:
-        return points
-    size = -(-len(points) // most)
-
-    def fullness(point: list[Any]) -> int:
-        value = point[3] if point[3] is not None else point[6]
-        return value if isinstance(value, int) else 0
-
-    return [max(points[i : i + size], key=fullness) for i in range(0, len(points), size)]
 
 
 def _first_failure(first: RankEnd, rank: RankReport) -> Record:

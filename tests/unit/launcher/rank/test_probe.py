@@ -20,7 +20,7 @@ def test_a_leak_is_found_with_its_rate(steps):
     noisy = [100 * MIB + step * MIB + (step % 7) * 3 * MIB for step in range(steps)]
     found = watch(noisy)
     assert found is not None
-    assert found.bytes_per_step == pytest.approx(MIB, rel=0.1)
+    assert found["bytes_per_step"] == pytest.approx(MIB, rel=0.1)
 
 
 @pytest.mark.parametrize(
