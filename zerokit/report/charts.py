@@ -16,7 +16,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from zerokit.report import drawing
-from zerokit.report.drawing import LETTER, bar_form, font_size
+from zerokit.report.drawing import WIDE, font_size
 from zerokit.report.measured import thinned
 from zerokit.units import format_gib, format_seconds, shown_unit
 
@@ -28,6 +28,8 @@ Paint = Callable[[int], drawing.Canvas]  # a drawing of a width
 WIDTHS = (360, 560, 900)  # pixels; page.css.j2 chooses by the width that the figure has
 _SMALL_WIDTHS = (160,)
 _ROOM = 1.08  # above the highest value
+_LETTER, _LONGEST_NAME = 8.0, 16  # pixels of a letter on the average, at most; letters of a bar's name
+_BARS_APART = 8  # pixels, from one pair to the next, beside what each bar takes
 ABOVE_LIMIT = 4 / 3  # how far a chart with a limit reaches
 _FLAG_APART = 19  # pixels, from one flag to the next
 _TIME_UNITS = (
@@ -55,6 +57,10 @@ class Level:
     label: str
     value: float
     style: str
+
+    def key(self, shown_as: Callable[[float], str] = lambda value: format_gib(value, 1)) -> tuple[str, str]:
+        """For a legend: the style, and the label with the value."""
+        return self.style, f"{self.label}, {shown_as(self.value)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +156,7 @@ def over_time(
         rows = drawing.flag_rows([min(1.0, mark.at / end) for mark in flagged], _FLAG_APART / (width - 60))
         canvas = _axes(width, (end, top), above=drawing.flags_height(rows), small=small)
         for span in spans:
-            canvas.span(span.start, span.end, style=span.style, title=span.label)
+            canvas.area(span.start, span.end, 0, top, style=span.style, title=span.label, layer=0.2)
         for level in in_view:
             canvas.level(level.value, style=level.style, dashed=level.style == "predicted")
         for line in lines:
@@ -181,7 +187,7 @@ def over_time(
     summary += [f"{label}, {number} marked" for (_, _, label), number in kinds.items()]
     return _figure(
         caption, paint, summary, axis="" if small else shown_unit(top)[1], small=small,
-        legend=_legend(legend, () if small else list(kinds)),
+        legend=legend, flags=() if small else list(kinds),
     )  # fmt: skip
 
 
@@ -202,9 +208,9 @@ def areas(caption: str, stacks: Sequence[StackedArea], *, end: float, level: Lev
         return canvas
 
     legend = list(dict.fromkeys((style, label) for stack in stacks for label, _, style in stack.parts))
-    legend += [(level.style, f"{level.label}, {format_gib(level.value, 1)}")] if level else []
+    legend += [level.key()] if level else []
     summary = [f"up to {format_gib(max(heights, default=0.0), 1)}", *(label for _, label in legend)]
-    return _figure(caption, paint, summary, axis=shown_unit(top)[1], legend=_legend(legend))
+    return _figure(caption, paint, summary, axis=shown_unit(top)[1], legend=legend)
 
 
 def bars(
@@ -221,16 +227,19 @@ def bars(
     paired = any(not row.label for row in rows)
 
     def paint(width: int) -> drawing.Canvas:
-        form = bar_form(width, [row.label for row in rows], words)
+        beside = width >= WIDE  # in narrower drawings, the words of a bar are above it
+        left, right, pitch, thickness, below = 0.0, 2.0, 42, 18, 0.0
+        if beside:
+            left = _LETTER * min(_LONGEST_NAME, max(len(row.label) for row in rows)) + 16
+            right, pitch, thickness, below = _LETTER * max(map(len, words)) + 16, 27, 20, 3.5
         starts = [
             sum(bool(row.label) for row in rows[: at + 1]) - 1 if paired else 0 for at in range(len(rows))
         ]
-        height = form.pitch * len(rows) + form.apart * starts[-1]
-        margins = drawing.Margins(left=form.left, right=form.right, top=4, bottom=4)
-        canvas = drawing.Canvas(width, height + 8, margins, (top, height), form.font_size)
+        height = pitch * len(rows) + _BARS_APART * starts[-1]
+        canvas = drawing.Canvas(width, height + 8, (left, right, 4, 4), (top, height), font_size(width))
         for number, row in enumerate(rows):
-            bottom = height - form.pitch * (number + 1) - form.apart * starts[number] + form.below
-            above = bottom + form.thickness
+            bottom = height - pitch * (number + 1) - _BARS_APART * starts[number] + below
+            above = bottom + thickness
             canvas.area(0, top, bottom, above, style="shade", layer=0.5)
             start = 0.0
             for label, size, style in row.parts:
@@ -238,15 +247,18 @@ def bars(
                 canvas.area(start, start + size, bottom, above, style=style, title=title)
                 start += size
             if limit:
-                left = limit.value - 3 * top / canvas.plot_width
-                canvas.area(left, limit.value, bottom - 2, above + 2, style=limit.style, layer=2)
-            form.write(canvas, height + 4 - bottom, row.label, words[number])
+                edge = limit.value - 3 * top / canvas.plot_width
+                canvas.area(edge, limit.value, bottom - 2, above + 2, style=limit.style, layer=2)
+            baseline = height + 4 - bottom - (5.5 if beside else thickness + 5)
+            canvas.text(0, baseline, row.label, most=_LONGEST_NAME if beside else 24)
+            end = width - right + 12 if beside else width
+            canvas.text(end, baseline, words[number], align="left" if beside else "right")
         return canvas
 
     legend = list(dict.fromkeys((style, label) for row in rows for label, value, style in row.parts if value))
-    legend += [(limit.style, f"{limit.label}, {shown_as(limit.value)}")] if limit else []
+    legend += [limit.key(shown_as)] if limit else []
     summary = [f"{row.label} {value}".strip() for row, value in zip(rows, words, strict=True)]
-    return _figure(caption, paint, summary, legend=_legend(legend))
+    return _figure(caption, paint, summary, legend=legend)
 
 
 def points(
@@ -289,8 +301,8 @@ def points(
         for style, label in legend
         if (found := [dot for dot in dots if dot.style == style])
     ]
-    keys = [*legend, *([(limit.style, f"{limit.label}, {format_gib(limit.value, 1)}")] if limit else [])]
-    return _figure(caption, paint, summary, axis=shown_unit(top)[1], legend=_legend(keys))
+    keys = [*legend, *([limit.key()] if limit else [])]
+    return _figure(caption, paint, summary, axis=shown_unit(top)[1], legend=keys)
 
 
 def _axes(
@@ -302,23 +314,22 @@ def _axes(
     most = (2, 3) if small else (max(4, width // 110), 6)
     across = drawing.round_values(end, unit=seconds, most=most[0], suffix=f" {name}")
     up = drawing.round_values(top, unit=unit, most=most[1])
-    margins = drawing.Margins(
-        left=max(26 if small else 38, LETTER * max(len(text) for _, text in up) + 7),
-        right=20 if small else 28,
-        top=7 + above,
-        bottom=20 if small else 42 if named else 24,
-    )
+    left = max(26 if small else 38, _LETTER * max(len(text) for _, text in up) + 7)
+    right, below = (20, 20) if small else (28, 42 if named else 24)
     height = 84 if small else round(0.2 * width + 150) + above
+    margins = (left, right, 7 + above, below)
     canvas = drawing.Canvas(width, height, margins, limits, 12 if small else font_size(width))
     canvas.ticks(across, up)
     if named:
-        canvas.name_across(named)
+        canvas.text(width - right, height - 5, named, style="soft", align="right")
     return canvas
 
 
 def _figure(
-    caption: str, paint: Paint, summary: Sequence[str], *, legend: str, axis: str = "", small: bool = False
-) -> Markup:
+    caption: str, paint: Paint, summary: Sequence[str], *, legend: Sequence[tuple[str, str]],
+    flags: Sequence[tuple[str, str, str]] = (), axis: str = "", small: bool = False,
+) -> Markup:  # fmt: skip
+    """``legend``: style and label of each key; ``flags``: style, letter and label of each."""
     title = f'<figcaption>{escape(caption)} <span class="soft">{escape(axis)}</span></figcaption>'
     if drawing.why_unavailable():
         words = "" if small else f"<p>{escape('; '.join(summary))}</p>"
@@ -326,20 +337,16 @@ def _figure(
     with drawing.matplotlib_settings():
         drawings = "".join(paint(width).svg(f"w{width}") for width in (_SMALL_WIDTHS if small else WIDTHS))
     label = escape("; ".join([caption, *summary]))
+    keys = [(f'class="key {style}"', style, "", label) for style, label in legend]
+    keys += [('class="flag"', style, letter, label) for style, letter, label in flags]
+    hidden = ' aria-hidden="true"'
+    items = "".join(
+        f'<li><span {kind} style="--key:var(--{style})"{hidden if letter else ""}>'
+        f"{escape(letter)}</span>{escape(text)}</li>"
+        for kind, style, letter, text in keys
+    )
+    shown = f'<ul class="legend">{items}</ul>' if items else ""
     return markup(
         f'<figure class="chart{" small" if small else ""}">{title}'
-        f'<div class="drawing" role="img" aria-label="{label}">{drawings}</div>{legend}</figure>'
+        f'<div class="drawing" role="img" aria-label="{label}">{drawings}</div>{shown}</figure>'
     )
-
-
-def _legend(keys: Sequence[tuple[str, str]], flags: Sequence[tuple[str, str, str]] = ()) -> str:
-    items = "".join(
-        f'<li><span class="key {style}" style="--key:var(--{style})"></span>{escape(label)}</li>'
-        for style, label in keys
-    )
-    items += "".join(
-        f'<li><span class="flag" style="--key:var(--{style})" aria-hidden="true">{escape(letter)}</span>'
-        f"{escape(label)}</li>"
-        for style, letter, label in flags
-    )
-    return f'<ul class="legend">{items}</ul>' if items else ""

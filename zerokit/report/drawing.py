@@ -13,7 +13,6 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -47,16 +46,7 @@ def why_unavailable() -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Margins:
-    """Pixels around the axes."""
-
-    left: float
-    right: float
-    top: float
-    bottom: float
-
-
+Margins = tuple[float, float, float, float]  # pixels around the axes: left, right, top, bottom
 Ticks = Sequence[tuple[float, str]]  # values of an axis and their labels
 
 
@@ -78,15 +68,16 @@ class Canvas:
     ) -> None:
         from matplotlib.figure import Figure
 
-        self.width, self.height, self.margins, self.font_size = width, height, margins, font_size
-        self.plot_width = width - margins.left - margins.right
-        self.plot_height = height - margins.top - margins.bottom
+        self.width, self.height, self.font_size = width, height, font_size
+        left, right, top, bottom = margins
+        self.plot_width, self.plot_height = width - left - right, height - top - bottom
         self._styles: list[str] = []
         self._titles: list[str] = []
         self._figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI)
         self._figure.patch.set_visible(False)
-        left, bottom = margins.left / width, margins.bottom / height
-        self._axes = self._figure.add_axes((left, bottom, self.plot_width / width, self.plot_height / height))
+        self._axes = self._figure.add_axes(
+            (left / width, bottom / height, self.plot_width / width, self.plot_height / height)
+        )
         self._axes.set(xlim=(0, limits[0]), ylim=(0, limits[1]))
         self._axes.patch.set_visible(False)
         self._axes.set_axis_off()
@@ -110,10 +101,6 @@ class Canvas:
         for axis, ticks in ((self._axes.xaxis, across), (self._axes.yaxis, up)):
             axis.set_ticks([value for value, _ in ticks], labels=[text for _, text in ticks])
 
-    def name_across(self, text: str) -> None:
-        """What the values across are, below them."""
-        self.text(self.width - self.margins.right, self.height - 5, text, style="soft", align="right")
-
     def area(
         self,
         start: float,
@@ -134,10 +121,6 @@ class Canvas:
         )
         self._axes.add_patch(patch)
         self._titled(patch, title)
-
-    def span(self, start: float, end: float, *, style: str, title: str) -> None:
-        """A stretch from left to right, shaded over the whole height, behind everything."""
-        self.area(start, end, *self._axes.get_ylim(), style=style, title=title, layer=0.2)
 
     def line(self, points: Sequence[tuple[float, float]], *, style: str, title: str, width: float) -> None:
         """Values joined by a line."""
@@ -303,56 +286,9 @@ def _rounded(text: str) -> str:
     return " ".join(short.split())
 
 
-_WORDS_BESIDE = 600  # pixels: in narrower drawings, the words of a bar are above it
-LETTER, _LONGEST_NAME = 8.0, 16  # pixels of a letter on the average, at most; letters of a bar's name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarForm:
-    """Where the words of bars are, and how much room there is: pixels.
-
-    Attributes:
-        pitch: from one bar to the next.
-        apart: from one pair of bars to the next, in addition.
-        below: under each bar.
-        above: the words are above the bar, else beside it.
-    """
-
-    left: float
-    right: float
-    pitch: float
-    apart: float
-    thickness: float
-    below: float
-    font_size: float
-    above: bool
-
-    def write(self, canvas: Canvas, bottom: float, name: str, value: str) -> None:
-        """The words of the bar whose lower edge is so many pixels from the top."""
-        if self.above:
-            baseline = bottom - self.thickness - 5
-            canvas.text(0, baseline, name, most=24)
-            canvas.text(canvas.width, baseline, value, align="right")
-        else:
-            baseline = bottom - 5.5
-            canvas.text(0, baseline, name, most=_LONGEST_NAME)
-            canvas.text(canvas.width - self.right + 12, baseline, value)
-
-
-def bar_form(width: int, names: Sequence[str], values: Sequence[str]) -> BarForm:
-    """Room for the words of bars in a drawing of this width."""
-    if width < _WORDS_BESIDE:
-        return BarForm(
-            left=0, right=2, pitch=42, apart=8, thickness=18, below=0, font_size=font_size(width), above=True
-        )
-    left = LETTER * min(_LONGEST_NAME, max(map(len, names), default=0)) + 16
-    right = LETTER * max(map(len, values), default=0) + 16
-    return BarForm(
-        left=left, right=right, pitch=27, apart=8, thickness=20, below=3.5, font_size=font_size(width),
-        above=False,
-    )  # fmt: skip
+WIDE = 600  # pixels
 
 
 def font_size(width: int) -> float:
     """So that text has at least 11 pixels in the narrowest figure that shows a drawing of this width."""
-    return 12.5 if width < _WORDS_BESIDE else 13.5
+    return 12.5 if width < WIDE else 13.5

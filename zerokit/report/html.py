@@ -22,9 +22,8 @@ from zerokit.report.context import (
     unlike_settings,
 )
 from zerokit.report.oom_advice import TO_NEED_LESS
-from zerokit.report.run_charts import allocator, left_over
+from zerokit.report.run_charts import left_over
 from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport, signal_name
-from zerokit.report.words import difference_lines
 from zerokit.resources import folder
 from zerokit.units import counted, format_gib, told_apart
 
@@ -129,41 +128,23 @@ def render_html(report: RunReport | Mapping[str, Any], context: RunContext | Non
     command, where its folder is at hand."""
     run = RunReport.model_validate(report)
     context = context or RunContext()
-    ranks, omitted = render.shown_ranks(run)
-    predicted, failure = run.predicted_vs_measured, run.first_failure
-    shown = run_charts.shown_rank(run)
-    rows = facts(run, context)
+    rows, (ranks, omitted) = facts(run, context), render.shown_ranks(run)
     return fill(
         "report.html.j2",
         run=run,
+        shown=run_charts.shown_rank(run),
         subject=subject(run, context),
         good=run.outcome in GOOD,
-        outcome_text=run.outcome.text,
         answer=answer(run),
         facts=rows,
         ran=" · ".join(value for name, value in rows if name in ("model", "method", "strategy", "batch")),
-        ranks=[_row(run, rank) for rank in ranks],
-        peak_column=render.peak_column(run),
-        omitted=omitted,
         phases=render.ordered_phases(dict.fromkeys(name for rank in run.ranks for name in rank.phases)),
-        predicted=predicted,
-        predicted_rows=render.predicted_rows(predicted) if predicted else [],
-        differences=difference_lines(predicted) if predicted else [],
-        warnings=render.warnings(run),
-        retries=render.retry_lines(run),
-        failure=failure,
-        failure_place=words.failure_place(failure) if failure else "",
-        failure_lines=words.failure_lines(failure) if failure else [],
-        elapsed=words.seconds(run.elapsed_seconds),
-        chart=run_charts.memory_over_time(run),
-        components=run_charts.components(run),
-        allocator=allocator(run, shown) if shown is not None else None,
-        predicted_over_time=run_charts.predicted_over_time(run),
-        small=run_charts.ranks_side_by_side(run),
-        phase_bars=run_charts.phases(run),
-        step_time=run_charts.step_time(run, context.time_parts),
-        events=run_charts.table(run, shown),
-        settings=context.settings,
+        ranks=[_row(run, rank) for rank in ranks],
+        omitted=omitted,
+        context=context,
+        charts=run_charts,
+        render=render,
+        words=words,
     )
 
 
