@@ -131,11 +131,6 @@ class LaunchOptions(LaunchArguments):
         return cls(**own | more)
 
     @property
-    def starts_unrehearsed(self) -> bool:
-        """Whether the command is not rehearsed before its start, whatever its plan."""
-        return self.no_rehearsal or self.rehearsal_seconds == 0
-
-    @property
     def ranks(self) -> int | None:
         """How many were asked for; None: the plan says."""
         return self.num_ranks or self.gpus

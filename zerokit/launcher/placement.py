@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -255,7 +256,11 @@ def decide_placement(
     notes = [devices.why, *([f"warning: {devices.warning}"] if devices.warning else [])]
     if hosts:
         with _warning_of_a_dry_run(notes, dry_run):
-            preflight.check_pdsh()
+            if shutil.which("pdsh") is None:
+                raise NodeUnusable(
+                    "⟨hostfile⟩: DeepSpeed starts other machines' ranks with pdsh, which is not installed "
+                    "here; install it (apt install pdsh), or run under Slurm"
+                )
         with _warning_of_a_dry_run(notes, dry_run):
             unshared = _check_nodes(hosts, run_dir, need_gpus=devices.kind == "cuda", port=port)
     if slurm is not None:
@@ -312,7 +317,12 @@ def threads_of_rank(
 ) -> RankThreads:
     """How many threads each rank is to be given for this DeepSpeed configuration; what the user set in
     ``base``, the environment to start from, stays."""
-    if placement.devices.kind != "cuda" or not _steps_on_host(config):
+    zero = (config or {}).get("zero_optimization")
+    zero = zero if isinstance(zero, Mapping) else {}
+    offload = zero.get("offload_optimizer")
+    device = offload.get("device") if isinstance(offload, Mapping) else None
+    steps_on_host = device in ("cpu", "nvme") or zero.get("cpu_offload") is True  # CPU Adam does
+    if placement.devices.kind != "cuda" or not steps_on_host:
         return RankThreads()
     given = base.get(THREADS_VARIABLE)
     if placement.remote:  # nobody here counts the cores of other machines: each rank does there
@@ -343,13 +353,3 @@ def threads_of_rank(
             f"and each rank has {counted(cores, 'core')} here; unset it, or set it to {cores}"
         )
     return RankThreads()
-
-
-def _steps_on_host(config: Mapping[str, Any] | None) -> bool:
-    """Whether the optimizer's states are offloaded, so that CPU Adam steps them."""
-    zero = (config or {}).get("zero_optimization")
-    if not isinstance(zero, Mapping):
-        return False
-    offload = zero.get("offload_optimizer")
-    device = offload.get("device") if isinstance(offload, Mapping) else None
-    return device in ("cpu", "nvme") or zero.get("cpu_offload") is True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import shutil
 import subprocess
 import sys
 import time
@@ -157,16 +156,3 @@ def _differences(host: Host, answer: Mapping[str, Any], *, need_gpus: bool) -> s
     if need_gpus and answer["gpus"] < host.slots:
         return f"{counted(answer['gpus'], 'GPU')}, the hostfile gives it {counted(host.slots, 'slot')}"
     return None
-
-
-def check_pdsh() -> None:
-    """DeepSpeed starts ranks on other machines through pdsh.
-
-    Raises:
-        NodeUnusable: it is not installed.
-    """
-    if shutil.which("pdsh") is None:
-        raise NodeUnusable(
-            "⟨hostfile⟩: DeepSpeed starts other machines' ranks with pdsh, which is not installed here; "
-            "install it (apt install pdsh), or run under Slurm"
-        )

@@ -61,7 +61,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     if on_cpu and configured.config is not None:
         preflight.check_stage_on_cpu(configured.config, placement.ranks)
     not_rehearsed = planned.note(style, None if dry_run else run_dir, agreed) if planned is not None else None
-    if not (dry_run or on_cpu or options.starts_unrehearsed or agreed.unlike):
+    stays_unrehearsed = options.no_rehearsal or options.rehearsal_seconds == 0
+    if not (dry_run or on_cpu or stays_unrehearsed or agreed.unlike):
         not_rehearsed = None  # it is rehearsed now, and nothing is to be planned otherwise
     threads = threads_of_rank(configured.config, placement, os.environ)
     notes += [*configured.notes, *filter(None, (not_rehearsed, *locks.stale_lock_warnings(), threads.note))]

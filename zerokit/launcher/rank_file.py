@@ -268,15 +268,6 @@ def _why_bad_fields(record: object) -> str | None:
     return next((why for name, value in record.items() if (why := _why_bad_field(name, value))), None)
 
 
-def _why_bad(record: object, rank: int) -> str | None:
-    """Why a decoded line cannot be used, or None."""
-    if not isinstance(record, dict) or not isinstance(record.get("type"), str):
-        return "not a record"
-    if record.get("rank", rank) != rank:
-        return f"written by rank {str(record['rank'])[:20]}"
-    return _why_bad_fields(record)
-
-
 def _parse_line(line: bytes, rank: int) -> tuple[Record | None, str | None]:
     if b"\0" in line:
         return None, "holds NUL bytes"
@@ -284,7 +275,11 @@ def _parse_line(line: bytes, rank: int) -> tuple[Record | None, str | None]:
         record = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None, "cut or damaged"
-    reason = _why_bad(record, rank)
+    if not isinstance(record, dict) or not isinstance(record.get("type"), str):
+        return None, "not a record"
+    if record.get("rank", rank) != rank:
+        return None, f"written by rank {str(record['rank'])[:20]}"
+    reason = _why_bad_fields(record)
     return (None, reason) if reason else (record, None)
 
 

@@ -137,7 +137,9 @@ class Secrets:
     def __init__(self, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
         labels: dict[str, str] = {}
         for name, value in environment.items():
-            if is_secret_name(name) and not _FLAG.fullmatch(value) and not _is_path(value):
+            # a file or folder of this machine: the secret is inside, not its name
+            is_path = value.startswith(("/", "~/")) and os.path.lexists(os.path.expanduser(value))  # noqa: PTH111
+            if is_secret_name(name) and not _FLAG.fullmatch(value) and not is_path:
                 _add(labels, value, f"<{name}>")
         for value in _secret_arguments(arguments):
             _add(labels, value, MASK)
@@ -292,11 +294,6 @@ def _escapes(letter: str) -> bytes:
     forms |= {rb"""'(?:"'"|\\'|\\"'\\")'"""} if letter == "'" else set()
     longest_first = sorted(forms, key=len, reverse=True)
     return b"(?:" + b"|".join(longest_first) + b")"
-
-
-def _is_path(value: str) -> bool:
-    """Whether it names a file or folder of this machine: the secret is inside, not this."""
-    return value.startswith(("/", "~/")) and os.path.lexists(os.path.expanduser(value))  # noqa: PTH111
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> str:

@@ -66,7 +66,9 @@ def ways_to_need_less(plan: Plan | None, share: float | None = None) -> list[str
     nothing is left out. Without a prediction all of them, the one that costs least speed first. With
     ``share`` (:func:`share_that_fits`) each says what peak it leaves, and whether that suffices.
     """
-    parts = _largest_parts(plan)
+    ranks = [rank for rank in estimate_of(plan).get("per_rank") or () if isinstance(rank, Mapping)]
+    worst = max(ranks, key=lambda rank: rank.get("peak_allocated_bytes") or 0, default={})
+    parts: Mapping[str, float] = worst.get("components") or {}
     total = sum(parts.values())
     limit = share * total if share is not None else None
     ways = _ways(plan, parts, limit)
@@ -137,10 +139,3 @@ def _smaller_batches(chosen: Mapping[str, Any]) -> list[_Way]:
         saves = dict.fromkeys((_ACTIVATIONS, _LOSS), 1 - 1 / parts)
         ways.append(_Way(text=f"--micro-batch {size}{more}", saves=saves, is_batch=True))
     return ways
-
-
-def _largest_parts(plan: Plan | None) -> Mapping[str, float]:
-    """The components of the predicted peak of the fullest rank; empty where there is no prediction."""
-    ranks = [rank for rank in estimate_of(plan).get("per_rank") or () if isinstance(rank, Mapping)]
-    worst = max(ranks, key=lambda rank: rank.get("peak_allocated_bytes") or 0, default={})
-    return worst.get("components") or {}

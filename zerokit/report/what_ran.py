@@ -98,19 +98,18 @@ def unlike_plan(plan: Mapping[str, Any], style: str, ranks: Sequence[Mapping[str
     adapters) is the report's matter alone.
     """
     if style == "trainer":
-        ranks = [{**rank, "engine": _without_rows(rank.get("engine"))} for rank in ranks]
+        ranks = [
+            {**rank, "engine": {
+                **engine, "batch_rows": None, "batch_columns": None,
+                "micro_batch": engine.get("loader_rows") or engine.get("micro_batch"),
+            } if (engine := rank.get("engine")) is not None else None}
+            for rank in ranks
+        ]  # fmt: skip
     return [
         one.text
         for one in differences(plan, ranks)
         if (row := BY_OPTION.get(one.option or "")) is not None and row.decides_run
     ]
-
-
-def _without_rows(engine: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if engine is None:
-        return None
-    fed = engine.get("loader_rows") or engine.get("micro_batch")
-    return {**engine, "batch_rows": None, "batch_columns": None, "micro_batch": fed}
 
 
 def no_engine(ranks: Iterable[Mapping[str, Any]]) -> str | None:
@@ -189,7 +188,9 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
     if request is not None:
         result += [*_of_training(chosen, engine, request), *_of_size(chosen, engine, request)]
     # of a plan that was rehearsed with the script, with these arguments or others, as many; else one
-    planned = (chosen.get("script") or {}).get("engines") or 1 + _has_reference(request)
+    # a reference is a copy of the weights, which DeepSpeed holds in an engine of its own
+    has_reference = _trainer(request).reference and (request or {}).get("method", "full") == "full"
+    planned = (chosen.get("script") or {}).get("engines") or 1 + has_reference
     made = engine.get("engines")
     has = "one: it predicts one model and its training" if planned == 1 else f"{planned}"
     text = f"{counted(made or 0, 'DeepSpeed engine')} ran, but the plan has {has}"
@@ -202,11 +203,6 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
 def _trainer(request: Facts | None) -> Trainer:
     """Whose defaults a plan without its script counts."""
     return TRAINERS.get(str((request or {}).get("trainer")), TRAINERS["raw"])
-
-
-def _has_reference(request: Facts | None) -> bool:
-    """Whether it counts a copy of the weights, which DeepSpeed holds in an engine of its own."""
-    return _trainer(request).reference and (request or {}).get("method", "full") == "full"
 
 
 def of_code(plan: Facts, asked: Iterable[Facts]) -> list[Difference]:

@@ -43,7 +43,9 @@ class HostMemory:
             return _kib(text, b"VmRSS:"), _kib(text, b"VmHWM:")
         except (OSError, ValueError):
             self._descriptor = None  # the script may close every descriptor (a daemon does)
-            return _portable()
+            scale = 1 if sys.platform == "darwin" else 1024  # without /proc only the mark is known
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+            return peak, peak
 
     def moved_bytes(self) -> int:
         """Bytes that this process has read and written by system calls so far; 0 where nobody counts."""
@@ -58,12 +60,6 @@ class HostMemory:
 def _kib(text: bytes, key: bytes) -> int:
     start = text.index(key) + len(key)
     return int(text[start : text.index(b"kB", start)]) * 1024
-
-
-def _portable() -> tuple[int, int]:
-    """Where /proc is missing only the high-water mark is known."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return peak, peak
 
 
 LOOK_SECONDS = 2.0

@@ -121,7 +121,10 @@ class HangInquiry:
         if not self._native_stacks.begun:
             waited, ranks = time.monotonic() - self._asked_at, list(living)
             patience = ANSWER_SECONDS * slowdown()
-            if waited < STACKS_SECONDS or (not self._answered(ranks) and waited < patience):
+            now, before = self._progress.records("calls"), self._records_before
+            inquired = (self._progress.reporting() & frozenset(ranks)) - self._stopped
+            answered = all(now.get(rank) is not before.get(rank) for rank in inquired)
+            if waited < STACKS_SECONDS or (not answered and waited < patience):
                 return False
             pids = {rank: self._progress.ranks[rank].pid for rank in ranks}
             self._native_stacks.start(
@@ -131,12 +134,6 @@ class HangInquiry:
             return False
         self._asked_at = None
         return True
-
-    def _answered(self, living: Iterable[int]) -> bool:
-        """Whether each rank that can has written down what it does, since it was asked."""
-        now, before = self._progress.records("calls"), self._records_before
-        inquired = (self._progress.reporting() & frozenset(living)) - self._stopped
-        return all(now.get(rank) is not before.get(rank) for rank in inquired)
 
     def explain(self) -> Hang | None:
         """Why it hangs; None where no rank has a record."""

@@ -52,7 +52,9 @@ def conclude(
     launch: Launch, seen: Evidence, progress: Progress, tails: Mapping[str, str], dropped_bytes: int
 ) -> Ended:
     """Judge a run that is over. ``tails``: the last output by log name."""
-    seen.read_files(launch.run_dir, progress.last_accounts())
+    tails_of_ranks = {rank: state.tail for rank, state in progress.ranks.items()}
+    accounts = {rank: tail.last_account() for rank, tail in tails_of_ranks.items() if tail.records}
+    seen.read_files(launch.run_dir, accounts)
     seen.oom_kills += oom_kills()
     verdict = judge(seen)
     if seen.cause is None:

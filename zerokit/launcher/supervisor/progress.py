@@ -96,12 +96,6 @@ class RankProgress:
         """Time since its ticker wrote."""
         return 0.0 if self.heard_at is None else now - self.heard_at
 
-    def used_cpu(self) -> bool:
-        """Whether the process was busy since it went quiet, below what Python can see."""
-        since, cpu_then = self.quiet_since_cpu
-        elapsed = (self.heard_at or 0.0) - since
-        return elapsed > 0 and (self.cpu_seconds - cpu_then) / elapsed > _BUSY_CORE_SHARE
-
 
 class Progress:
     """Follows the rank files of a run."""
@@ -214,8 +208,11 @@ class Progress:
         if state.silent_seconds(now) > _HOLDS_THE_INTERPRETER_SECONDS and not self._frozen(state):
             return False
         # a host that waits for a GPU may spin; one that waits in Gloo does not
-        training = state.steps > 0 and not state.ending and state.on_gpu
-        return training or not state.used_cpu()
+        if state.steps > 0 and not state.ending and state.on_gpu:
+            return True
+        since, cpu_then = state.quiet_since_cpu
+        elapsed = (state.heard_at or 0.0) - since
+        return elapsed <= 0 or (state.cpu_seconds - cpu_then) / elapsed <= _BUSY_CORE_SHARE
 
     def _frozen(self, state: RankProgress) -> bool:
         """Stopped, or using no CPU; a busy process that holds the interpreter's lock is neither."""
@@ -301,10 +298,6 @@ class Progress:
         for state in self.ranks.values():
             state.tail.close()
 
-    def last_accounts(self) -> dict[int, list[dict[str, Any]]]:
-        """What was read of each rank's file, whatever has become of the file since."""
-        return {rank: state.tail.last_account() for rank, state in self.ranks.items() if state.tail.records}
-
     def engine_and_steps(self) -> dict[str, Any]:
         """Of the first rank that tells: what its engine runs with, its optimizer steps and micro-steps."""
         for state in self.ranks.values():
@@ -314,11 +307,6 @@ class Progress:
                 }
                 return {"engine": state.tail.records["engine"], "steps": state.steps, **counts}
         return {"engine": None, "steps": 0}
-
-    def seconds_per_step(self) -> float | None:
-        """Of the slowest rank, as it measures its steps itself: the report's figure; None before two."""
-        times = [state.last.get("median_step_seconds") for state in self.ranks.values()]
-        return max((seconds for seconds in times if isinstance(seconds, float | int)), default=None)
 
     def line(self, predicted_peak_bytes: int | None) -> str:
         """One line for people: step, speed, and the fullest rank against the prediction."""
@@ -331,9 +319,9 @@ class Progress:
         named = ("ranks in " if len(phases) > 1 else "") + ", ".join(sorted(phases)[:3])
         parts.append(f"step {self.steps}" + (f" ({named})" if phases else ""))
         parts.extend(_activities(reporting)[:_MOST_ACTIVITIES])
-        pace = self.seconds_per_step()
-        if pace is not None:
-            parts.append(f"{format_seconds(pace)}/step")
+        paces = [state.last.get("median_step_seconds") for state in self.ranks.values()]
+        if measured := [pace for pace in paces if isinstance(pace, float | int)]:
+            parts.append(f"{format_seconds(max(measured))}/step")  # of the slowest rank: the report's figure
         parts.extend(self._memory(reporting, predicted_peak_bytes))
         parts.extend(_warnings(reporting, predicted_peak_bytes)[:_MOST_WARNINGS])
         return " · ".join(parts)

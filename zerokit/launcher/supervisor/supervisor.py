@@ -115,7 +115,12 @@ class Supervisor:
                     self._turn()
                 self.streams.drain(but=self.connection)
                 self.progress.poll()
-                self._end_remote()
+                if silent := self.remote.end():
+                    self.terminal.say(
+                        f"warning: no answer from {', '.join(silent)}: ranks that are alive there end "
+                        f"themselves {self.remote.alive_seconds:.0f} s after they last heard from here"
+                    )
+                self.progress.poll()
         finally:
             self.inquiry.end()
             self._end_guard()
@@ -278,15 +283,6 @@ class Supervisor:
         self.seen.survivors = processes.kill_descendants(os.getpid())
         self.over = True
 
-    def _end_remote(self) -> None:
-        """Kill what is left on the other machines; say which could not be asked."""
-        if silent := self.remote.end():
-            self.terminal.say(
-                f"warning: no answer from {', '.join(silent)}: ranks that are alive there end themselves "
-                f"{self.launch.placement.alive_seconds:.0f} s after they last heard from here"
-            )
-        self.progress.poll()
-
     def _heed_signals(self) -> None:
         while self.signals:
             number = self.signals.pop(0)
@@ -321,7 +317,10 @@ class Supervisor:
             if record["type"] == "error":
                 self.errors.setdefault(rank, now)
             elif record["type"] == "end" and self.launch.placement.remote:
-                self._on_remote_end(rank, record)
+                self.rank_state_gone(rank)  # no guard watches it there: its own last line tells
+                if record.get("state") == "failed" and not self.stopping:
+                    self.terminal.say(f"rank {rank} failed; ending the other ranks")
+                    self._stop_failed()
             elif record["type"] == "engine" and self.launch.expected_ranks > 1:
                 for text in verdict.warnings_of(record):
                     self._warn(text)
@@ -365,13 +364,6 @@ class Supervisor:
                 self.terminal.say(f"process {process.pid} of this launch was stopped; it is continued")
                 with suppress(OSError):
                     os.kill(process.pid, signal.SIGCONT)
-
-    def _on_remote_end(self, rank: int, record: dict[str, Any]) -> None:
-        """No guard watches the ranks of other machines: their own last line tells."""
-        self.rank_state_gone(rank)
-        if record.get("state") == "failed" and not self.stopping:
-            self.terminal.say(f"rank {rank} failed; ending the other ranks")
-            self._stop_failed()
 
     def _check_error_exits(self, now: float) -> None:
         for rank, since in self.errors.items():

@@ -90,7 +90,11 @@ def rank_end(
     out."""
     log, last_words = evidence.logs.get(rank), evidence.last_words.get(rank, "")
     end = (log.last("end") if log else None) or {}
-    exit_ = _own_exit(exit_, end)
+    late = exit_ is not None and exit_.signal in (signals.SIGTERM, signals.SIGKILL)
+    if exit_ is not None and late and end.get("state") == "failed" and end.get("exit_code"):
+        # torchrun and srun signal a rank as soon as another fails, and Python takes a while to leave after
+        # the last line of its file: the code that stands there is the rank's own
+        exit_ = replace(exit_, signal=None, code=end["exit_code"], at=end.get("time") or exit_.at)
     error = (log.last("error") if log else None) or {}
     tick = (log.last("tick", "end") if log else None) or {}
     start = (log.last("start") if log else None) or {}
@@ -146,18 +150,6 @@ def _step_of(error: Record, tick: Record) -> int | None:
     if following is None or phase == "load":
         return None
     return int(following) - (phase not in TRAINING_PHASES)
-
-
-def _own_exit(exit_: RankExit | None, end: Record) -> RankExit | None:
-    """The exit that the rank chose, where a launcher ended what was left of it.
-
-    torchrun and srun signal a rank as soon as another fails, and Python takes a while to leave after the last
-    line of its file: the code that stands there is the rank's own.
-    """
-    late = exit_ is not None and exit_.signal in (signals.SIGTERM, signals.SIGKILL)
-    if exit_ is None or not late or end.get("state") != "failed" or not end.get("exit_code"):
-        return exit_
-    return replace(exit_, signal=None, code=end["exit_code"], at=end.get("time") or exit_.at)
 
 
 def _state_and_error(

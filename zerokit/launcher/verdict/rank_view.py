@@ -144,9 +144,10 @@ def view(
 ) -> RankView:
     """What is known of a rank, with what the supervisor knows, its newest ``calls`` line and its newest
     ``flight`` line."""
+    native = _read_stacks(native_stacks_file(run_dir, known.rank))  # as ``py-spy dump`` printed them
     known = replace(
         known,
-        native=_native_stack(native_stacks_file(run_dir, known.rank)),
+        native=tuple(match[1] for match in _matches(_NATIVE_LINE, native.partition("\nThread "))),
         flight=tuple(_calls((flight or {}).get("calls"))),
     )
     if record is None:
@@ -240,12 +241,6 @@ def traceback_frames(text: str) -> list[Frame]:
     """The frames of a traceback as Python prints it, innermost first."""
     matches = (_STACK_LINE.fullmatch(line) for line in text.splitlines())
     return [Frame(match[1], int(match[2]), match[3]) for match in matches if match][::-1]
-
-
-def _native_stack(path: Path) -> tuple[str, ...]:
-    """The functions of the first thread in what ``py-spy dump`` printed, innermost first."""
-    found = _matches(_NATIVE_LINE, _read_stacks(path).partition("\nThread "))
-    return tuple(match[1] for match in found)
 
 
 def names(views: Sequence[RankView]) -> str:

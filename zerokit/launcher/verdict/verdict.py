@@ -26,9 +26,10 @@ from zerokit.units import counted, few, ranks_named
 def training_findings(logs: Mapping[int, RankLog], *, is_accepted: bool = False) -> list[Finding]:
     """What makes the training of these ranks doubtful, and the rank that is waited for. ``is_accepted``:
     values of the code that the run does not have were accepted."""
-    ticks = newest(logs)
-    straggler = find_straggler(ticks)
-    unlike, unknown = unlike_collective(logs), why_unknown(ticks)
+    ticks = {rank: log.last("end", "tick") or {} for rank, log in sorted(logs.items())}
+    calls = ((rank, log.last("calls")) for rank, log in sorted(logs.items()))
+    unlike = unlike_sizes([recorded(RankView(rank=rank), call) for rank, call in calls if call is not None])
+    straggler, unknown = find_straggler(ticks), why_unknown(ticks)
     found = [*_no_step(logs), *findings(ticks, is_accepted=is_accepted)]
     return [
         *([Finding(id="unlike-collective", text=unlike)] if unlike else []),
@@ -52,19 +53,6 @@ def _no_step(logs: Mapping[int, RankLog]) -> list[Finding]:
         "gradient accumulation"
     )
     return [Finding(id="no-step", text=text, is_certain=micro_steps > 0)]
-
-
-def unlike_collective(logs: Mapping[int, RankLog]) -> str | None:
-    """A collective that ended although the ranks' tensors were not of one size."""
-    records = ((rank, log.last("calls")) for rank, log in sorted(logs.items()))
-    return unlike_sizes(
-        [recorded(RankView(rank=rank), record) for rank, record in records if record is not None]
-    )
-
-
-def newest(logs: Mapping[int, RankLog]) -> dict[int, Mapping[str, Any]]:
-    """The last account of each rank."""
-    return {rank: log.last("end", "tick") or {} for rank, log in sorted(logs.items())}
 
 
 def warnings_of(engine: Mapping[str, Any]) -> list[str]:
