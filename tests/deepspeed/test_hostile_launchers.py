@@ -20,7 +20,7 @@ import pytest
 from tests.support.hostile import MARKER, strings
 from zerokit.errors import InputError
 from zerokit.launcher import command as commands
-from zerokit.launcher import packed
+from zerokit.launcher import rank_start
 from zerokit.launcher.backends import BOOTSTRAP
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
@@ -143,8 +143,8 @@ def test_every_string_as_path_name_argument_and_variable(launcher: str, folder: 
         with mock.patch.dict(os.environ, built.environment(base), clear=True):
             argv, environment = LAUNCHERS[launcher](built.argv)
         words = argv[argv.index(str(BOOTSTRAP)) + 1 :]
-        if words[0].startswith(packed.OPTION):
-            words, changes = packed.unpack(words[0])
+        if words[0].startswith(rank_start.OPTION):
+            words, changes = rank_start.unpack(words[0])
             environment |= {name: value for name, value in changes.items() if value is not None}
         target = parse_arguments(words)
         assert (target.name, target.arguments) == (f"./{text}", [text, "x"])

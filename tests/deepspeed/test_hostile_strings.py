@@ -16,7 +16,7 @@ import pytest
 from tests.support.hostile import MARKER, SHOW, shown, strings
 from zerokit.errors import InputError
 from zerokit.launcher import command as commands
-from zerokit.launcher import packed
+from zerokit.launcher import rank_start
 from zerokit.launcher.backends import BOOTSTRAP
 from zerokit.launcher.nodes.cluster import Host, SlurmJob, ssh_command
 from zerokit.launcher.options import LaunchOptions
@@ -65,7 +65,7 @@ def through_deepspeed_and_a_shell(
     for line in command.files["deepspeed_env"].splitlines(keepends=True):
         runner.add_export(*line.split("=", maxsplit=1))
     before = Path.cwd()
-    os.chdir(packed.LAUNCHER_FOLDER)
+    os.chdir(rank_start.LAUNCHER_FOLDER)
     try:
         argv, _, _ = runner.get_cmd({}, {"a": [0], "b": [0]})
     finally:
@@ -114,7 +114,7 @@ def test_they_arrive_through_deepspeeds_pdsh_runner_or_are_refused(
             refused += 1
             continue
         argv, environment = through_deepspeed_and_a_shell(built, base, echo, here)
-        arguments, changes = packed.unpack(argv[-1])
+        arguments, changes = rank_start.unpack(argv[-1])
         target = parse_arguments(arguments)
         environment.update({n: v for n, v in changes.items() if v is not None})
         assert target.name == script
@@ -146,8 +146,8 @@ def test_they_arrive_through_srun_and_torchrun(tmp_path: Path, monkeypatch: pyte
         )
         words = built.argv[built.argv.index(str(BOOTSTRAP)) + 1 :]
         observed = [_Template(word).safe_substitute(local_rank="0") for word in words]
-        if observed[0].startswith(packed.OPTION):
-            observed = packed.unpack(observed[0])[0]
+        if observed[0].startswith(rank_start.OPTION):
+            observed = rank_start.unpack(observed[0])[0]
         target = parse_arguments(observed)
         assert (target.name, tuple(target.arguments)) == (f"./{texts[0]}", texts)
         assert built.environment({"HF_X": texts[0]})["HF_X"] == texts[0]

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerokit.errors import InputError, NodeUnusable, ReportNotWritten
 from zerokit.fields import as_options, silent
@@ -21,11 +21,13 @@ from zerokit.launcher.launch import HostSpeeds, Launch, Rehearsals, Say
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.replan import LargerThanMemory, NoNextPlan, PlanAgain, SmallerPlan
-from zerokit.launcher.supervisor.observed import Ended
 from zerokit.report import schema
 from zerokit.report.measured import ended_well, wants_rehearsal
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import RunReport
+
+if TYPE_CHECKING:
+    from zerokit.launcher.supervisor.supervisor import Ended
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -249,7 +249,7 @@ def _for_other_machines(command: LaunchCommand, start: Start) -> list[str]:
     Raises:
         InputError: a path, variable or list of arguments that cannot.
     """
-    from zerokit.launcher import packed
+    from zerokit.launcher import rank_start
     from zerokit.launcher.run_folder import DEEPSPEED_ENV_FILE
 
     for owner, path in (("Python", sys.executable), ("zerokit", str(BOOTSTRAP))):
@@ -259,8 +259,8 @@ def _for_other_machines(command: LaunchCommand, start: Start) -> list[str]:
                 "the shell of another machine; install it under a path of letters, digits and "
                 "_ @ + = : , . / -"
             )
-    word = packed.pack(start.script[1:], _for_the_ranks(command, start.base))
-    if len(word) > packed.LONGEST:
+    word = rank_start.pack(start.script[1:], _for_the_ranks(command, start.base))
+    if len(word) > rank_start.LONGEST:
         raise InputError(
             f"the script's arguments are {sum(map(len, start.script)):,} characters: too long for the "
             "command line of another machine; put them into a file that the script reads"

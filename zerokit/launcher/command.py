@@ -14,16 +14,16 @@ from pathlib import Path
 
 from zerokit.domain import environment as variables
 from zerokit.errors import InputError
-from zerokit.launcher import packed
+from zerokit.launcher import rank_start
 from zerokit.launcher.backends import BOOTSTRAP, LaunchCommand, Start, backend_of
 from zerokit.launcher.nodes.cluster import run_id
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.checkpoints import RESUME_VARIABLE
-from zerokit.launcher.rank.core_share import THREADS_VARIABLE, cores_per_rank
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
 from zerokit.launcher.rank.trackers import OFF_VARIABLE
+from zerokit.launcher.rank_start import THREADS_VARIABLE, cores_per_rank
 from zerokit.machine import architectures
 from zerokit.script.arguments import ScriptOptions, tool_of
 from zerokit.script.entry_points import Target
@@ -103,7 +103,7 @@ def build(
     script = bootstrap_argv(options.target, setup.arguments)
     backend = backend_of(options.launcher, placement.slurm)
     if backend.expands_arguments and any("$" in word for word in script):
-        script = [script[0], packed.pack(script[1:], {})]
+        script = [script[0], rank_start.pack(script[1:], {})]
     start = Start(
         port=placement.port, ranks=placement.devices.ranks,
         hosts=None if placement.hosts is None else len(placement.hosts),
@@ -123,12 +123,12 @@ def _environment(
     setting["ZEROKIT_RUN_DIR"] = str(run_dir)
     setting["ZEROKIT_RUN_ID"] = run_id(str(run_dir))
     folder = os.getcwd()  # noqa: PTH109
-    setting[packed.WORKING_FOLDER] = folder
+    setting[rank_start.WORKING_FOLDER] = folder
     python_path = base.get("PYTHONPATH", "")
     if python_path:
-        python_path = packed.absolute_python_path(python_path, folder)
+        python_path = rank_start.absolute_python_path(python_path, folder)
         setting["PYTHONPATH"] = python_path
-    setting[packed.PYTHON_PATH] = python_path
+    setting[rank_start.PYTHON_PATH] = python_path
     setting["ZEROKIT_DEVICE"] = devices.kind
     if setup.plan is not None:
         setting["ZEROKIT_PLAN"] = str(setup.plan)

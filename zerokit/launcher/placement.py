@@ -16,7 +16,7 @@ from zerokit.launcher import ports, preflight, run_folder
 from zerokit.launcher.nodes import cluster
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank import deadman
-from zerokit.launcher.rank.core_share import SHARE_VARIABLE, THREADS_VARIABLE, cores_per_rank
+from zerokit.launcher.rank_start import SHARE_VARIABLE, THREADS_VARIABLE, cores_per_rank
 from zerokit.machine.detect import VISIBILITY, FoundGpu, Listing, chosen, list_gpus
 from zerokit.units import counted
 

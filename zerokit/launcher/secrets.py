@@ -16,7 +16,7 @@ import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 
-from zerokit.launcher import packed
+from zerokit.launcher import rank_start
 
 MASK = "<redacted>"
 _SHORTEST = 8  # a shorter value would blot out ordinary text: it is masked beside its name alone
@@ -159,7 +159,7 @@ class Secrets:
         """The bytes without secrets; whole lines, or what :meth:`cut` allows, so that none is cut in two."""
         for pattern, label in self._literals:
             data = pattern.sub(lambda _, label=label: label, data)  # type: ignore[misc]
-        data = packed.PATTERN.sub(packed.SHOWN.encode(), data) if b"--packed=" in data else data
+        data = rank_start.PATTERN.sub(rank_start.SHOWN.encode(), data) if b"--packed=" in data else data
         for form in _forms_in(data):
             data = form.sub(_mask, data)
         return data

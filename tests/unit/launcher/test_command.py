@@ -13,7 +13,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.launcher import command as commands
-from zerokit.launcher import packed
+from zerokit.launcher import rank_start
 from zerokit.launcher.backends import BOOTSTRAP
 from zerokit.launcher.command import bootstrap_argv
 from zerokit.launcher.nodes.cluster import Host, slurm_job
@@ -181,7 +181,7 @@ def test_other_machines(tmp_path: Path) -> None:
     built = build(tmp_path, hosts=hosts, hostfile="/hosts", base={"HF_TOKEN": "hf_secret_value"})
     assert "--hostfile=/hosts" in built.argv and "--num_nodes=2" in built.argv
     lines = built.files["deepspeed_env"].splitlines()
-    arguments, environment = packed.unpack(built.argv[-1])
+    arguments, environment = rank_start.unpack(built.argv[-1])
     assert arguments == ["--", "--", "train.py", "--lr", "1"] and environment["ZEROKIT_RUN_DIR"] == str(
         tmp_path
     )

@@ -13,7 +13,7 @@ from zerokit.errors import InputError, NodeUnusable
 from zerokit.launcher import placement
 from zerokit.launcher.nodes.cluster import Host, SlurmJob
 from zerokit.launcher.placement import Devices, Placement, RankThreads, threads_of_rank
-from zerokit.launcher.rank.core_share import cores_per_rank
+from zerokit.launcher.rank_start import cores_per_rank
 
 GPU = Placement(devices=Devices(kind="cuda", ranks=1, gpu_indexes=(0,), why=""), port=1)
 CPU = Placement(devices=Devices(kind="cpu", ranks=1, gpu_indexes=(), why=""), port=1)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from zerokit.launcher import rank_pipes
+from zerokit.launcher import rank_start
 
 ALIVE_FILE = "alive"
 BEAT_SECONDS = 2.0
@@ -108,6 +108,6 @@ def watches(run_dir: Path, rank: int, environment: Mapping[str, str] | None = No
         text = environment.get(VARIABLE, "")
         result += [DeadMan(run_dir / ALIVE_FILE, float(text))] if text else []
     with suppress(OSError):
-        folder = environment.get(rank_pipes.VARIABLE)
-        result += [PipeWatch(rank_pipes.pipe(Path(folder), rank, "err"), PIPE_SECONDS)] if folder else []
+        folder = environment.get(rank_start.PIPES_VARIABLE)
+        result += [PipeWatch(rank_start.pipe(Path(folder), rank, "err"), PIPE_SECONDS)] if folder else []
     return result

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-from zerokit.launcher import rank_pipes
+from zerokit.launcher import rank_start
 from zerokit.launcher.rank import hooks
 from zerokit.launcher.rank import probe as probe_module
 from zerokit.launcher.rank.calls import Calls
@@ -294,7 +294,7 @@ def main(arguments: list[str]) -> None:
     run_dir = os.environ.get("ZEROKIT_RUN_DIR")
     process: RankProcess | None = None
     if identity is not None and run_dir:
-        rank_pipes.attach(identity.rank)
+        rank_start.attach_pipes(identity.rank)
         if identity.device == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
         probe = probe_module.ACTIVE = Probe(identity, Path(run_dir))

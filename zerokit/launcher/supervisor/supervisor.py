@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerokit.launcher import packed, processes, rank_pipes
+from zerokit.launcher import processes, rank_start
 from zerokit.launcher import run_folder as folder_module
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes.gather import OtherMachines
@@ -28,12 +30,13 @@ from zerokit.launcher.rank_file import STACKS_SIGNAL
 from zerokit.launcher.secrets import Secrets
 from zerokit.launcher.supervisor import guard as guard_module
 from zerokit.launcher.supervisor.hang_inquiry import HangInquiry
-from zerokit.launcher.supervisor.observed import Ended, begin, conclude
 from zerokit.launcher.supervisor.output import PipeReader, Terminal
 from zerokit.launcher.supervisor.progress import Progress
 from zerokit.launcher.verdict import verdict
-from zerokit.launcher.verdict.evidence import RankExit
-from zerokit.launcher.verdict.verdict import launcher_status
+from zerokit.launcher.verdict.evidence import Evidence, RankExit, oom_kills
+from zerokit.launcher.verdict.verdict import Verdict, judge, launcher_status
+from zerokit.launcher.verdict.why_broken import explain_failure
+from zerokit.report.schema import Outcome, RankState
 from zerokit.report.what_ran import unlike_plan
 from zerokit.temporary import temporary_folder
 from zerokit.units import counted, format_seconds
@@ -66,6 +69,9 @@ FAILURE_GRACE_SECONDS = 1.0  # peers of a failed rank cannot save anything: thei
 ERROR_EXIT_SECONDS = 10.0  # for a rank to end after an exception that nobody caught
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks on this machine: a script saves on them
+_CLOCK_SLACK_SECONDS = 1.0  # what keeping a clock right moves it by
+
+_LINE_PREFIX = re.compile(r"^\[rank\d+\]:\s*")  # torch's own, of an uncaught exception
 _POLL_SECONDS = 0.5
 _FEWEST_STEPS = 2  # before a run is held to its plan: a first step may be odd
 _FIRST_POLL_SECONDS = 0.1  # until all ranks are heard: a file that is removed before it is open is lost
@@ -170,8 +176,8 @@ class Supervisor:
         logs = self.launch.run_dir / folder_module.LOGS_FOLDER
         with suppress(OSError):
             logs.mkdir(mode=0o700, exist_ok=True)
-        environment[rank_pipes.VARIABLE] = str(folder)
-        for (rank, stream), fd in rank_pipes.make(folder, self.launch.placement.local_ranks).items():
+        environment[rank_start.PIPES_VARIABLE] = str(folder)
+        for (rank, stream), fd in rank_start.make_pipes(folder, self.launch.placement.local_ranks).items():
             self.streams.follow(fd, rank, stream)
         inherited = {}
         for stream in ("out", "err"):
@@ -195,7 +201,7 @@ class Supervisor:
             os.close(fd)
         order = {
             "argv": self.launch.command.argv,
-            "cwd": packed.LAUNCHER_FOLDER,  # the ranks go to the user's by themselves
+            "cwd": rank_start.LAUNCHER_FOLDER,  # the ranks go to the user's by themselves
             "stdout_fd": inherited["out"],
             "stderr_fd": inherited["err"],
             "run_dir": str(self.launch.run_dir),
@@ -419,3 +425,87 @@ class Supervisor:
                 self.guard.wait(5)
             if self.guard.poll() is None or not self.over:
                 self.seen.survivors = processes.kill_descendants(os.getpid())
+
+
+# ---- what it saw
+
+
+def begin(launch: Launch) -> Evidence:
+    """What is known of a run that begins."""
+    is_accepted = launch.options.accept_mismatch
+    return Evidence(
+        expected_ranks=launch.expected_ranks,
+        host=launch.host,
+        stop_ordered=launch.options.stop_after_steps is not None,
+        style=None if launch.config is None else launch.style,
+        held_to=None if is_accepted else launch.held_to,
+        why_no_training=launch.why_no_training,
+        is_accepted=launch.config is not None and is_accepted,
+        oom_kills=-oom_kills(),  # those before are none of the run's
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that is over: the verdict, and what it rests on; the end of what was printed by the rank that
+    explains the failure (empty where the terminal has it already); and bytes of output that could not be
+    written. ``elapsed_seconds``: by a clock that nobody sets, where this machine's was set meanwhile."""
+
+    evidence: Evidence
+    verdict: Verdict
+    failure_tail: str
+    dropped_bytes: int
+    elapsed_seconds: float | None = None
+
+
+def conclude(
+    launch: Launch, seen: Evidence, progress: Progress, tails: Mapping[str, str], dropped_bytes: int
+) -> Ended:
+    """Judge a run that is over. ``tails``: the last output by log name."""
+    tails_of_ranks = {rank: state.tail for rank, state in progress.ranks.items()}
+    accounts = {rank: tail.last_account() for rank, tail in tails_of_ranks.items() if tail.records}
+    seen.read_files(launch.run_dir, accounts)
+    seen.oom_kills += oom_kills()
+    verdict = judge(seen)
+    if seen.cause is None:
+        with suppress(Exception):  # a guess at the cause never costs the report of a run that is over
+            seen.cause = explain_failure(launch.run_dir, verdict, seen)
+        if seen.cause is not None:
+            verdict = replace(verdict, why=f"{verdict.why}; likely cause: {seen.cause}")
+    elapsed = time.monotonic() - progress.started_at
+    clock_change = abs(time.time() - progress.started_clock - elapsed)
+    return Ended(
+        evidence=seen,
+        verdict=verdict,
+        failure_tail=_failure_tail(verdict, tails, launch.options.show),
+        dropped_bytes=dropped_bytes,
+        elapsed_seconds=elapsed if clock_change > _CLOCK_SLACK_SECONDS else None,
+    )
+
+
+def _failure_tail(verdict: Verdict, tails: Mapping[str, str], show_ranks: str) -> str:
+    """The end of what explains the failure: the failed rank's errors, or the launcher's.
+
+    ``show_ranks``: whose output went on to the terminal (``first``, ``all``, ``none``). What stands there, or
+    ends with the same words as what stands there, is not said again.
+    """
+    told = (Outcome.INTERRUPTED, Outcome.NOT_AS_PLANNED, Outcome.TRAINED_OTHERWISE)
+    if verdict.exit_code == 0 or verdict.outcome in told:
+        return ""
+
+    def errors_of(rank: int) -> str:
+        return tails.get(f"rank-{rank:05d}.err", "")
+
+    failed = [end.rank for end in verdict.ends if end.state is RankState.FAILED]
+    first = [verdict.first_failure.rank] if verdict.first_failure is not None else []
+    for rank in [*first, *failed]:
+        tail = errors_of(rank)
+        if tail.strip():
+            is_alike = _last_line(tail) == _last_line(errors_of(0))
+            return "" if show_ranks == "all" or (show_ranks == "first" and is_alike) else tail
+    return tails.get("launcher.err") or tails.get("launcher.out") or ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return _LINE_PREFIX.sub("", lines[-1]) if lines else ""

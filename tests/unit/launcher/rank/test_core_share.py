@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokit.launcher.rank import core_share
+from zerokit.launcher import rank_start
 
 ROOT = Path(__file__).parents[4]
 
@@ -18,22 +18,22 @@ ROOT = Path(__file__).parents[4]
 def test_a_rank_takes_its_share_over_what_the_launcher_set(
     count: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zerokit.launcher.rank.core_share.cores_per_rank", lambda ranks: 64 // ranks)
+    monkeypatch.setattr("zerokit.launcher.rank_start.cores_per_rank", lambda ranks: 64 // ranks)
     environment = {"ZEROKIT_SHARE_CORES": "1", count: "8", "OMP_NUM_THREADS": "1"}
-    core_share.take_share(environment)
+    rank_start.take_share(environment)
     assert environment["OMP_NUM_THREADS"] == "8"
 
 
 def test_without_being_told_nothing_changes() -> None:
     for environment in ({"LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1"}, {"ZEROKIT_SHARE_CORES": "1"}):
         before = dict(environment)
-        core_share.take_share(environment)
+        rank_start.take_share(environment)
         assert environment == before
 
 
 def test_every_rank_has_a_core_and_never_more_than_there_are() -> None:
-    assert core_share.cores_per_rank(10_000) == 1
-    assert 1 <= core_share.cores_per_rank(1) <= (os.cpu_count() or 1)
+    assert rank_start.cores_per_rank(10_000) == 1
+    assert 1 <= rank_start.cores_per_rank(1) <= (os.cpu_count() or 1)
 
 
 def test_the_script_of_a_rank_sees_it(tmp_path: Path) -> None:

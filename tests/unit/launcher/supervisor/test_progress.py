@@ -165,7 +165,7 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     from zerokit.launcher.launch import Launch
     from zerokit.launcher.options import LaunchOptions
     from zerokit.launcher.placement import Devices, Placement
-    from zerokit.launcher.supervisor import observed
+    from zerokit.launcher.supervisor import supervisor
     from zerokit.script.entry_points import Target
 
     launch = Launch(
@@ -182,9 +182,9 @@ def test_the_elapsed_time_does_not_follow_a_clock_that_is_set(
     progress.poll()
     progress.started_at -= 61
     progress.started_clock -= 61 + clock_moves
-    seen = observed.begin(launch)
+    seen = supervisor.begin(launch)
     seen.launcher_code = 0
-    ended = observed.conclude(launch, seen, progress, {}, 0)
+    ended = supervisor.conclude(launch, seen, progress, {}, 0)
     elapsed = report_of(launch, ended).elapsed_seconds
     assert elapsed == pytest.approx(61.0 if clock_moves else 60.0, abs=0.9)
 
