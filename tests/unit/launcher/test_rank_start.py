@@ -11,7 +11,7 @@ import pytest
 
 from zerokit.launcher import rank_start
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("count", ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"])
