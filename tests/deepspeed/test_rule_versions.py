@@ -28,10 +28,8 @@ from zerokit.rules import rule
 FOLDER = os.environ.get("OLDER_VERSIONS", "")
 if not FOLDER:
     pytest.skip("OLDER_VERSIONS names no folder for older versions", allow_module_level=True)
-OLDER = sorted(tables.tables().values(), key=tables.minor)[:-1]
-OLDER_ACCELERATE = sorted(tables.tables(Path(keys.__file__).parent, "accelerate").values(), key=tables.minor)[
-    :-1
-]
+OLDER = sorted(tables.TABLES.versions.values(), key=tables.minor)[:-1]
+OLDER_ACCELERATE = sorted(keys.TABLES.versions.values(), key=tables.minor)[:-1]
 ASKED_OTHERWISE = {
     # the degree is not in the file
     "pipeline-with-stage-2", "pipeline-block-with-stage-2",
@@ -93,11 +91,8 @@ def test_what_an_older_version_refuses_is_an_error(rule_id: str, version: str, t
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(provocation.config))
     world_size = None if provocation.config.get("train_batch_size") == 5 else provocation.world_size
-    token = tables.choose(version)
-    try:
+    with tables.TABLES.chosen(version):
         file = check_files([str(path)], Context(world_size=world_size))[0]
-    finally:
-        tables.restore(token)
     assert answer.ok or file.failed, answer.error
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from zerokit.errors import InputError
 from zerokit.linter.deepspeed.file import Context
-from zerokit.linter.deepspeed.tables import choose, restore, tables
+from zerokit.linter.deepspeed.tables import TABLES
 from zerokit.linter.files import check_files
 from zerokit.linter.finding import Finding
 from zerokit.linter.output import FIXABLE
@@ -86,17 +86,12 @@ def explain(rule: str) -> Explanation:
     return Explanation(rule=rule, why=example.get("why") or _why(rule), files=files, finding=finding)
 
 
-@contextlib.contextmanager
-def _where_it_holds(rule: str) -> Iterator[None]:
+def _where_it_holds(rule: str) -> contextlib.AbstractContextManager[None]:
     """Check for the newest version in which a rule holds."""
     definition = _find_rule(rule)
-    newest = max(tables())
+    newest = max(TABLES.versions)
     last = min(definition.until, newest) if definition is not None else newest
-    token = choose(".".join(map(str, last)))
-    try:
-        yield
-    finally:
-        restore(token)
+    return TABLES.chosen(".".join(map(str, last)))
 
 
 def _find_rule(rule: str) -> Rule | None:

@@ -339,12 +339,12 @@ def for_versions(deepspeed: str | None, accelerate: str | None) -> Iterator[None
     from zerokit.machine.versions import installed
 
     with ExitStack() as stack:
-        for name, named, room in (("deepspeed", deepspeed, tables), ("accelerate", accelerate, keys)):
-            version = named or installed(name)
+        for named, of in ((deepspeed, tables.TABLES), (accelerate, keys.TABLES)):
+            version = named or installed(of.name)
             if version is None:
                 continue  # the newest
             try:
-                stack.callback(room.restore, room.choose(version))
+                stack.enter_context(of.chosen(version))
             except InputError:
                 if named:
                     raise

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import contextvars
-import functools
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.linter.deepspeed.tables import nearest_table, tables
+from zerokit.linter.deepspeed.tables import Tables
 from zerokit.rules.types import ACCELERATE_VERSION
 
-_FOLDER = pathlib.Path(__file__).parent
-_chosen: contextvars.ContextVar[str] = contextvars.ContextVar("accelerate", default=ACCELERATE_VERSION)
+TABLES = Tables(pathlib.Path(__file__).parent, "accelerate", ACCELERATE_VERSION)
+key_list = TABLES.key_list
 LAUNCH = f"Accelerate {ACCELERATE_VERSION}, commands/launch.py"
 CONFIG = f"Accelerate {ACCELERATE_VERSION}, commands/config/config_args.py"
 PLUGIN = f"Accelerate {ACCELERATE_VERSION}, utils/dataclasses.py, DeepSpeedPlugin"
 PARALLELISM_PREFIX = "parallelism_config_"
 TRUTH_WORDS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
 """Taken for true or false (utils/environment.py, ``str_to_bool``), whatever their case."""
-
-
-def key_list() -> Mapping[str, Any]:
-    """The list of the version that is checked for; ``python -m tools.deepspeed_keys`` writes it."""
-    return _load(_chosen.get())
-
-
-def choose(version: str) -> contextvars.Token[str]:
-    """Check for another version from here on.
-
-    Raises:
-        InputError: there is no list for it.
-    """
-    return _chosen.set(nearest_table(version, tables(_FOLDER, "accelerate")))
-
-
-def restore(token: contextvars.Token[str]) -> None:
-    """Take a choice back."""
-    _chosen.reset(token)
-
-
-@functools.cache
-def _load(version: str) -> Mapping[str, Any]:
-    text = (_FOLDER / f"accelerate-{version}.json").read_text(encoding="utf-8")
-    loaded: Mapping[str, Any] = json.loads(text)
-    return loaded
 
 
 def fsdp_version(block: object) -> int:

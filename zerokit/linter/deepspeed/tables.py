@@ -2,35 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.errors import InputError
 
-_FOLDER = pathlib.Path(__file__).parent
-_chosen: contextvars.ContextVar[str] = contextvars.ContextVar("deepspeed", default=DEEPSPEED_VERSION)
 
+class Tables:
+    """The tables of keys of one package, in files beside each other: of one version at a time is checked.
 
-def key_list() -> Mapping[str, Any]:
-    """The table of the version that is checked for; ``python -m tools.deepspeed_keys`` writes it."""
-    return _load(_chosen.get())
+    Args:
+        folder: holds ``NAME-VERSION.json``, which ``python -m tools.deepspeed_keys`` writes.
+        default: the version that is checked for unless another is chosen.
+    """
 
+    def __init__(self, folder: pathlib.Path, name: str, default: str) -> None:
+        self._folder, self.name = folder, name
+        self._chosen = contextvars.ContextVar(name, default=default)
+        self._load = functools.cache(self._read)
 
-def has_key(dotted: str) -> bool:
-    """Whether DeepSpeed reads a key of this path: ``zero_optimization.stage``."""
-    block, _, name = dotted.rpartition(".")
-    return name in key_list()["blocks"].get(block, {"keys": ()})["keys"]
+    @functools.cached_property
+    def versions(self) -> Mapping[tuple[int, int], str]:
+        """The versions that there are tables of, by their minor version."""
+        found = [path.stem.partition("-")[2] for path in self._folder.glob(f"{self.name}-*.json")]
+        return {minor(text): text for text in sorted(found, key=minor)}
 
+    def version(self) -> str:
+        """The version whose table is read."""
+        return self._chosen.get()
 
-def version() -> str:
-    """The version whose table is read."""
-    return _chosen.get()
+    def key_list(self) -> Mapping[str, Any]:
+        """The table of the version that is checked for."""
+        return self._load(self._chosen.get())
+
+    @contextlib.contextmanager
+    def chosen(self, version: str) -> Iterator[None]:
+        """Inside, check for another version.
+
+        Raises:
+            InputError: there is no table for it.
+        """
+        token = self._chosen.set(nearest_table(version, self.versions))
+        try:
+            yield
+        finally:
+            self._chosen.reset(token)
+
+    def _read(self, version: str) -> Mapping[str, Any]:
+        text = (self._folder / f"{self.name}-{version}.json").read_text(encoding="utf-8")
+        loaded: Mapping[str, Any] = json.loads(text)
+        return loaded
 
 
 def minor(text: str) -> tuple[int, int]:
@@ -43,13 +71,6 @@ def minor(text: str) -> tuple[int, int]:
     if match is None:
         raise InputError(f"{text!r} is not a version; write one such as {DEEPSPEED_VERSION}")
     return int(match[1]), int(match[2])
-
-
-@functools.cache
-def tables(folder: pathlib.Path = _FOLDER, name: str = "deepspeed") -> Mapping[tuple[int, int], str]:
-    """The versions that there are tables of, by their minor version."""
-    versions = [path.stem.partition("-")[2] for path in folder.glob(f"{name}-*.json")]
-    return {minor(text): text for text in sorted(versions, key=minor)}
 
 
 def nearest_table(version: str, tables_by_release: Mapping[tuple[int, int], str]) -> str:
@@ -67,25 +88,14 @@ def nearest_table(version: str, tables_by_release: Mapping[tuple[int, int], str]
     return tables_by_release[requested]
 
 
-def choose(version: str) -> contextvars.Token[str]:
-    """Check for another version from here on.
-
-    Raises:
-        InputError: there is no table for it.
-    """
-    return _chosen.set(nearest_table(version, tables()))
+TABLES = Tables(pathlib.Path(__file__).parent, "deepspeed", DEEPSPEED_VERSION)
+key_list, version = TABLES.key_list, TABLES.version
 
 
-def restore(token: contextvars.Token[str]) -> None:
-    """Take a choice back."""
-    _chosen.reset(token)
-
-
-@functools.cache
-def _load(version: str) -> Mapping[str, Any]:
-    text = (_FOLDER / f"deepspeed-{version}.json").read_text(encoding="utf-8")
-    loaded: Mapping[str, Any] = json.loads(text)
-    return loaded
+def has_key(dotted: str) -> bool:
+    """Whether DeepSpeed reads a key of this path: ``zero_optimization.stage``."""
+    block, _, name = dotted.rpartition(".")
+    return name in key_list()["blocks"].get(block, {"keys": ()})["keys"]
 
 
 _COMMON_NAMES = frozenset((

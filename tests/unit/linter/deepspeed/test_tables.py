@@ -19,26 +19,20 @@ GOOD = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
 @pytest.fixture(autouse=True)
 def newest() -> object:
     """What a test chooses does not last."""
-    tokens = tables.choose("0.19.8"), keys.choose("1.15.0")
-    yield
-    tables.restore(tokens[0])
-    keys.restore(tokens[1])
+    with tables.TABLES.chosen("0.19.8"), keys.TABLES.chosen("1.15.0"):
+        yield
 
 
 def rules(config: dict[str, object], version: str, folder: Path) -> set[str]:
     path = folder / "ds.json"
     path.write_text(json.dumps(config))
-    token = tables.choose(version)
-    try:
+    with tables.TABLES.chosen(version):
         return {f.rule for f in check_files([str(path)])[0].findings if f.severity != "note"}
-    finally:
-        tables.restore(token)
 
 
 def test_there_are_tables_of_four_minor_versions_of_each() -> None:
-    assert {(0, 16), (0, 17), (0, 18), (0, 19)} <= set(tables.tables())
-    folder = Path(keys.__file__).parent
-    assert {(1, 12), (1, 13), (1, 14), (1, 15)} <= set(tables.tables(folder, "accelerate"))
+    assert {(0, 16), (0, 17), (0, 18), (0, 19)} <= set(tables.TABLES.versions)
+    assert {(1, 12), (1, 13), (1, 14), (1, 15)} <= set(keys.TABLES.versions)
 
 
 def test_the_minor_version_decides_and_a_newer_one_gets_the_newest() -> None:
