@@ -42,14 +42,16 @@ class JobScript:
 
 
 @frozen_dataclass
-class ConfiguredScript:
-    """The script of a job: its path and arguments, those that name the configuration included; ``style``: how
-    it is told of its configuration beyond that (``none``: the command says all); and the DeepSpeed file that
-    it is given."""
+class LaunchedScript:
+    """The script of a job: its plan, its path and arguments, those that name the configuration included;
+    ``style``: how it is told of its configuration beyond that (``none``: the command says all); the DeepSpeed
+    file that it is given, and the job's variables."""
 
+    plan: PlanFile
     style: str
     command: Sequence[str]
     config: Path
+    environment: dict[str, str]
 
 
 def deepspeed_json(folder: str, variant: str) -> str:
@@ -105,14 +107,14 @@ def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say:
     """
     jobs.check_sbatch(job_name, time_limit)
     minutes = None if time_limit is None else jobs.read_time_limit(time_limit)
-    plan, launched, environment = _launched(job, say, said_first=minutes)
+    launched = _launched(job, say, said_first=minutes)
     return jobs.sbatch_script(
-        plan.strategy(),
-        plan.nodes,
+        launched.plan.strategy(),
+        launched.plan.nodes,
         launched.command,
         ds_config_path=str(launched.config),
         style=launched.style,
-        environment=environment,
+        environment=launched.environment,
         job_name=job_name,
         time_limit=time_limit,
     )
@@ -126,7 +128,8 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     jobs.check_kubernetes(name, image, gpu_resource)
-    plan, launched, environment = _launched(job, say, config=Path(jobs.CONFIG_IN_POD))
+    launched = _launched(job, say, config=Path(jobs.CONFIG_IN_POD))
+    plan = launched.plan
     variant = launched.style if launched.style in VARIANTS else "raw"
     return jobs.kubernetes_manifest(
         plan.strategy(),
@@ -135,7 +138,7 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
         image=image,
         ds_config=deepspeed_config(plan.strategy(), _job(plan), variant=variant),
         style=launched.style,
-        environment=environment,
+        environment=launched.environment,
         name=name,
         gpu_resource=gpu_resource,
     )
@@ -143,15 +146,16 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
 
 def _launched(
     job: JobScript, say: Say, *, config: Path | None = None, said_first: str | None = None
-) -> tuple[PlanFile, ConfiguredScript, dict[str, str]]:
-    """The plan, its script as it will be started, and the job's variables. The script is read before any plan
-    is named: one of its arguments may say which.
+) -> LaunchedScript:
+    """The script as it will be started, with what ``launch`` would add. It is read before any plan is named:
+    one of its arguments may say which. ``config``: the file that it is given; None: the plan's.
 
     Raises:
-        InputError: as of :func:`sbatch_script`, or an option of the command stands among its arguments.
+        InputError: as of :func:`sbatch_script`; the script contradicts the plan, or cannot run it, or an
+            option of the command stands among its arguments.
     """
-    variables = jobs.read_variables(job.variables)
-    facts = _facts(Path(job.script[0]), job.style)
+    variables, path = jobs.read_variables(job.variables), Path(job.script[0])
+    facts = _facts(path, job.style)
     target = Target(script=job.script[0], module=None, arguments=tuple(job.script[1:]))
     notes = plan_agreement.read_of_source(facts, target, job.command)[1]
     plan = read_plan_file(job.folder)
@@ -159,52 +163,34 @@ def _launched(
         raise InputError(
             f"⟨plan⟩ {job.folder}: it is for CPU ranks of one machine; plan for GPUs, with --gpu"
         )
-    environment = {**plan.environment, **variables}
     for note in (f"{job.folder}: {plan.title}", *filter(None, [said_first]), *notes):
         say(note)
-    return plan, _configure(plan, job, facts, target, say=say, config=config), environment
-
-
-def _configure(
-    plan: PlanFile, job: JobScript, facts: ScriptFacts, target: Target, *, say: Say, config: Path | None
-) -> ConfiguredScript:
-    """How a script takes its configuration (None: the plan's), and its whole command: what ``launch`` would
-    add is added.
-
-    Raises:
-        InputError: the script takes none, contradicts the plan, or cannot run it.
-    """
-    script, style, path = job.script, job.style, Path(job.script[0])
-    resolved_style = facts.style if style == "auto" else style
-    if style == "auto" and resolved_style != "none":
-        say(f"{path} is taken as {STYLE_WORDS[resolved_style]}: {facts.why}")
-    if resolved_style == "none" and style == "auto":
+    style = facts.style if job.style == "auto" else job.style
+    if job.style == "auto" and style == "none":
         raise InputError(f"{path}: {facts.why}; say how it takes its configuration with ⟨style⟩")
-    file = config or _config(plan, resolved_style)
-    added: list[str] = []
-    if resolved_style != "none":
-        options = ScriptOptions.read(facts, resolved_style, target.arguments)
-        planned = PlannedCommand(plan, target)
+    if job.style == "auto":
+        say(f"{path} is taken as {STYLE_WORDS[style]}: {facts.why}")
+    file, added = config or _config(plan, style), list[str]()
+    if style != "none":
+        options, planned = ScriptOptions.read(facts, style, target.arguments), PlannedCommand(plan, target)
         agreed = plan_agreement.agree(
             planned, options, read_plan(str(plan.folder))[1], on_cpu=False, no_arguments=job.no_arguments,
             accept_mismatch=job.accept_mismatch, writes_here=config is None,
         )  # fmt: skip
         added = [*agreed.added, *script_options(options, file)]
-        not_rehearsed = None
-        if not facts.unreadable:
-            not_rehearsed = planned.note(resolved_style, None, agreed)
+        not_rehearsed = None if facts.unreadable else planned.note(style, None, agreed)
         for note in (*agreed.notes, *filter(None, [not_rehearsed])):
             say(note)
-    if resolved_style == "trainer" and not facts.parses_training_arguments:
+    if style == "trainer" and not facts.parses_training_arguments:
         say(
             "nothing is added to the script's arguments, as it is not seen to parse TrainingArguments; the "
             f"plan assumes: {shlex.join(plan.trainer_arguments)}"
         )
     # a raw script has its options now; the others get theirs by the environment
-    return ConfiguredScript(
-        style="none" if resolved_style == "raw" else resolved_style,
-        command=[*script, *added],
-        config=file,
+    style = "none" if style == "raw" else style
+    environment = {**plan.environment, **variables}
+    return LaunchedScript(
+        plan=plan, style=style, command=[*job.script, *added], config=file, environment=environment
     )
 
 

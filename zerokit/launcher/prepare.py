@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement, decide_placement, threads_of_rank
-from zerokit.launcher.rehearsed_plan import NOT_ASKED, Agreement, PlannedCommand
+from zerokit.launcher.rehearsed_plan import Agreement, PlannedCommand
 from zerokit.launcher.run_folder import COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
@@ -56,17 +56,16 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     preflight.check_versions(options.launcher, style)
     planned = PlannedCommand(plan, target) if plan is not None else None
     own = ScriptOptions.read(facts, style, target.arguments)
-    configured = _configured(options, planned, config, own, placement)
-    agreed, on_cpu = configured.agreed, placement.devices.kind == "cpu"
-    if on_cpu and configured.config is not None:
-        preflight.check_stage_on_cpu(configured.config, placement.ranks)
+    agreed, on_cpu = _agreed(options, planned, config, own, placement), placement.devices.kind == "cpu"
+    if on_cpu and agreed.config is not None:
+        preflight.check_stage_on_cpu(agreed.config, placement.ranks)
     not_rehearsed = planned.note(style, None if dry_run else run_dir, agreed) if planned is not None else None
     stays_unrehearsed = options.no_rehearsal or options.rehearsal_seconds == 0
     if not (dry_run or on_cpu or stays_unrehearsed or agreed.unlike):
         not_rehearsed = None  # it is rehearsed now, and nothing is to be planned otherwise
-    threads = threads_of_rank(configured.config, placement, os.environ)
-    notes += [*configured.notes, *filter(None, (not_rehearsed, *locks.stale_lock_warnings(), threads.note))]
-    config_path = run_dir / CONFIG_FILE if configured.config is not None else None
+    threads = threads_of_rank(agreed.config, placement, os.environ)
+    notes += [*agreed.notes, *filter(None, (not_rehearsed, *locks.stale_lock_warnings(), threads.note))]
+    config_path = run_dir / CONFIG_FILE if agreed.config is not None else None
     added = commands.script_options(own, config_path)
     setup = commands.ScriptSetup(
         script=own, arguments=[*agreed.added, *added], config=config_path,
@@ -84,11 +83,11 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         cwd=Path.cwd(),
         run_dir=run_dir,
         host=socket.gethostname(),
-        config=configured.config,
+        config=agreed.config,
         plan=planned.content if planned is not None else None,
         plan_file=plan.path if plan is not None else None,
         planned_ranks=planned_ranks,
-        held_to=configured.held_to,
+        held_to=agreed.held_to,
         predicted_peak_bytes=peak if isinstance(peak, int) and not on_cpu else None,
         style=style,
         added_arguments=agreed.added,
@@ -102,23 +101,13 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Configured:
-    """A DeepSpeed configuration as the script gets it, and what its plan holds the run to."""
-
-    config: dict[str, Any] | None
-    notes: tuple[str, ...]
-    held_to: dict[str, Any] | None = None
-    agreed: Agreement = NOT_ASKED
-
-
-def _configured(
+def _agreed(
     options: LaunchOptions,
     planned: PlannedCommand | None,
     config: dict[str, Any] | None,
     own: ScriptOptions,
     placement: Placement,
-) -> _Configured:
+) -> Agreement:
     """What the script runs with: the plan's file, the one that ⟨deepspeed⟩ names, or its own."""
     facts, style = own.facts, own.style
     ranks, kind = placement.ranks, placement.devices.kind
@@ -137,7 +126,7 @@ def _configured(
     refused = argument_warnings.refused_bf16(own) if planned is None and kind == "cpu" else None
     on_cpu = () if refused is None else (f"warning: {refused}",)
     if config is None:
-        return _Configured(config=None, notes=(*plan_agreement.of_arguments(own, ranks), *on_cpu))
+        return Agreement(config=None, notes=(*plan_agreement.of_arguments(own, ranks), *on_cpu))
     on_device = adapted_for("none")
     if planned is None:  # the user's own file: what runs on CPU ranks is all that may be changed
         name, accept_mismatch = str(options.deepspeed), options.accept_mismatch
@@ -149,7 +138,7 @@ def _configured(
             name, own, on_device.config, on_cpu=kind == "cpu", accept_mismatch=accept_mismatch
         )
         notes = (*warnings, *unlike, *on_cpu, *adapted_notes(name, on_device))
-        return _Configured(config=on_device.config, notes=notes)
+        return Agreement(config=on_device.config, notes=notes)
     agreed = plan_agreement.agree(
         planned,
         own,
@@ -163,11 +152,11 @@ def _configured(
     reads_it = own.own_deepspeed_file is None
     # what these devices cannot do is no difference: fp16 on CPU ranks
     chosen = {**planned.plan.chosen, "precision": adapt_config.precision(on_device.config)}
-    return _Configured(
+    return replace(
+        agreed,
         config=adapted.config,
         held_to={**planned.content, "chosen": chosen},
         notes=(*agreed.notes, *(adapted_notes(f"the run's {CONFIG_FILE}", adapted) if reads_it else ())),
-        agreed=agreed,
     )
 
 

@@ -116,6 +116,8 @@ class Agreement:
         words: of options that a plan with the script takes beside the plan's own.
         is_refused: no plan is made with the script and these arguments: it ends at one of them, or they name
             a DeepSpeed file, with which it would train whatever the plan.
+        config: the DeepSpeed configuration as the script gets it; None: it is given none.
+        held_to: the plan that a run is held to.
     """
 
     added: tuple[str, ...] = ()
@@ -123,6 +125,8 @@ class Agreement:
     unlike: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     is_refused: bool = False
+    config: dict[str, Any] | None = None
+    held_to: dict[str, Any] | None = None
 
 
 NOT_ASKED = Agreement()

@@ -288,12 +288,6 @@ class Probe:
             self._step_times.done(self.micro_steps)
             self._step_ended = True
 
-    def _watch_growth(self) -> None:
-        self._growth["host"].observe(self.steps, self._host_rss_bytes)
-        if self.cuda is not None and self.cuda.devices:
-            used = sum(state.allocated_bytes for state in self.cuda.devices.values())
-            self._growth["gpu"].observe(self.steps, used)
-
     def sample_host(self) -> None:
         """Between phase changes: charge resident memory to the running phases."""
         with self._lock:
@@ -336,7 +330,10 @@ class Probe:
         self._mixed = False
         if self._step_ended:
             self._step_ended = False
-            self._watch_growth()
+            self._growth["host"].observe(self.steps, self._host_rss_bytes)
+            if self.cuda is not None and self.cuda.devices:
+                used = sum(state.allocated_bytes for state in self.cuda.devices.values())
+                self._growth["gpu"].observe(self.steps, used)
         self._budget.spend(time.perf_counter() - began)
 
     def _charge(self, peaks: Peaks) -> None:
