@@ -30,8 +30,8 @@ from zerokit.planner.effects import IN_FILE
 from zerokit.planner.options import OPTIONS
 from zerokit.report.oom_advice import BLIND_SHARE, larger_than_memory, share_that_fits
 from zerokit.report.predicted import PredictAgain, PredictedAgain, plan_as_ran
-from zerokit.report.schema import NextPlan, RunReport
-from zerokit.report.what_ran import Difference, chosen_as_ran
+from zerokit.report.schema import Difference, NextPlan, RunReport
+from zerokit.report.what_ran import chosen_as_ran
 from zerokit.temporary import temporary_folder
 from zerokit.units import format_gib, parse_bytes
 

@@ -19,7 +19,8 @@ from zerokit.report.measured import (
     reached_end_of,
     worst_rank,
 )
-from zerokit.report.what_ran import Difference, chosen_as_ran, differences, options_to_plan
+from zerokit.report.schema import Difference
+from zerokit.report.what_ran import chosen_as_ran, differences, options_to_plan
 
 Report = Mapping[str, Any]
 Plan = Mapping[str, Any]

@@ -11,8 +11,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
 
+from zerokit.domain.job import Lora
 from zerokit.errors import ExitCode, FileInputError
 from zerokit.files import read_regular
 from zerokit.messages import printable
@@ -133,14 +134,16 @@ class RankPair(Pair):
     rank: Count
 
 
-class Differing(_Part):
-    """One thing that ran otherwise than planned."""
+class Difference(_Part):
+    """One thing that ran otherwise than planned: ``text`` says both values, ``option`` is that of ``zerokit
+    plan`` and ``estimate``, if any, and ``lora`` the adapters that ran, where they are the difference."""
 
     what: str
     planned: str
     ran: str
     option: str | None = None
     text: str
+    lora: SkipValidation[Lora | None] = Field(default=None, exclude=True)
 
 
 class BareLoop(_Part):
@@ -182,7 +185,7 @@ class Predicted(_Part):
     min_vram_bytes: Bytes | None = None
     per_rank: list[RankPair] = []
     note: str | None = None
-    differences: list[Differing] = []
+    differences: list[Difference] = []
     predicted_for: Literal["plan", "what ran"] | None = "plan"
     predicted_by: Literal["plan", "estimate", "rehearsal"] | None = None
     not_predicted: str | None = None
@@ -368,11 +371,24 @@ class Hang(_Part):
 
 
 class RunNote(_Part):
-    """A problem of the training, for programs; ``level`` is ``error`` where the run is no success for it."""
+    """What makes a training doubtful; ``id`` stays, though the figures of ``text`` change, which says
+    what was seen, and after a semicolon what to do. An ``error``: the run trained nothing, or something else
+    than its code says, and is no success."""
 
     id: str
     level: Literal["error", "warning"]
     text: str
+    topic: str = "training"
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is no success."""
+        return self.level == "error"
+
+    @property
+    def what(self) -> str:
+        """What was seen, without the advice."""
+        return self.text.partition("; ")[0]
 
 
 class RunReport(_Part):

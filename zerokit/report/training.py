@@ -6,11 +6,11 @@ import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from zerokit.domain.settings import SETTINGS, is_equal
+from zerokit.report.schema import RunNote
 from zerokit.units import counted, format_seconds
-from zerokit.values import frozen_dataclass
 
 _Ticks = Mapping[int, Mapping[str, Any]]
 
@@ -20,39 +20,20 @@ _SAME_LOSSES = 10
 _MOST_OF = 0.9  # of a run: what is so in its last steps alone may be a training that has converged
 
 
-@frozen_dataclass
-class Finding:
-    """One thing that makes a training doubtful.
-
-    Attributes:
-        id: stays, though the figures of ``text`` change.
-        text: what was seen; after a semicolon what to do.
-        is_certain: the run trained nothing, or something else than its code says: no success.
-    """
-
-    id: str
-    text: str
-    is_certain: bool = False
-
-    @property
-    def what(self) -> str:
-        """What was seen, without the advice."""
-        return self.text.partition("; ")[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For ``report.json``."""
-        level = "error" if self.is_certain else "warning"
-        return {"id": self.id, "level": level, "topic": "training", "text": self.text}
+def finding(id: str, text: str, *, is_certain: bool = False) -> RunNote:
+    """A note on the training; ``is_certain``: it makes the run no success."""
+    level: Literal["error", "warning"] = "error" if is_certain else "warning"
+    return RunNote(id=id, level=level, topic="training", text=text)
 
 
-def findings(ticks: _Ticks, *, is_accepted: bool = False) -> list[Finding]:
+def findings(ticks: _Ticks, *, is_accepted: bool = False) -> list[RunNote]:
     """What the newest account of each rank says of the training, the certain first. ``is_accepted``: values
     of the code that the run does not have were accepted."""
     found = [
         *_skipped(ticks), *_losses(ticks), *_same_batches(ticks),
         *of_script(ticks, is_accepted=is_accepted),
     ]  # fmt: skip
-    return sorted(found, key=lambda finding: not finding.is_certain)
+    return sorted(found, key=lambda note: not note.is_certain)
 
 
 def _account(tick: Mapping[str, Any], name: str = "learning") -> Mapping[str, Any]:
@@ -76,7 +57,7 @@ def _everywhere(ticks: _Ticks, name: str, of: str, fewest: int = _FEWEST) -> boo
     return bool(saw) and all(_count(tick, name) >= max(fewest, _MOST_OF * _count(tick, of)) for tick in saw)
 
 
-def _losses(ticks: _Ticks) -> Iterator[Finding]:
+def _losses(ticks: _Ticks) -> Iterator[RunNote]:
     """Losses that are unusable, or always the same, and steps that change nothing."""
     count, rank = _most(ticks, "not_finite")
     if count >= _FEWEST:
@@ -85,7 +66,7 @@ def _losses(ticks: _Ticks) -> Iterator[Finding]:
             "data, a division by zero (labels that are all ignored), or a learning rate that is too high"
         )
         saw = [tick for tick in ticks.values() if _count(tick, "losses")]
-        yield Finding(
+        yield finding(
             id="loss-not-finite", text=text,
             is_certain=all(_count(tick, "not_finite") >= _FEWEST for tick in saw),
         )  # fmt: skip
@@ -97,7 +78,7 @@ def _losses(ticks: _Ticks) -> Iterator[Finding]:
             "labels that are all ignored, a loss cut off from the model (detach, no_grad), or frozen weights"
         )
         certain = _everywhere(ticks, "zero_gradients", "norms")
-        yield Finding(id="gradients-zero", text=text, is_certain=certain)
+        yield finding(id="gradients-zero", text=text, is_certain=certain)
     count, rank = _most(ticks, "zero_rates")
     zero_rate = _everywhere(ticks, "zero_rates", "rates") and count == _count(ticks[rank], "rates")
     if zero_rate:
@@ -105,7 +86,7 @@ def _losses(ticks: _Ticks) -> Iterator[Finding]:
             f"the learning rate was 0 in all {count} steps (rank {rank}): the weights never changed; give "
             "the optimizer a learning rate, and step the scheduler that warms it up"
         )
-        yield Finding(id="learning-rate-zero", text=text, is_certain=True)
+        yield finding(id="learning-rate-zero", text=text, is_certain=True)
     count, rank = _most(ticks, "same")
     if count >= _SAME_LOSSES and not zero:
         text = (
@@ -117,10 +98,10 @@ def _losses(ticks: _Ticks) -> Iterator[Finding]:
         certain = certain and any(
             _everywhere(ticks, f"same_{of}", of, _SAME_LOSSES) for of in ("norms", "weights")
         )
-        yield Finding(id="loss-constant", text=text, is_certain=certain)
+        yield finding(id="loss-constant", text=text, is_certain=certain)
 
 
-def _same_batches(ticks: _Ticks) -> Iterator[Finding]:
+def _same_batches(ticks: _Ticks) -> Iterator[RunNote]:
     """Data-parallel ranks whose first losses are the same; tensor parallel peers rightly have the same."""
     batches = {
         (account.get("first_losses"), account.get("data_parallel"))
@@ -131,7 +112,7 @@ def _same_batches(ticks: _Ticks) -> Iterator[Finding]:
     losses, data_parallel = batches.pop()
     if not isinstance(losses, str) or data_parallel != len(ticks):
         return
-    yield Finding(
+    yield finding(
         id="same-batches",
         text=f"all {len(ticks)} ranks computed the same losses from the first on: they seem to read the same "
         "batches, which trains no more than one rank would; give each rank its own part of the data "
@@ -139,7 +120,7 @@ def _same_batches(ticks: _Ticks) -> Iterator[Finding]:
     )
 
 
-def _skipped(ticks: _Ticks) -> Iterator[Finding]:
+def _skipped(ticks: _Ticks) -> Iterator[RunNote]:
     counts = [
         (int(tick.get("skipped_steps") or 0), int(tick.get("steps") or 0), rank)
         for rank, tick in sorted(ticks.items())
@@ -151,7 +132,7 @@ def _skipped(ticks: _Ticks) -> Iterator[Finding]:
         fault = f"all {steps} optimizer steps were skipped (rank {rank}): the weights never changed"
     else:
         fault = f"{skipped} of {steps} optimizer steps were skipped (rank {rank})"
-    yield Finding(
+    yield finding(
         id="steps-skipped",
         text=f"{fault}; DeepSpeed skips a step whose gradients are not finite. Use bf16, a lower learning "
         "rate or initial_scale_power, or look for NaN in the data",
@@ -162,21 +143,21 @@ def _skipped(ticks: _Ticks) -> Iterator[Finding]:
 # ---- what the script does with its engine
 
 
-def of_script(ticks: _Ticks, *, is_accepted: bool = False) -> Iterator[Finding]:
+def of_script(ticks: _Ticks, *, is_accepted: bool = False) -> Iterator[RunNote]:
     """What a script does that its engine does otherwise, by the first rank that saw it."""
     for name, tell in _OF_SCRIPT.items():
         facts = next(
             (facts for tick in ticks.values() if (facts := _account(tick, "training").get(name))), None
         )
-        finding = None
+        note = None
         with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):  # a damaged file
-            finding = tell(facts, ticks) if facts else None
-        if finding is not None:
+            note = tell(facts, ticks) if facts else None
+        if note is not None:
             accepted = is_accepted and name in ("asked", "clipping")
-            yield finding if not accepted else Finding(id=finding.id, text=finding.text)
+            yield note if not accepted else finding(note.id, note.text)
 
 
-def _lost(facts: Mapping[str, Any], _: _Ticks) -> Finding:
+def _lost(facts: Mapping[str, Any], _: _Ticks) -> RunNote:
     passes, lost, stage = facts["passes"], facts["lost"], facts["stage"]
     kept = "only the last one's count" if lost == passes - 1 else f"those of {lost} are lost"
     text = (
@@ -185,10 +166,10 @@ def _lost(facts: Mapping[str, Any], _: _Ticks) -> Finding:
         "accumulates less than the script; set gradient_accumulation_steps to the passes of a step and call "
         "engine.step() after each, or call engine.set_gradient_accumulation_boundary(is_last) before each"
     )
-    return Finding(id="gradients-overwritten", text=text, is_certain=True)
+    return finding(id="gradients-overwritten", text=text, is_certain=True)
 
 
-def _short(facts: Mapping[str, Any], _: _Ticks) -> Finding | None:
+def _short(facts: Mapping[str, Any], _: _Ticks) -> RunNote | None:
     passes, accumulation, steps = facts["passes"], facts["accumulation"], facts["steps"]
     if steps < _FEWEST:
         return None
@@ -198,10 +179,10 @@ def _short(facts: Mapping[str, Any], _: _Ticks) -> Finding | None:
         f"{passes}/{accumulation} of what they should be; use `with accelerator.accumulate(model)`, or "
         f"set gradient_accumulation_steps to {passes}"
     )
-    return Finding(id="gradients-divided", text=text, is_certain=True)
+    return finding(id="gradients-divided", text=text, is_certain=True)
 
 
-def _unasked(facts: Mapping[str, Any], _: _Ticks) -> Finding | None:
+def _unasked(facts: Mapping[str, Any], _: _Ticks) -> RunNote | None:
     steps, asked = facts["steps"], facts["asked"]
     if steps < _FEWEST:
         return None
@@ -210,10 +191,10 @@ def _unasked(facts: Mapping[str, Any], _: _Ticks) -> Finding | None:
         "steps by itself; accumulate with `with accelerator.accumulate(model)`, and set "
         "gradient_accumulation_steps in Accelerator and in the DeepSpeed file"
     )
-    return Finding(id="steps-unasked", text=text, is_certain=True)
+    return finding(id="steps-unasked", text=text, is_certain=True)
 
 
-def _asked(asked: Sequence[Mapping[str, Any]], _: _Ticks) -> Finding | None:
+def _asked(asked: Sequence[Mapping[str, Any]], _: _Ticks) -> RunNote | None:
     # an accumulation of one is what Accelerate has where nobody says it, and right for `accumulate`
     said = (one for one in asked if (one["setting"], one["code"]) != ("gradient_accumulation", 1))
     unlike = [one for one in said if not is_equal(one["engine"], one["code"])]
@@ -224,14 +205,14 @@ def _asked(asked: Sequence[Mapping[str, Any]], _: _Ticks) -> Finding | None:
         for one in unlike
     )
     names = {one["setting"] for one in unlike}
-    return Finding(
+    return finding(
         id="accumulation-ignored" if names == {"gradient_accumulation"} else "setting-ignored",
         text=f"{', '.join(told)}: the DeepSpeed configuration counts; give both the same value",
         is_certain=True,
     )
 
 
-def _clipping(facts: Mapping[str, Any], ticks: _Ticks) -> Finding:
+def _clipping(facts: Mapping[str, Any], ticks: _Ticks) -> RunNote:
     limit, ran = facts["limit"], facts["ran"]
     has = f"gradient_clipping {ran:g}" if ran else "no gradient_clipping"
     fix = f"set gradient_clipping to {limit:g} there" if facts["is_norm"] else "set gradient_clipping there"
@@ -243,10 +224,10 @@ def _clipping(facts: Mapping[str, Any], ticks: _Ticks) -> Finding:
         norm for tick in ticks.values() if isinstance(norm := _account(tick).get("most_norm"), int | float)
     ]
     reached = max(norms, default=0.0) > min(limit, ran or limit)  # else neither would have clipped
-    return Finding(id="clipping-ignored", text=text, is_certain=reached and not facts.get("by_trainer"))
+    return finding(id="clipping-ignored", text=text, is_certain=reached and not facts.get("by_trainer"))
 
 
-def _saves(saves: Sequence[Mapping[str, Any]], _: _Ticks) -> Finding:
+def _saves(saves: Sequence[Mapping[str, Any]], _: _Ticks) -> RunNote:
     facts = saves[0]
     lacks = (
         f"{facts['empty']:,} of {facts['tensors']:,} tensors are empty"
@@ -259,7 +240,7 @@ def _saves(saves: Sequence[Mapping[str, Any]], _: _Ticks) -> Finding:
         "save what accelerator.get_state_dict(model) returns on all ranks, or call engine.save_16bit_model "
         "(stage3_gather_16bit_weights_on_model_save) on all ranks"
     )
-    return Finding(id="saved-weights-empty", text=text, is_certain=True)
+    return finding(id="saved-weights-empty", text=text, is_certain=True)
 
 
 _OF_SCRIPT: Mapping[str, Any] = {

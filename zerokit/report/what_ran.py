@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from zerokit.domain import planning_again
@@ -15,6 +14,7 @@ from zerokit.domain.settings import BY_OPTION, SETTINGS, Setting, Stated, compar
 from zerokit.domain.trainers import TRAINERS, Trainer
 from zerokit.errors import InputError
 from zerokit.report.measured import had_engine
+from zerokit.report.schema import Difference
 from zerokit.units import counted, parse_count
 
 Facts = Mapping[str, Any]
@@ -38,24 +38,6 @@ _OF_A_COMMAND = (
 _SAID_BY_THEIR_VALUE = {row.option for row in SETTINGS.values() if row.decides_run} | {"seq-len"}
 """Options of ``plan`` whose value is a difference's."""
 _SPELLING = re.compile(r"^(deepspeedcpu|fused|paged|apex)+|_?32bit$")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One thing that ran otherwise than planned: ``text`` says both values, ``option`` is that of ``zerokit
-    plan`` and ``estimate``, if any, and ``lora`` the adapters that ran, where they are the difference."""
-
-    what: str
-    planned: str
-    ran: str
-    option: str | None
-    text: str
-    lora: Lora | None = None
-
-    def to_dict(self) -> dict[str, str | None]:
-        """For ``report.json``."""
-        return {"what": self.what, "planned": self.planned, "ran": self.ran, "option": self.option,
-                "text": self.text}  # fmt: skip
 
 
 def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from zerokit.report.what_ran import Difference, options_to_plan
+from zerokit.report.schema import Difference
+from zerokit.report.what_ran import options_to_plan
 
 CHOSEN = {"micro_batch": 2, "gradient_accumulation": 2, "data_parallel": 2}
 REQUEST = {"model": "mistral-7b", "method": "lora", "gpus": "2", "gpu": "l40s", "global-batch": "8"}

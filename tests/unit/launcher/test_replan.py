@@ -20,8 +20,7 @@ from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.replan import predict_again, predictor
-from zerokit.report.schema import RunReport
-from zerokit.report.what_ran import Difference
+from zerokit.report.schema import Difference, RunReport
 from zerokit.script.entry_points import Target
 
 GIB = 1 << 30

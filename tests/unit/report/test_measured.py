@@ -15,7 +15,7 @@ from zerokit.report import measured
 from zerokit.report.html import render_html
 from zerokit.report.measured import LONGEST, short_hosts, wants_rehearsal
 from zerokit.report.predicted import PredictedAgain
-from zerokit.report.schema import Differing, Predicted, RunReport
+from zerokit.report.schema import Difference, Predicted, RunReport
 from zerokit.report.words import difference_lines
 
 
@@ -168,7 +168,7 @@ def test_a_plan_of_another_command_is_named_as_such(tmp_path: Path) -> None:
 
 
 def test_another_job_than_the_rehearsed_ones_names_the_command_too() -> None:
-    differing = Differing(what="model", planned="2", ran="3", text="the model has 3 parameters")
+    differing = Difference(what="model", planned="2", ran="3", text="the model has 3 parameters")
     lines = difference_lines(
         Predicted(kind="gpu_memory", rank=0, differences=[differing], predicted_for=None,
                   rehearsed_with="dpo.py: --model a, not b")

@@ -18,12 +18,12 @@ from zerokit.launcher.verdict.evidence import Evidence, RankExit
 from zerokit.launcher.verdict.rank_end import RankEnd, failed_alike, left_problems, rank_end, settle
 from zerokit.launcher.verdict.rank_view import RankView, recorded
 from zerokit.launcher.verdict.why_hung import unlike_sizes
-from zerokit.report.schema import Outcome, RankState, signal_name
-from zerokit.report.training import Finding, find_straggler, findings, why_unknown
+from zerokit.report.schema import Outcome, RankState, RunNote, signal_name
+from zerokit.report.training import find_straggler, finding, findings, why_unknown
 from zerokit.units import counted, few, ranks_named
 
 
-def training_findings(logs: Mapping[int, RankLog], *, is_accepted: bool = False) -> list[Finding]:
+def training_findings(logs: Mapping[int, RankLog], *, is_accepted: bool = False) -> list[RunNote]:
     """What makes the training of these ranks doubtful, and the rank that is waited for. ``is_accepted``:
     values of the code that the run does not have were accepted."""
     ticks = {rank: log.last("end", "tick") or {} for rank, log in sorted(logs.items())}
@@ -32,14 +32,14 @@ def training_findings(logs: Mapping[int, RankLog], *, is_accepted: bool = False)
     straggler, unknown = find_straggler(ticks), why_unknown(ticks)
     found = [*_no_step(logs), *findings(ticks, is_accepted=is_accepted)]
     return [
-        *([Finding(id="unlike-collective", text=unlike)] if unlike else []),
+        *([finding(id="unlike-collective", text=unlike)] if unlike else []),
         *found,
-        *([Finding(id="straggler", text=str(straggler))] if straggler is not None else []),
-        *([Finding(id="waits-unmeasured", text=unknown)] if unknown else []),
+        *([finding(id="straggler", text=str(straggler))] if straggler is not None else []),
+        *([finding(id="waits-unmeasured", text=unknown)] if unknown else []),
     ]
 
 
-def _no_step(logs: Mapping[int, RankLog]) -> list[Finding]:
+def _no_step(logs: Mapping[int, RankLog]) -> list[RunNote]:
     """A DeepSpeed engine came up, and every rank finished without one of its steps."""
     ends = [log.last("end") for log in logs.values()]
     if not ends or not all(end is not None and end.get("state") == "finished" for end in ends):
@@ -52,7 +52,7 @@ def _no_step(logs: Mapping[int, RankLog]) -> list[Finding]:
         f"no training step was seen: {ran}, and no optimizer step; give it more data or steps, or a smaller "
         "gradient accumulation"
     )
-    return [Finding(id="no-step", text=text, is_certain=micro_steps > 0)]
+    return [finding(id="no-step", text=text, is_certain=micro_steps > 0)]
 
 
 def warnings_of(engine: Mapping[str, Any]) -> list[str]:
@@ -247,11 +247,11 @@ def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
     if any(end.state is RankState.STOPPED for end in ends):
         return _judge_stopped(evidence, ends)
     found = training_findings(evidence.logs, is_accepted=evidence.is_accepted)
-    certain = next((finding for finding in found if finding.is_certain), None)
+    certain = next((note for note in found if note.is_certain), None)
     if certain is not None:
         return _held_to_plan(evidence, _verdict(Outcome.TRAINED_OTHERWISE, certain.text))
     why = f"{_all_ranks(evidence)} finished"
-    doubtful = [*(finding.what for finding in found if finding.id not in _OF_SPEED), *left_problems(ends)]
+    doubtful = [*(note.what for note in found if note.id not in _OF_SPEED), *left_problems(ends)]
     if doubtful:
         why += f", but {doubtful[0].partition('; ')[0]}"
     return _held_to_plan(evidence, _verdict(Outcome.OK, why))
