@@ -126,7 +126,8 @@ def _environment(
     setting[rank_start.WORKING_FOLDER] = folder
     python_path = base.get("PYTHONPATH", "")
     if python_path:
-        python_path = rank_start.absolute_python_path(python_path, folder)
+        entries = python_path.split(os.pathsep)  # an empty one is the folder
+        python_path = os.pathsep.join(os.path.join(folder, one) if one else folder for one in entries)  # noqa: PTH118
         setting["PYTHONPATH"] = python_path
     setting[rank_start.PYTHON_PATH] = python_path
     setting["ZEROKIT_DEVICE"] = devices.kind

@@ -70,7 +70,10 @@ def reserve(requested: int | None = None) -> Iterator[int]:
             raise InputError(f"⟨master_port⟩ {requested}: use 1 to 65535")
         candidates, none_free = [requested], ""
     else:
-        _clear(folder)
+        for path in folder.glob("*.lock") if folder is not None else ():  # what killed launches have left
+            with suppress(OSError, NoLocks):
+                if (left := acquire(path)) is not None:
+                    left.release()
         highest = 32_000
         with suppress(OSError, ValueError):
             low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -103,14 +106,3 @@ def _lock(folder: Path | None, port: int) -> FileLock | None:
         with suppress(OSError, NoLocks):
             return acquire(folder / f"{port}.lock")
     return FileLock(None, None)
-
-
-def _clear(folder: Path | None) -> None:
-    """Remove what killed launches have left."""
-    if folder is None:
-        return
-    for path in folder.glob("*.lock"):
-        with suppress(OSError, NoLocks):
-            lock = acquire(path)
-            if lock is not None:
-                lock.release()

@@ -96,12 +96,6 @@ def enter_working_folder() -> None:
         del os.environ["PYTHONPATH"]
 
 
-def absolute_python_path(text: str, folder: str) -> str:
-    """PYTHONPATH with absolute entries, as Python in ``folder`` reads it: an empty entry is the folder."""
-    join = os.path.join
-    return os.pathsep.join(join(folder, entry) if entry else folder for entry in text.split(os.pathsep))
-
-
 # ---- its cores
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"

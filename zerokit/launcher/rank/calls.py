@@ -277,16 +277,13 @@ class Calls:
                 if outermost:
                     inside.discard(me)
                 if changes_groups:
-                    self._groups_changed(operation, module)
+                    self._by_id.clear()
+                if operation == "init_process_group":
+                    with contextlib.suppress(Exception):
+                        self._world = module.GroupMember.WORLD.group_name
+                        self._group(module, None)
 
         return making
-
-    def _groups_changed(self, operation: str, module: ModuleType) -> None:
-        self._by_id.clear()
-        if operation == "init_process_group":
-            with contextlib.suppress(Exception):
-                self._world = module.GroupMember.WORLD.group_name
-                self._group(module, None)
 
     def _group(self, module: ModuleType, group: Any) -> _Group:
         name = self._world if group is None else getattr(group, "group_name", "?")

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from zerokit.launcher import rank_start
 
@@ -31,12 +30,6 @@ def patience_seconds(heartbeat_seconds: float | None) -> float:
     if heartbeat_seconds is None or heartbeat_seconds <= 0:
         return _WITHOUT_HEARTBEAT_SECONDS
     return max(_LEAST_SECONDS, 2 * heartbeat_seconds)
-
-
-class Watch(Protocol):
-    """Something that tells when zerokit is gone."""
-
-    def is_orphaned(self) -> bool: ...
 
 
 class DeadMan:
@@ -100,10 +93,12 @@ class PipeWatch:
         return now - self._alone_since > self._seconds
 
 
-def watches(run_dir: Path, rank: int, environment: Mapping[str, str] | None = None) -> list[Watch]:
+def watches(
+    run_dir: Path, rank: int, environment: Mapping[str, str] | None = None
+) -> list[DeadMan | PipeWatch]:
     """What this rank is to watch: ``alive`` where the launch ordered it, its pipe on zerokit's machine."""
     environment = os.environ if environment is None else environment
-    result: list[Watch] = []
+    result: list[DeadMan | PipeWatch] = []
     with suppress(ValueError):
         text = environment.get(VARIABLE, "")
         result += [DeadMan(run_dir / ALIVE_FILE, float(text))] if text else []

@@ -119,7 +119,8 @@ def _tell_forwards(probe: Probe, engine: Any) -> None:
             probe.enter("forward")
             if probe.is_rank:
                 with contextlib.suppress(Exception):
-                    probe.observed.training_forward(self, args, kwargs, _living_engines())
+                    living = sum(reference() is not None for reference in ENGINES)
+                    probe.observed.training_forward(self, args, kwargs, living)
             return original(self, *args, **kwargs)
         before = probe.phase
         probe.enter("eval")
@@ -168,10 +169,6 @@ def _hook_pipeline(probe: Probe, module: ModuleType) -> None:
 
 ENGINES: list[Any] = []
 """Weak references to the engines that the script made."""
-
-
-def _living_engines() -> int:
-    return sum(reference() is not None for reference in ENGINES)
 
 
 _Heard = Callable[[Any], None]

@@ -134,7 +134,8 @@ class RankProcess:
         """An exception leaves the script."""
         self.probe.ending = True
         if isinstance(error, SystemExit):
-            self.exit_code = _exit_code_of(error)
+            code = 0 if error.code is None else error.code
+            self.exit_code = code & 0xFF if isinstance(code, int) else 1
             if isinstance(error.code, str):  # what Python shows as the reason
                 self.exit_reason = redact(error.code[:18_000], arguments=sys.argv)[:2000]
             return
@@ -220,12 +221,6 @@ def trainer_around(frame: FrameType | None) -> str | None:
     return None
 
 
-def _exit_code_of(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    return error.code & 0xFF if isinstance(error.code, int) else 1
-
-
 def _without_our_frames(error: BaseException, visited: set[int]) -> None:
     """Drop this package's frames from the traceback of an exception and of those it came from."""
     if id(error) in visited:
@@ -307,18 +302,14 @@ def main(arguments: list[str]) -> None:
         if process is not None:
             _without_our_frames(error, set())
             process.failed(error)
-        _hide_our_frames_when_shown()
+        show: Callable[..., Any] = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, entries: TracebackType | None) -> None:
+            _without_our_frames(error, set())
+            show(kind, error, error.__traceback__)
+
+        sys.excepthook = hook
         raise
     if process is not None:
         process.exit_code = 0
         process.probe.ending = True
-
-
-def _hide_our_frames_when_shown() -> None:
-    show: Callable[..., Any] = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, entries: TracebackType | None) -> None:
-        _without_our_frames(error, set())
-        show(kind, error, error.__traceback__)
-
-    sys.excepthook = hook

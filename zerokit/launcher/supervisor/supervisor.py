@@ -253,16 +253,13 @@ class Supervisor:
     def _on_rank_exit(self, event: dict[str, Any]) -> None:
         exit_ = RankExit.of_status(event["rank"], event["code"], host=self.launch.host, at=event["at"])
         self.seen.exits.append(exit_)
-        if self.rank_state_gone(exit_.rank) and exit_.failed and not self.stopping:
+        state = self.progress.ranks.get(exit_.rank)
+        if state is None:  # of another run
+            return
+        state.exited = True
+        if exit_.failed and not self.stopping:
             self.terminal.say(f"{exit_.describe()}; ending the other ranks")
             self._stop_failed()
-
-    def rank_state_gone(self, rank: int) -> bool:
-        """Mark a rank as ended; True for a rank of this run."""
-        state = self.progress.ranks.get(rank)
-        if state is not None:
-            state.exited = True
-        return state is not None
 
     def _on_launcher_exit(self, code: int, ranks_alive: list[int]) -> None:
         if self.stopping:
@@ -323,7 +320,7 @@ class Supervisor:
             if record["type"] == "error":
                 self.errors.setdefault(rank, now)
             elif record["type"] == "end" and self.launch.placement.remote:
-                self.rank_state_gone(rank)  # no guard watches it there: its own last line tells
+                self.progress.ranks[rank].exited = True  # no guard watches it: its own last line tells
                 if record.get("state") == "failed" and not self.stopping:
                     self.terminal.say(f"rank {rank} failed; ending the other ranks")
                     self._stop_failed()
@@ -343,7 +340,10 @@ class Supervisor:
         self._wake_stopped()
         if self.stopping or self.seen.hung:
             return
-        self._check_error_exits(now)
+        for rank, since in self.errors.items():
+            if rank in self._living() and now - since > ERROR_EXIT_SECONDS and not self.stopping:
+                self.terminal.say(f"rank {rank} failed but does not end; ending all ranks")
+                self._stop_failed()
         self._check_time_limit()
         hung = self.progress.hung(self._living())
         if hung is not None:
@@ -351,7 +351,10 @@ class Supervisor:
         elif self.launch.options.show_progress:
             if (word := self.progress.word(self._living())) is not None:
                 self.terminal.say(word)
-            self._show_status(now)
+            line = self.progress.line(self.launch.predicted_peak_bytes)
+            self.terminal.status(line)
+            if not self.terminal.is_terminal and self._plain_status.is_due(now, self.progress.activities):
+                self.terminal.say(line)
 
     def _warn(self, text: str) -> None:
         """Say it once."""
@@ -371,12 +374,6 @@ class Supervisor:
                 with suppress(OSError):
                     os.kill(process.pid, signal.SIGCONT)
 
-    def _check_error_exits(self, now: float) -> None:
-        for rank, since in self.errors.items():
-            if rank in self._living() and now - since > ERROR_EXIT_SECONDS and not self.stopping:
-                self.terminal.say(f"rank {rank} failed but does not end; ending all ranks")
-                self._stop_failed()
-
     def _check_time_limit(self) -> None:
         limit = self.launch.options.limit_seconds
         if limit is None or self.stopping or time.monotonic() - self.progress.started_at < limit:
@@ -393,12 +390,6 @@ class Supervisor:
         self.terminal.say(f"hung: {why}; saving the Python stacks of every rank in {stacks}")
         self._command(do="signal", signal=int(STACKS_SIGNAL), wake=True)
         self.remote.sweep(int(STACKS_SIGNAL))
-
-    def _show_status(self, now: float) -> None:
-        line = self.progress.line(self.launch.predicted_peak_bytes)
-        self.terminal.status(line)
-        if not self.terminal.is_terminal and self._plain_status.is_due(now, self.progress.activities):
-            self.terminal.say(line)
 
     # ---- ending
 
