@@ -100,8 +100,7 @@ def _show(result: CheckResult, options: dict[str, Any]) -> None:
         write_json(result.to_dict(), 2)
         return
     for finding in result.fixed:
-        location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
-        echo(f"{location}: fixed: {finding.done} [{finding.rule}]")
+        echo(f"{finding.where}: fixed: {finding.done} [{finding.rule}]")
     if style == "text":
         text = output.as_text(result.files, notes=options["notes"], width=width_of(1), skipped=result.skipped)
     else:

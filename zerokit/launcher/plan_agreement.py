@@ -508,6 +508,5 @@ def refuse_missing(options: ScriptOptions) -> None:
 
 
 def _text(found: Finding) -> str:
-    location = f"{found.path}:{found.location.line}:{found.location.column}"
     fix = f"; fix: {found.fix}" if found.fix else ""
-    return f"{location}: {found.message}{fix} [{found.rule}]"
+    return f"{found.where}: {found.message}{fix} [{found.rule}]"

@@ -49,6 +49,11 @@ class Finding:
     is_ignored: bool = False
 
     @property
+    def where(self) -> str:
+        """``path:line:column``."""
+        return f"{self.path}:{self.location.line}:{self.location.column}"
+
+    @property
     def message(self) -> str:
         """What is wrong and what will happen."""
         return plain(self.marked)

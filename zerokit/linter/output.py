@@ -76,8 +76,7 @@ def as_junit(files: Sequence[CheckedFile], *, notes: bool = False) -> str:
     for file in files:
         lines.append(f"<testcase classname={_attribute(file.kind)} name={_attribute(file.path)}>")
         for finding in listed([file], notes=False):
-            location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
-            text = _clean(f"{location}: {finding.message}\nfix: {finding.fix}\nsource: {finding.source}")
+            text = _clean(f"{finding.where}: {finding.message}\nfix: {finding.fix}\nsource: {finding.source}")
             message = _attribute(finding.message)
             lines.append(
                 f"<failure type={_attribute(finding.rule)} message={message}>{escape(text)}</failure>"
@@ -155,8 +154,7 @@ def as_text(
     for file in files:
         text = [] if file.kind == "hostfile" else file.text.split("\n")
         for finding in listed([file], notes):
-            location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
-            headline = f"{location}: {finding.severity}: {finding.message} [{finding.rule}]"
+            headline = f"{finding.where}: {finding.severity}: {finding.message} [{finding.rule}]"
             lines.append(wrapped(headline, width))
             lines += _source_line(text, finding, width or _WIDEST)
             if finding.fix:

@@ -112,14 +112,14 @@ class CheckResult:
     def __repr__(self) -> str:
         """What a Python prompt shows: how many findings there are, and the first of them."""
         first = self.findings[:_SHOWN]
-        shown = [f"{_location(one)}: {one.severity}: {one.message}" for one in first]
+        shown = [f"{one.where}: {one.severity}: {one.message}" for one in first]
         more = len(self.findings) - len(shown)
         shown += [f"and {more} more, in findings"] if more else []
         counts = output.summary(self.files, notes=True, skipped=self.skipped)
         return "\n  ".join((f"<Check of {counts}", *shown)) + ">"
 
     def _repr_html_(self) -> str:
-        rows = [(_location(one), one.severity, one.message, one.fix, one.rule) for one in self.findings]
+        rows = [(one.where, one.severity, one.message, one.fix, one.rule) for one in self.findings]
         caption = output.summary(self.files, notes=True, skipped=self.skipped)
         return html_table(caption, rows, titles=("location", "severity", "message", "fix", "rule"))
 
@@ -131,10 +131,6 @@ class CheckResult:
             if fit is not None:
                 file["fit"] = {"fits": fit.fits, "message": as_options(fit.marked)}
         return body
-
-
-def _location(finding: Finding) -> str:
-    return f"{finding.path}:{finding.location.line}:{finding.location.column}"
 
 
 def whether_accelerate_fits(

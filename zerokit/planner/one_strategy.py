@@ -70,9 +70,8 @@ def refuse_errors(path: str, world_size: int | None = None, gpus_per_node: int |
 
 
 def _as_check_shows(finding: Finding) -> str:
-    location = f"{finding.path}:{finding.location.line}:{finding.location.column}"
     fix = f"\n  fix: {finding.marked_fix}" if finding.marked_fix else ""
-    return f"{location}: error: {finding.marked} [{finding.rule}]{fix}"
+    return f"{finding.where}: error: {finding.marked} [{finding.rule}]{fix}"
 
 
 def refuse_errors_on(path: str, strategy: Strategy, cluster: Cluster) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from zerokit.linter.accelerate.keys import (
     key_list,
 )
 from zerokit.linter.deepspeed.clipping import lint_accumulation, lint_clipping
+from zerokit.linter.deepspeed.values import quoted
 from zerokit.linter.finding import Finding, Row, broken, meant
 from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document, Path
@@ -30,7 +30,6 @@ _REFUSED_BESIDE_CONFIG_FILE: Mapping[str, str] = {
 }
 """Key of the block -> that of the DeepSpeed JSON. ``DeepSpeedPlugin._deepspeed_config_checks``;
 ``mixed_precision`` too, at the top level."""
-_LONGEST = 40
 _PRECISIONS = ("bf16", "fp16")
 _NONE = ("no", "false")  # without quotes, no is a boolean in YAML
 _GENERAL_PRECISION_FIX = "remove it here, and enable bf16 or fp16 in the DeepSpeed JSON"
@@ -205,10 +204,10 @@ def _fix_of(key: str, value: object, config: Document | None) -> str:
     if there is None and value in ("none", False):
         return f"remove it here; {name} has no {dotted}, which means the same"
     if there in (None, "auto"):
-        return f"remove it here, and set {dotted} to {_json(value)} in {name}"
+        return f"remove it here, and set {dotted} to {quoted(value)} in {name}"
     if value == there:
-        return f"remove it here; {name} already has {dotted} {_json(there)}"
-    return f"remove it here; {name} has {dotted} {_json(there)}: write the value that you mean there"
+        return f"remove it here; {name} already has {dotted} {quoted(there)}"
+    return f"remove it here; {name} has {dotted} {quoted(there)}: write the value that you mean there"
 
 
 def _refused(document: Document, path: Path, fix: str) -> Finding:
@@ -227,11 +226,6 @@ def _precision_fix(here: str, config: Mapping[str, Any], file: str) -> str:
     if here not in _PRECISIONS:
         return _GENERAL_PRECISION_FIX
     return f"remove it here, and set {here}.enabled to true in {file}"
-
-
-def _json(value: object) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 _NAMED_OTHERWISE = {
