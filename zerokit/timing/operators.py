@@ -98,13 +98,18 @@ class IssuedOperator(NamedTuple):
 
 
 def from_rows(rows: Iterable[Any]) -> Iterator[IssuedOperator]:
-    """Events back from JSON's lists.
+    """Events back from JSON's lists; equal ones are one object.
 
     Raises:
         ValueError: a kind that is not known.
     """
+    known: dict[IssuedOperator, IssuedOperator] = {}
     for row in rows:
-        event = IssuedOperator(*row)
+        event = IssuedOperator(*(_hashable(value) if type(value) is list else value for value in row))
         if event.kind not in KINDS:
             raise ValueError(f"no kind of operator: {event.kind!r}")
-        yield event._replace(shapes=tuple(tuple(shape) for shape in event.shapes), ranks=tuple(event.ranks))
+        yield known.setdefault(event, event)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(_hashable(one) for one in value) if isinstance(value, list) else value

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.timing import collectives, host_prices, kernel_prices, lanes, operators, playing
@@ -12,6 +13,7 @@ from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL, HostSpeed, of_slo
 from zerokit.timing.operators import IssuedOperator
 from zerokit.values import replace
 
+_Price = TypeVar("_Price")
 _PAGEABLE_BYTES_PER_SECOND = 9.5e9
 """Copies from and to memory that is not pinned go through the driver's staging buffer: the middle of six
 readings on two hosts of H200s, 8.4 to 13.1 GB/s whatever the threads (``host-parts.json``,
@@ -166,7 +168,7 @@ class _Step:
             {rank: _with_repeated(events) for rank, events in streams.items()} if more_micro_steps else {}
         )
         self._more = more_micro_steps
-        self._gpu, self._ranks, self._calibration = gpu, ranks, calibration
+        self._prices = prices(gpu, ranks, calibration)
         self.is_offloaded = any(
             event.kind == operators.CPU_ADAM for events in streams.values() for event in events
         )
@@ -186,7 +188,7 @@ class _Step:
 
     def _play(self, among: Sequence[int], factor: float, node: str) -> dict[int, lanes.Played]:
         node = node if self.is_guessed else ""
-        priced = prices(self._gpu, self._ranks, factor, self._calibration, node=node)
+        priced = self._prices(factor, node)
         played = playing.play_together({rank: self._streams[rank] for rank in among}, priced)
         if not self._more:
             return played
@@ -270,34 +272,60 @@ def _extended(short: lanes.Played, longer: lanes.Played, times: float) -> lanes.
 
 
 def prices(
-    gpu: Gpu, ranks: int, host_factor: float = 1.0, calibration: Calibration | None = None, *, node: str = ""
-) -> lanes.Prices:
-    """All prices of one machine.
-
-    Args:
-        host_factor: its host's seconds over the reference host's.
-        node: ``fast`` or ``slow`` where its CPU Adam and memory are not known; else the usual ones.
-    """
+    gpu: Gpu, ranks: int, calibration: Calibration | None = None
+) -> Callable[[float, str], lanes.Prices]:
+    """All prices of one machine, by its host's seconds over the reference host's, and ``fast`` or ``slow``
+    where its CPU Adam and memory are not known, else ``""``, the usual ones. What does not depend on the host
+    is worked out once for each event."""
     known = calibration or Calibration()
-    if known.cpu_adam_parameters_per_second is None:
-        known = replace(known, cpu_adam_parameters_per_second=_ADAM_RATES[node])
     sharing = max(1, min(ranks, gpu.max_gpus_per_node))
-    memory, casts = _host_memory(known, sharing, node)
     rate = kernel_prices.rates(gpu, known.matmul_flops)
-    links = _Links(gpu, ranks, known)
-    return lanes.Prices(
-        host=lambda event: (
-            host_factor * host_prices.issue_seconds(event)
-            + host_prices.moved_bytes(event) / (casts if host_prices.narrows(event) else memory)
-            + host_prices.temporary_seconds(event)
-        ),
-        kernel=lambda event: kernel_prices.seconds(event, rate),
-        collective=lambda event: links.collective(event, rate.vectorized),
-        copy=links.copy,
-        cpu_adam=links.cpu_adam,
-        kernel_kind=kernel_prices.kind,
-        slowed=lambda event: kernel_prices.slowed(event, ranks),
+    issue = _once(
+        lambda event: (
+            host_prices.issue_seconds(event),
+            host_prices.moved_bytes(event),
+            host_prices.narrows(event),
+            host_prices.temporary_seconds(event),
+        )
     )
+    kernel = _once(lambda event: kernel_prices.seconds(event, rate))
+    kind = _once(kernel_prices.kind)
+    slowed = _once(lambda event: kernel_prices.slowed(event, ranks))
+
+    def at(factor: float, node: str) -> lanes.Prices:
+        adam = known.cpu_adam_parameters_per_second
+        there = known if adam else replace(known, cpu_adam_parameters_per_second=_ADAM_RATES[node])
+        memory, casts = _host_memory(there, sharing, node)
+        links = _Links(gpu, ranks, there)
+
+        def host(event: IssuedOperator) -> float:
+            took, moved, narrows, temporary = issue(event)
+            return factor * took + moved / (casts if narrows else memory) + temporary
+
+        return lanes.Prices(
+            host=host,
+            kernel=kernel,
+            collective=lambda event: links.collective(event, rate.vectorized),
+            copy=links.copy,
+            cpu_adam=links.cpu_adam,
+            kernel_kind=kind,
+            slowed=slowed,
+        )
+
+    return at
+
+
+def _once(price: Callable[[IssuedOperator], _Price]) -> Callable[[IssuedOperator], _Price]:
+    """The same, asked once for each object: a step is played some nine times."""
+    known: dict[int, tuple[_Price, IssuedOperator]] = {}
+
+    def priced(event: IssuedOperator) -> _Price:
+        found = known.get(id(event))
+        if found is None:
+            found = known[id(event)] = price(event), event
+        return found[0]
+
+    return priced
 
 
 def _host_memory(known: Calibration, sharing: int, node: str) -> tuple[float, float]:

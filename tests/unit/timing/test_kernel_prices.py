@@ -115,13 +115,13 @@ def collective(name: str, ranks: int) -> IssuedOperator:
 
 def test_collectives_take_what_eight_h200s_took():
     # measured bus bandwidth at 1 GiB: all-reduce 359, reduce-scatter 343 GB/s
-    link = prices(gpus.load("h200"), 8).collective
+    link = prices(gpus.load("h200"), 8)(1.0, "").collective
     assert link(collective("allreduce_", 8)) == pytest.approx(2 * 7 / 8 * 2**30 / 359e9, rel=0.06)
     assert link(collective("_reduce_scatter_base_", 8)) == pytest.approx(7 / 8 * 2**30 / 343e9, rel=0.06)
 
 
 def test_a_group_of_one_only_copies():
-    link = prices(gpus.load("h200"), 1).collective
+    link = prices(gpus.load("h200"), 1)(1.0, "").collective
     assert link(collective("allreduce_", 1)) == 0
     assert link(collective("_allgather_base_", 1)) == pytest.approx(2 * 2**30 / 4.1e12)
 

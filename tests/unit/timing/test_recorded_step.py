@@ -72,7 +72,7 @@ def test_gpus_of_a_node_share_its_host_link_and_its_cores():
     gpu = gpus.load("h200")
     copy = IssuedOperator(operators.TO_HOST, "copy_", bytes_read=1 << 30)
     adam = IssuedOperator(operators.CPU_ADAM, "adam_update", bytes_read=10**9)
-    one, eight = prices(gpu, 1), prices(gpu, 8)
+    one, eight = prices(gpu, 1)(1.0, ""), prices(gpu, 8)(1.0, "")
     assert eight.copy(copy) > one.copy(copy)
     assert eight.copy(copy) == pytest.approx(2**30 / 10.9e9, rel=0.05)  # all eight at once, measured
     assert eight.cpu_adam(adam) == pytest.approx(8 * one.cpu_adam(adam))
@@ -83,7 +83,7 @@ def test_casts_in_host_memory_take_the_rate_that_was_measured_for_them():
     in_place = IssuedOperator(operators.HOST, "mul_", bytes_read=3 * 10**9, bytes_written=3 * 10**9)
     plain = Calibration(host_memory_bytes_per_second=100e9)
     for known, took in ((plain, 0.12), (replace(plain, host_cast_bytes_per_second=50e9), 0.24)):
-        priced = prices(gpus.load("h200"), 2, calibration=known)
+        priced = prices(gpus.load("h200"), 2, calibration=known)(1.0, "")
         assert priced.host(cast) == pytest.approx(took, rel=1e-3)  # each of two ranks has half
         assert priced.host(in_place) == pytest.approx(0.12, rel=1e-3)
 
@@ -94,7 +94,7 @@ def test_the_pages_of_a_large_temporary_are_new_each_time():
             operators.HOST, "copy_", layout=layout, bytes_read=4 * count, bytes_written=2 * count
         )
         rates = Calibration(host_memory_bytes_per_second=120e9, host_cast_bytes_per_second=76.4e9)
-        return prices(gpus.load("h200"), 1, calibration=rates).host(event)
+        return prices(gpus.load("h200"), 1, calibration=rates)(1.0, "").host(event)
 
     # traced on a host of these rates: 0.128 s to cast 1.01e9 weights of a ZeRO-3 model into a temporary, and
     # 0.059 s more until the copy of it ended (the copy to the GPU itself left out)
@@ -131,7 +131,7 @@ def test_a_message_takes_the_link_between_its_two_ranks():
         event = IssuedOperator(
             operators.COLLECTIVE, "send", bytes_read=1 << 30, group_size=2, handle=1, ranks=ranks
         )
-        return prices(gpu, 16).collective(event)
+        return prices(gpu, 16)(1.0, "").collective(event)
 
     inside, across = seconds(0, 4), seconds(4, 8)
     # all of it over a link of 450 GB/s and what NCCL reaches of that, or over the node's share of the network
@@ -180,5 +180,5 @@ def test_the_step_of_ranks_that_exchange_messages_is_that_of_all():
 def test_ranks_of_a_node_share_its_memory():
     event = IssuedOperator(operators.HOST, "mul_", bytes_read=10**9, bytes_written=10**9)
     rates = Calibration(host_memory_bytes_per_second=80e9)
-    took = [prices(gpus.load("h200"), ranks, calibration=rates).host(event) for ranks in (1, 8)]
+    took = [prices(gpus.load("h200"), ranks, calibration=rates)(1.0, "").host(event) for ranks in (1, 8)]
     assert took[1] - took[0] == pytest.approx(2 / 10 - 2 / 80)

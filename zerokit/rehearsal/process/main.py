@@ -343,11 +343,12 @@ class Rehearsed:
         ledger, recorder, order = self.machine.ledger, self.phases.recorder, self._order
         if not ledger.history.other_streams or recorder is None or not recorder.events:
             return ledger.peak_reserved_bytes
+        priced = prices(gpus.load(order.gpu_name), order.world_size)
         usual = of_slowest_usually(order.host_factor or USUAL, order.world_size)
         peaks = [
             peak_reserved_bytes(
                 ledger.history, ledger.allocator.settings, recorder.events, recorder.clocks,
-                prices(gpus.load(order.gpu_name), order.world_size, factor),
+                priced(factor, ""),
             )
             for factor in ((usual,) if order.host_factor else (usual, FASTEST, SLOWEST))
         ]  # fmt: skip
