@@ -1,26 +1,19 @@
 """Records one optimizer step as a stream of operators, with the Python between them.
 
-Calls of functions are counted by ``sys.setprofile``, in each thread, and not inside of the dispatch mode:
-counts repeat from run to run, times of a rehearsal do not (a fake tensor's own cost dominates them). Only
-the last complete step is kept, from the third on: DeepSpeed's ZeRO-3 records its trace in the second.
+Only the last complete step is kept, from the third on: DeepSpeed's ZeRO-3 records its trace in the second.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
-import sys
 import threading
 from array import array
-from inspect import CO_GENERATOR
-from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
 from zerokit.rehearsal.process import operator_facts, operators
+from zerokit.rehearsal.process.calls import counter
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.operator_facts import dtype_of, gpu_tensors, memory_bytes, on_gpu, total
 from zerokit.rehearsal.process.twins import tensors_in
@@ -30,44 +23,6 @@ from zerokit.timing.operators import IssuedOperator
 FIRST_RECORDED_STEP = 3
 MOST_EVENTS = 600_000
 """Of one step; a longer one is not recorded (some 150 MB)."""
-
-_NOT_COUNTED = (
-    str(Path(__file__).resolve().parents[1]),
-    "zerokit/instrument/phases.py",
-    "torch/_subclasses/",
-    "torch/_dynamo/eval_frame.py",
-    "torch/_compile.py",
-    "torch/_library/simple_registry.py",
-    "torch/compiler/__init__.py",
-    "torch/utils/_python_dispatch.py",
-    "torch/nn/parameter.py",  # isinstance(fake, Parameter)
-    "weakref.py",
-)
-"""Files that a run on a GPU does not enter, or enters less."""
-
-
-_CONTEXTS = contextlib.__file__
-"""Context managers count where their user does."""
-_UNCOUNTED, _USUAL, _GENERATOR, _CONTEXT = range(4)
-
-
-def _kind(code: CodeType) -> int:
-    """How the calls of a function count."""
-    if any(part in code.co_filename for part in _NOT_COUNTED):
-        return _UNCOUNTED
-    if code.co_filename == _CONTEXTS:
-        return _CONTEXT
-    return _GENERATOR if code.co_flags & CO_GENERATOR else _USUAL
-
-
-class Thread(threading.local):
-    """One thread's part."""
-
-    def __init__(self) -> None:
-        self.number = -1
-        self.depth = 0
-        self.calls = [0, 0]
-        self.profile: Any = None
 
 
 class Recorder:
@@ -80,11 +35,10 @@ class Recorder:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._numbers = itertools.count()
-        self._threads = Thread()
+        self._calls = counter()
+        self._threads: dict[int, int] = {}
         self._current: list[IssuedOperator] = []
         self._current_clocks = array("q")
-        self._kinds: dict[int, tuple[int, CodeType]] = {}
         self._recording = False
         self.events: list[IssuedOperator] = []
         self.clocks = array("q")
@@ -94,7 +48,7 @@ class Recorder:
 
     def step_done(self, steps: int, *, is_enough: bool) -> None:
         """An optimizer step ended; ``is_enough``: what follows is not the script's usual course."""
-        sys.setprofile(None)
+        self._calls.end()
         if self._recording:
             if self.too_long:
                 self.events, self.clocks = [], array("q")
@@ -108,12 +62,12 @@ class Recorder:
             self._machine.observers.remove(self)
         self._recording = shall_record
         if shall_record:
-            self._thread().calls[:] = [0, 0]
-            self._count()
+            self._number()
+            self._calls.begin()
 
     def stop(self) -> None:
         """The script ended."""
-        sys.setprofile(None)
+        self._calls.end()
         if self._recording:
             self._recording = False
             self._machine.observers.remove(self)
@@ -122,62 +76,18 @@ class Recorder:
     def _forget_current(self) -> None:
         self._current, self._current_clocks = [], array("q")
 
-    # ---------------------------------------------------------------- counting
-
-    def _thread(self) -> Thread:
-        thread = self._threads
-        if thread.number < 0:
-            thread.number = next(self._numbers)
-            thread.profile = self._profile(thread.calls)
-        return thread
-
-    def _profile(self, calls: list[int]) -> Any:
-        kinds_of_code = self._kinds
-        known = kinds_of_code.get  # by id: a code's hash would read all its constants
-
-        def kind_of(code: CodeType) -> tuple[int, CodeType]:
-            found = kinds_of_code[id(code)] = _kind(code), code
-            return found
-
-        def profile(frame: FrameType, event: str, argument: Any) -> None:
-            if event == "call":
-                index = 0
-            elif event == "c_call":
-                index = 1
-            else:
-                return
-            if not self._recording:  # another thread's: autograd's goes on after the last recorded step
-                sys.setprofile(None)
-                return
-            code = frame.f_code
-            kind = (known(id(code)) or kind_of(code))[0]
-            if kind == _USUAL:
-                calls[index] += 1
-            elif kind == _UNCOUNTED or (not index and code.co_flags & CO_GENERATOR):
-                return  # a generator that goes on is no new frame
-            elif kind == _GENERATOR or frame.f_back is None:
-                calls[index] += 1
-            else:
-                user = frame.f_back.f_code
-                calls[index] += (known(id(user)) or kind_of(user))[0] != _UNCOUNTED
-
-        return profile
-
-    def _count(self) -> None:
-        sys.setprofile(self._thread().profile if self._recording else None)
+    # ---------------------------------------------------------------- threads
 
     def enter(self) -> None:
         """The dispatch mode begins."""
-        sys.setprofile(None)
-        self._thread().depth += 1
+        self._calls.enter()
 
     def leave(self) -> None:
         """The dispatch mode ends."""
-        thread = self._thread()
-        thread.depth -= 1
-        if thread.depth <= 0:
-            thread.depth = 0
-            self._count()
+        self._calls.leave()
+
+    def _number(self) -> int:
+        return self._threads.setdefault(threading.get_ident(), len(self._threads))
 
     # ---------------------------------------------------------------- events
 
@@ -187,16 +97,15 @@ class Recorder:
         if len(self._current) >= MOST_EVENTS:
             self.too_long = True
             return
-        thread = self._thread()
-        calls = thread.calls
+        python_calls, c_calls = self._calls.take()
         self._current_clocks.append(self._machine.ledger.clock)
         self._current.append(
             IssuedOperator(
-                kind, name, thread=thread.number, stream=self._machine.ledger.stream, python_calls=calls[0],
-                c_calls=calls[1], with_grad=torch.is_grad_enabled(), phase=self._machine.ledger.phase, **more,
+                kind, name, thread=self._number(), stream=self._machine.ledger.stream,
+                python_calls=python_calls, c_calls=c_calls, with_grad=torch.is_grad_enabled(),
+                phase=self._machine.ledger.phase, **more,
             )
         )  # fmt: skip
-        calls[0] = calls[1] = 0
 
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator with fake tensors."""
