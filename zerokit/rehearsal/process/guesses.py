@@ -7,9 +7,11 @@ import enum
 import functools
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
+from typing import Any
 
 _OURS = str(Path(__file__).resolve().parents[2])
 _SITE = ("site-packages/", "dist-packages/")
@@ -95,18 +97,56 @@ def asking_line() -> str:
     return _line(frame) if frame is not None else _NO_LINE
 
 
-def script_line() -> str:
-    """The innermost line of the user's own code; else as :func:`asking_line`."""
-    frame: FrameType | None = sys._getframe(1)
-    asked: FrameType | None = None
-    while frame is not None:
-        place = _place(frame.f_code.co_filename)
-        if place == _Place.SCRIPT:
-            return _line(frame)
-        if asked is None and place == _Place.LIBRARY:
-            asked = frame
-        frame = frame.f_back
-    return _line(asked) if asked is not None else _NO_LINE
+_Asking = tuple[FrameType | None, FrameType | None]
+"""The innermost frames of the user's own code, and of libraries above that."""
+
+
+class Modules(threading.local):
+    """The modules that this thread is inside of, outermost first.
+
+    Attributes:
+        code: of the function around each module's call.
+    """
+
+    code: CodeType | None = None
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self._asking: list[_Asking | None] = []
+
+    def enter(self, module: Any) -> None:
+        """A module's call begins."""
+        self.stack.append(module)
+        self._asking.append(None)
+
+    def leave(self) -> None:
+        """The innermost module's call ends."""
+        del self.stack[-1], self._asking[-1]  # no calls, which would be counted as the script's
+
+    def script_line(self) -> str:
+        """The innermost line of the user's own code; else as :func:`asking_line`."""
+        script, library = self._frames(sys._getframe(1), len(self.stack))
+        asking = script or library
+        return _line(asking) if asking is not None else _NO_LINE
+
+    def _frames(self, frame: FrameType | None, inside: int) -> _Asking:
+        """Those from ``frame`` outwards, inside of so many modules; what is around one is looked for once."""
+        library: FrameType | None = None
+        while frame is not None:
+            code = frame.f_code
+            place = _place(code.co_filename)
+            if place == _Place.SCRIPT:
+                return frame, library
+            if place == _Place.LIBRARY:
+                library = library or frame
+            elif code is self.code and inside:
+                inside -= 1
+                around = self._asking[inside]
+                if around is None:
+                    around = self._asking[inside] = self._frames(frame.f_back, inside)
+                return around[0], library or around[1]
+            frame = frame.f_back
+        return None, library
 
 
 @dataclass(slots=True)

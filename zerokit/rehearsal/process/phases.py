@@ -12,7 +12,6 @@ import contextlib
 import json
 import re
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from zerokit.rehearsal.process import operators
 from zerokit.rehearsal.process.depth import Depth, watch
 from zerokit.rehearsal.process.endings import StopRehearsal
 from zerokit.rehearsal.process.feed import Feed
-from zerokit.rehearsal.process.guesses import script_line
+from zerokit.rehearsal.process.guesses import Modules
 from zerokit.rehearsal.process.ledger import Origin
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.recorder import Recorder
@@ -98,13 +97,6 @@ LOCATED_BYTES = 1 << 14
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-class ModuleStack(threading.local):
-    """The modules that this thread is inside of."""
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-
-
 class Phases:
     """Follows the script through its phases.
 
@@ -139,7 +131,7 @@ class Phases:
         self.observed = engine_facts.EngineFacts()
         self.depth = Depth()
         self.model: dict[str, Any] | None = None
-        self.modules = ModuleStack()
+        self.modules = Modules()
         self.on_step: Callable[[int], None] | None = None
         self.on_phase: Callable[[str], None] | None = None  # where it begins for the first time
         self._entered: set[str] = set()
@@ -262,7 +254,7 @@ class Phases:
         if size < LOCATED_BYTES:
             return phase, "", "", ""
         stack = self.modules.stack
-        return phase, why, self._module_name(stack) if stack else "", script_line()
+        return phase, why, self._module_name(stack) if stack else "", self.modules.script_line()
 
     def _module_name(self, stack: list[Any]) -> str:
         root, inner = stack[0], stack[-1]
@@ -310,21 +302,23 @@ class Phases:
         def called(self: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():  # Dynamo traces this frame: nothing of ours belongs into its graph
                 return call(self, *args, **kwargs)
-            stack = phases.modules.stack
+            modules = phases.modules
+            stack = modules.stack
             if not stack:
                 phases._outermost_call(self)
                 if phases.phase == "forward":
                     phases.note_batch(self, args, kwargs)
-            stack.append(self)
+            modules.enter(self)
             try:
                 return call(self, *args, **kwargs)
             finally:
-                stack.pop()
+                modules.leave()
                 if not stack and phases.phase == "eval" and not phases._whole and not phases.has_engine:
                     before = phases._before_eval
                     phases._enter(before if before in TRAINING_PHASES else "other")
 
         torch.nn.Module.__call__ = called
+        Modules.code = called.__code__
 
     def _outermost_call(self, module: torch.nn.Module) -> None:
         is_new = module is not self._last_called() and next(module.parameters(), None) is not None
