@@ -91,6 +91,8 @@ class FakeCuda(TorchDispatchMode):
         """Answer one operator."""
         if func is _device and type(args[0]) is FakeTensor and not self._machine.fake.in_kernel_invocation:
             return args[0].fake_device  # most of all calls
+        if _compiles_frames() is not None:
+            return _without_dynamo(self, func, types, args, kwargs)
         self.thread_settings.take()
         if types and self._has_own_dispatch(types):
             return NotImplemented  # DTensor and its like unwrap themselves first
@@ -331,6 +333,11 @@ class FakeCuda(TorchDispatchMode):
                 twins.attach(output, value, source.validity if source is not None else None)
                 if known.row.filled:
                     twins.fill(output)
+
+
+_without_dynamo = FakeCuda.__torch_dispatch__  # as PyTorch wraps it, which costs as much as some answers
+FakeCuda.__torch_dispatch__ = _without_dynamo.__wrapped__  # type: ignore[attr-defined, method-assign]
+_compiles_frames = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def _succeeds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
