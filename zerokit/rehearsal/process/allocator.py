@@ -216,8 +216,8 @@ class CachingAllocator:
 
     # ---------------------------------------------------------------- malloc
 
-    def _allocate(self, requested: int, stream: int) -> Block:
-        size = self.settings.rounded(requested)
+    def _allocate(self, size: int, stream: int = 0) -> Block:
+        requested, size = size, self.settings.rounded(size)
         is_small = size <= SMALL_BYTES
         pool = self._pools.get((is_small, stream))
         if pool is None:
@@ -396,6 +396,14 @@ class CachingAllocator:
         self.reserved_bytes -= block.size
         block = self._merged(block, with_unmapped=True)
         pool.insert_unmapped(block)
+
+
+class PlayedAllocator(CachingAllocator):
+    """One that a single thread plays requests on, which come whole one after the other."""
+
+    allocate = CachingAllocator._allocate
+    release = CachingAllocator._free
+    empty_cache = CachingAllocator._release_cached
 
 
 def _segment_size(size: int) -> int:

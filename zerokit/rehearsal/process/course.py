@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from zerokit.rehearsal.process.allocator import PlayedAllocator
 from zerokit.rehearsal.process.ledger import STILL_LIVE, GpuMemory, History
 from zerokit.rehearsal.process.machine import Machine
 from zerokit.rehearsal.process.recorder import Recorder
@@ -166,6 +167,7 @@ class _Player:
     def __init__(self, ledger: GpuMemory, recorder: Recorder | None) -> None:
         self._seen, self._recorder = ledger, recorder
         self._ledger = GpuMemory(ledger.allocator.settings)
+        self._ledger.allocator = PlayedAllocator(ledger.allocator.settings)
         self._blocks: list[tuple[int, Any]] = []
         self._events: list[IssuedOperator] = []
         self._clocks = array("q")

@@ -24,7 +24,14 @@ import torch
 
 from zerokit.domain.hardware import cublas_workspace_bytes
 from zerokit.domain.phases import BEFORE_TRAINING
-from zerokit.rehearsal.process.allocator import MIB, AllocatorSettings, Block, CachingAllocator, CardFull
+from zerokit.rehearsal.process.allocator import (
+    MIB,
+    AllocatorSettings,
+    Block,
+    CachingAllocator,
+    CardFull,
+    PlayedAllocator,
+)
 from zerokit.rehearsal.result import GATHERED
 from zerokit.timing.lanes import Lanes, Prices
 from zerokit.timing.operators import IssuedOperator
@@ -389,7 +396,7 @@ class _Player:
 
     def __init__(self, history: History, settings: AllocatorSettings, lanes: Lanes) -> None:
         self.lanes = lanes
-        self.allocator = CachingAllocator(settings)
+        self.allocator = PlayedAllocator(settings)
         self._history = history
         self._blocks: dict[int, Block] = {}
         self._late: dict[int, deque[tuple[float, int]]] = defaultdict(deque)  # by stream: when, number
@@ -482,7 +489,7 @@ def runs_with(
     events: list[HistoryEvent], history: History, settings: AllocatorSettings, capacity: int
 ) -> bool:
     """Whether the same requests succeed with so many bytes of segments."""
-    allocator = CachingAllocator(settings, capacity)
+    allocator = PlayedAllocator(settings, capacity)
     live: dict[int, Block] = {}
     try:
         for event in events:
