@@ -21,6 +21,7 @@ only, and nothing runs before :func:`self_test` has passed.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import platform
 import re
@@ -211,7 +212,9 @@ def note(idle: Collection[str] = ()) -> str | None:
     """
     if importlib.util.find_spec("triton") is not None:
         return None
-    packages = {name.partition(".")[0] for name in list(sys.modules) if _names_triton(name)} - {*idle}
+    loaded = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    packages = {name.partition(".")[0] for name, path in loaded.items() if _names_triton(name, path)}
+    packages -= {*idle}
     if not packages:
         return None
     names = sorted("the script" if name == "__main__" else name for name in packages)
@@ -221,12 +224,12 @@ def note(idle: Collection[str] = ()) -> str | None:
     )
 
 
-def _names_triton(name: str) -> bool:
+@functools.cache
+def _names_triton(name: str, path: str | None) -> bool:
     """Whether a loaded module's source does."""
     package = name.partition(".")[0]
     if package in _SPOKEN_OF or package in sys.stdlib_module_names:
         return False
-    path = getattr(sys.modules[name], "__file__", None)
     if path is None or not path.endswith(".py"):
         return False
     try:
