@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.commands import DEFAULT_FOLDER
+from zerokit.domain.hardware import Gpu
 from zerokit.domain.phases import BEFORE_TRAINING, BY_NAME, TRAINING_PHASES
 from zerokit.rehearsal.result import (
     ACTIVATIONS,
@@ -23,6 +24,7 @@ from zerokit.rehearsal.result import (
     QUANTISED,
     WEIGHTS,
     Change,
+    Fed,
     RankMemory,
     Rehearsal,
 )
@@ -40,16 +42,22 @@ _FOUR_BITS_OF_16 = 4.127 / 16
 """NF4 with double quantisation, as QLoRA has it (arXiv 2305.14314, section 3: 0.127 bits of constants)."""
 
 
+def could_halve(gpu: Gpu, fed: Fed | None) -> str | None:
+    """The 16-bit precision in which a GPU would compute what a script computes in fp32; None: it does not."""
+    if fed is None or fed.precision != "fp32":
+        return None
+    return "bf16" if gpu.supports("bf16") else "fp16"
+
+
 def changes(
     rank: RankMemory,
     gpus: int,
     engine: Mapping[str, Any] | None,
     *,
-    expandable_segments: bool,
     batch_rows: int | None = None,
     checkpointing: bool | None = None,
     unwrapped: tuple[Sequence[str], float] = ((), 1.0),
-    could_halve: str | None = None,
+    halved: str | None = None,
 ) -> tuple[Change, ...]:
     """What would lower the rank's peak, most first.
 
@@ -57,11 +65,9 @@ def changes(
         engine: what the DeepSpeed engine ran with; None: there was none.
         batch_rows: of a batch per GPU, where there was no engine; None: not known.
         checkpointing: whether layers recompute already, where there was no engine; None: not known.
-        expandable_segments: of the run's allocator.
         unwrapped: classes of layers that are no FSDP units, and the largest share of the model that is
             gathered at once where they are.
-        could_halve: the 16-bit precision in which the GPU would compute what is computed in fp32; None: that
-            is not what is.
+        halved: as of :func:`could_halve`.
     """
     if not rank.peak_allocated_bytes:
         return ()
@@ -72,8 +78,8 @@ def changes(
         ),
     ]
     live = _live(rank)
-    if could_halve is not None:  # under autocast the weights, their states and the loss stay in fp32
-        what = f"{could_halve} in place of fp32 (a Trainer's --{could_halve} True, or torch.autocast)"
+    if halved is not None:  # under autocast the weights, their states and the loss stay in fp32
+        what = f"{halved} in place of fp32 (a Trainer's --{halved} True, or torch.autocast)"
         options.append(Change(what=what, saves_bytes=live[ACTIVATIONS] // 2))
     options += _of_states(rank, gpus, engine)
     if not live[QUANTISED]:  # beside quantised weights, what is in 16 bits is what bitsandbytes leaves
@@ -86,7 +92,7 @@ def changes(
             "`fully_shard` of each): one unit gathers them all"
         )
         options.append(Change(what=what, saves_bytes=int(live[GATHERED] * (1 - left))))
-    if not expandable_segments:
+    if not rank.expandable_segments:
         what = (
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which `zerokit launch` sets: less is reserved "
             "and not used"

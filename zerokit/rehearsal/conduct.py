@@ -21,8 +21,8 @@ from zerokit.launcher.secrets import Secrets
 from zerokit.memory import card
 from zerokit.rehearsal import result as results
 from zerokit.rehearsal import step_time
-from zerokit.rehearsal.changes import changes
-from zerokit.rehearsal.order import PHASE, STEP, FakeGpu, Order
+from zerokit.rehearsal.changes import changes, could_halve
+from zerokit.rehearsal.order import ENGINE, PHASE, STEP, FakeGpu, Order
 from zerokit.rehearsal.result import Fed
 from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
 from zerokit.rehearsal.zygote import DATA_CACHE, Stale, Zygote, environment_at, make_caches
@@ -184,6 +184,11 @@ class Exchange:
     unknown_senders: tuple[int, ...] = ()
     fewer_layers: int | None = None
 
+    @property
+    def is_replayed(self) -> bool:
+        """Whether DeepSpeed trained a few layers, of which no course tells what all take."""
+        return (self.folder / ENGINE).is_file()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedsRanks:
@@ -250,7 +255,8 @@ def _once(
             so_far = _result(request, script, nothing, tail)
             return NeedsRanks(ranks=tuple(report["needs"]), so_far=so_far), False
         result = _result(request, script, report, tail)
-        if exchange.fewer_layers == 0 and result.few_layers is not None:
+        is_course = exchange.fewer_layers == 0 and not exchange.is_replayed
+        if is_course and result.few_layers is not None:
             return result, False
         said = report or {}
         timed = _timed(
@@ -401,13 +407,10 @@ def _result(
             rank,
             1 if report.get("fully_sharded") else script.ranks,  # nothing is left to divide
             report.get("engine"),
-            expandable_segments=bool(report.get("expandable_segments")),
             batch_rows=report.get("batch_rows") or None,
             checkpointing=report.get("gradient_checkpointing"),
             unwrapped=report.get("unwrapped") or ((), 1.0),
-            could_halve=("bf16" if request.gpu.supports("bf16") else "fp16")
-            if fed is not None and fed.precision == "fp32"
-            else None,
+            halved=could_halve(request.gpu, fed),
         ),
         **{name: report[name] for name in _AS_REPORTED if name in report},
     )
@@ -425,7 +428,7 @@ def _min_vram_bytes(gpu: Gpu, ranks: int, rank: results.RankMemory, report: dict
     further = report.get("communicators", [])[1:]
     outside += len(further) * card.NCCL_FURTHER_BYTES
     segments, peak = rank.smallest_reserved_bytes, report["required_allocated_bytes"]
-    if report.get("expandable_segments"):
+    if rank.expandable_segments:
         segments = max(segments, peak + card.allocator_bytes(replace(gpu, expandable_segments=True), peak))
     segments = max([segments, *map(int, further)])  # NCCL gets nothing of what the allocator keeps
     return segments + outside + gpu.driver_kept_bytes

@@ -181,7 +181,7 @@ class LaunchRehearsals:
         return RehearsalRequest(
             target=_off_cpu(launch), gpu=gpu, gpus=launch.expected_ranks, rank=rank, plan=use,
             launcher=options.launcher, step_time=step_time, limit_seconds=seconds or self.seconds,
-            unconfined=self.unconfined, no_cache=self.no_cache,
+            unconfined=self.unconfined, no_cache=self.no_cache, whole=False,
         )  # fmt: skip
 
 

@@ -11,6 +11,9 @@ from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.memory.card import DEFAULT_CONTEXT_BYTES, NCCL_BYTES
 
+ENGINE = "engine.json"
+"""What a rehearsal of a few layers writes beside its course: the configuration that DeepSpeed runs with."""
+
 _H200_MEMORY_CLOCK_MHZ = 3201
 """Stands for what the catalogue does not say: what cuDNN answers depends on it for Hopper only."""
 

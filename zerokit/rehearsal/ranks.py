@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from zerokit.errors import InputError
+from zerokit.planner.few_layers import FURTHER
 from zerokit.rehearsal import kept
+from zerokit.rehearsal.by_replay import all_layers
 from zerokit.rehearsal.conduct import Exchange, NeedsRanks, NeedsWhole, RehearsalRequest, rehearse_one
+from zerokit.rehearsal.order import ENGINE
 from zerokit.rehearsal.result import GuessedValue, Rehearsal, Stop
 from zerokit.rehearsal.zygote import Zygote
 from zerokit.units import format_gib
@@ -35,8 +38,10 @@ def rehearse(
             return rehearse(request, progress, zygote)
 
     def anew(folder: Path) -> Rehearsal:
+        until = _deadline(request)
         few = None if request.whole else _by_few_layers(request, folder, zygote, progress or _silent)
-        return with_missing(few or Senders(folder, zygote, progress).rehearse(request))
+        in_time = replace(request, limit_seconds=_left(until))
+        return with_missing(few or Senders(folder, zygote, progress).rehearse(in_time))
 
     return kept.answer(request, (request.rank,), progress, anew)
 
@@ -52,29 +57,46 @@ def _by_few_layers(
 ) -> Rehearsal | None:
     """The answer by two rehearsals of a few layers, or where a model has no more than a few; None: they do
     not tell."""
-    done: Rehearsal | None = None
-    for fewer, layers in zip((0, *FEW_LAYERS), FEW_LAYERS, strict=False):
-        exchange = Exchange(folder, fewer_layers=fewer)
-        answer = rehearse_one(replace(request, layers=layers), progress, exchange, zygote)
-        if not isinstance(answer, Rehearsal):
-            why = answer.why if isinstance(answer, NeedsWhole) else "ranks wait for each other"
-            progress(f"all layers are rehearsed: {why}")
-            return None
-        if done is not None and answer.few_layers is not None:
-            answer = replace(
-                answer,
-                depth={**answer.few_layers, "layers": list(FEW_LAYERS)},
-                seconds=done.seconds + answer.seconds,
-                cpu_seconds=done.cpu_seconds + answer.cpu_seconds,
-            )
-        done = answer
-        if done.few_layers is None:
-            return done
-    assert done is not None
+    (folder / ENGINE).unlink(missing_ok=True)
+
+    until = _deadline(request)
+
+    def rehearsed(layers: int, exchange: Exchange) -> Rehearsal | str:
+        in_time = replace(request, layers=layers, limit_seconds=_left(until))
+        answer = rehearse_one(in_time, progress, exchange, zygote)
+        if isinstance(answer, NeedsRanks):
+            return "ranks wait for each other"
+        return answer.why if isinstance(answer, NeedsWhole) else answer
+
+    fewer, further = FEW_LAYERS
+    done = first = rehearsed(fewer, Exchange(folder, fewer_layers=0))
+    if isinstance(first, Rehearsal) and first.few_layers is not None:
+        is_replayed = Exchange(folder).is_replayed
+        if not is_replayed:
+            done = rehearsed(further, Exchange(folder, fewer_layers=fewer))
+        else:
+            done = rehearsed(fewer + FURTHER, Exchange(folder))
+        if isinstance(done, Rehearsal) and done.few_layers is not None:
+            done = all_layers(first, done, request.gpu, folder) if is_replayed else _joined(first, done)
+    if isinstance(done, str):
+        progress(f"all layers are rehearsed: {done}")
+        return None
+    if done.few_layers is None:
+        return done
     if done.vram_bytes and abs(done.vram_bytes - (done.min_vram_bytes or 0)) < _NEAR * done.vram_bytes:
         progress("all layers are rehearsed: these leave little of the card, or lack little")
         return None
     return done
+
+
+def _joined(first: Rehearsal, done: Rehearsal) -> Rehearsal:
+    """Two rehearsals of a few layers as one answer."""
+    return replace(
+        done,
+        depth={**(done.few_layers or {}), "layers": list(FEW_LAYERS)},
+        seconds=first.seconds + done.seconds,
+        cpu_seconds=first.cpu_seconds + done.cpu_seconds,
+    )
 
 
 def _silent(line: str) -> None:
@@ -101,7 +123,7 @@ class Senders:
         Raises:
             InputError: as :func:`rehearse`.
         """
-        deadline = time.monotonic() + request.limit_seconds if request.limit_seconds is not None else None
+        deadline = _deadline(request)
         self._waiting.append(request.rank)
         try:
             done = self._after_senders(request, deadline)
@@ -151,6 +173,11 @@ def with_missing(done: Rehearsal) -> Rehearsal:
 def output_of_rank(output: Path | None, rank: int) -> Path | None:
     """Another rank's output, beside the one that was asked for first."""
     return output.with_name(f"{output.stem}-rank-{rank}{output.suffix}") if output is not None else None
+
+
+def _deadline(request: RehearsalRequest) -> float | None:
+    """When a rehearsal is to be ended, by the clock that never goes back; None: never."""
+    return time.monotonic() + request.limit_seconds if request.limit_seconds is not None else None
 
 
 def _left(deadline: float | None) -> float | None:

@@ -241,7 +241,8 @@ class RankMemory:
         peak_reserved_bytes: of an allocator that is never short of memory.
         smallest_reserved_bytes: with which it still serves the run, after giving back what it caches.
         host_bytes: tensors in host memory at their most: weights before they move, offloaded states, pinned
-            buffers; without the Python process and its libraries.
+            buffers; without the Python process and its libraries. ``host_phases``: in each phase that made
+            some.
         managed_bytes: of ``host_bytes``, CUDA managed memory (paged optimizer states): the driver keeps it
             on the GPU as far as there is room, beside what PyTorch's allocator counts.
         written_bytes: tensors that the script saved.
@@ -250,6 +251,7 @@ class RankMemory:
         freed: by how much the peak would be lower with what ``checkpointing`` frees, and with half of what
             the ``batch`` takes, everything else as it was.
         lower_bounds: phases that take at least their figure, each with what is not modelled in it.
+        expandable_segments: whether the run's allocator has them.
     """
 
     rank: int
@@ -258,6 +260,7 @@ class RankMemory:
     peak_reserved_bytes: int = 0
     smallest_reserved_bytes: int = 0
     host_bytes: int = 0
+    host_phases: dict[str, int] = field(default_factory=dict)
     written_bytes: int = 0
     phases: dict[str, int] = field(default_factory=dict)
     at_peak: tuple[HeldAtPeak, ...] = ()
@@ -265,6 +268,7 @@ class RankMemory:
     lower_bounds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     managed_bytes: int = 0
     freed: dict[str, int] = field(default_factory=dict)
+    expandable_segments: bool = False
 
     @property
     def fragmented_bytes(self) -> int:

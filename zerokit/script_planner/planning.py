@@ -17,6 +17,7 @@ from zerokit.launcher.secrets import Secrets
 from zerokit.notes import notes_of
 from zerokit.planner import answer
 from zerokit.planner.effects import unread
+from zerokit.planner.few_layers import FEW, FURTHER, Depth
 from zerokit.planner.memory_source import Say
 from zerokit.planner.models import another_model, unlike_planned
 from zerokit.planner.one_strategy import one_strategy
@@ -32,6 +33,7 @@ from zerokit.planner.rehearsed_search import (
 from zerokit.planner.request import ResolvedRequest, loss_of, resolve
 from zerokit.rehearsal.order import FakeGpu
 from zerokit.rehearsal.result import Rehearsal
+from zerokit.rehearsal.trained_model import is_named
 from zerokit.rehearsal.zygote import Zygote
 from zerokit.script.agreement import refuse_unplannable
 from zerokit.script.argument_warnings import (
@@ -48,10 +50,8 @@ from zerokit.script.unlike_job import (
     takes_model_config,
     with_optimizer_of,
 )
-from zerokit.script_planner.depth import FEW, FURTHER, Depth
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy, time_note
 from zerokit.script_planner.script_decisions import CannotRehearse, ScriptDecisions
-from zerokit.script_planner.trained_model import is_named
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.space import Knobs, OffloadChoice, Request, knobs
 from zerokit.units import counted, format_count

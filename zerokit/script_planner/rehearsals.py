@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from zerokit.domain.script_profile import RehearsedStrategy, same_memory
 from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Strategy, TimeEstimate
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.plan_result import write_plan
+from zerokit.rehearsal.by_replay import rehearsed_strategy
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.ranks import rehearse
 from zerokit.rehearsal.result import Rehearsal
@@ -96,7 +96,7 @@ def rehearsing(
 ) -> Iterator[Callable[..., RehearsedScript]]:
     """In this block, :func:`rehearse_strategy` of one script, which imports its libraries once."""
     with Zygote(target) as zygote:
-        yield partial(rehearse_strategy, zygote=zygote, unconfined=unconfined, no_cache=no_cache)
+        yield partial(rehearse_strategy, zygote=zygote, unconfined=unconfined, no_cache=no_cache, whole=False)
 
 
 def rehearse_strategy(
@@ -110,13 +110,15 @@ def rehearse_strategy(
     unconfined: bool = False,
     no_cache: bool = False,
     layers: int | None = None,
+    whole: bool = True,
 ) -> RehearsedScript:
     """Rehearse the script with a strategy. Of its accumulation two micro-batches are run, and the time of
     the others added: from the second on every one is alike.
 
     Args:
         zygote: of the script.
-        layers: so many of its model's are rehearsed, and the figures are theirs; None: all.
+        layers: so many of its model's are rehearsed, and the figures are theirs; None: all. whole: all
+            are, though a few may tell of them.
 
     Raises:
         InputError: the script cannot be prepared for the plan.
@@ -138,31 +140,11 @@ def rehearse_strategy(
                 unconfined=unconfined,
                 no_cache=no_cache,
                 layers=layers,
+                whole=whole,
             ),
             zygote=zygote,
         )
-    rank = done.ranks[0]
-    if not done.complete or not done.steps or not rank.phases or done.min_vram_bytes is None:
-        return RehearsedScript(strategy=strategy, done=done, rehearsed=None)
-    step = done.step_of_run
-    parts: Counter[str] = Counter()
-    for row in rank.at_peak:
-        parts[row.what.replace(" ", "_")] += row.bytes
-    rehearsed = RehearsedStrategy(
-        strategy=strategy,
-        phases=rank.phases,
-        min_vram_bytes=done.min_vram_bytes,
-        components=dict(parts),
-        not_modelled=tuple(sorted({reason for some in rank.lower_bounds.values() for reason in some})),
-        step_seconds=step.seconds if step is not None else None,
-        step_seconds_range=(step.low, step.high) if step is not None else None,
-        step_seconds_by_host_factor=step.by_host_factor if step is not None else (),
-        host_factor=step.host_factor if step is not None else None,
-        untimed=done.why_untimed,
-        warnings=done.warnings,
-        fed=replace(done.fed, batches=strategy.settings.gradient_accumulation).text if done.fed else "",
-    )
-    return RehearsedScript(strategy=strategy, done=done, rehearsed=rehearsed)
+    return RehearsedScript(strategy=strategy, done=done, rehearsed=rehearsed_strategy(done, strategy))
 
 
 def time_note(between: tuple[float, float], host_factor: float | None) -> str:

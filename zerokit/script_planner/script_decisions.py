@@ -12,7 +12,7 @@ from zerokit.errors import InputError
 from zerokit.planner.hardware import integer
 from zerokit.planner.memory_source import Say
 from zerokit.rehearsal.result import Rehearsal
-from zerokit.script_planner.trained_model import (
+from zerokit.rehearsal.trained_model import (
     contradiction,
     fed_tokens,
     name_of,
@@ -133,7 +133,7 @@ class ScriptDecisions:
         """
         self._refuse_unlike_length(done, planned)
         refuse_unlike_method(done, self.asked, self.adapters_option)
-        found, notes = options_of(done, self.asked, planned)
+        found, notes = options_of(done, self.asked, planned.sequence_parallel)
         self.kept |= found
         self.notes += notes
         self.model_name = name_of(done)
@@ -142,7 +142,7 @@ class ScriptDecisions:
     def _refuse_unlike_length(self, done: Rehearsal, planned: Strategy) -> None:
         """Stop where other sequences were asked for than the script feeds: no plan changes its data."""
         engine = done.engine or {}
-        tokens = fed_tokens(engine, planned)
+        tokens = fed_tokens(engine, planned.sequence_parallel)
         asked = integer(self.asked, "seq_len", 10**8)
         if asked is None or tokens is None or not (done.model or {}).get("config"):
             return

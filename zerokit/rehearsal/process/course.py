@@ -142,6 +142,7 @@ def extend(
         for event, ended, grown in _by_layer(list(some), seen) if stays else some:
             player.play(kinds[event], subjects[event], ended, grown)
     player.put_in_place()
+    machine.host_phases = {}  # of a few layers alone
     for name, before, now in zip(_TOTALS, fewer.totals.tolist(), seen.totals.tolist(), strict=True):
         setattr(machine, name, now + (now - before) * more // further)
 

@@ -97,7 +97,8 @@ class Depth:
     Attributes:
         layers: so many of a decoder's; None: all.
         of: how many those have that were built with fewer.
-        is_course: whether these layers alone tell what all take: no replay of the model does.
+        is_course: whether these layers alone tell what all take. ``is_replayed``: they do not, as an engine
+            divides all of them at once, and a replay of the engine says the rest.
         bytes: of the weights of these models with all layers, as they are loaded.
         probes: whether the model that is built now is one to look at.
     """
@@ -105,7 +106,7 @@ class Depth:
     def __init__(self) -> None:
         self.layers: int | None = None
         self.of: set[int] = set()
-        self.is_course = False
+        self.is_course = self.is_replayed = False
         self.probes = False
         self.bytes = 0
         self._whole: dict[str, Any] = {}
@@ -135,7 +136,8 @@ class Depth:
         """
         count = getattr(config, _COUNT, None)
         is_whole = getattr(config, "sub_configs", None) or getattr(config, "is_encoder_decoder", False)
-        fewest = _FEWEST_OF_COURSES if self.is_course else _FEWEST
+        is_course = self.is_course and not self.is_replayed
+        fewest = _FEWEST_OF_COURSES if is_course else _FEWEST
         if self.layers is None or not isinstance(count, int) or count < fewest or is_whole:
             return
         of_each = {
@@ -145,7 +147,7 @@ class Depth:
         }
         if any(one != value[0] for value in of_each.values() for one in value):
             return
-        if self.is_course and not self._has_alike(config, count, build):
+        if is_course and not self._has_alike(config, count, build):
             return
         before = config.to_dict()
         for name, value in of_each.items():
@@ -172,7 +174,7 @@ class Depth:
         """Layers that the models lack."""
         return max(self.of) - (self.layers or 0)
 
-    def needs_replay(self, why: str) -> None:
+    def needs_whole(self, why: str) -> None:
         """What the layers take is more than what each of them takes.
 
         Raises:

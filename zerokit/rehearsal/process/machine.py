@@ -140,6 +140,7 @@ class Machine:
         self.pinned: set[int] = set()
         self.host_bytes = 0
         self.peak_host_bytes = 0
+        self.host_phases: dict[str, int] = {}
         self.managed_bytes = 0
         self._on_host: set[int] = set()
         self._in_files: set[int] = set()
@@ -230,6 +231,8 @@ class Machine:
             self._on_host.add(key)
             self.host_bytes += size
             self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
+            phase = self.ledger.phase
+            self.host_phases[phase] = max(self.host_phases.get(phase, 0), self.host_bytes)
             weakref.finalize(storage, self._left_host, key, size)
         return tensor
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from zerokit.rehearsal.order import PHASE, STEP, Order, Script
+from zerokit.rehearsal.order import ENGINE, PHASE, STEP, Order, Script
 
 if TYPE_CHECKING:
     from zerokit.rehearsal.process.phases import Context
@@ -132,10 +132,14 @@ class Rehearsed:
             stopped = self._run_script()
             if self.phases.recorder is not None:
                 self.phases.recorder.stop()
-            if order.course_path is not None and self.phases.depth.of:
+            depth = self.phases.depth
+            config = self.phases.engine_config
+            if order.course_path is not None and depth.of and config is not None and stopped is None:
+                Path(order.course_path).with_name(ENGINE).write_text(json.dumps(config, default=str))
+            elif order.course_path is not None and depth.of:
                 self._take_course(order.course_path, stopped)
                 if order.fewer_layers is None:
-                    self._write({"complete": True, "stopped": None, "depth": self.phases.depth.to_dict()})
+                    self._write({"complete": True, "stopped": None, "depth": depth.to_dict()})
                     return
         except NeedsSenders as error:
             self._write({"needs": error.ranks})

@@ -107,7 +107,7 @@ class Phases:
         most_rows: of the batches that training forwards were given; 0: not known.
         lengths: tokens of a row in the shortest and the longest of these batches; None: no tokens were fed.
         engines: DeepSpeed's, so far; ``observed``: what the one that trains runs with, and ``model`` which
-            model it trains. ``depth``: with how many of its layers.
+            model it trains. ``engine_config``: of its engine; ``depth``: with how many of its layers.
         fully_sharded: whether PyTorch's FSDP shards the model that is trained.
         checkpointing: whether layers of the model that is trained recompute, without an engine; None: not
             known.
@@ -131,6 +131,7 @@ class Phases:
         self.observed = engine_facts.EngineFacts()
         self.depth = Depth()
         self.model: dict[str, Any] | None = None
+        self.engine_config: dict[str, Any] | None = None
         self.modules = Modules()
         self.on_step: Callable[[int], None] | None = None
         self.on_phase: Callable[[str], None] | None = None  # where it begins for the first time

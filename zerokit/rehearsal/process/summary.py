@@ -45,6 +45,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "at_peaks": {name: at_peak(ledger, ledger.peaks[name].clock) for name in phase_peaks},
         "bf16": torch.bfloat16 in ledger.dtypes,
         "host_bytes": machine.peak_host_bytes,
+        "host_phases": machine.host_phases,
         "managed_bytes": machine.managed_bytes,
         "written_bytes": machine.written_bytes,
         "guesses": [*_guesses(machine.guesses.shapes, True), *_guesses(machine.guesses.values, False)],

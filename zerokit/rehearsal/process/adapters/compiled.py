@@ -177,7 +177,7 @@ def _without_mode(context: Context, function: Callable[..., Any]) -> Callable[..
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        context.phases.depth.needs_replay("a compiler plans several layers at once")
+        context.phases.depth.needs_whole("a compiler plans several layers at once")
         with context.machine.lock, _disable_current_modes():
             return function(*args, **kwargs)
 

@@ -95,7 +95,7 @@ def engine(context: Context, module: ModuleType) -> None:
     def begin() -> None:
         phases.has_engine = True
         phases.engines += 1
-        phases.depth.needs_replay("DeepSpeed's buckets and partitions hold parts of several layers")
+        phases.depth.is_replayed = True
 
     _follow_forwards(phases, cls)
     _observe(context, cls)
@@ -163,6 +163,7 @@ def _observe(context: Context, cls: Any) -> None:
         if self.training and torch.is_grad_enabled():
             if phases.model is None:
                 phases.model = describe(self.module)
+                phases.engine_config = self._config._param_dict
                 phases.depth.see(self.module)
                 phases.find_weights(self.module)
             phases.observed.training_forward(self, args, kwargs, phases.engines)

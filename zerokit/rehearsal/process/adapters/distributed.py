@@ -43,7 +43,7 @@ def data_parallel(context: Context) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         context.phases.data_parallel = True
-        context.phases.depth.needs_replay("DDP's buckets hold parts of several layers")
+        context.phases.depth.needs_whole("DDP's buckets hold parts of several layers")
         itself = weakref.proxy(self)
         # a lambda has no annotations, which register_comm_hook would hold to its own types
         register(self, None, lambda state, bucket: reduced(itself, bucket))

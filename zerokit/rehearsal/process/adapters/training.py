@@ -43,7 +43,7 @@ def placement(context: Context, module: ModuleType) -> None:
     @in_place_of(module, "get_max_memory")
     def get_max_memory(*args: Any, **kwargs: Any) -> Any:
         if context.phases.depth.bytes > _PLACED * context.machine.free_bytes:
-            context.phases.depth.needs_replay("free memory decides where layers go")
+            context.phases.depth.needs_whole("free memory decides where layers go")
         return real(*args, **kwargs)
 
 

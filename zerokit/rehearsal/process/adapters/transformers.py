@@ -61,7 +61,8 @@ def _patch_depth(context: Context, module: ModuleType) -> None:
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         from transformers.integrations.deepspeed import deepspeed_config
 
-        if depth.layers is not None and not depth.probes and not (depth.is_course and deepspeed_config()):
+        if depth.layers is not None and not depth.probes:
+            depth.is_replayed |= deepspeed_config() is not None
             depth.cut(config, lambda whole: probed(type(self), whole, *args, **kwargs))
         real(self, config, *args, **kwargs)
 

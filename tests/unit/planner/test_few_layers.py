@@ -8,9 +8,9 @@ import pytest
 
 from zerokit.domain.script_profile import RehearsedStrategy
 from zerokit.domain.strategy import Strategy
+from zerokit.planner.few_layers import Depth
 from zerokit.planner.one_strategy import one_strategy
 from zerokit.planner.request import resolve
-from zerokit.script_planner.depth import Depth
 from zerokit.search.space import Request
 
 MIB = 1 << 20

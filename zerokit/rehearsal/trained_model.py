@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.settings import unlike_script
-from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.files import cache_folder, write_whole
 from zerokit.planner.hardware import integer, share
@@ -23,12 +22,12 @@ _TRAINED = {
 
 
 def options_of(
-    done: Rehearsal, options: Mapping[str, Any], planned: Strategy
+    done: Rehearsal, options: Mapping[str, Any], sequence_parallel: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Arguments of a plan that the script decides and nobody gave, and a note for each.
 
     Args:
-        options: those that were given. planned: what was rehearsed.
+        options: those that were given. sequence_parallel: ranks that share a sequence.
 
     Raises:
         InputError: the script trains no model of Transformers, and none was named.
@@ -53,7 +52,7 @@ def options_of(
             result["lora_targets"] = ",".join(model["lora_targets"])
         if not options.get("lora_dropout") and model.get("lora_dropout") is not None:
             result["lora_dropout"] = f"{model['lora_dropout']:g}"
-    length = fed_tokens(engine, planned)
+    length = fed_tokens(engine, sequence_parallel)
     if not options.get("seq_len") and length:
         result["seq_len"] = str(length)
         notes.append(f"sequences of {length} tokens: the longest that the script fed its model")
@@ -78,13 +77,13 @@ def is_named(model: str, name: str) -> bool:
         return False
 
 
-def fed_tokens(engine: Mapping[str, Any], planned: Strategy) -> int | None:
+def fed_tokens(engine: Mapping[str, Any], sequence_parallel: int) -> int | None:
     """Tokens of the longest sequence, of which each sequence-parallel rank is fed its part; rows that are
     joined into one count as those that were asked for."""
     rows, columns, micro = (engine.get(name) for name in ("batch_rows", "batch_columns", "micro_batch"))
     if not columns:
         return None
-    return int(-(-columns // micro) if rows == 1 and micro else columns) * planned.sequence_parallel
+    return int(-(-columns // micro) if rows == 1 and micro else columns) * sequence_parallel
 
 
 def refuse_unlike_method(done: Rehearsal, asked: Mapping[str, Any], adapters_option: str = "") -> None:
