@@ -163,6 +163,7 @@ class Monitored(Calls):
         self._thread = _Thread(lambda: None)
 
     def begin(self) -> None:
+        """Count, in this thread from here on."""
         super().begin()
         events = _monitoring.events
         if _monitoring.get_tool(_TOOL) is None:
@@ -172,6 +173,7 @@ class Monitored(Calls):
         _monitoring.set_events(_TOOL, events.PY_START | events.CALL)
 
     def end(self) -> None:
+        """Count no more."""
         super().end()
         if _monitoring.get_tool(_TOOL) is not None:
             _monitoring.free_tool_id(_TOOL)
