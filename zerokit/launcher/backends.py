@@ -155,17 +155,21 @@ class Accelerate(Backend):
 
 @dataclass(frozen=True)
 class Slurm(Backend):
-    """One torchrun on each node of a Slurm job, whatever ``launcher`` was named."""
+    """One torchrun on each node of a Slurm job, whatever ``launcher`` was named: DeepSpeed's own launcher for
+    Slurm sets no RANK."""
 
     job: SlurmJob
     named: Backend
 
     def words(self, start: Start) -> list[str]:
-        """A step of the job."""
-        from zerokit.launcher.nodes.cluster import srun_command
-
-        torchrun = _program("torchrun", "torch.distributed.run")
-        return srun_command(self.job, torchrun, start.ranks, start.port)
+        """A step of the job: one torchrun a node, meeting at the first; Slurm ends all when one fails."""
+        count = len(self.job.nodes)
+        return [
+            "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--kill-on-bad-exit=1",
+            "--export=ALL", *_program("torchrun", "torch.distributed.run"), f"--nnodes={count}",
+            f"--nproc_per_node={start.ranks}", "--rdzv_backend=c10d",
+            f"--rdzv_endpoint={self.job.nodes[0]}:{start.port}", f"--rdzv_id={self.job.job_id}",
+        ]  # fmt: skip
 
     def choose_gpus(self, command: LaunchCommand, start: Start) -> None:
         """Choose as the launcher that was named does: by default Slurm has given each node its GPUs."""

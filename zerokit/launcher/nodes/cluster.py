@@ -146,28 +146,6 @@ def slurm_job(environment: Mapping[str, str] | None = None) -> SlurmJob | None:
     return SlurmJob(job_id=job_id, nodes=nodes)
 
 
-def srun_command(job: SlurmJob, torchrun: list[str], ranks_per_node: int, port: int) -> list[str]:
-    """One torchrun a node, meeting at the first; Slurm ends all when one fails.
-
-    DeepSpeed's own Slurm launcher sets no RANK; torchrun does.
-    """
-    count = len(job.nodes)
-    return [
-        "srun",
-        f"--nodes={count}",
-        f"--ntasks={count}",
-        "--ntasks-per-node=1",
-        "--kill-on-bad-exit=1",
-        "--export=ALL",
-        *torchrun,
-        f"--nnodes={count}",
-        f"--nproc_per_node={ranks_per_node}",
-        "--rdzv_backend=c10d",
-        f"--rdzv_endpoint={job.nodes[0]}:{port}",
-        f"--rdzv_id={job.job_id}",
-    ]
-
-
 __all__ = ["Host", "choose_hosts", "read_hostfile"]
 
 

@@ -7,6 +7,7 @@ stops the training: what cannot be written is dropped and counted.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import queue
 import select
@@ -99,23 +100,15 @@ class Terminal:
         self._at_line_start = True
         self._thread.start()
 
-    def out(self, data: bytes) -> None:
-        """Pass bytes on to standard output."""
-        self._write_all(1, data)
-
-    def error(self, data: bytes) -> None:
-        """Pass bytes on to standard error."""
-        self._write_all(2, data)
-
     def say(self, text: str) -> None:
         """A line of zerokit's own, on standard error."""
-        self._write_all(2, f"{printable(message(text, width_of()))}\n".encode("utf-8", "replace"))
+        self.write(2, f"{printable(message(text, width_of()))}\n".encode("utf-8", "replace"))
 
     def status(self, text: str) -> None:
         """Replace the status line (on a terminal only)."""
         if self.is_terminal:
             width = max(20, shutil.get_terminal_size().columns - 1)
-            self._write_all(0, shown(text[:width]).encode("utf-8", "replace"))
+            self.write(0, shown(text[:width]).encode("utf-8", "replace"))
 
     def close(self) -> None:
         """Write what is waiting (at most two seconds), and end the status line."""
@@ -123,7 +116,8 @@ class Terminal:
         self._queue.put(None)
         self._thread.join(2)
 
-    def _write_all(self, fd: int, data: bytes) -> None:
+    def write(self, fd: int, data: bytes) -> None:
+        """Pass bytes on to standard output (1) or error (2)."""
         if not data:
             return
         with self._lock:  # ours and the callers' threads
@@ -223,7 +217,7 @@ class PipeReader:
         """Where a stream is passed on to. The launcher's own chatter stays in its log."""
         if rank is None or self.show_ranks == "none" or (self.show_ranks == "first" and rank != 0):
             return None
-        return self._terminal.out if stream == "out" else self._terminal.error
+        return functools.partial(self._terminal.write, 1 if stream == "out" else 2)
 
     def drain(self, *, but: object) -> None:
         """Read what the dead have written; ``but``: the one file that is no stream."""
