@@ -23,7 +23,7 @@ from zerokit.report.context import (
 )
 from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.run_charts import left_over
-from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport, signal_name
+from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport
 from zerokit.resources import folder
 from zerokit.units import counted, format_gib, told_apart
 
@@ -203,17 +203,11 @@ def fill(name: str, **values: Any) -> str:
 
 
 def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
-    memory = render.memory_cells(run, rank)
-    if run.on_gpu:  # how much of what the allocator reserved at most was not allocated at most
-        left = left_over(rank.peak_allocated_bytes, rank.peak_reserved_bytes)
-        memory.insert(3, "–" if left is None else f"{left[1]:.0%}".replace("%", " %"))
-    return {
-        "rank": rank,
-        "signal": signal_name(rank.signal),
-        "memory": memory,
-        "step_time": words.seconds(rank.median_step_seconds),
-        "phases": {name: words.size(value) for name, value in rank.phases.items()},
-    }
+    # how much of what the allocator reserved at most was not allocated at most
+    left = left_over(rank.peak_allocated_bytes, rank.peak_reserved_bytes)
+    kept = "–" if left is None else f"{left[1]:.0%}".replace("%", " %")
+    cells = render.rank_cells(run, rank) | {"reserved, left over": kept}
+    return {"rank": rank, "cells": cells, "phases": {n: words.size(size) for n, size in rank.phases.items()}}
 
 
 def write_html(path: Path, report: RunReport | Mapping[str, Any], run_dir: Path | None = None) -> None:

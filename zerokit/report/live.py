@@ -14,17 +14,16 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from zerokit.report.render import (
-    gpu_size,
     hanging,
     measured,
-    new_table,
     outcome_line,
     parts,
     peak_column,
-    state_cell,
+    rank_cells,
+    rank_table,
 )
 from zerokit.report.schema import RankReport, RunReport
-from zerokit.report.words import seconds, size
+from zerokit.report.words import size
 from zerokit.units import counted, format_gib, times
 
 _BEHIND_STEPS = 2  # a rank may be one step behind its peers whenever it is looked at
@@ -171,20 +170,16 @@ def _worth(rank: RankReport, alarms: Sequence[Alarm]) -> tuple[bool, bool, int]:
 
 def _rank_table(report: RunReport, ranks: Sequence[RankReport]) -> RenderableType:
     """A line for each of the ranks, no wider than 80 columns, and how many there are besides."""
-    table = new_table()
-    table.collapse_padding = True
-    peak = peak_column(report)
-    for name in ("rank", "state", "step", "step time", "predicted", "peak", "card", peak):
-        table.add_column(name, justify="left" if name in ("state", peak) else "right", no_wrap=True)
-    expected = report.expected_bytes
+    rows = []
     for rank in sorted(ranks, key=lambda rank: rank.rank):
-        most = gpu_size(rank, rank.peak_allocated_bytes) if report.on_gpu else size(measured(rank))
-        used, total = rank.peak_device_used_bytes, rank.device_total_bytes
-        table.add_row(
-            str(rank.rank), state_cell(rank).plain, str(rank.steps), seconds(rank.median_step_seconds),
-            size(expected.get(rank.rank)), most, f"{used / total:.0%}" if used and total else "–",
-            rank.peak_phase or "–",
-        )  # fmt: skip
+        cells, used, total = rank_cells(report, rank), rank.peak_device_used_bytes, rank.device_total_bytes
+        cells["state"] = cells["state"].plain
+        cells["peak"] = cells["allocated"] if report.on_gpu else size(measured(rank))
+        cells["card"] = f"{used / total:.0%}" if used and total else "–"
+        rows.append(cells)
+    names = ("rank", "state", "steps", "step time", "predicted", "peak", "card", peak_column(report))
+    table = rank_table(names, rows, {"steps": "step"})
+    table.collapse_padding = True
     others = len(report.ranks) - len(ranks)
     return Group(table, Text(f"and {counted(others, 'more rank')}")) if others else table
 

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -49,6 +49,7 @@ def hanging(part: RenderableType, width: int) -> RenderableType:
 
 
 NOT_MEASURED, _NOT_MEASURED_SHORT = "not measured", "n/m"
+_LEFT = frozenset(("host", "state", "peak in", "peak from"))  # columns; of the others numbers end alike
 MOST_RANKS = 64
 STACKS = "stacks-*.txt"
 """Where a hung run's folder has what each rank was doing."""
@@ -111,7 +112,7 @@ def parts(
 
 def _tables(run: RunReport, width: int) -> list[RenderableType]:
     """Peaks and steps of the ranks, and predicted beside measured or each phase's peak."""
-    tables = _rank_table(run) if width >= _WIDE else _narrow_rank_tables(run)
+    tables = _rank_tables(run, width)
     tables += _predicted_alone(run)
     predicted = run.predicted_vs_measured
     if predicted:
@@ -160,44 +161,61 @@ def state_cell(rank: RankReport) -> Text:
     return Text(state, style=_STATE_STYLE.get(rank.state, ""))
 
 
-def _rank_table(run: RunReport) -> list[RenderableType]:
-    ranks, omitted = shown_ranks(run)
-    title = "Peak memory by rank" + (f" ({omitted} more finished ranks in report.json)" if omitted else "")
-    table = new_table()
-    left = ("host", "state", peak_column(run))
-    for name in ("rank", *left[:2], *_memory_columns(run), left[2], "steps", "step time"):
-        table.add_column(name, justify="left" if name in left else "right")
-    for rank in ranks:
-        table.add_row(
-            str(rank.rank), escape(rank.host), state_cell(rank), *memory_cells(run, rank),
-            escape(rank.peak_phase or "–"), str(rank.steps), seconds(rank.median_step_seconds or None),
-        )  # fmt: skip
-    return _titled(title, table)
+def rank_cells(run: RunReport, rank: RankReport) -> dict[str, Any]:
+    """What is shown of a rank, as text, by the names of columns."""
+    return {
+        "rank": str(rank.rank), "host": rank.host, "state": state_cell(rank),
+        "predicted": size(run.expected_bytes.get(rank.rank)),
+        "allocated": gpu_size(rank, rank.peak_allocated_bytes),
+        "reserved": gpu_size(rank, rank.peak_reserved_bytes),
+        "device used": size(rank.peak_device_used_bytes),
+        "retries": "–" if rank.alloc_retries is None else str(rank.alloc_retries),
+        "host memory": size(rank.peak_host_rss_bytes or None), peak_column(run): rank.peak_phase or "–",
+        "steps": str(rank.steps), "step time": seconds(rank.median_step_seconds or None),
+    }  # fmt: skip
 
 
-def _narrow_rank_tables(run: RunReport) -> list[RenderableType]:
-    """The same in two tables, neither wider than 80 columns: memory in GiB, then hosts and steps."""
+def rank_table(
+    names: Iterable[str],
+    rows: Iterable[Mapping[str, Any]],
+    headings: Mapping[str, str],
+    *,
+    narrow: bool = True,
+) -> Table:
+    """These columns of :func:`rank_cells`; ``headings``: of those that are not named by them."""
+    table, names = new_table(), list(names)
+    for name in names:
+        justify: Literal["left", "right"] = "left" if name in _LEFT else "right"
+        table.add_column(headings.get(name, name), justify=justify, no_wrap=narrow)
+    for cells in rows:
+        shown = (cells[name] for name in names)
+        table.add_row(*(cell if isinstance(cell, Text) else escape(cell) for cell in shown))
+    return table
+
+
+def _rank_tables(run: RunReport, width: int) -> list[RenderableType]:
+    """All in one table; where it is too wide in two of at most 80 columns: memory in GiB, hosts and steps."""
     ranks, omitted = shown_ranks(run)
+    rows = [rank_cells(run, rank) for rank in ranks]
+    more = f" ({omitted} more finished ranks in report.json)" if omitted else ""
+    memory, last = _memory_columns(run), (peak_column(run), "steps", "step time")
+    if width >= _WIDE:
+        table = rank_table(["rank", "host", "state", *memory, *last], rows, {}, narrow=False)
+        return _titled(f"Peak memory by rank{more}", table)
     hosts = short_hosts(rank.host for rank in run.ranks)
     on = f" on {next(iter(hosts.values()))}" if len(hosts) == 1 else ""
-    more = f" ({omitted} more finished ranks in report.json)" if omitted else ""
-    memory, steps = new_table(), new_table()
-    memory.collapse_padding = True  # all of them with a signal and thousands of GiB
-    for name in ("rank", "state", *(name for name in _memory_columns(run) if name != "retries")):
-        column = name.replace("device used", "device").replace(" memory", "")
-        memory.add_column(column, justify="left" if name == "state" else "right", no_wrap=True)
-    names = ["rank", *([] if on else ["host"]), peak_column(run), "steps", "step time"]
-    for name in (*names, *(["retries"] if run.on_gpu else [])):
-        steps.add_column(name, justify="left" if name.startswith(("host", "peak")) else "right", no_wrap=True)
-    for rank in ranks:
-        cells = memory_cells(run, rank)
-        retries = [cells.pop(4)] if run.on_gpu else []
-        short = (_NOT_MEASURED_SHORT if cell == NOT_MEASURED else cell.removesuffix(" GiB") for cell in cells)
-        memory.add_row(str(rank.rank), state_cell(rank), *short)
-        steps.add_row(str(rank.rank), *([] if on else [escape(hosts[rank.host])]),
-                      escape(rank.peak_phase or "–"), str(rank.steps),
-                      seconds(rank.median_step_seconds), *retries)  # fmt: skip
-    tables = _titled(f"Peak memory by rank, GiB{on}{more}", memory)
+    for cells in rows:
+        cells["host"] = hosts[cells["host"]]
+        for name in memory:
+            is_missing = cells[name] == NOT_MEASURED
+            cells[name] = _NOT_MEASURED_SHORT if is_missing else cells[name].removesuffix(" GiB")
+    headings = {"device used": "device", "host memory": "host"}
+    retries = [name for name in memory if name == "retries"]
+    names = ["rank", "state", *(name for name in memory if name != "retries")]
+    of_memory = rank_table(names, rows, headings)
+    of_memory.collapse_padding = True  # all of them with a signal and thousands of GiB
+    steps = rank_table(["rank", *([] if on else ["host"]), *last, *retries], rows, {})
+    tables = _titled(f"Peak memory by rank, GiB{on}{more}", of_memory)
     if any(rank.not_measured for rank in ranks):
         tables.append(Text(f"{_NOT_MEASURED_SHORT}: not measured", style="dim"))
     return tables + _titled("Steps", steps)
@@ -223,16 +241,6 @@ def _memory_columns(run: RunReport) -> list[str]:
     if run.on_gpu:
         return ["predicted", "allocated", "reserved", "device used", "retries", "host memory"]
     return ["predicted", "host memory"]
-
-
-def memory_cells(run: RunReport, rank: RankReport) -> list[str]:
-    """Peak memory of a rank, as text, under :func:`_memory_columns`."""
-    expected, host = run.expected_bytes.get(rank.rank), size(rank.peak_host_rss_bytes or None)
-    if not run.on_gpu:
-        return [size(expected), host]
-    retries = "–" if rank.alloc_retries is None else str(rank.alloc_retries)
-    used = [gpu_size(rank, value) for value in (rank.peak_allocated_bytes, rank.peak_reserved_bytes)]
-    return [size(expected), *used, size(rank.peak_device_used_bytes), retries, host]
 
 
 def _phase_table(run: RunReport) -> list[RenderableType]:
