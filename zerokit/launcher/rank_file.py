@@ -117,7 +117,12 @@ class RankWriter:
         if self._descriptor is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             self._descriptor = os.open(self.path, flags, 0o600)
-            self._cut = self._ends_cut()
+            # an earlier process of this rank (a restarted one) may have left its last line cut
+            self._cut = False
+            with contextlib.suppress(OSError), self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    self._cut = file.read(1) != b"\n"
         if self._cut:  # what the full disk cut off must not swallow this line too
             line = b"\n" + line
         written_bytes = os.write(self._descriptor, line)
@@ -125,14 +130,6 @@ class RankWriter:
         if self._cut:
             self.failed_writes += 1
         return not self._cut
-
-    def _ends_cut(self) -> bool:
-        """Whether an earlier process of this rank (a restarted one) left its last line cut."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                return file.read(1) != b"\n"
-        return False
 
     def _close(self) -> None:
         if self._descriptor is not None:

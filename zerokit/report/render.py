@@ -155,16 +155,12 @@ def _titled(title: str, table: Table) -> list[RenderableType]:
     return [Text(title, style="bold"), table]  # a table's own title is folded to its width
 
 
-def state_cell(rank: RankReport) -> Text:
-    """How a rank ended, or that it runs, and the signal that ended it."""
-    state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
-    return Text(state, style=_STATE_STYLE.get(rank.state, ""))
-
-
 def rank_cells(run: RunReport, rank: RankReport) -> dict[str, Any]:
     """What is shown of a rank, as text, by the names of columns."""
+    state = rank.state + (f" ({signal_name(rank.signal)})" if rank.signal else "")
     return {
-        "rank": str(rank.rank), "host": rank.host, "state": state_cell(rank),
+        "rank": str(rank.rank), "host": rank.host,
+        "state": Text(state, style=_STATE_STYLE.get(rank.state, "")),
         "predicted": size(run.expected_bytes.get(rank.rank)),
         "allocated": gpu_size(rank, rank.peak_allocated_bytes),
         "reserved": gpu_size(rank, rank.peak_reserved_bytes),
@@ -198,7 +194,8 @@ def _rank_tables(run: RunReport, width: int) -> list[RenderableType]:
     ranks, omitted = shown_ranks(run)
     rows = [rank_cells(run, rank) for rank in ranks]
     more = f" ({omitted} more finished ranks in report.json)" if omitted else ""
-    memory, last = _memory_columns(run), (peak_column(run), "steps", "step time")
+    of_gpu = ["allocated", "reserved", "device used", "retries"] if run.on_gpu else []
+    memory, last = ["predicted", *of_gpu, "host memory"], (peak_column(run), "steps", "step time")
     if width >= _WIDE:
         table = rank_table(["rank", "host", "state", *memory, *last], rows, {}, narrow=False)
         return _titled(f"Peak memory by rank{more}", table)
@@ -235,12 +232,6 @@ def _predicted_alone(run: RunReport) -> list[RenderableType]:
     why = ": a rehearsal runs one of several alike" if predicted.predicted_by == "rehearsal" else ""
     names = ", ".join(map(str, alone))
     return [Text(f"predicted for rank{'s' if len(alone) > 1 else ''} {names} alone{why}", style="dim")]
-
-
-def _memory_columns(run: RunReport) -> list[str]:
-    if run.on_gpu:
-        return ["predicted", "allocated", "reserved", "device used", "retries", "host memory"]
-    return ["predicted", "host memory"]
 
 
 def _phase_table(run: RunReport) -> list[RenderableType]:

@@ -138,16 +138,14 @@ def flight_record() -> Record | None:
                 entries.setdefault(entry["group"], []).append(entry)
     if not entries:
         return None
-    return {"type": "flight", "calls": [call for group in entries.values() for call in _group_calls(group)]}
-
-
-def _group_calls(group: list[Record]) -> list[Record]:
-    """The part of a group's calls that tells most; ``from_end`` counts those queued after each."""
-    for number, entry in enumerate(group):
-        entry["from_end"] = len(group) - 1 - number
-    pending = next((n for n, entry in enumerate(group) if entry.get("pending")), len(group))
-    first = max(0, min(pending - _BEFORE, len(group) - _MOST_RECORDED))
-    return group[first : first + _MOST_RECORDED]
+    calls: list[Record] = []
+    for group in entries.values():  # of each the part that tells most; from_end counts those queued after
+        for number, entry in enumerate(group):
+            entry["from_end"] = len(group) - 1 - number
+        pending = next((n for n, entry in enumerate(group) if entry.get("pending")), len(group))
+        begin = max(0, min(pending - _BEFORE, len(group) - _MOST_RECORDED))
+        calls += group[begin : begin + _MOST_RECORDED]
+    return {"type": "flight", "calls": calls}
 
 
 def _entry(item: dict[str, Any]) -> Record:

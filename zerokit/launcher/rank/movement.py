@@ -242,14 +242,6 @@ def kernel_wait() -> str:
     return ""
 
 
-def _wakings() -> int:
-    """How often the main thread has waited and gone on; 0 where nobody counts."""
-    name = f"/proc/self/task/{os.getpid()}/status"
-    with suppress(OSError, ValueError, IndexError), open(name, "rb") as file:  # noqa: PTH123
-        return int(file.read().split(b"\nvoluntary_ctxt_switches:")[1].split()[0])
-    return 0
-
-
 class Movement:
     """Watches the main thread's position, the bytes it moves, and the processes that it waits for.
     ``seconds``: of the monotonic clock, when it moved last; ``doing``: a long operation's name, while it
@@ -284,7 +276,13 @@ class Movement:
 
     def _received(self, frame: FrameType | None) -> bool:
         """Whether a blocking read got something: a loop of them is always at the same line."""
-        before, self._woken = self._woken, _wakings()
+        before, self._woken = (
+            self._woken,
+            0,
+        )  # how often the thread has waited and gone on, where it is counted
+        name = f"/proc/self/task/{os.getpid()}/status"
+        with suppress(OSError, ValueError, IndexError), open(name, "rb") as file:  # noqa: PTH123
+            self._woken = int(file.read().split(b"\nvoluntary_ctxt_switches:")[1].split()[0])
         if self._woken == before or frame is None:
             return False
         return kernel_wait().startswith(_READS) or frame.f_code.co_filename.endswith(_SOCKETS)

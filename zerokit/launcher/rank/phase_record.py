@@ -112,8 +112,13 @@ def gpu_account(
     allocated. ``used_bytes``: the most that all processes had of the device (0: not read); ``status``: why
     nothing is measured, where the hook on torch knows."""
     if cuda is None or not cuda.devices:
+        why = None if device == "cpu" else "nothing_allocated"  # the words: zerokit.report.measured
+        if why is not None and cuda is None:
+            why = (status or "hook_failed") if "torch" in sys.modules else "no_torch"
+        elif why is not None and cuda is not None and not cuda.ready():
+            why = "not_used"
         return {"allocated_bytes": None, "reserved_bytes": None, "peak_allocated_bytes": None,
-                "peak_reserved_bytes": None, "gpu_status": _why_no_gpu(cuda, device, status)}  # fmt: skip
+                "peak_reserved_bytes": None, "gpu_status": why}  # fmt: skip
     number, state = max(cuda.devices.items(), key=lambda item: item[1].reserved_bytes)
     return {
         "cuda_device": number,
@@ -126,12 +131,3 @@ def gpu_account(
         "alloc_retries": sum(memory.retries for memory in cuda.devices.values()),
         "ooms": sum(memory.ooms for memory in cuda.devices.values()),
     }  # fmt: skip
-
-
-def _why_no_gpu(cuda: CudaMemory | None, device: str, status: str | None) -> str | None:
-    """Why there are no figures of a GPU; None on CPU ranks. The words: :mod:`zerokit.report.measured`."""
-    if device == "cpu":
-        return None
-    if cuda is None:
-        return (status or "hook_failed") if "torch" in sys.modules else "no_torch"
-    return "nothing_allocated" if cuda.ready() else "not_used"

@@ -110,7 +110,11 @@ def judge(evidence: Evidence) -> Verdict:
 
     Nothing is a success but every rank's process ending with zero *and* its file saying that it finished.
     """
-    ends, first = settle(_rank_ends(evidence), [exit_.rank for exit_ in evidence.exits])
+    exits = _exits_by_rank(evidence)
+    killed = _killed_for_memory(evidence, exits)
+    numbers = sorted({*range(evidence.expected_ranks), *evidence.logs, *exits})
+    ended = (rank_end(n, evidence, exits.get(n), killed_for_memory=n == killed) for n in numbers)
+    ends, first = settle(ended, [exit_.rank for exit_ in evidence.exits])
     if evidence.ended_on_purpose:
         ends = [  # a rank without a last line in such a run was ended with it
             replace(end, state=RankState.TERMINATED)
@@ -123,16 +127,6 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 # ---- the ranks
-
-
-def _rank_ends(evidence: Evidence) -> list[RankEnd]:
-    exits = _exits_by_rank(evidence)
-    killed = _killed_for_memory(evidence, exits)
-    numbers = sorted({*range(evidence.expected_ranks), *evidence.logs, *exits})
-    return [
-        rank_end(number, evidence, exits.get(number), killed_for_memory=number == killed)
-        for number in numbers
-    ]
 
 
 def _exits_by_rank(evidence: Evidence) -> dict[int, RankExit]:
@@ -207,21 +201,15 @@ def _decide(evidence: Evidence, ends: Sequence[RankEnd], first: RankEnd | None) 
 
 def _failure(first: RankEnd, ends: Sequence[RankEnd]) -> Verdict:
     if first.oom is None:
-        return _verdict(Outcome.RANK_FAILED, first.describe() + _others_alike(first, ends))
+        alike = [end.rank for end in ends if failed_alike(end, first)]  # a fault of the script, not of one
+        others = "all other ranks" if len(alike) == len(ends) - 1 > 1 else ranks_named(alike)
+        also = f"; {others} failed with the same error" if alike else ""
+        return _verdict(Outcome.RANK_FAILED, first.describe() + also)
     message = str(first.oom.get("message") or first.oom.get("error") or "an allocation failed")
     fault = _MESSAGE_OF_PYTORCH.sub(r"\1", message)
     if first.oom.get("killer"):
         fault = "host memory; the kernel's OOM-killer ended it"
     return _verdict(Outcome.OOM, f"rank {first.rank} on {first.host} ran out of memory: {fault}")
-
-
-def _others_alike(first: RankEnd, ends: Sequence[RankEnd]) -> str:
-    """``; rank 0 failed with the same error``: a fault of the script, not of one rank."""
-    alike = [end.rank for end in ends if failed_alike(end, first)]
-    if not alike:
-        return ""
-    everyone = len(alike) == len(ends) - 1 > 1
-    return f"; {'all other ranks' if everyone else ranks_named(alike)} failed with the same error"
 
 
 def _judge_quiet_end(evidence: Evidence, ends: Sequence[RankEnd]) -> Verdict:
