@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from zerokit.linter.deepspeed.tables import key_list
@@ -150,11 +150,10 @@ def _once(document: Document, what: _Unfilled, paths: Sequence[tuple[str, ...]])
     names = [path[-1] if last[path[-1]] == 1 and path[-1] != "enabled" else ".".join(path) for path in paths]
     problem = what.effect.replace("{names}", ", ".join(names))
     fix = "write the value" if len(paths) == 1 else "write the values"
-    told = finding(
-        document, paths[0], "auto-not-filled", problem, fix, severity=what.severity, source=what.source
-    )
-    also = tuple(document.location(path) for path in paths[1:])
-    return replace(told, also=also) if also else told
+    return finding(
+        document, paths[0], "auto-not-filled", problem, fix, severity=what.severity, source=what.source,
+        also=tuple(map(document.location, paths[1:])),
+    )  # fmt: skip
 
 
 def _held_against_the_trainers(document: Document) -> Iterator[Finding]:

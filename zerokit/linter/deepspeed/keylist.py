@@ -62,9 +62,8 @@ def _block(
             ):
                 continue  # one cause: the whole block is ignored, or the key stands beside params
             if block["unknown"] != "any" and not _is_removed(name, key):
-                is_ignored = block["unknown"] != "refused"
                 found = _unknown(document, path, name, block, value)
-                yield found if found.is_ignored == is_ignored else replace(found, is_ignored=is_ignored)
+                yield replace(found, is_ignored=block["unknown"] != "refused")
             continue
         if item == "auto" and entry["kind"] != "text":
             continue  # the rule auto-not-filled knows who fills what
@@ -119,10 +118,7 @@ def _unknown(
         problem = f"DeepSpeed refuses the file: {block_label} has no key {key!r}"
     if not may_search():
         severity: Severity = "error" if refused else "warning"
-        return finding(
-            document, path, "unknown-key", problem, "remove it, or correct it", severity=severity,
-            is_ignored=not refused,
-        )  # fmt: skip
+        return finding(document, path, "unknown-key", problem, "remove it, or correct it", severity=severity)
     if key.startswith(_NOTES_TO_SELF) and not refused:
         return finding(
             document, path, "unknown-key", problem, "keep it as a note, or remove it", severity="note"

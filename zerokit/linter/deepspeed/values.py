@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zerokit.linter.deepspeed.tables import version
-from zerokit.linter.finding import Finding, Row
+from zerokit.linter.finding import Finding
 from zerokit.rules.types import EVERY_READER, FRAMEWORKS, Edit, Severity
 from zerokit.strictload import Document, Path
 
@@ -24,31 +24,18 @@ refuses text (DeepSpeed 0.19.8, csrc/aio/py_lib, and torch.autocast)."""
 
 
 def finding(
-    document: Document,
-    path: Path,
-    rule: str,
-    message: str,
-    fix: str,
-    *,
-    severity: Severity = "error",
-    source: str | None = None,
-    edits: tuple[Edit, ...] = (),
-    suggests: str = "",
-    missing: str = "",
-    is_ignored: bool = False,
-) -> Finding:
-    """A finding at a path of a DeepSpeed JSON; the source is the table of keys unless it is named."""
-    source = f"keys that DeepSpeed {version()} reads" if source is None else source
-    return Row(rule, "", "{message}", "{fix}", source, severity).at(  # they may hold braces of the file's
-        document,
-        path,
-        message=message,
-        fix=fix,
-        edits=edits,
-        suggests=suggests,
-        missing=missing,
-        is_ignored=is_ignored,
-    )
+    document: Document, path: Path, rule: str, message: str, fix: str, *, severity: Severity = "error",
+    source: str | None = None, **more: Any,
+) -> Finding:  # fmt: skip
+    """A finding at a path of a DeepSpeed JSON; the source is the table of keys unless it is named.
+
+    Args:
+        more: attributes of the finding.
+    """
+    return Finding(
+        path=document.path, location=document.location(path), rule=rule, severity=severity, marked=message,
+        marked_fix=fix, source=f"keys that DeepSpeed {version()} reads" if source is None else source, **more,
+    )  # fmt: skip
 
 
 def can_stand(findings: Iterable[Finding]) -> bool:
