@@ -191,3 +191,13 @@ def test_text_asks_for_torchs_adam(value: str, severity: str, tmp_path: Path) ->
     (file,) = check_files([str(tmp_path / "ds.json")])
     (found,) = [one for one in file.findings if "torch_adam" in one.message]
     assert found.severity == severity and "any text as true" in found.message
+
+
+@pytest.mark.parametrize("value", ["1.5", '"x"', "[]"])
+def test_a_value_of_a_key_that_deepspeed_refuses_is_not_read(value: str, tmp_path: Path) -> None:
+    """``buffer_size`` is ``offload_param``'s; a wrong value of it ended the check of the file."""
+    (tmp_path / "ds.json").write_text(
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 3, '
+        f'"offload_optimizer": {{"device": "cpu", "buffer_size": {value}}}}}}}'
+    )
+    assert rules_of(str(tmp_path / "ds.json")) == {"misplaced-key"}

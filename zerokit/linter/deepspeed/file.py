@@ -115,10 +115,13 @@ def settings_of(raw: Mapping[str, Any]) -> DeepSpeedSettings:
 
 
 def _readable(raw: Mapping[str, Any], block: str) -> dict[str, Any]:
-    blocks = key_list()["blocks"]
+    blocks, removed = key_list()["blocks"], key_list()["removed"].get(block, ())
+    is_refused = blocks.get(block, {}).get("unknown") == "refused"
     readable: dict[str, Any] = {}
     for key, value in raw.items():
         path = f"{block}.{key}" if block else key
+        if is_refused and key not in blocks[block]["keys"] and key not in removed:
+            continue
         entry = blocks.get(block, {}).get("keys", {}).get(key, {"kind": "any"})
         if path in _PARAMETERS and not isinstance(value, Mapping):
             continue
