@@ -75,9 +75,9 @@ def all_layers(fewer: Rehearsal, more: Rehearsal, gpu: Gpu, folder: Path) -> Reh
     if whole is None:
         return "layers take something else than the replay says"
     growth = _Growth(more=of - high, over=high - low)
-    rank = growth.rank(fewer.ranks[0], more.ranks[0], whole.phases)
+    rank = growth.rank(fewer.ranks[0], more.ranks[0], whole)
     if rank is None:
-        return "with all layers something else is live at the peak"
+        return "the highest phase is one that no replay has"
     needed = whole.min_vram_bytes
     step = more.step
     if step is not None and whole.step_seconds is not None and whole.step_seconds_range is not None:
@@ -148,10 +148,14 @@ class _Growth:
             for name, some in more.items()
         }
 
-    def rank(self, fewer: RankMemory, more: RankMemory, phases: Mapping[str, int]) -> RankMemory | None:
-        """What the rank takes whose phases have these peaks; None: what is live at the highest is not what
-        was live with a few layers."""
-        all_phases = {**self.sizes(fewer.phases, more.phases), **phases}
+    def rank(self, fewer: RankMemory, more: RankMemory, whole: RehearsedStrategy) -> RankMemory | None:
+        """What a rank takes with all layers; None: it takes most in a phase that the replay says nothing of.
+
+        What is live at a peak has its module and line where it grows with the layers, as far as the replay
+        says it does; with all layers another instant of the phase may be the highest, of which only the
+        kinds are known.
+        """
+        all_phases = {**self.sizes(fewer.phases, more.phases), **whole.phases}
         all_phases = {name: all_phases[name] for name in more.phases}
         host = self.sizes(fewer.host_phases, more.host_phases)
         highest = max(all_phases, key=all_phases.__getitem__)
@@ -159,9 +163,14 @@ class _Growth:
             phase: self._live(fewer.at_peaks.get(phase, ()), rows, all_phases[phase])
             for phase, rows in more.at_peaks.items()
         }
-        if highest not in phases or (at_peak := live.get(highest)) is None:
+        if highest not in whole.phases:
             return None
         peak = all_phases[highest]
+        at_peak = live.get(highest) or tuple(
+            HeldAtPeak(what=what.replace("_", " "), module="", location="", bytes=size)
+            for what, size in sorted(whole.components.items(), key=lambda part: -part[1])
+        )
+        live[highest] = at_peak
         added = peak - more.peak_allocated_bytes
         return replace(
             more,
@@ -182,7 +191,7 @@ class _Growth:
     def _live(
         self, fewer: Sequence[HeldAtPeak], more: Sequence[HeldAtPeak], peak: int
     ) -> tuple[HeldAtPeak, ...] | None:
-        """What is live at a phase's peak, with the rest among what has no name."""
+        """What is live at a phase's peak; None: it is not what is live there with a few layers."""
         before, now = _by_place(fewer), _by_place(more)
         rows = [
             HeldAtPeak(what=what, module=module, location=location, bytes=self.of(before[place], size))
