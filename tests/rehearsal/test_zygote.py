@@ -105,6 +105,23 @@ def test_a_library_takes_what_the_script_has_replaced(library: Path, tmp_path: P
             assert "name of the script\n" in told(request, zygote)[1]
 
 
+def test_an_empty_folder_is_there_in_each_fork(library: Path, tmp_path: Path) -> None:
+    """As torch's compiler makes for its cache when it is imported, on a machine where it never ran."""
+    cache = tmp_path / "cache"
+    (library / "of_other" / "__init__.py").write_text(
+        f"import os\nos.makedirs({str(cache)!r}, exist_ok=True)\n"
+    )
+    source = f"import of_other, os, torch\nprint('listed', os.listdir({str(cache)!r}))\n{_TRAINS}"
+    request, said = request_of(tmp_path, source), []
+    with Zygote(request.target) as zygote:
+        for _ in range(2):
+            assert rehearse(request, said.append, zygote).complete
+            assert request.output is not None
+            assert "listed []" in request.output.read_text()
+    assert not any("imported anew" in line for line in said)
+    assert not cache.exists()
+
+
 @pytest.fixture
 def drawn(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Rehearses a script of a new folder: what a library drew when it was imported."""

@@ -31,13 +31,17 @@ _IMPORTS = ("<frozen importlib", os.path.dirname(importlib.__file__), pkgutil.__
 
 
 class Reads:
-    """What this process reads from :meth:`install` on, written down from :meth:`log_to` on."""
+    """What this process reads from :meth:`install` on, written down from :meth:`log_to` on.
+
+    Attributes:
+        made: paths that it has made.
+    """
 
     def __init__(self) -> None:
         self._own: tuple[str, ...] = ()
         self._ignored: tuple[str, ...] = (_ZEROKIT, "/proc/", "/sys/", "/dev/")
         self.seen: set[str] = set()
-        self._made: set[str] = set()
+        self.made: set[str] = set()
         self._busy: set[int] = set()
         self._stat, self._lstat = os.stat, os.lstat
         self._log = -1
@@ -104,7 +108,17 @@ class Reads:
     def _make(self, path: Any) -> None:
         """What the script makes is not among what it depends on."""
         with contextlib.suppress(TypeError, ValueError, OSError):
-            self._made.add(os.path.abspath(os.fsdecode(path)))
+            self.made.add(os.path.abspath(os.fsdecode(path)))
+
+    def empty_folders(self, paths: set[str]) -> list[str]:
+        """Those of some paths that are folders with nothing in them; the question is no read."""
+        thread = threading.get_ident()
+        self._busy.add(thread)
+        try:
+            folders = (path for path in sorted(paths) if os.path.isdir(path))
+            return [path for path in folders if not os.listdir(path)]  # noqa: PTH208
+        finally:
+            self._busy.discard(thread)
 
     def _see(self, kind: str, path: Any) -> None:
         thread = threading.get_ident()
@@ -140,7 +154,7 @@ class Reads:
         if record in self.seen:
             return
         self.seen.add(record)
-        if self._made and (path in self._made or any(path.startswith(f"{one}/") for one in self._made)):
+        if self.made and (path in self.made or any(path.startswith(f"{one}/") for one in self.made)):
             return
         if self._log >= 0:
             os.write(self._log, os.fsencode(f"{record}\0"))

@@ -87,6 +87,7 @@ class Zygote:
         self._base = set(sys.modules)
         self._read_for_all = {read for read in tuple(self._reads.seen) if is_library(read[1:])}
         self._has_imported = False
+        self._folders: list[str] = []  # that libraries have made, as torch's compiler does for its cache
 
     def serve(self) -> int:
         """Until nobody asks any more."""
@@ -123,7 +124,7 @@ class Zygote:
     def _import(self, names: Sequence[str], reads: VariablesRead) -> None:
         if self._nest is None or self._broken or self._rehearsed.why_not:
             return
-        before, read = self._nest.written(), set(self._reads.seen)
+        (files, size), read, made = self._nest.written(), set(self._reads.seen), set(self._reads.made)
         with reads.noted():
             import_all(names)
         from zerokit.rehearsal.process import native
@@ -132,7 +133,11 @@ class Zygote:
         if not self._has_imported:
             self._has_imported = True
             self._read_for_all |= self._reads.seen - read
-        if self._nest.written() != before:
+        folders = self._reads.empty_folders(self._reads.made - made)
+        self._folders += folders
+        files_now, size_now = self._nest.written()
+        # a folder takes a place itself, and so may each one that it lies in
+        if size_now != size or files - files_now > sum(folder.count("/") for folder in folders):
             self._broken = "libraries write when they are imported"
         elif threading.active_count() > 1:
             self._broken = "libraries start threads when they are imported"
@@ -231,6 +236,8 @@ class Zygote:
             if order.messages_folder is not None:
                 own = [order.folder, order.messages_folder, self._script.folder]
                 self._reads.log_to(reads_log(order.messages_folder, order.rank), own)
+            for folder in self._folders:
+                os.makedirs(folder, exist_ok=True)  # noqa: PTH103 (text, as it was made)
             if self._no_namespaces is not None and not order.unconfined:
                 Path(order.result_path).write_text(json.dumps({"no_namespaces": self._no_namespaces}))
             else:
