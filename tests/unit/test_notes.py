@@ -22,6 +22,7 @@ OTHERS_SENTENCES = {
     "strictload/yamltext.py": "PyYAML's",
     "linter/deepspeed/file.py": "a name of a key",
     "cli/rehearse.py": "an entry of stubbed",
+    "rehearsal/process/calls.py": "CPython's names of functions in C",
 }
 STILL_BY_WORDS = {
     "launcher/plan_agreement.py", "launcher/verdict/report.py", "rehearsal/result.py",
