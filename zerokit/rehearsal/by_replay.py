@@ -24,7 +24,7 @@ from zerokit.rehearsal.result import GATHERED, HeldAtPeak, RankMemory, Rehearsal
 from zerokit.rehearsal.trained_model import options_of
 from zerokit.search.space import Request
 
-_MOST_UNLIKE = 0.002
+_MOST_UNLIKE = 0.001
 """By how much, as a share of a peak, what is live may be more or less than the layers' growth says."""
 
 
@@ -75,9 +75,9 @@ def all_layers(fewer: Rehearsal, more: Rehearsal, gpu: Gpu, folder: Path) -> Reh
     if whole is None:
         return "layers take something else than the replay says"
     growth = _Growth(more=of - high, over=high - low)
-    rank = growth.rank(fewer.ranks[0], more.ranks[0], whole)
+    rank = growth.rank(fewer.ranks[0], more.ranks[0], whole.phases)
     if rank is None:
-        return "the highest phase is one that no replay has"
+        return "with all layers something else is live at the peak"
     needed = whole.min_vram_bytes
     step = more.step
     if step is not None and whole.step_seconds is not None and whole.step_seconds_range is not None:
@@ -148,14 +148,10 @@ class _Growth:
             for name, some in more.items()
         }
 
-    def rank(self, fewer: RankMemory, more: RankMemory, whole: RehearsedStrategy) -> RankMemory | None:
-        """What a rank takes with all layers; None: it takes most in a phase that the replay says nothing of.
-
-        What is live at a peak has its module and line where it grows with the layers, as far as the replay
-        says it does; with all layers another instant of the phase may be the highest, of which only the
-        kinds are known.
-        """
-        all_phases = {**self.sizes(fewer.phases, more.phases), **whole.phases}
+    def rank(self, fewer: RankMemory, more: RankMemory, phases: Mapping[str, int]) -> RankMemory | None:
+        """What the rank takes whose phases have these peaks; None: what is live at the highest is not what
+        was live with a few layers."""
+        all_phases = {**self.sizes(fewer.phases, more.phases), **phases}
         all_phases = {name: all_phases[name] for name in more.phases}
         host = self.sizes(fewer.host_phases, more.host_phases)
         highest = max(all_phases, key=all_phases.__getitem__)
@@ -163,14 +159,9 @@ class _Growth:
             phase: self._live(fewer.at_peaks.get(phase, ()), rows, all_phases[phase])
             for phase, rows in more.at_peaks.items()
         }
-        if highest not in whole.phases:
+        if highest not in phases or (at_peak := live.get(highest)) is None:
             return None
         peak = all_phases[highest]
-        at_peak = live.get(highest) or tuple(
-            HeldAtPeak(what=what.replace("_", " "), module="", location="", bytes=size)
-            for what, size in sorted(whole.components.items(), key=lambda part: -part[1])
-        )
-        live[highest] = at_peak
         added = peak - more.peak_allocated_bytes
         return replace(
             more,
@@ -191,7 +182,7 @@ class _Growth:
     def _live(
         self, fewer: Sequence[HeldAtPeak], more: Sequence[HeldAtPeak], peak: int
     ) -> tuple[HeldAtPeak, ...] | None:
-        """What is live at a phase's peak; None: it is not what is live there with a few layers."""
+        """What is live at a phase's peak, with the rest among what has no name."""
         before, now = _by_place(fewer), _by_place(more)
         rows = [
             HeldAtPeak(what=what, module=module, location=location, bytes=self.of(before[place], size))
