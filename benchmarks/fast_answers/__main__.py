@@ -167,7 +167,7 @@ def rehearse(cell: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         argv = command(cell, Path(name), inputs)
         done = subprocess.run(
-            [sys.executable, "-m", "zerokit", "rehearse", "--json", "-q", "--gpus", str(RANKS),
+            [sys.executable, "-m", "zerokit", "rehearse", "--json", "-q", "--whole", "--gpus", str(RANKS),
              "--gpu", "h200", "--launcher", "deepspeed", *argv],
             capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip

@@ -76,7 +76,8 @@ def test_few_layers_tell_what_all_take(tmp_path: Path) -> None:
     told = body["chosen"]["estimate"]
     assert "rehearsed with 3 of 14 layers" in json.dumps(body["notes"])
     assert body["chosen"]["parameters"] == 2 * 2048 * 512 + 14 * (4 * 512**2 + 3 * 512 * 1024 + 1024) + 512
-    whole = zerokit(tmp_path, "rehearse", "--json", "--plan", "plan", "train.py", *ARGUMENTS)
+    whole = zerokit(tmp_path, "rehearse", "--json", "--whole", "--plan", "plan", "train.py", *ARGUMENTS)
+    assert whole["depth"] == "whole"
     assert abs(told["peak_allocated_bytes"] / whole["ranks"][0]["peak_allocated_bytes"] - 1) < 0.0005
     assert abs(told["min_vram_bytes"] / whole["min_vram_bytes"] - 1) < 0.02
     assert abs(told["step_seconds"] / whole["step_seconds"] - 1) < 0.05

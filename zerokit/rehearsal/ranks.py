@@ -58,7 +58,6 @@ def _by_few_layers(
     """The answer by two rehearsals of a few layers, or where a model has no more than a few; None: they do
     not tell."""
     (folder / ENGINE).unlink(missing_ok=True)
-
     until = _deadline(request)
 
     def rehearsed(layers: int, exchange: Exchange) -> Rehearsal | str:
@@ -74,6 +73,8 @@ def _by_few_layers(
         is_replayed = Exchange(folder).is_replayed
         if not is_replayed:
             done = rehearsed(further, Exchange(folder, fewer_layers=fewer))
+        elif request.rank:
+            done = "the replay is that of rank 0"
         else:
             done = rehearsed(fewer + FURTHER, Exchange(folder))
         if isinstance(done, Rehearsal) and done.few_layers is not None:
