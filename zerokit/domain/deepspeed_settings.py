@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
+from zerokit.domain.training_settings import TrainingSettings
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass
 
@@ -79,23 +80,14 @@ DEFAULT_ZERO = ZeroSettings()
 
 
 @frozen_dataclass
-class DeepSpeedSettings:
+class DeepSpeedSettings(TrainingSettings):
     """One DeepSpeed configuration, as far as memory and time depend on it."""
 
-    precision: str = "fp32"  # fp32, fp16, bf16
+    engine: ClassVar[str] = "deepspeed"
     torch_autocast: str | None = None  # dtype under "torch_autocast", which leaves weights in fp32
-    micro_batch: int = 1
-    gradient_accumulation: int = 1
-    gradient_clipping: float = 0.0
     grad_accum_dtype: str | None = None
     communication_data_type: str | None = None
     seq_parallel_communication_data_type: str | None = None
-    optimizer: str | None = "AdamW"
-    client_optimizer: str | None = (
-        None  # a name of CLIENT_OPTIMIZERS: made by the script, ``optimizer`` is None
-    )
-    torch_adam: bool = False
-    momentum: bool = False  # of torch's SGD
     autotp_size: int = 1
     bf16_master_weights_and_grads: bool = False
     bf16_optimizer_states: bool = False
@@ -107,6 +99,31 @@ class DeepSpeedSettings:
     def parameter_bytes(self) -> int:
         """Bytes of one parameter as the forward pass uses it."""
         return 4 if self.precision == "fp32" or self.torch_autocast else 2
+
+    @property
+    def divides_weights(self) -> bool:
+        """True at stage 3."""
+        return self.zero.stage == 3
+
+    @property
+    def divides_gradients(self) -> bool:
+        """True from stage 2 on."""
+        return self.zero.stage >= 2
+
+    @property
+    def divides_states(self) -> bool:
+        """True from stage 1 on."""
+        return self.zero.stage >= 1
+
+    @property
+    def optimizer_device(self) -> str:
+        """The device of ``offload_optimizer``."""
+        return self.zero.offload_optimizer.device
+
+    @property
+    def weights_device(self) -> str:
+        """The device of ``offload_param``."""
+        return self.zero.offload_param.device
 
 
 AUTO = "auto"

@@ -26,6 +26,11 @@ class Strategy:
     checkpointing: str = "none"  # none, selective, full
 
     @property
+    def engine(self) -> str:
+        """The engine that trains: deepspeed or fsdp2."""
+        return self.settings.engine
+
+    @property
     def world_size(self) -> int:
         """GPUs in use."""
         return self.data_parallel * self.tensor_parallel * self.pipeline_parallel * self.sequence_parallel

@@ -1,0 +1,64 @@
+"""The settings of FSDP2 (``torch.distributed.fsdp.fully_shard``, torch 2.13) that move memory or time."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from zerokit.domain.training_settings import TrainingSettings
+from zerokit.values import frozen_dataclass
+
+
+@frozen_dataclass
+class Fsdp2Settings(TrainingSettings):
+    """One configuration of FSDP2.
+
+    Attributes:
+        precision: of the weights as forward uses them, ``MixedPrecisionPolicy.param_dtype``; fp32: no policy.
+        reshard_after_forward: gathered weights are freed after a layer's forward, and gathered again for its
+            backward.
+        replicas: groups of ranks that each hold all shards (hybrid sharding, a mesh of two dimensions).
+        offload: ``CPUOffloadPolicy``: weights, gradients and states are on the CPU.
+        reduce_dtype: dtype in which gradients are reduced, fp32 for example; None: that of the weights as
+            forward uses them.
+        master_bytes: of an element of the sharded weights; 4 where Accelerate upcasts trainable ones.
+        wrapping: ``accelerate``: the groups that Accelerate makes (accelerate/utils/fsdp_utils.py,
+            ``fsdp2_prepare_model``); ``layers``: the decoder layers, and the rest in the root.
+    """
+
+    engine: ClassVar[str] = "fsdp2"
+    reshard_after_forward: bool = True
+    replicas: int = 1
+    offload: bool = False
+    reduce_dtype: str | None = None
+    master_bytes: int = 4
+    wrapping: str = "accelerate"
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of one parameter as the forward pass uses it."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def divides_weights(self) -> bool:
+        """True: ranks hold shards between steps, also where forward leaves weights gathered."""
+        return True
+
+    @property
+    def divides_gradients(self) -> bool:
+        """True: backward reduces and scatters them."""
+        return True
+
+    @property
+    def divides_states(self) -> bool:
+        """True: the optimizer sees shards."""
+        return True
+
+    @property
+    def optimizer_device(self) -> str:
+        """The CPU under ``CPUOffloadPolicy``, where the optimizer sees shards of the CPU."""
+        return "cpu" if self.offload else "none"
+
+    @property
+    def weights_device(self) -> str:
+        """The CPU under ``CPUOffloadPolicy``."""
+        return "cpu" if self.offload else "none"

@@ -1,0 +1,65 @@
+"""What every engine of training is told, and what the rooms outside an engine's own ask of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from zerokit.values import frozen_dataclass
+
+
+@frozen_dataclass
+class TrainingSettings(ABC):
+    """One configuration of an engine, as far as memory and time depend on it.
+
+    Attributes:
+        engine: the engine's name, as a plan has it.
+        precision: fp32, fp16 or bf16.
+        micro_batch: sequences per rank and forward pass.
+        gradient_accumulation: forward passes per optimizer step.
+        gradient_clipping: highest norm of the gradients; 0 where they are not clipped.
+        optimizer: DeepSpeed's type of the optimizer that the configuration asks for.
+        client_optimizer: a name of CLIENT_OPTIMIZERS: made by the script, ``optimizer`` is None.
+        torch_adam: torch's Adam, not DeepSpeed's own kernel.
+        momentum: of torch's SGD.
+    """
+
+    engine: ClassVar[str]
+    precision: str = "fp32"
+    micro_batch: int = 1
+    gradient_accumulation: int = 1
+    gradient_clipping: float = 0.0
+    optimizer: str | None = "AdamW"
+    client_optimizer: str | None = None
+    torch_adam: bool = False
+    momentum: bool = False
+
+    @property
+    @abstractmethod
+    def parameter_bytes(self) -> int:
+        """Bytes of one parameter as the forward pass uses it."""
+
+    @property
+    @abstractmethod
+    def divides_weights(self) -> bool:
+        """Whether a rank holds between steps only its share of the weights."""
+
+    @property
+    @abstractmethod
+    def divides_gradients(self) -> bool:
+        """Whether a rank holds after backward only its share of the gradients."""
+
+    @property
+    @abstractmethod
+    def divides_states(self) -> bool:
+        """Whether a rank holds only its share of the optimizer's states."""
+
+    @property
+    @abstractmethod
+    def optimizer_device(self) -> str:
+        """Where the optimizer's states are offloaded to: none, cpu or nvme."""
+
+    @property
+    @abstractmethod
+    def weights_device(self) -> str:
+        """Where the weights between their uses are offloaded to: none, cpu or nvme."""
