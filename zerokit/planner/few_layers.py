@@ -95,8 +95,11 @@ class Depth:
             return None
         job = _job(request, strategy)
         of_all = request.memory(job, strategy, request.cluster)
+        few_lossless = _replay(request, strategy, self.layers, loss="cut")
         lossless = request.memory(replace(job, loss="cut"), strategy, request.cluster)
-        phases = _phases(few.phases, of_few, of_all, lossless)
+        if few_lossless is None:
+            return None
+        phases = _phases(few.phases, of_few, of_all, few_lossless, lossless)
         if phases is None:
             return None
         more = max(phases.values()) - few.peak_allocated_bytes
@@ -123,23 +126,28 @@ class Depth:
 
 
 def _phases(
-    few: Mapping[str, int], of_few: MemoryEstimate, of_all: MemoryEstimate, lossless: MemoryEstimate
+    few: Mapping[str, int],
+    of_few: MemoryEstimate,
+    of_all: MemoryEstimate,
+    few_lossless: MemoryEstimate,
+    lossless: MemoryEstimate,
 ) -> dict[str, int] | None:
     """The peaks with all layers; None: few of them do not tell.
 
-    With few layers forward and backward are highest at the loss, of which a trainer may hold more or less
+    With few layers forward and backward may be highest at the loss, of which a trainer may hold more or less
     than the replay; with all, what layers keep may be higher, beside which a script holds what it does in
-    the step.
+    the step, and no more than was live with few layers beside theirs.
 
     Args:
-        lossless: of all layers, with a loss that makes no logits.
+        few_lossless, lossless: of few and of all layers, with a loss that makes no logits.
     """
     beside = {
         phase: size - _phase(of_few, phase) for phase, size in few.items() if BY_NAME[phase].is_estimated
     }
     result = {phase: _phase(of_all, phase) + size for phase, size in beside.items()}
     for phase in result.keys() & {"forward", "backward"}:
-        elsewhere = _phase(lossless, phase) + beside.get("step", 0)
+        beside_layers = min(beside.get("step", 0), few[phase] - _phase(few_lossless, phase))
+        elsewhere = _phase(lossless, phase) + beside_layers
         is_at_loss = _phase(of_all, phase) > _phase(lossless, phase)
         if not is_at_loss and result[phase] - elsewhere > _MOST_UNLIKE * elsewhere:
             return None
@@ -170,11 +178,19 @@ def _job(request: Request, strategy: Strategy) -> Job:
     return replace(make_space(request)[0].job, global_batch=strategy.global_batch)
 
 
-def _replay(request: Request, strategy: Strategy, layers: int) -> MemoryEstimate | None:
-    """The replay of a model with so many layers; None: there is none, or layers are not alike."""
+def _replay(
+    request: Request, strategy: Strategy, layers: int, loss: str | None = None
+) -> MemoryEstimate | None:
+    """The replay of a model with so many layers; None: there is none, or layers are not alike.
+
+    Args:
+        loss: another than the job's.
+    """
     if strategy.pipeline_parallel > 1 or not isinstance(request.memory, Model):
         return None
-    return request.memory.of_layers(_job(request, strategy), strategy, request.cluster, layers)
+    job = _job(request, strategy)
+    job = job if loss is None else replace(job, loss=loss)
+    return request.memory.of_layers(job, strategy, request.cluster, layers)
 
 
 def _seconds(request: Request, strategy: Strategy, layers: int | None) -> float:
