@@ -96,6 +96,21 @@ class DeepSpeedSettings(TrainingSettings):
     zero: ZeroSettings = field(default_factory=ZeroSettings)
 
     @property
+    def title(self) -> str:
+        """The stage: ``ZeRO-3``."""
+        return f"ZeRO-{self.zero.stage}"
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """All but bucket sizes."""
+        return (self.zero.stage, self.optimizer_device, self.weights_device)
+
+    @property
+    def zero_stage(self) -> int:
+        """The stage, 0 to 3."""
+        return self.zero.stage
+
+    @property
     def parameter_bytes(self) -> int:
         """Bytes of one parameter as the forward pass uses it."""
         return 4 if self.precision == "fp32" or self.torch_autocast else 2
@@ -124,6 +139,32 @@ class DeepSpeedSettings(TrainingSettings):
     def weights_device(self) -> str:
         """The device of ``offload_param``."""
         return self.zero.offload_param.device
+
+    @property
+    def autocasts(self) -> bool:
+        """True with a ``torch_autocast`` block."""
+        return self.torch_autocast is not None
+
+    @property
+    def has_own_linear(self) -> bool:
+        """True at stage 3 (runtime/zero/linear.py)."""
+        return self.zero.stage == 3
+
+    @property
+    def has_own_group(self) -> bool:
+        """True below stage 3."""
+        return self.zero.stage < 3
+
+
+def deepspeed(settings: TrainingSettings) -> DeepSpeedSettings:
+    """The settings as DeepSpeed's, for what is true of DeepSpeed alone.
+
+    Raises:
+        TypeError: they are another engine's.
+    """
+    if not isinstance(settings, DeepSpeedSettings):
+        raise TypeError(f"settings of {settings.engine}, not of DeepSpeed")
+    return settings
 
 
 AUTO = "auto"

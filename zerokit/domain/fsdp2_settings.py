@@ -34,6 +34,16 @@ class Fsdp2Settings(TrainingSettings):
     wrapping: str = "accelerate"
 
     @property
+    def title(self) -> str:
+        """Its name."""
+        return "FSDP2"
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """All but the dtype of the reduction and the groups of parameters."""
+        return (self.engine, self.reshard_after_forward, self.replicas, self.offload)
+
+    @property
     def parameter_bytes(self) -> int:
         """Bytes of one parameter as the forward pass uses it."""
         return 4 if self.precision == "fp32" else 2
@@ -62,3 +72,19 @@ class Fsdp2Settings(TrainingSettings):
     def weights_device(self) -> str:
         """The CPU under ``CPUOffloadPolicy``."""
         return "cpu" if self.offload else "none"
+
+    @property
+    def autocasts(self) -> bool:
+        """False: weights are gathered in 16 bits."""
+        return False
+
+    @property
+    def has_own_linear(self) -> bool:
+        """False: modules stay torch's."""
+        return False
+
+    @property
+    def has_own_group(self) -> bool:
+        """True with replicas: without a mesh all ranks of the default group share
+        (torch/distributed/fsdp/_fully_shard/_fsdp_init.py, ``_init_default_mesh``, 2.13)."""
+        return self.replicas > 1

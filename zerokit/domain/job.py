@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from zerokit.domain.images import SequenceImages
 from zerokit.domain.trainers import DEFAULT_DROPOUT, TRAINERS, Trainer
+from zerokit.domain.training_settings import TrainingSettings
 from zerokit.values import frozen_dataclass
 
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -119,14 +120,14 @@ class Job:
         """Tokens of a row of the data, which counts once in a batch."""
         return self.seq_len * self.defaults.sequences
 
-    def is_reentrant(self, stage: int) -> bool:
-        """Whether checkpointing is reentrant at this ZeRO stage."""
-        by_trainer = self.defaults.reentrant or self.has_narrow_adapters(stage)
+    def is_reentrant(self, settings: TrainingSettings) -> bool:
+        """Whether checkpointing is reentrant under these settings."""
+        by_trainer = self.defaults.reentrant or self.has_narrow_adapters(settings)
         return self.use_reentrant_checkpointing or by_trainer
 
-    def has_narrow_adapters(self, stage: int) -> bool:
+    def has_narrow_adapters(self, settings: TrainingSettings) -> bool:
         """Whether its trainer keeps adapters under ZeRO-3 in the training dtype."""
-        return stage == 3 and self.method == "lora" and self.defaults.narrow_adapters
+        return settings.zero_stage == 3 and self.method == "lora" and self.defaults.narrow_adapters
 
     @property
     def kbit_prepared(self) -> bool:

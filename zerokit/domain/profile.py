@@ -73,22 +73,21 @@ class Variant:
         )
         if phase != "train":
             return replace(variant, quantization=job.quantization)
-        stage = strategy.settings.zero.stage
-        reentrant = strategy.checkpointing == "full" and job.is_reentrant(stage)
+        settings = strategy.settings
+        reentrant = strategy.checkpointing == "full" and job.is_reentrant(settings)
         lora = job.lora if job.method != "full" else None
-        autocast = strategy.settings.torch_autocast is not None
         return replace(
             variant,
             checkpointing="reentrant" if reentrant else strategy.recomputed(job.attention),
             lora_rank=lora.rank if lora is not None else 0,
             lora_targets=lora.targets if lora is not None else ("all-linear",),
-            zero3_linear=(lora is not None or autocast) and stage == 3,
+            zero3_linear=(lora is not None or settings.autocasts) and settings.has_own_linear,
             quantized=job.method == "qlora",
             double_quant=job.defaults.double_quant,
             quantization=job.quantization if job.method == "lora" else "none",
-            autocast=autocast,
+            autocast=settings.autocasts,
             offloaded=job.offload_activations,
-            narrow_adapters=job.has_narrow_adapters(stage),
+            narrow_adapters=job.has_narrow_adapters(settings),
         )
 
     @property

@@ -36,6 +36,21 @@ class TrainingSettings(ABC):
 
     @property
     @abstractmethod
+    def title(self) -> str:
+        """The engine's way to divide a model, for people: ``ZeRO-3``."""
+
+    @property
+    @abstractmethod
+    def family(self) -> tuple[object, ...]:
+        """What a measured step time speaks for, batch and precision left out."""
+
+    @property
+    def zero_stage(self) -> int | None:
+        """DeepSpeed's ZeRO stage, as plans publish it; None of another engine."""
+        return None
+
+    @property
+    @abstractmethod
     def parameter_bytes(self) -> int:
         """Bytes of one parameter as the forward pass uses it."""
 
@@ -63,3 +78,24 @@ class TrainingSettings(ABC):
     @abstractmethod
     def weights_device(self) -> str:
         """Where the weights between their uses are offloaded to: none, cpu or nvme."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether weights or states are not on the GPU."""
+        return self.optimizer_device != "none" or self.weights_device != "none"
+
+    @property
+    @abstractmethod
+    def autocasts(self) -> bool:
+        """Whether weights are in fp32 in forward, and operators in 16 bits under ``torch.autocast``."""
+
+    @property
+    @abstractmethod
+    def has_own_linear(self) -> bool:
+        """Whether the engine puts a linear function in the place of torch's, which keeps its input for
+        backward even where the weight is frozen."""
+
+    @property
+    @abstractmethod
+    def has_own_group(self) -> bool:
+        """Whether it communicates in another group of ranks than torch's default one."""

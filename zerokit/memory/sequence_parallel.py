@@ -28,6 +28,7 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.families import from_config
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.profile import ModelProfile
+from zerokit.domain.training_settings import TrainingSettings
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
@@ -81,7 +82,7 @@ def with_sequence_peers(settings: DeepSpeedSettings, gpu: Gpu) -> DeepSpeedSetti
     return replace(settings, communication_data_type=chosen)
 
 
-def exchange_of(profile: ModelProfile, degree: int, settings: DeepSpeedSettings) -> Exchange | None:
+def exchange_of(profile: ModelProfile, degree: int, settings: TrainingSettings) -> Exchange | None:
     """A model's exchange over ``degree`` ranks; ``None``: its heads are not known."""
     return _exchange(profile, degree, settings.parameter_bytes, settings.micro_batch > 1)
 

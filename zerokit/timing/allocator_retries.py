@@ -15,6 +15,7 @@ shrinks, to about two per occurrence: 0 at 4 GiB to spare, 1 at 2, 2 at 1 and 4 
 
 from __future__ import annotations
 
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -38,13 +39,14 @@ def large_blocks(shape: ModelShape, job: Job, strategy: Strategy, owned: float) 
     Args:
         owned: trainable elements that the rank's optimizer steps.
     """
-    settings, zero = strategy.settings, strategy.settings.zero
+    settings = strategy.settings
     blocks: list[tuple[float, int]] = []
     if shape.head == "causal":
         # transformers/loss/loss_utils.py, ForCausalLMLoss: "Upcast to float"
         tokens = settings.micro_batch * job.row_tokens / strategy.sequence_parallel
         blocks.append((_FP32 * tokens * shape.vocab, settings.gradient_accumulation))
-    if zero.stage > 0 and zero.offload_optimizer.device == "none":
+    zero = deepspeed(settings).zero
+    if zero.stage > 0 and settings.optimizer_device == "none":
         # the owned gradients, flattened in fp32 (zero/stage_1_and_2.py: single_grad_partition), at stage 3
         # a sub-group at a time (zero/stage3.py: _prepare_sub_group)
         blocks.append((_FP32 * (min(owned, zero.sub_group_size) if zero.stage == 3 else owned), 1))

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -187,14 +188,15 @@ def observe(
     point_of = dict(zip(map(id, (strategy for strategy, _ in telling)), points, strict=True))
     trial_factors = []
     for strategy, seconds in measured:
-        zero, settings = strategy.settings.zero, strategy.settings
+        settings = deepspeed(strategy.settings)
         point = point_of.get(id(strategy))
         trial_factors.append(
             Observation(
                 gpu=cluster.gpu.name, gpus=cluster.gpus, nodes=cluster.nodes, hidden=shape.hidden,
                 layers=sum(stack.layers for stack in shape.stacks), parameters=shape.parameters,
-                seq_len=job.seq_len, method=job.method, attention=job.attention, zero_stage=zero.stage,
-                offload_optimizer=zero.offload_optimizer.device, offload_param=zero.offload_param.device,
+                seq_len=job.seq_len, method=job.method, attention=job.attention,
+                zero_stage=settings.zero_stage, offload_optimizer=settings.optimizer_device,
+                offload_param=settings.weights_device,
                 data_parallel=strategy.data_parallel, tensor_parallel=strategy.tensor_parallel,
                 pipeline_parallel=strategy.pipeline_parallel, sequence_parallel=strategy.sequence_parallel,
                 micro_batch=settings.micro_batch, gradient_accumulation=settings.gradient_accumulation,

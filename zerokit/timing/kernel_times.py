@@ -82,7 +82,7 @@ class KernelTimes:
             strategy.tensor_parallel,
             strategy.sequence_parallel,
             settings.precision,
-            self.job.is_reentrant(settings.zero.stage),
+            self.job.is_reentrant(settings),
         )
         if key not in self._cached:
             layers = (
@@ -165,7 +165,7 @@ class KernelTimes:
         again, which is before it (torch/utils/checkpoint.py, ``_StopRecomputationError``); but an adapter
         saves its own after it (peft/tuners/lora/layer.py, ``Linear.forward``)."""
         rows = [gemm for gemm in stack.gemms if gemm.kind == "mlp" and gemm.split == "row"]
-        if self.job.is_reentrant(strategy.settings.zero.stage) or not rows or self._adapts(rows[-1]):
+        if self.job.is_reentrant(strategy.settings) or not rows or self._adapts(rows[-1]):
             return 0.0
         last = rows[-1]
         peak = self.peak(strategy.settings.precision)

@@ -67,8 +67,7 @@ def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
             fast=_with(model, replace(calibration, network_bytes_per_second=fastest)),
             slow=_with(model, replace(calibration, network_bytes_per_second=slowest)),
         )  # fmt: skip
-    zero = strategy.settings.zero
-    devices = {zero.offload_optimizer.device, zero.offload_param.device}
+    devices = {strategy.settings.optimizer_device, strategy.settings.weights_device}
     if "nvme" in devices and not calibration.nvme_bytes_per_second:
         slowest, fastest = NVME_RATES
         yield Unmeasured(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -77,12 +78,11 @@ class TimeModel:
 
     def work(self, strategy: Strategy) -> Work:
         """One micro-batch on the pipeline stage with the most layers."""
-        settings, zero = strategy.settings, strategy.settings.zero
+        settings = strategy.settings
         key = (
             settings.micro_batch, strategy.tensor_parallel, strategy.sequence_parallel,
-            strategy.pipeline_parallel, strategy.checkpointing, settings.precision, zero.stage,
-            self._reductions(strategy), strategy.data_parallel, zero.offload_optimizer.device != "none",
-            zero.offload_param.device != "none",
+            strategy.pipeline_parallel, strategy.checkpointing, settings.precision, *settings.family,
+            self._reductions(strategy), strategy.data_parallel,
         )  # fmt: skip
         cached_work = self._work.get(key)
         if cached_work is None:
@@ -183,7 +183,7 @@ class TimeModel:
 
     def _layer_launch(self, strategy: Strategy) -> tuple[float, float]:
         """Host time to launch one layer's kernels, forward and backward."""
-        c, stage3 = self.constants, strategy.settings.zero.stage == 3
+        c, stage3 = self.constants, strategy.settings.divides_weights
         adapted = self.job.method != "full"
         times = self._layer_kernels / c.launch_kernels if c.launch_kernels else 1.0
         seconds = c.launch_seconds * (times + (c.adapter_launch - 1.0 if adapted else 0.0))
@@ -198,10 +198,10 @@ class TimeModel:
 
     def _stage_3_launch(self, strategy: Strategy) -> tuple[float, float, float]:
         """More host time of a layer at stage 3: forward, backward, recomputation."""
-        c, zero = self.constants, strategy.settings.zero
+        c, zero = self.constants, deepspeed(strategy.settings).zero
         modules = c.stage3_adapter_launch if self.job.method != "full" else 1.0
         fetched = 0.0
-        if zero.offload_param.device != "none":
+        if strategy.settings.weights_device != "none":
             weights = sum(2 * len(stack.gemms) + 1 for stack in self.shape.stacks) / len(self.shape.stacks)
             fetched = c.offload_fetch_seconds * weights
         gathers = (0.0, 0.0)
@@ -217,19 +217,19 @@ class TimeModel:
     def _reductions(self, strategy: Strategy) -> float:
         """How often gradients are reduced, per micro-batch (zero/stage_1_and_2.py:2294)."""
         settings = strategy.settings
-        return 1.0 if settings.zero.stage >= 2 else 1 / settings.gradient_accumulation
+        return 1.0 if settings.divides_gradients else 1 / settings.gradient_accumulation
 
     def _hooks(self, strategy: Strategy) -> float:
         """Host time of DeepSpeed's hooks on gradients, per micro-batch."""
-        c, zero = self.constants, strategy.settings.zero
+        c, settings = self.constants, strategy.settings
         tensors = self.traffic.tensors(strategy)
-        if zero.stage == 0:
+        if not settings.divides_states:
             # cast and added to the flat buffer at once
             return _STAGE_0_HOOK_SHARE * c.hook_seconds * tensors
         seconds = self._reductions(strategy) * c.hook_seconds * tensors
-        if zero.offload_optimizer.device != "none":
+        if settings.optimizer_device != "none":
             # below stage 3 a rank sends the gradients of its part; at stage 3 its part of every gradient
-            share = 1 if zero.stage == 3 else strategy.zero_ranks
+            share = 1 if settings.divides_weights else strategy.zero_ranks
             seconds += self._reductions(strategy) * c.offload_hook_seconds * tensors / share
         return seconds
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ModelShape
@@ -119,7 +120,7 @@ class Traffic:
         parts[flow.route.kind] += micros * exposed
         if self.job.inference:
             return parts
-        last = work.backward_seconds if flow.overlapped and settings.zero.stage < 2 else 0.0
+        last = work.backward_seconds if flow.overlapped and not settings.divides_gradients else 0.0
         parts[flow.route.kind] += max(flow.per_step - last, flow.per_step * self.constants.overlap_loss)
         parts["optimizer"] = self._optimizer(strategy)
         if stages > 1:
@@ -156,12 +157,13 @@ class Traffic:
     def owned(self, strategy: Strategy) -> float:
         """Trainable elements that a rank's optimizer steps."""
         owned = self.rank_weights(strategy)[1]
-        if strategy.settings.zero.stage > 0:
+        if strategy.settings.divides_states:
             owned /= strategy.zero_ranks
         return owned
 
     def _data_parallel(self, strategy: Strategy) -> _Flow:
-        settings, zero = strategy.settings, strategy.settings.zero
+        settings = strategy.settings
+        zero = deepspeed(settings).zero
         # sequence-parallel peers average gradients and share ZeRO's partition too
         ranks = strategy.zero_ranks
         way = self._route(ranks, strategy.tensor_parallel)
@@ -189,7 +191,7 @@ class Traffic:
         return self._stage_3(strategy, way, weights, reduce)
 
     def _stage_3(self, strategy: Strategy, way: Route, weights: float, reduce: float) -> _Flow:
-        zero = strategy.settings.zero
+        zero = deepspeed(strategy.settings).zero
         element_bytes = self._weight_bytes * strategy.settings.parameter_bytes / 2
         cached = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
         gathers = (2 * weights - cached) * element_bytes
@@ -227,7 +229,7 @@ class Traffic:
             passes = passes // 2
         elif strategy.checkpointing == "full":
             # early stop spares the all-reduce after the last product
-            passes += passes // 2 - (0 if self.job.is_reentrant(settings.zero.stage) else 1)
+            passes += passes // 2 - (0 if self.job.is_reentrant(settings) else 1)
         tokens = settings.micro_batch * self.job.row_tokens / strategy.sequence_parallel
         seconds = 0.0
         for stack in self.shape.stacks:
@@ -283,24 +285,24 @@ class Traffic:
 
     def _optimizer(self, strategy: Strategy) -> float:
         """Adam on the GPU over what it steps of the owned partition; only launches when the host does it."""
-        c, zero = self.constants, strategy.settings.zero
+        c, settings = self.constants, strategy.settings
         kernels = 0.0
-        if zero.stage == 3:
+        if settings.divides_weights:
             kernels = c.stage3_step_seconds * self.tensors(strategy)
         else:
-            ranks = strategy.zero_ranks if zero.stage else _STAGE_0_STEP_SHARE
+            ranks = strategy.zero_ranks if settings.divides_states else _STAGE_0_STEP_SHARE
             kernels = c.tensor_step_seconds * self.tensors(strategy) / ranks
         hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
         on_gpu = self.owned(strategy) * (1 - self._hosted(strategy))
         kernels = max(kernels, c.adam_bytes * on_gpu / hbm)
-        if zero.stage == 3 and strategy.zero_ranks > 1 and self.job.method == "full":
+        if settings.divides_weights and strategy.zero_ranks > 1 and self.job.method == "full":
             kernels += c.persistent_gather_seconds * self._small_tensors
         return self._sub_groups(strategy) * c.step_launch_seconds + kernels
 
     def _sub_groups(self, strategy: Strategy) -> int:
         """How many a rank's optimizer step has. A tensor that reaches the limit goes into a sub-group whole,
         half of it beyond the limit as a rule."""
-        zero = strategy.settings.zero
+        zero = deepspeed(strategy.settings).zero
         beyond = self._tensor_of_an_element / 2 / strategy.tensor_parallel / strategy.zero_ranks
         return (
             max(1, math.ceil(self.owned(strategy) / (zero.sub_group_size + beyond))) if zero.stage == 3 else 1
@@ -309,7 +311,7 @@ class Traffic:
     def _hosted(self, strategy: Strategy) -> float:
         """Share of a rank's optimizer step that the host makes. Under a partial offload (``ratio``, stage 3
         alone) the first sub-groups stay on the GPU, with their gradients (zero/stage3.py:1100, 0.19.8)."""
-        zero = strategy.settings.zero
+        zero = deepspeed(strategy.settings).zero
         if zero.offload_optimizer.device == "none" or zero.stage == 0:
             return 0.0
         groups = self._sub_groups(strategy)
@@ -354,11 +356,11 @@ class Traffic:
 
     def _offload(self, strategy: Strategy) -> dict[str, float]:
         """Seconds over PCIe, on the host and on NVMe; per micro-batch and per step."""
-        zero, settings = strategy.settings.zero, strategy.settings
+        settings = strategy.settings
         parts = {"gradients_per_micro": 0.0, "weights_per_micro": 0.0, "pcie_per_step": 0.0,
                  "host_per_step": 0.0, "nvme_per_micro": 0.0, "nvme_per_step": 0.0}  # fmt: skip
-        optimizer, parameters = zero.offload_optimizer.device, zero.offload_param.device
-        if optimizer == parameters == "none":
+        optimizer, parameters = settings.optimizer_device, settings.weights_device
+        if not settings.offloads:
             return parts
         ranks = strategy.zero_ranks
         weights, trainable = self.rank_weights(strategy)
@@ -404,11 +406,15 @@ class Traffic:
         in fp32; else stage 2 on the host, from which the sum comes back to be added to
         (zero/stage_1_and_2.py:2166), as stage 3 does even without accumulation (zero/stage3.py:2021).
         """
-        settings, stage = strategy.settings, strategy.settings.zero.stage
+        settings = deepspeed(strategy.settings)
         low = settings.bf16_master_weights_and_grads or settings.fp16_master_weights_and_grads
         step = (2.0 if low else 4.0) * owned
-        summed = stage == 2 and settings.gradient_accumulation > 1 and not ElementBytes.of(settings).compact
-        on_host = stage == 3 or summed
+        summed = (
+            settings.zero.stage == 2
+            and settings.gradient_accumulation > 1
+            and not ElementBytes.of(settings).compact
+        )
+        on_host = settings.divides_weights or summed
         return step, settings.parameter_bytes * owned if on_host else 0.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerokit.domain.deepspeed_settings import from_config
+from zerokit.domain.deepspeed_settings import deepspeed, from_config
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.training_settings import TrainingSettings
@@ -32,7 +32,13 @@ def test_each_zero_stage_divides_one_thing_more(stage: int, divided: tuple[bool,
     )
     assert (settings.divides_weights, settings.divides_gradients, settings.divides_states) == divided
     assert (settings.optimizer_device, settings.weights_device) == ("nvme", "cpu")
+    assert (settings.title, settings.zero_stage, settings.family) == (
+        f"ZeRO-{stage}",
+        stage,
+        (stage, "nvme", "cpu"),
+    )
     assert Strategy(settings=settings, data_parallel=2).engine == "deepspeed"
+    assert deepspeed(settings) is settings
 
 
 @pytest.mark.parametrize(("offload", "device"), [(False, "none"), (True, "cpu")])
@@ -41,6 +47,9 @@ def test_fsdp2_divides_all_and_offloads_all_or_nothing(offload: bool, device: st
     settings = Fsdp2Settings(precision="bf16", offload=offload)
     assert settings.divides_weights and settings.divides_gradients and settings.divides_states
     assert (settings.optimizer_device, settings.weights_device) == (device, device)
+    assert settings.offloads == offload and settings.zero_stage is None
+    with pytest.raises(TypeError, match="settings of fsdp2, not of DeepSpeed"):
+        deepspeed(settings)
     assert (settings.engine, settings.parameter_bytes, Fsdp2Settings().parameter_bytes) == ("fsdp2", 2, 4)
 
 
