@@ -37,8 +37,8 @@ CONTEXT, NCCL, DRIVER, RESERVED, FLAT_COPY = (
 
 
 def _gathers(strategy: Strategy, trainer: Trainer | None) -> bool:
-    """Whether what is logged is gathered on a communicator beside DeepSpeed's."""
-    return trainer is not None and trainer.gathers and strategy.settings.zero.stage < 3
+    """Whether what is logged is gathered on a communicator beside the engine's."""
+    return trainer is not None and trainer.gathers and strategy.settings.has_own_group
 
 
 def _nccl_bytes(strategy: Strategy, trainer: Trainer | None = None) -> int:

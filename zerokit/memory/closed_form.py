@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import QUANTIZED_BYTES, Job, Lora
 from zerokit.domain.kept_for_backward import EAGER_SCORE_BYTES
@@ -89,7 +90,7 @@ def _adapter_bytes(stack: Stack, job: Job, strategy: Strategy) -> float:
     if job.method == "full" or job.inference:
         return 0.0
     lora, element_bytes = job.lora or Lora(), strategy.settings.parameter_bytes
-    sharded = strategy.settings.zero.stage == 3
+    sharded = strategy.settings.has_own_linear
     kept = 0.0
     for gemm in stack.gemms:
         adapted = gemm.adapted(lora.targets) if gemm.copies == 1 else ()  # peft refuses dropout on experts
@@ -178,21 +179,22 @@ def host_of_rank(
         trainable: elements with gradients, before ZeRO divides them.
         weight_bytes: of all weights, before ZeRO divides them.
     """
-    zero, ranks = strategy.settings.zero, strategy.zero_ranks
+    settings, ranks = deepspeed(strategy.settings), strategy.zero_ranks
     parts: dict[HostComponent, int] = {HostComponent.PROCESS: process_bytes(strategy.world_size)}
     owned = trainable / ranks
-    if managed := managed_bytes(strategy.settings, [int(owned if zero.stage else trainable)]):
+    if managed := managed_bytes(settings, [int(owned if settings.divides_states else trainable)]):
         parts[HostComponent.OPTIMIZER_STATES] = managed
     parts |= _optimizer(strategy, owned)
-    if zero.stage == 3:
+    if settings.divides_weights:
         parts |= _parameters(shape, strategy, owned, weight_bytes)
     return {name: size for name, size in parts.items() if size}
 
 
 def _optimizer(strategy: Strategy, owned: float) -> dict[HostComponent, int]:
     """What an offloaded optimizer keeps there of the rank's ``owned`` elements."""
-    zero, states = strategy.settings.zero, optimizer_bytes(strategy.settings)
-    optimizer, wide = zero.offload_optimizer, ElementBytes.of(strategy.settings)
+    settings = deepspeed(strategy.settings)
+    zero, states = settings.zero, optimizer_bytes(settings)
+    optimizer, wide = zero.offload_optimizer, ElementBytes.of(settings)
 
     def of_owned(element_bytes: float, pin: bool = optimizer.pin_memory) -> int:
         return pinned(int(element_bytes * owned), pin)
@@ -222,8 +224,8 @@ def _parameters(
     shape: ModelShape, strategy: Strategy, owned: float, weight_bytes: float
 ) -> dict[HostComponent, int]:
     """What ZeRO-3 keeps of the weights there, or passes through it."""
-    zero, ranks = strategy.settings.zero, strategy.zero_ranks
-    offload, element_bytes = zero.offload_param, ElementBytes.of(strategy.settings).parameter
+    settings, ranks = deepspeed(strategy.settings), strategy.zero_ranks
+    offload, element_bytes = settings.zero.offload_param, settings.parameter_bytes
     if offload.device == "none":
         return {HostComponent.DEFRAGMENTATION: int(element_bytes * owned)}  # zero/utils.py defragment
     if offload.device == "nvme":
@@ -339,7 +341,7 @@ def _within_threshold(shape: ModelShape, strategy: Strategy) -> float:
 
     (runtime/zero/parameter_offload.py, mark_persistent_parameters.) Norms and biases are too few to count.
     """
-    zero, degree = strategy.settings.zero, strategy.tensor_parallel * strategy.pipeline_parallel
+    zero, degree = deepspeed(strategy.settings).zero, strategy.tensor_parallel * strategy.pipeline_parallel
     if zero.stage != 3:
         return 0.0
     limit = zero.param_persistence_threshold * strategy.tensor_parallel
@@ -370,8 +372,8 @@ def estimate_analytic(
         return _inference(shape, job, strategy, cluster, sizes)
     persistent = _persistent(sizes, strategy, cluster.gpu)
     if job.defaults.reference and job.method == "full":
-        copies = sizes.ranks if strategy.settings.zero.stage == 3 else 1
-        on_gpu = strategy.settings.zero.offload_param.device == "none"
+        copies = sizes.ranks if strategy.settings.divides_weights else 1
+        on_gpu = strategy.settings.weights_device == "none"
         persistent[Component.SCRIPT] = sizes.weight_bytes / copies if on_gpu else 0.0
     layers_before, transient = activation_bytes(shape, job, strategy)
     gradients = _gradients(sizes, strategy)
@@ -385,7 +387,7 @@ def estimate_analytic(
     at_loss = {**kept, Component.ACTIVATIONS: layers_before + head_input / strategy.sequence_parallel}
     # gradients pile up as activations go: those of one micro-batch never meet its loss
     before, in_forward = gradients, dict[Component, float]()
-    if strategy.settings.zero.stage in (0, 1):
+    if not strategy.settings.divides_gradients:
         summed = {Component.GRADIENTS: gradients[Component.GRADIENTS]}
         if strategy.settings.gradient_accumulation > 1:
             in_forward = summed
@@ -395,7 +397,7 @@ def estimate_analytic(
     # a tied head's gradient waits for the embedding's: two and their sum at the end
     table = sizes.element_bytes * shape.head_parameters / strategy.tensor_parallel if shape.tied else 0.0
     table = table if job.method == "full" and strategy.pipeline_parallel == 1 else 0.0
-    waiting = table if strategy.settings.zero.stage >= 2 else 0.0
+    waiting = table if strategy.settings.divides_gradients else 0.0
     piled = gradients.get(Component.GRADIENTS, 0.0) + waiting
     backward = _highest(
         {**in_layer, **gradients, Component.GRADIENTS: piled},
@@ -470,38 +472,37 @@ def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
 
 
 def _offloads(strategy: Strategy) -> tuple[bool, bool]:
-    zero = strategy.settings.zero
-    return zero.offload_optimizer.device != "none", zero.offload_param.device != "none"
+    return strategy.settings.optimizer_device != "none", strategy.settings.weights_device != "none"
 
 
 def _persistent(sizes: _Sizes, strategy: Strategy, gpu: Gpu) -> dict[Component, float]:
-    stage, ranks, element_bytes = strategy.settings.zero.stage, sizes.ranks, sizes.element_bytes
+    settings, ranks, element_bytes = deepspeed(strategy.settings), sizes.ranks, sizes.element_bytes
     away, parameters_away = _offloads(strategy)
-    shared = ranks if stage >= 1 else 1
+    shared = ranks if settings.divides_states else 1
     master = 4 if element_bytes == 2 else 0
     states: dict[Component, float] = {}
-    if stage < 3:
+    if not settings.divides_weights:
         states[Component.FROZEN_PARAMETERS] = sizes.frozen_bytes
         states[Component.PARAMETERS] = sizes.weight_bytes - sizes.frozen_bytes
     elif not parameters_away:
         states[Component.PARAMETERS] = sizes.weight_bytes / ranks
     states[Component.MASTER_WEIGHTS] = 0.0 if away else master * sizes.trainable / shared
     states[Component.OPTIMIZER_STATES] = (
-        0.0 if away else float(state_bytes(strategy.settings, [int(sizes.trainable / shared)]))
+        0.0 if away else float(state_bytes(settings, [int(sizes.trainable / shared)]))
     )
-    if stage == 3 and not away:
+    if settings.divides_weights and not away:
         # grad_partitions_flat_buffer, from init
         states[Component.GRADIENT_PARTITION] = element_bytes * sizes.trainable / ranks
-    if away and stage < 3:
+    if away and not settings.divides_weights:
         states[Component.OFFLOAD_BUFFER] = 2 * element_bytes * sizes.largest
-    if stage == 3:
-        states[Component.GRADIENT_BUCKET] = element_bytes * strategy.settings.zero.reduce_bucket_size
+    if settings.divides_weights:
+        states[Component.GRADIENT_BUCKET] = element_bytes * settings.zero.reduce_bucket_size
     states[Component.CUBLAS_WORKSPACE] = CUBLAS_THREADS * gpu.cublas_workspace_bytes
     return {name: value for name, value in states.items() if value}
 
 
 def _gradients(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
-    zero, element_bytes = strategy.settings.zero, sizes.element_bytes
+    zero, element_bytes = deepspeed(strategy.settings).zero, sizes.element_bytes
     bucket = element_bytes * min(zero.reduce_bucket_size, sizes.trainable)
     optimizer_away = _offloads(strategy)[0]
     if zero.stage == 3:
@@ -525,7 +526,7 @@ def _gradients(sizes: _Sizes, strategy: Strategy) -> dict[Component, float]:
 
 
 def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
-    zero = strategy.settings.zero
+    zero = deepspeed(strategy.settings).zero
     if zero.stage != 3 or (sizes.ranks == 1 and not _offloads(strategy)[1]):
         return 0.0
     others = max(sizes.layer, sizes.largest, zero.max_live_parameters + _AHEAD_SHARE * sizes.layer)
@@ -537,7 +538,7 @@ def _gathered(sizes: _Sizes, strategy: Strategy) -> float:
 
 
 def _step(sizes: _Sizes, strategy: Strategy) -> float:
-    zero = strategy.settings.zero
+    zero = deepspeed(strategy.settings).zero
     if _offloads(strategy)[0]:
         return 0.0
     owned = sizes.trainable / (sizes.ranks if zero.stage else 1)
@@ -549,11 +550,11 @@ def _step(sizes: _Sizes, strategy: Strategy) -> float:
 
 
 def _init(sizes: _Sizes, strategy: Strategy, base: float, gpu: Gpu) -> float:
-    zero = strategy.settings.zero
-    if zero.stage == 3:
+    settings = deepspeed(strategy.settings)
+    if settings.divides_weights:
         return base
-    if zero.stage == 0:
-        more = max(0, state_bytes(strategy.settings, [int(sizes.trainable)]) - _ADAM_BYTES * sizes.trainable)
+    if not settings.divides_states:
+        more = max(0, state_bytes(settings, [int(sizes.trainable)]) - _ADAM_BYTES * sizes.trainable)
         return max(
             base, _STAGE_0_INIT_BYTES[sizes.element_bytes] * sizes.trainable + sizes.weight_bytes + more
         )
@@ -561,7 +562,7 @@ def _init(sizes: _Sizes, strategy: Strategy, base: float, gpu: Gpu) -> float:
     first = sizes.weight_bytes + (0 if _offloads(strategy)[0] else 2 * _FP32 * sizes.trainable / sizes.ranks)
     # replay/model_states.py, flattening_bytes
     is_copied = min_vram_bytes(gpu, strategy, int(flat)) <= gpu.driver_vram_bytes
-    return max(flat, first) if is_copied or runs_bf16_optimizer(strategy.settings) else first
+    return max(flat, first) if is_copied or runs_bf16_optimizer(settings) else first
 
 
 def _finish(
@@ -590,7 +591,7 @@ def _finish(
     )
     # models below stage 3 are built in host memory by every rank before they move, but for quantised ones
     loading = int(sizes.weight_bytes) * per_node
-    loading = loading if strategy.settings.zero.stage < 3 and not job.loads_on_gpu else 0
+    loading = loading if not strategy.settings.divides_weights and not job.loads_on_gpu else 0
     total = sum(on_host.values()) + (0 if sum(on_host.values()) > loading else loading)
     is_crossed = any(stack.cross_attention for stack in shape.stacks)
     highest = max(sum(parts.values()) + _unsure_bytes(parts, is_crossed) for parts in rounded.values())
@@ -630,7 +631,7 @@ def _inference(
     )
     widest = max(gemm.n * gemm.active for stack in shape.stacks for gemm in stack.gemms)
     work = 2 * element_bytes * widest / tp * micro * prompt + LAST_LOGIT_BYTES * shape.vocab * micro
-    weights = sizes.weight_bytes / (sizes.ranks if strategy.settings.zero.stage == 3 else 1)
+    weights = sizes.weight_bytes / (sizes.ranks if strategy.settings.divides_weights else 1)
     parts = {
         Component.PARAMETERS: weights,
         Component.KV_CACHE: cache,

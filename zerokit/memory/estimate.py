@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Timeline
-from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings, ZeroSettings
+from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings, ZeroSettings, deepspeed
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, sequences_of_a_rank, tokens_of_a_rank
@@ -60,18 +60,19 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
 
 def replayed(job: Job, strategy: Strategy) -> bool:
     """Whether a trace can serve to estimate training at all: what DeepSpeed does then is replayed."""
-    if strategy.pipeline_parallel > 1 and strategy.settings.zero.stage > 1:
+    settings = strategy.settings
+    if strategy.pipeline_parallel > 1 and settings.divides_gradients:
         return False  # DeepSpeed's pipeline engine has no stage 2 or 3
     packed = job.packed_base_bytes is not None
-    if packed and (strategy.settings.zero.stage == 3 or strategy.tensor_parallel > 1):
+    if packed and (settings.divides_weights or strategy.tensor_parallel > 1):
         return False  # DeepSpeed divides packed weights otherwise
-    if strategy.settings.torch_autocast is not None and not _autocast_covered(job, strategy):
+    if settings.autocasts and not _autocast_covered(job, strategy):
         return False
     return not job.offload_activations or strategy.world_size == strategy.data_parallel
 
 
 def _autocast_covered(job: Job, strategy: Strategy) -> bool:
-    zero = strategy.settings.zero
+    zero = deepspeed(strategy.settings).zero
     is_alone = strategy.tensor_parallel == strategy.pipeline_parallel == strategy.sequence_parallel == 1
     if zero.stage == 3:
         stays = zero.offload_optimizer.device == zero.offload_param.device == "none"
@@ -116,7 +117,7 @@ def _shared_settings(settings: DeepSpeedSettings) -> DeepSpeedSettings:
 
 
 def _settings_of_replay(strategy: Strategy, cluster: Cluster) -> DeepSpeedSettings:
-    settings = _shared_settings(strategy.settings)
+    settings = _shared_settings(deepspeed(strategy.settings))
     return settings if strategy.sequence_parallel == 1 else with_sequence_peers(settings, cluster.gpu)
 
 
@@ -144,8 +145,8 @@ def estimate_traced(
     checkpointed = _checkpointed(profile, job, strategy, usable) if job.defaults.reference else None
     # views of experts, saved without checkpointing, add up over all layers, as does what is never released
     adds_up = reference == "base" or (profile.views and model.checkpointing == "none")
-    if strategy.settings.zero.stage == 3 and not adds_up:
-        kept = _layers_kept(model, strategy.settings.zero)
+    if strategy.settings.divides_weights and not adds_up:
+        kept = _layers_kept(model, deepspeed(strategy.settings).zero)
         trace = trace.shortened(kept)
         checkpointed = None if checkpointed is None else checkpointed.shortened(kept)
         model = with_score_head(rank_model(profile, variant, trace, *of_job))
@@ -153,7 +154,7 @@ def estimate_traced(
         return _pipeline(model, job, strategy, cluster, every_rank, adapters)
     timeline = timeline_of(model, job, strategy, cluster.gpu, checkpointed)
     # DeepSpeed's own bytes are the same whatever the activations are
-    events = trace.events(with_gradients=strategy.settings.zero.stage < 3)
+    events = trace.events(with_gradients=not strategy.settings.divides_weights)
     replayed = _replayed_ranks(
         with_score_head(rank_model(profile, variant, events, *of_job)),
         _settings_of_replay(strategy, cluster),
@@ -251,7 +252,7 @@ def _pipeline(
     adapters: tuple[int, int] | None,
 ) -> MemoryEstimate:
     """Every stage as a model of its own; ranks in the order of ``PipeModelDataParallelTopology``."""
-    settings, tokens = strategy.settings, tokens_of_a_rank(job, strategy)
+    settings, tokens = deepspeed(strategy.settings), tokens_of_a_rank(job, strategy)
     degrees = Degrees.of(strategy, cluster)
     cut, peak = stages(model, strategy.pipeline_parallel), 0
     ranks: list[RankEstimate] = []

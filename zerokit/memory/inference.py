@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Pass
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, deepspeed
 from zerokit.domain.hardware import HOPPER_CUBLAS_WORKSPACE_BYTES, Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, inference_phases
@@ -36,14 +36,14 @@ QUANTIZED = {
 
 def traceable(job: Job, strategy: Strategy) -> bool:
     """Whether this way of serving is one that DeepSpeed and bitsandbytes have."""
-    zero = strategy.settings.zero
-    if zero.stage not in (0, 3) or zero.offload_optimizer.device != "none":
+    settings = strategy.settings
+    if settings.divides_states != settings.divides_weights or settings.optimizer_device != "none":
         return False
-    if strategy.settings.torch_autocast is not None:
+    if settings.autocasts:
         return False
     if strategy.pipeline_parallel > 1 or strategy.sequence_parallel > 1:
         return False
-    return job.quantization == "none" or (zero.stage == 0 and strategy.tensor_parallel == 1)
+    return job.quantization == "none" or (not settings.divides_weights and strategy.tensor_parallel == 1)
 
 
 def tokens(job: Job) -> tuple[int, int]:
@@ -132,7 +132,7 @@ def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     Raises:
         KeyError: the profile has no such trace (ask ``estimate.covers`` first).
     """
-    settings = strategy.settings
+    settings = deepspeed(strategy.settings)
     passes = _passes(profile, job, strategy, cluster.gpu.cublas_workspace_bytes)
     model = passes[0].model
     worst = max(passes, key=lambda one: one.peak)
@@ -178,7 +178,7 @@ def _phase(model: RankModel, variant: Variant, strategy: Strategy, length: int) 
             afters=tuple(value + cache_level for value in above.afters),
         )
         levels = (levels[-1],) * len(levels)  # old and new together are never less
-    ranks, settings = strategy.data_parallel, strategy.settings
+    ranks, settings = strategy.data_parallel, deepspeed(strategy.settings)
     return _Phase(
         name=variant.phase,
         model=model,
@@ -197,11 +197,11 @@ def _resident(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> dict
         Component.CUBLAS_WORKSPACE: model.cublas_bytes,
         Component.BUFFERS: model.profile.buffer_bytes,
     }
-    if settings.zero.stage != 3:
+    if not settings.divides_weights:
         components[Component.PARAMETERS] = model.trainable_numel * element_bytes + model.frozen_bytes(
             element_bytes
         )
-    elif settings.zero.offload_param.device == "none":
+    elif settings.weights_device == "none":
         components[Component.PARAMETERS] = share_bytes(model, ranks, element_bytes)
     return {name: size for name, size in components.items() if size}
 
@@ -214,7 +214,7 @@ class _Gathering:
         self.ledger = Ledger()
         for name, size in _resident(model, settings, ranks).items():
             self.ledger.set(name, size)
-        self.stage3 = Parameters(model, settings, ranks, self.ledger) if settings.zero.stage == 3 else None
+        self.stage3 = Parameters(model, settings, ranks, self.ledger) if settings.divides_weights else None
 
     def event(self, kind: str, name: str) -> None:
         """A module begins or ends."""
@@ -275,9 +275,9 @@ _WEIGHTS_EACH = {"int8": 1, "int4": 2}
 
 def _init(model: RankModel, job: Job, strategy: Strategy) -> int:
     """The most while the model is loaded: with quantised weights one at a time in 16 bits too."""
-    settings, ranks = strategy.settings, strategy.data_parallel
-    if settings.zero.stage == 3:
-        on_gpu = settings.zero.offload_param.device == "none"
+    settings, ranks = deepspeed(strategy.settings), strategy.data_parallel
+    if settings.divides_weights:
+        on_gpu = settings.weights_device == "none"
         return most_while_building(model, ranks, on_gpu) * settings.parameter_bytes
     resident = _resident(model, settings, ranks)
     quantised = (p.numel for p in model.parameters if p.stored_bytes)

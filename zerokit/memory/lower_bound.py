@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, evaluate
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, deepspeed
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant
@@ -36,7 +36,7 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     variant, trace, adapters = usable
     model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
     ranks = strategy.zero_ranks
-    states, gradients = _states(model, strategy.settings, ranks)
+    states, gradients = _states(model, deepspeed(strategy.settings), ranks)
     activations = _activation_peak(
         trace, strategy.settings.micro_batch, tokens, with_head=job.loss == "standard"
     )

@@ -21,9 +21,9 @@ def loads_whole(strategy: Strategy, job: Job) -> bool:
     (``modeling_utils.py:3741``). Rehearsed with both on two GPUs, a Llama of 0.7 B in NF4 peaks at 552 and
     555 MiB on each while it is loaded, of which all its weights are 516 and the adapters 27.
     """
-    zero = strategy.settings.zero
-    is_taken_away = strategy.zero_ranks > 1 or zero.offload_param.device != "none"
-    return job.packed_base_bytes is not None and zero.stage == 3 and is_taken_away
+    settings = strategy.settings
+    is_taken_away = strategy.zero_ranks > 1 or settings.weights_device != "none"
+    return job.packed_base_bytes is not None and settings.divides_weights and is_taken_away
 
 
 def not_packed_note(shape: ModelShape, job: Job) -> tuple[Note, ...]:

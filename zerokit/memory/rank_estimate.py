@@ -38,12 +38,13 @@ class Degrees:
         """Of a strategy on a cluster."""
         ranks = strategy.zero_ranks
         per_node = max(1, strategy.world_size // cluster.nodes)
+        flattens = strategy.settings.divides_states and not strategy.settings.divides_weights
         return Degrees(
             ranks=ranks,
             peers=strategy.tensor_parallel,
             sequence_parallel=strategy.sequence_parallel,
             per_node=per_node,
-            room=card.room_in_init(cluster.gpu, strategy) if strategy.settings.zero.stage in (1, 2) else 0,
+            room=card.room_in_init(cluster.gpu, strategy) if flattens else 0,
         )
 
     @property
@@ -106,7 +107,7 @@ def _components(
     composed = compose(model, settings, replayed.ranks, replayed.rank, {**instants, "step": None})
     frozen = model.frozen_bytes(settings.parameter_bytes)
     for phase, parts in composed.items():
-        if settings.zero.stage < 3 and frozen and Component.PARAMETERS in parts:
+        if not settings.divides_weights and frozen and Component.PARAMETERS in parts:
             parts[Component.FROZEN_PARAMETERS] = frozen
             parts[Component.PARAMETERS] -= frozen
         rest = phases[phase] - sum(parts.values())
@@ -119,17 +120,17 @@ def _components(
 def _instants(replayed: _Replayed, kinds: Mapping[str, int]) -> tuple[dict[str, Instant], dict[str, int]]:
     """When forward and backward are at their peaks, and the bytes of the loss that are live then."""
     model, timeline, own = replayed.model, replayed.timeline, replayed.own
-    stage = replayed.settings.zero.stage
+    gathers = replayed.settings.divides_weights
     first, back = own.micro_steps[kinds["forward"]], own.micro_steps[kinds["backward"]]
     forward = where(timeline.forward, first.forward) if first.forward else None
     last = forward or (0, True)
     losses = {"forward": loss_bytes(model, timeline, "forward", forward and forward[0], last[1])}
-    activations = timeline.backward if stage == 3 else timeline.gradients
+    activations = timeline.backward if gathers else timeline.gradients
     backward = (len(back.backward.after), False)
     if highest(activations, back.backward) >= back.at_end(activations):
         backward = where(activations, back.backward)
-        if stage == 3 or backward == (0, True):
-            position = backward[0] if stage == 3 else None
+        if gathers or backward == (0, True):
+            position = backward[0] if gathers else None
             losses["backward"] = loss_bytes(model, timeline, "backward", position, backward[1])
     return {"forward": (kinds["forward"], *last), "backward": (kinds["backward"], *backward)}, losses
 

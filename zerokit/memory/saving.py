@@ -15,7 +15,12 @@ Read from DeepSpeed 0.19.8 and compared with real checkpoints of two CPU ranks (
 
 from __future__ import annotations
 
-from zerokit.domain.deepspeed_settings import CONVERTS_A_CHECKPOINT, CONVERTS_ADAPTERS, DeepSpeedSettings
+from zerokit.domain.deepspeed_settings import (
+    CONVERTS_A_CHECKPOINT,
+    CONVERTS_ADAPTERS,
+    DeepSpeedSettings,
+    deepspeed,
+)
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -34,7 +39,7 @@ def saving(shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster) ->
     """What saving takes under this strategy; ``None`` when serving, which saves nothing."""
     if job.inference:
         return None
-    settings = strategy.settings
+    settings = deepspeed(strategy.settings)
     element_bytes, stage = settings.parameter_bytes, settings.zero.stage
     trainable = trainable_parameters(shape, job)
     adapters = job.method != "full"
@@ -82,8 +87,8 @@ def with_saving(candidate: Candidate, shape: ModelShape, job: Job, cluster: Clus
     """The candidate with what saving takes; whole weights are not gathered where the host has no room."""
     estimate = saving(shape, job, candidate.strategy, cluster)
     if estimate is not None and estimate.host_bytes and not _has_room(candidate, estimate, cluster):
-        zero = replace(candidate.strategy.settings.zero, gather_16bit_weights_on_model_save=False)
-        settings = replace(candidate.strategy.settings, zero=zero)
+        settings = deepspeed(candidate.strategy.settings)
+        settings = replace(settings, zero=replace(settings.zero, gather_16bit_weights_on_model_save=False))
         candidate = replace(candidate, strategy=replace(candidate.strategy, settings=settings))
         estimate = saving(shape, job, candidate.strategy, cluster)
     return replace(candidate, saving=estimate)
@@ -96,10 +101,10 @@ def notes(
 
     ``decides``: that they are not is what :func:`with_saving` chose, for want of room; else a file says it.
     """
-    estimate, zero = candidate.saving, candidate.strategy.settings.zero
-    if estimate is None or zero.stage < 3:
+    estimate, settings = candidate.saving, candidate.strategy.settings
+    if estimate is None or not settings.divides_weights:
         return ()
-    model_bytes = shape.parameters * candidate.strategy.settings.parameter_bytes
+    model_bytes = shape.parameters * settings.parameter_bytes
     if estimate.host_bytes and _has_room(candidate, estimate, cluster):
         return ()
     limit = cluster.host_limit_bytes
