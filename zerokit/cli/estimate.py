@@ -120,11 +120,11 @@ def _host_ram(result: Estimate) -> dict[str, str]:
 
 def _pinned(strategy: Strategy) -> dict[str, object]:
     """The strategy in options of ``plan``, but for its degrees, which stay as given, and bucket sizes."""
-    settings, zero = strategy.settings, strategy.settings.zero
-    offload = {"offload_optimizer": zero.offload_optimizer.device} if zero.stage else {}
-    offload |= {"offload_param": zero.offload_param.device} if zero.stage == 3 else {}
+    settings = strategy.settings
+    offload = {"offload_optimizer": settings.optimizer_device} if settings.divides_states else {}
+    offload |= {"offload_param": settings.weights_device} if settings.divides_weights else {}
     return {
-        "zero": str(zero.stage),
+        "zero": str(settings.zero_stage),
         **offload,
         "micro_batch": settings.micro_batch,
         "gradient_accumulation": settings.gradient_accumulation,

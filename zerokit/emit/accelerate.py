@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.strictload.yamldump import dump_yaml
@@ -28,8 +29,8 @@ def accelerate_config(
         )
     if ds_config_path is None and strategy.tensor_parallel > 1:
         raise InputError("tensor parallelism can only be given to Accelerate in a DeepSpeed JSON")
-    zero = strategy.settings.zero
-    if ds_config_path is None and "nvme" in (zero.offload_optimizer.device, zero.offload_param.device):
+    settings = strategy.settings
+    if ds_config_path is None and "nvme" in (settings.optimizer_device, settings.weights_device):
         # accelerate/utils/launch.py exports no nvme_path, and the plugin then takes the text "none"
         raise InputError("NVMe offload can only be given to Accelerate in a DeepSpeed JSON")
     config: dict[str, Any] = {
@@ -72,7 +73,7 @@ def accelerate_yaml(
             f"the micro-batch is the batch_size of the script's DataLoader: {strategy.settings.micro_batch}."
         )
     lines.append(f"num_processes counts the GPUs of all nodes: {_product(strategy)}.")
-    if strategy.settings.zero.stage == 3:
+    if strategy.settings.divides_weights:
         lines.append("zero3_init_flag: weights are divided as they are made, so no rank holds the model.")
     if nodes > 1:
         lines.append("deepspeed_multinode_launcher standard: a launcher on every node, no ssh between them.")
@@ -91,7 +92,7 @@ def _product(strategy: Strategy) -> str:
 
 
 def _deepspeed_block(strategy: Strategy, nodes: int, ds_config_path: str | None) -> dict[str, Any]:
-    zero = strategy.settings.zero
+    zero = deepspeed(strategy.settings).zero
     block: dict[str, Any] = {}
     if ds_config_path is not None:
         block["deepspeed_config_file"] = ds_config_path

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings, deepspeed
 from zerokit.domain.job import Job
 from zerokit.domain.settings import SETTINGS, PlannedValues
 from zerokit.domain.strategy import Strategy
@@ -133,7 +133,7 @@ def emit_deepspeed(strategy: Strategy, job: Job, *, variant: str = "raw") -> Emi
     """
     if variant not in VARIANTS:
         raise InputError(f"variant {variant!r}: use one of {', '.join(VARIANTS)}")
-    settings = strategy.settings
+    settings = deepspeed(strategy.settings)
     if settings.autotp_size not in (1, strategy.tensor_parallel):
         raise InputError(
             f"autotp_size {settings.autotp_size} contradicts tensor_parallel {strategy.tensor_parallel}"

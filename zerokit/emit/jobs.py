@@ -195,9 +195,7 @@ def _gpus_per_node(strategy: Strategy, nodes: int) -> int:
 def _shares_cores(strategy: Strategy, environment: Mapping[str, str] | None) -> bool:
     """Whether the job gives each rank its share of the cores: CPU Adam steps with OpenMP's threads, and
     ``torchrun`` leaves a rank one (torch 2.13, distributed/run.py:872)."""
-    return strategy.settings.zero.offload_optimizer.device != "none" and THREADS_VARIABLE not in (
-        environment or {}
-    )
+    return strategy.settings.optimizer_device != "none" and THREADS_VARIABLE not in (environment or {})
 
 
 def _command(command: Sequence[str], style: str, ds_config_path: str) -> list[str]:

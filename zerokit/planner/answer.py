@@ -99,7 +99,7 @@ def trains(job: Job) -> str:
 
 def strategy(chosen: Strategy) -> str:
     """``ZeRO-3, optimizer offload to cpu, data parallel 8, full checkpointing, bf16``: all but the batch."""
-    words = [f"ZeRO-{chosen.settings.zero.stage}", *(offload_words(chosen) or ["no offload"])]
+    words = [chosen.settings.title, *(offload_words(chosen) or ["no offload"])]
     words += degree_words(chosen, ("data", "tensor", "pipeline", "sequence"))
     return ", ".join([*words, checkpointing_words(chosen), chosen.settings.precision])
 

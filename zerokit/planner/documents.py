@@ -173,13 +173,13 @@ class PlannedStrategy(Document):
         return not self.not_modelled and is_sure(self.candidate.memory, self.cluster.gpu)
 
     strategy = Read[Strategy]("candidate.strategy", "The strategy itself.")
-    zero_stage = Read[int]("strategy.settings.zero.stage", "ZeRO stage, 0 to 3.")
+    zero_stage = Read[int]("strategy.settings.zero_stage", "ZeRO stage, 0 to 3.")
     offload_optimizer = Read[str](
-        "strategy.settings.zero.offload_optimizer.device",
+        "strategy.settings.optimizer_device",
         "Where the optimizer states live: ``none`` (the GPU), ``cpu`` or ``nvme``.",
     )
     offload_param = Read[str](
-        "strategy.settings.zero.offload_param.device",
+        "strategy.settings.weights_device",
         "Where ZeRO-3's weights live: ``none`` (the GPU), ``cpu`` or ``nvme``.",
     )
     data_parallel = Read[int]("strategy.data_parallel", "Data parallel degree.")

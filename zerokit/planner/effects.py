@@ -80,21 +80,19 @@ def _idle(options: Options, *rules: tuple[tuple[str, ...], bool, str]) -> Iterat
 
 def unread(options: Options, strategies: Sequence[Strategy]) -> tuple[str, ...]:
     """Of the options that a search takes for any strategy: those that none of the chosen ones reads."""
-    zeros = [strategy.settings.zero for strategy in strategies]
-    stages = sorted({zero.stage for zero in zeros})
-    if not stages:
+    if not strategies:
         return ()
-    chosen = " or ".join(f"ZeRO-{stage}" for stage in stages)
-    devices = {
-        device for zero in zeros for device in (zero.offload_optimizer.device, zero.offload_param.device)
-    }
+    settings = [strategy.settings for strategy in strategies]
+    stages = {one.zero_stage for one in settings}
+    chosen = " or ".join(sorted({one.title for one in settings}))
+    devices = {device for one in settings for device in (one.optimizer_device, one.weights_device)}
     without_stage_3 = 3 not in stages
     sent = f"only ZeRO-3 quantises what it sends, and {chosen} was chosen"
     return tuple(_idle(
         options,
         (_STAGE_3_SIZES, without_stage_3, f"only ZeRO-3 reads it, and {chosen} was chosen"),
         (("set",), without_stage_3 and _quantises(options), sent),
-        (_BUCKETS, stages == [0], "ZeRO-0, which was chosen, does not read it"),
+        (_BUCKETS, stages <= {0, None}, f"{chosen}, which was chosen, does not read it"),
         (("nvme",), "nvme" not in devices, "nothing is offloaded to it"),
     ))  # fmt: skip
 

@@ -55,15 +55,14 @@ def trace_command(request: Mapping[str, object], strategy: Strategy) -> str:
     Args:
         request: the arguments that were given, by option without dashes in front.
     """
-    zero = strategy.settings.zero
     chosen = {
         "tp": strategy.tensor_parallel,
         "pp": strategy.pipeline_parallel,
         "sp": strategy.sequence_parallel,
     }
     options = {**request, **{name: str(degree) for name, degree in chosen.items() if degree > 1}}
-    if zero.stage:
-        options["zero"] = str(zero.stage)
+    if strategy.settings.divides_states:
+        options["zero"] = str(strategy.settings.zero_stage)
     if strategy.checkpointing != "none":
         options["checkpointing"] = strategy.checkpointing
     micro, steps = strategy.settings.micro_batch, strategy.settings.gradient_accumulation
@@ -275,7 +274,7 @@ class Model:
         """What the adapters' dropout costs here."""
         given = f"⟨lora_dropout⟩ {lora.dropout:g}"
         why = "adapters keep what it leaves of their inputs, and masks"
-        if strategy.settings.torch_autocast is not None:
+        if strategy.settings.autocasts:
             return f"{given}: {why}, which under torch_autocast are not counted"
         without = self._estimate(replace(job, lora=replace(lora, dropout=0.0)), strategy, cluster)
         saved_bytes = estimate.min_vram_bytes - without.min_vram_bytes
@@ -388,19 +387,17 @@ class ScriptMemory:
 
     def _nearest(self, strategy: Strategy) -> RehearsedStrategy | None:
         """The rehearsal that is most like a strategy; of those alike the one with the nearest batch."""
-        stage, micro = strategy.settings.zero.stage, strategy.settings.micro_batch
-        offload = strategy.settings.zero.offload_optimizer.device
+        settings = strategy.settings
 
         def unlike(rehearsed: RehearsedStrategy) -> tuple[object, ...]:
             own = rehearsed.strategy
-            zero = own.settings.zero
             return (
                 own.checkpointing != strategy.checkpointing,
                 own.tensor_parallel != strategy.tensor_parallel,
-                (zero.stage == 3) != (stage == 3),
-                zero.stage != stage,
-                zero.offload_optimizer.device != offload,
-                abs(own.settings.micro_batch - micro),
+                own.settings.divides_weights != settings.divides_weights,
+                own.settings.title != settings.title,
+                own.settings.optimizer_device != settings.optimizer_device,
+                abs(own.settings.micro_batch - settings.micro_batch),
             )
 
         return min(self.script.rehearsed, key=unlike, default=None)

@@ -71,7 +71,7 @@ def refuse_strategy(job: Job, strategy: Strategy) -> None:
         return
     if strategy.tensor_parallel > 1:
         raise InputError(f"⟨loss⟩ {job.loss}: not modelled with tensor parallelism; {_REHEARSE}")
-    if settings.torch_autocast is not None:
+    if settings.autocasts:
         raise InputError(f"⟨loss⟩ {job.loss}: not modelled with torch_autocast; {_REHEARSE}")
 
 

@@ -81,8 +81,8 @@ class FewestGpus(Document):
         """Where they go: ``host memory``, ``NVMe``, ``host memory and NVMe``; empty where none do."""
         if self.size.candidate is None:
             return ""
-        zero = self.size.candidate.strategy.settings.zero
-        devices = {zero.offload_optimizer.device, zero.offload_param.device}
+        settings = self.size.candidate.strategy.settings
+        devices = {settings.optimizer_device, settings.weights_device}
         return " and ".join(words for device, words in _OFFLOADED_TO.items() if device in devices)
 
     @property

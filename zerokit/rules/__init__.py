@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.strategy import Strategy
 from zerokit.rules.batch import BATCH_RULES
 from zerokit.rules.file import FILE_RULES
@@ -88,7 +89,7 @@ def first_violation(
 ) -> Violation | None:
     """The first rule that makes a planned strategy illegal or pointless; ``None`` when it is legal."""
     setup = Setup(
-        settings=strategy.settings,
+        settings=deepspeed(strategy.settings),
         world_size=strategy.world_size,
         tensor_parallel=strategy.tensor_parallel,
         pipeline_parallel=strategy.pipeline_parallel,

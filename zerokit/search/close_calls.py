@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import DEFAULT_MARGIN, Gpu
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.notes import Note
@@ -84,14 +85,14 @@ def complexity(placement: OffloadChoice) -> tuple[int, int, int]:
 def simplest(space: Space, fastest: Candidate) -> Candidate:
     """The simplest strategy that is as fast as the fastest but for :data:`NOISE`, and fits as surely; of
     these its fastest."""
-    zero = fastest.strategy.settings.zero
+    settings = deepspeed(fastest.strategy.settings)
     chosen = OffloadChoice(
-        stage=zero.stage, optimizer=zero.offload_optimizer.device, parameters=zero.offload_param.device
+        stage=settings.zero_stage, optimizer=settings.optimizer_device, parameters=settings.weights_device
     )
     gpu, limit = space.cluster.gpu, fastest.time.step_seconds * (1 + NOISE)
     spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
     simpler = [one for one in sorted(spots, key=complexity) if complexity(one) < complexity(chosen)]
-    if zero.zero_hpz_partition_size > 1:
+    if settings.zero.zero_hpz_partition_size > 1:
         simpler.append(chosen)
     for spot in simpler:
         pins = replace(
@@ -148,11 +149,11 @@ def narrow(chosen: Candidate, request: Request) -> list[Note]:
 def _options(strategy: Strategy, request: Request) -> str:
     """What plans this strategy, but for what the request fixes already: written after the options that were
     given, none of them stands there twice."""
-    zero, settings, pins = strategy.settings.zero, strategy.settings, request.pins
+    settings, pins = strategy.settings, request.pins
     options = (
-        ("zero", zero.stage, pins.zero_stage),
-        ("offload_optimizer", zero.offload_optimizer.device, pins.offload_optimizer),
-        ("offload_param", zero.offload_param.device if zero.stage == 3 else None, pins.offload_param),
+        ("zero", settings.zero_stage, pins.zero_stage),
+        ("offload_optimizer", settings.optimizer_device, pins.offload_optimizer),
+        ("offload_param", settings.weights_device if settings.divides_weights else None, pins.offload_param),
         ("micro_batch", settings.micro_batch, pins.micro_batch),
         ("global_batch", strategy.global_batch, request.job.global_batch),
         ("checkpointing", strategy.checkpointing, pins.checkpointing),

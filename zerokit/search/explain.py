@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -93,7 +94,7 @@ def cluster_words(cluster: Cluster) -> str:
 def strategy_words(strategy: Strategy) -> str:
     """One line: stage, offload, degrees, micro-batch, checkpointing."""
     settings = strategy.settings
-    words = [f"ZeRO-{settings.zero.stage}", *offload_words(strategy)]
+    words = [settings.title, *offload_words(strategy)]
     words += degree_words(strategy, ("tensor", "pipeline", "sequence", "data"))
     words.append(f"micro-batch {settings.micro_batch}")
     if settings.gradient_accumulation > 1:
@@ -103,8 +104,8 @@ def strategy_words(strategy: Strategy) -> str:
 
 def offload_words(strategy: Strategy) -> list[str]:
     """``optimizer offload to cpu``, ``weight offload to nvme``; empty where all stays on the GPU."""
-    zero = strategy.settings.zero
-    devices = (("optimizer", zero.offload_optimizer.device), ("weight", zero.offload_param.device))
+    settings = strategy.settings
+    devices = (("optimizer", settings.optimizer_device), ("weight", settings.weights_device))
     return [f"{what} offload to {device}" for what, device in devices if device != "none"]
 
 
@@ -321,7 +322,7 @@ def unsure_near_limit(candidate: Candidate, shape: ModelShape, job: Job, cluster
     """
     strategy, time = candidate.strategy, candidate.time
     if (
-        strategy.settings.zero.stage < 3
+        not strategy.settings.divides_weights
         or strategy.data_parallel == 1
         or strategy.checkpointing != "full"
         or job.method != "full"
@@ -344,17 +345,18 @@ def unsure_near_limit(candidate: Candidate, shape: ModelShape, job: Job, cluster
 
 def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryModel) -> list[Note]:
     """Where a higher stage would cost memory instead of saving it."""
-    strategy, zero = chosen.strategy, chosen.strategy.settings.zero
+    strategy, settings = chosen.strategy, chosen.strategy.settings
     if (
-        zero.stage >= 3
+        settings.divides_weights
         or job.inference
-        or zero.offload_optimizer.device != "none"
+        or settings.optimizer_device != "none"
         or strategy.pipeline_parallel > 1
     ):
         return []
-    settings = replace(strategy.settings, zero=replace(zero, stage=3, overlap_comm=None))
+    own = deepspeed(settings)
+    higher = replace(own, zero=replace(own.zero, stage=3, overlap_comm=None))
     try:
-        with_stage = memory(job, replace(strategy, settings=settings), cluster)
+        with_stage = memory(job, replace(strategy, settings=higher), cluster)
     except MemoryUnknown:
         return []
     more = with_stage.worst.peak_allocated_bytes - chosen.memory.worst.peak_allocated_bytes
@@ -371,7 +373,7 @@ def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryM
     if job.method != "full" and differences.get(Component.ACTIVATIONS.value, 0) >= _MOSTLY * more:
         why = "; its linear layers keep their inputs for backward even where the weight is frozen"
     text = (
-        f"ZeRO-3 would take {format_gib(more, 1)} more here than ZeRO-{zero.stage}"
+        f"{higher.title} would take {format_gib(more, 1)} more here than {settings.title}"
         f"{': ' * bool(told)}{', '.join(told)}{why}"
     )
     return [Note("stage-3-takes-more", text, "advice")]
@@ -387,8 +389,7 @@ def _by_part(memory: MemoryEstimate) -> dict[str, int]:
 
 def note_on_choice(chosen: Candidate, cluster: Cluster, result: SearchResult) -> tuple[Note, ...]:
     """What was taken for the host's memory, where the choice depends on it."""
-    zero = chosen.strategy.settings.zero
-    offloads = zero.offload_optimizer.device != "none" or zero.offload_param.device != "none"
+    offloads = chosen.strategy.settings.offloads
     if cluster.host_ram_bytes is not None or not (offloads or HOST_REASON in result.rejected):
         return ()
     need = chosen.memory.host_bytes_per_node / GIB
@@ -402,7 +403,7 @@ def note_on_cores(chosen: Candidate, cluster: Cluster) -> tuple[Note, ...]:
     Of one rank per node, nothing: `torchrun` sets OMP_NUM_THREADS only for several (PyTorch 2.13,
     torch/distributed/run.py:872), and `accelerate launch` with DeepSpeed runs that.
     """
-    if cluster.gpus_per_node == 1 or chosen.strategy.settings.zero.offload_optimizer.device == "none":
+    if cluster.gpus_per_node == 1 or chosen.strategy.settings.optimizer_device == "none":
         return ()
     text = (
         "step time: the ranks share the node's cores for their offloaded optimizer; `zerokit launch` and the "

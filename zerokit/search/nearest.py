@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.search.close_calls import remark
 from zerokit.search.explain import BY_SCRIPT, host_lack_words, strategy_words
@@ -314,11 +315,12 @@ _MOST_TOGETHER, _MOST_SHOWN = 3, 2
 
 def nearest_to(request: Request, strategy: Strategy, works: Works) -> list[str]:
     """Sentences: as few changes of one strategy, the same batch with it, as make it fit, two ways at most."""
-    settings, zero = strategy.settings, strategy.settings.zero
+    settings = deepspeed(strategy.settings)
     pins = replace(
         request.pins, **_values(strategy), tensor_parallel=strategy.tensor_parallel,
         pipeline_parallel=strategy.pipeline_parallel, sequence_parallel=strategy.sequence_parallel,
-        reduce_bucket_size=zero.reduce_bucket_size, overlap_comm=zero.overlap_comm, settings=settings,
+        reduce_bucket_size=settings.zero.reduce_bucket_size, overlap_comm=settings.zero.overlap_comm,
+        settings=settings,
         pipeline_module=strategy.pipeline_parallel > 1, search_tensor=False, search_sequence=False,
     )  # fmt: skip
     optimizer = settings.optimizer or settings.client_optimizer or request.job.optimizer
@@ -367,13 +369,13 @@ _OPTIONS = {"zero_stage": "zero"}
 
 
 def _values(strategy: Strategy) -> dict[str, object]:
-    zero = strategy.settings.zero
+    settings = strategy.settings
     return {
-        "zero_stage": zero.stage,
-        "offload_optimizer": zero.offload_optimizer.device,
-        "offload_param": zero.offload_param.device,
-        "micro_batch": strategy.settings.micro_batch,
-        "gradient_accumulation": strategy.settings.gradient_accumulation,
+        "zero_stage": settings.zero_stage,
+        "offload_optimizer": settings.optimizer_device,
+        "offload_param": settings.weights_device,
+        "micro_batch": settings.micro_batch,
+        "gradient_accumulation": settings.gradient_accumulation,
         "checkpointing": strategy.checkpointing,
     }
 

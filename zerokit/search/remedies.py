@@ -286,7 +286,7 @@ def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple
     return (
         f"{advice.gain_words(best, chosen)} faster with {s.pipeline_parallel} pipeline stages "
         f"(tensor parallel {s.tensor_parallel}, data parallel {s.data_parallel}, "
-        f"ZeRO-{s.settings.zero.stage}): needs a script that builds a DeepSpeed "
+        f"{s.settings.title}): needs a script that builds a DeepSpeed "
         "PipelineModule; then plan with ⟨pipeline_module⟩",
     )
 

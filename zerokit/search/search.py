@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.errors import MemoryUnknown
@@ -65,7 +66,7 @@ def frugal_settings(
     releasing = [
         chosen
         for chosen, strategy in zip(settings, strategies, strict=True)
-        if releases_gradients(strategy.settings)
+        if releases_gradients(deepspeed(strategy.settings))
     ]
     return tuple(dict.fromkeys([*releasing, *last.values()]))
 
@@ -76,8 +77,8 @@ def too_large_with_any(memory: MemoryEstimate, strategy: Strategy, cluster: Clus
     Below stage 3 that is at most all gradients; at stage 3 the gathered weights that are kept for their next
     use and those fetched ahead, each at most ``max_live_parameters``.
     """
-    settings = strategy.settings
-    elements = trainable if settings.zero.stage < 3 else 2 * settings.zero.max_live_parameters
+    settings = deepspeed(strategy.settings)
+    elements = trainable if not settings.divides_weights else 2 * settings.zero.max_live_parameters
     most_saved = elements * settings.parameter_bytes
     return memory.min_vram_bytes - most_saved > cluster.planned_bytes
 
