@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.training_settings import TrainingSettings
 from zerokit.notes import Note
 from zerokit.values import frozen_dataclass
 
 
 @frozen_dataclass
 class Strategy:
-    """A DeepSpeed configuration plus what lies outside its JSON.
+    """An engine's configuration plus what lies outside it.
 
     ``data_parallel`` ranks divide the batch; sequence-parallel peers share sequences, so
     ``world_size = data_parallel × tensor_parallel × pipeline_parallel × sequence_parallel``.
     """
 
-    settings: DeepSpeedSettings
+    settings: TrainingSettings
     data_parallel: int
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -37,7 +37,7 @@ class Strategy:
 
     @property
     def zero_ranks(self) -> int:
-        """Ranks that ZeRO divides states over: sequence-parallel peers hold the same weights."""
+        """Ranks that share all that is divided: sequence-parallel peers hold the same weights."""
         return self.data_parallel * self.sequence_parallel
 
     @property
@@ -55,11 +55,9 @@ class Strategy:
     @property
     def family(self) -> tuple[object, ...]:
         """All but bucket sizes and accumulation: what a measured step time speaks for."""
-        zero = self.settings.zero
         return (
-            zero.stage, zero.offload_optimizer.device, zero.offload_param.device, self.data_parallel,
-            self.tensor_parallel, self.pipeline_parallel, self.sequence_parallel,
-            self.settings.micro_batch, self.checkpointing, self.settings.precision,
+            *self.settings.family, self.data_parallel, self.tensor_parallel, self.pipeline_parallel,
+            self.sequence_parallel, self.settings.micro_batch, self.checkpointing, self.settings.precision,
         )  # fmt: skip
 
 
