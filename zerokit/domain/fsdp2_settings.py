@@ -35,7 +35,7 @@ class Fsdp2Settings(TrainingSettings):
 
     @property
     def title(self) -> str:
-        """Its name."""
+        """The name."""
         return "FSDP2"
 
     @property
