@@ -116,6 +116,12 @@ class DeepSpeedSettings(TrainingSettings):
         return 4 if self.precision == "fp32" or self.torch_autocast else 2
 
     @property
+    def state_element_bytes(self) -> int:
+        """In the master weights' dtype on the GPU and, under ``bf16_optimizer_states``, on the host too
+        (engine.py:2388); otherwise the host's Adam keeps fp32."""
+        return 2 if self.bf16_optimizer_states else 4
+
+    @property
     def divides_weights(self) -> bool:
         """True at stage 3."""
         return self.zero.stage == 3

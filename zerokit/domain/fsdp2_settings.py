@@ -49,6 +49,11 @@ class Fsdp2Settings(TrainingSettings):
         return 4 if self.precision == "fp32" else 2
 
     @property
+    def state_element_bytes(self) -> int:
+        """Bytes of an element of the shards: torch's optimizers make states like them (``zeros_like``)."""
+        return self.master_bytes
+
+    @property
     def divides_weights(self) -> bool:
         """True: ranks hold shards between steps, also where forward leaves weights gathered."""
         return True

@@ -37,7 +37,8 @@ class Strategy:
 
     @property
     def zero_ranks(self) -> int:
-        """Ranks that share all that is divided: sequence-parallel peers hold the same weights."""
+        """Ranks that train the same weights, sequence-parallel peers among them: what an engine divides,
+        it divides over these, or over groups of them that hold replicas."""
         return self.data_parallel * self.sequence_parallel
 
     @property

@@ -56,6 +56,11 @@ class TrainingSettings(ABC):
 
     @property
     @abstractmethod
+    def state_element_bytes(self) -> int:
+        """Bytes of one element of the optimizer's states."""
+
+    @property
+    @abstractmethod
     def divides_weights(self) -> bool:
         """Whether a rank holds between steps only its share of the weights."""
 

@@ -86,6 +86,16 @@ def _states(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> tuple[
     return size, trainable * element_bytes.parameter if is_whole else 0
 
 
+def bytes_of_order(settings: DeepSpeedSettings, trainable: int) -> int:
+    """The most that another order of work can save.
+
+    Below stage 3 that is at most all gradients; at stage 3 the gathered weights that are kept for their next
+    use and those fetched ahead, each at most ``max_live_parameters``.
+    """
+    elements = 2 * settings.zero.max_live_parameters if settings.divides_weights else trainable
+    return elements * settings.parameter_bytes
+
+
 def releases_gradients(settings: DeepSpeedSettings) -> bool:
     """Whether ZeRO-1 moves each gradient into its bucket as it comes, so that they are never all there.
 

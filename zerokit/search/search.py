@@ -23,7 +23,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.card import EXPANDABLE_BYTES
-from zerokit.memory.lower_bound import releases_gradients
+from zerokit.memory.lower_bound import bytes_of_order, releases_gradients
 from zerokit.rules import first_violation
 from zerokit.search.space import (
     Knobs,
@@ -72,14 +72,8 @@ def frugal_settings(
 
 
 def too_large_with_any(memory: MemoryEstimate, strategy: Strategy, cluster: Cluster, trainable: int) -> bool:
-    """Whether a strategy lacks more than another order of work can save.
-
-    Below stage 3 that is at most all gradients; at stage 3 the gathered weights that are kept for their next
-    use and those fetched ahead, each at most ``max_live_parameters``.
-    """
-    settings = deepspeed(strategy.settings)
-    elements = trainable if not settings.divides_weights else 2 * settings.zero.max_live_parameters
-    most_saved = elements * settings.parameter_bytes
+    """Whether a strategy lacks more than another order of work can save."""
+    most_saved = bytes_of_order(deepspeed(strategy.settings), trainable)
     return memory.min_vram_bytes - most_saved > cluster.planned_bytes
 
 

@@ -50,6 +50,7 @@ def test_fsdp2_divides_all_and_offloads_all_or_nothing(offload: bool, device: st
     assert settings.offloads == offload and settings.zero_stage is None
     with pytest.raises(TypeError, match="settings of fsdp2, not of DeepSpeed"):
         deepspeed(settings)
+    assert (settings.state_element_bytes, Fsdp2Settings(master_bytes=2).state_element_bytes) == (4, 2)
     assert (settings.engine, settings.parameter_bytes, Fsdp2Settings().parameter_bytes) == ("fsdp2", 2, 4)
 
 

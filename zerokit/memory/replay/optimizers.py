@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerokit.domain.client_optimizers import ClientOptimizer, client_optimizer
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings
+from zerokit.domain.training_settings import TrainingSettings
 
 OPTIMIZER_STATES = {
     "adam": 2, "adamw": 2, "fusedadam": 2, "onebitadam": 2, "lamb": 2, "fusedlamb": 2,
@@ -24,17 +24,17 @@ FOREACH_TEMPORARIES = {
 2.13, measured; Rprop's 2.25 rounded up)."""
 
 
-def optimizer_name(settings: DeepSpeedSettings) -> str:
+def optimizer_name(settings: TrainingSettings) -> str:
     """Type of the optimizer in the configuration, in lower case."""
     return (settings.optimizer or "AdamW").lower()
 
 
-def client(settings: DeepSpeedSettings) -> ClientOptimizer | None:
+def client(settings: TrainingSettings) -> ClientOptimizer | None:
     """The optimizer that the script makes, where it is one that is known."""
     return client_optimizer(settings.client_optimizer)
 
 
-def optimizer_values(settings: DeepSpeedSettings) -> int:
+def optimizer_values(settings: TrainingSettings) -> int:
     """State values per parameter of the configured optimizer."""
     if (client_made := client(settings)) is not None:
         return client_made.values
@@ -44,14 +44,12 @@ def optimizer_values(settings: DeepSpeedSettings) -> int:
     return OPTIMIZER_STATES.get(name, 2)
 
 
-def optimizer_bytes(settings: DeepSpeedSettings) -> int:
-    """Bytes of state per parameter of an optimizer that DeepSpeed makes: in the master weights' dtype on the
-    GPU and, under ``bf16_optimizer_states``, on the host too (engine.py:2388); otherwise the host's Adam
-    keeps fp32."""
-    return optimizer_values(settings) * (2 if settings.bf16_optimizer_states else 4)
+def optimizer_bytes(settings: TrainingSettings) -> int:
+    """Bytes of state per parameter of an optimizer that keeps its values as its engine's optimizers do."""
+    return optimizer_values(settings) * settings.state_element_bytes
 
 
-def state_bytes(settings: DeepSpeedSettings, tensors: Sequence[int]) -> int:
+def state_bytes(settings: TrainingSettings, tensors: Sequence[int]) -> int:
     """Bytes of optimizer state that torch allocates for tensors of so many elements each."""
     client_made = client(settings)
     if client_made is None:
@@ -59,13 +57,13 @@ def state_bytes(settings: DeepSpeedSettings, tensors: Sequence[int]) -> int:
     return client_made.code_bytes(tensors) + sum(client_made.device_bytes(elements) for elements in tensors)
 
 
-def managed_bytes(settings: DeepSpeedSettings, tensors: Sequence[int]) -> int:
+def managed_bytes(settings: TrainingSettings, tensors: Sequence[int]) -> int:
     """Bytes of optimizer state in CUDA managed memory, which torch does not count."""
     client_made = client(settings)
     return sum(client_made.managed_bytes(elements) for elements in tensors) if client_made is not None else 0
 
 
-def least_state_bytes(settings: DeepSpeedSettings) -> int:
+def least_state_bytes(settings: TrainingSettings) -> int:
     """Bytes of state per parameter that torch allocates at least."""
     client_made = client(settings)
     if client_made is None:
@@ -73,7 +71,7 @@ def least_state_bytes(settings: DeepSpeedSettings) -> int:
     return 0 if client_made.paged else client_made.values * (1 if client_made.bits == 8 else 4)
 
 
-def optimizer_temporaries(settings: DeepSpeedSettings) -> int:
+def optimizer_temporaries(settings: TrainingSettings) -> int:
     """Temporaries of the size of what is stepped, in the master weights' dtype. DeepSpeed's fused kernels
     need none, nor does torch's SGD."""
     if (client_made := client(settings)) is not None:
