@@ -122,6 +122,17 @@ def test_an_empty_folder_is_there_in_each_fork(library: Path, tmp_path: Path) ->
     assert not cache.exists()
 
 
+def test_a_library_does_not_meet_the_driver_of_this_machine(library: Path, tmp_path: Path) -> None:
+    """As DeepSpeed, which starts NVML when it is imported, that of a machine with GPUs makes a file."""
+    source = "import ctypes\nctypes.CDLL('libnvidia-ml.so.1')\n"
+    (library / "of_other" / "__init__.py").write_text(source)
+    source = f"import torch\ntry:\n    import of_other\nexcept OSError as error:\n    print(error)\n{_TRAINS}"
+    request = request_of(tmp_path, source)
+    with Zygote(request.target) as zygote:
+        _, printed = told(request, zygote)
+    assert "libnvidia-ml.so.1: a rehearsal asks no driver\n" in printed
+
+
 @pytest.fixture
 def drawn(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Rehearses a script of a new folder: what a library drew when it was imported."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,8 +78,25 @@ def _device_context(current: _Current) -> type:
     return DeviceContext
 
 
+_DRIVERS_LIBRARY = "libnvidia-ml"
+"""NVML, which knows the GPUs of this machine, and leaves a file where it starts (DeepSpeed's accelerator
+starts it when it is imported)."""
+
+
+def _hide_driver() -> None:
+    load = ctypes.CDLL.__init__
+
+    def load_others(library: ctypes.CDLL, name: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(name, str) and Path(name).name.startswith(_DRIVERS_LIBRARY):
+            raise OSError(f"{name}: a rehearsal asks no driver")
+        load(library, name, *args, **kwargs)
+
+    ctypes.CDLL.__init__ = load_others  # type: ignore[assignment]
+
+
 def install(machine: Machine) -> None:
     """Replace what asks the driver."""
+    _hide_driver()
     cuda = torch.cuda
     current = _Current()
     functions = _device_functions(machine, current) | _memory_functions(machine)
