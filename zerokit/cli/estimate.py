@@ -124,7 +124,7 @@ def _pinned(strategy: Strategy) -> dict[str, object]:
     offload = {"offload_optimizer": settings.optimizer_device} if settings.divides_states else {}
     offload |= {"offload_param": settings.weights_device} if settings.divides_weights else {}
     return {
-        "zero": str(settings.zero_stage),
+        "zero": settings.zero_stage,
         **offload,
         "micro_batch": settings.micro_batch,
         "gradient_accumulation": settings.gradient_accumulation,

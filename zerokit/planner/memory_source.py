@@ -61,8 +61,8 @@ def trace_command(request: Mapping[str, object], strategy: Strategy) -> str:
         "sp": strategy.sequence_parallel,
     }
     options = {**request, **{name: str(degree) for name, degree in chosen.items() if degree > 1}}
-    if strategy.settings.divides_states:
-        options["zero"] = str(strategy.settings.zero_stage)
+    if stage := strategy.settings.zero_stage:
+        options["zero"] = str(stage)
     if strategy.checkpointing != "none":
         options["checkpointing"] = strategy.checkpointing
     micro, steps = strategy.settings.micro_batch, strategy.settings.gradient_accumulation

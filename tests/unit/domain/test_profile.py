@@ -8,9 +8,11 @@ import pytest
 
 from zerokit.catalog import profiles
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.profile import Variant, variants_of
 from zerokit.domain.strategy import Strategy
+from zerokit.values import replace
 
 
 def strategy(
@@ -23,6 +25,7 @@ def strategy(
 
 
 LORA = Job(method="lora", lora=Lora(rank=16))
+FSDP2 = Strategy(settings=Fsdp2Settings(precision="bf16"), data_parallel=2)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,8 @@ LORA = Job(method="lora", lora=Lora(rank=16))
         (Job(), strategy(stage=3, tensor=2), "sdpa/16/none/tp2"),
         (LORA, strategy(), "sdpa/16/none/lora16:all-linear"),
         (LORA, strategy(stage=3), "sdpa/16/none/lora16:all-linear/zero3"),
+        (LORA, FSDP2, "sdpa/16/none/lora16:all-linear"),
+        (replace(LORA, trainer="trl"), FSDP2, "sdpa/16/none/lora16:all-linear"),
         (Job(method="qlora", lora=Lora()), strategy(), "sdpa/16/none/lora16:all-linear/nf4"),
         (Job(), strategy(stage=3, autocast="bfloat16"), "sdpa/32/none/zero3/autocast"),
     ],

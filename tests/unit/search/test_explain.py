@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from zerokit.cli import run
-from zerokit.domain.strategy import REHEARSED, Candidate
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
+from zerokit.domain.strategy import REHEARSED, Candidate, Strategy
 from zerokit.planner.request import resolve
-from zerokit.search.explain import runner_up
+from zerokit.rules import first_violation
+from zerokit.search.explain import runner_up, strategy_words
 from zerokit.search.plan import make_plan
 from zerokit.values import replace
 
@@ -58,3 +60,13 @@ def test_what_zero_3_would_take_more_is_what_its_estimate_has_more(
     activations = [body["per_rank"][0]["components"]["activations"] for body in (third, chosen["estimate"])]
     assert f"+{(activations[0] - activations[1]) / 2**30:.1f} GiB of activations" in said
     assert "even where the weight is frozen" in said and "parameters" not in said  # one GPU divides none
+
+
+def test_a_strategy_of_another_engine_is_named_by_it_and_kept_out_of_deepspeeds_rules() -> None:
+    strategy = Strategy(settings=Fsdp2Settings(offload=True), data_parallel=8)
+    assert strategy_words(strategy) == (
+        "FSDP2, optimizer offload to cpu, weight offload to cpu, data parallel 8, micro-batch 1, "
+        "no checkpointing"
+    )
+    with pytest.raises(TypeError, match="settings of fsdp2, not of DeepSpeed"):
+        first_violation(strategy)
