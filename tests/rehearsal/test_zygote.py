@@ -122,6 +122,22 @@ def test_an_empty_folder_is_there_in_each_fork(library: Path, tmp_path: Path) ->
     assert not cache.exists()
 
 
+def test_what_a_library_sets_when_it_is_imported_it_sets_itself(library: Path, tmp_path: Path) -> None:
+    """As scikit-learn, which a script's libraries import where it is used."""
+    (library / "of_other" / "__init__.py").write_text("import os\nos.environ.setdefault('OF_OTHER', 'its')\n")
+    source = (
+        "import importlib, os, torch\nimportlib.import_module('of_other')\n"
+        f"print('set', os.environ['OF_OTHER'])\n{_TRAINS}"
+    )
+    request, said = request_of(tmp_path, source), []
+    with Zygote(request.target) as zygote:
+        for _ in range(3):
+            assert rehearse(request, said.append, zygote).complete
+            assert request.output is not None
+            assert "set its\n" in request.output.read_text()
+    assert not any("imported anew" in line for line in said)
+
+
 def test_a_library_does_not_meet_the_driver_of_this_machine(library: Path, tmp_path: Path) -> None:
     """As DeepSpeed, which starts NVML when it is imported, that of a machine with GPUs makes a file."""
     source = "import ctypes\nctypes.CDLL('libnvidia-ml.so.1')\n"

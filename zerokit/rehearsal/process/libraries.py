@@ -95,6 +95,15 @@ def import_all(names: Sequence[str]) -> None:
                 getattr(imported, attribute)
 
 
+def _is_in_import_of_library() -> bool:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and is_library(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 class Watch:
     """Over the beginning of a script, until it trains: which libraries it imports, and what it sets.
 
@@ -111,7 +120,8 @@ class Watch:
         self._functions = {name: _functions(attributes) for name, attributes in _installed()}
 
         def set_(environment: Any, name: str, value: str) -> None:
-            self._values.setdefault(name, set()).add(value)
+            if not _is_in_import_of_library():  # which sets it again wherever it is imported
+                self._values.setdefault(name, set()).add(value)
             self._set(environment, name, value)
 
         _ENVIRONMENT.__setitem__ = set_
