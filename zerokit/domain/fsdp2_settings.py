@@ -93,3 +93,14 @@ class Fsdp2Settings(TrainingSettings):
         """True with replicas: without a mesh all ranks of the default group share
         (torch/distributed/fsdp/_fully_shard/_fsdp_init.py, ``_init_default_mesh``, 2.13)."""
         return self.replicas > 1
+
+
+def fsdp2(settings: TrainingSettings) -> Fsdp2Settings:
+    """The settings as FSDP2's, for what is true of FSDP2 alone.
+
+    Raises:
+        TypeError: they are another engine's.
+    """
+    if not isinstance(settings, Fsdp2Settings):
+        raise TypeError(f"settings of {settings.engine}, not of FSDP2")
+    return settings

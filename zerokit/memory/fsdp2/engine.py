@@ -1,0 +1,115 @@
+"""What an estimate asks of the engine that trains, answered for FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
+from zerokit.domain.hardware import Gpu
+from zerokit.domain.job import Job
+from zerokit.domain.profile import ModelProfile
+from zerokit.domain.strategy import Strategy
+from zerokit.domain.training_settings import TrainingSettings
+from zerokit.memory.components import Component, HostComponent
+from zerokit.memory.fsdp2 import step
+from zerokit.memory.fsdp2.groups import shares_of, stacks_of
+from zerokit.memory.host import pinned, process_bytes
+from zerokit.memory.rank_model import RankModel
+from zerokit.memory.replay.step import Instant, RankBytes
+from zerokit.values import replace
+
+REPLAYED_OPTIMIZERS = ("adam", "adamw", "sgd")
+
+
+def not_replayed(job: Job, strategy: Strategy) -> str:
+    """What of this training was not compared with rehearsals of the library; empty: all was."""
+    settings = fsdp2(strategy.settings)
+    unknown = {
+        "ranks that are not data-parallel alone": strategy.world_size != strategy.data_parallel,
+        "replicas that do not divide the ranks": strategy.data_parallel % settings.replicas != 0,
+        f"precision {settings.precision}": settings.precision not in ("bf16", "fp32"),
+        f"optimizer {settings.client_optimizer or settings.optimizer}": settings.client_optimizer is not None
+        or (settings.optimizer or "AdamW").lower() not in REPLAYED_OPTIMIZERS,
+        "quantised weights": job.packed_base_bytes is not None,
+        "a reference model": job.defaults.reference,
+        "offloaded activations": job.offload_activations,
+        "a loss other than the model's own": job.loss != "standard",
+        "reentrant checkpointing": strategy.checkpointing == "full" and job.is_reentrant(settings),
+        "selective checkpointing": strategy.recomputed(job.attention) == "selective",
+    }
+    return ", ".join(words for words, holds in unknown.items() if holds)
+
+
+def knows(profile: ModelProfile) -> bool:
+    """Whether the model is a decoder of one list of layers, its weights all in one dtype: others are grouped
+    by the classes that Transformers names (``_no_split_modules``), which a profile does not know."""
+    is_of_one_dtype = not any(parameter.element_bytes for parameter in profile.parameters)
+    return profile.head == "causal" and is_of_one_dtype and len(stacks_of(profile.parameters)) == 1
+
+
+@lru_cache(maxsize=1024)
+def _shared_settings(settings: Fsdp2Settings) -> Fsdp2Settings:
+    return replace(settings, micro_batch=1, gradient_accumulation=min(settings.gradient_accumulation, 2))
+
+
+def settings_of_replay(strategy: Strategy, gpu: Gpu) -> Fsdp2Settings:
+    """The settings with all that FSDP2's own bytes do not depend on made equal; ``gpu`` changes nothing."""
+    del gpu
+    return _shared_settings(fsdp2(strategy.settings))
+
+
+def layers_kept(model: RankModel, settings: TrainingSettings) -> int | None:
+    """None: shares of gradients add up over all layers."""
+    del model, settings
+    return None
+
+
+def rank_bytes(model: RankModel, settings: TrainingSettings, ranks: int, rank: int) -> RankBytes:
+    """One optimizer step; ranks are alike but for padding, of which the first has none."""
+    del rank
+    return step.rank_bytes(model, fsdp2(settings), ranks)
+
+
+def compose(
+    model: RankModel,
+    settings: TrainingSettings,
+    ranks: int,
+    rank: int,
+    instants: Mapping[str, Instant | None],
+) -> dict[str, dict[Component, int]]:
+    """The components at one instant of each phase."""
+    del rank
+    return step.compose(model, fsdp2(settings), ranks, instants)
+
+
+def flattening_bytes(model: RankModel, settings: TrainingSettings) -> int:
+    """0: nothing is allocated where a card has room, and elsewhere where it has not."""
+    del model, settings
+    return 0
+
+
+def listed_ranks(model: RankModel, settings: TrainingSettings, ranks: int, *, every: bool) -> tuple[int, ...]:
+    """The first alone."""
+    del model, settings, ranks, every
+    return (0,)
+
+
+def host_parts(
+    model: RankModel, settings: TrainingSettings, ranks: int, world_size: int, room: int
+) -> dict[HostComponent, int]:
+    """Host bytes of one rank: each loads the whole model before it is divided (without Accelerate's
+    ``cpu_ram_efficient_loading``), in the dtype of the shards; what ``CPUOffloadPolicy`` keeps there."""
+    del room
+    own = fsdp2(settings)
+    shares = shares_of(model, own, step.shard_ranks(own, ranks))
+    parts = {HostComponent.PROCESS: process_bytes(world_size)}
+    if own.offload:
+        trained = [share for share in shares if share.trainable]
+        parts[HostComponent.PARAMETERS] = sum(pinned(share.kept_bytes) for share in shares)
+        parts[HostComponent.GRADIENTS] = sum(pinned(share.kept_bytes) for share in trained)
+        parts[HostComponent.OPTIMIZER_STATES] = step.state_bytes(model, own, step.shard_ranks(own, ranks))
+    states = sum(parts.values()) - parts[HostComponent.PROCESS]
+    whole = 0 if model.loads_on_gpu else sum(share.size * share.kept for share in shares)
+    parts[HostComponent.MODEL_BEFORE_IT_MOVES] = max(0, whole - states)
+    return {part: size for part, size in parts.items() if size}

@@ -1,0 +1,212 @@
+"""Which parameters FSDP2 gathers together, and the bytes of each such group on one rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
+from zerokit.domain.profile import Parameter
+from zerokit.memory.rank_model import DTYPE_BYTES, RankModel
+from zerokit.values import frozen_dataclass
+
+_LAYER = re.compile(r"^(?:.*?\.)?(?:layers|layer|h|blocks|block)\.\d+(?=\.|$)")
+_ADAPTED = "base_model.model."
+
+
+def block(size_bytes: int) -> int:
+    """What the caching allocator gives for a tensor (``kMinBlockSize``, c10/core/AllocatorConfig.h)."""
+    return -(-size_bytes // 512) * 512
+
+
+@frozen_dataclass
+class Group:
+    """Parameters that travel in one collective (``FSDPParamGroup``).
+
+    Attributes:
+        modules: that were handed to one call of ``fully_shard``, in the order in which they run.
+        parameters: their positions in the model.
+        reshards: what forward gathered is freed after it.
+    """
+
+    modules: tuple[str, ...]
+    parameters: tuple[int, ...]
+    reshards: bool
+
+
+@frozen_dataclass
+class Share:
+    """One parameter on one rank: dimension 0 is divided, each rank's chunk is padded to the first one's.
+
+    Attributes:
+        numel: elements of the chunk, padding included; ``whole``: of all ranks' chunks.
+        kept: bytes of an element between steps; ``used``: as forward uses it.
+        size: elements of the parameter itself.
+    """
+
+    name: str
+    numel: int
+    whole: int
+    size: int
+    kept: int
+    used: int
+    trainable: bool
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the chunk between steps."""
+        return block(self.numel * self.kept)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of the gathered parameter."""
+        return block(self.whole * self.used)
+
+
+def shares_of(model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[Share, ...]:
+    """Every parameter on rank 0 of ``ranks``, which has no padding where others have (``torch.chunk``,
+    fsdp/_fully_shard/_fsdp_param.py:278)."""
+    used = settings.parameter_bytes
+    # Accelerate upcasts what is trained (accelerate/utils/fsdp_utils.py, 1.15); a plain loop loads all alike
+    frozen = used if settings.wrapping == "accelerate" else settings.master_bytes
+    found = []
+    for parameter in model.parameters:
+        rows = parameter.shape[0] if parameter.shape else 1
+        each = parameter.numel // max(1, rows)
+        share = -(-rows // ranks) * each
+        kept = settings.master_bytes if parameter.trainable else frozen
+        found.append(
+            Share(
+                name=parameter.name, numel=share, whole=share * ranks, size=parameter.numel, kept=kept,
+                used=used, trainable=parameter.trainable,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def layers_of(parameters: Iterable[Parameter]) -> tuple[str, ...]:
+    """The decoder layers, by the names of their modules, in order."""
+    matches = (_LAYER.match(parameter.name) for parameter in parameters)
+    return tuple(dict.fromkeys(match.group() for match in matches if match is not None))
+
+
+def stacks_of(parameters: Iterable[Parameter]) -> frozenset[str]:
+    """The lists that hold the layers."""
+    return frozenset(layer.rpartition(".")[0] for layer in layers_of(parameters))
+
+
+@lru_cache(maxsize=256)
+def groups_of(model: RankModel, settings: Fsdp2Settings) -> tuple[Group, ...]:
+    """The groups as ``fully_shard`` makes them: of every module what no group inside it holds. The root's is
+    the last, and may hold nothing."""
+    layers = layers_of(model.parameters)
+    calls: list[tuple[tuple[str, ...], bool]] = [((name,), settings.reshard_after_forward) for name in layers]
+    if settings.wrapping == "accelerate":
+        calls += _around_layers(model, settings)
+    taken: set[int] = set()
+    groups = []
+    for modules, reshards in calls:
+        own = tuple(index for index in _inside(model, modules) if index not in taken)
+        taken |= set(own)
+        groups.append(Group(modules=modules, parameters=own, reshards=reshards))
+    rest = tuple(index for index in range(len(model.parameters)) if index not in taken)
+    return (*groups, Group(modules=("",), parameters=rest, reshards=False))
+
+
+def _inside(model: RankModel, modules: Iterable[str]) -> Iterator[int]:
+    prefixes = tuple(f"{module}." for module in modules)
+    for index, parameter in enumerate(model.parameters):
+        names = [
+            parameter.name,
+            *(alias for alias, name in model.profile.ties.items() if name == parameter.name),
+        ]
+        if any(name.startswith(prefixes) for name in names):
+            yield index
+
+
+def _around_layers(model: RankModel, settings: Fsdp2Settings) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """The input embedding by itself, and final norm and head together, gathered to the end of backward
+    (``fsdp2_prepare_model``, accelerate/utils/fsdp_utils.py:741, 1.15): tied ones all three."""
+    embedding, head = embeddings_of(model)
+    tied = (
+        embedding is not None and embedding == model.profile.ties.get(f"{head}.weight", "").rpartition(".")[0]
+    )
+    if embedding is not None and not tied:
+        yield (embedding,), settings.reshard_after_forward
+    norm = _final_norm(model)
+    wanted = (embedding if tied else None, norm, head)  # in the order in which they run
+    tail = tuple(module for module in wanted if module is not None)
+    if tail:
+        yield tail, False
+
+
+def embeddings_of(model: RankModel) -> tuple[str | None, str | None]:
+    """The input embedding and the head, by the names of their modules."""
+    layers = tuple(f"{layer}." for layer in layers_of(model.parameters))
+    names = [p.name for p in model.parameters if len(p.shape) == 2 and not p.name.startswith(layers)]
+    names = [name for name in names if ".lora_" not in name]
+    if not names:
+        return None, None
+    embedding = names[0].rpartition(".")[0]
+    tied = [alias for alias, name in model.profile.ties.items() if name == names[0]]
+    head = tied[-1] if tied else names[-1]
+    return embedding, head.rpartition(".")[0]
+
+
+def _final_norm(model: RankModel) -> str | None:
+    """The last norm among the direct children of the base model; under adapters none is found, since the
+    model around it is taken for the base."""
+    if any(p.name.startswith(_ADAPTED) for p in model.parameters):
+        return None
+    found = None
+    for parameter in model.parameters:
+        module, _, _ = parameter.name.rpartition(".")
+        if module.count(".") == 1 and len(parameter.shape) == 1:
+            found = module
+    return found
+
+
+@frozen_dataclass
+class GroupBytes:
+    """Bytes of one group on one rank, as its collectives allocate them.
+
+    Attributes:
+        shares: of its parameters.
+        copied: of the shares in the dtype that travels, made before the gather; 0: they travel as they are.
+        flat: of the buffer that the gather writes to.
+        gathered: of the whole parameters, copied out of it.
+        reduced: of the buffer that the reduction reads, and ``scattered`` of what it writes.
+        kept: of the rank's share of the gradients, in the dtype of the shards.
+    """
+
+    shares: tuple[Share, ...]
+    copied: int
+    flat: int
+    gathered: int
+    reduced: int
+    scattered: int
+    kept: int
+
+
+def reduce_bytes(settings: Fsdp2Settings) -> int:
+    """Of an element of a gradient that travels."""
+    return DTYPE_BYTES[settings.reduce_dtype] if settings.reduce_dtype else settings.parameter_bytes
+
+
+def bytes_of(group: Group, shares: tuple[Share, ...], settings: Fsdp2Settings, ranks: int) -> GroupBytes:
+    """Of one group (fsdp/_fully_shard/_fsdp_collectives.py, ``foreach_all_gather``, ``foreach_reduce``)."""
+    own = tuple(shares[index] for index in group.parameters)
+    trained = [share for share in own if share.trainable]
+    travels = reduce_bytes(settings)
+    reduced = sum(share.whole for share in trained)
+    scattered = reduced // ranks
+    return GroupBytes(
+        shares=own,
+        copied=block(sum(share.numel * share.used for share in own if share.kept != share.used)),
+        flat=block(sum(share.whole * share.used for share in own)),
+        gathered=sum(share.gathered_bytes for share in own),
+        reduced=block(reduced * travels),
+        scattered=block(scattered * travels),
+        kept=block(scattered * (trained[0].kept if trained else travels)),
+    )
