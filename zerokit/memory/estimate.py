@@ -1,6 +1,6 @@
-"""Memory of a strategy from a model's profile: activations as traced, DeepSpeed as it allocates.
+"""Memory of a strategy from a model's profile: activations as traced, the engine as it allocates.
 
-Every figure follows from tensor shapes and from DeepSpeed's source, but for the measured ones: those of
+Every figure follows from tensor shapes and from the engine's source, but for the measured ones: those of
 ``card.py`` (around the tensors), ``host.py`` (a process) and ``replay/model_states.py`` (cuBLAS).
 """
 
@@ -9,25 +9,25 @@ from __future__ import annotations
 from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Timeline
-from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings, ZeroSettings, deepspeed
+from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, sequences_of_a_rank, tokens_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.domain.training_settings import TrainingSettings
 from zerokit.memory import card
 from zerokit.memory.adapter_dropout import with_dropout
 from zerokit.memory.components import HostComponent, in_ram, on_nvme
+from zerokit.memory.engines import engine_of
 from zerokit.memory.fused_loss import loss_size, with_loss, with_score_head
-from zerokit.memory.host import activation_copies, host_components
+from zerokit.memory.host import activation_copies
 from zerokit.memory.inference import estimate_serving, serving_traces
 from zerokit.memory.pipeline import can_be_cut, stages
 from zerokit.memory.rank_estimate import Degrees, rank_estimate
 from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
 from zerokit.memory.reference_pass import with_reference
-from zerokit.memory.replay.model_states import flattening_bytes
-from zerokit.memory.replay.partition import partition
-from zerokit.memory.replay.step import RankBytes, rank_bytes
-from zerokit.memory.sequence_parallel import exchange_of, with_exchanges, with_sequence_peers
+from zerokit.memory.replay.step import RankBytes
+from zerokit.memory.sequence_parallel import exchange_of, with_exchanges
 from zerokit.notes import Note
 from zerokit.values import frozen_dataclass, replace
 
@@ -50,7 +50,7 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
     """Whether the profile has what an estimate of this strategy needs."""
     if job.inference:
         return serving_traces(profile, job, strategy) is not None
-    if not replayed(job, strategy):
+    if not replayed(job, strategy) or not engine_of(strategy.settings).knows(profile):
         return False
     usable = usable_trace(profile, job, strategy)
     if usable is None or (strategy.pipeline_parallel > 1 and not can_be_cut(profile, usable[1])):
@@ -59,26 +59,8 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
 
 
 def replayed(job: Job, strategy: Strategy) -> bool:
-    """Whether a trace can serve to estimate training at all: what DeepSpeed does then is replayed."""
-    settings = strategy.settings
-    if strategy.pipeline_parallel > 1 and settings.divides_gradients:
-        return False  # DeepSpeed's pipeline engine has no stage 2 or 3
-    packed = job.packed_base_bytes is not None
-    if packed and (settings.divides_weights or strategy.tensor_parallel > 1):
-        return False  # DeepSpeed divides packed weights otherwise
-    if settings.autocasts and not _autocast_covered(job, strategy):
-        return False
-    return not job.offload_activations or strategy.world_size == strategy.data_parallel
-
-
-def _autocast_covered(job: Job, strategy: Strategy) -> bool:
-    zero = deepspeed(strategy.settings).zero
-    is_alone = strategy.tensor_parallel == strategy.pipeline_parallel == strategy.sequence_parallel == 1
-    if zero.stage == 3:
-        stays = zero.offload_optimizer.device == zero.offload_param.device == "none"
-        return job.packed_base_bytes is None and is_alone and (stays or strategy.data_parallel > 1)
-    is_plain_zero = zero.contiguous_gradients and zero.offload_optimizer.device == "none"
-    return job.method == "full" and is_alone and is_plain_zero
+    """Whether a trace can serve to estimate training at all: what the engine does then is replayed."""
+    return not engine_of(strategy.settings).not_replayed(job, strategy)
 
 
 def usable_trace(
@@ -106,21 +88,6 @@ def usable_trace(
     return variant, trace, ranks
 
 
-@lru_cache(maxsize=2048)
-def _shared_settings(settings: DeepSpeedSettings) -> DeepSpeedSettings:
-    """The settings with all that DeepSpeed's own bytes do not depend on made equal."""
-    zero = settings.zero
-    if zero.stage == 0:  # no buckets
-        zero = replace(zero, reduce_bucket_size=DEFAULT_ZERO.reduce_bucket_size)
-    accumulation = min(settings.gradient_accumulation, 2)
-    return replace(settings, micro_batch=1, gradient_accumulation=accumulation, zero=zero)
-
-
-def _settings_of_replay(strategy: Strategy, cluster: Cluster) -> DeepSpeedSettings:
-    settings = _shared_settings(deepspeed(strategy.settings))
-    return settings if strategy.sequence_parallel == 1 else with_sequence_peers(settings, cluster.gpu)
-
-
 def estimate_traced(
     profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster, *, every_rank: bool = False
 ) -> MemoryEstimate:
@@ -145,19 +112,20 @@ def estimate_traced(
     checkpointed = _checkpointed(profile, job, strategy, usable) if job.defaults.reference else None
     # views of experts, saved without checkpointing, add up over all layers, as does what is never released
     adds_up = reference == "base" or (profile.views and model.checkpointing == "none")
-    if strategy.settings.divides_weights and not adds_up:
-        kept = _layers_kept(model, deepspeed(strategy.settings).zero)
+    engine = engine_of(strategy.settings)
+    kept = None if adds_up else engine.layers_kept(model, strategy.settings)
+    if kept is not None:
         trace = trace.shortened(kept)
         checkpointed = None if checkpointed is None else checkpointed.shortened(kept)
         model = with_score_head(rank_model(profile, variant, trace, *of_job))
     if strategy.pipeline_parallel > 1:
         return _pipeline(model, job, strategy, cluster, every_rank, adapters)
     timeline = timeline_of(model, job, strategy, cluster.gpu, checkpointed)
-    # DeepSpeed's own bytes are the same whatever the activations are
+    # the engine's own bytes are the same whatever the activations are
     events = trace.events(with_gradients=not strategy.settings.divides_weights)
     replayed = _replayed_ranks(
         with_score_head(rank_model(profile, variant, events, *of_job)),
-        _settings_of_replay(strategy, cluster),
+        engine.settings_of_replay(strategy, cluster.gpu),
         Degrees.of(strategy, cluster),
         every_rank,
     )
@@ -253,6 +221,7 @@ def _pipeline(
 ) -> MemoryEstimate:
     """Every stage as a model of its own; ranks in the order of ``PipeModelDataParallelTopology``."""
     settings, tokens = deepspeed(strategy.settings), tokens_of_a_rank(job, strategy)
+    shared = engine_of(settings).settings_of_replay(strategy, cluster.gpu)
     degrees = Degrees.of(strategy, cluster)
     cut, peak = stages(model, strategy.pipeline_parallel), 0
     ranks: list[RankEstimate] = []
@@ -267,7 +236,7 @@ def _pipeline(
             # BF16_Optimizer (runtime/bf16_optimizer.py:191): gradients of all micro-batches in a flat copy
             flat = stage.model.trainable_numel * ElementBytes.of(settings).accumulation
             timeline = timeline.raised(flat)
-        replayed = _replayed_ranks(stage.model, _settings_of_replay(strategy, cluster), degrees, every_rank)
+        replayed = _replayed_ranks(stage.model, shared, degrees, every_rank)
         offset = stage.index * degrees.world_size
         estimates, required = _ranks(replayed, timeline)
         peak = max(peak, required)
@@ -293,22 +262,12 @@ def _pipeline(
     )
 
 
-def _layers_kept(model: RankModel, zero: ZeroSettings) -> int:
-    """Layers at either end of a stack beyond which ZeRO-3 looks neither ahead nor back: what it gathers is
-    decided within the reuse distance, and by how far it has fetched ahead. Each module of a layer fetches
-    another bucket ahead, so that only the live-parameter limit ends it."""
-    smallest = min(model.layer_numel.values(), default=1)
-    ahead = max(zero.max_reuse_distance, zero.max_live_parameters)
-    reach = ahead + zero.prefetch_bucket_size + zero.reduce_bucket_size
-    return 1 << (-(-reach // max(1, smallest)) + 2 - 1).bit_length()  # few values, so that traces are shared
-
-
 @frozen_dataclass(slots=False, eq=False)
 class _Replayed:
     """All that is the same for every micro-batch and sequence length."""
 
     model: RankModel
-    settings: DeepSpeedSettings
+    settings: TrainingSettings
     degrees: Degrees
     every_rank: bool
     ranks: tuple[tuple[int, RankBytes], ...]
@@ -321,32 +280,25 @@ class _Replayed:
 
 @lru_cache(maxsize=4096)
 def _replayed_ranks(
-    model: RankModel, settings: DeepSpeedSettings, degrees: Degrees, every_rank: bool
+    model: RankModel, settings: TrainingSettings, degrees: Degrees, every_rank: bool
 ) -> _Replayed:
-    ranks = degrees.ranks
-    alike = settings.zero.stage in (0, 3)  # every rank holds as much of every parameter
-    every = every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO and not alike
-    listed = range(ranks) if every else _worst_ranks(model, settings, ranks)
-    parts = _host_parts(model, settings, degrees)
+    engine, ranks = engine_of(settings), degrees.ranks
+    every = every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO
+    listed = engine.listed_ranks(model, settings, ranks, every=every)
+    parts = engine.host_parts(model, settings, ranks, degrees.world_size, degrees.room)
     host = in_ram(parts, degrees.per_node)
     return _Replayed(
         model=model,
         settings=settings,
         degrees=degrees,
         every_rank=every_rank,
-        ranks=tuple((r, rank_bytes(model, settings, ranks, r)) for r in listed),
-        flattens_on_gpu=flattening_bytes(model, settings) <= degrees.room,
+        ranks=tuple((r, engine.rank_bytes(model, settings, ranks, r)) for r in listed),
+        flattens_on_gpu=engine.flattening_bytes(model, settings) <= degrees.room,
         host=host,
         host_bytes_per_node=sum(host.values()),
         nvme_bytes_per_node=on_nvme(parts, degrees.per_node),
         assumptions=_assumptions(model.profile, settings, degrees),
     )
-
-
-def _host_parts(model: RankModel, settings: DeepSpeedSettings, degrees: Degrees) -> dict[HostComponent, int]:
-    part = partition(model, 0, degrees.ranks, round_robin=settings.zero.round_robin_gradients)
-    on_cpu = flattening_bytes(model, settings) > degrees.room
-    return host_components(model, settings, part, degrees.ranks, degrees.world_size, flattens_on_cpu=on_cpu)
 
 
 def host_bytes_per_node(profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster) -> int | None:
@@ -358,30 +310,13 @@ def host_bytes_per_node(profile: ModelProfile, job: Job, strategy: Strategy, clu
         return None
     variant, trace, adapters = usable
     model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
-    settings = _settings_of_host(_settings_of_replay(strategy, cluster))
-    return _host_bytes(model, settings, Degrees.of(strategy, cluster))
+    engine, degrees = engine_of(strategy.settings), Degrees.of(strategy, cluster)
+    settings = engine.settings_of_replay(strategy, cluster.gpu)
+    parts = engine.host_parts(model, settings, degrees.ranks, degrees.world_size, degrees.room)
+    return sum(in_ram(parts, degrees.per_node).values())
 
 
-@lru_cache(maxsize=2048)
-def _settings_of_host(settings: DeepSpeedSettings) -> DeepSpeedSettings:
-    """The settings with the sizes of what is only on the GPU made equal."""
-    zero = replace(
-        settings.zero,
-        reduce_bucket_size=DEFAULT_ZERO.reduce_bucket_size,
-        allgather_bucket_size=DEFAULT_ZERO.allgather_bucket_size,
-        prefetch_bucket_size=DEFAULT_ZERO.prefetch_bucket_size,
-        max_reuse_distance=DEFAULT_ZERO.max_reuse_distance,
-        overlap_comm=DEFAULT_ZERO.overlap_comm,
-    )
-    return replace(settings, zero=zero)
-
-
-@lru_cache(maxsize=2048)
-def _host_bytes(model: RankModel, settings: DeepSpeedSettings, degrees: Degrees) -> int:
-    return sum(in_ram(_host_parts(model, settings, degrees), degrees.per_node).values())
-
-
-def _assumptions(profile: ModelProfile, settings: DeepSpeedSettings, degrees: Degrees) -> tuple[Note, ...]:
+def _assumptions(profile: ModelProfile, settings: TrainingSettings, degrees: Degrees) -> tuple[Note, ...]:
     traced = (
         f"activations traced from the model itself (transformers {profile.transformers_version}); "
         "the training loop keeps only the loss of a forward pass"
@@ -393,21 +328,6 @@ def _assumptions(profile: ModelProfile, settings: DeepSpeedSettings, degrees: De
         text += "of q, k, v and context counted" if is_known else "left out: the model's heads are not known"
         notes.append(Note("ulysses-exchanges", text))
     return tuple(notes)
-
-
-@lru_cache(maxsize=256)
-def _worst_ranks(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> tuple[int, ...]:
-    """Ranks that can have the highest peak: partitions differ in the whole parameters they touch.
-
-    The last holds what backward finishes first; the one with the most whole parameters peaks in the step.
-    """
-    if settings.zero.stage in (0, 3) or ranks == 1:
-        return (0,)
-    round_robin = settings.zero.round_robin_gradients
-    heaviest = max(
-        range(ranks), key=lambda rank: partition(model, rank, ranks, round_robin=round_robin).whole
-    )
-    return tuple(sorted({0, heaviest, ranks - 1}))
 
 
 @lru_cache(maxsize=16384)

@@ -7,15 +7,16 @@ from functools import partial
 from typing import NamedTuple
 
 from zerokit.domain.activations import Timeline
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import RankEstimate, Strategy
+from zerokit.domain.training_settings import TrainingSettings
 from zerokit.memory import card
 from zerokit.memory.components import Component, LazyMapping, by_key
+from zerokit.memory.engines import engine_of
 from zerokit.memory.fused_loss import loss_bytes
 from zerokit.memory.overlay import highest, where
 from zerokit.memory.rank_model import RankModel
-from zerokit.memory.replay.step import Instant, RankBytes, compose
+from zerokit.memory.replay.step import Instant, RankBytes
 from zerokit.values import frozen_dataclass
 
 
@@ -57,7 +58,7 @@ class _Replayed(NamedTuple):
     """A rank of ``ranks`` as :func:`rank_estimate` is given it."""
 
     model: RankModel
-    settings: DeepSpeedSettings
+    settings: TrainingSettings
     ranks: int
     timeline: Timeline
     rank: int
@@ -66,7 +67,7 @@ class _Replayed(NamedTuple):
 
 def rank_estimate(
     model: RankModel,
-    settings: DeepSpeedSettings,
+    settings: TrainingSettings,
     ranks: int,
     timeline: Timeline,
     rank: int,
@@ -104,7 +105,8 @@ def _components(
     """What is live at the peak of each phase; sums to it."""
     model, settings = replayed.model, replayed.settings
     instants, losses = _instants(replayed, kinds)
-    composed = compose(model, settings, replayed.ranks, replayed.rank, {**instants, "step": None})
+    wanted = {**instants, "step": None}
+    composed = engine_of(settings).compose(model, settings, replayed.ranks, replayed.rank, wanted)
     frozen = model.frozen_bytes(settings.parameter_bytes)
     for phase, parts in composed.items():
         if not settings.divides_weights and frozen and Component.PARAMETERS in parts:

@@ -55,12 +55,12 @@ class Share:
 
     @property
     def kept_bytes(self) -> int:
-        """Of the chunk between steps."""
+        """Bytes of the chunk between steps."""
         return block(self.numel * self.kept)
 
     @property
     def gathered_bytes(self) -> int:
-        """Of the gathered parameter."""
+        """Bytes of the gathered parameter."""
         return block(self.whole * self.used)
 
 
@@ -190,12 +190,12 @@ class GroupBytes:
 
 
 def reduce_bytes(settings: Fsdp2Settings) -> int:
-    """Of an element of a gradient that travels."""
+    """Bytes of an element of a gradient that travels."""
     return DTYPE_BYTES[settings.reduce_dtype] if settings.reduce_dtype else settings.parameter_bytes
 
 
 def bytes_of(group: Group, shares: tuple[Share, ...], settings: Fsdp2Settings, ranks: int) -> GroupBytes:
-    """Of one group (fsdp/_fully_shard/_fsdp_collectives.py, ``foreach_all_gather``, ``foreach_reduce``)."""
+    """Bytes of one group (``foreach_all_gather``, ``foreach_reduce`` of _fsdp_collectives.py)."""
     own = tuple(shares[index] for index in group.parameters)
     trained = [share for share in own if share.trainable]
     travels = reduce_bytes(settings)

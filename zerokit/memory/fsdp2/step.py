@@ -22,8 +22,8 @@ def shard_ranks(settings: Fsdp2Settings, ranks: int) -> int:
 
 
 def state_bytes(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
-    """Of the optimizer's states, in the dtype of the shards, with the step counters that a fused Adam keeps
-    on the GPU (torch/optim/adamw.py)."""
+    """Bytes of the optimizer's states, in the dtype of the shards; a fused Adam keeps its step counters on
+    the GPU too (torch/optim/adamw.py)."""
     trained = [share for share in shares_of(model, settings, ranks) if share.trainable]
     fused = "adam" in optimizer_name(settings) and not settings.torch_adam
     counters = len(trained) * block(4) if fused else 0

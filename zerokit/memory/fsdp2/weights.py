@@ -135,7 +135,7 @@ class Weights:
             self.ledger.add(Component.GATHER_BUFFERS, -state.bytes.flat)
 
     def _convert(self, sizes: GroupBytes) -> None:
-        """Of one rank alone: each share is converted, then copied; the one before is held until then."""
+        """Gather on one rank alone: each share is converted and copied, and held until the next one is."""
         before = 0
         for share in sizes.shares:
             moved = block(share.numel * share.kept) if self.settings.offload else 0

@@ -1,0 +1,114 @@
+"""FSDP2 as its users call it: ``fully_sharded.py CONFIG.json [options]``, started by torchrun.
+
+A plain loop that shards the decoder layers and the model, or with ``--accelerate`` Accelerate's plugin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.parallelism_config import ParallelismConfig
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM
+
+parser = argparse.ArgumentParser()
+parser.add_argument("config")
+parser.add_argument("--accelerate", action="store_true")
+parser.add_argument("--batch", type=int, default=1)
+parser.add_argument("--tokens", type=int, default=512)
+parser.add_argument("--accumulation", type=int, default=1)
+parser.add_argument("--lora", type=int, default=0)
+parser.add_argument("--replicas", type=int, default=1)
+parser.add_argument("--dtype", default="float32", help="in which the model is loaded")
+parser.add_argument("--fp32", action="store_true", help="no mixed precision")
+parser.add_argument("--reduce", help="dtype in which gradients travel")
+parser.add_argument("--checkpointing", action="store_true")
+parser.add_argument("--keep-gathered", action="store_true", help="reshard_after_forward=False")
+parser.add_argument("--offload", action="store_true")
+parser.add_argument("--foreach", action="store_true", help="torch's AdamW on lists, not its fused kernel")
+args = parser.parse_args()
+
+config = AutoConfig.for_model(**json.loads(Path(args.config).read_text()))
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
+if args.lora:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(model, LoraConfig(r=args.lora, target_modules="all-linear"))
+    if args.checkpointing:
+        model.enable_input_require_grads()
+
+
+def optimizer_of(trained: torch.nn.Module) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=not args.foreach, foreach=args.foreach)
+
+
+accelerator = None
+if args.accelerate:
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        reshard_after_forward=not args.keep_gathered,
+        cpu_offload=args.offload,
+        activation_checkpointing=args.checkpointing,
+        state_dict_type="SHARDED_STATE_DICT",
+    )
+    ranks = int(os.environ["WORLD_SIZE"])
+    hybrid = ParallelismConfig(dp_replicate_size=args.replicas, dp_shard_size=ranks // args.replicas)
+    accelerator = Accelerator(
+        mixed_precision="no" if args.fp32 else "bf16",
+        gradient_accumulation_steps=args.accumulation,
+        fsdp_plugin=plugin,
+        parallelism_config=hybrid if args.replicas > 1 else None,
+    )
+    model, optimizer = accelerator.prepare(model, optimizer_of(model))
+else:
+    dist.init_process_group("nccl")
+    shape: tuple[int, ...] = (dist.get_world_size() // args.replicas,)
+    shape = (args.replicas, *shape) if args.replicas > 1 else shape
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if args.fp32 else torch.bfloat16,
+        reduce_dtype=getattr(torch, args.reduce) if args.reduce else None,
+    )
+    options = {
+        "mesh": init_device_mesh("cuda", shape, mesh_dim_names=("replicas", "shards")[-len(shape) :]),
+        "mp_policy": policy,
+        "reshard_after_forward": not args.keep_gathered,
+        "offload_policy": CPUOffloadPolicy() if args.offload else OffloadPolicy(),
+    }
+    if args.checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    base = model.get_base_model() if args.lora else model
+    stack = base.base_model.h if hasattr(base.base_model, "h") else base.base_model.layers
+    for layer in stack:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    optimizer = optimizer_of(model)
+
+model.train()
+for _ in range(4):
+    for micro_step in range(args.accumulation):
+        if accelerator is None:
+            model.set_requires_gradient_sync(micro_step == args.accumulation - 1)
+        with contextlib.nullcontext() if accelerator is None else accelerator.accumulate(model):
+            ids = torch.randint(0, config.vocab_size, (args.batch, args.tokens)).cuda()
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            if accelerator is None:
+                loss.backward()
+            else:
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            del loss
+    if accelerator is None:
+        optimizer.step()
+        optimizer.zero_grad()

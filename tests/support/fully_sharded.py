@@ -1,0 +1,102 @@
+"""Rehearsals of ``tests/rehearsal/scripts/fully_sharded.py``: what FSDP2 itself allocates."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from zerokit.catalog import gpus
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job, Lora
+from zerokit.domain.profile import Variant
+from zerokit.domain.strategy import Strategy
+
+GPU = "h100-sxm-80gb"
+ALLOCATOR = "expandable_segments:True"
+"""Without, a block keeps a remainder of up to 1 MiB, which no replay counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model of the catalogue, ranks, and the script's options."""
+
+    model: str
+    ranks: int
+    options: str = ""
+
+    def value(self, option: str, default: str) -> str:
+        """What the options say after one of them."""
+        words = shlex.split(self.options)
+        return words[words.index(option) + 1] if option in words else default
+
+    @property
+    def job(self) -> Job:
+        """What is trained."""
+        lora = int(self.value("--lora", "0"))
+        tokens = int(self.value("--tokens", "512"))
+        if lora:
+            return Job(seq_len=tokens, method="lora", lora=Lora(rank=lora, targets=("all-linear",)))
+        return Job(seq_len=tokens)
+
+    @property
+    def variant(self) -> Variant:
+        """Whose trace it takes."""
+        return Variant.of(self.job, self.strategy)
+
+    @property
+    def strategy(self) -> Strategy:
+        """How."""
+        checkpointing = "full" if "--checkpointing" in self.options else "none"
+        return Strategy(settings=self.fsdp2, data_parallel=self.ranks, checkpointing=checkpointing)
+
+    @property
+    def fsdp2(self) -> Fsdp2Settings:
+        """Its settings."""
+        narrow = "--dtype bfloat16" in self.options and "--lora" not in self.options
+        return Fsdp2Settings(
+            precision="fp32" if "--fp32" in self.options and not narrow else "bf16",
+            micro_batch=int(self.value("--batch", "1")),
+            gradient_accumulation=int(self.value("--accumulation", "1")),
+            torch_adam="--foreach" in self.options,
+            reshard_after_forward="--keep-gathered" not in self.options,
+            replicas=int(self.value("--replicas", "1")),
+            offload="--offload" in self.options,
+            reduce_dtype=self.value("--reduce", "") or None,
+            master_bytes=2 if narrow else 4,
+            wrapping="accelerate" if "--accelerate" in self.options else "layers",
+        )
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where."""
+        return Cluster(gpu=gpus.load(GPU), gpus=self.ranks)
+
+
+PHASES = ("init", "forward", "backward", "step")
+CASES: dict[Case, tuple[int, int, int, int]] = {
+    Case("llama-3.2-1b", 2, "--accelerate --tokens 2048"):
+        (3_522_311_168, 14_351_101_440, 14_754_778_624, 9_953_716_736),
+    Case("llama-3.2-1b", 4, "--accelerate --tokens 2048 --checkpointing --batch 2 --foreach"):
+        (2_286_496_768, 10_011_103_744, 10_940_068_352, 6_246_215_168),
+    Case("llama-3.2-1b", 4, "--tokens 1024 --accumulation 3"):
+        (2_286_496_768, 10_004_272_640, 10_266_932_224, 5_010_450_432),
+    Case("llama-3.2-1b", 2, "--tokens 1024 --fp32"):
+        (3_522_311_168, 15_489_699_328, 16_181_791_744, 9_953_708_032),
+    Case("llama-3.2-1b", 8, "--accelerate --replicas 2 --tokens 1024 --checkpointing"):
+        (2_286_496_768, 5_819_131_392, 7_457_351_168, 5_010_450_944),
+    Case("qwen2.5-0.5b", 4, "--tokens 1024 --dtype bfloat16 --fp32 --batch 4 --checkpointing"):
+        (519_314_944, 7_541_785_600, 8_786_379_264, 1_057_533_952),
+    Case("qwen2.5-0.5b", 3, "--accelerate --tokens 1024 --keep-gathered"):
+        (1_203_682_304, 6_038_607_872, 6_319_915_520, 2_704_835_072),
+    Case("llama-3.1-8b", 8, "--accelerate --tokens 4096 --checkpointing"):
+        (8_217_839_616, 20_677_552_128, 20_677_511_168, 16_127_814_656),
+    Case("llama-3.1-8b", 8, "--tokens 512"):
+        (8_217_840_640, 18_719_100_416, 20_438_886_912, 16_127_785_472),
+    Case("llama-3.1-8b", 8, "--tokens 512 --checkpointing --reduce float32"):
+        (8_217_840_640, 17_192_272_384, 21_906_511_360, 16_127_785_472),
+    Case("mistral-7b-v0.3", 4, "--accelerate --tokens 512 --offload --checkpointing"):
+        (1_207_975_936, 1_510_269_952, 1_996_827_136, 67_114_496),
+}  # fmt: skip
+"""What was rehearsed of rank 0: the most allocated in init, forward, backward and step, in bytes (torch
+2.13.0, transformers 5.23.0, accelerate 1.15.0, peft 0.21.2; all layers, ``zerokit rehearse --whole``)."""

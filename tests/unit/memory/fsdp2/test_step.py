@@ -1,0 +1,78 @@
+"""FSDP2's replay against the library itself: figures of ``tests/support/fully_sharded.py``, which the real
+``fully_shard`` allocated in rehearsals of ``tests/rehearsal/scripts/fully_sharded.py``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.fully_sharded import CASES, PHASES, Case
+from zerokit.catalog import profiles
+from zerokit.domain.profile import ModelProfile
+from zerokit.domain.strategy import RankEstimate
+from zerokit.memory.estimate import covers, estimate_traced, replayed
+from zerokit.memory.fsdp2.groups import groups_of
+from zerokit.memory.rank_model import rank_model
+
+WITHIN = 1e-4
+
+
+def profile_of(name: str) -> ModelProfile:
+    profile = profiles.load(name)
+    assert profile is not None
+    return profile
+
+
+def estimate(case: Case) -> RankEstimate:
+    profile = profile_of(case.model)
+    assert covers(profile, case.job, case.strategy)
+    return estimate_traced(profile, case.job, case.strategy, case.cluster).ranks[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_peaks_are_those_of_the_library(case: Case) -> None:
+    found = estimate(case)
+    assert [found.phases[phase] for phase in PHASES] == pytest.approx(CASES[case], rel=WITHIN)
+    assert found.peak_allocated_bytes == pytest.approx(max(CASES[case]), rel=WITHIN)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_components_sum_to_the_peak_of_each_phase(case: Case) -> None:
+    found = estimate(case)
+    for phase in PHASES:
+        parts = found.phase_components[phase]
+        assert sum(parts.values()) == found.phases[phase]
+        assert min(parts.values()) > 0
+
+
+def test_accelerate_groups_embedding_layers_and_the_tail() -> None:
+    """``fsdp2_prepare_model`` (accelerate/utils/fsdp_utils.py, 1.15): tied weights are in the tail."""
+    for name, around in (
+        ("llama-3.1-8b", [("model.embed_tokens",), ("model.norm", "lm_head")]),
+        ("llama-3.2-1b", [("model.embed_tokens", "model.norm", "lm_head")]),
+    ):
+        profile = profile_of(name)
+        case = Case(name, 2, "--accelerate")
+        trace = profile.traces["sdpa/16/none"][0]
+        model = rank_model(profile, case.variant, trace)
+        groups = groups_of(model, case.fsdp2)
+        layers = [group for group in groups if ".layers." in group.modules[0]]
+        assert len(layers) == profile.hf_config["num_hidden_layers"]
+        assert [group.modules for group in groups[len(layers) : -1]] == around
+        assert groups[-1].parameters == ()  # nothing is left for the root
+
+
+def test_what_was_not_compared_is_refused() -> None:
+    case = Case("llama-3.2-1b", 4, "--accelerate")
+    job, strategy = case.job, case.strategy
+    assert replayed(job, strategy)
+    for refused in (
+        replace(strategy, settings=replace(case.fsdp2, precision="fp16")),
+        replace(strategy, settings=replace(case.fsdp2, optimizer="Adafactor")),
+        replace(strategy, settings=replace(case.fsdp2, replicas=3)),
+        replace(strategy, data_parallel=2, tensor_parallel=2),
+    ):
+        assert not replayed(job, refused)
+    assert not replayed(replace(job, loss="liger"), strategy)
+    assert not covers(profile_of("t5-base"), job, strategy)  # two lists of layers

@@ -1,0 +1,67 @@
+"""The engine that trains, as an estimate sees it: one module for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from zerokit.domain.hardware import Gpu
+from zerokit.domain.job import Job
+from zerokit.domain.profile import ModelProfile
+from zerokit.domain.strategy import Strategy
+from zerokit.domain.training_settings import TrainingSettings
+from zerokit.memory import deepspeed_engine
+from zerokit.memory.components import Component, HostComponent
+from zerokit.memory.fsdp2 import engine as fsdp2_engine
+from zerokit.memory.rank_model import RankModel
+from zerokit.memory.replay.step import Instant, RankBytes
+
+
+class Engine(Protocol):
+    """What an estimate asks; ``ranks``: that share all that is divided."""
+
+    def not_replayed(self, job: Job, strategy: Strategy) -> str:
+        """What of this training is not replayed; empty: all is."""
+
+    def knows(self, profile: ModelProfile) -> bool:
+        """Whether it is known how the engine divides such a model."""
+
+    def settings_of_replay(self, strategy: Strategy, gpu: Gpu) -> TrainingSettings:
+        """The settings with all that the engine's own bytes do not depend on made equal."""
+
+    def layers_kept(self, model: RankModel, settings: TrainingSettings) -> int | None:
+        """Layers at either end of a stack that tell of all; None: every layer counts."""
+
+    def rank_bytes(self, model: RankModel, settings: TrainingSettings, ranks: int, rank: int) -> RankBytes:
+        """One optimizer step of one rank."""
+
+    def compose(
+        self,
+        model: RankModel,
+        settings: TrainingSettings,
+        ranks: int,
+        rank: int,
+        instants: Mapping[str, Instant | None],
+    ) -> dict[str, dict[Component, int]]:
+        """The components at one instant of each phase."""
+
+    def flattening_bytes(self, model: RankModel, settings: TrainingSettings) -> int:
+        """Allocated in init where the card has room for it, and on the host where it has not."""
+
+    def listed_ranks(
+        self, model: RankModel, settings: TrainingSettings, ranks: int, *, every: bool
+    ) -> tuple[int, ...]:
+        """Ranks that can have the highest peak; ``every``: all that differ."""
+
+    def host_parts(
+        self, model: RankModel, settings: TrainingSettings, ranks: int, world_size: int, room: int
+    ) -> dict[HostComponent, int]:
+        """Host bytes of one rank; ``room``: what its card has for tensors during init."""
+
+
+_ENGINES: Mapping[str, Engine] = {"deepspeed": deepspeed_engine, "fsdp2": fsdp2_engine}
+
+
+def engine_of(settings: TrainingSettings) -> Engine:
+    """The one whose settings these are."""
+    return _ENGINES[settings.engine]
