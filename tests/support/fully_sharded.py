@@ -36,7 +36,9 @@ class Case:
         lora = int(self.value("--lora", "0"))
         tokens = int(self.value("--tokens", "512"))
         if lora:
-            return Job(seq_len=tokens, method="lora", lora=Lora(rank=lora, targets=("all-linear",)))
+            return Job(
+                seq_len=tokens, method="lora", lora=Lora(rank=lora, targets=("all-linear",), dropout=0.0)
+            )
         return Job(seq_len=tokens)
 
     @property
@@ -64,6 +66,7 @@ class Case:
             offload="--offload" in self.options,
             reduce_dtype=self.value("--reduce", "") or None,
             master_bytes=2 if narrow else 4,
+            sync_each_batch="--sync-each-batch" in self.options,
             wrapping="accelerate" if "--accelerate" in self.options else "layers",
         )
 
@@ -97,6 +100,24 @@ CASES: dict[Case, tuple[int, int, int, int]] = {
         (8_217_840_640, 17_192_272_384, 21_906_511_360, 16_127_785_472),
     Case("mistral-7b-v0.3", 4, "--accelerate --tokens 512 --offload --checkpointing"):
         (1_207_975_936, 1_510_269_952, 1_996_827_136, 67_114_496),
+    Case("mistral-7b-v0.3", 8, "--accelerate --tokens 512 --accumulation 2 --checkpointing"):
+        (4_697_769_984, 26_878_501_376, 26_748_535_808, 14_563_310_592),
+    Case("mistral-7b-v0.3", 2, "--accelerate --tokens 512 --lora 16 --dtype bfloat16"):
+        (7_869_051_904, 11_815_106_560, 11_496_555_008, 7_650_911_232),
+    Case("qwen2.5-7b", 4, "--accelerate --tokens 1024 --lora 16 --dtype bfloat16 --checkpointing"):
+        (6_028_441_600, 7_963_590_144, 7_177_674_240, 4_038_740_992),
+    Case("qwen3-8b", 8, "--accelerate --tokens 1024 --keep-gathered --checkpointing"):
+        (9_074_055_168, 31_871_594_496, 30_938_083_328, 16_448_904_192),
+    Case("qwen2.5-0.5b", 2, "--accelerate --accumulation 2 --sync-each-batch --tokens 512 --checkpointing"):
+        (1_532_639_744, 5_127_562_752, 5_253_316_096, 4_021_721_088),
+    Case("qwen2.5-0.5b", 4, "--accumulation 2 --sync-each-batch --reduce float32 --replicas 2 --tokens 256"):
+        (1_532_639_744, 5_066_367_488, 5_885_202_944, 4_020_670_464),
+    Case("llama-3.2-1b", 4, "--lora 16 --tokens 1024 --checkpointing --batch 4"):
+        (2_297_768_960, 7_557_767_680, 8_591_597_568, 1_348_160_512),
+    Case("pythia-1.4b", 4, "--accelerate --tokens 512 --checkpointing"):
+        (2_238_844_928, 5_037_572_608, 6_191_555_072, 5_727_951_872),
+    Case("gpt2", 2, "--accelerate --tokens 1024 --batch 4"):
+        (406_419_456, 5_174_805_504, 5_572_269_568, 1_063_791_104),
 }  # fmt: skip
 """What was rehearsed of rank 0: the most allocated in init, forward, backward and step, in bytes (torch
 2.13.0, transformers 5.23.0, accelerate 1.15.0, peft 0.21.2; all layers, ``zerokit rehearse --whole``)."""

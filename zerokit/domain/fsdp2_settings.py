@@ -22,7 +22,10 @@ class Fsdp2Settings(TrainingSettings):
             forward uses them.
         master_bytes: of an element of the sharded weights; 4 where Accelerate upcasts trainable ones.
         wrapping: ``accelerate``: the groups that Accelerate makes (accelerate/utils/fsdp_utils.py,
-            ``fsdp2_prepare_model``); ``layers``: the decoder layers, and the rest in the root.
+            ``fsdp2_prepare_model``, 1.14 and later); ``layers``: decoder layers, and the rest in the root.
+        sync_each_batch: gradients are reduced after every micro-batch, as Accelerate's
+            ``GradientAccumulationPlugin(sync_each_batch=True)`` does; else those of all but the last stay
+            whole (``no_sync``, ``set_requires_gradient_sync(False)``).
     """
 
     engine: ClassVar[str] = "fsdp2"
@@ -32,6 +35,7 @@ class Fsdp2Settings(TrainingSettings):
     reduce_dtype: str | None = None
     master_bytes: int = 4
     wrapping: str = "accelerate"
+    sync_each_batch: bool = False
 
     @property
     def title(self) -> str:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import GradientAccumulationPlugin
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -25,6 +26,7 @@ parser.add_argument("--accelerate", action="store_true")
 parser.add_argument("--batch", type=int, default=1)
 parser.add_argument("--tokens", type=int, default=512)
 parser.add_argument("--accumulation", type=int, default=1)
+parser.add_argument("--sync-each-batch", action="store_true", help="no whole gradients")
 parser.add_argument("--lora", type=int, default=0)
 parser.add_argument("--replicas", type=int, default=1)
 parser.add_argument("--dtype", default="float32", help="in which the model is loaded")
@@ -66,7 +68,9 @@ if args.accelerate:
     hybrid = ParallelismConfig(dp_replicate_size=args.replicas, dp_shard_size=ranks // args.replicas)
     accelerator = Accelerator(
         mixed_precision="no" if args.fp32 else "bf16",
-        gradient_accumulation_steps=args.accumulation,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=args.accumulation, sync_each_batch=args.sync_each_batch
+        ),
         fsdp_plugin=plugin,
         parallelism_config=hybrid if args.replicas > 1 else None,
     )
@@ -98,7 +102,8 @@ model.train()
 for _ in range(4):
     for micro_step in range(args.accumulation):
         if accelerator is None:
-            model.set_requires_gradient_sync(micro_step == args.accumulation - 1)
+            is_last = micro_step == args.accumulation - 1
+            model.set_requires_gradient_sync(is_last or args.sync_each_batch)
         with contextlib.nullcontext() if accelerator is None else accelerator.accumulate(model):
             ids = torch.randint(0, config.vocab_size, (args.batch, args.tokens)).cuda()
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
@@ -106,9 +111,10 @@ for _ in range(4):
                 loss.backward()
             else:
                 accelerator.backward(loss)
+            del loss
+            if accelerator is not None:
                 optimizer.step()
                 optimizer.zero_grad()
-            del loss
     if accelerator is None:
         optimizer.step()
         optimizer.zero_grad()

@@ -25,12 +25,14 @@ class Group:
     """Parameters that travel in one collective (``FSDPParamGroup``).
 
     Attributes:
-        modules: that were handed to one call of ``fully_shard``, in the order in which they run.
-        parameters: their positions in the model.
+        modules: that were handed to one call of ``fully_shard``, in its order; the last is the last to run.
+        first: the one that runs first.
+        parameters: their positions in the model, in the order of the modules.
         reshards: what forward gathered is freed after it.
     """
 
     modules: tuple[str, ...]
+    first: str
     parameters: tuple[int, ...]
     reshards: bool
 
@@ -100,45 +102,44 @@ def stacks_of(parameters: Iterable[Parameter]) -> frozenset[str]:
 def groups_of(model: RankModel, settings: Fsdp2Settings) -> tuple[Group, ...]:
     """The groups as ``fully_shard`` makes them: of every module what no group inside it holds. The root's is
     the last, and may hold nothing."""
-    layers = layers_of(model.parameters)
-    calls: list[tuple[tuple[str, ...], bool]] = [((name,), settings.reshard_after_forward) for name in layers]
+    calls: list[tuple[tuple[str, ...], bool]] = []
+    for name in layers_of(model.parameters):
+        calls.append(((name,), settings.reshard_after_forward))
+    embedding, head = embeddings_of(model)
     if settings.wrapping == "accelerate":
-        calls += _around_layers(model, settings)
+        calls += _around_layers(model, settings, embedding, head)
     taken: set[int] = set()
     groups = []
     for modules, reshards in calls:
-        own = tuple(index for index in _inside(model, modules) if index not in taken)
+        own = [index for module in modules for index in _inside(model, module)]
+        own = [index for index in dict.fromkeys(own) if index not in taken]
         taken |= set(own)
-        groups.append(Group(modules=modules, parameters=own, reshards=reshards))
+        first = embedding if embedding in modules else modules[0]
+        groups.append(Group(modules=modules, first=first or "", parameters=tuple(own), reshards=reshards))
     rest = tuple(index for index in range(len(model.parameters)) if index not in taken)
-    return (*groups, Group(modules=("",), parameters=rest, reshards=False))
+    return (*groups, Group(modules=("",), first="", parameters=rest, reshards=False))
 
 
-def _inside(model: RankModel, modules: Iterable[str]) -> Iterator[int]:
-    prefixes = tuple(f"{module}." for module in modules)
+def _inside(model: RankModel, module: str) -> Iterator[int]:
+    aliases = {name: alias for alias, name in model.profile.ties.items()}
     for index, parameter in enumerate(model.parameters):
-        names = [
-            parameter.name,
-            *(alias for alias, name in model.profile.ties.items() if name == parameter.name),
-        ]
-        if any(name.startswith(prefixes) for name in names):
+        names = (parameter.name, aliases.get(parameter.name, ""))
+        if any(name.startswith(f"{module}.") for name in names):
             yield index
 
 
-def _around_layers(model: RankModel, settings: Fsdp2Settings) -> Iterator[tuple[tuple[str, ...], bool]]:
+def _around_layers(
+    model: RankModel, settings: Fsdp2Settings, embedding: str | None, head: str | None
+) -> Iterator[tuple[tuple[str, ...], bool]]:
     """The input embedding by itself, and final norm and head together, gathered to the end of backward
     (``fsdp2_prepare_model``, accelerate/utils/fsdp_utils.py:741, 1.15): tied ones all three."""
-    embedding, head = embeddings_of(model)
-    tied = (
-        embedding is not None and embedding == model.profile.ties.get(f"{head}.weight", "").rpartition(".")[0]
-    )
+    tied = f"{embedding}.weight" == model.profile.ties.get(f"{head}.weight")
     if embedding is not None and not tied:
         yield (embedding,), settings.reshard_after_forward
-    norm = _final_norm(model)
-    wanted = (embedding if tied else None, norm, head)  # in the order in which they run
-    tail = tuple(module for module in wanted if module is not None)
-    if tail:
-        yield tail, False
+    tail = (_final_norm(model), embedding if tied else None, head)
+    modules = tuple(module for module in tail if module is not None)
+    if modules:
+        yield modules, False
 
 
 def embeddings_of(model: RankModel) -> tuple[str | None, str | None]:

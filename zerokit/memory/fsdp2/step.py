@@ -58,7 +58,7 @@ def init_peak(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
         divided = [share.kept_bytes for share in own]
         most = max(most, level + whole + (max(divided, default=0) if settings.offload else sum(divided)))
         level += 0 if settings.offload else sum(divided)
-        if settings.wrapping == "accelerate" and group.modules[0] in embeddings_of(model):
+        if settings.wrapping == "accelerate" and group.first in embeddings_of(model):
             level += whole
     return most
 
@@ -128,7 +128,7 @@ class _Replay:
 
 def micro_step_kinds(settings: Fsdp2Settings) -> list[bool]:
     """Whether gradients are reduced in each of the micro-steps that differ."""
-    return [True] if settings.gradient_accumulation == 1 else [False, True]
+    return [True] if settings.gradient_accumulation == 1 else [settings.sync_each_batch, True]
 
 
 @lru_cache(maxsize=1024)

@@ -39,6 +39,7 @@ class _State:
     made: int = 0  # gradients of this backward pass, as autograd made them, in bytes
     whole: int = 0  # gradients of earlier micro-batches that were not reduced, in bytes
     held_in_all_reduce: int = 0
+    has_share: bool = False  # of the gradients of an earlier micro-batch
 
 
 class Weights:
@@ -63,7 +64,7 @@ class Weights:
             share.name: (state, share) for state in self.states for share in state.bytes.shares
         }
         # ``all_states``: the root, then in the order of named_modules (_fsdp_state.py:205)
-        by_position = sorted(self.states, key=lambda state: state.group.parameters[0])
+        by_position = sorted(self.states, key=lambda state: min(state.group.parameters))
         self.in_order = sorted(by_position, key=lambda state: state.group.modules != ("",))
         self.order: list[_State] = []  # of the forward passes that ended
         self.last_gather = 0  # bytes of the buffer that is held until the next copy-out
@@ -167,7 +168,7 @@ class Weights:
             return
         if kind == "bwd_pre" and name == state.group.modules[-1]:
             self._before_backward(state)
-        elif kind == "bwd_post" and name == state.group.modules[0]:
+        elif kind == "bwd_post" and name == state.group.first:
             self._after_backward(state, reduces=reduces)
 
     def _before_backward(self, state: _State) -> None:
@@ -226,28 +227,31 @@ class Weights:
         state.made = 0
 
     def _reduce(self, state: _State) -> None:
-        """``foreach_reduce``: whole gradients into one buffer, the rank's share of their mean out of it."""
+        """``foreach_reduce``: whole gradients into one buffer, the rank's share of their mean out of it. A
+        local holds the last gradient until the end where there are several ranks (``unsharded_grad``)."""
         sizes, ledger = state.bytes, self.ledger
         ledger.add(Component.REDUCE_COPY, sizes.reduced)
         self.reduction_input = sizes.reduced
-        self._drop_gradients(state)
-        ledger.add(Component.GRADIENTS, -state.whole)
-        state.whole = 0
+        last = [share for share in sizes.shares if share.trainable][-1]
+        element_bytes = reduce_bytes(self.settings) if state.whole else last.used
+        held = block(last.size * element_bytes) if self.ranks > 1 else 0
+        ledger.add(Component.GRADIENTS, held - state.made - state.whole)
+        state.made = state.whole = 0
         ledger.add(Component.GRADIENT_PARTITION, sizes.scattered)
-        if sizes.kept == sizes.scattered:
-            kept = sizes.scattered
-        else:
-            kept = sizes.kept
-            ledger.add(Component.GRADIENT_PARTITION, kept)
-            # what was reduced over replicas is held to the end of backward (``AllReduceState``)
-            if self.settings.replicas > 1:
-                state.held_in_all_reduce = sizes.scattered
-            else:
-                ledger.add(Component.GRADIENT_PARTITION, -sizes.scattered)
-        if self.settings.offload or self._adds_to_shares:
-            ledger.add(Component.GRADIENT_PARTITION, -kept)
-
-    _adds_to_shares = False
+        is_converted = sizes.kept != sizes.scattered
+        ledger.add(Component.GRADIENT_PARTITION, sizes.kept if is_converted else 0)
+        goes = self.settings.offload or state.has_share  # copied to the CPU, or added to what is there
+        freed = sizes.scattered if is_converted else 0
+        if (
+            self.settings.replicas > 1
+        ):  # what they reduced is held to the end of backward (``AllReduceState``)
+            state.held_in_all_reduce = sizes.scattered if is_converted or goes else 0
+            freed = 0
+        ledger.add(Component.GRADIENTS, -held)
+        ledger.add(Component.GRADIENT_PARTITION, -freed)
+        if goes and (is_converted or self.settings.replicas == 1):
+            ledger.add(Component.GRADIENT_PARTITION, -sizes.kept)
+        state.has_share = True
 
     def end_of_backward(self, *, reduces: bool) -> None:
         """``_root_post_backward_final_callback``: what no hook has reduced."""
@@ -269,3 +273,5 @@ class Weights:
     def zero_grad(self) -> None:
         """After the optimizer's step."""
         self.ledger.set(Component.GRADIENT_PARTITION, 0)
+        for state in self.states:
+            state.has_share = False
