@@ -13,11 +13,13 @@ from zerokit.domain.strategy import Strategy
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.memory.components import Component, HostComponent
 from zerokit.memory.host import host_components
-from zerokit.memory.rank_model import RankModel
+from zerokit.memory.rank_model import ElementBytes, RankModel
 from zerokit.memory.replay import step
 from zerokit.memory.replay.model_states import flattening_bytes as flattening_of
+from zerokit.memory.replay.optimizers import least_state_bytes
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.sequence_parallel import with_sequence_peers
+from zerokit.notes import Note
 from zerokit.values import replace
 
 
@@ -79,6 +81,12 @@ def knows(profile: ModelProfile) -> bool:
     """True: DeepSpeed takes modules as they are."""
     del profile
     return True
+
+
+def assumptions(settings: TrainingSettings) -> tuple[Note, ...]:
+    """Nothing that every estimate of DeepSpeed takes for granted."""
+    del settings
+    return ()
 
 
 def layers_kept(model: RankModel, settings: TrainingSettings) -> int | None:
@@ -149,3 +157,38 @@ def _host_parts(
     part = partition(model, 0, ranks, round_robin=settings.zero.round_robin_gradients)
     on_cpu = flattening_of(model, settings) > room
     return host_components(model, settings, part, ranks, world_size, flattens_on_cpu=on_cpu)
+
+
+def least_bytes(model: RankModel, settings: TrainingSettings, ranks: int) -> tuple[int, int]:
+    """(bytes at every instant of a step, gradients at its end), without any rounding."""
+    own = deepspeed(settings)
+    zero, element_bytes = own.zero, ElementBytes.of(own)
+    trainable, frozen = model.trainable_numel, model.frozen_bytes(element_bytes.parameter)
+    optimizer = least_state_bytes(own)
+    if element_bytes.parameter != element_bytes.master:
+        optimizer += element_bytes.master
+    if zero.stage == 3:
+        size = 0
+        if zero.offload_param.device == "none":
+            size += (trainable * element_bytes.parameter + frozen) // ranks
+        if zero.offload_optimizer.device == "none":
+            size += trainable * (optimizer + element_bytes.accumulation) // ranks
+        return size, 0
+    size = trainable * element_bytes.parameter + frozen
+    if zero.stage == 0 or zero.offload_optimizer.device == "none":
+        size += trainable * optimizer // (1 if zero.stage == 0 else ranks)
+    is_whole = zero.stage == 0 or (
+        zero.stage == 1 and zero.offload_optimizer.device == "none" and not releases_gradients(own)
+    )
+    return size, trainable * element_bytes.parameter if is_whole else 0
+
+
+def releases_gradients(settings: DeepSpeedSettings) -> bool:
+    """Whether ZeRO-1 moves each gradient into its bucket as it comes, so that they are never all there.
+
+    With ``overlap_comm`` it does in the last micro-step (``stage_1_and_2.py:713``, 0.19.8); earlier ones add
+    up whole gradients, and so does an fp32 accumulation of a 16-bit model.
+    """
+    zero = settings.zero
+    is_moved = zero.stage == 1 and bool(zero.overlap_comm) and zero.contiguous_gradients
+    return is_moved and settings.gradient_accumulation == 1 and not ElementBytes.of(settings).compact

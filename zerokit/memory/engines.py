@@ -15,6 +15,7 @@ from zerokit.memory.components import Component, HostComponent
 from zerokit.memory.fsdp2 import engine as fsdp2_engine
 from zerokit.memory.rank_model import RankModel
 from zerokit.memory.replay.step import Instant, RankBytes
+from zerokit.notes import Note
 
 
 class Engine(Protocol):
@@ -57,6 +58,12 @@ class Engine(Protocol):
         self, model: RankModel, settings: TrainingSettings, ranks: int, world_size: int, room: int
     ) -> dict[HostComponent, int]:
         """Host bytes of one rank; ``room``: what its card has for tensors during init."""
+
+    def least_bytes(self, model: RankModel, settings: TrainingSettings, ranks: int) -> tuple[int, int]:
+        """(bytes at every instant of a step, gradients at its end), without any rounding."""
+
+    def assumptions(self, settings: TrainingSettings) -> tuple[Note, ...]:
+        """What estimates take for granted of how the script calls the engine."""
 
 
 _ENGINES: Mapping[str, Engine] = {"deepspeed": deepspeed_engine, "fsdp2": fsdp2_engine}

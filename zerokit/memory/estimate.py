@@ -60,7 +60,12 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
 
 def replayed(job: Job, strategy: Strategy) -> bool:
     """Whether a trace can serve to estimate training at all: what the engine does then is replayed."""
-    return not engine_of(strategy.settings).not_replayed(job, strategy)
+    return not not_replayed(job, strategy)
+
+
+def not_replayed(job: Job, strategy: Strategy) -> str:
+    """What of this training the replay of its engine does not know; empty: it knows all."""
+    return engine_of(strategy.settings).not_replayed(job, strategy)
 
 
 def usable_trace(
@@ -321,7 +326,7 @@ def _assumptions(profile: ModelProfile, settings: TrainingSettings, degrees: Deg
         f"activations traced from the model itself (transformers {profile.transformers_version}); "
         "the training loop keeps only the loss of a forward pass"
     )
-    notes = [Note("traced", traced, "given")]
+    notes = [Note("traced", traced, "given"), *engine_of(settings).assumptions(settings)]
     if degrees.sequence_parallel > 1:
         is_known = exchange_of(profile, degrees.sequence_parallel, settings) is not None
         text = "sequence parallel: activations of the sequence's share, Ulysses' exchanges "

@@ -9,16 +9,16 @@ from __future__ import annotations
 from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, evaluate
-from zerokit.domain.deepspeed_settings import DeepSpeedSettings, deepspeed
+from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import Strategy
 from zerokit.memory import card
+from zerokit.memory.engines import engine_of
 from zerokit.memory.estimate import usable_trace
 from zerokit.memory.inference import estimate_serving
-from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
-from zerokit.memory.replay.optimizers import least_state_bytes
+from zerokit.memory.rank_model import rank_model
 
 
 def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster) -> int:
@@ -36,7 +36,7 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
     variant, trace, adapters = usable
     model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
     ranks = strategy.zero_ranks
-    states, gradients = _states(model, deepspeed(strategy.settings), ranks)
+    states, gradients = engine_of(strategy.settings).least_bytes(model, strategy.settings, ranks)
     activations = _activation_peak(
         trace, strategy.settings.micro_batch, tokens, with_head=job.loss == "standard"
     )
@@ -63,29 +63,6 @@ def _activation_peak(trace: ActivationTrace, micro_batch: int, tokens: int, *, w
     return int(peak)
 
 
-def _states(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> tuple[int, int]:
-    """(bytes at every instant of a step, gradients at its end), without any rounding."""
-    zero, element_bytes = settings.zero, ElementBytes.of(settings)
-    trainable, frozen = model.trainable_numel, model.frozen_bytes(element_bytes.parameter)
-    optimizer = least_state_bytes(settings)
-    if element_bytes.parameter != element_bytes.master:
-        optimizer += element_bytes.master
-    if zero.stage == 3:
-        size = 0
-        if zero.offload_param.device == "none":
-            size += (trainable * element_bytes.parameter + frozen) // ranks
-        if zero.offload_optimizer.device == "none":
-            size += trainable * (optimizer + element_bytes.accumulation) // ranks
-        return size, 0
-    size = trainable * element_bytes.parameter + frozen
-    if zero.stage == 0 or zero.offload_optimizer.device == "none":
-        size += trainable * optimizer // (1 if zero.stage == 0 else ranks)
-    is_whole = zero.stage == 0 or (
-        zero.stage == 1 and zero.offload_optimizer.device == "none" and not releases_gradients(settings)
-    )
-    return size, trainable * element_bytes.parameter if is_whole else 0
-
-
 def bytes_of_order(settings: DeepSpeedSettings, trainable: int) -> int:
     """The most that another order of work can save.
 
@@ -94,14 +71,3 @@ def bytes_of_order(settings: DeepSpeedSettings, trainable: int) -> int:
     """
     elements = 2 * settings.zero.max_live_parameters if settings.divides_weights else trainable
     return elements * settings.parameter_bytes
-
-
-def releases_gradients(settings: DeepSpeedSettings) -> bool:
-    """Whether ZeRO-1 moves each gradient into its bucket as it comes, so that they are never all there.
-
-    With ``overlap_comm`` it does in the last micro-step (``stage_1_and_2.py:713``, 0.19.8); earlier ones add
-    up whole gradients, and so does an fp32 accumulation of a 16-bit model.
-    """
-    zero = settings.zero
-    is_moved = zero.stage == 1 and bool(zero.overlap_comm) and zero.contiguous_gradients
-    return is_moved and settings.gradient_accumulation == 1 and not ElementBytes.of(settings).compact

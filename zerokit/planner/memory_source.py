@@ -25,7 +25,13 @@ from zerokit.fields import plainly as plainly
 from zerokit.fields import silent as silent
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.components import Component
-from zerokit.memory.estimate import covers, estimate_traced, host_bytes_per_node, replayed
+from zerokit.memory.estimate import (
+    covers,
+    estimate_traced,
+    host_bytes_per_node,
+    not_replayed,
+    replayed,
+)
 from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.memory.quantised_load import not_packed_note
@@ -293,6 +299,12 @@ class Model:
             why = next(iter(self.source.notes.values()), "its layers could not be traced")
             raise MemoryUnknown(
                 f"⟨offload_activations⟩: {self.source.name}: {why}; `zerokit rehearse` runs the script"
+            )
+        if strategy.engine != "deepspeed":
+            unknown = not_replayed(job, strategy) or "this model, or it could not be traced"
+            raise MemoryUnknown(
+                f"⟨model⟩ {self.source.name}: memory of {strategy.settings.title} is not modelled for "
+                f"{unknown}; `zerokit rehearse` runs the script"
             )
         if not self.source.closed_form:
             is_searched = self.source.trace == "some" and strategy.tensor_parallel > 1

@@ -23,7 +23,8 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.card import EXPANDABLE_BYTES
-from zerokit.memory.lower_bound import bytes_of_order, releases_gradients
+from zerokit.memory.deepspeed_engine import releases_gradients
+from zerokit.memory.lower_bound import bytes_of_order
 from zerokit.rules import first_violation
 from zerokit.search.space import (
     Knobs,

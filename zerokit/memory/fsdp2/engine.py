@@ -17,6 +17,7 @@ from zerokit.memory.fsdp2.groups import shares_of, stacks_of
 from zerokit.memory.host import pinned, process_bytes
 from zerokit.memory.rank_model import RankModel
 from zerokit.memory.replay.step import Instant, RankBytes
+from zerokit.notes import Note
 from zerokit.values import replace
 
 REPLAYED_OPTIMIZERS = ("adam", "adamw", "sgd")
@@ -57,6 +58,33 @@ def settings_of_replay(strategy: Strategy, gpu: Gpu) -> Fsdp2Settings:
     """The settings with all that FSDP2's own bytes do not depend on made equal; ``gpu`` changes nothing."""
     del gpu
     return _shared_settings(fsdp2(strategy.settings))
+
+
+def assumptions(settings: TrainingSettings) -> tuple[Note, ...]:
+    """Which parameters travel together, and what an accumulated gradient is."""
+    own = fsdp2(settings)
+    if own.wrapping == "accelerate":
+        words = "as Accelerate 1.14 and later shard it: every decoder layer, the input embedding, final norm "
+        words += "and head together; older ones leave all but the layers in one group"
+    else:
+        words = "as a plain loop shards it: every decoder layer, and the model around them"
+    notes = [Note("fsdp2-groups", f"weights are gathered {words}")]
+    if own.gradient_accumulation > 1 and not own.sync_each_batch:
+        words = "gradients of all but the last micro-batch stay whole on every GPU (no_sync): "
+        words += "GradientAccumulationPlugin(sync_each_batch=True) divides them"
+        notes.append(Note("whole-gradients", words))
+    return tuple(notes)
+
+
+def least_bytes(model: RankModel, settings: TrainingSettings, ranks: int) -> tuple[int, int]:
+    """(bytes at every instant of a step, gradients at its end)."""
+    own = fsdp2(settings)
+    if own.offload:
+        return 0, 0
+    shares = shares_of(model, own, step.shard_ranks(own, ranks))
+    states = step.state_bytes(model, own, step.shard_ranks(own, ranks))
+    gradients = sum(share.kept_bytes for share in shares if share.trainable)
+    return sum(share.kept_bytes for share in shares) + states, gradients
 
 
 def layers_kept(model: RankModel, settings: TrainingSettings) -> int | None:

@@ -11,8 +11,9 @@ from tests.support.fully_sharded import CASES, PHASES, Case
 from zerokit.catalog import profiles
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import RankEstimate
-from zerokit.memory.estimate import covers, estimate_traced, replayed
+from zerokit.memory.estimate import covers, estimate_traced, not_replayed, replayed
 from zerokit.memory.fsdp2.groups import groups_of
+from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.memory.rank_model import rank_model
 
 WITHIN = 1e-4
@@ -46,11 +47,18 @@ def test_components_sum_to_the_peak_of_each_phase(case: Case) -> None:
         assert min(parts.values()) > 0
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_estimate_is_below_its_bound(case: Case) -> None:
+    profile = profile_of(case.model)
+    estimated = estimate_traced(profile, case.job, case.strategy, case.cluster)
+    assert least_vram_bytes(profile, case.job, case.strategy, case.cluster) <= estimated.min_vram_bytes
+
+
 def test_accelerate_groups_embedding_layers_and_the_tail() -> None:
     """``fsdp2_prepare_model`` (accelerate/utils/fsdp_utils.py, 1.15): tied weights are in the tail."""
     for name, around in (
         ("llama-3.1-8b", [("model.embed_tokens",), ("model.norm", "lm_head")]),
-        ("llama-3.2-1b", [("model.embed_tokens", "model.norm", "lm_head")]),
+        ("llama-3.2-1b", [("model.norm", "model.embed_tokens", "lm_head")]),
     ):
         profile = profile_of(name)
         case = Case(name, 2, "--accelerate")
@@ -61,6 +69,15 @@ def test_accelerate_groups_embedding_layers_and_the_tail() -> None:
         assert len(layers) == profile.hf_config["num_hidden_layers"]
         assert [group.modules for group in groups[len(layers) : -1]] == around
         assert groups[-1].parameters == ()  # nothing is left for the root
+
+
+def test_notes_say_what_is_taken_for_granted() -> None:
+    case = Case("llama-3.2-1b", 4, "--accelerate --accumulation 2")
+    notes = estimate_traced(profile_of(case.model), case.job, case.strategy, case.cluster).assumptions
+    assert {"fsdp2-groups", "whole-gradients"} <= {note.id for note in notes}
+    divided = Case("llama-3.2-1b", 4, "--accumulation 2 --sync-each-batch")
+    notes = estimate_traced(profile_of(case.model), case.job, divided.strategy, case.cluster).assumptions
+    assert "whole-gradients" not in {note.id for note in notes}
 
 
 def test_what_was_not_compared_is_refused() -> None:
@@ -75,4 +92,7 @@ def test_what_was_not_compared_is_refused() -> None:
     ):
         assert not replayed(job, refused)
     assert not replayed(replace(job, loss="liger"), strategy)
+    assert not_replayed(job, replace(strategy, settings=replace(case.fsdp2, precision="fp16"))) == (
+        "precision fp16"
+    )
     assert not covers(profile_of("t5-base"), job, strategy)  # two lists of layers
