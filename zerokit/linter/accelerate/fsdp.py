@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.linter.accelerate.keys import LAUNCH, TRUTH_WORDS, fsdp_version, key_list
+from zerokit.domain.fsdp2_config import fsdp_version, is_true
+from zerokit.linter.accelerate.keys import LAUNCH, TRUTH_WORDS, key_list
 from zerokit.linter.finding import Finding, Row, meant
 from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document
@@ -181,8 +182,8 @@ def _wrapping(
     document: Document, block: Mapping[str, Any], version: int, model_code: str | None
 ) -> Iterator[Finding]:
     """What becomes of the model's layers: a unit is gathered whole, so that nothing is saved with one."""
-    checkpointing = _is_true(_get(block, "activation_checkpointing"))
-    if _is_true(_get(block, "activation_checkpointing_offload")) and not (checkpointing and version == 2):
+    checkpointing = is_true(_get(block, "activation_checkpointing"))
+    if is_true(_get(block, "activation_checkpointing_offload")) and not (checkpointing and version == 2):
         yield _FSDP_OFFLOAD_ALONE.at(document, (*_PATH, "fsdp_activation_checkpointing_offload"))
     if str(_get(block, "auto_wrap_policy") or "NO_WRAP").upper() == "NO_WRAP":
         row = _FSDP_NO_WRAP_CHECKPOINTING if checkpointing and version == 2 else _FSDP_NO_WRAP
@@ -199,10 +200,6 @@ def _wrapping(
 
 def _get(block: Mapping[str, Any], name: str, default: Any = None) -> Any:
     return block.get(f"{_PREFIX}{name}", block.get(name, default))
-
-
-def _is_true(value: object) -> bool:
-    return str(value).lower() in ("true", "yes", "y", "t", "on", "1")
 
 
 def _is_choice(value: object, choices: tuple[str, ...]) -> bool:

@@ -19,12 +19,6 @@ TRUTH_WORDS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off
 """Taken for true or false (utils/environment.py, ``str_to_bool``), whatever their case."""
 
 
-def fsdp_version(block: object) -> int:
-    """Of an ``fsdp_config``: 1 unless it says 2 (commands/launch.py, ``--fsdp_version``)."""
-    value = block.get("fsdp_version", block.get("version")) if isinstance(block, dict) else None
-    return 2 if str(value) == "2" else 1
-
-
 def is_file(path: str | pathlib.Path) -> bool:
     """Whether a file is there; false also for what can be no path."""
     try:

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.linter.accelerate.keys import LAUNCH, PARALLELISM_PREFIX, fsdp_version, key_list
+from zerokit.domain.fsdp2_config import fsdp_version
+from zerokit.linter.accelerate.keys import LAUNCH, PARALLELISM_PREFIX, key_list
 from zerokit.linter.finding import Finding, Row, broken, meant
 from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document
