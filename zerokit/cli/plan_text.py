@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from zerokit.cli.prose import bullets, command_lines, heading, paragraph, styled, width, wrap
 from zerokit.domain import strategy
 from zerokit.domain.strategy import Saving
-from zerokit.emit.deepspeed import trainer_arguments
+from zerokit.emit.files import emitter_of
 from zerokit.fields import as_options
 from zerokit.memory.components import label
 from zerokit.notes import Note, on_topic, with_id
@@ -275,8 +275,8 @@ def _reasons(result: PlanResult) -> list[str]:
     lines += [heading(f"Rejected, of {plan.candidates:,} candidates in {plan.seconds:.2f} s")]
     for reason, count in plan.rejected.items():
         lines += wrap(answer.why_rejected(reason), f"  {count:>9,}  ", " " * 13)
-    if not result.job.inference:
-        chosen_values = answer.starting_points(result.chosen.strategy, result.job)
+    chosen_values = answer.starting_points(result.chosen.strategy, result.job)
+    if chosen_values and not result.job.inference:
         lines += [heading("Also set, though not asked for"), *paragraph(chosen_values)]
     if result.files:
         lines += [heading("Files"), *(f"  {path}" for path in result.files.values())]
@@ -334,7 +334,8 @@ def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequenc
     if script:
         added, heading_text = result.added_arguments, "which adds (--no-arguments adds nothing):"
     elif explain and not result.job.inference and result.chosen.pipeline_parallel == 1:
-        added = trainer_arguments(result.chosen.strategy, result.job.loss)
+        strategy = result.chosen.strategy
+        added = emitter_of(strategy).arguments(strategy, result.job.loss)
         heading_text = "which gives a Hugging Face Trainer script:"
     if added:
         lines.append(f"  {heading_text}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.strategy import Strategy
+from zerokit.emit.fsdp2 import parallelism
 from zerokit.errors import InputError
 from zerokit.strictload.yamldump import dump_yaml
 
@@ -129,11 +130,13 @@ def parallelism_environment(strategy: Strategy, attention: str = "sdpa") -> dict
     """What ``accelerate launch`` makes of ``parallelism_config``, for scripts that other launchers start.
 
     ``accelerate/utils/launch.py``, ``prepare_extend_env_parallelism_config``; an ``Accelerator()``, and so a
-    Trainer, reads it. Empty without sequence parallelism.
+    Trainer, reads it. Empty without sequence parallelism and replicas of FSDP2.
     """
-    if strategy.sequence_parallel == 1:
+    block = parallelism(strategy) if strategy.engine == "fsdp2" else {}
+    if strategy.sequence_parallel > 1:
+        block = _parallelism_block(strategy, attention)
+    if not block:
         return {}
-    block = _parallelism_block(strategy, attention)
     return {
         "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
         **{name.upper(): str(value) for name, value in block.items()},

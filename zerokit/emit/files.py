@@ -1,16 +1,19 @@
-"""The configuration files of one plan: a DeepSpeed JSON per consumer, and the accelerate YAML."""
+"""The configuration files of one plan, by its engine: for DeepSpeed a JSON per consumer and the accelerate
+YAML; for FSDP2 that YAML, a Trainer's JSON and the code of a plain loop."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
+from zerokit.emit import fsdp2
 from zerokit.emit.accelerate import accelerate_yaml
-from zerokit.emit.deepspeed import emit_deepspeed
-from zerokit.values import frozen_dataclass
+from zerokit.emit.deepspeed import emit_deepspeed, trainer_arguments
+from zerokit.values import frozen_dataclass, replace
 
 DEEPSPEED_NAMES: Mapping[str, str] = {
     "raw": "ds_config.json",
@@ -19,6 +22,9 @@ DEEPSPEED_NAMES: Mapping[str, str] = {
 }
 """Variant -> file name. Only what differs from the raw one is written."""
 ACCELERATE_NAME = "accelerate.yaml"
+TRAINER_NAME = "fsdp_config.json"
+"""What a Trainer takes beside ``--fsdp`` as ``--fsdp_config``, where no accelerate YAML starts it."""
+CODE_NAME = "fully_shard.py"
 
 
 @frozen_dataclass
@@ -31,6 +37,8 @@ class PlanFiles:
 
     def readers(self) -> dict[str, frozenset[str]]:
         """Who reads each DeepSpeed JSON: a variant of its own one reader, the first file all others."""
+        if "deepspeed" not in self.names:
+            return {}
         own_readers = {name: key.removeprefix("deepspeed_") for key, name in self.names.items() if "_" in key}
         rest = frozenset(DEEPSPEED_NAMES) - frozenset(own_readers.values())
         return {
@@ -42,6 +50,32 @@ class PlanFiles:
 def plan_files(strategy: Strategy, job: Job, *, nodes: int, folder: Path) -> PlanFiles:
     """The files of a plan in ``folder``, whose whole path is written into the accelerate YAML: accelerate
     looks a relative one up in the folder that it is started from."""
+    return emitter_of(strategy).files(strategy, job, nodes, folder)
+
+
+@frozen_dataclass
+class Emitter:
+    """How the strategies of one engine are written.
+
+    Attributes:
+        names: of all files that it may write.
+        files: for so many nodes, into a folder.
+        config: what a plan publishes of the strategy in place of files, by key.
+        arguments: that make a Trainer script agree with the strategy; the text is the loss's name.
+    """
+
+    names: tuple[str, ...]
+    files: Callable[[Strategy, Job, int, Path], PlanFiles]
+    config: Callable[[Strategy, Job, int], dict[str, Any]]
+    arguments: Callable[[Strategy, str], list[str]]
+
+
+def emitter_of(strategy: Strategy) -> Emitter:
+    """The one of its engine."""
+    return _EMITTERS[strategy.engine]
+
+
+def _deepspeed_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> PlanFiles:
     # neither a Trainer nor Accelerate can run a pipeline
     variants = DEEPSPEED_NAMES if strategy.pipeline_parallel == 1 else ("raw",)
     emitted = {variant: emit_deepspeed(strategy, job, variant=variant) for variant in variants}
@@ -58,3 +92,41 @@ def plan_files(strategy: Strategy, job: Job, *, nodes: int, folder: Path) -> Pla
         )
         names["accelerate"] = ACCELERATE_NAME
     return PlanFiles(texts=texts, names=names, reasons=emitted["raw"].reasons)
+
+
+def _fsdp2_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> PlanFiles:
+    del job, folder
+    texts, names = {CODE_NAME: fsdp2.fully_shard_code(strategy)}, {"code": CODE_NAME}
+    if fsdp2.is_said_by_accelerate(strategy):
+        texts[ACCELERATE_NAME] = fsdp2.accelerate_yaml(strategy, nodes)
+        texts[TRAINER_NAME] = json.dumps(fsdp2.trainer_config(strategy), indent=2) + "\n"
+        names |= {"accelerate": ACCELERATE_NAME, "trainer": TRAINER_NAME}
+    return PlanFiles(texts=texts, names=names, reasons={})
+
+
+def _fsdp2_config(strategy: Strategy, job: Job, nodes: int) -> dict[str, Any]:
+    del job
+    said = fsdp2.is_said_by_accelerate(strategy)
+    return {
+        "deepspeed_config": None,
+        "accelerate_config": fsdp2.accelerate_config(strategy, nodes) if said else None,
+    }
+
+
+_EMITTERS: Mapping[str, Emitter] = {
+    "deepspeed": Emitter(
+        names=(*DEEPSPEED_NAMES.values(), ACCELERATE_NAME),
+        files=_deepspeed_files,
+        config=lambda strategy, job, nodes: {"deepspeed_config": emit_deepspeed(strategy, job).config},
+        arguments=trainer_arguments,
+    ),
+    "fsdp2": Emitter(
+        names=(ACCELERATE_NAME, TRAINER_NAME, CODE_NAME),
+        files=_fsdp2_files,
+        config=_fsdp2_config,
+        # its files checkpoint
+        arguments=lambda strategy, loss: trainer_arguments(replace(strategy, checkpointing="none"), loss),
+    ),
+}
+NAMES = frozenset(name for emitter in _EMITTERS.values() for name in emitter.names)
+"""Of all files that some plan may have."""

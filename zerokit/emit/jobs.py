@@ -106,7 +106,7 @@ def sbatch_script(
         InputError: a name, time limit or variable that Slurm or the shell would read otherwise.
     """
     check_sbatch(job_name, time_limit)
-    return _render(
+    return render(
         "sbatch.sh.j2",
         job_name=job_name,
         time_limit=time_limit,
@@ -172,7 +172,7 @@ def kubernetes_manifest(
         InputError: a name or resource that Kubernetes refuses, or an empty image.
     """
     check_kubernetes(name, image, gpu_resource)
-    return _render(
+    return render(
         "kubernetes.yaml.j2",
         name=name,
         image=image,
@@ -237,7 +237,8 @@ def _yaml_text(value: str) -> str:
     return '"' + _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", value) + '"'
 
 
-def _render(template: str, **values: object) -> str:
+def render(template: str, **values: object) -> str:
+    """The text of a template in ``templates/``."""
     import jinja2
 
     # not HTML: every value goes through the `sh`, `yaml` or `kubernetes` filter in the template

@@ -14,6 +14,8 @@ from zerokit import __version__
 from zerokit.domain import environment as variables
 from zerokit.domain.client_optimizers import client_optimizer, with_optimizer
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, from_config
+from zerokit.domain.fsdp2_config import from_accelerate
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.trainers import TRAINERS
@@ -24,18 +26,23 @@ from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamldump import dump_yaml
 from zerokit.suggest import folder_alike
 from zerokit.units import counted, format_gib, parse_bytes, parse_count, parse_share
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 FILE_NAME = "plan.yaml"
 _MOST = 1 << 20  # of ranks, nodes or sequences: more than any run has
 SCHEMA = "zerokit.planfile/1"
 
 _REQUIRED: Mapping[type, tuple[str, ...]] = {
-    dict: ("request", "chosen", "chosen.deepspeed_config"),
-    int: ("chosen.zero_stage", "chosen.data_parallel", "chosen.tensor_parallel", "chosen.micro_batch",
+    dict: ("request", "chosen"),
+    int: ("chosen.data_parallel", "chosen.tensor_parallel", "chosen.micro_batch",
           "chosen.gradient_accumulation"),
     str: ("chosen.precision",),
 }  # fmt: skip
+_OF_ENGINE: Mapping[str, Mapping[type, tuple[str, ...]]] = {
+    "deepspeed": {dict: ("chosen.deepspeed_config",), int: ("chosen.zero_stage",)},
+    "fsdp2": {dict: ("chosen.accelerate_config",)},
+}
+"""Engine -> what a plan for it must have, too; a plan without the key is for DeepSpeed."""
 _AT_LEAST_ONE = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch",
                  "gradient_accumulation")  # fmt: skip
 _OPTIONAL: Mapping[type, tuple[str, ...]] = {
@@ -173,14 +180,37 @@ class PlanFile:
         Raises:
             InputError: a value of the wrong kind in ``chosen``.
         """
+        checkpointing = str(self.chosen.get("activation_checkpointing", "none"))
+        if self.engine == "fsdp2":
+            return Strategy(settings=self._fsdp2(), checkpointing=checkpointing, **self._degrees)
         try:
             settings = from_config(self.chosen["deepspeed_config"])
             if settings.optimizer is None and client_optimizer(self.request.get("optimizer")) is not None:
                 settings = with_optimizer(settings, self.request["optimizer"])
         except InputError as error:
             raise FileInputError(self.path, f"chosen.deepspeed_config: {error}") from None
-        checkpointing = str(self.chosen.get("activation_checkpointing", "none"))
         return Strategy(settings=settings, checkpointing=checkpointing, **self._degrees)
+
+    @property
+    def engine(self) -> str:
+        """The engine that trains: deepspeed or fsdp2."""
+        return str(self.chosen.get("engine", "deepspeed"))
+
+    def _fsdp2(self) -> Fsdp2Settings:
+        try:
+            settings = from_accelerate(self.chosen["accelerate_config"]).settings
+        except InputError as error:
+            raise FileInputError(self.path, f"chosen.accelerate_config: {error}") from None
+        precision = str(self.chosen["precision"])
+        return replace(
+            settings,
+            precision=precision,
+            master_bytes=4 if settings.precision == precision else 2,
+            micro_batch=int(self.chosen["micro_batch"]),
+            gradient_accumulation=int(self.chosen["gradient_accumulation"]),
+            gradient_clipping=float(self.chosen.get("gradient_clipping", 0.0)),
+            optimizer=str(self.request.get("optimizer", settings.optimizer)),
+        )
 
 
 def _mapping(value: object) -> dict[str, Any]:
@@ -254,7 +284,11 @@ def read(location: str | pathlib.Path, run_dir: str | pathlib.Path | None = None
         if path.name != FILE_NAME and (path.parent / FILE_NAME).is_file():
             raise FileInputError(location, f"is one file of a plan: name its folder, {path.parent}")
         raise NotAPlan(path, f"is not a plan: expected `schema: {SCHEMA}`", *document.location(("schema",)))
-    for table, is_required in ((_REQUIRED, True), (_OPTIONAL, False)):
+    engine = _at(document, ("chosen", "engine")) or "deepspeed"
+    if engine not in _OF_ENGINE:
+        message = f"chosen.engine: {engine!r:.60} must be one of {', '.join(_OF_ENGINE)}"
+        raise document.error(("chosen", "engine"), message)
+    for table, is_required in ((_REQUIRED, True), (_OF_ENGINE[engine], True), (_OPTIONAL, False)):
         for kind, names in table.items():
             for key_path in (tuple(name.split(".")) for name in names):
                 if is_required or _at(document, key_path) is not None:
@@ -269,8 +303,9 @@ def read(location: str | pathlib.Path, run_dir: str | pathlib.Path | None = None
             raise document.error((block, name), message)
     _check_environment(document)
     _check_estimate(document)
-    check_config(document, ("chosen", "deepspeed_config"))
-    check_outside(document, ("chosen", "deepspeed_config"), run_dir)
+    if engine == "deepspeed":
+        check_config(document, ("chosen", "deepspeed_config"))
+        check_outside(document, ("chosen", "deepspeed_config"), run_dir)
     return PlanFile(
         path=path,
         request=body["request"],

@@ -24,25 +24,23 @@ def verify(
 ) -> None:
     """Lint DeepSpeed JSON and accelerate YAML, by file name, for so many ranks.
 
-    ``readers``: who reads each JSON; all of them where it says nothing. What lies in the working folder
-    never decides that of a file that is not written yet.
+    ``readers``: who reads each DeepSpeed JSON; None: each of them, of every JSON. What lies in the working
+    folder never decides that of a file that is not written yet.
 
     Raises:
         RuntimeError: an error in them; whoever wrote them has a bug.
     """
-    readers = readers or {}
     findings: list[Finding] = []
     configs = {}
     for name, text in texts.items():
-        if name.endswith(".json"):
+        if name.endswith(".json") and (readers is None or name in readers):
             document = parse_json(text, name)
             configs[name] = document.value
-            context = Context(
-                world_size=ranks, gpus_per_node=gpus_per_node, readers=readers.get(name, EVERY_READER)
-            )
+            read_by = EVERY_READER if readers is None else readers[name]
+            context = Context(world_size=ranks, gpus_per_node=gpus_per_node, readers=read_by)
             findings += lint_deepspeed(document, context)
     for name, text in texts.items():
-        if name.endswith(".json"):
+        if not name.endswith(".yaml"):
             continue
         document = parse_yaml(text, name)
         findings += lint_accelerate(document, ranks)

@@ -146,6 +146,11 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
         todo.append("move activations to the host: TRL's activation_offloading=True does")
     if strategy.checkpointing == "full" and strategy.pipeline_parallel > 1:
         todo.append(f"checkpoint: {CHECKPOINTS_A_PIPELINE}")
+    elif strategy.checkpointing == "full" and strategy.engine == "fsdp2":
+        todo.append(
+            "checkpoint once: fsdp_activation_checkpointing of accelerate.yaml, or "
+            "model.gradient_checkpointing_enable()"
+        )
     elif strategy.checkpointing == "full":
         trainer = "launch does" if with_plan else "--gradient_checkpointing True"
         todo.append(f"checkpoint: model.gradient_checkpointing_enable() (a Trainer: {trainer})")
@@ -174,7 +179,9 @@ _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 def starting_points(strategy: Strategy, job: Job) -> str:
     """The values that are written though nobody chose them; an optimizer that the script makes keeps its
-    own."""
+    own. Empty where no file has any."""
+    if strategy.engine != "deepspeed":
+        return ""
     kind = strategy.settings.optimizer
     params = optimizer_params(kind, adapters=job.method != "full") if kind is not None else {}
     named = {"lr": "learning rate", "betas": "betas", "momentum": "momentum", "weight_decay": "weight decay"}

@@ -13,7 +13,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Saving, Strategy, TimeEstimate
 from zerokit.emit.accelerate import parallelism_environment
-from zerokit.emit.deepspeed import emit_deepspeed
+from zerokit.emit.files import emitter_of
 from zerokit.fields import as_options, plain
 from zerokit.memory.card import around_peak
 from zerokit.memory.components import HostComponent, label
@@ -26,7 +26,7 @@ from zerokit.units import counted, format_gib, format_seconds, format_seconds_ra
 from zerokit.values import frozen_dataclass
 
 STRATEGY_FIELDS = (
-    "zero_stage", "offload_optimizer", "offload_param", "data_parallel", "tensor_parallel",
+    "engine", "zero_stage", "offload_optimizer", "offload_param", "data_parallel", "tensor_parallel",
     "pipeline_parallel", "sequence_parallel", "micro_batch", "gradient_accumulation",
     "activation_checkpointing", "precision",
 )  # fmt: skip
@@ -173,7 +173,10 @@ class PlannedStrategy(Document):
         return not self.not_modelled and is_sure(self.candidate.memory, self.cluster.gpu)
 
     strategy = Read[Strategy]("candidate.strategy", "The strategy itself.")
-    zero_stage = Read[int]("strategy.settings.zero_stage", "ZeRO stage, 0 to 3.")
+    engine = Read[str]("strategy.engine", "``deepspeed`` or ``fsdp2``.")
+    zero_stage = Read[int | None](
+        "strategy.settings.zero_stage", "ZeRO stage, 0 to 3; None of another engine than DeepSpeed."
+    )
     offload_optimizer = Read[str](
         "strategy.settings.optimizer_device",
         "Where the optimizer states live: ``none`` (the GPU), ``cpu`` or ``nvme``.",
@@ -199,9 +202,13 @@ class PlannedStrategy(Document):
         return environment(self.cluster, self.strategy, self.job.attention)
 
     @property
-    def deepspeed_config(self) -> dict[str, Any]:
-        """The content of ``ds_config.json``."""
-        return emit_deepspeed(self.strategy, self.job).config
+    def _config(self) -> dict[str, Any]:
+        return emitter_of(self.strategy).config(self.strategy, self.job, self.cluster.nodes)
+
+    @property
+    def deepspeed_config(self) -> dict[str, Any] | None:
+        """The content of ``ds_config.json``; None of another engine than DeepSpeed."""
+        return self._config["deepspeed_config"]  # type: ignore[no-any-return]
 
     @property
     def estimate(self) -> Estimate:
@@ -226,9 +233,10 @@ class PlannedStrategy(Document):
     PUBLISHED = (*STRATEGY_FIELDS, "environment", "deepspeed_config", "estimate", "why")
 
     def _more(self) -> dict[str, Any]:
-        job: dict[str, Any] = {}
+        job = {**self.strategy.settings.published(self.strategy.zero_ranks), **self._config}
+        del job["deepspeed_config"]
         if self.parameters is not None:  # what a launch is to know of the job beside the strategy
-            job = {"parameters": self.parameters, "seq_len": self.job.seq_len}
+            job |= {"parameters": self.parameters, "seq_len": self.job.seq_len}
             job |= {} if self.script is None else self.script.facts
         return job if self._rehearsed is None else {**job, "rehearsed": self._rehearsed}
 

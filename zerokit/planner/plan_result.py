@@ -206,9 +206,9 @@ def check_folder(folder: Path) -> None:
 
 def _names_of_plans() -> frozenset[str]:
     from zerokit.emit import plan_file
-    from zerokit.emit.files import ACCELERATE_NAME, DEEPSPEED_NAMES
+    from zerokit.emit.files import NAMES
 
-    return frozenset((*DEEPSPEED_NAMES.values(), ACCELERATE_NAME, plan_file.FILE_NAME))
+    return NAMES | {plan_file.FILE_NAME}
 
 
 def _written_by_plan(folder: Path) -> frozenset[str]:
@@ -269,8 +269,7 @@ def write_plan(
         InputError: the folder cannot be written.
     """
     from zerokit.emit import plan_file
-    from zerokit.emit.deepspeed import trainer_arguments
-    from zerokit.emit.files import plan_files
+    from zerokit.emit.files import emitter_of, plan_files
     from zerokit.files import write_whole
     from zerokit.linter.emitted import verify
 
@@ -306,6 +305,6 @@ def write_plan(
         reasons=emitted.reasons,
         files=files,
         cluster={"nodes": cluster.nodes, "gpu": cluster.gpu.name},
-        trainer_arguments=() if job.inference else trainer_arguments(strategy, job.loss),
+        trainer_arguments=() if job.inference else emitter_of(strategy).arguments(strategy, job.loss),
     )
     return {kind: str(folder / name) for kind, name in files.items()}

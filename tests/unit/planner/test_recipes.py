@@ -110,7 +110,7 @@ def test_links_and_pipes_in_the_folder_are_refused(tmp_path: Path, monkeypatch: 
         ("title: t\ngpus: 8\n", "model or params is missing"),
         ("model: m\n", "title is missing"),
         ("title: t\nmodel: m\ngpus: 8\nnodes: 3\n", "x.yaml:4:1: 8 GPUs cannot be divided over 3 nodes"),
-        ("title: t\nmodel: m\nexpect: {strategy: {zero: 1}}\n", "unknown key 'zero'; use zero_stage"),
+        ("title: t\nmodel: m\nexpect: {strategy: {zero: 1}}\n", "unknown key 'zero'; use engine, zero_stage"),
         ("title: t\nmodel: m\nexpect: {prediction: {peak_allocated_gib: x}}\n", "must be a number"),
         ("title: t\nmodel: m\nexpect: {speed: 1}\n", "unknown key 'speed'"),
         ("- a\n", "a recipe is a mapping"),

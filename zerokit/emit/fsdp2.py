@@ -1,0 +1,128 @@
+"""FSDP2 strategy → the files that say it: Accelerate's YAML, a Trainer's ``fsdp_config``, a loop's code.
+
+The inverse of :mod:`zerokit.domain.fsdp2_config`. Accelerate 1.12 to 1.15 (utils/dataclasses.py,
+FullyShardedDataParallelPlugin; parallelism_config.py); Transformers 5.23 (training_args.py:2775).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerokit.domain.fsdp2_settings import fsdp2
+from zerokit.domain.strategy import Strategy
+from zerokit.emit.jobs import render
+from zerokit.errors import InputError
+from zerokit.strictload.yamldump import dump_yaml
+
+PREFIX = "parallelism_config_"
+"""Of the keys of Accelerate's ``parallelism_config``."""
+
+
+def is_said_by_accelerate(strategy: Strategy) -> bool:
+    """Whether Accelerate's YAML can say it: it wraps in its own way, and reduces in forward's dtype."""
+    settings = fsdp2(strategy.settings)
+    return settings.wrapping == "accelerate" and settings.reduce_dtype is None
+
+
+def accelerate_config(strategy: Strategy, nodes: int) -> dict[str, Any]:
+    """The configuration as a dictionary.
+
+    Layers to wrap are not named: Accelerate takes the model's own ``_no_split_modules``.
+
+    Raises:
+        InputError: Accelerate's YAML cannot say the strategy.
+    """
+    if not is_said_by_accelerate(strategy):
+        raise InputError("a dtype of reduction and groups of layers can only be given in the script's code")
+    if strategy.world_size != strategy.data_parallel:
+        raise InputError("FSDP2 is written with data parallel ranks alone; set ⟨tp⟩, ⟨pp⟩ and ⟨sp⟩ to 1")
+    settings = fsdp2(strategy.settings)
+    block = {f"fsdp_{name}": value for name, value in _options(strategy, "offload_params").items()}
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": "FSDP",
+        "downcast_bf16": "no",
+        "enable_cpu_affinity": False,
+        "fsdp_config": block,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "mixed_precision": settings.precision if _is_mixed(strategy) else "no",
+        "num_machines": nodes,
+        "num_processes": strategy.world_size,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
+    if sizes := parallelism(strategy):
+        config["parallelism_config"] = sizes
+    return config
+
+
+def accelerate_yaml(strategy: Strategy, nodes: int) -> str:
+    """The configuration as YAML text, with what to change by hand as comments."""
+    settings = fsdp2(strategy.settings)
+    lines = [
+        "For: accelerate launch --config_file THIS train.py",
+        "The script sets the batch: "
+        f"{settings.micro_batch} per GPU, {settings.gradient_accumulation} accumulation.",
+        "The layers that are wrapped are the model's own (_no_split_modules); name others with",
+        "fsdp_transformer_layer_cls_to_wrap.",
+        "fsdp_cpu_ram_efficient_loading: true lets rank 0 alone load the weights, with less host memory.",
+    ]
+    if strategy.checkpointing == "full":
+        lines.append("fsdp_activation_checkpointing checkpoints the layers: the script must not do so, too.")
+    if settings.precision != "fp32" and not _is_mixed(strategy):
+        lines.append(f"The script loads the weights in {settings.precision}, and they are trained in it.")
+    if nodes > 1:
+        lines.append("On node k add: --machine_rank k --main_process_ip HOST --main_process_port PORT")
+    return dump_yaml(accelerate_config(strategy, nodes), header="\n".join(lines))
+
+
+def trainer_config(strategy: Strategy) -> dict[str, Any]:
+    """A Trainer's ``fsdp_config``, which holds beside ``--fsdp``; replicas are variables of the run
+    (:func:`parallelism`)."""
+    return _options(strategy, "cpu_offload")
+
+
+def parallelism(strategy: Strategy) -> dict[str, Any]:
+    """``parallelism_config`` of Accelerate, keys with their prefix; empty: without replicas."""
+    replicas = fsdp2(strategy.settings).replicas
+    sizes = {"dp_replicate_size": replicas, "dp_shard_size": strategy.data_parallel // replicas}
+    return {f"{PREFIX}{name}": size for name, size in sizes.items()} if replicas > 1 else {}
+
+
+def fully_shard_code(strategy: Strategy) -> str:
+    """A function in Python that divides a Transformers model as the strategy does."""
+    settings = fsdp2(strategy.settings)
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    reduced = settings.reduce_dtype or settings.precision
+    return render(
+        "fully_shard.py.j2",
+        settings=settings,
+        shards=strategy.zero_ranks // settings.replicas,
+        checkpointing=strategy.checkpointing == "full",
+        dtype=names[settings.precision],
+        reduce_dtype=names[reduced],
+        mixed=_is_mixed(strategy) or settings.reduce_dtype is not None,
+        casts=_is_mixed(strategy),
+    )
+
+
+def _is_mixed(strategy: Strategy) -> bool:
+    """Whether forward casts weights from fp32, as Accelerate makes trained ones (fsdp_utils.py:815, 1.15)."""
+    return strategy.settings.precision != "fp32" and strategy.settings.state_element_bytes == 4
+
+
+def _options(strategy: Strategy, offload: str) -> dict[str, Any]:
+    """What the plugin is given, by the names that both files have but for that of offload."""
+    settings = fsdp2(strategy.settings)
+    return {
+        "version": 2,
+        "activation_checkpointing": strategy.checkpointing == "full",
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "cpu_ram_efficient_loading": False,
+        offload: settings.offload,
+        "reshard_after_forward": settings.reshard_after_forward,
+        "state_dict_type": "FULL_STATE_DICT",
+    }
