@@ -127,17 +127,19 @@ def host_parts(
     model: RankModel, settings: TrainingSettings, ranks: int, world_size: int, room: int
 ) -> dict[HostComponent, int]:
     """Host bytes of one rank: each loads the whole model before it is divided (without Accelerate's
-    ``cpu_ram_efficient_loading``), in the dtype of the shards; what ``CPUOffloadPolicy`` keeps there."""
+    ``cpu_ram_efficient_loading``), in the dtype of the shards; what ``CPUOffloadPolicy`` keeps there, shares
+    of weights beside the whole model until Accelerate has divided it (``original_sd``)."""
     del room
     own = fsdp2(settings)
     shares = shares_of(model, own, step.shard_ranks(own, ranks))
     parts = {HostComponent.PROCESS: process_bytes(world_size)}
+    whole = 0 if model.loads_on_gpu else sum(share.size * share.kept for share in shares)
     if own.offload:
         trained = [share for share in shares if share.trainable]
         parts[HostComponent.PARAMETERS] = sum(pinned(share.kept_bytes) for share in shares)
         parts[HostComponent.GRADIENTS] = sum(pinned(share.kept_bytes) for share in trained)
         parts[HostComponent.OPTIMIZER_STATES] = step.state_bytes(model, own, step.shard_ranks(own, ranks))
+        whole += parts[HostComponent.PARAMETERS] if own.wrapping == "accelerate" else 0
     states = sum(parts.values()) - parts[HostComponent.PROCESS]
-    whole = 0 if model.loads_on_gpu else sum(share.size * share.kept for share in shares)
     parts[HostComponent.MODEL_BEFORE_IT_MOVES] = max(0, whole - states)
     return {part: size for part, size in parts.items() if size}
