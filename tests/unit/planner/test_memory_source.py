@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 
 from tests.support.command import call, move_elsewhere
-from zerokit.catalog import gpus
+from zerokit.catalog import gpus, profiles
 from zerokit.cli import run
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
+from zerokit.domain.families import from_config
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
-from zerokit.planner.memory_source import ScriptMemory
+from zerokit.errors import MemoryUnknown
+from zerokit.planner.memory_source import Model, ScriptMemory, Source
 
 
 @pytest.fixture(autouse=True)
@@ -231,3 +234,22 @@ def test_a_traced_plan_has_neither(capsys: pytest.CaptureFixture[str], tmp_path:
     asked = ("--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h200")
     text = "\n".join(_shown(capsys, tmp_path / "plan", *asked))
     assert "closed form" not in text and "zerokit estimate" not in text
+
+
+def test_what_the_replay_of_fsdp2_does_not_know_is_refused_by_name() -> None:
+    """FSDP2 has no closed form: neither fp16 nor a model without a trace falls back on DeepSpeed's."""
+    profile = profiles.load("llama-3.2-1b")
+    assert profile is not None
+    shape = from_config(profile.hf_config, name=profile.name)
+    settings = Fsdp2Settings(precision="bf16")
+    known = Strategy(settings=settings, data_parallel=2)
+    cases = (
+        (profile, replace(known, settings=replace(settings, precision="fp16")), "for precision fp16"),
+        (None, known, "for this model, or it could not be traced"),
+    )
+    for traced, chosen, words in cases:
+        source = Source(shape=shape, name=profile.name, head="causal", profile=traced, looked=True)
+        with pytest.raises(MemoryUnknown, match=f"FSDP2 is not modelled {words}"):
+            Model(source=source)(Job(seq_len=1024), chosen, CLUSTER)
+    source = Source(shape=shape, name=profile.name, head="causal", profile=profile, looked=True)
+    assert Model(source=source)(Job(seq_len=1024), known, CLUSTER).basis == "traced"
