@@ -45,6 +45,22 @@ class Route:
         return messages * (passes * share * message_bytes / rate + self.latency_seconds)
 
 
+@frozen_dataclass
+class Flow:
+    """Data-parallel traffic: seconds per micro-batch and per step.
+
+    Attributes:
+        overlapped: compute hides what crosses per micro-batch; ``overlapped_at_end``: the last backward what
+            crosses per step.
+    """
+
+    route: Route
+    per_micro: float
+    per_step: float
+    overlapped: bool
+    overlapped_at_end: bool = False
+
+
 def route(
     cluster: Cluster,
     ranks: int,

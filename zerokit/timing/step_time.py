@@ -12,12 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, Strategy, TimeEstimate
-from zerokit.timing import zero_3_host
 from zerokit.timing.allocator_retries import retry_seconds, spare_bytes
 from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants, at_host
 from zerokit.timing.kernel_times import KernelTimes
@@ -26,8 +24,6 @@ from zerokit.timing.traffic import Traffic, Work
 _FORWARD_SHARE = {"none": 1 / 2, "selective": 1 / 2, "full": 1 / 3}
 """Of the activations that cross links, those of the forward pass, by checkpointing: a recomputed forward
 pass sends them a second time within backward."""
-_STAGE_0_HOOK_SHARE = 2 / 5
-"""Kernels of a gradient's hook at stage 0 over those at stage 2 (runtime/bf16_optimizer.py:523)."""
 
 
 def _join(gpu: float, launch: float, power: float) -> float:
@@ -82,7 +78,7 @@ class TimeModel:
         key = (
             settings.micro_batch, strategy.tensor_parallel, strategy.sequence_parallel,
             strategy.pipeline_parallel, strategy.checkpointing, settings.precision, *settings.family,
-            self._reductions(strategy), strategy.data_parallel,
+            self.traffic.engine(strategy).reductions(strategy), strategy.data_parallel,
         )  # fmt: skip
         cached_work = self._work.get(key)
         if cached_work is None:
@@ -157,8 +153,9 @@ class TimeModel:
         hooks = 0.0
         if passes:
             # every rank holds and adds up all gradients of its layers, whatever ZeRO does with them after
-            backward += self._gradients(strategy)
-            hooks = self._hooks(strategy)
+            engine = self.traffic.engine(strategy)
+            backward += engine.gradients(strategy)
+            hooks = engine.hooks(strategy)
         # CPU ranks launch on the cores that compute: one after the other
         power = 1.0 if self.cluster.gpu.name == "cpu" else c.launch_join
         layer_seconds = (
@@ -183,61 +180,15 @@ class TimeModel:
 
     def _layer_launch(self, strategy: Strategy) -> tuple[float, float]:
         """Host time to launch one layer's kernels, forward and backward."""
-        c, stage3 = self.constants, strategy.settings.divides_weights
+        c = self.constants
         adapted = self.job.method != "full"
         times = self._layer_kernels / c.launch_kernels if c.launch_kernels else 1.0
         seconds = c.launch_seconds * (times + (c.adapter_launch - 1.0 if adapted else 0.0))
         # what each pass over a layer costs besides
         more = c.tensor_launch_seconds * (strategy.tensor_parallel - 1)
-        forward, backward, recompute = self._stage_3_launch(strategy) if stage3 else (0.0, 0.0, 0.0)
+        forward, backward, recompute = self.traffic.engine(strategy).layer_launch(strategy)
         backward += c.backward_launch * seconds + more
         if strategy.checkpointing == "full":
             forward += c.checkpoint_seconds
             backward += c.recompute_launch * seconds + more + recompute
         return seconds + more + forward, backward
-
-    def _stage_3_launch(self, strategy: Strategy) -> tuple[float, float, float]:
-        """More host time of a layer at stage 3: forward, backward, recomputation."""
-        c, zero = self.constants, deepspeed(strategy.settings).zero
-        modules = c.stage3_adapter_launch if self.job.method != "full" else 1.0
-        fetched = 0.0
-        if strategy.settings.weights_device != "none":
-            weights = sum(2 * len(stack.gemms) + 1 for stack in self.shape.stacks) / len(self.shape.stacks)
-            fetched = c.offload_fetch_seconds * weights
-        gathers = (0.0, 0.0)
-        if strategy.zero_ranks > 1:
-            gathers = zero_3_host.gathers(self.shape, self.traffic.rank_weights(strategy)[0], zero)
-        per_gather = c.gather_seconds / self.shape.layers
-        return (
-            modules * (c.stage3_launch_seconds + fetched) + gathers[0] * per_gather,
-            modules * (c.stage3_backward_seconds + fetched) + gathers[1] * per_gather,
-            modules * (c.stage3_recompute_seconds + fetched),
-        )
-
-    def _reductions(self, strategy: Strategy) -> float:
-        """How often gradients are reduced, per micro-batch (zero/stage_1_and_2.py:2294)."""
-        settings = strategy.settings
-        return 1.0 if settings.divides_gradients else 1 / settings.gradient_accumulation
-
-    def _hooks(self, strategy: Strategy) -> float:
-        """Host time of DeepSpeed's hooks on gradients, per micro-batch."""
-        c, settings = self.constants, strategy.settings
-        tensors = self.traffic.tensors(strategy)
-        if not settings.divides_states:
-            # cast and added to the flat buffer at once
-            return _STAGE_0_HOOK_SHARE * c.hook_seconds * tensors
-        seconds = self._reductions(strategy) * c.hook_seconds * tensors
-        if settings.optimizer_device != "none":
-            # below stage 3 a rank sends the gradients of its part; at stage 3 its part of every gradient
-            share = 1 if settings.divides_weights else strategy.zero_ranks
-            seconds += self._reductions(strategy) * c.offload_hook_seconds * tensors / share
-        return seconds
-
-    def _gradients(self, strategy: Strategy) -> float:
-        """GPU seconds of a micro-batch's gradients, products and link left out."""
-        c = self.constants
-        hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
-        peers = 2.0 if strategy.zero_ranks > 1 else 1.0
-        traffic = c.gradient_bytes + c.reduce_bytes * peers * self._reductions(strategy)
-        per_16_bit = strategy.settings.parameter_bytes / 2
-        return traffic * per_16_bit * self.traffic.rank_weights(strategy)[1] / hbm

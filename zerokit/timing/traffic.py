@@ -1,9 +1,6 @@
 """What crosses links, network, PCIe and NVMe in a step, and how much of it compute hides.
 
-Per GPU and step, with W the bytes of its weights and m micro-batches (DeepSpeed 0.19.8): stages 0
-and 1 all-reduce once, at the accumulation boundary (2W), stage 2 every micro-batch (2mW); stages 1
-and 2 gather the weights once (W). Stage 3 gathers for forward and for backward and reduces, every
-micro-batch (3mW), less what ``stage3_max_reuse_distance`` keeps over the turn.
+What crosses between data-parallel ranks, the engine says (``zerokit.timing.engines``).
 """
 
 from __future__ import annotations
@@ -11,26 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
-from zerokit.memory.rank_model import ElementBytes
-from zerokit.timing import zero_3_host
 from zerokit.timing.collectives import Route, route
 from zerokit.timing.constants import Calibration, Constants
+from zerokit.timing.engines import ENGINES, EngineStep
 from zerokit.values import frozen_dataclass
 
-_FETCHED_MODULES = 8
-"""Of a layer, fetched apart where prefetching does not join them: about its linear modules and norms."""
-_STAGE_0_STEP_SHARE = 18 / 4
-"""Kernels of a tensor's step over those at stage 0, which keeps its gradients flat: norm and clipping alone
-(runtime/bf16_optimizer.py:384)."""
 _SWAPPED_BYTES = 12.0
 """Of a weight that go to NVMe and back: fp32 master weight and Adam's two moments."""
-_QUANTIZED_GATHER, _QUANTIZED_REDUCE = 2, 4
-"""ZeRO++: weights in 8 bits instead of 16, gradients in 4 (arXiv 2306.10209)."""
 
 
 @frozen_dataclass
@@ -56,16 +44,6 @@ class Work:
         return self.forward_seconds + self.backward_seconds
 
 
-@frozen_dataclass
-class _Flow:
-    """Data-parallel traffic: seconds per micro-batch and per step, whether compute hides it."""
-
-    route: Route
-    per_micro: float
-    per_step: float
-    overlapped: bool
-
-
 class Traffic:
     """Step time from compute time: adds what is communicated, offloaded and stepped."""
 
@@ -84,18 +62,24 @@ class Traffic:
         self.constants = constants
         self.calibration = calibration
         self.trainable = trainable
+        self._engines: dict[str, EngineStep] = {}
         self._routes: dict[tuple[int, int, float], Route] = {}
         self._tensors = self._tensors_of_all_stages()
-        self._tensor_of_an_element = self._mean_tensor_of_an_element()
         self._copying = self._pcie()
-        self._small_tensors = zero_3_host.small_tensors(shape)
-        self._weight_bytes = shape.weight_bytes(2.0, job.packed_base_bytes) / shape.parameters
+        self.weight_bytes = shape.weight_bytes(2.0, job.packed_base_bytes) / shape.parameters
+
+    def engine(self, strategy: Strategy) -> EngineStep:
+        """What the engine of a strategy adds."""
+        name = strategy.settings.engine
+        if name not in self._engines:
+            self._engines[name] = ENGINES[name](self)
+        return self._engines[name]
 
     def step(self, strategy: Strategy, work: Work) -> dict[str, float]:
         """Seconds of a step by what they are spent on; they sum to the step's time."""
         settings = strategy.settings
         micros, stages = settings.gradient_accumulation, strategy.pipeline_parallel
-        flow = self._data_parallel(strategy)
+        flow = self.engine(strategy).data_parallel(strategy)
         offload = self._offload(strategy)
         busy = work.seconds
         # what crosses per micro-batch runs beside compute where DeepSpeed overlaps
@@ -120,9 +104,9 @@ class Traffic:
         parts[flow.route.kind] += micros * exposed
         if self.job.inference:
             return parts
-        last = work.backward_seconds if flow.overlapped and not settings.divides_gradients else 0.0
+        last = work.backward_seconds if flow.overlapped_at_end else 0.0
         parts[flow.route.kind] += max(flow.per_step - last, flow.per_step * self.constants.overlap_loss)
-        parts["optimizer"] = self._optimizer(strategy)
+        parts["optimizer"] = self.engine(strategy).optimizer(strategy)
         if stages > 1:
             self._pipeline(strategy, work, parts, busy + exposed)
         return parts
@@ -143,7 +127,7 @@ class Traffic:
 
     # ---------------------------------------------------------------- groups
 
-    def _route(self, ranks: int, inner: int, share: float = 1.0) -> Route:
+    def route(self, ranks: int, inner: int, share: float = 1.0) -> Route:
         key = (ranks, inner, share)
         if key not in self._routes:
             self._routes[key] = route(self.cluster, ranks, inner, self.constants, self.calibration, share)
@@ -161,69 +145,13 @@ class Traffic:
             owned /= strategy.zero_ranks
         return owned
 
-    def _data_parallel(self, strategy: Strategy) -> _Flow:
-        settings = strategy.settings
-        zero = deepspeed(settings).zero
-        # sequence-parallel peers average gradients and share ZeRO's partition too
-        ranks = strategy.zero_ranks
-        way = self._route(ranks, strategy.tensor_parallel)
-        weights, trainable = self.rank_weights(strategy)
-        element_bytes = settings.parameter_bytes
-        gradients = element_bytes * trainable
-        bucket = element_bytes * zero.reduce_bucket_size
-        messages = max(1, math.ceil(gradients / bucket))
-        if self.job.inference:
-            gathers = weights * self._weight_bytes if zero.stage == 3 else 0.0
-            return _Flow(route=way, per_micro=way.seconds(gathers, messages=self.shape.layers), per_step=0.0,
-                         overlapped=True)  # fmt: skip
-        gather_bucket = element_bytes * zero.allgather_bucket_size
-        gather_updated = way.seconds(gradients, messages=max(1, math.ceil(gradients / gather_bucket)))
-        if zero.stage <= 2:
-            # buckets are all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce, which
-            # is DeepSpeed's default; zero/stage_1_and_2.py:1695)
-            reduce = way.seconds(gradients, passes=2, messages=messages)
-        if zero.stage <= 1:
-            per_step = reduce + (gather_updated if zero.stage == 1 else 0.0)
-            return _Flow(route=way, per_micro=0.0, per_step=per_step, overlapped=zero.overlaps)
-        if zero.stage == 2:
-            return _Flow(route=way, per_micro=reduce, per_step=gather_updated, overlapped=zero.overlaps)
-        reduce = way.seconds(gradients, messages=messages)
-        return self._stage_3(strategy, way, weights, reduce)
-
-    def _stage_3(self, strategy: Strategy, way: Route, weights: float, reduce: float) -> _Flow:
-        zero = deepspeed(strategy.settings).zero
-        element_bytes = self._weight_bytes * strategy.settings.parameter_bytes / 2
-        cached = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
-        gathers = (2 * weights - cached) * element_bytes
-        gather_way = way
-        if zero.zero_hpz_partition_size > 1:
-            # the second copy inside the node serves the backward gathers (ZeRO++, arXiv 2306.10209)
-            inner = self._route(zero.zero_hpz_partition_size, strategy.tensor_parallel)
-            first = way.seconds(
-                weights * element_bytes, messages=self._fetches(weights, zero.prefetch_bucket_size)
-            )
-            second = inner.seconds((weights - cached) * element_bytes, messages=self.shape.layers)
-            return _Flow(route=way, per_micro=first + second + reduce, per_step=0.0, overlapped=zero.overlaps)
-        if zero.zero_quantized_weights:
-            gathers /= _QUANTIZED_GATHER
-        if zero.zero_quantized_gradients:
-            reduce /= _QUANTIZED_REDUCE
-        fetches = 2 * self._fetches(weights, zero.prefetch_bucket_size)
-        per_micro = gather_way.seconds(gathers, messages=fetches) + reduce
-        return _Flow(route=way, per_micro=per_micro, per_step=0.0, overlapped=zero.overlaps)
-
-    def _fetches(self, weights: float, prefetch_elements: int) -> int:
-        """Gathers of one pass: prefetching joins parameters up to its bucket."""
-        largest = max(1, max(prefetch_elements, weights / max(1, _FETCHED_MODULES * self.shape.layers)))
-        return max(1, math.ceil(weights / largest))
-
     def _tensor(self, strategy: Strategy) -> tuple[float, str]:
         """All-reduces of activations: two a layer in each direction, one more pass when recomputing."""
         tp = strategy.tensor_parallel
         if tp == 1:
             return 0.0, "link"
         c, settings = self.constants, strategy.settings
-        way = self._route(tp, 1, c.tensor_link_share)
+        way = self.route(tp, 1, c.tensor_link_share)
         passes = c.tensor_parallel_collectives
         if self.job.inference:
             passes = passes // 2
@@ -247,7 +175,7 @@ class Traffic:
         sp = strategy.sequence_parallel
         if sp == 1:
             return 0.0, "link"
-        way = self._route(sp, strategy.tensor_parallel)
+        way = self.route(sp, strategy.tensor_parallel)
         passes = 3 if strategy.checkpointing == "full" else 1 if self.job.inference else 2
         tokens = strategy.settings.micro_batch * self.job.row_tokens / sp
         seconds = 0.0
@@ -268,7 +196,7 @@ class Traffic:
         settings, p = strategy.settings, strategy.pipeline_parallel
         inner = strategy.tensor_parallel * strategy.sequence_parallel * strategy.data_parallel
         inside = inner * p <= self.cluster.gpus_per_node
-        way = self._route(2, inner if not inside else 1)
+        way = self.route(2, inner if not inside else 1)
         size = settings.parameter_bytes * settings.micro_batch * self.job.row_tokens * self.shape.hidden
         send = 2 * way.seconds(size * 2 / strategy.sequence_parallel)
         parts[way.kind] = parts.get(way.kind, 0.0) + settings.gradient_accumulation * send
@@ -283,67 +211,31 @@ class Traffic:
 
     # ---------------------------------------------------------------- the step itself
 
-    def _optimizer(self, strategy: Strategy) -> float:
-        """Adam on the GPU over what it steps of the owned partition; only launches when the host does it."""
-        c, settings = self.constants, strategy.settings
-        kernels = 0.0
-        if settings.divides_weights:
-            kernels = c.stage3_step_seconds * self.tensors(strategy)
-        else:
-            ranks = strategy.zero_ranks if settings.divides_states else _STAGE_0_STEP_SHARE
-            kernels = c.tensor_step_seconds * self.tensors(strategy) / ranks
-        hbm = self.cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
-        on_gpu = self.owned(strategy) * (1 - self._hosted(strategy))
-        kernels = max(kernels, c.adam_bytes * on_gpu / hbm)
-        if settings.divides_weights and strategy.zero_ranks > 1 and self.job.method == "full":
-            kernels += c.persistent_gather_seconds * self._small_tensors
-        return self._sub_groups(strategy) * c.step_launch_seconds + kernels
-
-    def _sub_groups(self, strategy: Strategy) -> int:
-        """How many a rank's optimizer step has. A tensor that reaches the limit goes into a sub-group whole,
-        half of it beyond the limit as a rule."""
-        zero = deepspeed(strategy.settings).zero
-        beyond = self._tensor_of_an_element / 2 / strategy.tensor_parallel / strategy.zero_ranks
-        return (
-            max(1, math.ceil(self.owned(strategy) / (zero.sub_group_size + beyond))) if zero.stage == 3 else 1
-        )
-
-    def _hosted(self, strategy: Strategy) -> float:
-        """Share of a rank's optimizer step that the host makes. Under a partial offload (``ratio``, stage 3
-        alone) the first sub-groups stay on the GPU, with their gradients (zero/stage3.py:1100, 0.19.8)."""
-        zero = deepspeed(strategy.settings).zero
-        if zero.offload_optimizer.device == "none" or zero.stage == 0:
-            return 0.0
-        groups = self._sub_groups(strategy)
-        return 1 - int((1 - zero.offload_optimizer.ratio) * groups) / groups
-
     def tensors(self, strategy: Strategy) -> float:
         """Trainable tensors of a rank's layers, near enough: each product is two (fused here, or with a
         bias)."""
         return self._tensors / strategy.pipeline_parallel
 
-    def _mean_tensor_of_an_element(self) -> float:
-        """Elements of the tensor in which an element of the layers lies, on average."""
-        sizes = [
-            module.n * gemm.k * (gemm.copies if gemm.stacked else 1)
-            for stack in self.shape.stacks
-            for gemm in stack.gemms
-            for module in gemm.modules or (gemm,)
-        ]
-        return sum(size * size for size in sizes) / max(1, sum(sizes)) if self.job.method == "full" else 0.0
+    @property
+    def tensors_of_a_layer(self) -> float:
+        """Tensors of a layer, frozen ones too, near enough."""
+        adapters = self._tensors if self.job.method != "full" else 0
+        return (self._tensors_of_the_model() + adapters) / self.shape.layers
 
     def _tensors_of_all_stages(self) -> int:
-        stacks = self.shape.stacks
-        if self.job.method != "full":
-            targets = (self.job.lora or Lora()).targets
-            counts = (
-                stack.layers * 3 * len(gemm.adapted(targets)) / max(1, len(gemm.modules))
-                for stack in stacks
-                for gemm in stack.gemms
-            )
-            return round(sum(counts))
+        if self.job.method == "full":
+            return self._tensors_of_the_model()
+        targets = (self.job.lora or Lora()).targets
+        counts = (
+            stack.layers * 3 * len(gemm.adapted(targets)) / max(1, len(gemm.modules))
+            for stack in self.shape.stacks
+            for gemm in stack.gemms
+        )
+        return round(sum(counts))
+
+    def _tensors_of_the_model(self) -> int:
         norms = 1 if self.shape.gated else 4
-        return sum(stack.layers * (2 * len(stack.gemms) + norms) for stack in stacks)
+        return sum(stack.layers * (2 * len(stack.gemms) + norms) for stack in self.shape.stacks)
 
     def _pcie(self) -> tuple[float, float]:
         """Host-to-device and device-to-host bytes/s of one GPU when all of the node copy at once."""
@@ -369,8 +261,8 @@ class Traffic:
         disk = (self.calibration.nvme_bytes_per_second or self.cluster.nvme_bytes_per_second) / per_node
         element_bytes = settings.parameter_bytes
         if optimizer != "none" and not self.job.inference:
-            owned, hosted = trainable / ranks, self._hosted(strategy)
-            down_per_step, per_micro = self._offloaded_gradients(strategy, owned)
+            owned, hosted = trainable / ranks, self.engine(strategy).hosted(strategy)
+            down_per_step, per_micro = self.engine(strategy).offloaded_gradients(strategy, owned)
             owned *= hosted
             parts["pcie_per_step"] += down_per_step * hosted / down
             parts["gradients_per_micro"] += per_micro * (1 / down + 1 / up)
@@ -387,7 +279,7 @@ class Traffic:
                 parts["nvme_per_step"] += 2 * _SWAPPED_BYTES * owned / disk
         if parameters != "none":
             gathers = 1 if self.job.inference else 2
-            owned_bytes = weights * self._weight_bytes / ranks
+            owned_bytes = weights * self.weight_bytes / ranks
             parts["weights_per_micro"] += gathers * owned_bytes / up
             if optimizer == "none" and not self.job.inference:
                 # stepped on the GPU, each sub-group's fp32 weights go back to the host before the next is
@@ -397,25 +289,6 @@ class Traffic:
             if parameters == "nvme":
                 parts["nvme_per_micro"] += gathers * owned_bytes / disk
         return parts
-
-    def _offloaded_gradients(self, strategy: Strategy, owned: float) -> tuple[float, float]:
-        """Bytes of gradients that go to the host once a step, and both ways each micro-batch.
-
-        At the boundary they go down as wide as the master weights (zero/stage_1_and_2.py:1888,
-        zero/stage3.py:1443). Until then stage 1 adds them up on the GPU, and stage 2 too when it is to do so
-        in fp32; else stage 2 on the host, from which the sum comes back to be added to
-        (zero/stage_1_and_2.py:2166), as stage 3 does even without accumulation (zero/stage3.py:2021).
-        """
-        settings = deepspeed(strategy.settings)
-        low = settings.bf16_master_weights_and_grads or settings.fp16_master_weights_and_grads
-        step = (2.0 if low else 4.0) * owned
-        summed = (
-            settings.zero.stage == 2
-            and settings.gradient_accumulation > 1
-            and not ElementBytes.of(settings).compact
-        )
-        on_host = settings.divides_weights or summed
-        return step, settings.parameter_bytes * owned if on_host else 0.0
 
 
 def _overlap(compute: float, communication: float, overlapped: bool, loss: float) -> float:

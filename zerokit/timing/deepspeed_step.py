@@ -1,0 +1,216 @@
+"""What DeepSpeed adds to a micro-batch and to a step: traffic of gradients and weights, hooks, its optimizer.
+
+Per GPU and step, with W the bytes of its weights and m micro-batches (DeepSpeed 0.19.8): stages 0
+and 1 all-reduce once, at the accumulation boundary (2W), stage 2 every micro-batch (2mW); stages 1
+and 2 gather the weights once (W). Stage 3 gathers for forward and for backward and reduces, every
+micro-batch (3mW), less what ``stage3_max_reuse_distance`` keeps over the turn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from zerokit.domain.deepspeed_settings import deepspeed
+from zerokit.domain.strategy import Strategy
+from zerokit.memory.rank_model import ElementBytes
+from zerokit.timing import zero_3_host
+from zerokit.timing.collectives import Flow, Route
+
+if TYPE_CHECKING:
+    from zerokit.timing.traffic import Traffic
+
+_FETCHED_MODULES = 8
+"""Of a layer, fetched apart where prefetching does not join them: about its linear modules and norms."""
+_STAGE_0_STEP_SHARE = 18 / 4
+"""Kernels of a tensor's step over those at stage 0, which keeps its gradients flat: norm and clipping alone
+(runtime/bf16_optimizer.py:384)."""
+_QUANTIZED_GATHER, _QUANTIZED_REDUCE = 2, 4
+"""ZeRO++: weights in 8 bits instead of 16, gradients in 4 (arXiv 2306.10209)."""
+_STAGE_0_HOOK_SHARE = 2 / 5
+"""Kernels of a gradient's hook at stage 0 over those at stage 2 (runtime/bf16_optimizer.py:523)."""
+
+
+class DeepSpeedStep:
+    """DeepSpeed's part of the steps of one model and job on one cluster.
+
+    Args:
+        traffic: what is the same under every engine.
+    """
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._shape, self._job, self._cluster = traffic.shape, traffic.job, traffic.cluster
+        self._constants = traffic.constants
+        self._tensor_of_an_element = self._mean_tensor_of_an_element()
+        self._small_tensors = zero_3_host.small_tensors(traffic.shape)
+
+    def data_parallel(self, strategy: Strategy) -> Flow:
+        settings = strategy.settings
+        zero = deepspeed(settings).zero
+        # sequence-parallel peers average gradients and share ZeRO's partition too
+        ranks = strategy.zero_ranks
+        way = self._traffic.route(ranks, strategy.tensor_parallel)
+        weights, trainable = self._traffic.rank_weights(strategy)
+        element_bytes = settings.parameter_bytes
+        gradients = element_bytes * trainable
+        bucket = element_bytes * zero.reduce_bucket_size
+        messages = max(1, math.ceil(gradients / bucket))
+        if self._job.inference:
+            gathers = weights * self._traffic.weight_bytes if zero.stage == 3 else 0.0
+            return Flow(route=way, per_micro=way.seconds(gathers, messages=self._shape.layers), per_step=0.0,
+                        overlapped=True)  # fmt: skip
+        gather_bucket = element_bytes * zero.allgather_bucket_size
+        gather_updated = way.seconds(gradients, messages=max(1, math.ceil(gradients / gather_bucket)))
+        if zero.stage <= 2:
+            # buckets are all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce, which
+            # is DeepSpeed's default; zero/stage_1_and_2.py:1695)
+            reduce = way.seconds(gradients, passes=2, messages=messages)
+        if zero.stage <= 1:
+            per_step = reduce + (gather_updated if zero.stage == 1 else 0.0)
+            return Flow(route=way, per_micro=0.0, per_step=per_step, overlapped=zero.overlaps,
+                        overlapped_at_end=zero.overlaps)  # fmt: skip
+        if zero.stage == 2:
+            return Flow(route=way, per_micro=reduce, per_step=gather_updated, overlapped=zero.overlaps)
+        reduce = way.seconds(gradients, messages=messages)
+        return self._stage_3(strategy, way, weights, reduce)
+
+    def _stage_3(self, strategy: Strategy, way: Route, weights: float, reduce: float) -> Flow:
+        zero = deepspeed(strategy.settings).zero
+        element_bytes = self._traffic.weight_bytes * strategy.settings.parameter_bytes / 2
+        cached = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
+        gathers = (2 * weights - cached) * element_bytes
+        gather_way = way
+        if zero.zero_hpz_partition_size > 1:
+            # the second copy inside the node serves the backward gathers (ZeRO++, arXiv 2306.10209)
+            inner = self._traffic.route(zero.zero_hpz_partition_size, strategy.tensor_parallel)
+            first = way.seconds(
+                weights * element_bytes, messages=self._fetches(weights, zero.prefetch_bucket_size)
+            )
+            second = inner.seconds((weights - cached) * element_bytes, messages=self._shape.layers)
+            return Flow(route=way, per_micro=first + second + reduce, per_step=0.0, overlapped=zero.overlaps)
+        if zero.zero_quantized_weights:
+            gathers /= _QUANTIZED_GATHER
+        if zero.zero_quantized_gradients:
+            reduce /= _QUANTIZED_REDUCE
+        fetches = 2 * self._fetches(weights, zero.prefetch_bucket_size)
+        per_micro = gather_way.seconds(gathers, messages=fetches) + reduce
+        return Flow(route=way, per_micro=per_micro, per_step=0.0, overlapped=zero.overlaps)
+
+    def _fetches(self, weights: float, prefetch_elements: int) -> int:
+        """Gathers of one pass: prefetching joins parameters up to its bucket."""
+        largest = max(1, max(prefetch_elements, weights / max(1, _FETCHED_MODULES * self._shape.layers)))
+        return max(1, math.ceil(weights / largest))
+
+    def layer_launch(self, strategy: Strategy) -> tuple[float, float, float]:
+        """More host time of a layer at stage 3: forward, backward, recomputation."""
+        if not strategy.settings.divides_weights:
+            return 0.0, 0.0, 0.0
+        c, zero = self._constants, deepspeed(strategy.settings).zero
+        modules = c.stage3_adapter_launch if self._job.method != "full" else 1.0
+        fetched = 0.0
+        if strategy.settings.weights_device != "none":
+            weights = sum(2 * len(stack.gemms) + 1 for stack in self._shape.stacks) / len(self._shape.stacks)
+            fetched = c.offload_fetch_seconds * weights
+        gathers = (0.0, 0.0)
+        if strategy.zero_ranks > 1:
+            gathers = zero_3_host.gathers(self._shape, self._traffic.rank_weights(strategy)[0], zero)
+        per_gather = c.gather_seconds / self._shape.layers
+        return (
+            modules * (c.stage3_launch_seconds + fetched) + gathers[0] * per_gather,
+            modules * (c.stage3_backward_seconds + fetched) + gathers[1] * per_gather,
+            modules * (c.stage3_recompute_seconds + fetched),
+        )
+
+    def reductions(self, strategy: Strategy) -> float:
+        """How often gradients are reduced, per micro-batch (zero/stage_1_and_2.py:2294)."""
+        settings = strategy.settings
+        return 1.0 if settings.divides_gradients else 1 / settings.gradient_accumulation
+
+    def hooks(self, strategy: Strategy) -> float:
+        """Host time of DeepSpeed's hooks on gradients, per micro-batch."""
+        c, settings = self._constants, strategy.settings
+        tensors = self._traffic.tensors(strategy)
+        if not settings.divides_states:
+            # cast and added to the flat buffer at once
+            return _STAGE_0_HOOK_SHARE * c.hook_seconds * tensors
+        seconds = self.reductions(strategy) * c.hook_seconds * tensors
+        if settings.optimizer_device != "none":
+            # below stage 3 a rank sends the gradients of its part; at stage 3 its part of every gradient
+            share = 1 if settings.divides_weights else strategy.zero_ranks
+            seconds += self.reductions(strategy) * c.offload_hook_seconds * tensors / share
+        return seconds
+
+    def gradients(self, strategy: Strategy) -> float:
+        """GPU seconds of a micro-batch's gradients, products and link left out."""
+        c = self._constants
+        hbm = self._cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
+        peers = 2.0 if strategy.zero_ranks > 1 else 1.0
+        traffic = c.gradient_bytes + c.reduce_bytes * peers * self.reductions(strategy)
+        per_16_bit = strategy.settings.parameter_bytes / 2
+        return traffic * per_16_bit * self._traffic.rank_weights(strategy)[1] / hbm
+
+    def optimizer(self, strategy: Strategy) -> float:
+        """Adam on the GPU over what it steps of the owned partition; only launches when the host does it."""
+        c, settings = self._constants, strategy.settings
+        kernels = 0.0
+        if settings.divides_weights:
+            kernels = c.stage3_step_seconds * self._traffic.tensors(strategy)
+        else:
+            ranks = strategy.zero_ranks if settings.divides_states else _STAGE_0_STEP_SHARE
+            kernels = c.tensor_step_seconds * self._traffic.tensors(strategy) / ranks
+        hbm = self._cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
+        on_gpu = self._traffic.owned(strategy) * (1 - self.hosted(strategy))
+        kernels = max(kernels, c.adam_bytes * on_gpu / hbm)
+        if settings.divides_weights and strategy.zero_ranks > 1 and self._job.method == "full":
+            kernels += c.persistent_gather_seconds * self._small_tensors
+        return self._sub_groups(strategy) * c.step_launch_seconds + kernels
+
+    def _sub_groups(self, strategy: Strategy) -> int:
+        """How many a rank's optimizer step has. A tensor that reaches the limit goes into a sub-group whole,
+        half of it beyond the limit as a rule."""
+        zero = deepspeed(strategy.settings).zero
+        beyond = self._tensor_of_an_element / 2 / strategy.tensor_parallel / strategy.zero_ranks
+        return (
+            max(1, math.ceil(self._traffic.owned(strategy) / (zero.sub_group_size + beyond)))
+            if zero.stage == 3
+            else 1
+        )
+
+    def hosted(self, strategy: Strategy) -> float:
+        """Share of a rank's optimizer step that the host makes. Under a partial offload (``ratio``, stage 3
+        alone) the first sub-groups stay on the GPU, with their gradients (zero/stage3.py:1100, 0.19.8)."""
+        zero = deepspeed(strategy.settings).zero
+        if zero.offload_optimizer.device == "none" or zero.stage == 0:
+            return 0.0
+        groups = self._sub_groups(strategy)
+        return 1 - int((1 - zero.offload_optimizer.ratio) * groups) / groups
+
+    def offloaded_gradients(self, strategy: Strategy, owned: float) -> tuple[float, float]:
+        """Bytes of gradients that go to the host once a step, and both ways each micro-batch.
+
+        At the boundary they go down as wide as the master weights (zero/stage_1_and_2.py:1888,
+        zero/stage3.py:1443). Until then stage 1 adds them up on the GPU, and stage 2 too when it is to do so
+        in fp32; else stage 2 on the host, from which the sum comes back to be added to
+        (zero/stage_1_and_2.py:2166), as stage 3 does even without accumulation (zero/stage3.py:2021).
+        """
+        settings = deepspeed(strategy.settings)
+        low = settings.bf16_master_weights_and_grads or settings.fp16_master_weights_and_grads
+        step = (2.0 if low else 4.0) * owned
+        summed = (
+            settings.zero.stage == 2
+            and settings.gradient_accumulation > 1
+            and not ElementBytes.of(settings).compact
+        )
+        on_host = settings.divides_weights or summed
+        return step, settings.parameter_bytes * owned if on_host else 0.0
+
+    def _mean_tensor_of_an_element(self) -> float:
+        """Elements of the tensor in which an element of the layers lies, on average."""
+        sizes = [
+            module.n * gemm.k * (gemm.copies if gemm.stacked else 1)
+            for stack in self._shape.stacks
+            for gemm in stack.gemms
+            for module in gemm.modules or (gemm,)
+        ]
+        return sum(size * size for size in sizes) / max(1, sum(sizes)) if self._job.method == "full" else 0.0
