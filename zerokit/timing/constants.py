@@ -51,6 +51,10 @@ class Constants:
         stage3_step_seconds: host time of a stage-3 optimizer step per trainable tensor.
         persistent_gather_seconds: more per small tensor among several ranks.
         stage3_adapter_launch: factor of that with adapters: as many more modules have weights.
+        fsdp2_hook_seconds: host time more per group of FSDP2 and pass; ``fsdp2_gather_seconds``: more where
+            it is gathered, and ``fsdp2_tensor_seconds`` per tensor of it.
+        fsdp2_reduce_seconds, fsdp2_step_seconds: more per trainable tensor where gradients are reduced, and
+            where the optimizer steps; ``fsdp2_fixed_seconds``: of such a step.
         tensor_launch_seconds: on top of it per layer, pass and tensor-parallel peer: the slowest host of
             the group sets the pace of each all-reduce.
         launch_join: power of the smooth maximum of host and GPU time.
@@ -111,6 +115,12 @@ class Constants:
     stage3_step_seconds: float
     persistent_gather_seconds: float
     stage3_adapter_launch: float
+    fsdp2_hook_seconds: float
+    fsdp2_gather_seconds: float
+    fsdp2_tensor_seconds: float
+    fsdp2_reduce_seconds: float
+    fsdp2_step_seconds: float
+    fsdp2_fixed_seconds: float
     tensor_launch_seconds: float
     launch_join: float
     step_launch_seconds: float
@@ -196,6 +206,15 @@ HUGGING_FACE = Constants(
     # 23 modules with weights in a Llama layer instead of 9. One rank: 2.1 times the time forward, 4.3
     # backward (kernels-shared.jsonl); two CPU ranks: 2.1 to 3.5; two and four H200s: 3.2 to 4.9 (quality)
     stage3_adapter_launch=3.0,
+    # host lanes of rehearsals of Llama layers 2,048 wide, 2 and 6 of them, on two H200s (torch 2.13,
+    # Accelerate 1.15): a layer takes 2.1 ms more than without FSDP2, 1.6 of them with gradients that are
+    # not reduced, 0.5 of those for each of two gathers of 9 tensors; 3 ms a step whatever the layers
+    fsdp2_hook_seconds=0.22e-3,
+    fsdp2_gather_seconds=0.25e-3,
+    fsdp2_tensor_seconds=0.028e-3,
+    fsdp2_reduce_seconds=0.03e-3,
+    fsdp2_step_seconds=0.035e-3,
+    fsdp2_fixed_seconds=3.0e-3,
     # Megatron-DeepSpeed on A100: 8-way layers launch in 1.4 times the time of whole ones
     tensor_launch_seconds=60e-6,
     launch_join=3.0,
@@ -249,7 +268,8 @@ _OF_THE_HOST = (
     "launch_seconds", "hook_seconds", "offload_hook_seconds", "offload_fetch_seconds", "checkpoint_seconds",
     "stage3_launch_seconds", "stage3_backward_seconds", "stage3_recompute_seconds", "gather_seconds",
     "stage3_step_seconds", "persistent_gather_seconds", "tensor_launch_seconds", "step_launch_seconds",
-    "tensor_step_seconds",
+    "tensor_step_seconds", "fsdp2_hook_seconds", "fsdp2_gather_seconds", "fsdp2_tensor_seconds",
+    "fsdp2_reduce_seconds", "fsdp2_step_seconds", "fsdp2_fixed_seconds",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from zerokit.domain.strategy import Strategy
 from zerokit.timing.collectives import Flow
 from zerokit.timing.deepspeed_step import DeepSpeedStep
+from zerokit.timing.fsdp2_step import Fsdp2Step
 
 if TYPE_CHECKING:
     from zerokit.timing.traffic import Traffic
@@ -41,4 +42,4 @@ class EngineStep(Protocol):
         """Bytes of gradients that go to the host once a step, and both ways each micro-batch."""
 
 
-ENGINES: Mapping[str, Callable[[Traffic], EngineStep]] = {"deepspeed": DeepSpeedStep}
+ENGINES: Mapping[str, Callable[[Traffic], EngineStep]] = {"deepspeed": DeepSpeedStep, "fsdp2": Fsdp2Step}

@@ -1,0 +1,127 @@
+"""What FSDP2 adds to a micro-batch and to a step: gathers, reductions, their copies, hooks, the optimizer.
+
+``fully_shard`` of torch 2.13 (torch/distributed/fsdp/_fully_shard): each group of parameters, a layer as a
+rule, is gathered for forward, and for backward where forward gave it back (``_fsdp_param_group.py``,
+``pre_forward``, ``pre_backward``); its gradients are reduced and scattered where the script lets them, in the
+last micro-batch of a step as a rule (``set_requires_gradient_sync``), and with replicas the shards are
+all-reduced then. Gathers run ahead of the compute that waits for them, reductions behind it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
+from zerokit.domain.strategy import Strategy
+from zerokit.memory.rank_model import DTYPE_BYTES
+from zerokit.timing.collectives import Flow
+
+if TYPE_CHECKING:
+    from zerokit.timing.traffic import Traffic
+
+_GROUPS_BESIDE_LAYERS = 2
+"""The embedding, and the head with the last norm (accelerate/utils/fsdp_utils.py, ``fsdp2_prepare_model``,
+1.15); in a plain loop both are the root's."""
+_COPY_SHARE = 0.45
+"""Of the memory bandwidth that copies to and from a group's buffer reach: 21 bytes of a weight in 0.76 ms for
+67 million, in the kernels of the same rehearsals as the host's times (``zerokit.timing.constants``)."""
+_FUSED_ADAM_BYTES = 35.0
+"""Of HBM traffic per element of a fused AdamW on shards in fp32: 28, at four fifths of the rate."""
+_CLIPPING_BYTES = 12.0
+"""Gradients read for the norm, read and written where they are scaled."""
+
+
+class Fsdp2Step:
+    """FSDP2's part of the steps of one model and job on one cluster.
+
+    Args:
+        traffic: what is the same under every engine.
+    """
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._shape, self._job, self._cluster = traffic.shape, traffic.job, traffic.cluster
+        self._constants = traffic.constants
+
+    def data_parallel(self, strategy: Strategy) -> Flow:
+        """Gathers of each micro-batch, and the reduction at the end."""
+        settings = fsdp2(strategy.settings)
+        shards = self._shards(strategy)
+        way = self._traffic.route(shards, 1)
+        weights, trainable = self._traffic.rank_weights(strategy)
+        groups = self._shape.layers + _GROUPS_BESIDE_LAYERS
+        gathers = self._gathers(settings)
+        per_micro = way.seconds(
+            gathers * settings.parameter_bytes * weights, messages=round(gathers * groups)
+        )
+        gradients = trainable * self._reduced_bytes(settings)
+        per_step = way.seconds(gradients, messages=groups)
+        if settings.replicas > 1:
+            outer = self._traffic.route(settings.replicas, shards)
+            per_step += outer.seconds(gradients / shards, passes=2, messages=groups)
+        return Flow(
+            route=way if shards > 1 else self._traffic.route(settings.replicas, shards),
+            per_micro=per_micro, per_step=per_step, overlapped=True, overlapped_at_end=True,
+        )  # fmt: skip
+
+    def layer_launch(self, strategy: Strategy) -> tuple[float, float, float]:
+        """More host time of a layer: forward, backward, recomputation."""
+        c, again = self._constants, self._gathers(fsdp2(strategy.settings)) - 1.0
+        gather = c.fsdp2_gather_seconds + c.fsdp2_tensor_seconds * self._traffic.tensors_of_a_layer
+        return c.fsdp2_hook_seconds + gather, c.fsdp2_hook_seconds + again * gather, 0.0
+
+    def reductions(self, strategy: Strategy) -> float:
+        """How often gradients are reduced, per micro-batch."""
+        return 1 / strategy.settings.gradient_accumulation
+
+    def hooks(self, strategy: Strategy) -> float:
+        """Host time of the reductions, per micro-batch."""
+        tensors = self._traffic.tensors(strategy)
+        return self.reductions(strategy) * self._constants.fsdp2_reduce_seconds * tensors
+
+    def gradients(self, strategy: Strategy) -> float:
+        """GPU time of the copies that gathers and reductions make, per micro-batch.
+
+        A gather casts the shards into its buffer, and copies out of it into each parameter; a reduction
+        copies the gradients into its own, and casts what comes to the dtype of the shards
+        (``_fsdp_collectives.py``, ``foreach_all_gather``, ``foreach_all_gather_copy_out`` and
+        ``foreach_reduce``). Gradients of several micro-batches are added up before.
+        """
+        settings, shards = fsdp2(strategy.settings), self._shards(strategy)
+        weights, trainable = self._traffic.rank_weights(strategy)
+        wide, reduced = settings.parameter_bytes, self._reduced_bytes(settings)
+        gather = (settings.master_bytes + wide) / shards + 2 * wide * (shards > 1)
+        reduce = wide + reduced + (reduced + settings.master_bytes) / shards
+        often = self.reductions(strategy)
+        size = self._gathers(settings) * gather * weights
+        size += (often * reduce + (1 - often) * 3 * wide) * trainable
+        return size / (_COPY_SHARE * self._hbm)
+
+    def optimizer(self, strategy: Strategy) -> float:
+        """A fused Adam over the shards, and the norm of their gradients; launches alone under an offload."""
+        c, settings = self._constants, strategy.settings
+        kernels = c.fsdp2_step_seconds * self._traffic.tensors(strategy)
+        per_element = _FUSED_ADAM_BYTES + (_CLIPPING_BYTES if settings.gradient_clipping else 0.0)
+        on_gpu = self._traffic.owned(strategy) * (1 - self.hosted(strategy))
+        return c.fsdp2_fixed_seconds + max(kernels, per_element * on_gpu / self._hbm)
+
+    def hosted(self, strategy: Strategy) -> float:
+        """Share of a rank's optimizer step that the host makes."""
+        return 1.0 if strategy.settings.offloads else 0.0
+
+    def offloaded_gradients(self, strategy: Strategy, owned: float) -> tuple[float, float]:
+        """Bytes of gradients that go to the host once a step, as wide as the shards, and none in between."""
+        return fsdp2(strategy.settings).master_bytes * owned, 0.0
+
+    @property
+    def _hbm(self) -> float:
+        return self._cluster.gpu.hbm_bytes_per_second * self._constants.hbm_efficiency
+
+    def _shards(self, strategy: Strategy) -> int:
+        return max(1, strategy.zero_ranks // fsdp2(strategy.settings).replicas)
+
+    def _gathers(self, settings: Fsdp2Settings) -> float:
+        return 2.0 if settings.reshard_after_forward else 1.0
+
+    def _reduced_bytes(self, settings: Fsdp2Settings) -> int:
+        return DTYPE_BYTES.get(settings.reduce_dtype or "", settings.parameter_bytes)
