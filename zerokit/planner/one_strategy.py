@@ -17,16 +17,14 @@ from zerokit.notes import Note, notes_of
 from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.request import note_on_optimizer, refuse_strategy, resolve_optimizer
 from zerokit.rules import Setup, violations
+from zerokit.search.deepspeed_space import Knobs, OffloadChoice, refuse_placement
+from zerokit.search.engines import build_strategy
 from zerokit.search.plan import choose_precision, make_space, nearest_batches
 from zerokit.search.space import (
-    Knobs,
     Layout,
-    OffloadChoice,
     Pins,
     Request,
-    build_strategy,
     layout_violation,
-    refuse_placement,
 )
 from zerokit.units import counted
 from zerokit.values import replace

@@ -21,9 +21,10 @@ from zerokit.planner.plan_result import PlanResult
 from zerokit.report import charts, measured
 from zerokit.report.context import made_at, script_and_model
 from zerokit.report.html import fill
+from zerokit.search.engines import Sizes, build_strategy
 from zerokit.search.explain import cluster_words, strategy_words
 from zerokit.search.search import KnobFamily, Search, fits
-from zerokit.search.space import Knobs, Space, build_strategy
+from zerokit.search.space import Space
 from zerokit.units import counted, format_count, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
@@ -51,7 +52,7 @@ def surveyed(space: Space, most: int) -> tuple[tuple[Candidate, ...], int]:
     return candidates, legal
 
 
-def _spread(variants: Sequence[Knobs], count: int) -> list[Knobs]:
+def _spread(variants: Sequence[Sizes], count: int) -> list[Sizes]:
     """At most ``count`` of them, evenly: the first and the last among them."""
     if len(variants) <= count:
         return list(variants)
@@ -59,7 +60,7 @@ def _spread(variants: Sequence[Knobs], count: int) -> list[Knobs]:
     return list(dict.fromkeys(variants[round(at * last / (count - 1))] for at in range(count)))
 
 
-def _candidate(space: Space, family: KnobFamily, chosen: Knobs) -> Candidate | None:
+def _candidate(space: Space, family: KnobFamily, chosen: Sizes) -> Candidate | None:
     strategy = build_strategy(
         space, family.layout, family.placement, family.checkpointing, family.micro_batch,
         family.accumulation, chosen,

@@ -52,8 +52,9 @@ from zerokit.script.unlike_job import (
 )
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy, time_note
 from zerokit.script_planner.script_decisions import CannotRehearse, ScriptDecisions
+from zerokit.search.deepspeed_space import Knobs, OffloadChoice, knobs
 from zerokit.search.plan import Plan, make_plan, make_space
-from zerokit.search.space import Knobs, OffloadChoice, Request, knobs
+from zerokit.search.space import Request
 from zerokit.units import counted, format_count
 
 REHEARSED_BEST = 3

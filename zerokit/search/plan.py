@@ -18,21 +18,19 @@ from zerokit.rules import first_violation
 from zerokit.search import close_calls, remedies
 from zerokit.search import explain as advice
 from zerokit.search.close_calls import close_call, simplest, with_range
+from zerokit.search.deepspeed_space import refuse_placement
+from zerokit.search.engines import engine_of
 from zerokit.search.explain import assumed_host, note_on_choice, note_on_cores
 from zerokit.search.nearest import closest, fixed_options, larger_gpus, nearest_changes
 from zerokit.search.remedies import Gain, faster_with, fastest_with_fewer, gains, on_loss
 from zerokit.search.search import BATCH_REASON, HOST_REASON, SearchResult, fits, search
 from zerokit.search.space import (
     Layout,
-    OffloadChoice,
     Pins,
     Request,
     Space,
-    build_strategy,
     divisors,
-    knobs,
     layout_violation,
-    refuse_placement,
 )
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import counted, format_gib
@@ -387,7 +385,7 @@ def check_pins(space: Space, request: Request) -> None:
         )
     data = cluster.gpus // (tensor * pipeline * sequence)
     layout = Layout(data=data, tensor=tensor, pipeline=pipeline, sequence=sequence)
-    _check_placement(space, layout)
+    engine_of(space).check(space, layout)
     refused = layout_violation(layout, request.shape, request.job, cluster, pins)
     if refused is not None:
         raise InputError(f"{refused.message}; {refused.fix}")
@@ -408,22 +406,6 @@ def _left_out(result: SearchResult) -> tuple[Note, ...]:
     strategy, why = result.unknown
     text = f"left out, because their memory is not known: {advice.strategy_words(strategy)} and the like; "
     return (Note("left-out", text + why.marked),)
-
-
-def _check_placement(space: Space, layout: Layout) -> None:
-    pins = space.pins
-    if pins.zero_stage is None:
-        return
-    placement = OffloadChoice(
-        stage=pins.zero_stage,
-        optimizer=pins.offload_optimizer or "none",
-        parameters=pins.offload_param or "none",
-    )
-    fastest = knobs(placement, pins, space.timing.trainable)[0]
-    strategy = build_strategy(space, layout, placement, "none", 1, 1, fastest)
-    violation = first_violation(strategy, key_value_heads=space.shape.kv_heads)
-    if violation is not None:
-        raise InputError(f"⟨zero⟩ {pins.zero_stage}: {violation.message}; {violation.option_fix}")
 
 
 def _with_fewer(request: Request, fewer: Space | None, chosen: Candidate) -> tuple[str, ...]:

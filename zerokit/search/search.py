@@ -18,64 +18,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.card import EXPANDABLE_BYTES
-from zerokit.memory.deepspeed_engine import releases_gradients
-from zerokit.memory.lower_bound import bytes_of_order
-from zerokit.rules import first_violation
-from zerokit.search.space import (
-    Knobs,
-    Layout,
-    OffloadChoice,
-    Space,
-    batches,
-    build_strategy,
-    checkpointings,
-    knobs,
-    layout_violation,
-    layouts,
-    placements,
-    second_copies,
-)
+from zerokit.search.engines import Placement, Sizes, build_strategy, engine_of
+from zerokit.search.space import Layout, Space, batches, checkpointings, layout_violation, layouts
 from zerokit.timing.allocator_retries import most_spare_bytes, spare_bytes
 from zerokit.values import frozen_dataclass
 
 
-def frugal_settings(
-    space: Space,
-    layout: Layout,
-    placement: OffloadChoice,
-    batch: tuple[int, int],
-    settings: tuple[Knobs, ...],
-) -> tuple[Knobs, ...]:
-    """The settings of which one requires the least, the likeliest last.
-
-    The last of each order of work, which overlap, the reuse distance and who owns which weights decide: any
-    may hold less at the peak. Where ZeRO-1 releases gradients into its buckets, all settings that do:
-    gradients larger than a bucket stay, so the smallest is not always the best.
-
-    Args:
-        batch: micro-batch and accumulation.
-    """
-    last = {(chosen.overlap_comm, chosen.reuse_distance, chosen.round_robin): chosen for chosen in settings}
-    if placement.stage != 1 or batch[1] > 1:
-        return tuple(last.values())
-    strategies = (build_strategy(space, layout, placement, "none", *batch, chosen) for chosen in settings)
-    releasing = [
-        chosen
-        for chosen, strategy in zip(settings, strategies, strict=True)
-        if releases_gradients(deepspeed(strategy.settings))
-    ]
-    return tuple(dict.fromkeys([*releasing, *last.values()]))
-
-
-def too_large_with_any(memory: MemoryEstimate, strategy: Strategy, cluster: Cluster, trainable: int) -> bool:
+def too_large_with_any(memory: MemoryEstimate, strategy: Strategy, space: Space) -> bool:
     """Whether a strategy lacks more than another order of work can save."""
-    most_saved = bytes_of_order(deepspeed(strategy.settings), trainable)
-    return memory.min_vram_bytes - most_saved > cluster.planned_bytes
+    most_saved = engine_of(space).most_saved_bytes(strategy.settings, space.timing.trainable)
+    return memory.min_vram_bytes - most_saved > space.cluster.planned_bytes
 
 
 @frozen_dataclass
@@ -86,15 +42,15 @@ class KnobFamily:
     """
 
     layout: Layout
-    placement: OffloadChoice
+    placement: Placement
     checkpointing: str
     micro_batch: int
     accumulation: int
-    variants: tuple[Knobs, ...]
-    frugal: tuple[Knobs, ...]
+    variants: tuple[Sizes, ...]
+    frugal: tuple[Sizes, ...]
 
     @property
-    def fastest(self) -> tuple[Knobs, ...]:
+    def fastest(self) -> tuple[Sizes, ...]:
         """The settings of which one is the fastest: a second copy of quantised weights may save nothing."""
         first = {chosen.hpz_partition_size: chosen for chosen in reversed(self.variants)}
         return tuple(first.values())
@@ -114,22 +70,22 @@ class Misfits:
     too_large: dict[tuple[object, ...], tuple[int, str]] = field(default_factory=dict)
     asked: set[tuple[object, ...]] = field(default_factory=set)
 
-    def add(self, family: KnobFamily, *settings: Knobs, reason: str) -> None:
+    def add(self, family: KnobFamily, *settings: Sizes, reason: str) -> None:
         """These settings do not fit, nor with a larger micro-batch."""
         for chosen in settings:
             self.too_large[(family.relatives, chosen)] = (family.micro_batch, reason)
 
-    def known(self, family: KnobFamily, chosen: Knobs) -> str | None:
+    def known(self, family: KnobFamily, chosen: Sizes) -> str | None:
         """Why these settings do not fit, as they or a smaller micro-batch told; ``None``: none did."""
         limit = self.too_large.get((family.relatives, chosen))
         return limit[1] if limit is not None and family.micro_batch >= limit[0] else None
 
-    def of(self, family: KnobFamily, chosen: Knobs) -> str | None:
+    def of(self, family: KnobFamily, chosen: Sizes) -> str | None:
         """Why these settings do not fit: they themselves, or all frugal ones; ``None``: that is not known."""
         reasons = [self.known(family, frugal) for frugal in family.frugal]
         return self.known(family, chosen) or (reasons[-1] if all(reasons) else None)
 
-    def to_ask(self, family: KnobFamily, chosen: Knobs) -> bool:
+    def to_ask(self, family: KnobFamily, chosen: Sizes) -> bool:
         """Whether these settings were neither asked nor are known not to fit; notes them as asked."""
         key = (family.relatives, chosen, family.micro_batch)
         if key in self.asked or self.known(family, chosen):
@@ -145,8 +101,6 @@ STATES_REASON = "GPU memory: model states alone"
 _UNKNOWN = "memory not known"
 _SLOWER = "slower than the plans shown"
 _SAME_FAMILY = "other settings of the plans shown"
-_ADAM_BYTES = 12
-"""A weight's fp32 copy and Adam's two moments (ZeRO, arXiv 1910.02054, K = 12)."""
 
 
 @frozen_dataclass
@@ -178,7 +132,7 @@ class _Variant:
     """One knob setting of a family. ``seconds``: without the allocator's retries."""
 
     seconds: float
-    knobs: Knobs
+    knobs: Sizes
 
 
 def search(
@@ -274,32 +228,25 @@ class Search:
 
     def families(self) -> Iterator[KnobFamily]:
         """Those that are legal; counts the others with why they are not."""
-        space = self.space
-        spots = placements(space.pins, space.job, space.cluster.nvme_path is not None)
-        copies = second_copies(space.pins, space.cluster)
-
-        def settings_of(layout: Layout, placement: OffloadChoice) -> tuple[Knobs, ...]:
-            alone = placement.parameters != "none" or layout.data < space.cluster.gpus or space.job.inference
-            return settings[placement, (1,) if alone else copies]
-
-        settings = {
-            (placement, sizes): knobs(placement, space.pins, space.timing.trainable, sizes)
-            for placement in spots
-            for sizes in {copies, (1,)}
-        }
+        space, engine = self.space, engine_of(self.space)
+        spots = engine.placements(space.pins, space)
         modes = checkpointings(space)
         for layout in layouts(space.cluster, space.pins):
             if layout in self.excluded:
                 continue
             pairs = list(batches(space, layout))
-            size = sum(len(settings_of(layout, spot)) for spot in spots) * len(modes) * max(1, len(pairs))
+            size = (
+                sum(len(engine.variants(space, layout, spot)) for spot in spots)
+                * len(modes)
+                * max(1, len(pairs))
+            )
             self.candidates += size
             refused = layout_violation(layout, space.shape, space.job, space.cluster, space.pins)
             if refused is not None or not pairs:
                 self.rejected[refused.reason if refused else BATCH_REASON] += size
                 continue
             for placement in spots:
-                variants = settings_of(layout, placement)
+                variants = engine.variants(space, layout, placement)
                 count = len(variants) * len(modes) * len(pairs)
                 reason = self._illegal(layout, placement, pairs[0], variants[0]) or self._states_too_large(
                     layout, placement
@@ -312,33 +259,21 @@ class Search:
                         yield KnobFamily(
                             layout=layout, placement=placement, checkpointing=mode,
                             micro_batch=micro, accumulation=steps, variants=variants,
-                            frugal=frugal_settings(space, layout, placement, (micro, steps), variants),
+                            frugal=engine.frugal(space, layout, placement, (micro, steps), variants),
                         )  # fmt: skip
 
     def _illegal(
-        self, layout: Layout, placement: OffloadChoice, pair: tuple[int, int], chosen: Knobs
+        self, layout: Layout, placement: Placement, pair: tuple[int, int], chosen: Sizes
     ) -> str | None:
         strategy = build_strategy(self.space, layout, placement, "none", *pair, chosen)
-        violation = first_violation(
-            strategy,
-            gpus_per_node=self.space.cluster.gpus_per_node,
-            key_value_heads=self.space.shape.kv_heads,
-        )
-        return None if violation is None else violation.reason
+        return engine_of(self.space).illegal(self.space, strategy)
 
-    def _states_too_large(self, layout: Layout, placement: OffloadChoice) -> str | None:
+    def _states_too_large(self, layout: Layout, placement: Placement) -> str | None:
         """Model states that no micro-batch or knob can make smaller: a bound from below."""
         space = self.space
         if space.job.inference or space.job.method != "full":
             return None
-        ranks = layout.data * layout.sequence
-        weights = space.shape.block_parameters / (layout.tensor * layout.pipeline)
-        element_bytes = 4 if space.precision == "fp32" else 2
-        size = 0.0
-        if placement.parameters == "none":
-            size += element_bytes * weights / (ranks if placement.stage == 3 else 1)
-        if placement.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
-            size += _ADAM_BYTES * weights / (ranks if placement.stage >= 1 else 1)
+        size = engine_of(space).least_state_bytes(space, layout, placement)
         if size <= space.cluster.planned_bytes:
             return None
         self.least_states_bytes = min(int(size), self.least_states_bytes or int(size))
@@ -346,13 +281,13 @@ class Search:
 
     # ---------------------------------------------------------------- time and memory
 
-    def _strategy(self, family: KnobFamily, chosen: Knobs) -> Strategy:
+    def _strategy(self, family: KnobFamily, chosen: Sizes) -> Strategy:
         return build_strategy(
             self.space, family.layout, family.placement, family.checkpointing, family.micro_batch,
             family.accumulation, chosen,
         )  # fmt: skip
 
-    def _seconds(self, family: KnobFamily, chosen: Knobs) -> float:
+    def _seconds(self, family: KnobFamily, chosen: Sizes) -> float:
         return self.space.timing.estimate(self._strategy(family, chosen)).step_seconds
 
     def _expand(self, order: int, family: KnobFamily) -> Iterator[tuple[float, _Variant]]:
@@ -419,7 +354,7 @@ class Search:
         strategy = self._strategy(family, family.variants[-1])
         return self.space.timing.retry_seconds(strategy, max(headroom, EXPANDABLE_BYTES))
 
-    def _try(self, family: KnobFamily, chosen: Knobs) -> Candidate | None:
+    def _try(self, family: KnobFamily, chosen: Sizes) -> Candidate | None:
         """The candidate, if it fits. After a first failure the most frugal knobs are asked, once."""
         known = self.misfits.of(family, chosen)
         if known is not None:
@@ -447,8 +382,7 @@ class Search:
             if reason is None:
                 break
             self.misfits.add(family, frugal, reason=reason)
-            trainable = self.space.timing.trainable
-            if memory and too_large_with_any(memory, strategy, self.space.cluster, trainable):
+            if memory and too_large_with_any(memory, strategy, self.space):
                 self.misfits.add(family, *family.frugal, reason=reason)
                 break
 

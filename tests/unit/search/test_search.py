@@ -19,6 +19,7 @@ from zerokit.errors import MemoryUnknown
 from zerokit.linter.emitted import verify
 from zerokit.planner.models import choose_model
 from zerokit.rules import first_violation
+from zerokit.search.engines import build_strategy, engine_of
 from zerokit.search.plan import make_plan, make_space
 from zerokit.search.search import fits, search
 from zerokit.search.space import (
@@ -26,12 +27,9 @@ from zerokit.search.space import (
     Request,
     Space,
     batches,
-    build_strategy,
     checkpointings,
-    knobs,
     layout_violation,
     layouts,
-    placements,
 )
 
 GIB = 1 << 30
@@ -39,18 +37,17 @@ GIB = 1 << 30
 
 def everything(space: Space):  # type: ignore[no-untyped-def]
     """Brute force: every point of the declared space that is legal and fits, with its time."""
+    engine = engine_of(space)
     for layout in layouts(space.cluster, space.pins):
         if layout_violation(layout, space.shape, space.job, space.cluster, space.pins):
             continue
-        choices = placements(space.pins, space.job, space.cluster.nvme_path is not None)
+        choices = engine.placements(space.pins, space)
         for placement, mode, (micro, steps) in itertools.product(
             choices, checkpointings(space), list(batches(space, layout))
         ):
-            for chosen in knobs(placement, space.pins, space.timing.trainable):
+            for chosen in engine.variants(space, layout, placement):
                 strategy = build_strategy(space, layout, placement, mode, micro, steps, chosen)
-                if first_violation(
-                    strategy, gpus_per_node=space.cluster.gpus_per_node, key_value_heads=space.shape.kv_heads
-                ):
+                if engine.illegal(space, strategy):
                     continue
                 memory = space.memory(space.job, strategy, space.cluster)
                 if fits(memory, space.cluster) is None:
@@ -78,7 +75,7 @@ MOST_GPUS = 2  # with every layout of more, brute force takes seconds
     [
         pytest.param(*job, pins, marks=[pytest.mark.slow] if job[2] > MOST_GPUS and pins != Pins() else [])
         for job in JOBS
-        for pins in (Pins(), SEARCH_ALL, Pins(pipeline_module=True))
+        for pins in (Pins(), Pins(engine="fsdp2"), SEARCH_ALL, Pins(pipeline_module=True))
     ],
 )
 def test_no_legal_plan_that_fits_is_faster(model: str, gpu: str, count: int, job: Job, pins: Pins) -> None:
@@ -180,9 +177,10 @@ def test_host_memory_is_known_without_the_rest() -> None:
     memory = known("llama-3.1-8b").memory(job)
     request = request_for("llama-3.1-8b", "a100-40gb", 4, job=job, host_ram=512 * GIB)
     space, strategies = make_space(request)[0], set()
-    for placement in placements(space.pins, job, has_nvme=False):
+    engine = engine_of(space)
+    for placement in engine.placements(space.pins, space):
         layout = next(iter(layouts(space.cluster, space.pins)))
-        for chosen in knobs(placement, space.pins, space.timing.trainable)[::4]:
+        for chosen in engine.variants(space, layout, placement)[::4]:
             strategies.add(build_strategy(space, layout, placement, "full", 1, 16, chosen))
     for strategy in strategies:
         exact = memory(job, strategy, space.cluster).host_bytes_per_node

@@ -1,0 +1,86 @@
+"""The engine that trains, as a search sees it: one module for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from zerokit.domain.client_optimizers import client_optimizer
+from zerokit.domain.strategy import Candidate, Strategy
+from zerokit.domain.training_settings import TrainingSettings
+from zerokit.search import deepspeed_space, fsdp2_space
+from zerokit.search.space import Layout, Pins, Space
+
+Placement = Any
+"""Where an engine keeps what: a value of its own, which it is handed back."""
+Sizes = Any
+"""Of an engine's buffers, likewise; ``hpz_partition_size`` tells apart those of which each may be fastest."""
+
+
+class Engine(Protocol):
+    """What a search asks."""
+
+    def placements(self, pins: Pins, space: Space) -> list[Placement]:
+        """The simplest first; the pointless ones may be among them."""
+
+    def variants(self, space: Space, layout: Layout, placement: Placement) -> tuple[Sizes, ...]:
+        """Every setting of the sizes, the fastest first and the most frugal last."""
+
+    def frugal(
+        self, space: Space, layout: Layout, placement: Placement, batch: tuple[int, int],
+        variants: tuple[Sizes, ...],
+    ) -> tuple[Sizes, ...]:  # fmt: skip
+        """The settings of which one requires the least, the likeliest last; ``batch``: micro-batch and
+        accumulation."""
+
+    def settings(
+        self, space: Space, layout: Layout, placement: Placement, chosen: Sizes, common: Mapping[str, Any]
+    ) -> TrainingSettings:
+        """The settings of one point of the space; ``common``: what any engine is told."""
+
+    def illegal(self, space: Space, strategy: Strategy) -> str | None:
+        """Why the engine refuses a strategy, or why it is pointless."""
+
+    def least_state_bytes(self, space: Space, layout: Layout, placement: Placement) -> float:
+        """Of a GPU, at least what model states take that no micro-batch or size can make smaller."""
+
+    def most_saved_bytes(self, settings: TrainingSettings, trainable: int) -> int:
+        """The most that other sizes can save."""
+
+    def simpler(self, space: Space, fastest: Candidate) -> Iterator[Pins]:
+        """Pins that leave what is simpler than a choice, the simplest first."""
+
+    def check(self, space: Space, layout: Layout) -> None:
+        """Refuse what is fixed and cannot be.
+
+        Raises:
+            InputError: names the option.
+        """
+
+
+ENGINES: Mapping[str, Engine] = {"deepspeed": deepspeed_space, "fsdp2": fsdp2_space}
+
+
+def engine_of(space: Space) -> Engine:
+    """The one that is searched."""
+    return ENGINES[space.pins.engine]
+
+
+def build_strategy(
+    space: Space, layout: Layout, placement: Placement, checkpointing: str, micro_batch: int,
+    accumulation: int, chosen: Sizes,
+) -> Strategy:  # fmt: skip
+    """The strategy of one point of the space."""
+    job = space.job
+    by_script = not job.inference and client_optimizer(job.optimizer) is not None
+    common = {
+        "precision": space.precision,
+        "micro_batch": micro_batch,
+        "gradient_accumulation": accumulation,
+        "gradient_clipping": 0.0 if job.inference else 1.0,
+        "optimizer": None if job.inference or by_script else job.optimizer,
+        "client_optimizer": job.optimizer if by_script else None,
+        "torch_adam": space.torch_adam,
+    }
+    settings = engine_of(space).settings(space, layout, placement, chosen, common)
+    return Strategy(settings=settings, checkpointing=checkpointing, **layout.degrees)

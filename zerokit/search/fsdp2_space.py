@@ -1,0 +1,134 @@
+"""What is searched of FSDP2: whether layers give their gathered weights back, replicas, offload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
+from zerokit.domain.strategy import Candidate, Strategy
+from zerokit.domain.training_settings import TrainingSettings
+from zerokit.errors import InputError
+from zerokit.search.space import Layout, Pins, Space
+from zerokit.values import frozen_dataclass, replace
+
+_STATE_BYTES = 12
+"""Of a weight's shard: itself in fp32, and Adam's two moments."""
+_OF_DEEPSPEED = (
+    "zero_stage", "reduce_bucket_size", "prefetch_bucket_size", "persistence_threshold", "sub_group_size",
+    "overlap_comm",
+)  # fmt: skip
+_OPTIONS = {
+    "zero_stage": "zero", "reduce_bucket_size": "bucket_size", "prefetch_bucket_size": "prefetch_bucket_size",
+    "tensor_parallel": "tp", "pipeline_parallel": "pp", "sequence_parallel": "sp",
+}  # fmt: skip
+
+
+@frozen_dataclass
+class Sharding:
+    """How weights, gradients and states are divided.
+
+    Attributes:
+        replicas: groups of ranks that each hold all shards: one, or one a node.
+    """
+
+    reshard: bool = True
+    offload: bool = False
+    replicas: int = 1
+
+
+@frozen_dataclass
+class NoSizes:
+    """FSDP2 has no buffers with sizes of their own."""
+
+    hpz_partition_size: int = 1
+
+
+def placements(pins: Pins, space: Space) -> list[Sharding]:
+    """Sharded over all GPUs, then inside each node; on the GPU, then on the CPU."""
+    cluster, offloads = space.cluster, _offloads(pins)
+    replicas = [1] if cluster.nodes == 1 or cluster.gpus_per_node == 1 else [1, cluster.nodes]
+    return [
+        Sharding(reshard=reshard, offload=offload, replicas=count)
+        for offload in offloads
+        for count in replicas
+        for reshard in (True, False)
+    ]
+
+
+def _offloads(pins: Pins) -> list[bool]:
+    fixed = {device for device in (pins.offload_optimizer, pins.offload_param) if device is not None}
+    return [False, True] if not fixed else ["cpu" in fixed]
+
+
+def variants(space: Space, layout: Layout, placement: Sharding) -> tuple[NoSizes, ...]:
+    """The one."""
+    return (NoSizes(),)
+
+
+def frugal(
+    space: Space, layout: Layout, placement: Sharding, batch: tuple[int, int], variants: tuple[NoSizes, ...]
+) -> tuple[NoSizes, ...]:
+    """The one."""
+    return variants
+
+
+def settings(
+    space: Space, layout: Layout, placement: Sharding, chosen: NoSizes, common: Mapping[str, Any]
+) -> Fsdp2Settings:
+    """The settings of one point of the space, as Accelerate wraps models."""
+    return Fsdp2Settings(
+        **common, reshard_after_forward=placement.reshard, offload=placement.offload,
+        replicas=placement.replicas,
+    )  # fmt: skip
+
+
+def illegal(space: Space, strategy: Strategy) -> str | None:
+    """Why a strategy is pointless: one GPU has nothing to gather, so nothing is given back for long."""
+    settings = fsdp2(strategy.settings)
+    if strategy.data_parallel == 1 and not settings.reshard_after_forward:
+        return "one GPU gathers nothing"
+    return None
+
+
+def least_state_bytes(space: Space, layout: Layout, placement: Sharding) -> float:
+    """Of a GPU, at least what model states take."""
+    if placement.offload or (space.job.optimizer or "").lower() not in ("adam", "adamw"):
+        return 0.0
+    return _STATE_BYTES * space.shape.block_parameters * placement.replicas / layout.data
+
+
+def most_saved_bytes(settings: TrainingSettings, trainable: int) -> int:
+    """Nothing: there are no sizes."""
+    return 0
+
+
+def simpler(space: Space, fastest: Candidate) -> Iterator[Pins]:
+    """Without offload."""
+    if fastest.strategy.settings.offloads:
+        yield replace(space.pins, offload_optimizer="none", offload_param="none")
+
+
+def check(space: Space, layout: Layout) -> None:
+    """Refuse what is DeepSpeed's, and what FSDP2 is not planned with.
+
+    Raises:
+        InputError: names the option.
+    """
+    pins, job = space.pins, space.job
+    fixed = [name for name in _OF_DEEPSPEED if getattr(pins, name) is not None]
+    if fixed:
+        name = _OPTIONS.get(fixed[0], fixed[0])
+        raise InputError(f"⟨{name}⟩ is DeepSpeed's; leave it out, or plan with ⟨engine⟩ deepspeed")
+    degrees = {"tp": layout.tensor, "pp": layout.pipeline, "sp": layout.sequence}
+    for name, degree in degrees.items():
+        if degree > 1:
+            raise InputError(f"⟨{name}⟩ {degree}: not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
+    devices = (("offload_optimizer", pins.offload_optimizer), ("offload_param", pins.offload_param))
+    for name, device in devices:
+        if device == "nvme":
+            raise InputError(f"⟨{name}⟩ nvme: FSDP2 offloads to host memory alone; use cpu")
+    if {pins.offload_optimizer, pins.offload_param} == {"none", "cpu"}:
+        raise InputError("FSDP2 offloads weights and states together: give one of the two options alone")
+    if job.inference:
+        raise InputError("serving is not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
