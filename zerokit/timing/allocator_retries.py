@@ -15,7 +15,6 @@ shrinks, to about two per occurrence: 0 at 4 GiB to spare, 1 at 2, 2 at 1 and 4 
 
 from __future__ import annotations
 
-from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
@@ -33,11 +32,13 @@ def spare_bytes(memory: MemoryEstimate, strategy: Strategy, job: Job, cluster: C
     return cluster.gpu.driver_vram_bytes - required
 
 
-def large_blocks(shape: ModelShape, job: Job, strategy: Strategy, owned: float) -> list[tuple[float, int]]:
+def large_blocks(
+    shape: ModelShape, job: Job, strategy: Strategy, flattened: float
+) -> list[tuple[float, int]]:
     """(bytes, times a step) of the tensors for which no hole is large enough.
 
     Args:
-        owned: trainable elements that the rank's optimizer steps.
+        flattened: elements of the gradients that the optimizer's step makes one tensor in fp32 of.
     """
     settings = strategy.settings
     blocks: list[tuple[float, int]] = []
@@ -45,11 +46,8 @@ def large_blocks(shape: ModelShape, job: Job, strategy: Strategy, owned: float) 
         # transformers/loss/loss_utils.py, ForCausalLMLoss: "Upcast to float"
         tokens = settings.micro_batch * job.row_tokens / strategy.sequence_parallel
         blocks.append((_FP32 * tokens * shape.vocab, settings.gradient_accumulation))
-    zero = deepspeed(settings).zero
-    if zero.stage > 0 and settings.optimizer_device == "none":
-        # the owned gradients, flattened in fp32 (zero/stage_1_and_2.py: single_grad_partition), at stage 3
-        # a sub-group at a time (zero/stage3.py: _prepare_sub_group)
-        blocks.append((_FP32 * (min(owned, zero.sub_group_size) if zero.stage == 3 else owned), 1))
+    if flattened:
+        blocks.append((_FP32 * flattened, 1))
     return blocks
 
 
@@ -65,7 +63,7 @@ def retry_seconds(
     strategy: Strategy,
     cluster: Cluster,
     constants: Constants,
-    owned: float,
+    flattened: float,
     headroom: int,
 ) -> float:
     """Seconds of a step in which pages are given back and mapped again; 0 with room enough.
@@ -78,7 +76,7 @@ def retry_seconds(
         return 0.0
     per_byte = constants.remap_seconds_per_byte * cluster.gpus_per_node
     seconds = 0.0
-    for size, times in large_blocks(shape, job, strategy, owned):
+    for size, times in large_blocks(shape, job, strategy, flattened):
         cached = size + constants.cached_bytes
         if headroom < cached:
             retries = constants.most_retries * (1 - headroom / cached)

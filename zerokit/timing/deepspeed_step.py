@@ -166,6 +166,14 @@ class DeepSpeedStep:
             kernels += c.persistent_gather_seconds * self._small_tensors
         return self._sub_groups(strategy) * c.step_launch_seconds + kernels
 
+    def flattened(self, strategy: Strategy) -> float:
+        """The owned gradients (zero/stage_1_and_2.py, ``single_grad_partition``), at stage 3 a sub-group at a
+        time (zero/stage3.py, ``_prepare_sub_group``); none at stage 0 and where the host steps."""
+        zero, owned = deepspeed(strategy.settings).zero, self._traffic.owned(strategy)
+        if zero.stage == 0 or strategy.settings.optimizer_device != "none":
+            return 0.0
+        return min(owned, zero.sub_group_size) if zero.stage == 3 else owned
+
     def _sub_groups(self, strategy: Strategy) -> int:
         """How many a rank's optimizer step has. A tensor that reaches the limit goes into a sub-group whole,
         half of it beyond the limit as a rule."""

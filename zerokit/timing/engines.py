@@ -35,6 +35,9 @@ class EngineStep(Protocol):
     def optimizer(self, strategy: Strategy) -> float:
         """The optimizer's step, but for what the host does of it."""
 
+    def flattened(self, strategy: Strategy) -> float:
+        """Elements of the gradients that the optimizer's step makes one tensor in fp32 of."""
+
     def hosted(self, strategy: Strategy) -> float:
         """Share of a rank's optimizer step that the host makes."""
 

@@ -105,6 +105,10 @@ class Fsdp2Step:
         on_gpu = self._traffic.owned(strategy) * (1 - self.hosted(strategy))
         return c.fsdp2_fixed_seconds + max(kernels, per_element * on_gpu / self._hbm)
 
+    def flattened(self, strategy: Strategy) -> float:
+        """None: shards are stepped as they are."""
+        return 0.0
+
     def hosted(self, strategy: Strategy) -> float:
         """Share of a rank's optimizer step that the host makes."""
         return 1.0 if strategy.settings.offloads else 0.0

@@ -112,8 +112,10 @@ class TimeModel:
         tuned = self.calibration.tuned
         if tuned is not None and strategy.family in tuned.by_family:
             return 0.0  # it ran: its factor holds them
-        owned = self.traffic.owned(strategy)
-        return retry_seconds(self.shape, self.job, strategy, self.cluster, self.constants, owned, headroom)
+        flattened = self.traffic.engine(strategy).flattened(strategy)
+        return retry_seconds(
+            self.shape, self.job, strategy, self.cluster, self.constants, flattened, headroom
+        )
 
     def _estimate(self, strategy: Strategy, parts: Mapping[str, float]) -> TimeEstimate:
         total = sum(parts.values())

@@ -75,7 +75,7 @@ MOST_GPUS = 2  # with every layout of more, brute force takes seconds
     [
         pytest.param(*job, pins, marks=[pytest.mark.slow] if job[2] > MOST_GPUS and pins != Pins() else [])
         for job in JOBS
-        for pins in (Pins(), Pins(engine="fsdp2"), SEARCH_ALL, Pins(pipeline_module=True))
+        for pins in (Pins(), SEARCH_ALL, Pins(pipeline_module=True))
     ],
 )
 def test_no_legal_plan_that_fits_is_faster(model: str, gpu: str, count: int, job: Job, pins: Pins) -> None:
@@ -87,6 +87,17 @@ def test_no_legal_plan_that_fits_is_faster(model: str, gpu: str, count: int, job
     assert 0 < space.timing.least_seconds(space.precision) < min(times)
     ranked = [candidate.time.step_seconds for candidate in found.ranked]
     assert ranked == sorted(ranked)
+
+
+@pytest.mark.parametrize(("gpu", "count", "nodes"), [("h100-sxm-80gb", 4, 2), ("rtx-4090", 2, 1)])
+def test_no_way_to_shard_that_fits_is_faster(gpu: str, count: int, nodes: int) -> None:
+    job = Job(seq_len=2048, global_batch=16)
+    memory = known("llama-3.2-1b").memory(job)
+    request = request_for("llama-3.2-1b", gpu, count, nodes, job, Pins(engine="fsdp2"))
+    space = make_space(replace(request, memory=memory, least_vram=memory.least_vram_bytes))[0]
+    found = search(space, top=3)
+    assert found.ranked[0].time.step_seconds == pytest.approx(min(everything(space)))
+    assert {candidate.strategy.engine for candidate in found.ranked} == {"fsdp2"}
 
 
 def test_zero_1_that_releases_gradients_is_not_ruled_out_by_settings_that_keep_them() -> None:
