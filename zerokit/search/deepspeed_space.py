@@ -260,7 +260,7 @@ def illegal(space: Space, strategy: Strategy) -> str | None:
 
 
 def least_state_bytes(space: Space, layout: Layout, placement: OffloadChoice) -> float:
-    """Of a GPU, at least what model states take that no micro-batch or knob can make smaller."""
+    """Bytes of a GPU, at least, that model states take whatever the micro-batch and the sizes."""
     ranks = layout.data * layout.sequence
     weights = space.shape.block_parameters / (layout.tensor * layout.pipeline)
     element_bytes = 4 if space.precision == "fp32" else 2
@@ -273,7 +273,7 @@ def least_state_bytes(space: Space, layout: Layout, placement: OffloadChoice) ->
 
 
 def most_saved_bytes(settings: TrainingSettings, trainable: int) -> int:
-    """The most that other sizes can save."""
+    """Bytes that other sizes can save at most."""
     return bytes_of_order(deepspeed(settings), trainable)
 
 

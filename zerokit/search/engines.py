@@ -21,7 +21,7 @@ class Engine(Protocol):
     """What a search asks."""
 
     def placements(self, pins: Pins, space: Space) -> list[Placement]:
-        """The simplest first; the pointless ones may be among them."""
+        """Placements, the simplest first; the pointless ones may be among them."""
 
     def variants(self, space: Space, layout: Layout, placement: Placement) -> tuple[Sizes, ...]:
         """Every setting of the sizes, the fastest first and the most frugal last."""
@@ -42,10 +42,10 @@ class Engine(Protocol):
         """Why the engine refuses a strategy, or why it is pointless."""
 
     def least_state_bytes(self, space: Space, layout: Layout, placement: Placement) -> float:
-        """Of a GPU, at least what model states take that no micro-batch or size can make smaller."""
+        """Bytes of a GPU, at least, that model states take whatever the micro-batch and the sizes."""
 
     def most_saved_bytes(self, settings: TrainingSettings, trainable: int) -> int:
-        """The most that other sizes can save."""
+        """Bytes that other sizes can save at most."""
 
     def simpler(self, space: Space, fastest: Candidate) -> Iterator[Pins]:
         """Pins that leave what is simpler than a choice, the simplest first."""
@@ -62,7 +62,7 @@ ENGINES: Mapping[str, Engine] = {"deepspeed": deepspeed_space, "fsdp2": fsdp2_sp
 
 
 def engine_of(space: Space) -> Engine:
-    """The one that is searched."""
+    """Return the one that is searched."""
     return ENGINES[space.pins.engine]
 
 

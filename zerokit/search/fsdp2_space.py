@@ -62,14 +62,14 @@ def _offloads(pins: Pins) -> list[bool]:
 
 
 def variants(space: Space, layout: Layout, placement: Sharding) -> tuple[NoSizes, ...]:
-    """The one."""
+    """Return the one."""
     return (NoSizes(),)
 
 
 def frugal(
     space: Space, layout: Layout, placement: Sharding, batch: tuple[int, int], variants: tuple[NoSizes, ...]
 ) -> tuple[NoSizes, ...]:
-    """The one."""
+    """Return the one."""
     return variants
 
 
@@ -92,19 +92,19 @@ def illegal(space: Space, strategy: Strategy) -> str | None:
 
 
 def least_state_bytes(space: Space, layout: Layout, placement: Sharding) -> float:
-    """Of a GPU, at least what model states take."""
+    """Bytes of a GPU, at least, that model states take."""
     if placement.offload or (space.job.optimizer or "").lower() not in ("adam", "adamw"):
         return 0.0
     return _STATE_BYTES * space.shape.block_parameters * placement.replicas / layout.data
 
 
 def most_saved_bytes(settings: TrainingSettings, trainable: int) -> int:
-    """Nothing: there are no sizes."""
+    """Return 0: there are no sizes."""
     return 0
 
 
 def simpler(space: Space, fastest: Candidate) -> Iterator[Pins]:
-    """Without offload."""
+    """Yield pins without offload."""
     if fastest.strategy.settings.offloads:
         yield replace(space.pins, offload_optimizer="none", offload_param="none")
 

@@ -9,16 +9,13 @@ micro-batch (3mW), less what ``stage3_max_reuse_distance`` keeps over the turn.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import ElementBytes
 from zerokit.timing import zero_3_host
 from zerokit.timing.collectives import Flow, Route
-
-if TYPE_CHECKING:
-    from zerokit.timing.traffic import Traffic
+from zerokit.timing.spread import Spread
 
 _FETCHED_MODULES = 8
 """Of a layer, fetched apart where prefetching does not join them: about its linear modules and norms."""
@@ -35,29 +32,30 @@ class DeepSpeedStep:
     """DeepSpeed's part of the steps of one model and job on one cluster.
 
     Args:
-        traffic: what is the same under every engine.
+        spread: what is the same under every engine.
     """
 
-    def __init__(self, traffic: Traffic) -> None:
-        self._traffic = traffic
-        self._shape, self._job, self._cluster = traffic.shape, traffic.job, traffic.cluster
-        self._constants = traffic.constants
+    def __init__(self, spread: Spread) -> None:
+        self._spread = spread
+        self._shape, self._job, self._cluster = spread.shape, spread.job, spread.cluster
+        self._constants = spread.constants
         self._tensor_of_an_element = self._mean_tensor_of_an_element()
-        self._small_tensors = zero_3_host.small_tensors(traffic.shape)
+        self._small_tensors = zero_3_host.small_tensors(spread.shape)
 
     def data_parallel(self, strategy: Strategy) -> Flow:
+        """What crosses between data-parallel ranks."""
         settings = strategy.settings
         zero = deepspeed(settings).zero
         # sequence-parallel peers average gradients and share ZeRO's partition too
         ranks = strategy.zero_ranks
-        way = self._traffic.route(ranks, strategy.tensor_parallel)
-        weights, trainable = self._traffic.rank_weights(strategy)
+        way = self._spread.route(ranks, strategy.tensor_parallel)
+        weights, trainable = self._spread.rank_weights(strategy)
         element_bytes = settings.parameter_bytes
         gradients = element_bytes * trainable
         bucket = element_bytes * zero.reduce_bucket_size
         messages = max(1, math.ceil(gradients / bucket))
         if self._job.inference:
-            gathers = weights * self._traffic.weight_bytes if zero.stage == 3 else 0.0
+            gathers = weights * self._spread.weight_bytes if zero.stage == 3 else 0.0
             return Flow(route=way, per_micro=way.seconds(gathers, messages=self._shape.layers), per_step=0.0,
                         overlapped=True)  # fmt: skip
         gather_bucket = element_bytes * zero.allgather_bucket_size
@@ -77,13 +75,13 @@ class DeepSpeedStep:
 
     def _stage_3(self, strategy: Strategy, way: Route, weights: float, reduce: float) -> Flow:
         zero = deepspeed(strategy.settings).zero
-        element_bytes = self._traffic.weight_bytes * strategy.settings.parameter_bytes / 2
+        element_bytes = self._spread.weight_bytes * strategy.settings.parameter_bytes / 2
         cached = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
         gathers = (2 * weights - cached) * element_bytes
         gather_way = way
         if zero.zero_hpz_partition_size > 1:
             # the second copy inside the node serves the backward gathers (ZeRO++, arXiv 2306.10209)
-            inner = self._traffic.route(zero.zero_hpz_partition_size, strategy.tensor_parallel)
+            inner = self._spread.route(zero.zero_hpz_partition_size, strategy.tensor_parallel)
             first = way.seconds(
                 weights * element_bytes, messages=self._fetches(weights, zero.prefetch_bucket_size)
             )
@@ -114,7 +112,7 @@ class DeepSpeedStep:
             fetched = c.offload_fetch_seconds * weights
         gathers = (0.0, 0.0)
         if strategy.zero_ranks > 1:
-            gathers = zero_3_host.gathers(self._shape, self._traffic.rank_weights(strategy)[0], zero)
+            gathers = zero_3_host.gathers(self._shape, self._spread.rank_weights(strategy)[0], zero)
         per_gather = c.gather_seconds / self._shape.layers
         return (
             modules * (c.stage3_launch_seconds + fetched) + gathers[0] * per_gather,
@@ -130,7 +128,7 @@ class DeepSpeedStep:
     def hooks(self, strategy: Strategy) -> float:
         """Host time of DeepSpeed's hooks on gradients, per micro-batch."""
         c, settings = self._constants, strategy.settings
-        tensors = self._traffic.tensors(strategy)
+        tensors = self._spread.tensors(strategy)
         if not settings.divides_states:
             # cast and added to the flat buffer at once
             return _STAGE_0_HOOK_SHARE * c.hook_seconds * tensors
@@ -148,19 +146,19 @@ class DeepSpeedStep:
         peers = 2.0 if strategy.zero_ranks > 1 else 1.0
         traffic = c.gradient_bytes + c.reduce_bytes * peers * self.reductions(strategy)
         per_16_bit = strategy.settings.parameter_bytes / 2
-        return traffic * per_16_bit * self._traffic.rank_weights(strategy)[1] / hbm
+        return traffic * per_16_bit * self._spread.rank_weights(strategy)[1] / hbm
 
     def optimizer(self, strategy: Strategy) -> float:
         """Adam on the GPU over what it steps of the owned partition; only launches when the host does it."""
         c, settings = self._constants, strategy.settings
         kernels = 0.0
         if settings.divides_weights:
-            kernels = c.stage3_step_seconds * self._traffic.tensors(strategy)
+            kernels = c.stage3_step_seconds * self._spread.tensors(strategy)
         else:
             ranks = strategy.zero_ranks if settings.divides_states else _STAGE_0_STEP_SHARE
-            kernels = c.tensor_step_seconds * self._traffic.tensors(strategy) / ranks
+            kernels = c.tensor_step_seconds * self._spread.tensors(strategy) / ranks
         hbm = self._cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
-        on_gpu = self._traffic.owned(strategy) * (1 - self.hosted(strategy))
+        on_gpu = self._spread.owned(strategy) * (1 - self.hosted(strategy))
         kernels = max(kernels, c.adam_bytes * on_gpu / hbm)
         if settings.divides_weights and strategy.zero_ranks > 1 and self._job.method == "full":
             kernels += c.persistent_gather_seconds * self._small_tensors
@@ -169,7 +167,7 @@ class DeepSpeedStep:
     def flattened(self, strategy: Strategy) -> float:
         """The owned gradients (zero/stage_1_and_2.py, ``single_grad_partition``), at stage 3 a sub-group at a
         time (zero/stage3.py, ``_prepare_sub_group``); none at stage 0 and where the host steps."""
-        zero, owned = deepspeed(strategy.settings).zero, self._traffic.owned(strategy)
+        zero, owned = deepspeed(strategy.settings).zero, self._spread.owned(strategy)
         if zero.stage == 0 or strategy.settings.optimizer_device != "none":
             return 0.0
         return min(owned, zero.sub_group_size) if zero.stage == 3 else owned
@@ -180,7 +178,7 @@ class DeepSpeedStep:
         zero = deepspeed(strategy.settings).zero
         beyond = self._tensor_of_an_element / 2 / strategy.tensor_parallel / strategy.zero_ranks
         return (
-            max(1, math.ceil(self._traffic.owned(strategy) / (zero.sub_group_size + beyond)))
+            max(1, math.ceil(self._spread.owned(strategy) / (zero.sub_group_size + beyond)))
             if zero.stage == 3
             else 1
         )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from zerokit.domain.strategy import Strategy
 from zerokit.timing.collectives import Flow
 from zerokit.timing.deepspeed_step import DeepSpeedStep
 from zerokit.timing.fsdp2_step import Fsdp2Step
-
-if TYPE_CHECKING:
-    from zerokit.timing.traffic import Traffic
+from zerokit.timing.spread import Spread
 
 
 class EngineStep(Protocol):
@@ -45,4 +43,4 @@ class EngineStep(Protocol):
         """Bytes of gradients that go to the host once a step, and both ways each micro-batch."""
 
 
-ENGINES: Mapping[str, Callable[[Traffic], EngineStep]] = {"deepspeed": DeepSpeedStep, "fsdp2": Fsdp2Step}
+ENGINES: Mapping[str, Callable[[Spread], EngineStep]] = {"deepspeed": DeepSpeedStep, "fsdp2": Fsdp2Step}

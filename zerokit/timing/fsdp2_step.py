@@ -9,15 +9,11 @@ all-reduced then. Gathers run ahead of the compute that waits for them, reductio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import DTYPE_BYTES
 from zerokit.timing.collectives import Flow
-
-if TYPE_CHECKING:
-    from zerokit.timing.traffic import Traffic
+from zerokit.timing.spread import Spread
 
 _GROUPS_BESIDE_LAYERS = 2
 """The embedding, and the head with the last norm (accelerate/utils/fsdp_utils.py, ``fsdp2_prepare_model``,
@@ -35,20 +31,20 @@ class Fsdp2Step:
     """FSDP2's part of the steps of one model and job on one cluster.
 
     Args:
-        traffic: what is the same under every engine.
+        spread: what is the same under every engine.
     """
 
-    def __init__(self, traffic: Traffic) -> None:
-        self._traffic = traffic
-        self._shape, self._job, self._cluster = traffic.shape, traffic.job, traffic.cluster
-        self._constants = traffic.constants
+    def __init__(self, spread: Spread) -> None:
+        self._spread = spread
+        self._shape, self._job, self._cluster = spread.shape, spread.job, spread.cluster
+        self._constants = spread.constants
 
     def data_parallel(self, strategy: Strategy) -> Flow:
         """Gathers of each micro-batch, and the reduction at the end."""
         settings = fsdp2(strategy.settings)
         shards = self._shards(strategy)
-        way = self._traffic.route(shards, 1)
-        weights, trainable = self._traffic.rank_weights(strategy)
+        way = self._spread.route(shards, 1)
+        weights, trainable = self._spread.rank_weights(strategy)
         groups = self._shape.layers + _GROUPS_BESIDE_LAYERS
         gathers = self._gathers(settings)
         per_micro = way.seconds(
@@ -57,17 +53,17 @@ class Fsdp2Step:
         gradients = trainable * self._reduced_bytes(settings)
         per_step = way.seconds(gradients, messages=groups)
         if settings.replicas > 1:
-            outer = self._traffic.route(settings.replicas, shards)
+            outer = self._spread.route(settings.replicas, shards)
             per_step += outer.seconds(gradients / shards, passes=2, messages=groups)
         return Flow(
-            route=way if shards > 1 else self._traffic.route(settings.replicas, shards),
+            route=way if shards > 1 else self._spread.route(settings.replicas, shards),
             per_micro=per_micro, per_step=per_step, overlapped=True, overlapped_at_end=True,
         )  # fmt: skip
 
     def layer_launch(self, strategy: Strategy) -> tuple[float, float, float]:
         """More host time of a layer: forward, backward, recomputation."""
         c, again = self._constants, self._gathers(fsdp2(strategy.settings)) - 1.0
-        gather = c.fsdp2_gather_seconds + c.fsdp2_tensor_seconds * self._traffic.tensors_of_a_layer
+        gather = c.fsdp2_gather_seconds + c.fsdp2_tensor_seconds * self._spread.tensors_of_a_layer
         return c.fsdp2_hook_seconds + gather, c.fsdp2_hook_seconds + again * gather, 0.0
 
     def reductions(self, strategy: Strategy) -> float:
@@ -76,7 +72,7 @@ class Fsdp2Step:
 
     def hooks(self, strategy: Strategy) -> float:
         """Host time of the reductions, per micro-batch."""
-        tensors = self._traffic.tensors(strategy)
+        tensors = self._spread.tensors(strategy)
         return self.reductions(strategy) * self._constants.fsdp2_reduce_seconds * tensors
 
     def gradients(self, strategy: Strategy) -> float:
@@ -88,7 +84,7 @@ class Fsdp2Step:
         ``foreach_reduce``). Gradients of several micro-batches are added up before.
         """
         settings, shards = fsdp2(strategy.settings), self._shards(strategy)
-        weights, trainable = self._traffic.rank_weights(strategy)
+        weights, trainable = self._spread.rank_weights(strategy)
         wide, reduced = settings.parameter_bytes, self._reduced_bytes(settings)
         gather = (settings.master_bytes + wide) / shards + 2 * wide * (shards > 1)
         reduce = wide + reduced + (reduced + settings.master_bytes) / shards
@@ -100,13 +96,13 @@ class Fsdp2Step:
     def optimizer(self, strategy: Strategy) -> float:
         """A fused Adam over the shards, and the norm of their gradients; launches alone under an offload."""
         c, settings = self._constants, strategy.settings
-        kernels = c.fsdp2_step_seconds * self._traffic.tensors(strategy)
+        kernels = c.fsdp2_step_seconds * self._spread.tensors(strategy)
         per_element = _FUSED_ADAM_BYTES + (_CLIPPING_BYTES if settings.gradient_clipping else 0.0)
-        on_gpu = self._traffic.owned(strategy) * (1 - self.hosted(strategy))
+        on_gpu = self._spread.owned(strategy) * (1 - self.hosted(strategy))
         return c.fsdp2_fixed_seconds + max(kernels, per_element * on_gpu / self._hbm)
 
     def flattened(self, strategy: Strategy) -> float:
-        """None: shards are stepped as they are."""
+        """Return 0: shards are stepped as they are."""
         return 0.0
 
     def hosted(self, strategy: Strategy) -> float:

@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping
 
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import Job, Lora
+from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
-from zerokit.timing.collectives import Route, route
 from zerokit.timing.constants import Calibration, Constants
 from zerokit.timing.engines import ENGINES, EngineStep
+from zerokit.timing.spread import Spread
 from zerokit.values import frozen_dataclass
 
 _SWAPPED_BYTES = 12.0
@@ -44,7 +44,7 @@ class Work:
         return self.forward_seconds + self.backward_seconds
 
 
-class Traffic:
+class Traffic(Spread):
     """Step time from compute time: adds what is communicated, offloaded and stepped."""
 
     def __init__(
@@ -56,17 +56,9 @@ class Traffic:
         calibration: Calibration,
         trainable: int,
     ) -> None:
-        self.shape = shape
-        self.job = job
-        self.cluster = cluster
-        self.constants = constants
-        self.calibration = calibration
-        self.trainable = trainable
+        super().__init__(shape, job, cluster, constants, calibration, trainable)
         self._engines: dict[str, EngineStep] = {}
-        self._routes: dict[tuple[int, int, float], Route] = {}
-        self._tensors = self._tensors_of_all_stages()
         self._copying = self._pcie()
-        self.weight_bytes = shape.weight_bytes(2.0, job.packed_base_bytes) / shape.parameters
 
     def engine(self, strategy: Strategy) -> EngineStep:
         """What the engine of a strategy adds."""
@@ -124,26 +116,6 @@ class Traffic:
         """Whether tensor-parallel ranks compute their share of the logits and of the loss. AutoTP keeps tied
         heads cut as their embedding is (deepspeed/module_inject/layers.py)."""
         return self.constants.vocab_parallel or self.shape.tied
-
-    # ---------------------------------------------------------------- groups
-
-    def route(self, ranks: int, inner: int, share: float = 1.0) -> Route:
-        key = (ranks, inner, share)
-        if key not in self._routes:
-            self._routes[key] = route(self.cluster, ranks, inner, self.constants, self.calibration, share)
-        return self._routes[key]
-
-    def rank_weights(self, strategy: Strategy) -> tuple[float, float]:
-        """Elements of weights and of trainable ones on a rank before ZeRO divides them."""
-        split = strategy.tensor_parallel * strategy.pipeline_parallel
-        return self.shape.parameters / split, self.trainable / split
-
-    def owned(self, strategy: Strategy) -> float:
-        """Trainable elements that a rank's optimizer steps."""
-        owned = self.rank_weights(strategy)[1]
-        if strategy.settings.divides_states:
-            owned /= strategy.zero_ranks
-        return owned
 
     def _tensor(self, strategy: Strategy) -> tuple[float, str]:
         """All-reduces of activations: two a layer in each direction, one more pass when recomputing."""
@@ -210,32 +182,6 @@ class Traffic:
         return math.pow(share, power - 1)
 
     # ---------------------------------------------------------------- the step itself
-
-    def tensors(self, strategy: Strategy) -> float:
-        """Trainable tensors of a rank's layers, near enough: each product is two (fused here, or with a
-        bias)."""
-        return self._tensors / strategy.pipeline_parallel
-
-    @property
-    def tensors_of_a_layer(self) -> float:
-        """Tensors of a layer, frozen ones too, near enough."""
-        adapters = self._tensors if self.job.method != "full" else 0
-        return (self._tensors_of_the_model() + adapters) / self.shape.layers
-
-    def _tensors_of_all_stages(self) -> int:
-        if self.job.method == "full":
-            return self._tensors_of_the_model()
-        targets = (self.job.lora or Lora()).targets
-        counts = (
-            stack.layers * 3 * len(gemm.adapted(targets)) / max(1, len(gemm.modules))
-            for stack in self.shape.stacks
-            for gemm in stack.gemms
-        )
-        return round(sum(counts))
-
-    def _tensors_of_the_model(self) -> int:
-        norms = 1 if self.shape.gated else 4
-        return sum(stack.layers * (2 * len(stack.gemms) + norms) for stack in self.shape.stacks)
 
     def _pcie(self) -> tuple[float, float]:
         """Host-to-device and device-to-host bytes/s of one GPU when all of the node copy at once."""
