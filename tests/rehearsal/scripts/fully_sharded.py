@@ -86,7 +86,6 @@ else:
     options = {
         "mesh": init_device_mesh("cuda", shape, mesh_dim_names=("replicas", "shards")[-len(shape) :]),
         "mp_policy": policy,
-        "reshard_after_forward": not args.keep_gathered,
         "offload_policy": CPUOffloadPolicy() if args.offload else OffloadPolicy(),
     }
     if args.checkpointing:
@@ -94,7 +93,7 @@ else:
     base = model.get_base_model() if args.lora else model
     stack = base.base_model.h if hasattr(base.base_model, "h") else base.base_model.layers
     for layer in stack:
-        fully_shard(layer, **options)
+        fully_shard(layer, reshard_after_forward=not args.keep_gathered, **options)
     fully_shard(model, **options)
     optimizer = optimizer_of(model)
 
