@@ -108,6 +108,11 @@ class Fsdp2Settings(TrainingSettings):
         (torch/distributed/fsdp/_fully_shard/_fsdp_init.py, ``_init_default_mesh``, 2.13)."""
         return self.replicas > 1
 
+    @property
+    def communicators(self) -> int:
+        """One of the ranks that share a replica and, with replicas, one of those that hold the same shard."""
+        return 2 if self.replicas > 1 else 1
+
 
 def fsdp2(settings: TrainingSettings) -> Fsdp2Settings:
     """The settings as FSDP2's, for what is true of FSDP2 alone.

@@ -109,3 +109,9 @@ class TrainingSettings(ABC):
     @abstractmethod
     def has_own_group(self) -> bool:
         """Whether it communicates in another group of ranks than torch's default one."""
+
+    @property
+    def communicators(self) -> int:
+        """How many NCCL communicators the engine's collectives of a step take, beside those of model-parallel
+        groups."""
+        return 1

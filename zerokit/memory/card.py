@@ -46,7 +46,8 @@ def _nccl_bytes(strategy: Strategy, trainer: Trainer | None = None) -> int:
     if strategy.world_size == 1:
         return gathering
     groups = max(strategy.tensor_parallel, strategy.sequence_parallel, strategy.pipeline_parallel)
-    return gathering + NCCL_BYTES + (NCCL_PER_GROUP_MEMBER_BYTES * min(groups, 8) if groups > 1 else 0)
+    own = NCCL_BYTES + (strategy.settings.communicators - 1) * NCCL_FURTHER_BYTES
+    return gathering + own + (NCCL_PER_GROUP_MEMBER_BYTES * min(groups, 8) if groups > 1 else 0)
 
 
 def outside_allocator_bytes(gpu: Gpu, strategy: Strategy, trainer: Trainer | None = None) -> int:

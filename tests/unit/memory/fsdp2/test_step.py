@@ -15,6 +15,7 @@ from zerokit.memory.estimate import covers, estimate_traced, not_replayed, repla
 from zerokit.memory.fsdp2.groups import groups_of
 from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.memory.rank_model import rank_model
+from zerokit.units import GIB
 
 WITHIN = 1e-4
 
@@ -52,6 +53,13 @@ def test_no_estimate_is_below_its_bound(case: Case) -> None:
     profile = profile_of(case.model)
     estimated = estimate_traced(profile, case.job, case.strategy, case.cluster)
     assert least_vram_bytes(profile, case.job, case.strategy, case.cluster) <= estimated.min_vram_bytes
+
+
+def test_replicas_take_a_second_communicator() -> None:
+    """A rehearsal of this case asks for a card of 9.96 GiB, of which 388 MiB are the communicator's."""
+    case = Case("llama-3.2-1b", 8, "--accelerate --replicas 2 --tokens 1024 --checkpointing")
+    estimated = estimate_traced(profile_of(case.model), case.job, case.strategy, case.cluster)
+    assert estimated.min_vram_bytes == pytest.approx(9.96 * GIB, rel=1e-3)
 
 
 def test_accelerate_groups_embedding_layers_and_the_tail() -> None:
