@@ -23,6 +23,13 @@ from zerokit.values import replace
 REPLAYED_OPTIMIZERS = ("adam", "adamw", "sgd")
 
 
+_FP32_LOGITS = frozenset(
+    {"beam", "blt", "falcon_mamba", "inkling2", "mamba", "mamba2", "moshi", "nemotron_h", "xlstm"}
+)
+"""Model types whose forward returns logits in fp32 (Transformers 5.23): Accelerate's ``output_dtype`` makes
+another copy of them, which is not counted."""
+
+
 def not_replayed(job: Job, strategy: Strategy) -> str:
     """What of this training was not compared with rehearsals of the library; empty: all was."""
     settings = fsdp2(strategy.settings)
@@ -45,6 +52,8 @@ def not_replayed(job: Job, strategy: Strategy) -> str:
 def knows(profile: ModelProfile) -> bool:
     """Whether the model is a decoder of one list of layers, its weights all in one dtype: others are grouped
     by the classes that Transformers names (``_no_split_modules``), which a profile does not know."""
+    if profile.hf_config.get("model_type") in _FP32_LOGITS:
+        return False
     is_of_one_dtype = not any(parameter.element_bytes for parameter in profile.parameters)
     return profile.head == "causal" and is_of_one_dtype and len(stacks_of(profile.parameters)) == 1
 

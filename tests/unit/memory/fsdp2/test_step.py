@@ -104,3 +104,6 @@ def test_what_was_not_compared_is_refused() -> None:
         "precision fp16"
     )
     assert not covers(profile_of("t5-base"), job, strategy)  # two lists of layers
+    own = profile_of(case.model)
+    widening = replace(own, hf_config={**own.hf_config, "model_type": "nemotron_h"})
+    assert covers(own, job, strategy) and not covers(widening, job, strategy)
