@@ -121,7 +121,13 @@ def plan(
 
 
 @shows_options
-def estimate(*, deepspeed: Path | None = None, say: Say = silent, **options: Unpack[PlanOptions]) -> Estimate:
+def estimate(
+    *,
+    deepspeed: Path | None = None,
+    accelerate: Path | None = None,
+    say: Say = silent,
+    **options: Unpack[PlanOptions],
+) -> Estimate:
     """Predict memory and step time of one strategy.
 
     What is not given takes its plain value: ZeRO-0 (or the file's stage), micro-batch 1, no accumulation, no
@@ -129,6 +135,8 @@ def estimate(*, deepspeed: Path | None = None, say: Say = silent, **options: Unp
 
     Args:
         deepspeed: a ``ds_config.json``, which then decides the strategy.
+        accelerate: an accelerate YAML with FSDP2 or DeepSpeed, or a Trainer's arguments with FSDP, likewise;
+            ``gpus`` are then its ``num_processes`` unless given.
         say: is told, line by line, what takes long (a model outside the catalogue is traced once).
         **options: see :data:`zerokit.planner.options.OPTIONS`.
 
@@ -145,7 +153,9 @@ def estimate(*, deepspeed: Path | None = None, say: Say = silent, **options: Unp
     """
     from zerokit import planner
 
-    return planner.estimate(normalized(options), deepspeed=_text(deepspeed), say=plainly(say))
+    return planner.estimate(
+        normalized(options), deepspeed=_text(deepspeed), accelerate=_text(accelerate), say=plainly(say)
+    )
 
 
 @shows_options

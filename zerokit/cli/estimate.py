@@ -31,6 +31,10 @@ _BATCH_PER_GPU = ("micro_batch", "gradient_accumulation")
             "An existing DeepSpeed file",
             "zerokit estimate --model llama-3.1-8b --gpus 8 --gpu h200 --deepspeed d.json",
         ),
+        (
+            "An accelerate YAML with FSDP2",
+            "zerokit estimate --model llama-3.1-8b --gpu h200 --accelerate fsdp2.yaml --micro-batch 1",
+        ),
         ("LoRA on one card", "zerokit estimate --model llama-3.1-8b --method lora --gpus 1 --gpu rtx-4090"),
         ("Serving", "zerokit estimate --model llama-3.1-8b --inference --gpus 1 --gpu l40s"),
     ),
@@ -39,9 +43,17 @@ _BATCH_PER_GPU = ("micro_batch", "gradient_accumulation")
 @click.option(
     "--deepspeed", "deepspeed", metavar="FILE", help="A ds_config.json, which then decides the strategy."
 )
+@click.option(
+    "--accelerate",
+    "accelerate",
+    metavar="FILE",
+    help="An accelerate YAML with FSDP2 or DeepSpeed, or a Trainer's arguments with FSDP, likewise.",
+)
 @shared_options.explain
 @click.option("--json", "as_json", is_flag=True, help="Print the estimate as JSON on standard output.")
-def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any) -> int:
+def command(
+    deepspeed: str | None, accelerate: str | None, explain: bool, as_json: bool, **options: Any
+) -> int:
     """Predict memory and step time of ONE configuration.
 
     What is not given takes its plain value: ZeRO-0 (or the file's stage), micro-batch 1, no
@@ -50,11 +62,11 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
     from zerokit import planner
     from zerokit.cli import plan_text
 
-    result = planner.estimate(options, deepspeed=deepspeed, say=say)
+    result = planner.estimate(options, deepspeed=deepspeed, accelerate=accelerate, say=say)
     # 3 as `plan` ends where nothing fits; the answer itself stands on standard output all the same
     code = NothingFits.exit_code if result.fits is False else 0
     strategy, job = result.planned.strategy, result.planned.job
-    has_batch = deepspeed or any(options.get(name) for name in _BATCH_PER_GPU)
+    has_batch = deepspeed or accelerate or any(options.get(name) for name in _BATCH_PER_GPU)
     batch = strategy.global_batch if has_batch and not job.inference else None
     if as_json:
         write_json(result.to_dict())
@@ -62,7 +74,9 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
         searched = _plan_command(options, batch)
         following = None
         in_file = strategy.sequence_parallel == strategy.pipeline_parallel == 1
-        if deepspeed and in_file:
+        if accelerate:
+            following = _accelerate_with(accelerate)
+        elif deepspeed and in_file:
             following = _launch_with(deepspeed, result)
         elif not job.inference:
             host = _host_ram(result)
@@ -73,6 +87,19 @@ def command(deepspeed: str | None, explain: bool, as_json: bool, **options: Any)
             following = plan_text.NextCommand(command=same, does=does)
         write(plan_text.estimate(result, explain=explain, plan_command=searched, next_command=following))
     return code
+
+
+def _accelerate_with(file: str) -> NextCommand | None:
+    """A run with the accelerate YAML that was estimated; None: a Trainer's arguments."""
+    from zerokit.cli.plan_text import NextCommand
+
+    if file.endswith(".json"):
+        return None
+    command = f"accelerate launch --config_file {shlex.quote(file)} train.py"
+    return NextCommand(
+        command=command, does="runs the script with this file", comment="train.py: your script",
+        without_plan=True,
+    )  # fmt: skip
 
 
 def _launch_with(file: str, result: Estimate) -> NextCommand:

@@ -7,6 +7,7 @@ Accelerate 1.12 to 1.15: commands/launch.py, utils/launch.py:304, utils/dataclas
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import Any
 
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
@@ -28,6 +29,7 @@ class Fsdp2Config:
         checkpointing: FSDP checkpoints every layer that it wraps.
         shards: ranks that hold one copy; None: as many as there are beside the replicas.
         processes, nodes: of the whole run; None: not said.
+        batch: ``micro_batch`` and ``gradient_accumulation``, where the file says them.
         remarks: what it says that the figures do not follow, and what may be other for it.
     """
 
@@ -37,6 +39,7 @@ class Fsdp2Config:
     shards: int | None = None
     processes: int | None = None
     nodes: int | None = None
+    batch: Mapping[str, int] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
 
@@ -102,6 +105,39 @@ def from_trainer(block: Mapping[str, Any], precision: str = "no") -> Fsdp2Config
         InputError: a part of it is not modelled.
     """
     return _from_block(block, _TRAINER, precision)
+
+
+def from_arguments(arguments: Mapping[str, Any]) -> Fsdp2Config:
+    """Read a Trainer's arguments with ``fsdp``, its ``fsdp_config`` in them (training_args.py:2886).
+
+    Raises:
+        InputError: a part of it is not modelled.
+    """
+    block, fsdp = dict(_mapping(arguments, "fsdp_config")), arguments.get("fsdp")
+    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
+    for word in (str(one).lower() for one in words):
+        if word not in _WORDS:
+            raise InputError(f"fsdp {word} is FSDP version 1's and not modelled; use full_shard")
+        block = {**_WORDS[word], **block}
+    precision = next((name for name in ("bf16", "fp16") if is_true(arguments.get(name, False))), "no")
+    found = from_trainer(block, precision)
+    names = ("activation_checkpointing", "gradient_checkpointing")
+    by_trainer = any(is_true(arguments.get(name, False)) for name in names)
+    batch = {
+        "micro_batch": _count(arguments, "per_device_train_batch_size") or _TRAINERS_BATCH,
+        "gradient_accumulation": _count(arguments, "gradient_accumulation_steps") or 1,
+    }
+    return replace(found, checkpointing=found.checkpointing or by_trainer, batch=batch)
+
+
+_TRAINERS_BATCH = 8
+"""TrainingArguments.per_device_train_batch_size, in 4.56 to 5.23."""
+_WORDS: Mapping[str, Mapping[str, bool]] = {
+    "full_shard": {"reshard_after_forward": True},
+    "shard_grad_op": {"reshard_after_forward": False},
+    "offload": {"cpu_offload": True},
+    "auto_wrap": {},
+}
 
 
 def _from_block(block: Mapping[str, Any], reader: _Reader, precision: str) -> Fsdp2Config:

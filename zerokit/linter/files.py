@@ -20,6 +20,7 @@ from zerokit.files import leaves
 from zerokit.linter.accelerate.deepspeed_block import lint_pair
 from zerokit.linter.accelerate.keys import LAUNCH, is_file
 from zerokit.linter.accelerate.keys import key_list as accelerate_keys
+from zerokit.linter.accelerate.parallelism import runs_as
 from zerokit.linter.accelerate.processes import number_of_processes
 from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
 from zerokit.linter.arguments_file import Trainer, find_beside, lint_arguments, named_deepspeed, trainer_of
@@ -133,7 +134,13 @@ def _of_yaml(path: Path) -> str:
             f"this is Accelerate's YAML, which names none: `zerokit check {file} --model MODEL --gpu GPU` "
             f"tells whether it fits; to run, {_MAKES_PLAN} and launch that, or {_runs_as_it_is(path)}"
         )
-    return f"this is Accelerate's YAML, and does not use DeepSpeed: {rehearsal_of(document.value)}"
+    estimates = f"`zerokit estimate ⟨accelerate⟩ {shlex.quote(str(path))} ⟨model⟩ MODEL ⟨gpu⟩ GPU`"
+    told = (
+        f"{estimates} tells whether it fits"
+        if runs_as(document.value) == "FSDP 2"
+        else rehearsal_of(document.value)
+    )
+    return f"this is Accelerate's YAML, and does not use DeepSpeed: {told}"
 
 
 _MAKES_PLAN = "make a plan with `zerokit plan ⟨gpus⟩ N ⟨gpu⟩ GPU -- SCRIPT`"

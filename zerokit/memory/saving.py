@@ -36,8 +36,9 @@ _COPY_SHARE = 0.25
 
 
 def saving(shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster) -> Saving | None:
-    """What saving takes under this strategy; ``None`` when serving, which saves nothing."""
-    if job.inference:
+    """What saving takes under this strategy; ``None`` when serving, which saves nothing, and under another
+    engine than DeepSpeed, whose files are not modelled."""
+    if job.inference or strategy.engine != "deepspeed":
         return None
     settings = deepspeed(strategy.settings)
     element_bytes, stage = settings.parameter_bytes, settings.zero.stage

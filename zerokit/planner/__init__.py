@@ -115,18 +115,24 @@ def plan_recipe_into(name: str, overrides: Sequence[str], folder: Path) -> None:
 
 @without_collecting()
 def estimate(
-    options: Mapping[str, Any], *, deepspeed: str | Path | None = None, say: Say | None = None
+    options: Mapping[str, Any],
+    *,
+    deepspeed: str | Path | None = None,
+    accelerate: str | Path | None = None,
+    say: Say | None = None,
 ) -> Estimate:
-    """Predict memory and step time of one strategy: that of the file ``deepspeed``, or of the options.
+    """Predict memory and step time of one strategy: that of the file ``deepspeed`` or ``accelerate``, or of
+    the options.
 
     Raises:
         InputError: an argument that cannot be, or a file that cannot be read.
     """
     from zerokit.domain.unmodelled import BASIS, moves_memory, not_modelled, unmodelled_keys
-    from zerokit.errors import about
+    from zerokit.errors import InputError, about
     from zerokit.linter.deepspeed.tables import has_key
     from zerokit.memory.saving import notes as saving_notes
     from zerokit.notes import notes_of
+    from zerokit.planner.accelerate_file import Fsdp2File, fsdp2_strategy, read_accelerate_file
     from zerokit.planner.documents import Estimate, PlannedStrategy
     from zerokit.planner.memory_source import silent
     from zerokit.planner.one_strategy import one_strategy, read_strategy_file, refuse_errors_on
@@ -136,15 +142,30 @@ def estimate(
     from zerokit.search.plan import best_plan, estimate_strategy
     from zerokit.values import replace
 
-    with about("deepspeed"):
-        file = None if deepspeed is None else read_strategy_file(Path(deepspeed), options)
-    resolved = resolve(options, single=True, file=file is not None, say=say or silent)
+    sharded, file = None, None
+    if accelerate is not None:
+        if deepspeed is not None:
+            raise InputError("⟨accelerate⟩ and ⟨deepspeed⟩ both decide the strategy; leave one out")
+        with about("accelerate"):
+            read = read_accelerate_file(Path(accelerate), options)
+        options = read.options
+        if isinstance(read.strategy, Path):
+            deepspeed = read.strategy
+        elif isinstance(read.strategy, Fsdp2File):
+            sharded = read.strategy
+        else:
+            file = read.strategy
+    if deepspeed is not None:
+        with about("deepspeed"):
+            file = read_strategy_file(Path(deepspeed), options)
+    resolved = resolve(options, single=True, file=(sharded or file) is not None, say=say or silent)
     request = resolved.request
-    strategy, notes = one_strategy(request, file)
+    strategy, notes = fsdp2_strategy(request, sharded) if sharded else one_strategy(request, file)
     unmodelled = {} if file is None else unmodelled_keys(file.config, has_key)
-    if file is not None:
+    if deepspeed is not None:
         with about("deepspeed"):
             refuse_errors_on(str(deepspeed), strategy, request.cluster)
+    if file is not None:
         notes = (
             *notes_of("file-remark", file.remarks),
             *notes_of("not-modelled", not_modelled(unmodelled)),
@@ -171,7 +192,7 @@ def estimate(
         planned=planned,
         model_name=resolved.model_name,
         file_config=config,
-        nearest=lambda: nearest_to(request.for_remarks(), strategy, best_plan),
+        nearest=lambda: () if sharded else nearest_to(request.for_remarks(), strategy, best_plan),
     )
 
 

@@ -134,7 +134,7 @@ class CheckResult:
 
 
 def whether_accelerate_fits(
-    value: Mapping[str, Any], options: Mapping[str, Any], world_size: int | str | None, say: Say
+    value: Mapping[str, Any], path: str, options: Mapping[str, Any], world_size: int | str | None, say: Say
 ) -> Fit | None:
     """What an estimate of an accelerate YAML says; None where it names a DeepSpeed file, which speaks for it.
 
@@ -144,6 +144,11 @@ def whether_accelerate_fits(
     Raises:
         InputError: an option that cannot be.
     """
+    if value.get("distributed_type") == "FSDP":
+        try:
+            return _fit(_given(options, world_size), path, say, named="accelerate")
+        except InputError as error:
+            return Fit(fits=None, severity=None, marked=f"fit not judged: {error.marked}")
     block = value.get("deepspeed_config")
     if value.get("distributed_type") != "DEEPSPEED" or not isinstance(block, Mapping):
         return Fit(fits=None, severity=None, marked=f"it does not use DeepSpeed: {rehearsal_of(value)}")
@@ -169,12 +174,13 @@ def whether_accelerate_fits(
     return replace(fit, marked=f"{fit.marked}; mixed_precision is not given, so fp32 is taken")
 
 
-def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say) -> Fit:
-    fits, message = _answer(estimate_options, path, say)
+def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say, named: str = "deepspeed") -> Fit:
+    """Whether it fits; ``named``: the argument of an estimate that takes the file."""
+    fits, message = _answer(estimate_options, path, say, named)
     if fits is not False:
         return Fit(fits=fits, severity=None, marked=message)
     if "checkpointing" not in estimate_options:
-        fits_then, _ = _answer({**estimate_options, "checkpointing": "full"}, path, say)
+        fits_then, _ = _answer({**estimate_options, "checkpointing": "full"}, path, say, named)
         if fits_then is not False:
             return Fit(
                 fits=False,
@@ -185,14 +191,16 @@ def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say) -> Fit
     return Fit(fits=False, severity="error", marked=message)
 
 
-def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> tuple[bool | None, str]:
+def _answer(
+    estimate_options: Mapping[str, str], path: str | None, say: Say, named: str
+) -> tuple[bool | None, str]:
     """Whether it fits, and a sentence with the figures."""
     try:
-        answer = planner.estimate(estimate_options, deepspeed=path, say=say)
+        answer = planner.estimate(estimate_options, say=say, **({named: path} if path else {}))
     except NothingFits as error:
         return False, error.marked
     peak = f"peak of tensors {format_gib(answer.peak_allocated_bytes)}"
-    left_open = _left_open(answer.planned.notes, estimate_options, path)
+    left_open = _left_open(answer.planned.notes, estimate_options, path, named)
     required = f"{format_gib(answer.min_vram_bytes)} required"
     settings, length = answer.planned.strategy.settings, answer.planned.job.seq_len
     job = f"{peak}; {settings.precision}, batch size per GPU {settings.micro_batch}, {length:,} tokens each"
@@ -217,12 +225,14 @@ def _answer(estimate_options: Mapping[str, str], path: str | None, say: Say) -> 
     return answer.fits, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
 
 
-def _left_open(notes: Iterable[Note], estimate_options: Mapping[str, str], path: str | None) -> str:
+def _left_open(
+    notes: Iterable[Note], estimate_options: Mapping[str, str], path: str | None, named: str
+) -> str:
     """What was taken for the keys that the file leaves to the script, and the command that takes others."""
     taken = [note.short for note in with_id(notes, "left-open")]
     if not taken or path is None:
         return ""
-    again = command_text("estimate", "--deepspeed", path, options=estimate_options)
+    again = command_text("estimate", f"--{named}", path, options=estimate_options)
     return f"; left to the script, and taken as: {', '.join(taken)} (`{again}` takes other values)"
 
 
@@ -561,7 +571,7 @@ def _ask_whether_it_fits(
                 file.findings.append(found)
             stage = ("zero_optimization", "stage")
         elif file.kind == "accelerate" and isinstance(file.document.value, dict):
-            accelerate_fit = whether_accelerate_fits(file.document.value, options, world_size, say)
+            accelerate_fit = whether_accelerate_fits(file.document.value, file.path, options, world_size, say)
             if accelerate_fit is None:
                 continue
             fit, stage = accelerate_fit, ("deepspeed_config", "zero_stage")

@@ -290,7 +290,8 @@ class Estimate(Document):
     )
     saving = Read[Saving | None](
         "planned.candidate.saving",
-        "What saving the model and writing a checkpoint take; None where nothing is trained.",
+        "What saving the model and writing a checkpoint take; None where nothing is trained, or not by "
+        "DeepSpeed.",
     )
     step_seconds = Read[float | None](
         "_time.step_seconds", "Time of an optimizer step; None where none is predicted."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ from zerokit.units import counted
 from zerokit.values import replace
 
 if TYPE_CHECKING:
+    from zerokit.linter.deepspeed.file import Context
+    from zerokit.linter.files import CheckedFile
     from zerokit.linter.finding import Finding
 
 
@@ -56,15 +58,42 @@ def refuse_errors(path: str, world_size: int | None = None, gpus_per_node: int |
         InputError: every error of the file, with its fix.
     """
     from zerokit.linter.deepspeed.file import Context
+
+    _checked(path, Context(world_size=world_size, gpus_per_node=gpus_per_node), "deepspeed")
+
+
+def read_checked(path: str, kinds: Sequence[str]) -> tuple[str, Mapping[str, Any], tuple[str, ...]]:
+    """The kind of a file, what it holds, and what it says without effect, in the words of ``zerokit check``.
+
+    Raises:
+        InputError: every error of the file, with its fix; or a file of another kind.
+    """
+    from zerokit.linter.deepspeed.file import Context
+
+    checked = _checked(path, Context(), None)
+    if checked.kind not in kinds or checked.document is None or not isinstance(checked.document.value, dict):
+        raise InputError(f"{path}: is no accelerate YAML, but {checked.kind}")
+    ignored = (finding for finding in checked.findings if finding.rule in _IGNORED_KEYS)
+    shown = tuple(f"{one.where}: {one.marked}; fix: {one.marked_fix} [{one.rule}]" for one in ignored)
+    return checked.kind, checked.document.value, shown
+
+
+_IGNORED_KEYS = (
+    "accelerate-ignored-key", "accelerate-unknown-key", "accelerate-fsdp-version-key",
+    "arguments-fsdp-ignored-key",
+)  # fmt: skip
+
+
+def _checked(path: str, context: Context, kind: str | None) -> CheckedFile:
     from zerokit.linter.files import check_files
     from zerokit.planner.checking import for_versions
 
     with for_versions(None, None):
-        context = Context(world_size=world_size, gpus_per_node=gpus_per_node)
-        (checked,) = check_files([path], context, kind="deepspeed")
+        checked = check_files([path], context, kind=kind)[0]
     errors = [finding for finding in checked.findings if finding.severity == "error"]
     if errors:
         raise InputError("\n".join(map(_as_check_shows, errors)))
+    return checked
 
 
 def _as_check_shows(finding: Finding) -> str:
@@ -94,21 +123,31 @@ def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:
 
     document = load_deepspeed(path, strict=False)  # DeepSpeed reads past comments, too
     refuse_errors(str(path))
-    refuse_beside_file(options, path, document.value, open_options(document.value))
-    try:
-        settings = from_config(document.value)
-    except FileInputError:
-        raise
-    except InputError as error:
-        raise InputError(f"{path}: {error.marked}") from None
-    if settings.optimizer is None and options.get("optimizer"):
-        settings = with_optimizer(settings, resolve_optimizer(options["optimizer"])[0])
+    settings = settings_beside(options, path, document.value)
     remarks = tuple(
         f"{path}:{problem.location.line}:{problem.location.column}: {problem.message}; fix: {problem.fix} "
         f"[{problem.rule}]"
         for problem in document.problems
     )
     return StrategyFile(path=path, config=document.value, settings=settings, remarks=remarks)
+
+
+def settings_beside(options: Mapping[str, Any], path: Path, config: Mapping[str, Any]) -> DeepSpeedSettings:
+    """What DeepSpeed makes of a configuration, with the options that it leaves open.
+
+    Raises:
+        InputError: a value of the wrong kind, or an argument that the file decides.
+    """
+    refuse_beside_file(options, path, config, open_options(config))
+    try:
+        settings = from_config(config)
+    except FileInputError:
+        raise
+    except InputError as error:
+        raise InputError(f"{path}: {error.marked}") from None
+    if settings.optimizer is None and options.get("optimizer"):
+        settings = with_optimizer(settings, resolve_optimizer(options["optimizer"])[0])
+    return settings
 
 
 def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[Strategy, tuple[Note, ...]]:
@@ -160,7 +199,7 @@ def _default_strategy(
 ) -> tuple[Strategy, tuple[Note, ...]]:
     pins = request.pins
     precision, why = choose_precision(request.precision, request.cluster, request.on_cpu)
-    micro, steps = _batch(request, layout.data)
+    micro, steps = batch_of(request, layout.data)
     placement = OffloadChoice(
         stage=pins.zero_stage or 0,
         optimizer=pins.offload_optimizer or "none",
@@ -187,7 +226,7 @@ def _default_strategy(
     return strategy, (why, *stage)
 
 
-def _batch(request: Request, ranks: int) -> tuple[int, int]:
+def batch_of(request: Request, ranks: int) -> tuple[int, int]:
     """Micro-batch and accumulation that meet what is given."""
     pins, batch = request.pins, request.job.global_batch
     micro, steps = pins.micro_batch, pins.gradient_accumulation
@@ -266,7 +305,7 @@ def _without_ignored_offload(settings: DeepSpeedSettings) -> tuple[DeepSpeedSett
     return settings, tuple(notes)
 
 
-def _left_open(what: str, why: str) -> Note:
+def left_open(what: str, why: str) -> Note:
     """A note on a value that the file leaves open; in short the value alone."""
     return Note("left-open", f"{what}: the file {why}", short=what)
 
@@ -325,9 +364,9 @@ def with_open_values(
     zero = _with_buckets(zero, config, request, notes)
     if settings.optimizer is None and settings.client_optimizer is None:
         why = "names none, so the script makes it; ⟨optimizer⟩ to change"
-        notes.append(_left_open("optimizer AdamW", why))
+        notes.append(left_open("optimizer AdamW", why))
     filled = f"{_SAYS_AUTO}, which nobody fills; DeepSpeed's default"
-    notes += (_left_open(key, filled) for key in _unfilled(config))
+    notes += (left_open(key, filled) for key in _unfilled(config))
     return replace(settings, precision=precision, zero=zero), tuple(notes)
 
 
@@ -342,7 +381,7 @@ def batch_note(config: Mapping[str, Any], key: str, value: int) -> tuple[Note, .
         what, option = "micro-batch", "micro_batch"
         argument = f"--per_device_train_batch_size, {TRAINERS_MICRO_BATCH}"
     why = f'says "auto" (a Trainer\'s {argument} unless given)' if says else "does not say"
-    return (_left_open(f"{what} {value}", f"{why}; give ⟨{option}⟩"),)
+    return (left_open(f"{what} {value}", f"{why}; give ⟨{option}⟩"),)
 
 
 def trainers_micro_batch(train: int | None, ranks: int, steps: int | None) -> int:
@@ -410,18 +449,18 @@ def _precision(decided: str, config: Mapping[str, Any], request: Request) -> tup
     autos = [name for name, says in precisions.items() if says]
     if not autos:
         why = "names none (Accelerate's mixed_precision, or a Trainer's --bf16, would set it); "
-        return decided, (_left_open("precision fp32", f"{why}⟨precision⟩ to change"),)
+        return decided, (left_open("precision fp32", f"{why}⟨precision⟩ to change"),)
     best = choose_precision(AUTO, request.cluster, request.on_cpu)[0]
     if best not in autos and ("fp16" not in autos or request.on_cpu):
         lacks = "these CPUs lack" if request.on_cpu else f"{request.cluster.gpu.name} lacks"
         why = f"{_SAYS_AUTO} for {autos[0]}, which {lacks} in hardware"
-        return "fp32", (_left_open("precision fp32", why),)
+        return "fp32", (left_open("precision fp32", why),)
     chosen = best if best in autos else "fp16"
     why = (
         f"{_SAYS_AUTO}, which a Trainer's --{chosen} or Accelerate's mixed_precision turns on; a run without "
         "them is in fp32: ⟨precision⟩ fp32"
     )
-    return chosen, (_left_open(f"precision {chosen}", why),)
+    return chosen, (left_open(f"precision {chosen}", why),)
 
 
 def _zero(zero: ZeroSettings, config: Mapping[str, Any], request: Request, notes: list[Note]) -> ZeroSettings:
@@ -434,7 +473,7 @@ def _zero(zero: ZeroSettings, config: Mapping[str, Any], request: Request, notes
                 f"{_SAYS_AUTO} for the stage (Accelerate's zero_stage, {_STAGE} unless given; "
                 "deepspeed.initialize alone runs stage 0); ⟨zero⟩ to change"
             )
-            notes.append(_left_open(f"ZeRO-{_STAGE}", why))
+            notes.append(left_open(f"ZeRO-{_STAGE}", why))
     for name in ("offload_optimizer", "offload_param"):
         if _block(block, name).get("device") != AUTO:
             continue
@@ -443,7 +482,7 @@ def _zero(zero: ZeroSettings, config: Mapping[str, Any], request: Request, notes
         zero = replace(zero, **{name: offload})
         if device is None:
             why = f"{_SAYS_AUTO} (Accelerate's {name}_device); ⟨{name}⟩ to change"
-            notes.append(_left_open(f"{name} none", why))
+            notes.append(left_open(f"{name} none", why))
     return zero
 
 
@@ -476,7 +515,7 @@ def _with_buckets(
             f"the hidden size {hidden:,} (deepspeed.initialize takes its defaults); "
             f"{', '.join(option for _, option in filled)} to change"
         )
-        notes.append(_left_open(", ".join(text for text, _ in filled), why))
+        notes.append(left_open(", ".join(text for text, _ in filled), why))
     return zero
 
 

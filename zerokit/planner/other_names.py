@@ -79,8 +79,9 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "use ⟨explain⟩": ("verbose",),
     "use ⟨json⟩": ("format",),
     "use ⟨deepspeed⟩ FILE": ("ds_config", "deepspeed_config"),
-    "for a DeepSpeed JSON use `zerokit estimate ⟨deepspeed⟩ FILE`, for it or an accelerate YAML "
-    "`zerokit check FILE`": ACCELERATE_YAML,
+    "use `zerokit estimate ⟨accelerate⟩ FILE`, or `zerokit check FILE` for an accelerate YAML": (
+        *ACCELERATE_YAML,
+    ),
 }  # fmt: skip
 OTHER_NAMES: Mapping[str, str] = {name: text for text, names in _INSTEAD.items() for name in names}
 """Name elsewhere, with underscores → what to write, arguments marked (:mod:`zerokit.fields`)."""

@@ -87,7 +87,10 @@ def _broken(rules: Iterable[Rule], setup: Setup) -> Iterator[Violation]:
 def first_violation(
     strategy: Strategy, *, gpus_per_node: int | None = None, key_value_heads: int | None = None
 ) -> Violation | None:
-    """The first rule that makes a planned strategy illegal or pointless; ``None`` when it is legal."""
+    """The first rule that makes a planned strategy illegal or pointless; ``None`` when it is legal, or when
+    another engine than DeepSpeed, whose rules these are, trains."""
+    if strategy.engine != "deepspeed":
+        return None
     setup = Setup(
         settings=deepspeed(strategy.settings),
         world_size=strategy.world_size,

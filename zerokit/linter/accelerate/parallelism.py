@@ -146,12 +146,13 @@ def lint_parallelism(document: Document, processes: int | None) -> Iterator[Find
     yield from _keys(document, block)
     sizes = {name: block.get(f"{PARALLELISM_PREFIX}{name}_size", 1) for name in _SIZES}
     if all(map(_is_size, sizes.values())):
-        at = _Layout(runs=_runs(document.value), processes=processes, **sizes)
+        at = _Layout(runs=runs_as(document.value), processes=processes, **sizes)
         found = broken(_OF_LAYOUTS, document, at, **at.fields)
         yield from itertools.islice(found, 1)  # Accelerate stops at the first
 
 
-def _runs(value: Mapping[str, Any]) -> str:
+def runs_as(value: Mapping[str, Any]) -> str:
+    """The ``distributed_type``, with FSDP's version: ``FSDP 2``."""
     kind = str(value.get("distributed_type"))
     return f"FSDP {fsdp_version(value.get('fsdp_config'))}" if kind == "FSDP" else kind
 

@@ -1,0 +1,149 @@
+"""``zerokit estimate --accelerate``: the strategy of an accelerate YAML or of a Trainer's arguments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import zerokit
+from tests.support.command import as_json, call, move_elsewhere
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
+from zerokit.domain.strategy import Strategy
+from zerokit.emit.fsdp2 import accelerate_config, trainer_config
+from zerokit.values import replace
+
+JOB = ("--model", "llama-3.2-1b", "--gpu", "h100-sxm-80gb", "--seq-len", "2048")
+MIXED = Fsdp2Settings(precision="bf16")
+EIGHT = Strategy(settings=MIXED, data_parallel=8, checkpointing="full")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    move_elsewhere(tmp_path, monkeypatch)
+
+
+def write(config: dict[str, Any], name: str = "fsdp2.yaml") -> str:
+    text = json.dumps(config) if name.endswith(".json") else yaml.safe_dump(config)
+    Path(name).write_text(text)
+    return name
+
+
+def estimated(strategy: Strategy, **options: Any) -> tuple[Strategy, dict[str, Any]]:
+    file = write(accelerate_config(strategy, 1))
+    found = zerokit.estimate(accelerate=Path(file), model="llama-3.2-1b", gpu="h200", seq_len=512, **options)
+    return found.planned.strategy, found.to_dict()
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        EIGHT,
+        Strategy(settings=Fsdp2Settings(precision="bf16", reshard_after_forward=False), data_parallel=2),
+        Strategy(settings=Fsdp2Settings(precision="bf16", replicas=2, offload=True), data_parallel=8),
+    ],
+)
+def test_the_files_strategy_is_estimated(strategy: Strategy) -> None:
+    found, body = estimated(strategy, micro_batch=2, gradient_accumulation=3)
+    settings = found.settings
+    assert (settings.micro_batch, settings.gradient_accumulation, settings.gradient_clipping) == (2, 3, 1.0)
+    plain = {"micro_batch": 1, "gradient_accumulation": 1, "gradient_clipping": 0.0}
+    assert replace(found, settings=replace(settings, **plain)) == strategy
+    assert body["schema"] == "zerokit.estimate/1" and body["basis"] == "traced"
+    assert len(body["per_rank"]) == strategy.world_size and body["saving"] is None
+
+
+def test_other_ranks_may_be_asked_for() -> None:
+    assert estimated(EIGHT, gpus=4)[0].data_parallel == 4
+
+
+def test_a_trainers_arguments_have_the_batch_and_the_fsdp_config(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("fsdp_config.json").write_text(json.dumps(trainer_config(EIGHT)))
+    arguments = {"output_dir": "out", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
+                 "bf16": True, "fsdp": True, "fsdp_config": "fsdp_config.json"}  # fmt: skip
+    by_trainer = as_json(
+        capsys, "estimate", *JOB, "--gpus", "8", "--accelerate", write(arguments, "train.json")
+    )
+    batch = ("--micro-batch", "2", "--gradient-accumulation", "4")
+    by_yaml = as_json(capsys, "estimate", *JOB, "--accelerate", write(accelerate_config(EIGHT, 1)), *batch)
+    assert by_trainer["peak_allocated_bytes"] == by_yaml["peak_allocated_bytes"]
+    code, _, err = call(capsys, "estimate", *JOB, "--accelerate", "train.json")
+    assert code == 2 and "does not say on how many ranks it runs; give --gpus N" in err
+
+
+def test_deepspeeds_keys_are_estimated_as_their_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """accelerate 1.15, utils/dataclasses.py:1302: what DeepSpeedPlugin makes of its keys."""
+    block = {"zero_stage": 2, "gradient_accumulation_steps": 2, "offload_optimizer_device": "cpu"}
+    run = {"distributed_type": "DEEPSPEED", "num_processes": 8, "num_machines": 1}
+    own = write({**run, "mixed_precision": "bf16", "deepspeed_config": block})
+    by_keys = as_json(capsys, "estimate", *JOB, "--accelerate", own, "--micro-batch", "1")
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2,
+              "bf16": {"enabled": True},
+              "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}  # fmt: skip
+    named = write({**run, "deepspeed_config": {"deepspeed_config_file": write(config, "ds.json")}})
+    by_file = as_json(capsys, "estimate", *JOB, "--accelerate", named)
+    plain = as_json(capsys, "estimate", *JOB, "--gpus", "8", "--deepspeed", "ds.json")
+    figures = ("peak_allocated_bytes", "min_vram_bytes", "host_bytes_per_node", "step_seconds")
+    assert [by_file[name] for name in figures] == [plain[name] for name in figures]
+    assert [by_keys[name] for name in figures] == [plain[name] for name in figures]
+
+
+def test_keys_without_effect_and_open_values_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    config = accelerate_config(EIGHT, 1) | {"mixed_precision": "no"}
+    config["fsdp_config"] |= {
+        "fsdp_backward_prefetch": "BACKWARD_POST",
+        "fsdp_cpu_ram_efficient_loading": True,
+    }
+    found = as_json(capsys, "estimate", *JOB, "--accelerate", write(config), "--precision", "bf16")
+    said = "\n".join(found["assumptions"])
+    assert "does not read it: it prefetches; fix: remove it [accelerate-fsdp-version-key]" in said
+    assert "rank 0 alone loads the weights; host memory is counted as if every rank did" in said
+    assert "micro-batch 1: the file leaves the batch to the script; give --micro-batch" in said
+    _, out, _ = call(capsys, "estimate", *JOB, "--accelerate", "fsdp2.yaml", "--precision", "bf16")
+    assert "accelerate launch --config_file fsdp2.yaml train.py" in out
+    # weights that are loaded in bf16 have no fp32 copy, and states in bf16
+    mixed = as_json(capsys, "estimate", *JOB, "--accelerate", write(accelerate_config(EIGHT, 1)))
+    states = [one["per_rank"][0]["components"]["optimizer_states"] for one in (found, mixed)]
+    assert states[1] == pytest.approx(2 * states[0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "says"),
+    [
+        ({"fsdp_config": {"fsdp_version": 1, "fsdp_sync_module_states": True}}, (),
+         "fsdp2.yaml: FSDP version 1 is not modelled; set fsdp_version: 2"),
+        ({"distributed_type": "MULTI_GPU"}, (), "uses neither FSDP nor DeepSpeed; `zerokit rehearse"),
+        ({}, ("--zero", "3"), "--zero: FSDP2 does not read it; leave it out"),
+        ({}, ("--precision", "fp32"), "the file decides it: set mixed_precision (bf16 now)"),
+        ({}, ("--checkpointing", "none"), "--checkpointing none: the file decides it"),
+        ({}, ("--deepspeed", "ds.json"), "--accelerate and --deepspeed both decide the strategy"),
+        ({}, ("--inference",), "--inference: fsdp2.yaml is for training"),
+        ({"parallelism_config": {"parallelism_config_dp_replicate_size": 2,
+                                 "parallelism_config_dp_shard_size": 4}}, ("--gpus", "4"),
+         "2 replicas of 4 shards are for 8 ranks, and --gpus is 4"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_estimated_is_refused(
+    capsys: pytest.CaptureFixture[str], changed: dict[str, Any], options: tuple[str, ...], says: str
+) -> None:
+    file = write({**accelerate_config(EIGHT, 1), **changed})
+    code, _, err = call(capsys, "estimate", *JOB, "--accelerate", file, *options)
+    assert code == 2 and says in err
+
+
+def test_an_fsdp2_yaml_in_place_of_deepspeeds_json_names_the_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = call(capsys, "estimate", *JOB, "--deepspeed", write(accelerate_config(EIGHT, 1)))
+    assert code == 2 and "`zerokit estimate --accelerate fsdp2.yaml --model MODEL --gpu GPU`" in err
+
+
+def test_check_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    files = (write(accelerate_config(EIGHT, 1)), write(accelerate_config(EIGHT, 1), "v1.yaml"))
+    Path("v1.yaml").write_text(Path("v1.yaml").read_text().replace("fsdp_version: 2", "fsdp_version: 1"))
+    _, _, err = call(capsys, "check", *files, *JOB)
+    assert "fsdp2.yaml: fits: " in err and "micro-batch 1 (`zerokit estimate --accelerate fsdp2.yaml" in err
+    assert "v1.yaml: fit not judged: v1.yaml: FSDP version 1 is not modelled" in err
