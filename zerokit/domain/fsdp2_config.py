@@ -45,16 +45,23 @@ class Fsdp2Config:
 
 @frozen_dataclass
 class _Reader:
-    """Where the two readers of such keys differ: defaults, and the name of the offload."""
+    """Where the two readers of such keys differ: defaults, the name of the offload, whether the model is told
+    to keep no keys and values (transformers 5.23, trainer.py:646)."""
 
     version: int
     auto_wrap_policy: str
     offload: str
     loading: bool
+    turns_cache_off: bool
 
 
-_ACCELERATE = _Reader(version=1, auto_wrap_policy="NO_WRAP", offload="offload_params", loading=True)
-_TRAINER = _Reader(version=2, auto_wrap_policy="TRANSFORMER_BASED_WRAP", offload="cpu_offload", loading=False)
+_ACCELERATE = _Reader(
+    version=1, auto_wrap_policy="NO_WRAP", offload="offload_params", loading=True, turns_cache_off=False
+)
+_TRAINER = _Reader(
+    version=2, auto_wrap_policy="TRANSFORMER_BASED_WRAP", offload="cpu_offload", loading=False,
+    turns_cache_off=True,
+)  # fmt: skip
 
 
 def is_true(value: object) -> bool:
@@ -180,6 +187,11 @@ def _remarks(said: Mapping[str, Any], reader: _Reader) -> Iterator[str]:
         yield (
             "fsdp_cpu_ram_efficient_loading: rank 0 alone loads the weights; host memory is counted as if "
             "every rank did"
+        )
+    if is_true(said.get("activation_checkpointing", False)) and not reader.turns_cache_off:
+        yield (
+            "fsdp_activation_checkpointing: counted with model.config.use_cache = False (a Trainer's); "
+            "without it Transformers keeps the keys and values of all layers until backward has ended"
         )
 
 

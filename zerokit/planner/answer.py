@@ -148,8 +148,8 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
         todo.append(f"checkpoint: {CHECKPOINTS_A_PIPELINE}")
     elif strategy.checkpointing == "full" and strategy.engine == "fsdp2":
         todo.append(
-            "checkpoint once: fsdp_activation_checkpointing of accelerate.yaml, or "
-            "model.gradient_checkpointing_enable()"
+            "checkpoint once: fsdp_activation_checkpointing of accelerate.yaml, with "
+            "model.config.use_cache = False (a Trainer sets it), or model.gradient_checkpointing_enable()"
         )
     elif strategy.checkpointing == "full":
         trainer = "launch does" if with_plan else "--gradient_checkpointing True"

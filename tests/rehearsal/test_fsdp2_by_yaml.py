@@ -1,0 +1,68 @@
+"""An accelerate YAML as ``estimate --accelerate`` has it, and as Accelerate itself runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import zerokit
+from tests.support.fsdp2_files import launched
+from tests.support.fully_sharded import ALLOCATOR, GPU, PHASES
+from tests.support.packages import needs
+from tests.support.rehearsals import SCRIPTS, rehearse
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
+from zerokit.domain.strategy import Strategy
+from zerokit.emit.fsdp2 import accelerate_yaml
+
+needs("accelerate")
+needs("transformers")
+# layers with as many heads of keys as of queries: what a cache keeps of them is twice a layer's input
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "tie_word_embeddings": False,
+}
+_CACHED = 6 * 2 * 512 * 1024 * 2  # keys and values of all layers in bf16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loading", ["false", "true"])
+@pytest.mark.parametrize("cached", [0, _CACHED])
+def test_the_estimate_is_what_accelerate_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loading: str, cached: int
+) -> None:
+    """``fsdp_cpu_ram_efficient_loading`` changes init alone; a cache that nobody turned off comes on top."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+    strategy = Strategy(settings=Fsdp2Settings(precision="bf16"), data_parallel=4, checkpointing="full")
+    text = accelerate_yaml(strategy, 1)
+    assert text.count("fsdp_cpu_ram_efficient_loading: false") == 1
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(text.replace("efficient_loading: false", f"efficient_loading: {loading}"))
+    estimate = zerokit.estimate(
+        accelerate=path, model=tmp_path / "model", gpu=GPU, seq_len=512, micro_batch=1
+    )
+    for name, value in launched(path).items():
+        if name.startswith(("FSDP_", "ACCELERATE_USE", "ACCELERATE_MIXED")):
+            monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", ALLOCATOR)
+    script = str(SCRIPTS / "fsdp2_by_yaml.py")
+    words = ("--gpus", "4", "--gpu", GPU, script, "model", *(["--cache"] if cached else []))
+    code, rehearsed, err = rehearse(tmp_path, *words)
+    assert code == 0, err
+    predicted, seen = (
+        max(estimate.per_rank, key=lambda rank: rank.peak_allocated_bytes).phases,
+        rehearsed["ranks"][0]["phases"],
+    )
+    for phase in PHASES[1:]:
+        expected = predicted[phase] + (cached if phase in ("forward", "backward") else 0)
+        assert seen[phase] == pytest.approx(expected, rel=5e-4)
+    assert "counted with model.config.use_cache = False" in "\n".join(estimate.assumptions)
