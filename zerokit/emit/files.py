@@ -29,7 +29,7 @@ CODE_NAME = "fully_shard.py"
 
 @frozen_dataclass
 class PlanFiles:
-    """File name -> text; kind -> file name; and why each DeepSpeed key has its value."""
+    """File name -> text; kind -> file name; and why each key of the first file has its value."""
 
     texts: Mapping[str, str]
     names: Mapping[str, str]
@@ -96,12 +96,14 @@ def _deepspeed_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> 
 
 def _fsdp2_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> PlanFiles:
     del job, folder
+    reasons: dict[str, str] = {}
     texts, names = {CODE_NAME: fsdp2.fully_shard_code(strategy)}, {"code": CODE_NAME}
     if fsdp2.is_said_by_accelerate(strategy):
         texts[ACCELERATE_NAME] = fsdp2.accelerate_yaml(strategy, nodes)
         texts[TRAINER_NAME] = json.dumps(fsdp2.trainer_config(strategy), indent=2) + "\n"
         names |= {"accelerate": ACCELERATE_NAME, "trainer": TRAINER_NAME}
-    return PlanFiles(texts=texts, names=names, reasons={})
+        reasons = fsdp2.reasons(fsdp2.accelerate_config(strategy, nodes))
+    return PlanFiles(texts=texts, names=names, reasons=reasons)
 
 
 def _fsdp2_config(strategy: Strategy, job: Job, nodes: int) -> dict[str, Any]:

@@ -6,9 +6,11 @@ FullyShardedDataParallelPlugin; parallelism_config.py); Transformers 5.23 (train
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from zerokit.domain.fsdp2_settings import fsdp2
+from zerokit.domain.settings import value_at
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.jobs import render
 from zerokit.errors import InputError
@@ -16,6 +18,22 @@ from zerokit.strictload.yamldump import dump_yaml
 
 PREFIX = "parallelism_config_"
 """Of the keys of Accelerate's ``parallelism_config``."""
+
+
+REASONS: Mapping[str, str] = {
+    "mixed_precision": "forward and backward compute in it; trained weights are kept in fp32 (no: as loaded)",
+    "fsdp_config.fsdp_version": "FSDP2 (fully_shard): the one that is predicted",
+    "fsdp_config.fsdp_reshard_after_forward": "true frees a layer's gathered weights after its forward, and "
+    "gathers them again for its backward",
+    "fsdp_config.fsdp_offload_params": "true moves weights, gradients and optimizer to the CPU",
+    "fsdp_config.fsdp_activation_checkpointing": "true recomputes every layer in backward",
+    "fsdp_config.fsdp_auto_wrap_policy": "each layer of the model's own is gathered by itself",
+    "fsdp_config.fsdp_cpu_ram_efficient_loading": "false: every rank loads the weights, as is predicted",
+    "fsdp_config.fsdp_state_dict_type": "whole weights are saved, by rank 0",
+    f"parallelism_config.{PREFIX}dp_replicate_size": "groups of ranks that each hold all weights",
+    f"parallelism_config.{PREFIX}dp_shard_size": "ranks of a group, over which weights are divided",
+}
+"""Dotted key of Accelerate's YAML -> why it has its value."""
 
 
 def is_said_by_accelerate(strategy: Strategy) -> bool:
@@ -57,6 +75,11 @@ def accelerate_config(strategy: Strategy, nodes: int) -> dict[str, Any]:
     if sizes := parallelism(strategy):
         config["parallelism_config"] = sizes
     return config
+
+
+def reasons(config: Mapping[str, Any]) -> dict[str, str]:
+    """Why each key that the strategy decides has its value."""
+    return {key: why for key, why in REASONS.items() if value_at(config, key) is not None}
 
 
 def accelerate_yaml(strategy: Strategy, nodes: int) -> str:

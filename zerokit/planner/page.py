@@ -6,6 +6,7 @@ import itertools
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerokit import __version__
@@ -13,7 +14,7 @@ from zerokit.domain import strategy
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.domain.settings import value_at
 from zerokit.domain.strategy import Candidate
-from zerokit.emit.deepspeed import emit_deepspeed
+from zerokit.emit.files import emitter_of
 from zerokit.errors import MemoryUnknown
 from zerokit.fields import all_as_options, as_options
 from zerokit.planner import answer, documents
@@ -324,5 +325,8 @@ def _places(candidates: Sequence[Candidate]) -> list[charts.Point]:
 
 
 def _settings(result: PlanResult) -> list[tuple[str, str, str]]:
-    emitted = emit_deepspeed(result.chosen.strategy, result.job)
-    return [(key, json.dumps(value_at(emitted.config, key)), why) for key, why in emitted.reasons.items()]
+    strategy, job, nodes = result.chosen.strategy, result.job, result.cluster.nodes
+    emitter = emitter_of(strategy)
+    config = next((one for one in emitter.config(strategy, job, nodes).values() if one is not None), None)
+    reasons = emitter.files(strategy, job, nodes, Path()).reasons
+    return [(key, json.dumps(value_at(config, key)), why) for key, why in reasons.items()]

@@ -62,6 +62,10 @@ def test_the_yaml_reads_back_as_the_same_settings(strategy: Strategy, nodes: int
     for_trainer = from_trainer(json.loads(files.texts[files.names["trainer"]]), strategy.settings.precision)
     assert replace(for_trainer.settings, replicas=found.settings.replicas) == found.settings
     assert {*files.texts} <= NAMES
+    config = fsdp2.accelerate_config(strategy, nodes)
+    blocks = {name: config[name] for name in ("fsdp_config", "parallelism_config") if name in config}
+    decided = {f"{name}.{key}" for name, block in blocks.items() for key in block}
+    assert {"mixed_precision", *decided} == {*files.reasons}
     ast.parse(files.texts[files.names["code"]])
 
 
