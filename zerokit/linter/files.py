@@ -203,6 +203,8 @@ _ARGUMENTS = frozenset(
     }
 )  # fmt: skip
 _MODEL = frozenset({"architectures", "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"})
+_SHARDING = frozenset({"auto_wrap_policy", "reshard_after_forward", "transformer_layer_cls_to_wrap"})
+"""Of a Trainer's ``fsdp_config`` as a file; its ``activation_checkpointing`` is a key of DeepSpeed's."""
 _PACKAGE = frozenset({"dependencies", "devDependencies", "scripts"})
 
 
@@ -247,6 +249,8 @@ def _kind_of_json(value: Mapping[str, Any]) -> str:
         return "deepspeed"
     if len(keys & _ARGUMENTS) >= 2 or trainer_of(value):
         return "arguments"
+    if {key.removeprefix("fsdp_") for key in keys} & _SHARDING:
+        return "other"
     if keys & (_MODEL | _PACKAGE) and not keys & {"train_micro_batch_size_per_gpu", "train_batch_size"}:
         return "other"
     if not keys or deepspeed_keys or any(_could_be(key) for key in keys):

@@ -25,6 +25,7 @@ from zerokit.emit.files import NAMES, emitter_of, plan_files
 from zerokit.errors import InputError
 from zerokit.launcher.given_plan import read_plan_file
 from zerokit.linter.emitted import verify
+from zerokit.linter.files import detect_kind
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.plan_result import write_plan
 from zerokit.values import replace
@@ -80,6 +81,13 @@ def test_a_plans_file_reads_back_as_the_same_strategy(
     assert {Path(path).name for path in files.values()} >= {"accelerate.yaml", "plan.yaml"}
     read = plan_file.read(folder)
     assert (read.engine, read.strategy()) == ("fsdp2", clipped)
+
+
+def test_a_trainers_fsdp_config_is_no_deepspeed_file() -> None:
+    """``activation_checkpointing`` is a key of both."""
+    config = fsdp2.trainer_config(Strategy(settings=MIXED, data_parallel=4))
+    assert detect_kind("fsdp_config.json", json.dumps(config)) == "other"
+    assert detect_kind("ds_config.json", json.dumps({**config, "zero_optimization": {}})) == "deepspeed"
 
 
 def test_a_launch_names_what_starts_a_plan_for_it(tmp_path: Path) -> None:
