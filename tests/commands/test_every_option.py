@@ -54,6 +54,7 @@ EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--images": (ONE, "1"),
     "--image-size": (ONE, "640x480"),
     "--vision-tower": (ONE, "frozen"),
+    "--engine": (ONE, "fsdp2"),
     "--zero": (ONE, "3"),
     "--offload-optimizer": ((*ONE, "--zero", "2"), "cpu"),
     "--offload-param": ((*ONE, "--zero", "3"), "cpu"),
@@ -130,7 +131,7 @@ def answer_before(capsys: pytest.CaptureFixture[str], command: str, *beside: str
 
 def test_every_option_is_here() -> None:
     of_all = {f"--{name.replace('_', '-')}" for name in (p.name or "" for p in estimate.params)}
-    assert of_all - {"--deepspeed", "--as-json", "--explain", "--quiet"} == EFFECTS.keys()
+    assert of_all - {"--deepspeed", "--accelerate", "--as-json", "--explain", "--quiet"} == EFFECTS.keys()
     shared = {option.option for option in OPTIONS}
     for command in (plan, size):
         names = {opt for p in command.params for opt in p.opts if opt.startswith("--")}

@@ -328,7 +328,7 @@ def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequenc
         return paragraph("without --dry-run, `plan` writes the files that `zerokit launch` takes")
     words = script or result.script_words
     comment = "" if words or Path("train.py").exists() else "train.py: your script"
-    to_run = answer.run_command(result.cluster, folder, words)
+    to_run = answer.run_command(result.chosen.strategy, result.cluster, folder, words)
     lines = command_lines(to_run, comment)
     added: Sequence[str] = ()
     if script:

@@ -39,8 +39,9 @@ class Fsdp2Settings(TrainingSettings):
 
     @property
     def title(self) -> str:
-        """The name."""
-        return "FSDP2"
+        """The name, and how it divides where that is not over all ranks, or not after forward."""
+        kept = "" if self.reshard_after_forward else " keeping gathered weights"
+        return f"FSDP2{kept}" + (f" in {self.replicas} replicas" if self.replicas > 1 else "")
 
     @property
     def family(self) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ YAML; for FSDP2 that YAML, a Trainer's JSON and the code of a plain loop."""
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,12 +63,19 @@ class Emitter:
         files: for so many nodes, into a folder.
         config: what a plan publishes of the strategy in place of files, by key.
         arguments: that make a Trainer script agree with the strategy; the text is the loss's name.
+        launched: a script is started with ``zerokit launch``; else by Accelerate (:func:`started_with`).
     """
 
     names: tuple[str, ...]
     files: Callable[[Strategy, Job, int, Path], PlanFiles]
     config: Callable[[Strategy, Job, int], dict[str, Any]]
     arguments: Callable[[Strategy, str], list[str]]
+    launched: bool = True
+
+
+def started_with(folder: str) -> str:
+    """The command, up to the script, that starts one with the Accelerate file of a plan's folder."""
+    return f"accelerate launch --config_file {shlex.quote(str(Path(folder) / ACCELERATE_NAME))}"
 
 
 def emitter_of(strategy: Strategy) -> Emitter:
@@ -128,6 +136,7 @@ _EMITTERS: Mapping[str, Emitter] = {
         config=_fsdp2_config,
         # its files checkpoint
         arguments=lambda strategy, loss: trainer_arguments(replace(strategy, checkpointing="none"), loss),
+        launched=False,
     ),
 }
 NAMES = frozenset(name for emitter in _EMITTERS.values() for name in emitter.names)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from zerokit.commands import DEFAULT_FOLDER
 from zerokit.emit import plan_file
-from zerokit.emit.files import ACCELERATE_NAME
+from zerokit.emit.files import started_with
 from zerokit.emit.outside import check_outside
 from zerokit.emit.plan_file import NotAPlan, PlanFile
 from zerokit.errors import FileInputError, InputError, about
@@ -43,8 +42,7 @@ def read_plan_file(folder: str, run_dir: Path | None = None) -> PlanFile:
         try:
             plan = plan_file.read(folder, run_dir)
             if plan.engine != "deepspeed":
-                file = plan.folder / ACCELERATE_NAME
-                run = f"`accelerate launch --config_file {shlex.quote(str(file))} SCRIPT`"
+                run = f"`{started_with(str(plan.folder))} SCRIPT`"
                 message = f"is a plan for {plan.engine}, which zerokit does not start: {run}"
                 raise FileInputError(plan.path, message)
             return plan

@@ -6,6 +6,7 @@ The terminal, the page and a notebook show the same sentences. Arguments are mar
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 
 from zerokit.commands import DEFAULT_FOLDER, command_text
@@ -13,6 +14,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, LOSS_OF_SCRIPT, Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.deepspeed import optimizer_params
+from zerokit.emit.files import emitter_of, started_with
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.notes import Note
 from zerokit.search.explain import checkpointing_words, degree_words, offload_words
@@ -55,13 +57,15 @@ def fix_first(to_fix: str) -> str:
     return f"fix {to_fix}; then plan again"
 
 
-def run_command(cluster: Cluster, folder: str, script: Iterable[str]) -> str:
+def run_command(chosen: Strategy, cluster: Cluster, folder: str, script: Iterable[str]) -> str:
     """What is typed next, with a plan's folder: a launch, or for several nodes a job for all of them.
 
     Args:
         script: its words and arguments; empty: some ``train.py``.
     """
     words = tuple(script) or ("train.py",)
+    if not emitter_of(chosen).launched:
+        return f"{started_with(folder)} {shlex.join(words)}"
     if cluster.nodes == 1:
         return command_text("launch", "--plan", folder, *words)
     plan_folder = () if folder == DEFAULT_FOLDER else ("--plan", folder)

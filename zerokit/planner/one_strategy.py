@@ -17,8 +17,8 @@ from zerokit.notes import Note, notes_of
 from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.request import note_on_optimizer, refuse_strategy, resolve_optimizer
 from zerokit.rules import Setup, violations
-from zerokit.search.deepspeed_space import Knobs, OffloadChoice, refuse_placement
-from zerokit.search.engines import build_strategy
+from zerokit.search.deepspeed_space import refuse_placement
+from zerokit.search.engines import build_strategy, engine_of
 from zerokit.search.plan import choose_precision, make_space, nearest_batches
 from zerokit.search.space import (
     Layout,
@@ -200,23 +200,14 @@ def _default_strategy(
     pins = request.pins
     precision, why = choose_precision(request.precision, request.cluster, request.on_cpu)
     micro, steps = batch_of(request, layout.data)
-    placement = OffloadChoice(
-        stage=pins.zero_stage or 0,
-        optimizer=pins.offload_optimizer or "none",
-        parameters=pins.offload_param or "none",
-    )
-    if placement.stage == 0 and (placement.optimizer != "none" or placement.parameters != "none"):
-        option = "⟨offload_optimizer⟩" if placement.optimizer != "none" else "⟨offload_param⟩"
-        enough = "1, 2 or 3" if placement.parameters == "none" else "3"
-        raise InputError(f"{option}: ZeRO stage 0 offloads nothing; add ⟨zero⟩ {enough}")
-    refuse_placement(request.job, placement.stage, placement.optimizer)
-    chosen = replace(Knobs(overlap_comm=pins.overlap_comm), **pins.sizes())
     job = replace(request.job, global_batch=micro * steps * layout.data)
     space = make_space(replace(request, job=job, precision=precision))[0]
+    engine = engine_of(space)
+    placement, chosen = engine.plain(request, layout)
     strategy = build_strategy(space, layout, placement, checkpointing, micro, steps, chosen)
     refuse_strategy(job, strategy)
     stage: tuple[Note, ...] = ()
-    if pins.zero_stage is None and not request.job.inference:
+    if pins.zero_stage is None and strategy.settings.zero_stage == 0 and not request.job.inference:
         master = "" if precision == "fp32" else ", with fp32 master weights"
         text = (
             f"ZeRO stage 0 of DeepSpeed{master}: ⟨zero⟩ not given; for a script without DeepSpeed, "

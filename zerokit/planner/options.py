@@ -126,6 +126,9 @@ class PlanOptions(TypedDict, total=False):
     """Pixels of an image as the data set has it: 1280x720."""
     vision_tower: Annotated[Literal["trained", "frozen"] | None, Option("Job")]
     """Whether the vision tower's weights are trained; the projector's are. [default: trained]"""
+    engine: Annotated[Literal["deepspeed", "fsdp2", "auto"] | None, Option("Strategy")]
+    """What divides the training: DeepSpeed, or PyTorch's FSDP2 by Accelerate; auto: the faster.
+    [default: deepspeed]"""
     zero: Annotated[Whole, Option("Strategy", "0-3", _or_auto(_stage))]
     """ZeRO stage."""
     offload_optimizer: Annotated[Literal["auto", "none", "cpu", "nvme"] | None, Option("Strategy")]

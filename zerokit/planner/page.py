@@ -108,6 +108,7 @@ def survey(result: PlanResult) -> Survey:
         ranked = result.plan.alternatives
         return Survey(fitting=ranked, legal=len(ranked) + 1)
     options = {name.replace("-", "_"): value for name, value in result.request.items()}
+    options["engine"] = result.plan.chosen.strategy.engine
     space = on_cluster(make_space(resolve(options, say=silent).request)[0], result.cluster)
     candidates, legal = surveyed(space, _MOST)
     others = sorted(
@@ -160,7 +161,7 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
     planned, job, strategy = result.chosen, result.job, result.chosen.strategy
     subject = f"{result.model_name} on {cluster_words(result.cluster)}"
     command = [("command", shlex.join((page.program, *page.command)))] if page.command else []
-    next_step = answer.run_command(result.cluster, page.folder, page.script)
+    next_step = answer.run_command(strategy, result.cluster, page.folder, page.script)
     next_step = next_step.replace("zerokit", page.program, 1)
     return fill(
         "plan.html.j2",

@@ -29,6 +29,7 @@ from zerokit.planner.image_models import requested_images, with_room
 from zerokit.planner.memory_source import Model, Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given_options
+from zerokit.search.engines import ANY_ENGINE, ENGINES
 from zerokit.search.space import Pins, Request, unmodelled_with_loss
 from zerokit.units import parse_share
 from zerokit.values import frozen_dataclass, replace
@@ -151,6 +152,12 @@ def resolve(
     if (doubted := doubted_vram(options)) is not None:
         say(doubted)
     pins = _pins(options, machine.on_cpu)
+    if single and pins.engine == ANY_ENGINE:
+        raise InputError(
+            f"⟨engine⟩ {ANY_ENGINE}: an estimate is of one strategy; name {' or '.join(ENGINES)}"
+        )
+    if machine.on_cpu and pins.engine != "deepspeed":
+        raise InputError(f"⟨engine⟩ {pins.engine}: CPU ranks are planned with DeepSpeed alone")
     _refuse_unmodelled(options, job, chosen.shape, machine, pins)
     calibration, measured = None, tuple[str, ...]()
     if (machine.found_here or machine.on_cpu) and not options.get("no_calibration"):
@@ -447,6 +454,17 @@ def _fixed_settings(options: Mapping[str, Any]) -> DeepSpeedSettings:
     return from_config(config)
 
 
+def refuse_other_engines(options: Mapping[str, Any], what: str) -> None:
+    """Refuse an engine but DeepSpeed; ``what``: cannot have it, and what to use.
+
+    Raises:
+        InputError: one was asked for.
+    """
+    engine = options.get("engine")
+    if engine not in (None, "deepspeed"):
+        raise InputError(f"⟨engine⟩ {engine}: {what}")
+
+
 def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
     zero = options.get("zero")
     stage = None
@@ -454,6 +472,7 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         if str(zero) not in ("0", "1", "2", "3"):
             raise InputError(f"⟨zero⟩ {zero}: use 0, 1, 2 or 3")
         stage = int(str(zero))
+    any_engine = options.get("engine") == ANY_ENGINE
     overlap = choice(options, "overlap_comm", ("on", "off"))
     optimizer = choice(options, "offload_optimizer", OFFLOAD_DEVICES)
     parameters = choice(options, "offload_param", OFFLOAD_DEVICES)
@@ -467,6 +486,7 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
     if "nvme" in (optimizer, parameters) and not options.get("nvme"):
         raise InputError("offload to nvme: name a folder on a local NVMe disk with ⟨nvme⟩ DIR")
     return Pins(
+        engine=ANY_ENGINE if any_engine else choice(options, "engine", tuple(ENGINES)) or "deepspeed",
         zero_stage=stage,
         offload_optimizer="none" if on_cpu else optimizer,
         offload_param="none" if on_cpu else parameters,

@@ -22,7 +22,7 @@ from zerokit.errors import InputError
 from zerokit.memory.deepspeed_engine import releases_gradients
 from zerokit.memory.lower_bound import bytes_of_order
 from zerokit.rules import first_violation
-from zerokit.search.space import Layout, Pins, Space
+from zerokit.search.space import Layout, Pins, Request, Space
 from zerokit.values import frozen_dataclass, replace
 
 _ADAM_BYTES = 12
@@ -319,3 +319,23 @@ def check(space: Space, layout: Layout) -> None:
     violation = first_violation(strategy, key_value_heads=space.shape.kv_heads)
     if violation is not None:
         raise InputError(f"⟨zero⟩ {pins.zero_stage}: {violation.message}; {violation.option_fix}")
+
+
+def plain(request: Request, layout: Layout) -> tuple[OffloadChoice, Knobs]:
+    """Stage 0 and DeepSpeed's own sizes, but for what is fixed.
+
+    Raises:
+        InputError: an offload that the stage does not have.
+    """
+    pins = request.pins
+    placement = OffloadChoice(
+        stage=pins.zero_stage or 0,
+        optimizer=pins.offload_optimizer or "none",
+        parameters=pins.offload_param or "none",
+    )
+    if placement.stage == 0 and (placement.optimizer != "none" or placement.parameters != "none"):
+        option = "⟨offload_optimizer⟩" if placement.optimizer != "none" else "⟨offload_param⟩"
+        enough = "1, 2 or 3" if placement.parameters == "none" else "3"
+        raise InputError(f"{option}: ZeRO stage 0 offloads nothing; add ⟨zero⟩ {enough}")
+    refuse_placement(request.job, placement.stage, placement.optimizer)
+    return placement, replace(Knobs(overlap_comm=pins.overlap_comm), **pins.sizes())

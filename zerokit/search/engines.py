@@ -9,7 +9,7 @@ from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.search import deepspeed_space, fsdp2_space
-from zerokit.search.space import Layout, Pins, Space
+from zerokit.search.space import Layout, Pins, Request, Space
 
 Placement = Any
 """Where an engine keeps what: a value of its own, which it is handed back."""
@@ -50,6 +50,13 @@ class Engine(Protocol):
     def simpler(self, space: Space, fastest: Candidate) -> Iterator[Pins]:
         """Pins that leave what is simpler than a choice, the simplest first."""
 
+    def plain(self, request: Request, layout: Layout) -> tuple[Placement, Sizes]:
+        """The placement and sizes that pins fix, and plain ones where they do not.
+
+        Raises:
+            InputError: names the option that cannot be.
+        """
+
     def check(self, space: Space, layout: Layout) -> None:
         """Refuse what is fixed and cannot be.
 
@@ -58,6 +65,8 @@ class Engine(Protocol):
         """
 
 
+ANY_ENGINE = "auto"
+"""Of :class:`Pins`: all of them are searched."""
 ENGINES: Mapping[str, Engine] = {"deepspeed": deepspeed_space, "fsdp2": fsdp2_space}
 
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zerokit.domain.deepspeed_settings import from_config
 from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
+from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.errors import InputError
-from zerokit.search.space import Layout, Pins, Space
+from zerokit.search.space import Layout, Pins, Request, Space
 from zerokit.values import frozen_dataclass, replace
 
 _STATE_BYTES = 12
 """Of a weight's shard: itself in fp32, and Adam's two moments."""
-_OF_DEEPSPEED = (
-    "zero_stage", "reduce_bucket_size", "prefetch_bucket_size", "persistence_threshold", "sub_group_size",
-    "overlap_comm",
-)  # fmt: skip
-_OPTIONS = {
-    "zero_stage": "zero", "reduce_bucket_size": "bucket_size", "prefetch_bucket_size": "prefetch_bucket_size",
-    "tensor_parallel": "tp", "pipeline_parallel": "pp", "sequence_parallel": "sp",
+_OF_DEEPSPEED = {
+    "zero_stage": "zero", "reduce_bucket_size": "reduce_bucket", "prefetch_bucket_size": "prefetch_bucket",
+    "persistence_threshold": "persistence", "sub_group_size": "sub_group", "overlap_comm": "overlap_comm",
 }  # fmt: skip
+"""Pins that only DeepSpeed has, and the options that fix them."""
+_NOTHING_SET = from_config({})
 
 
 @frozen_dataclass
@@ -115,11 +115,15 @@ def check(space: Space, layout: Layout) -> None:
     Raises:
         InputError: names the option.
     """
-    pins, job = space.pins, space.job
-    fixed = [name for name in _OF_DEEPSPEED if getattr(pins, name) is not None]
-    if fixed:
-        name = _OPTIONS.get(fixed[0], fixed[0])
-        raise InputError(f"⟨{name}⟩ is DeepSpeed's; leave it out, or plan with ⟨engine⟩ deepspeed")
+    _refuse(space.pins, space.job, layout)
+
+
+def _refuse(pins: Pins, job: Job, layout: Layout) -> None:
+    for name, option in _OF_DEEPSPEED.items():
+        if getattr(pins, name) is not None:
+            raise InputError(f"⟨{option}⟩ is DeepSpeed's; leave it out, or plan with ⟨engine⟩ deepspeed")
+    if pins.settings != _NOTHING_SET:
+        raise InputError("⟨set⟩ sets values of DeepSpeed's; leave it out, or plan with ⟨engine⟩ deepspeed")
     degrees = {"tp": layout.tensor, "pp": layout.pipeline, "sp": layout.sequence}
     for name, degree in degrees.items():
         if degree > 1:
@@ -132,3 +136,13 @@ def check(space: Space, layout: Layout) -> None:
         raise InputError("FSDP2 offloads weights and states together: give one of the two options alone")
     if job.inference:
         raise InputError("serving is not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
+
+
+def plain(request: Request, layout: Layout) -> tuple[Sharding, NoSizes]:
+    """Sharded over all GPUs, and given back after forward.
+
+    Raises:
+        InputError: what is fixed is DeepSpeed's, or FSDP2 is not planned with it.
+    """
+    _refuse(request.pins, request.job, layout)
+    return Sharding(offload=True in _offloads(request.pins)[:1]), NoSizes()

@@ -9,7 +9,7 @@ from functools import cached_property
 from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, Strategy
-from zerokit.errors import InputError, NothingFits
+from zerokit.errors import InputError, NothingFits, ZerokitError
 from zerokit.memory.closed_form import trainable_parameters
 from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
@@ -17,9 +17,9 @@ from zerokit.notes import Note, with_id
 from zerokit.rules import first_violation
 from zerokit.search import close_calls, remedies
 from zerokit.search import explain as advice
-from zerokit.search.close_calls import close_call, simplest, with_range
+from zerokit.search.close_calls import NOISE, close_call, simplest, with_range
 from zerokit.search.deepspeed_space import refuse_placement
-from zerokit.search.engines import engine_of
+from zerokit.search.engines import ANY_ENGINE, ENGINES, engine_of
 from zerokit.search.explain import assumed_host, note_on_choice, note_on_cores
 from zerokit.search.nearest import closest, fixed_options, larger_gpus, nearest_changes
 from zerokit.search.remedies import Gain, faster_with, fastest_with_fewer, gains, on_loss
@@ -234,6 +234,8 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         InputError: pins that contradict each other, the model or the hardware.
         NothingFits: nothing legal fits; names the nearest changes that would.
     """
+    if request.pins.engine == ANY_ENGINE:
+        return _of_any_engine(request, top, keep)
     space, notes = make_space(request)
     check_pins(space, request)
     result = search(space, top=max(2, top), wants_nearest=True)
@@ -289,6 +291,33 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
             *surer,
             *_advice(request, space, chosen, others, on_loss(space, chosen, told)),
         ),
+    )
+
+
+def _of_any_engine(request: Request, top: int, keep: Keep) -> Plan:
+    """The fastest of all engines' plans; of those as fast, DeepSpeed's."""
+    plans: list[Plan] = []
+    refused: dict[str, ZerokitError] = {}
+    for name in ENGINES:
+        try:
+            plans.append(make_plan(replace(request, pins=replace(request.pins, engine=name)), top, keep))
+        except (InputError, NothingFits) as error:
+            refused[name] = error
+    if not plans:
+        raise next(iter(refused.values()))
+    first = min(plans, key=lambda plan: plan.chosen.time.step_seconds * (1 + NOISE * (plan is not plans[0])))
+    others = [one for plan in plans for one in (plan.chosen, *plan.alternatives) if one is not first.chosen]
+    others.sort(key=lambda one: one.time.step_seconds)
+    said = (replace(one, why=advice.runner_up(one, first.chosen, request.timed)) for one in others)
+    told = [
+        Note("engine-left-out", f"⟨engine⟩ {name} left out: {why.marked}") for name, why in refused.items()
+    ]
+    return replace(
+        first,
+        alternatives=tuple(said)[: max(0, top - 1)],
+        assumptions=(*first.assumptions, *told),
+        candidates=sum(plan.candidates for plan in plans),
+        seconds=sum(plan.seconds for plan in plans),
     )
 
 

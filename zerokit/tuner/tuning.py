@@ -22,7 +22,7 @@ from zerokit.planner.models import another_model
 from zerokit.planner.plan_result import check_folder, write_plan
 from zerokit.planner.planned_for import PlannedFor
 from zerokit.planner.rehearsed_search import LOOKED_THROUGH
-from zerokit.planner.request import ResolvedRequest, resolve
+from zerokit.planner.request import ResolvedRequest, refuse_other_engines, resolve
 from zerokit.report import what_ran
 from zerokit.report.schema import RunReport
 from zerokit.script.agreement import refuse_unplannable
@@ -269,6 +269,7 @@ class Tuning:
             say(note)
         script_options = ScriptOptions.read(facts, style, arguments)
         refuse_unplannable(script_options)
+        refuse_other_engines(options, "tune runs DeepSpeed's plans alone")
         read = resolve(with_optimizer_of(script_options, _of_this_machine(options)), say=say)
         request = read.request
         if not request.on_cpu and not read.found_here:

