@@ -303,7 +303,7 @@ class Model:
         if strategy.engine != "deepspeed":
             unknown = not_replayed(job, strategy) or "this model, or it could not be traced"
             raise MemoryUnknown(
-                f"⟨model⟩ {self.source.name}: memory of {strategy.settings.title} is not modelled for "
+                f"⟨model⟩ {self.source.name}: memory under ⟨engine⟩ {strategy.engine} is not modelled for "
                 f"{unknown}; `zerokit rehearse` runs the script"
             )
         if not self.source.closed_form:

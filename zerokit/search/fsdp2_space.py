@@ -104,8 +104,8 @@ def most_saved_bytes(settings: TrainingSettings, trainable: int) -> int:
 
 
 def simpler(space: Space, fastest: Candidate) -> Iterator[Pins]:
-    """Yield pins without offload."""
-    if fastest.strategy.settings.offloads:
+    """Yield pins without offload, where it is not fixed."""
+    if fastest.strategy.settings.offloads and _offloads(space.pins) == [False, True]:
         yield replace(space.pins, offload_optimizer="none", offload_param="none")
 
 

@@ -249,7 +249,7 @@ def test_what_the_replay_of_fsdp2_does_not_know_is_refused_by_name() -> None:
     )
     for traced, chosen, words in cases:
         source = Source(shape=shape, name=profile.name, head="causal", profile=traced, looked=True)
-        with pytest.raises(MemoryUnknown, match=f"FSDP2 is not modelled {words}"):
+        with pytest.raises(MemoryUnknown, match=f"fsdp2 is not modelled {words}"):
             Model(source=source)(Job(seq_len=1024), chosen, CLUSTER)
     source = Source(shape=shape, name=profile.name, head="causal", profile=profile, looked=True)
     assert Model(source=source)(Job(seq_len=1024), known, CLUSTER).basis == "traced"

@@ -33,6 +33,13 @@ def test_auto_says_which_engine_it_leaves_out_and_why() -> None:
     assert any(note["id"] == "engine-left-out" and "--zero" in note["text"] for note in told["notes"])
 
 
+@pytest.mark.parametrize("option", ["offload_optimizer", "offload_param"])
+def test_an_offload_that_was_asked_for_is_kept(option: str) -> None:
+    """Weights and states go together, so either option asks for both."""
+    chosen = zerokit.plan(**JOB, engine="fsdp2", **{option: "cpu"}).to_dict()["chosen"]
+    assert (chosen["offload_optimizer"], chosen["offload_param"]) == ("cpu", "cpu")
+
+
 def test_nodes_may_hold_a_replica_each() -> None:
     slow = {**JOB, "gpus": 16, "nodes": 2, "network": "25Gb/s", "all_gpus": True}
     chosen = zerokit.plan(**slow, engine="fsdp2").to_dict()["chosen"]
