@@ -115,10 +115,15 @@ def check(space: Space, layout: Layout) -> None:
     Raises:
         InputError: names the option.
     """
-    _refuse(space.pins, space.job, layout)
+    refuse(space.pins, space.job, layout)
 
 
-def _refuse(pins: Pins, job: Job, layout: Layout) -> None:
+def refuse(pins: Pins, job: Job, layout: Layout) -> None:
+    """Refuse what is DeepSpeed's, and what FSDP2 is not planned with.
+
+    Raises:
+        InputError: names the option.
+    """
     for name, option in _OF_DEEPSPEED.items():
         if getattr(pins, name) is not None:
             raise InputError(f"⟨{option}⟩ is DeepSpeed's; leave it out, or plan with ⟨engine⟩ deepspeed")
@@ -144,5 +149,5 @@ def plain(request: Request, layout: Layout) -> tuple[Sharding, NoSizes]:
     Raises:
         InputError: what is fixed is DeepSpeed's, or FSDP2 is not planned with it.
     """
-    _refuse(request.pins, request.job, layout)
+    refuse(request.pins, request.job, layout)
     return Sharding(offload=True in _offloads(request.pins)[:1]), NoSizes()

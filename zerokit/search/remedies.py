@@ -12,14 +12,16 @@ from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import REHEARSED, Candidate
+from zerokit.errors import InputError
 from zerokit.memory.components import Component
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
 from zerokit.notes import Note
 from zerokit.search import explain as advice
 from zerokit.search.close_calls import NOISE
 from zerokit.search.explain import gain_words, share_words, strategy_words
+from zerokit.search.fsdp2_space import refuse
 from zerokit.search.search import search
-from zerokit.search.space import Pins, Request, Space, divisors, layouts, unmodelled_with_loss
+from zerokit.search.space import Layout, Pins, Request, Space, divisors, layouts, unmodelled_with_loss
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass, replace
@@ -104,6 +106,19 @@ def _half_as_long(request: Request) -> Request | None:
     return _of_job(request, seq_len=job.seq_len // 2)
 
 
+def _under_fsdp2(request: Request) -> Request | None:
+    pins = request.pins
+    if pins.engine != "deepspeed" or request.on_cpu:
+        return None
+    degrees = (pins.tensor_parallel or 1, pins.pipeline_parallel or 1, pins.sequence_parallel or 1)
+    layout = Layout(data=request.cluster.gpus, tensor=degrees[0], pipeline=degrees[1], sequence=degrees[2])
+    try:
+        refuse(pins, request.job, layout)
+    except InputError:
+        return None
+    return replace(request, pins=replace(pins, engine="fsdp2"))
+
+
 def _without_dropout(request: Request) -> Request | None:
     lora = request.job.lora
     return _of_job(request, lora=replace(lora, dropout=0.0)) if lora is not None and lora.dropout else None
@@ -172,6 +187,11 @@ REMEDIES = (
         title="⟨set⟩ zero_quantized_gradients",
         needs="ZeRO++ sends gradients in 4 bits, which rounds them",
         change=lambda request: _with_zero(request, zero_quantized_gradients=True),
+    ),
+    Remedy(
+        title="⟨engine⟩ fsdp2",
+        needs="trains under PyTorch's FSDP2, with which no step was timed on a GPU",
+        change=_under_fsdp2,
     ),
     Remedy(title="⟨lora_dropout⟩ 0", needs="adapters without dropout", change=_without_dropout),
     Remedy(title="⟨vision_tower⟩ frozen", needs="trains the language model alone", change=_frozen_tower),
