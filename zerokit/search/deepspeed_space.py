@@ -180,6 +180,12 @@ def variants(space: Space, layout: Layout, placement: OffloadChoice) -> tuple[Kn
 _knobs = lru_cache(maxsize=256)(knobs)
 
 
+def fastest(variants: tuple[Knobs, ...]) -> tuple[Knobs, ...]:
+    """Settings of which one is the fastest: a second copy of quantised weights may save nothing."""
+    first = {chosen.hpz_partition_size: chosen for chosen in reversed(variants)}
+    return tuple(first.values())
+
+
 def frugal(
     space: Space,
     layout: Layout,

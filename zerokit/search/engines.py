@@ -14,7 +14,7 @@ from zerokit.search.space import Layout, Pins, Request, Space
 Placement = Any
 """Where an engine keeps what: a value of its own, which it is handed back."""
 Sizes = Any
-"""Of an engine's buffers, likewise; ``hpz_partition_size`` tells apart those of which each may be fastest."""
+"""Of an engine's buffers, likewise."""
 
 
 class Engine(Protocol):
@@ -25,6 +25,9 @@ class Engine(Protocol):
 
     def variants(self, space: Space, layout: Layout, placement: Placement) -> tuple[Sizes, ...]:
         """Every setting of the sizes, the fastest first and the most frugal last."""
+
+    def fastest(self, variants: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
+        """Settings of which one is the fastest."""
 
     def frugal(
         self, space: Space, layout: Layout, placement: Placement, batch: tuple[int, int],

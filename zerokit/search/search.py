@@ -38,7 +38,10 @@ def too_large_with_any(memory: MemoryEstimate, strategy: Strategy, space: Space)
 class KnobFamily:
     """A strategy but for its knobs.
 
-    ``frugal``: the settings of which one requires the least memory, the likeliest last.
+    Attributes:
+        variants: its settings, the fastest first.
+        fastest: the settings of which one is the fastest.
+        frugal: the settings of which one requires the least memory, the likeliest last.
     """
 
     layout: Layout
@@ -47,13 +50,8 @@ class KnobFamily:
     micro_batch: int
     accumulation: int
     variants: tuple[Sizes, ...]
+    fastest: tuple[Sizes, ...]
     frugal: tuple[Sizes, ...]
-
-    @property
-    def fastest(self) -> tuple[Sizes, ...]:
-        """The settings of which one is the fastest: a second copy of quantised weights may save nothing."""
-        first = {chosen.hpz_partition_size: chosen for chosen in reversed(self.variants)}
-        return tuple(first.values())
 
     @property
     def relatives(self) -> tuple[object, ...]:
@@ -259,6 +257,7 @@ class Search:
                         yield KnobFamily(
                             layout=layout, placement=placement, checkpointing=mode,
                             micro_batch=micro, accumulation=steps, variants=variants,
+                            fastest=engine.fastest(variants),
                             frugal=engine.frugal(space, layout, placement, (micro, steps), variants),
                         )  # fmt: skip
 
