@@ -35,7 +35,7 @@ def expected(strategy: Strategy) -> dict[str, object]:
         "offload": "CPUOffloadPolicy" if settings.offload else "OffloadPolicy",
         "checkpointing": strategy.checkpointing == "full",
         "wraps": "transformer_auto_wrap_policy",
-        "loading": False,
+        "loading": settings.broadcasts,
         "precision": {"fp32": "no"}.get(settings.precision, settings.precision),
     }
 

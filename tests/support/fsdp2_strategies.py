@@ -19,6 +19,7 @@ def fsdp2_strategies(draw: st.DrawFn) -> Strategy:
         reshard_after_forward=draw(st.booleans()),
         replicas=replicas,
         offload=draw(st.booleans()),
+        broadcasts=draw(st.booleans()),
     )
     shards = draw(st.sampled_from([2, 4, 8]))
     checkpointing = draw(st.sampled_from(["none", "full"]))

@@ -67,6 +67,7 @@ class Case:
             reduce_dtype=self.value("--reduce", "") or None,
             master_bytes=2 if narrow else 4,
             sync_each_batch="--sync-each-batch" in self.options,
+            broadcasts="--broadcast" in self.options,
             wrapping="accelerate" if "--accelerate" in self.options else "layers",
         )
 
@@ -118,6 +119,12 @@ CASES: dict[Case, tuple[int, int, int, int]] = {
         (2_238_844_928, 5_037_572_608, 6_191_555_072, 5_727_951_872),
     Case("gpt2", 2, "--accelerate --tokens 1024 --batch 4"):
         (406_419_456, 5_174_805_504, 5_572_269_568, 1_063_791_104),
+    Case("qwen2.5-0.5b", 3, "--accelerate --tokens 512 --broadcast"):
+        (1_566_708_224, 3_835_027_456, 3_960_756_736, 2_704_830_464),
+    Case("llama-3.2-1b", 2, "--accelerate --tokens 512 --broadcast --offload"):
+        (1_576_009_728, 2_269_618_688, 2_410_795_520, 67_113_984),
+    Case("llama-3.1-8b", 8, "--accelerate --tokens 512 --checkpointing --broadcast"):
+        (6_116_476_928, 15_021_957_120, 18_406_883_328, 16_127_785_472),
 }  # fmt: skip
 """What was rehearsed of rank 0: the most allocated in init, forward, backward and step, in bytes (torch
 2.13.0, transformers 5.23.0, accelerate 1.15.0, peft 0.21.2; all layers, ``zerokit rehearse --whole``)."""

@@ -175,6 +175,7 @@ def _from_block(block: Mapping[str, Any], reader: _Reader, precision: str) -> Fs
             precision=precision if is_mixed else "fp32",
             reshard_after_forward=is_true(said.get("reshard_after_forward", True)),
             offload=is_true(said.get(reader.offload, False)),
+            broadcasts=is_true(said.get("cpu_ram_efficient_loading", reader.loading)),
         ),
         names_precision=is_mixed,
         checkpointing=is_true(said.get("activation_checkpointing", False)),
@@ -185,8 +186,9 @@ def _from_block(block: Mapping[str, Any], reader: _Reader, precision: str) -> Fs
 def _remarks(said: Mapping[str, Any], reader: _Reader) -> Iterator[str]:
     if is_true(said.get("cpu_ram_efficient_loading", reader.loading)):
         yield (
-            "fsdp_cpu_ram_efficient_loading: rank 0 alone loads the weights; host memory is counted as if "
-            "every rank did"
+            "fsdp_cpu_ram_efficient_loading: host memory is counted as if every rank loaded the weights: "
+            "from_pretrained of Transformers 5 (to 5.23) does so whatever the key says, and Accelerate makes "
+            "trained ones fp32 on each rank (huggingface/transformers#43749)"
         )
     if is_true(said.get("activation_checkpointing", False)) and not reader.turns_cache_off:
         yield (

@@ -26,6 +26,8 @@ class Fsdp2Settings(TrainingSettings):
         sync_each_batch: gradients are reduced after every micro-batch, as Accelerate's
             ``GradientAccumulationPlugin(sync_each_batch=True)`` does; else those of all but the last stay
             whole (``no_sync``, ``set_requires_gradient_sync(False)``).
+        broadcasts: rank 0 sends its weights to all ranks, parameter by parameter (Accelerate's
+            ``cpu_ram_efficient_loading``); else every rank divides its own copy.
     """
 
     engine: ClassVar[str] = "fsdp2"
@@ -36,6 +38,7 @@ class Fsdp2Settings(TrainingSettings):
     master_bytes: int = 4
     wrapping: str = "accelerate"
     sync_each_batch: bool = False
+    broadcasts: bool = False
 
     @property
     def title(self) -> str:

@@ -28,7 +28,8 @@ REASONS: Mapping[str, str] = {
     "fsdp_config.fsdp_offload_params": "true moves weights, gradients and optimizer to the CPU",
     "fsdp_config.fsdp_activation_checkpointing": "true recomputes every layer in backward",
     "fsdp_config.fsdp_auto_wrap_policy": "each layer of the model's own is gathered by itself",
-    "fsdp_config.fsdp_cpu_ram_efficient_loading": "false: every rank loads the weights, as is predicted",
+    "fsdp_config.fsdp_cpu_ram_efficient_loading": "false: every rank divides the weights that it "
+    "loads; true: rank 0 sends its own",
     "fsdp_config.fsdp_state_dict_type": "whole weights are saved, by rank 0",
     f"parallelism_config.{PREFIX}dp_replicate_size": "groups of ranks that each hold all weights",
     f"parallelism_config.{PREFIX}dp_shard_size": "ranks of a group, over which weights are divided",
@@ -91,7 +92,6 @@ def accelerate_yaml(strategy: Strategy, nodes: int) -> str:
         f"{settings.micro_batch} per GPU, {settings.gradient_accumulation} accumulation.",
         "The layers that are wrapped are the model's own (_no_split_modules); name others with",
         "fsdp_transformer_layer_cls_to_wrap.",
-        "fsdp_cpu_ram_efficient_loading: true lets rank 0 alone load the weights, with less host memory.",
     ]
     if strategy.checkpointing == "full":
         lines.append("fsdp_activation_checkpointing checkpoints the layers: the script must not do so, too,")
@@ -145,7 +145,7 @@ def _options(strategy: Strategy, offload: str) -> dict[str, Any]:
         "version": 2,
         "activation_checkpointing": strategy.checkpointing == "full",
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "cpu_ram_efficient_loading": False,
+        "cpu_ram_efficient_loading": settings.broadcasts,
         offload: settings.offload,
         "reshard_after_forward": settings.reshard_after_forward,
         "state_dict_type": "FULL_STATE_DICT",

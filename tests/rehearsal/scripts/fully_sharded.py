@@ -35,6 +35,7 @@ parser.add_argument("--reduce", help="dtype in which gradients travel")
 parser.add_argument("--checkpointing", action="store_true")
 parser.add_argument("--keep-gathered", action="store_true", help="reshard_after_forward=False")
 parser.add_argument("--offload", action="store_true")
+parser.add_argument("--broadcast", action="store_true", help="cpu_ram_efficient_loading")
 parser.add_argument("--foreach", action="store_true", help="torch's AdamW on lists, not its fused kernel")
 args = parser.parse_args()
 
@@ -61,6 +62,7 @@ if args.accelerate:
         auto_wrap_policy="transformer_based_wrap",
         reshard_after_forward=not args.keep_gathered,
         cpu_offload=args.offload,
+        cpu_ram_efficient_loading=args.broadcast,
         activation_checkpointing=args.checkpointing,
         state_dict_type="SHARDED_STATE_DICT",
     )

@@ -40,7 +40,7 @@ def test_trls_example_is_read() -> None:
     settings = found.settings
     assert (settings.precision, settings.reshard_after_forward, settings.offload) == ("bf16", True, False)
     assert (settings.replicas, settings.master_bytes, settings.wrapping) == (1, 4, "accelerate")
-    assert (found.processes, found.nodes, found.shards) == (8, 1, None)
+    assert (found.processes, found.nodes, found.shards, settings.broadcasts) == (8, 1, None, True)
     assert found.names_precision and not found.checkpointing
     assert [remark.partition(":")[0] for remark in found.remarks] == ["fsdp_cpu_ram_efficient_loading"]
 
@@ -63,7 +63,7 @@ def test_a_trainers_defaults_are_others() -> None:
     found = from_trainer({"cpu_offload": True, "fsdp_reshard_after_forward": False}, "bf16")
     settings = found.settings
     assert (settings.offload, settings.reshard_after_forward, settings.precision) == (True, False, "bf16")
-    assert found.remarks == () and not found.checkpointing
+    assert found.remarks == () and not found.checkpointing and not settings.broadcasts
 
 
 @pytest.mark.parametrize(

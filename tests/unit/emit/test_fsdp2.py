@@ -59,7 +59,8 @@ def test_the_yaml_reads_back_as_the_same_settings(strategy: Strategy, nodes: int
     assert replace(found.settings, **batch) == strategy.settings
     assert found.checkpointing is (strategy.checkpointing == "full")
     assert (found.processes, found.nodes) == (strategy.world_size, nodes)
-    assert len(found.remarks) == found.checkpointing  # of the model's cache
+    # of the model's cache, and of who loads
+    assert len(found.remarks) == found.checkpointing + found.settings.broadcasts
     for_trainer = from_trainer(json.loads(files.texts[files.names["trainer"]]), strategy.settings.precision)
     assert replace(for_trainer.settings, replicas=found.settings.replicas) == found.settings
     assert {*files.texts} <= NAMES

@@ -45,6 +45,7 @@ class Share:
         numel: elements of the chunk, padding included; ``whole``: of all ranks' chunks.
         kept: bytes of an element between steps; ``used``: as forward uses it.
         size: elements of the parameter itself.
+        padded: ranks whose chunks are smaller than the first one's, or empty.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Share:
     kept: int
     used: int
     trainable: bool
+    padded: int
 
     @property
     def kept_bytes(self) -> int:
@@ -76,12 +78,13 @@ def shares_of(model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[Sh
     for parameter in model.parameters:
         rows = parameter.shape[0] if parameter.shape else 1
         each = parameter.numel // max(1, rows)
-        share = -(-rows // ranks) * each
+        chunk = -(-rows // ranks)
+        share = chunk * each
         kept = settings.master_bytes if parameter.trainable else frozen
         found.append(
             Share(
                 name=parameter.name, numel=share, whole=share * ranks, size=parameter.numel, kept=kept,
-                used=used, trainable=parameter.trainable,
+                used=used, trainable=parameter.trainable, padded=ranks - rows // max(1, chunk),
             )
         )  # fmt: skip
     return tuple(found)

@@ -63,6 +63,24 @@ def init_peak(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
     return most
 
 
+def broadcast_peak(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
+    """The most allocated while rank 0 sends its weights (``fsdp2_load_full_state_dict``,
+    accelerate/utils/fsdp_utils.py, 1.15): each whole, beside its shard and copies of the chunks that are
+    padded (``Shard._shard_tensor``, torch/distributed/tensor/placement_types.py:441, 2.13). Other ranks hold
+    the one before until the next is allocated. Tied weights come under each of their names, the head's
+    last."""
+    shares = shares_of(model, settings, ranks)
+    of_name = {share.name: share for share in shares}
+    aliases = (of_name[name] for name in model.profile.ties.values() if name in of_name)
+    level = most = before = 0
+    for share in (*shares, *aliases):
+        whole = block(share.size * share.kept)
+        most = max(most, level + whole + max(before, (1 + share.padded) * share.kept_bytes))
+        level += 0 if settings.offload else share.kept_bytes
+        before = whole
+    return most
+
+
 class _Replay:
     """One rank's micro-steps and step; a composition is read where ``at`` says."""
 
@@ -135,9 +153,10 @@ def micro_step_kinds(settings: Fsdp2Settings) -> list[bool]:
 def rank_bytes(model: RankModel, settings: Fsdp2Settings, ranks: int) -> RankBytes:
     """One optimizer step of one rank in the steady state (second step on)."""
     replay = _Replay(model, settings, ranks)
+    divided = init_peak(model, settings, replay.ranks) + model.profile.buffer_bytes
     micro_steps = tuple(replay.micro_step(reduces) for reduces in micro_step_kinds(settings))
     return RankBytes(
-        init_peak=init_peak(model, settings, replay.ranks) + model.profile.buffer_bytes,
+        init_peak=broadcast_peak(model, settings, replay.ranks) if settings.broadcasts else divided,
         flattening=0,
         micro_steps=micro_steps,
         step_peak=replay.step(),
