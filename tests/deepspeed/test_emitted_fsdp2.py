@@ -126,6 +126,29 @@ def test_two_ranks_train_as_the_yaml_and_as_the_code_says(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_rank_that_loads_nothing_trains_the_first_ones_weights(tmp_path: Path, tied: bool) -> None:
+    needs("transformers")
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                         num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=tied)  # fmt: skip
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "model")
+    tokens = torch.arange(16).reshape(2, 8)
+    whole = model(input_ids=tokens, labels=tokens).loss.item()
+    settings = Fsdp2Settings(precision="bf16", broadcasts=True, loads_once=True)
+    strategy = Strategy(settings=settings, data_parallel=2)
+    (tmp_path / "accelerate.yaml").write_text(accelerate_yaml(strategy, 1))
+    launch = ["accelerate.commands.launch", "--config_file", "accelerate.yaml", "--main_process_port", "0"]
+    seen = run([*launch, str(SCRIPT.with_name("fsdp2_loaded_once.py")), "model"], tmp_path)
+    assert seen["losses"][0] == pytest.approx(whole, rel=1e-2)
+    assert seen["losses"][1] < seen["losses"][0]
+    assert seen["trained"] == seen["parameters"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.12.0", "1.13.0", "1.14.0"])
 def test_older_accelerates_have_the_same(tmp_path: Path, version: str) -> None:
     python = python_with(tmp_path, f"accelerate-{version}", f"accelerate=={version}")

@@ -28,6 +28,8 @@ class Fsdp2Settings(TrainingSettings):
             whole (``no_sync``, ``set_requires_gradient_sync(False)``).
         broadcasts: rank 0 sends its weights to all ranks, parameter by parameter (Accelerate's
             ``cpu_ram_efficient_loading``); else every rank divides its own copy.
+        loads_once: with ``broadcasts``, the script fills the weights on one rank of each node; the others
+            allocate them and never touch them.
     """
 
     engine: ClassVar[str] = "fsdp2"
@@ -39,6 +41,7 @@ class Fsdp2Settings(TrainingSettings):
     wrapping: str = "accelerate"
     sync_each_batch: bool = False
     broadcasts: bool = False
+    loads_once: bool = False
 
     @property
     def title(self) -> str:

@@ -96,6 +96,8 @@ def accelerate_yaml(strategy: Strategy, nodes: int) -> str:
     if strategy.checkpointing == "full":
         lines.append("fsdp_activation_checkpointing checkpoints the layers: the script must not do so, too,")
         lines.append("and, unless it is a Trainer's, sets model.config.use_cache = False.")
+    if settings.loads_once:
+        lines.append("The script loads the weights on one rank of each node, as the plan says.")
     if settings.precision != "fp32" and not _is_mixed(strategy):
         lines.append(f"The script loads the weights in {settings.precision}, and they are trained in it.")
     if nodes > 1:

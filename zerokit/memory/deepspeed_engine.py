@@ -144,9 +144,10 @@ def _worst_ranks(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> t
 
 
 def host_parts(
-    model: RankModel, settings: TrainingSettings, ranks: int, world_size: int, room: int
+    model: RankModel, settings: TrainingSettings, ranks: int, world_size: int, room: int, per_node: int
 ) -> dict[HostComponent, int]:
-    """Host bytes of one rank; ``room``: what its card has for tensors during init."""
+    """Host bytes of one rank; ``room``: what its card has for tensors during init. Ranks are alike."""
+    del per_node
     return _host_parts(model, _settings_of_host(deepspeed(settings)), ranks, world_size, room)
 
 

@@ -55,9 +55,15 @@ class Engine(Protocol):
         """Ranks that can have the highest peak; ``every``: all that differ."""
 
     def host_parts(
-        self, model: RankModel, settings: TrainingSettings, ranks: int, world_size: int, room: int
+        self,
+        model: RankModel,
+        settings: TrainingSettings,
+        ranks: int,
+        world_size: int,
+        room: int,
+        per_node: int,
     ) -> dict[HostComponent, int]:
-        """Host bytes of one rank; ``room``: what its card has for tensors during init."""
+        """Host bytes of one of ``per_node`` ranks; ``room``: what its card has for tensors during init."""
 
     def least_bytes(self, model: RankModel, settings: TrainingSettings, ranks: int) -> tuple[int, int]:
         """(bytes at every instant of a step, gradients at its end), without any rounding."""

@@ -290,7 +290,7 @@ def _replayed_ranks(
     engine, ranks = engine_of(settings), degrees.ranks
     every = every_rank and degrees.world_size <= LIST_EVERY_RANK_UP_TO
     listed = engine.listed_ranks(model, settings, ranks, every=every)
-    parts = engine.host_parts(model, settings, ranks, degrees.world_size, degrees.room)
+    parts = engine.host_parts(model, settings, ranks, degrees.world_size, degrees.room, degrees.per_node)
     host = in_ram(parts, degrees.per_node)
     return _Replayed(
         model=model,
@@ -317,7 +317,9 @@ def host_bytes_per_node(profile: ModelProfile, job: Job, strategy: Strategy, clu
     model = rank_model(profile, variant, trace, adapters, job.loss, cluster.gpu.cublas_workspace_bytes)
     engine, degrees = engine_of(strategy.settings), Degrees.of(strategy, cluster)
     settings = engine.settings_of_replay(strategy, cluster.gpu)
-    parts = engine.host_parts(model, settings, degrees.ranks, degrees.world_size, degrees.room)
+    parts = engine.host_parts(
+        model, settings, degrees.ranks, degrees.world_size, degrees.room, degrees.per_node
+    )
     return sum(in_ram(parts, degrees.per_node).values())
 
 

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from zerokit.commands import DEFAULT_FOLDER, command_text
+from zerokit.domain.fsdp2_settings import fsdp2
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, LOSS_OF_SCRIPT, Job
 from zerokit.domain.strategy import Strategy
@@ -160,6 +161,15 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
         todo.append(f"checkpoint: model.gradient_checkpointing_enable() (a Trainer: {trainer})")
     elif strategy.recomputed(job.attention) == "selective":
         todo.append("checkpoint: zerokit.selective_checkpointing(model)")
+    if strategy.engine == "fsdp2" and fsdp2(strategy.settings).loads_once:
+        loaded = "float32" if job.method == "full" else dtype
+        todo.append(
+            "load the weights once per node (with accelerate.yaml or fsdp_config.json; from_pretrained of "
+            "Transformers 5 alone loads them on every rank): after Accelerator() or TrainingArguments(), "
+            f"from_pretrained(…, dtype=torch.{loaded}) where LOCAL_RANK is 0; elsewhere the same with "
+            'device_map={"": "meta"}, then model._apply(lambda t: torch.empty_like(t, device="cpu") if '
+            "t.is_meta else t) and model.tie_weights()"
+        )
     if strategy.tensor_parallel > 1:
         todo.append(
             "give tensor parallel peers the same batch: the Trainer and Accelerate do; a raw "

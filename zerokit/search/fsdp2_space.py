@@ -11,6 +11,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.errors import InputError
+from zerokit.memory.host import process_bytes
 from zerokit.search.space import Layout, Pins, Request, Space
 from zerokit.values import frozen_dataclass, replace
 
@@ -80,10 +81,23 @@ def settings(
     space: Space, layout: Layout, placement: Sharding, chosen: NoSizes, common: Mapping[str, Any]
 ) -> Fsdp2Settings:
     """The settings of one point of the space, as Accelerate wraps models."""
+    once = not _every_rank_may_load(space, placement)
     return Fsdp2Settings(
         **common, reshard_after_forward=placement.reshard, offload=placement.offload,
-        replicas=placement.replicas,
+        replicas=placement.replicas, broadcasts=once, loads_once=once,
     )  # fmt: skip
+
+
+def _every_rank_may_load(space: Space, placement: Sharding) -> bool:
+    """Whether the host holds the model once for each GPU, and the offloaded shards that are made of it (of
+    pinned memory, up to twice their size): as scripts do unless they are written to load it once."""
+    cluster, limit = space.cluster, space.cluster.host_limit_bytes
+    if limit is None:
+        return True
+    whole = space.shape.parameters * (4 if space.job.method == "full" else 2)
+    each = whole + process_bytes(cluster.gpus)
+    shards = 2 * whole // cluster.nodes if placement.offload else 0
+    return each * cluster.gpus_per_node + shards <= limit
 
 
 def illegal(space: Space, strategy: Strategy) -> str | None:

@@ -46,6 +46,16 @@ def test_nodes_may_hold_a_replica_each() -> None:
     assert (chosen["sharding"], chosen["replicas"]) == (8, 2)
 
 
+def test_one_rank_loads_where_the_host_cannot_hold_the_model_for_each() -> None:
+    """Eight copies of 8 billion weights in fp32 are 239 GiB."""
+    job = {**JOB, "gpus": 8, "engine": "fsdp2"}
+    for host, loads_once in (("300GiB", False), ("200GiB", True)):
+        plan = zerokit.plan(**job, host_ram=host)
+        block = plan.to_dict()["chosen"]["accelerate_config"]["fsdp_config"]
+        assert block["fsdp_cpu_ram_efficient_loading"] is loads_once
+        assert any("the weights once per node" in line for line in plan.script_must) is loads_once
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

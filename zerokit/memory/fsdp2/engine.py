@@ -133,16 +133,18 @@ def listed_ranks(model: RankModel, settings: TrainingSettings, ranks: int, *, ev
 
 
 def host_parts(
-    model: RankModel, settings: TrainingSettings, ranks: int, world_size: int, room: int
+    model: RankModel, settings: TrainingSettings, ranks: int, world_size: int, room: int, per_node: int
 ) -> dict[HostComponent, int]:
-    """Host bytes of one rank: each loads the whole model before it is divided (without Accelerate's
-    ``cpu_ram_efficient_loading``), in the dtype of the shards; what ``CPUOffloadPolicy`` keeps there, shares
-    of weights beside the whole model until Accelerate has divided it (``original_sd``)."""
+    """Host bytes of one rank: each loads the whole model before it is divided, or one of a node does (its
+    ``per_node`` ranks then count a part of it each), in the dtype of the shards; what ``CPUOffloadPolicy``
+    keeps there, shares of weights beside the whole model until Accelerate has divided it (``original_sd``).
+    """
     del room
     own = fsdp2(settings)
     shares = shares_of(model, own, step.shard_ranks(own, ranks))
     parts = {HostComponent.PROCESS: process_bytes(world_size)}
     whole = 0 if model.loads_on_gpu else sum(share.size * share.kept for share in shares)
+    whole = -(-whole // per_node) if own.loads_once else whole
     if own.offload:
         trained = [share for share in shares if share.trainable]
         parts[HostComponent.PARAMETERS] = sum(pinned(share.kept_bytes) for share in shares)

@@ -55,6 +55,17 @@ def test_no_estimate_is_below_its_bound(case: Case) -> None:
     assert least_vram_bytes(profile, case.job, case.strategy, case.cluster) <= estimated.min_vram_bytes
 
 
+def test_a_node_holds_the_weights_once_where_one_rank_loads_them() -> None:
+    """8,030,261,248 parameters (meta-llama/Llama-3.1-8B) in fp32, without those of the other seven ranks."""
+    case = Case("llama-3.1-8b", 8, "--accelerate --tokens 512 --checkpointing --broadcast")
+    once = replace(case.strategy, settings=replace(case.fsdp2, loads_once=True))
+    held = [
+        estimate_traced(profile_of(case.model), case.job, strategy, case.cluster).host_bytes_per_node
+        for strategy in (case.strategy, once)
+    ]
+    assert held[0] - held[1] == 7 * 4 * 8_030_261_248
+
+
 def test_replicas_take_a_second_communicator() -> None:
     """A rehearsal of this case asks for a card of 9.96 GiB, of which 388 MiB are the communicator's."""
     case = Case("llama-3.2-1b", 8, "--accelerate --replicas 2 --tokens 1024 --checkpointing")
