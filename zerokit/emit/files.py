@@ -63,14 +63,15 @@ class Emitter:
         files: for so many nodes, into a folder.
         config: what a plan publishes of the strategy in place of files, by key.
         arguments: that make a Trainer script agree with the strategy; the text is the loss's name.
-        launched: a script is started with ``zerokit launch``; else by Accelerate (:func:`started_with`).
+        has_jobs: ``zerokit emit`` writes jobs for several nodes; else Accelerate starts each of them
+            (:func:`started_with`).
     """
 
     names: tuple[str, ...]
     files: Callable[[Strategy, Job, int, Path], PlanFiles]
     config: Callable[[Strategy, Job, int], dict[str, Any]]
     arguments: Callable[[Strategy, str], list[str]]
-    launched: bool = True
+    has_jobs: bool = True
 
 
 def started_with(folder: str) -> str:
@@ -136,7 +137,7 @@ _EMITTERS: Mapping[str, Emitter] = {
         config=_fsdp2_config,
         # its files checkpoint
         arguments=lambda strategy, loss: trainer_arguments(replace(strategy, checkpointing="none"), loss),
-        launched=False,
+        has_jobs=False,
     ),
 }
 NAMES = frozenset(name for emitter in _EMITTERS.values() for name in emitter.names)

@@ -35,13 +35,24 @@ class EngineFacts:
             self._facts = {**self._facts, "loader_rows": rows}
 
     def training_forward(
-        self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], engines: int
+        self,
+        engine: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        engines: int,
+        read: Callable[[Any], dict[str, Any]] | None = None,
     ) -> None:
-        """Look at one training forward; a few microseconds after the first."""
+        """Look at one training forward, of an engine that ``read`` can tell of (None: :func:`record`); a few
+        microseconds after the first."""
         rows, columns = batch(args, kwargs)
         fed, facts = {"batch_rows": rows, "batch_columns": columns}, self._facts
         if facts is None:
-            self._facts = {**record(engine), **fed, "engines": engines, "loader_rows": self.loader_rows}
+            self._facts = {
+                **(read or record)(engine),
+                **fed,
+                "engines": engines,
+                "loader_rows": self.loader_rows,
+            }
             return
         before = (facts["batch_rows"] or 0) * (facts["batch_columns"] or 1)
         is_larger = (rows or 0) * (columns or 1) > before
@@ -61,11 +72,11 @@ def settings(engine: Any) -> dict[str, Any]:
     """What a script's code and a configuration can both set, by the names of
     :data:`zerokit.domain.settings.SETTINGS`; what cannot be read is None."""
     return {
-        "zero_stage": _fact(lambda: engine.zero_optimization_stage()),
-        "gradient_accumulation": _fact(lambda: engine.gradient_accumulation_steps()),
-        "offload_optimizer": _fact(lambda: _device(engine.zero_offload_optimizer())),
-        "offload_param": _fact(lambda: _device(engine.zero_offload_param())),
-        "precision": _fact(lambda: _precision(engine)),
+        "zero_stage": fact(lambda: engine.zero_optimization_stage()),
+        "gradient_accumulation": fact(lambda: engine.gradient_accumulation_steps()),
+        "offload_optimizer": fact(lambda: _device(engine.zero_offload_optimizer())),
+        "offload_param": fact(lambda: _device(engine.zero_offload_param())),
+        "precision": fact(lambda: _precision(engine)),
     }
 
 
@@ -75,17 +86,17 @@ def record(engine: Any) -> dict[str, Any]:
     return {
         "type": "engine",
         **settings(engine),
-        "micro_batch": _fact(lambda: engine.train_micro_batch_size_per_gpu()),
-        "tensor_parallel": _fact(lambda: max(1, int(engine.autotp_size() or 1))) or 1,
-        "optimizer": _fact(lambda: type(engine.basic_optimizer).__name__ if engine.basic_optimizer else None),
-        "gradient_checkpointing": _fact(lambda: checkpointing(engine.module)),
+        "micro_batch": fact(lambda: engine.train_micro_batch_size_per_gpu()),
+        "tensor_parallel": fact(lambda: max(1, int(engine.autotp_size() or 1))) or 1,
+        "optimizer": fact(lambda: type(engine.basic_optimizer).__name__ if engine.basic_optimizer else None),
+        "gradient_checkpointing": fact(lambda: checkpointing(engine.module)),
         "parameters": sum(map(elements, parameters)),
         "trainable_parameters": sum(elements(one) for one in parameters if one.requires_grad),
-        "other_parameters": _fact(lambda: parameters_beside(engine.module, live_modules())),
-        "adapters": _fact(lambda: lora.to_dict() if (lora := adapters(engine.module)) else None),
-        "adapters_unlike_lora": _fact(lambda: unlike_lora(engine.module)),
+        "other_parameters": fact(lambda: parameters_beside(engine.module, live_modules())),
+        "adapters": fact(lambda: lora.to_dict() if (lora := adapters(engine.module)) else None),
+        "adapters_unlike_lora": fact(lambda: unlike_lora(engine.module)),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
-        "skippable": _fact(lambda: skippable_modules(engine.module)) or {},
+        "skippable": fact(lambda: skippable_modules(engine.module)) or {},
     }
 
 
@@ -150,7 +161,7 @@ def unlike_lora(module: Any) -> str | None:
     return "LoRA on weights in 8 bits" if in_8_bits else None
 
 
-def _fact(read: Callable[[], Any]) -> Any:
+def fact(read: Callable[[], Any]) -> Any:
     """A fact that this version of DeepSpeed tells in another way is unknown."""
     try:
         return read()

@@ -89,8 +89,15 @@ class Backend:
             command.set_variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, start.gpu_indexes))
             command.unset_variables = [n for n in command.unset_variables if n != "CUDA_VISIBLE_DEVICES"]
 
-    def files(self, run_dir: Path, config: Mapping[str, Any] | None, ranks: int) -> dict[str, Any]:
-        """Documents that the run folder must hold, by name."""
+    def files(
+        self,
+        run_dir: Path,
+        config: Mapping[str, Any] | None,
+        ranks: int,
+        accelerate: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Documents that the run folder must hold, by name; ``accelerate``: what ``accelerate launch`` reads,
+        where a plan has it."""
         return {}
 
 
@@ -129,10 +136,18 @@ class Accelerate(Backend):
             f"--main_process_port={start.port}",
         ]
 
-    def files(self, run_dir: Path, config: Mapping[str, Any] | None, ranks: int) -> dict[str, Any]:
+    def files(
+        self,
+        run_dir: Path,
+        config: Mapping[str, Any] | None,
+        ranks: int,
+        accelerate: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """What ``accelerate launch`` reads (JSON is YAML)."""
         from zerokit.launcher.run_folder import ACCELERATE_FILE, CONFIG_FILE
 
+        if accelerate is not None:
+            return {ACCELERATE_FILE: dict(accelerate)}
         body: dict[str, Any] = {
             "compute_environment": "LOCAL_MACHINE",
             "distributed_type": "DEEPSPEED",

@@ -26,12 +26,28 @@ def read_plan(folder: str, run_dir: Path | None = None) -> tuple[PlanFile, dict[
             name.
     """
     plan = read_plan_file(folder, run_dir)
+    return plan, _config_of(plan, run_dir)
+
+
+def read_plan_of_launch(folder: str, run_dir: Path) -> tuple[PlanFile, dict[str, Any] | None]:
+    """Read a plan for any engine as :func:`read_plan` does; no configuration where that is not DeepSpeed.
+
+    Raises:
+        InputError: as :func:`read_plan`.
+    """
+    plan = read_plan_file(folder, run_dir, engines=("deepspeed", "fsdp2"))
+    return (plan, _config_of(plan, run_dir)) if plan.engine == "deepspeed" else (plan, None)
+
+
+def _config_of(plan: PlanFile, run_dir: Path | None) -> dict[str, Any]:
     path = plan.folder / CONFIG_FILE
-    return plan, read_plan_config(path, run_dir) if path.is_file() else dict(plan.chosen["deepspeed_config"])
+    return read_plan_config(path, run_dir) if path.is_file() else dict(plan.chosen["deepspeed_config"])
 
 
-def read_plan_file(folder: str, run_dir: Path | None = None) -> PlanFile:
-    """The plan file in a folder, or a plan file itself.
+def read_plan_file(
+    folder: str, run_dir: Path | None = None, *, engines: Sequence[str] = ("deepspeed",)
+) -> PlanFile:
+    """The plan file in a folder, or a plan file itself; ``engines``: those whose plans are of use.
 
     Raises:
         InputError: no plan there; says what the file is, where that can be told.
@@ -41,9 +57,9 @@ def read_plan_file(folder: str, run_dir: Path | None = None) -> PlanFile:
     with about("plan"):
         try:
             plan = plan_file.read(folder, run_dir)
-            if plan.engine != "deepspeed":
-                run = f"`{started_with(str(plan.folder))} SCRIPT`"
-                message = f"is a plan for {plan.engine}, which zerokit does not start: {run}"
+            if plan.engine not in engines:
+                run = f"`zerokit launch --plan DIR SCRIPT`, or: `{started_with(str(plan.folder))} SCRIPT`"
+                message = f"is a plan for {plan.engine}, which only a launch takes: {run}"
                 raise FileInputError(plan.path, message)
             return plan
         except NotAPlan as error:

@@ -24,6 +24,7 @@ class Launch:
         environment: of the launcher, complete.
         host: this machine.
         config: the DeepSpeed configuration as the script gets it; None without one.
+        accelerate: the file that ``accelerate launch`` is given, of a plan for FSDP2; None: of no such plan.
         plan: the plan file's ``request``, ``chosen`` and ``cluster``; None without one.
         planned_ranks: what it was made for.
         held_to: the plan that the run is held to, as these devices can do it; None: to none.
@@ -47,6 +48,7 @@ class Launch:
     run_dir: Path
     host: str
     config: dict[str, Any] | None = None
+    accelerate: dict[str, Any] | None = None
     plan: Mapping[str, Any] | None = None
     plan_file: Path | None = None
     planned_ranks: int | None = None
@@ -63,9 +65,16 @@ class Launch:
     names_plan: bool = False
 
     @property
+    def engine(self) -> str | None:
+        """What is to divide the training: ``deepspeed`` or ``fsdp2``; None: the script is given neither."""
+        if self.accelerate is not None:
+            return "fsdp2"
+        return None if self.config is None else "deepspeed"
+
+    @property
     def problems(self) -> list[str]:
         """What was wrong with it from the start, for its report."""
-        untold = self.why_no_training is not None and self.config is None  # else its verdict says it
+        untold = self.why_no_training is not None and self.engine is None  # else its verdict says it
         more = [f"as far as its source tells, nothing was trained: {self.why_no_training}"] if untold else []
         return [*self.placement.problems, *more]
 
@@ -76,8 +85,10 @@ class Launch:
 
     @property
     def rehearsal(self) -> str:
-        """Of this command: ``done`` for its plan, done on ``other devices``, ``named`` in the notes, or
-        ``none``."""
+        """Of this command: ``done`` for its plan, done on ``other devices``, ``named`` in the notes,
+        ``refused`` with a plan of its kind, or ``none``."""
+        if self.engine == "fsdp2":
+            return "refused"
         if self.names_plan:
             return "named"
         chosen = (self.plan or {}).get("chosen", {})

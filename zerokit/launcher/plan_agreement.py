@@ -17,6 +17,7 @@ from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, PlannedValues, Stated, compare, value_at
 from zerokit.domain.trainers import TRAINERS, trainer_named
 from zerokit.emit.files import DEEPSPEED_NAMES
+from zerokit.emit.fsdp2 import accelerate_config
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher import adapt_config
@@ -92,7 +93,7 @@ def agree(
         InputError: the script contradicts the plan; the message has both values.
     """
     plan, chosen = command.plan, command.plan.chosen
-    stopped = "; ".join(agreement.obstacles(options))
+    stopped = "; ".join(agreement.obstacles(options, plan.engine))
     if stopped and not accept_mismatch:
         why = f"no plan reaches the script: {stopped}"
         raise InputError(f"{why}, or launch it without a plan (⟨no_plan=True⟩)")
@@ -144,6 +145,8 @@ def agree(
 def _planned_values(
     command: PlannedCommand, options: ScriptOptions, config: Mapping[str, Any], *, on_cpu: bool
 ) -> PlannedValues:
+    if command.plan.engine == "fsdp2":
+        return _planned_of_fsdp2(command.plan, on_cpu=on_cpu)
     chosen, request, clipping = command.plan.chosen, command.plan.request, config.get("gradient_clipping")
     # a plan that was made with the script has the script's own loss
     to_fuse = request.get("loss") == "liger" and "rehearsed" not in chosen and not on_cpu
@@ -158,6 +161,14 @@ def _planned_values(
         liger_loss=to_fuse and options.style == "trainer" and not is_of_trl,
         on_cpu=on_cpu,
     )
+
+
+def _planned_of_fsdp2(plan: PlanFile, *, on_cpu: bool) -> PlannedValues:
+    """Accelerate checkpoints the layers, and casts for forward where its file says so."""
+    strategy = plan.strategy()
+    values = PlannedValues.of(strategy, liger_loss=plan.request.get("loss") == "liger" and not on_cpu)
+    precision = {"no": "fp32"}.get(name := str(accelerate_config(strategy, 1)["mixed_precision"]), name)
+    return replace(values, checkpointing="none", precision=precision, on_cpu=on_cpu)
 
 
 def made_by_script(request: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
@@ -339,7 +350,8 @@ def parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], write
             "again with ⟨pp⟩ 1, or use a script that builds a PipelineModule (⟨style⟩ raw where it is taken "
             "for another)"
         )
-    warnings = [f"warning: {line}" for line in deepspeed_note()]
+    is_deepspeed = chosen.get("engine", "deepspeed") == "deepspeed"
+    warnings = [f"warning: {line}" for line in deepspeed_note() if is_deepspeed]
     if writes_here:
         warnings += of_disk_space(chosen, options)
     if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":

@@ -45,13 +45,14 @@ _PROBE = (
 _OWN_OPEN_FILES, _OPEN_FILES_OF_RANK = 40, 5  # of a rank: two pipes, two logs, its record
 
 
-def check_packages(backend: Backend) -> None:
-    """Whether the launcher and what it needs are installed beside this Python.
+def check_packages(backend: Backend, *, engine: str = "deepspeed") -> None:
+    """Whether the launcher and what it needs for the ``engine`` are installed beside this Python.
 
     Raises:
         InputError: something is missing; names the command that installs it.
     """
-    missing = [name for name in backend.packages if installed(name) is None]
+    required = (name for name in backend.packages if name != "deepspeed" or engine == "deepspeed")
+    missing = [name for name in required if installed(name) is None]
     if missing:
         raise InputError(
             f"⟨launcher⟩ {backend.name}: {' and '.join(missing)} not installed for {sys.executable}; "
@@ -77,13 +78,13 @@ def check_open_files(local_ranks: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (required, hard))
 
 
-def check_versions(launcher: str, style: str) -> None:
+def check_versions(launcher: str, style: str, *, engine: str = "deepspeed") -> None:
     """Whether the versions of what this launch uses are supported.
 
     Raises:
         InputError: names the installed version, those that are supported, and the command that installs one.
     """
-    used = {launcher} | ({"deepspeed"} if style != "none" else set())
+    used = {launcher} | ({engine} & {"deepspeed"} if style != "none" else set())
     used |= {"accelerate"} if style in ("accelerate", "trainer") else set()
     if (problem := supported.refusal(*used)) is not None:
         raise InputError(problem)

@@ -12,10 +12,10 @@ from typing import Any
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import as_options
-from zerokit.launcher import adapt_config, locks, plan_agreement, preflight, run_folder
+from zerokit.launcher import adapt_config, fsdp2_plan, locks, plan_agreement, preflight, run_folder
 from zerokit.launcher import command as commands
 from zerokit.launcher.backends import LaunchCommand, backend_of
-from zerokit.launcher.given_plan import read_config, read_plan
+from zerokit.launcher.given_plan import read_config, read_plan_of_launch
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
 from zerokit.launcher.options import LaunchOptions
@@ -38,11 +38,13 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     Raises:
         InputError: bad input. NodeUnusable: a device, node or port cannot be used.
     """
-    preflight.check_packages(backend_of(options.launcher))
     target = options.target
     facts = reader.read_target(target)
     untrained, read = plan_agreement.read_of_source(facts, target, options.command)
-    plan, config = read_plan(options.plan, run_dir) if options.plan is not None else (None, None)
+    plan, config = read_plan_of_launch(options.plan, run_dir) if options.plan is not None else (None, None)
+    engine = plan.engine if plan is not None else "deepspeed"
+    options = fsdp2_plan.started_by_accelerate(options) if engine == "fsdp2" else options
+    preflight.check_packages(backend_of(options.launcher), engine=engine)
     if options.deepspeed is not None:
         config = read_config(Path(options.deepspeed))
     planned_ranks = plan.world_size if plan is not None else None
@@ -53,7 +55,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     notes = [*placement.notes, *_several_nodes(plan, placement), *read]
     preflight.check_open_files(placement.local_ranks)
     style = _style(options, facts, notes, has_config=config is not None)
-    preflight.check_versions(options.launcher, style)
+    preflight.check_versions(options.launcher, style, engine=engine)
     planned = PlannedCommand(plan, target) if plan is not None else None
     own = ScriptOptions.read(facts, style, target.arguments)
     agreed, on_cpu = _agreed(options, planned, config, own, placement), placement.devices.kind == "cpu"
@@ -63,7 +65,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     stays_unrehearsed = options.no_rehearsal or options.rehearsal_seconds == 0
     if not (dry_run or on_cpu or stays_unrehearsed or agreed.unlike):
         not_rehearsed = None  # it is rehearsed now, and nothing is to be planned otherwise
-    threads = threads_of_rank(agreed.config, placement, os.environ)
+    offload = agreed.config if agreed.accelerate is None else fsdp2_plan.offload(agreed.accelerate)
+    threads = threads_of_rank(offload, placement, os.environ)
     notes += [*agreed.notes, *filter(None, (not_rehearsed, *locks.stale_lock_warnings(), threads.note))]
     config_path = run_dir / CONFIG_FILE if agreed.config is not None else None
     added = commands.script_options(own, config_path)
@@ -84,6 +87,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         run_dir=run_dir,
         host=socket.gethostname(),
         config=agreed.config,
+        accelerate=agreed.accelerate,
         plan=planned.content if planned is not None else None,
         plan_file=plan.path if plan is not None else None,
         planned_ranks=planned_ranks,
@@ -125,6 +129,8 @@ def _agreed(
     # what a plan would have added --use_cpu for
     refused = argument_warnings.refused_bf16(own) if planned is None and kind == "cpu" else None
     on_cpu = () if refused is None else (f"warning: {refused}",)
+    if planned is not None and planned.plan.engine == "fsdp2":
+        return _agreed_on_fsdp2(options, planned, own, placement)
     if config is None:
         return Agreement(config=None, notes=(*plan_agreement.of_arguments(own, ranks), *on_cpu))
     on_device = adapted_for("none")
@@ -158,6 +164,24 @@ def _agreed(
         held_to={**planned.content, "chosen": chosen},
         notes=(*agreed.notes, *(adapted_notes(f"the run's {CONFIG_FILE}", adapted) if reads_it else ())),
     )
+
+
+def _agreed_on_fsdp2(
+    options: LaunchOptions, planned: PlannedCommand, own: ScriptOptions, placement: Placement
+) -> Agreement:
+    unreached = fsdp2_plan.check_reaches(planned.plan, own, placement)
+    file, changes = fsdp2_plan.accelerate_file(planned.plan, placement.ranks)
+    agreed = plan_agreement.agree(
+        planned,
+        own,
+        {},
+        on_cpu=placement.devices.kind == "cpu",
+        no_arguments=options.no_arguments,
+        accept_mismatch=options.accept_mismatch,
+        is_launched=True,
+    )
+    notes = (*unreached, *agreed.notes, *changes)
+    return replace(agreed, accelerate=file, held_to=planned.content, notes=notes)
 
 
 def _several_nodes(plan: PlanFile | None, placement: Placement) -> list[str]:
@@ -213,7 +237,9 @@ def write_files(launch: Launch) -> None:
     if launch.plan_file is not None:
         run_folder.write_atomically(run_dir / PLAN_FILE, launch.plan_file.read_bytes())
     backend = backend_of(launch.options.launcher)
-    for name, document in backend.files(run_dir, launch.config, launch.expected_ranks).items():
+    for name, document in backend.files(
+        run_dir, launch.config, launch.expected_ranks, launch.accelerate
+    ).items():
         run_folder.write_json(run_dir / name, document)
     for name, text in launch.command.files.items():
         run_folder.write_atomically(run_dir / name, text.encode())

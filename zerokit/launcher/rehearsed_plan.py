@@ -117,6 +117,7 @@ class Agreement:
         is_refused: no plan is made with the script and these arguments: it ends at one of them, or they name
             a DeepSpeed file, with which it would train whatever the plan.
         config: the DeepSpeed configuration as the script gets it; None: it is given none.
+        accelerate: the file that ``accelerate launch`` is given, of a plan for FSDP2; None: of no such plan.
         held_to: the plan that a run is held to.
     """
 
@@ -126,6 +127,7 @@ class Agreement:
     words: tuple[str, ...] = ()
     is_refused: bool = False
     config: dict[str, Any] | None = None
+    accelerate: dict[str, Any] | None = None
     held_to: dict[str, Any] | None = None
 
 
@@ -142,8 +144,9 @@ class PlannedCommand:
 
     @property
     def is_rehearsable(self) -> bool:
-        """Whether a plan of this kind is made with a script at all: for GPUs, and to train."""
-        return self.plan.cluster.get("gpu") != "cpu" and "inference" not in self.plan.request
+        """Whether a plan of this kind is made with a script: for GPUs, to train, under DeepSpeed."""
+        trains = self.plan.cluster.get("gpu") != "cpu" and "inference" not in self.plan.request
+        return trains and self.plan.engine == "deepspeed"
 
     @cached_property
     def _arguments(self) -> list[str]:

@@ -99,6 +99,8 @@ def why_not(launch: Launch) -> str | None:
     option_names = {argument.partition("=")[0] for argument in launch.options.target.arguments}
     if launch.plan is None:
         return "no plan was given (⟨plan⟩ or ⟨recipe⟩): the configuration is the script's own"
+    if launch.engine == "fsdp2":
+        return "plans for FSDP2 are not made again for what ran: plan with a smaller ⟨micro_batch⟩ or ⟨vram⟩"
     if launch.style == "none":
         return "the plan's configuration does not reach this script"
     if "--deepspeed_config" in option_names or (launch.style == "trainer" and "--deepspeed" in option_names):
@@ -290,6 +292,8 @@ def predict_again(plan: Mapping[str, Any], differing: list[Difference]) -> Predi
     request, chosen = plan.get("request"), plan.get("chosen")
     if not isinstance(request, Mapping) or not isinstance(chosen, Mapping):
         return PredictedAgain(why_not="the plan does not say what it was made for")
+    if chosen.get("engine") == "fsdp2":
+        return PredictedAgain(why_not="a plan for FSDP2 is not estimated again for what ran")
     config = json.loads(json.dumps(chosen.get("deepspeed_config") or {}))
     plan_options = {option.name for option in OPTIONS} - _FROM_THE_FILE
     options = {

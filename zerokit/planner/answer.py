@@ -65,10 +65,10 @@ def run_command(chosen: Strategy, cluster: Cluster, folder: str, script: Iterabl
         script: its words and arguments; empty: some ``train.py``.
     """
     words = tuple(script) or ("train.py",)
-    if not emitter_of(chosen).launched:
-        return f"{started_with(folder)} {shlex.join(words)}"
     if cluster.nodes == 1:
         return command_text("launch", "--plan", folder, *words)
+    if not emitter_of(chosen).has_jobs:
+        return f"{started_with(folder)} {shlex.join(words)}"
     plan_folder = () if folder == DEFAULT_FOLDER else ("--plan", folder)
     # a launch would start this machine's ranks
     return command_text("emit", "sbatch", *plan_folder, *words) + " > job.sh"

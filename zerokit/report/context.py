@@ -190,6 +190,7 @@ def model_words(request: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
 def _strategy(chosen: Mapping[str, Any], engine: Mapping[str, Any], ranks: int) -> str:
     stage = engine.get("zero_stage", chosen.get("zero_stage"))
     words = [f"ZeRO-{stage}"] if stage is not None else []
+    words += ["FSDP2"] if "fsdp2" in (engine or chosen).get("engine", "") else []
     for key, text in (("offload_optimizer", "optimizer offload to"), ("offload_param", "weight offload to")):
         device = engine.get(key) or chosen.get(key)
         if device not in (None, "none"):

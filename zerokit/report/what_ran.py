@@ -94,15 +94,39 @@ def unlike_plan(plan: Mapping[str, Any], style: str, ranks: Sequence[Mapping[str
     ]
 
 
-def no_engine(ranks: Iterable[Mapping[str, Any]]) -> str | None:
-    """What to say where no rank made a DeepSpeed engine, though a configuration was given."""
-    if any(had_engine(rank) for rank in ranks):
+def no_engine(ranks: Iterable[Mapping[str, Any]], engine: str = "deepspeed") -> str | None:
+    """What to say where no rank trained with the engine (``deepspeed`` or ``fsdp2``) that a configuration was
+    given for."""
+    if any(had_engine(rank) and _engine_of(rank.get("engine") or {}) == engine for rank in ranks):
         return None
+    if engine == "fsdp2":
+        return (
+            "FSDP2 divided nothing: no forward pass went through a model that fully_shard had divided; "
+            "Accelerate divides what accelerator.prepare is given, on GPUs alone; to measure the script as "
+            "it is, launch it with --no-plan"
+        )
     return (
         "no DeepSpeed engine came up: the script ran without the configuration that it was given; look for "
         "an option of the script that turns DeepSpeed on, say how it takes it (--style raw, accelerate or "
         "trainer), or measure it as it is with --no-plan"
     )
+
+
+_ENGINES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2"}
+
+
+def _engine_of(facts: Facts) -> str:
+    """The engine of a plan's choice, or of a rank's record; one that does not say it is DeepSpeed's."""
+    return str(facts.get("engine") or "deepspeed")
+
+
+def _of_division(chosen: Facts, engine: Facts) -> list[Difference]:
+    """Differences of an engine that is not the plan's, or divides otherwise where no option says it."""
+    planned, ran = (_ENGINES.get(name, name) for name in (_engine_of(chosen), _engine_of(engine)))
+    if engine and planned != ran:
+        return _unlike("engine", planned, ran, f"{ran} divided the training, not {planned}")
+    rows = (("ranks that share the weights", "sharding"), ("reshard after forward", "reshard_after_forward"))
+    return [one for label, key in rows for one in _unlike(label, chosen.get(key), engine.get(key))]
 
 
 def chosen_as_ran(chosen: Facts, differing: Sequence[Difference]) -> dict[str, Any]:
@@ -157,7 +181,7 @@ def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> lis
     ran = {**engine, "precision": engine.get("precision") or weights}
     said = [Stated(setting=one, value=ran.get(one.engine)) for one in _FACTS if one.name == one.engine]
     said = [one for one in said if one.setting.name != "micro_batch"]  # which has rows of its own
-    result = [*_of_batch(chosen, engine, request)]
+    result = [*_of_division(chosen, engine), *_of_batch(chosen, engine, request)]
     for one, planned in compare(chosen, said):
         by_weights = one.setting.name == "precision" and not engine.get("precision")
         text = f"the weights were in {weights}, not {planned}" if by_weights else ""

@@ -9,12 +9,16 @@ from zerokit.script.reader import ScriptFacts
 _FSDP = "FSDP and DeepSpeed exclude each other"
 
 
-def obstacles(options: ScriptOptions) -> list[str]:
-    """What a script and its arguments have that a plan cannot get past, as far as they tell, and how to train
-    with one."""
+_OWN_FSDP = "the Trainer's own FSDP goes before the plan's accelerate.yaml"
+
+
+def obstacles(options: ScriptOptions, engine: str = "deepspeed") -> list[str]:
+    """What a script and its arguments have that a plan for this engine cannot get past, as far as they tell,
+    and how to train with one."""
+    why = _OWN_FSDP if engine == "fsdp2" else _FSDP
     sharding = options.decided("fsdp") if options.style == "trainer" else None
     has_fsdp = sharding is not None and truth(sharding[0]) is not False
-    found = [f"{sharding[1]}: {_FSDP}; leave it out"] if sharding is not None and has_fsdp else []
+    found = [f"{sharding[1]}: {why}; leave it out"] if sharding is not None and has_fsdp else []
     return [*found, *_own_configuration(options.facts, options.style)]
 
 

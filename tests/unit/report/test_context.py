@@ -40,6 +40,14 @@ def test_another_job_than_the_plans_is_shown_as_it_ran() -> None:
     assert subject(other, context) == "train.py, 12.2M parameters"
 
 
+def test_fsdp2_is_named_by_who_ran_it_or_planned_it() -> None:
+    chosen = {"zero_stage": None, "engine": "fsdp2"}
+    shown = dict(facts(run_of({}), RunContext(plan=with_choice(**chosen))))
+    assert shown["strategy"].startswith("FSDP2, data parallel 2")
+    ran = run_of({"engine": "fsdp2", "zero_stage": None, "dtype": "bfloat16", "offload_param": "cpu"})
+    assert dict(facts(ran, RunContext()))["strategy"].startswith("FSDP2, weight offload to cpu")
+
+
 def test_the_batch_is_the_one_that_was_fed() -> None:
     """An Accelerate script feeds what its loader has, whatever the engine was told."""
     shown = dict(facts(run_of(ENGINE | {"batch_rows": 2}), RunContext()))

@@ -20,7 +20,7 @@ from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import RunReport
-from zerokit.report.what_ran import differences, of_engine, unlike_rehearsal
+from zerokit.report.what_ran import differences, no_engine, of_engine, unlike_rehearsal
 
 CHOSEN = {
     "zero_stage": 2, "micro_batch": 2, "gradient_accumulation": 4, "data_parallel": 2, "tensor_parallel": 1,
@@ -402,3 +402,45 @@ def test_a_run_without_an_engine_is_compared_with_nothing(tmp_path, on_gpu):
     text = shown(report)
     assert "no DeepSpeed engine came up: all of the run counts as load" in text
     assert "--no-plan" in text and "when DeepSpeed began" not in text and " init " not in text
+
+
+FSDP2 = {
+    **CHOSEN, "engine": "fsdp2", "zero_stage": None, "gradient_accumulation": 1, "deepspeed_config": None,
+    "sharding": 2, "reshard_after_forward": True, "activation_checkpointing": "none",
+}  # fmt: skip
+DIVIDED = {
+    "type": "engine", "engine": "fsdp2", "zero_stage": None, "precision": "bf16", "dtype": "bfloat16",
+    "offload_optimizer": "none", "offload_param": "none", "batch_rows": 2, "batch_columns": 1000,
+    "gradient_checkpointing": False, "parameters": 1_000_000, "trainable_parameters": 1_000_000,
+    "sharding": 2, "reshard_after_forward": True, "engines": 1,
+}  # fmt: skip
+
+
+def test_what_fsdp2_divides_is_held_to_its_plan() -> None:
+    request = {**REQUEST, "engine": "fsdp2"}
+    assert of_engine(FSDP2, DIVIDED, request) == []
+    kept = {**DIVIDED, "reshard_after_forward": False, "precision": "fp32", "sharding": 8}
+    assert {one.what: (one.planned, one.ran) for one in of_engine(FSDP2, kept, request)} == {
+        "ranks that share the weights": ("2", "8"), "reshard after forward": ("True", "False"),
+        "precision": ("bf16", "fp32"),
+    }  # fmt: skip
+    (other,) = of_engine(FSDP2, {**ENGINE, "gradient_checkpointing": False, "gradient_accumulation": 1}, None)
+    assert other.text == "DeepSpeed divided the training, not FSDP2"
+    ran = {"engine": DIVIDED, "steps": 3, "steps_counted_by": "optimizer"}
+    assert no_engine([ran], "fsdp2") is None
+    assert "no DeepSpeed engine came up" in str(no_engine([ran]))
+    assert "FSDP2 divided nothing" in str(no_engine([{**ran, "engine": ENGINE}], "fsdp2"))
+
+
+def test_peaks_of_fsdp2_stand_beside_the_plans(tmp_path: Path) -> None:
+    plan = {"request": {**REQUEST, "engine": "fsdp2"}, "chosen": FSDP2}
+    for rank in (0, 1):
+        write_rank(tmp_path, rank, extra=[{**DIVIDED, "rank": rank}], micro_steps=12)
+    report = report_of(tmp_path, 2, plan=plan)
+    compared = report["predicted_vs_measured"]
+    assert compared["predicted_for"] == "plan" and not compared["differences"]
+    planned = FSDP2["estimate"]["per_rank"][0]["peak_allocated_bytes"]
+    assert [pair["predicted"] for pair in compared["per_rank"]] == [planned, planned]
+    assert [pair["measured"] for pair in compared["per_rank"]] == [30 * GIB, 30 * GIB]
+    other = predict_again(plan, [])
+    assert other.plan is None and other.why_not == "a plan for FSDP2 is not estimated again for what ran"

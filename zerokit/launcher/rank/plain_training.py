@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from zerokit.domain.phases import TRAINING_PHASES
+from zerokit.instrument.fsdp2_facts import DividedModels
 from zerokit.launcher.rank.probe import Probe
 
 
@@ -93,6 +94,7 @@ class PlainTraining:
     def _calls(self, torch: ModuleType) -> Callable[..., Any]:
         call, is_compiling = torch.nn.Module.__call__, torch.compiler.is_compiling
         is_grad_enabled, inside, probe = torch.is_grad_enabled, self._inside, self._probe
+        divided = DividedModels(probe.observed)
 
         @functools.wraps(call)
         def called(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,6 +104,8 @@ class PlainTraining:
             if not self._in_backward and self._is_ours():  # a recomputed layer belongs to the backward pass
                 if is_grad_enabled():
                     probe.enter("forward")
+                    with contextlib.suppress(Exception):
+                        divided.training_forward(this, args, kwargs)
                 else:
                     before = probe.phase
                     probe.enter("eval")

@@ -428,10 +428,11 @@ def begin(launch: Launch) -> Evidence:
         expected_ranks=launch.expected_ranks,
         host=launch.host,
         stop_ordered=launch.options.stop_after_steps is not None,
-        style=None if launch.config is None else launch.style,
+        style=None if launch.engine is None else launch.style,
+        engine=launch.engine or "deepspeed",
         held_to=None if is_accepted else launch.held_to,
         why_no_training=launch.why_no_training,
-        is_accepted=launch.config is not None and is_accepted,
+        is_accepted=launch.engine is not None and is_accepted,
         oom_kills=-oom_kills(),  # those before are none of the run's
     )
 

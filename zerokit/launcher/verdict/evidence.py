@@ -79,6 +79,7 @@ class Evidence:
         oom_kills: how many processes the kernel's OOM-killer ended during the run.
         stop_ordered: whether the run was given a step limit; None where nobody knows.
         style: how the script takes the configuration that it was given; None where it was given none.
+        engine: what that is for, ``deepspeed`` or ``fsdp2``.
         held_to: a plan's ``request`` and ``chosen``; None where there is no plan, or another run than the
             plan's ``is_accepted``.
         why_no_training: what the script's arguments lack to train, if that is known.
@@ -102,6 +103,7 @@ class Evidence:
     oom_kills: int = 0
     stop_ordered: bool | None = None
     style: str | None = None
+    engine: str = "deepspeed"
     held_to: Mapping[str, Any] | None = None
     why_no_training: str | None = None
     is_accepted: bool = False
@@ -132,7 +134,7 @@ class Evidence:
         if self.style is None:
             return ()
         ranks = [_engine_facts(log) for _, log in sorted(self.logs.items())]
-        missing = no_engine(ranks)
+        missing = no_engine(ranks, self.engine)
         if missing is not None and self.why_no_training is not None:
             return (f"no training step was seen: {self.why_no_training}",)
         if missing is not None:

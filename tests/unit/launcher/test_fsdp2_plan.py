@@ -1,0 +1,124 @@
+"""A plan for FSDP2 is launched through Accelerate, with its file, or is refused with the way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fsdp2_plans import write_fsdp2_plan
+from zerokit.errors import InputError
+from zerokit.launcher import fsdp2_plan
+from zerokit.launcher.attempts import dry_run
+from zerokit.launcher.given_plan import read_plan_file
+from zerokit.launcher.options import LaunchOptions
+from zerokit.launcher.placement import Devices, Placement, threads_of_rank
+from zerokit.launcher.rank_start import cores_per_rank
+from zerokit.script.entry_points import Target
+from zerokit.strictload import load_yaml
+
+ACCELERATE = "from accelerate import Accelerator\naccelerator = Accelerator()\naccelerator.prepare(1)\n"
+RAW = "import deepspeed\ndeepspeed.initialize()\n"
+TRAINER = (
+    "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+    "(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+    "Trainer(args=args).train()\n"
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_fsdp2_plan(Path("plan"))
+    return tmp_path
+
+
+def started(source: str, *arguments: str, **options: Any) -> tuple[tuple[str, ...], str]:
+    """The command of a dry run on CPU ranks, and what was said."""
+    Path("train.py").write_text(source)
+    target, said = Target(script="train.py", module=None, arguments=arguments), []
+    asked = LaunchOptions(target=target, plan="plan", device="cpu", **options)
+    argv = dry_run(asked, said.append).argv
+    return argv, "\n".join(map(str, said))
+
+
+def test_accelerate_starts_it_whichever_engine_is_installed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "zerokit.launcher.preflight.installed", lambda name: {"deepspeed": None}.get(name, "2")
+    )
+    argv, said = started(ACCELERATE)
+    assert "launch" in argv and "--num_processes=2" in argv
+    assert any(word.startswith("--config_file=") and word.endswith("/accelerate.yaml") for word in argv)
+    assert "warning: Accelerate divides nothing on CPU ranks" in said and "DeepSpeed" not in said
+
+
+def test_a_trainer_gets_the_batch_and_the_precision(here: Path) -> None:
+    argv, _ = started(TRAINER, "--output_dir", "out")
+    added = " ".join(argv).partition("--output_dir out ")[2]
+    assert added == "--per_device_train_batch_size 2 --bf16 True --use_cpu True"
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "options", "said"),
+    [
+        (ACCELERATE, (), {"launcher": "torchrun"}, "a plan for FSDP2 is started by accelerate"),
+        (RAW, (), {}, "the script calls DeepSpeed itself: divide the model with shard"),
+        (TRAINER, ("--deepspeed", "x.json"), {}, "x.json: the script would train under DeepSpeed"),
+        (TRAINER, ("--fsdp", "full_shard"), {}, "the Trainer's own FSDP goes before the plan's"),
+        (TRAINER, ("--gradient_checkpointing", "True"), {}, "but the plan has gradient_checkpointing False"),
+    ],
+)  # fmt: skip
+def test_what_fsdp2_cannot_reach_is_refused(
+    here: Path, source: str, arguments: tuple[str, ...], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        started(source, *arguments, **options)
+    assert said in str(refused.value)
+
+
+def test_a_loop_of_ones_own_is_told_what_divides_it(here: Path) -> None:
+    _, said = started("import torch\n")
+    assert (
+        "ends with exit code 9 if it does not divide its model itself; shard() of plan/fully_shard.py" in said
+    )
+
+
+def test_the_file_is_the_plans_with_what_its_user_changed(here: Path) -> None:
+    plan = read_plan_file("plan", engines=("fsdp2",))
+    written = load_yaml(Path("plan/accelerate.yaml")).value
+    assert fsdp2_plan.accelerate_file(plan, 2) == (written, ())
+    assert fsdp2_plan.accelerate_file(plan, 4)[0] == {**written, "num_processes": 4}
+    written["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] = "LlamaDecoderLayer"
+    Path("plan/accelerate.yaml").write_text(json.dumps({**written, "main_process_ip": "10.0.0.1"}))
+    file, notes = fsdp2_plan.accelerate_file(plan, 2)
+    assert file == written
+    assert notes == (
+        "warning: plan/accelerate.yaml: fsdp_config changed since the plan was made; the run has it so",
+    )
+
+
+def test_an_optimizer_on_the_host_gets_its_cores(tmp_path: Path) -> None:
+    devices, cores = Devices(kind="cuda", ranks=2, gpu_indexes=(0, 1), why=""), []
+    for name in ("kept", "moved"):
+        plan = read_plan_file(
+            str(write_fsdp2_plan(tmp_path / name, offload=name == "moved")), engines=("fsdp2",)
+        )
+        offload = fsdp2_plan.offload(fsdp2_plan.accelerate_file(plan, 2)[0])
+        cores.append(threads_of_rank(offload, Placement(devices=devices, port=1), {}).variables)
+    assert cores == [{}, {"OMP_NUM_THREADS": str(cores_per_rank(2))}]
+
+
+def test_groups_of_ranks_need_as_many_ranks(tmp_path: Path) -> None:
+    plan = read_plan_file(str(write_fsdp2_plan(tmp_path, ranks=4, replicas=2)), engines=("fsdp2",))
+    assert fsdp2_plan.accelerate_file(plan, 4)[0]["parallelism_config"]
+    with pytest.raises(InputError, match="of 4 ranks, and this run has 2: plan again"):
+        fsdp2_plan.accelerate_file(plan, 2)
+
+
+def test_other_commands_say_what_takes_such_a_plan(here: Path) -> None:
+    with pytest.raises(InputError, match="which only a launch takes: `zerokit launch --plan DIR SCRIPT`"):
+        read_plan_file("plan")

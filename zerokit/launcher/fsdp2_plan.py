@@ -1,0 +1,97 @@
+"""What a launch with a plan for FSDP2 has otherwise than one under DeepSpeed: the file that ``accelerate
+launch`` is given, and what such a plan cannot be launched with."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from zerokit.domain.fsdp2_config import is_true
+from zerokit.emit import fsdp2
+from zerokit.emit.files import ACCELERATE_NAME, CODE_NAME, started_with
+from zerokit.emit.plan_file import PlanFile
+from zerokit.errors import InputError
+from zerokit.launcher.options import LaunchOptions
+from zerokit.launcher.placement import Placement
+from zerokit.script.arguments import ScriptOptions
+from zerokit.strictload import load_yaml
+from zerokit.units import counted
+from zerokit.values import replace
+
+_OF_THE_FILE = ("fsdp_config", "mixed_precision", "parallelism_config")
+"""Blocks of ``accelerate.yaml`` that a user may have changed; ranks and machines are the launch's matter."""
+
+
+def started_by_accelerate(options: LaunchOptions) -> LaunchOptions:
+    """The options with Accelerate's launcher, which alone tells ranks of FSDP2.
+
+    Raises:
+        InputError: another was asked for.
+    """
+    if options.launcher not in ("accelerate", "deepspeed"):  # the latter where none is named
+        raise InputError(
+            f"⟨launcher⟩ {options.launcher}: a plan for FSDP2 is started by accelerate; leave ⟨launcher⟩ out"
+        )
+    return replace(options, launcher="accelerate")
+
+
+def check_reaches(plan: PlanFile, own: ScriptOptions, placement: Placement) -> tuple[str, ...]:
+    """Whether FSDP2 can reach the script there: warnings.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if placement.hosts is not None or placement.slurm is not None:
+        raise InputError(
+            "a plan for FSDP2 is launched on this machine alone; for several, run on node k: "
+            f"`{started_with(str(plan.folder))} --machine_rank k --main_process_ip HOST "
+            "--main_process_port PORT SCRIPT`"
+        )
+    if own.own_deepspeed_file is not None:
+        _, where = own.own_deepspeed_file
+        raise InputError(f"{where}: the script would train under DeepSpeed, and the plan is for FSDP2")
+    code = shlex.quote(str(plan.folder / CODE_NAME))
+    if own.style == "raw" or own.facts.calls_initialize:
+        raise InputError(
+            f"the plan is for FSDP2, and the script calls DeepSpeed itself: divide the model with shard() of "
+            f"{code} instead, or plan again with ⟨engine⟩ deepspeed"
+        )
+    if own.style == "none":
+        return (
+            "warning: accelerate.yaml does not reach this script, which ends with exit code 9 if it does not "
+            f"divide its model itself; shard() of {code} divides it as planned; if it uses Accelerate or a "
+            "Trainer, say so with ⟨style⟩",
+        )
+    if placement.devices.kind == "cpu":  # accelerate 1.15, state.py:982
+        return ("warning: Accelerate divides nothing on CPU ranks: the run ends with exit code 9",)
+    return ()
+
+
+def accelerate_file(plan: PlanFile, ranks: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What ``accelerate launch`` is given for so many ranks: the plan's strategy, with what stands otherwise
+    in the ``accelerate.yaml`` beside it, which is said.
+
+    Raises:
+        InputError: the file cannot be read, or the plan's groups of ranks are not those of the launch.
+    """
+    body: dict[str, Any] = {**fsdp2.accelerate_config(plan.strategy(), 1), "num_processes": ranks}
+    path = plan.folder / ACCELERATE_NAME
+    written = load_yaml(path).value if path.is_file() else body
+    if not isinstance(written, dict):
+        raise InputError(f"{path}: must be a mapping")
+    changed = {name: written.get(name) for name in _OF_THE_FILE if written.get(name) != body.get(name)}
+    body = {name: value for name, value in {**body, **changed}.items() if value is not None}
+    if ranks != plan.world_size and "parallelism_config" in body:
+        raise InputError(
+            f"the plan has groups of ranks that hold all weights, of {counted(plan.world_size, 'rank')}, and "
+            f"this run has {ranks}: plan again for as many ⟨gpus⟩"
+        )
+    notes = (f"warning: {path}: {', '.join(changed)} changed since the plan was made; the run has it so",)
+    return body, notes if changed else ()
+
+
+def offload(accelerate: Mapping[str, Any]) -> dict[str, Any]:
+    """Say it as a DeepSpeed configuration does: an optimizer steps on the host with the shards there."""
+    device = "cpu" if is_true((accelerate.get("fsdp_config") or {}).get("fsdp_offload_params")) else "none"
+    return {"zero_optimization": {"offload_optimizer": {"device": device}}}
