@@ -33,7 +33,7 @@ _BATCH_PER_GPU = ("micro_batch", "gradient_accumulation")
         ),
         (
             "An accelerate YAML with FSDP2",
-            "zerokit estimate --model llama-3.1-8b --gpu h200 --accelerate fsdp2.yaml --micro-batch 1",
+            "zerokit estimate --model llama-3.1-8b --gpu h200 --accelerate fsdp2.yaml",
         ),
         ("LoRA on one card", "zerokit estimate --model llama-3.1-8b --method lora --gpus 1 --gpu rtx-4090"),
         ("Serving", "zerokit estimate --model llama-3.1-8b --inference --gpus 1 --gpu l40s"),
