@@ -11,10 +11,12 @@ from dataclasses import field
 from typing import Any
 
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
+from zerokit.domain.settings import TRAINERS_MICRO_BATCH
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
 _PREFIX = "fsdp_"
+TRUE_WORDS = ("y", "yes", "t", "true", "on", "1")
 _LAYERS = ("Layer", "Block", "LayerWithMoE")
 """Endings of the names of classes that are a decoder's layers."""
 
@@ -66,7 +68,7 @@ _TRAINER = _Reader(
 
 def is_true(value: object) -> bool:
     """Whether Accelerate takes a value for true (utils/environment.py, ``str_to_bool``)."""
-    return str(value).lower() in ("true", "yes", "y", "t", "on", "1")
+    return str(value).lower() in TRUE_WORDS
 
 
 def fsdp_version(block: object, default: int = 1) -> int:
@@ -131,14 +133,12 @@ def from_arguments(arguments: Mapping[str, Any]) -> Fsdp2Config:
     names = ("activation_checkpointing", "gradient_checkpointing")
     by_trainer = any(is_true(arguments.get(name, False)) for name in names)
     batch = {
-        "micro_batch": _count(arguments, "per_device_train_batch_size") or _TRAINERS_BATCH,
+        "micro_batch": _count(arguments, "per_device_train_batch_size") or TRAINERS_MICRO_BATCH,
         "gradient_accumulation": _count(arguments, "gradient_accumulation_steps") or 1,
     }
     return replace(found, checkpointing=found.checkpointing or by_trainer, batch=batch)
 
 
-_TRAINERS_BATCH = 8
-"""TrainingArguments.per_device_train_batch_size, in 4.56 to 5.23."""
 _WORDS: Mapping[str, Mapping[str, bool]] = {
     "full_shard": {"reshard_after_forward": True},
     "shard_grad_op": {"reshard_after_forward": False},

@@ -58,6 +58,8 @@ class Setting:
         return self.option.replace("-", "_")
 
 
+TRAINERS_MICRO_BATCH = 8
+"""Where nobody says one: TrainingArguments.per_device_train_batch_size, in 4.56 to 5.23."""
 _ZERO = "zero_optimization"
 _ROWS = (
     Setting(
@@ -66,7 +68,8 @@ _ROWS = (
     ),
     Setting(
         name="micro_batch", label="batch size per GPU", option="micro-batch",
-        deepspeed="train_micro_batch_size_per_gpu", trainer="per_device_train_batch_size", default=8,
+        deepspeed="train_micro_batch_size_per_gpu", trainer="per_device_train_batch_size",
+        default=TRAINERS_MICRO_BATCH,
         spellings=("micro_batch_size", "micro_batch", "train_batch_size_per_device"), engine="micro_batch",
         decides_run=True,
     ),
@@ -162,6 +165,8 @@ BY_ARGUMENT: Mapping[str, Setting] = {row.trainer: row for row in reversed(_ROWS
 BY_CALL: Mapping[tuple[str, str], Setting] = {call: row for row in _ROWS for call in row.accelerate}
 PLUGINS_OWN = {keyword: row for (call, keyword), row in BY_CALL.items() if call == "DeepSpeedPlugin"}
 """Keyword of Accelerate's DeepSpeedPlugin, which is a key of ``deepspeed_config`` in its YAML, too."""
+PLUGINS_STAGE = 2
+"""Where neither says a stage (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin.__post_init__)."""
 
 
 def value_at(config: Any, path: str) -> Any:

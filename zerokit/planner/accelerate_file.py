@@ -8,6 +8,7 @@ from typing import Any
 
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.fsdp2_config import Fsdp2Config, from_accelerate, from_arguments
+from zerokit.domain.settings import PLUGINS_OWN, PLUGINS_STAGE
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.notes import Note, notes_of
@@ -22,15 +23,11 @@ from zerokit.values import frozen_dataclass, replace
 _READ = ("checkpointing", "offload_activations")
 """Of the options of a strategy, those that FSDP2's file leaves to the script."""
 _PLUGIN: Mapping[str, str] = {
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    **{keyword: row.deepspeed for keyword, row in PLUGINS_OWN.items()},
     "gradient_clipping": "gradient_clipping",
-    "zero_stage": "zero_optimization.stage",
-    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
-    "offload_param_device": "zero_optimization.offload_param.device",
     "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
 }
 """Key of ``deepspeed_config`` -> where DeepSpeedPlugin writes it (accelerate 1.15, dataclasses.py:1302)."""
-_STAGE = 2  # where the YAML names none (DeepSpeedPlugin.__post_init__)
 
 
 @frozen_dataclass
@@ -159,7 +156,7 @@ def _refuse_beside(options: Mapping[str, Any], says: Fsdp2Config) -> None:
 
 def _plugins_config(block: Mapping[str, Any], precision: object) -> dict[str, Any]:
     """The DeepSpeed configuration that Accelerate makes of its own keys; the batch is the DataLoader's."""
-    config: dict[str, Any] = {"zero_optimization": {"stage": _STAGE}}
+    config: dict[str, Any] = {"zero_optimization": {"stage": PLUGINS_STAGE}}
     for key, path in _PLUGIN.items():
         if block.get(key) is not None:
             *parents, name = path.split(".")

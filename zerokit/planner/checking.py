@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from zerokit import planner
 from zerokit.commands import command_text
-from zerokit.domain.settings import PLUGINS_OWN
+from zerokit.domain.settings import PLUGINS_OWN, PLUGINS_STAGE
 from zerokit.domain.unmodelled import unmodelled_keys
 from zerokit.errors import FileInputError, InputError, NothingFits
 from zerokit.fields import Say, as_options, plain, silent
@@ -50,8 +50,6 @@ _DOES_NOT_FIT = Row("does-not-fit", "", "{message}", "let `zerokit plan` choose"
 _FITS_CHECKPOINTED = _DOES_NOT_FIT._replace(
     fix="turn it on in the script, and say so here with ⟨checkpointing⟩ full", severity="warning"
 )
-_ACCELERATE_STAGE = 2
-"""Where the YAML names none (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin.__post_init__)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +153,7 @@ def whether_accelerate_fits(
     if block.get("deepspeed_config_file"):
         return None  # checked as a file of its own
     strategy = {
-        row.argument: block.get(keyword, row.left_out or _ACCELERATE_STAGE)
+        row.argument: block.get(keyword, row.left_out or PLUGINS_STAGE)
         for keyword, row in PLUGINS_OWN.items()
     }
     for name, stages in (("offload_optimizer", (1, 2, 3)), ("offload_param", (3,))):

@@ -11,6 +11,7 @@ from zerokit.domain.client_optimizers import with_optimizer
 from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSettings, from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
+from zerokit.domain.settings import PLUGINS_STAGE, TRAINERS_MICRO_BATCH
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
 from zerokit.notes import Note, notes_of
@@ -72,7 +73,7 @@ def read_checked(path: str, kinds: Sequence[str]) -> tuple[str, Mapping[str, Any
 
     checked = _checked(path, Context(), None)
     if checked.kind not in kinds or checked.document is None or not isinstance(checked.document.value, dict):
-        raise InputError(f"{path}: is no accelerate YAML, but {checked.kind}")
+        raise InputError(f"{path}: is neither an accelerate YAML nor a Trainer's arguments with fsdp")
     ignored = (finding for finding in checked.findings if finding.rule in _IGNORED_KEYS)
     shown = tuple(f"{one.where}: {one.marked}; fix: {one.marked_fix} [{one.rule}]" for one in ignored)
     return checked.kind, checked.document.value, shown
@@ -301,10 +302,6 @@ def left_open(what: str, why: str) -> Note:
     return Note("left-open", f"{what}: the file {why}", short=what)
 
 
-TRAINERS_MICRO_BATCH = 8
-"""Of a file that says ``"auto"``: TrainingArguments.per_device_train_batch_size, in 4.56 to 5.23."""
-_STAGE = 2
-"""Of a file whose stage is ``"auto"`` (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin)."""
 _SAYS_AUTO = 'says "auto"'
 _BUCKETS = {
     "reduce_bucket": "reduce_bucket_size",
@@ -458,13 +455,13 @@ def _zero(zero: ZeroSettings, config: Mapping[str, Any], request: Request, notes
     """Stage and offload; what to say is added to ``notes``."""
     block, pins = _block(config, "zero_optimization"), request.pins
     if block.get("stage") == AUTO:
-        zero = replace(zero, stage=_STAGE if pins.zero_stage is None else pins.zero_stage)
+        zero = replace(zero, stage=PLUGINS_STAGE if pins.zero_stage is None else pins.zero_stage)
         if pins.zero_stage is None:
             why = (
-                f"{_SAYS_AUTO} for the stage (Accelerate's zero_stage, {_STAGE} unless given; "
+                f"{_SAYS_AUTO} for the stage (Accelerate's zero_stage, {PLUGINS_STAGE} unless given; "
                 "deepspeed.initialize alone runs stage 0); ⟨zero⟩ to change"
             )
-            notes.append(left_open(f"ZeRO-{_STAGE}", why))
+            notes.append(left_open(f"ZeRO-{PLUGINS_STAGE}", why))
     for name in ("offload_optimizer", "offload_param"):
         if _block(block, name).get("device") != AUTO:
             continue

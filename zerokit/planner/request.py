@@ -486,7 +486,7 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
     if "nvme" in (optimizer, parameters) and not options.get("nvme"):
         raise InputError("offload to nvme: name a folder on a local NVMe disk with ⟨nvme⟩ DIR")
     return Pins(
-        engine=ANY_ENGINE if any_engine else choice(options, "engine", tuple(ENGINES)) or "deepspeed",
+        engine=ANY_ENGINE if any_engine else choice(options, "engine", (*ENGINES, ANY_ENGINE)) or "deepspeed",
         zero_stage=stage,
         offload_optimizer="none" if on_cpu else optimizer,
         offload_param="none" if on_cpu else parameters,

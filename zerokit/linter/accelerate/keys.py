@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.domain.fsdp2_config import TRUE_WORDS
 from zerokit.linter.deepspeed.tables import Tables
 from zerokit.rules.types import ACCELERATE_VERSION
 
@@ -15,7 +16,7 @@ LAUNCH = f"Accelerate {ACCELERATE_VERSION}, commands/launch.py"
 CONFIG = f"Accelerate {ACCELERATE_VERSION}, commands/config/config_args.py"
 PLUGIN = f"Accelerate {ACCELERATE_VERSION}, utils/dataclasses.py, DeepSpeedPlugin"
 PARALLELISM_PREFIX = "parallelism_config_"
-TRUTH_WORDS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
+TRUTH_WORDS = (*TRUE_WORDS, "n", "no", "f", "false", "off", "0")
 """Taken for true or false (utils/environment.py, ``str_to_bool``), whatever their case."""
 
 
