@@ -89,15 +89,8 @@ class Backend:
             command.set_variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, start.gpu_indexes))
             command.unset_variables = [n for n in command.unset_variables if n != "CUDA_VISIBLE_DEVICES"]
 
-    def files(
-        self,
-        run_dir: Path,
-        config: Mapping[str, Any] | None,
-        ranks: int,
-        accelerate: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Documents that the run folder must hold, by name; ``accelerate``: what ``accelerate launch`` reads,
-        where a plan has it."""
+    def files(self, run_dir: Path, config: Mapping[str, Any] | None, ranks: int) -> dict[str, Any]:
+        """Documents that the run folder must hold, by name; ``config``: DeepSpeed's."""
         return {}
 
 
@@ -117,11 +110,14 @@ class Torchrun(Backend):
         ]
 
 
+@dataclass(frozen=True)
 class Accelerate(Backend):
-    """``accelerate launch``, with a file of ours, so that no default file of the user's joins in."""
+    """``accelerate launch``, with a file of ours, so that no default file of the user's joins in:
+    ``document``, where a plan has it, or one that names DeepSpeed's."""
 
     name = "accelerate"
     packages = ("torch", "deepspeed", "accelerate")
+    document: Mapping[str, Any] | None = None
 
     def words(self, start: Start) -> list[str]:
         """One machine, so many processes."""
@@ -136,18 +132,12 @@ class Accelerate(Backend):
             f"--main_process_port={start.port}",
         ]
 
-    def files(
-        self,
-        run_dir: Path,
-        config: Mapping[str, Any] | None,
-        ranks: int,
-        accelerate: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    def files(self, run_dir: Path, config: Mapping[str, Any] | None, ranks: int) -> dict[str, Any]:
         """What ``accelerate launch`` reads (JSON is YAML)."""
         from zerokit.launcher.run_folder import ACCELERATE_FILE, CONFIG_FILE
 
-        if accelerate is not None:
-            return {ACCELERATE_FILE: dict(accelerate)}
+        if self.document is not None:
+            return {ACCELERATE_FILE: dict(self.document)}
         body: dict[str, Any] = {
             "compute_environment": "LOCAL_MACHINE",
             "distributed_type": "DEEPSPEED",

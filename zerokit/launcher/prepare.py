@@ -14,7 +14,7 @@ from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.launcher import adapt_config, fsdp2_plan, locks, plan_agreement, preflight, run_folder
 from zerokit.launcher import command as commands
-from zerokit.launcher.backends import LaunchCommand, backend_of
+from zerokit.launcher.backends import Accelerate, LaunchCommand, backend_of
 from zerokit.launcher.given_plan import read_config, read_plan_of_launch
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
@@ -236,10 +236,9 @@ def write_files(launch: Launch) -> None:
         run_folder.write_json(run_dir / CONFIG_FILE, launch.config)
     if launch.plan_file is not None:
         run_folder.write_atomically(run_dir / PLAN_FILE, launch.plan_file.read_bytes())
-    backend = backend_of(launch.options.launcher)
-    for name, document in backend.files(
-        run_dir, launch.config, launch.expected_ranks, launch.accelerate
-    ).items():
+    planned = launch.accelerate
+    backend = backend_of(launch.options.launcher) if planned is None else Accelerate(document=planned)
+    for name, document in backend.files(run_dir, launch.config, launch.expected_ranks).items():
         run_folder.write_json(run_dir / name, document)
     for name, text in launch.command.files.items():
         run_folder.write_atomically(run_dir / name, text.encode())
