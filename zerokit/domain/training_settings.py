@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from zerokit.values import frozen_dataclass
 
+TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""Precision -> torch's dtype."""
+
 
 @frozen_dataclass
 class TrainingSettings(ABC):

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings, deepspeed
-from zerokit.domain.job import Job
+from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, Job
 from zerokit.domain.settings import SETTINGS, PlannedValues
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
@@ -166,6 +166,37 @@ def trainer_arguments(strategy: Strategy, loss: str = "standard") -> list[str]:
     if said.get("max_grad_norm") == SETTINGS["gradient_clipping"].default:
         del said["max_grad_norm"]
     return [word for name, value in said.items() for word in (f"--{name}", str(value))]
+
+
+def script_must(strategy: Strategy, job: Job, launched: bool) -> list[str]:
+    """What only the script can do: checkpoint, and divide its batches and layers over ranks.
+
+    Args:
+        launched: with the plan, whose arguments a Trainer is given.
+    """
+    del job
+    todo = []
+    if strategy.checkpointing == "full" and strategy.pipeline_parallel > 1:
+        todo.append(f"checkpoint: {CHECKPOINTS_A_PIPELINE}")
+    elif strategy.checkpointing == "full":
+        trainer = "launch does" if launched else "--gradient_checkpointing True"
+        todo.append(f"checkpoint: model.gradient_checkpointing_enable() (a Trainer: {trainer})")
+    if strategy.tensor_parallel > 1:
+        todo.append(
+            "give tensor parallel peers the same batch: the Trainer and Accelerate do; a raw "
+            "DeepSpeed script must shard its data over data-parallel ranks only"
+        )
+    if strategy.pipeline_parallel > 1:
+        todo.append(
+            "build its pipeline with the number of stages that `zerokit launch` tells it: "
+            'PipelineModule(…, num_stages=int(os.environ["ZEROKIT_PIPELINE_STAGES"]))'
+        )
+    if strategy.sequence_parallel > 1:
+        todo.append(
+            "run through Accelerate (its parallelism_config, from accelerate.yaml), with position_ids in its "
+            "batches"
+        )
+    return todo
 
 
 def _put_batch(block: _Block, strategy: Strategy, variant: str) -> None:

@@ -13,7 +13,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.emit import fsdp2
 from zerokit.emit.accelerate import accelerate_yaml
-from zerokit.emit.deepspeed import emit_deepspeed, trainer_arguments
+from zerokit.emit.deepspeed import emit_deepspeed, script_must, trainer_arguments
 from zerokit.values import frozen_dataclass, replace
 
 DEEPSPEED_NAMES: Mapping[str, str] = {
@@ -63,6 +63,8 @@ class Emitter:
         files: for so many nodes, into a folder.
         config: what a plan publishes of the strategy in place of files, by key.
         arguments: that make a Trainer script agree with the strategy; the text is the loss's name.
+        script_must: what only the script can do for them, each as a sentence with its Python; the last
+            argument: it is launched with the plan, which adds to a Trainer's arguments.
         has_jobs: ``zerokit emit`` writes jobs for several nodes; else Accelerate starts each of them
             (:func:`started_with`).
     """
@@ -71,6 +73,7 @@ class Emitter:
     files: Callable[[Strategy, Job, int, Path], PlanFiles]
     config: Callable[[Strategy, Job, int], dict[str, Any]]
     arguments: Callable[[Strategy, str], list[str]]
+    script_must: Callable[[Strategy, Job, bool], list[str]]
     has_jobs: bool = True
 
 
@@ -130,6 +133,7 @@ _EMITTERS: Mapping[str, Emitter] = {
         files=_deepspeed_files,
         config=lambda strategy, job, nodes: {"deepspeed_config": emit_deepspeed(strategy, job).config},
         arguments=trainer_arguments,
+        script_must=script_must,
     ),
     "fsdp2": Emitter(
         names=(ACCELERATE_NAME, TRAINER_NAME, CODE_NAME),
@@ -137,6 +141,7 @@ _EMITTERS: Mapping[str, Emitter] = {
         config=_fsdp2_config,
         # its files checkpoint
         arguments=lambda strategy, loss: trainer_arguments(replace(strategy, checkpointing="none"), loss),
+        script_must=lambda strategy, job, launched: fsdp2.script_must(strategy, job),
         has_jobs=False,
     ),
 }

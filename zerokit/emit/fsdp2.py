@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.domain.fsdp2_settings import fsdp2
+from zerokit.domain.job import Job
 from zerokit.domain.settings import value_at
 from zerokit.domain.strategy import Strategy
+from zerokit.domain.training_settings import TORCH_NAMES
 from zerokit.emit.jobs import render
 from zerokit.errors import InputError
 from zerokit.strictload.yamldump import dump_yaml
@@ -121,18 +123,38 @@ def parallelism(strategy: Strategy) -> dict[str, Any]:
 def fully_shard_code(strategy: Strategy) -> str:
     """A function in Python that divides a Transformers model as the strategy does."""
     settings = fsdp2(strategy.settings)
-    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     reduced = settings.reduce_dtype or settings.precision
     return render(
         "fully_shard.py.j2",
         settings=settings,
         shards=strategy.zero_ranks // settings.replicas,
         checkpointing=strategy.checkpointing == "full",
-        dtype=names[settings.precision],
-        reduce_dtype=names[reduced],
+        dtype=TORCH_NAMES[settings.precision],
+        reduce_dtype=TORCH_NAMES[reduced],
         mixed=_is_mixed(strategy) or settings.reduce_dtype is not None,
         casts=_is_mixed(strategy),
     )
+
+
+def script_must(strategy: Strategy, job: Job) -> list[str]:
+    """What only the script can do: checkpoint once, and load the weights on one rank of a node where every
+    rank would not have the host memory."""
+    todo = []
+    if strategy.checkpointing == "full":
+        todo.append(
+            "checkpoint once: fsdp_activation_checkpointing of accelerate.yaml, with "
+            "model.config.use_cache = False (a Trainer sets it), or model.gradient_checkpointing_enable()"
+        )
+    if fsdp2(strategy.settings).loads_once:
+        loaded = TORCH_NAMES["fp32" if job.method == "full" else strategy.settings.precision]
+        todo.append(
+            "load the weights once per node (with accelerate.yaml or fsdp_config.json; from_pretrained of "
+            "Transformers 5 alone loads them on every rank): after Accelerator() or TrainingArguments(), "
+            f"from_pretrained(…, dtype=torch.{loaded}) where LOCAL_RANK is 0; elsewhere the same with "
+            'device_map={"": "meta"}, then model._apply(lambda t: torch.empty_like(t, device="cpu") if '
+            "t.is_meta else t) and model.tie_weights()"
+        )
+    return todo
 
 
 def _is_mixed(strategy: Strategy) -> bool:

@@ -10,10 +10,10 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from zerokit.commands import DEFAULT_FOLDER, command_text
-from zerokit.domain.fsdp2_settings import fsdp2
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import CHECKPOINTS_A_PIPELINE, LOSS_OF_SCRIPT, Job
+from zerokit.domain.job import LOSS_OF_SCRIPT, Job
 from zerokit.domain.strategy import Strategy
+from zerokit.domain.training_settings import TORCH_NAMES
 from zerokit.emit.deepspeed import optimizer_params
 from zerokit.emit.files import emitter_of, started_with
 from zerokit.memory.quantised_load import loads_whole
@@ -121,7 +121,7 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
         with_plan: the script is launched with a plan, which adds to a Trainer's arguments.
     """
     todo: list[str] = []
-    dtype, lora, row = _TORCH_NAMES[strategy.settings.precision], job.lora, job.defaults
+    dtype, lora, row = TORCH_NAMES[strategy.settings.precision], job.lora, job.defaults
     by_trainer = lora is not None and job.quantization == "none" and bool(row.arguments)
     if lora is not None and by_trainer:
         words = row.asked_for(
@@ -149,46 +149,10 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
         todo.append(f'load the model with attn_implementation="{job.attention}"')
     if job.offload_activations:
         todo.append("move activations to the host: TRL's activation_offloading=True does")
-    if strategy.checkpointing == "full" and strategy.pipeline_parallel > 1:
-        todo.append(f"checkpoint: {CHECKPOINTS_A_PIPELINE}")
-    elif strategy.checkpointing == "full" and strategy.engine == "fsdp2":
-        todo.append(
-            "checkpoint once: fsdp_activation_checkpointing of accelerate.yaml, with "
-            "model.config.use_cache = False (a Trainer sets it), or model.gradient_checkpointing_enable()"
-        )
-    elif strategy.checkpointing == "full":
-        trainer = "launch does" if with_plan else "--gradient_checkpointing True"
-        todo.append(f"checkpoint: model.gradient_checkpointing_enable() (a Trainer: {trainer})")
-    elif strategy.recomputed(job.attention) == "selective":
+    if strategy.recomputed(job.attention) == "selective":
         todo.append("checkpoint: zerokit.selective_checkpointing(model)")
-    if strategy.engine == "fsdp2" and fsdp2(strategy.settings).loads_once:
-        loaded = "float32" if job.method == "full" else dtype
-        todo.append(
-            "load the weights once per node (with accelerate.yaml or fsdp_config.json; from_pretrained of "
-            "Transformers 5 alone loads them on every rank): after Accelerator() or TrainingArguments(), "
-            f"from_pretrained(…, dtype=torch.{loaded}) where LOCAL_RANK is 0; elsewhere the same with "
-            'device_map={"": "meta"}, then model._apply(lambda t: torch.empty_like(t, device="cpu") if '
-            "t.is_meta else t) and model.tie_weights()"
-        )
-    if strategy.tensor_parallel > 1:
-        todo.append(
-            "give tensor parallel peers the same batch: the Trainer and Accelerate do; a raw "
-            "DeepSpeed script must shard its data over data-parallel ranks only"
-        )
-    if strategy.pipeline_parallel > 1:
-        todo.append(
-            "build its pipeline with the number of stages that `zerokit launch` tells it: "
-            'PipelineModule(…, num_stages=int(os.environ["ZEROKIT_PIPELINE_STAGES"]))'
-        )
-    if strategy.sequence_parallel > 1:
-        todo.append(
-            "run through Accelerate (its parallelism_config, from accelerate.yaml), with position_ids in its "
-            "batches"
-        )
+    todo += emitter_of(strategy).script_must(strategy, job, with_plan)
     return tuple(todo)
-
-
-_TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def starting_points(strategy: Strategy, job: Job) -> str:
