@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from zerokit import planner
 from zerokit.commands import command_text
-from zerokit.domain.settings import PLUGINS_OWN, PLUGINS_STAGE
 from zerokit.domain.unmodelled import unmodelled_keys
 from zerokit.errors import FileInputError, InputError, NothingFits
 from zerokit.fields import Say, as_options, plain, silent
@@ -35,7 +34,6 @@ from zerokit.search import close_calls
 from zerokit.search.explain import host_lack_words
 from zerokit.strictload import Document, Location
 from zerokit.units import counted, format_gib, parse_positive_int
-from zerokit.values import replace
 
 _SHOWN = 5
 """Findings at a Python prompt."""
@@ -131,48 +129,22 @@ class CheckResult:
         return body
 
 
-def whether_accelerate_fits(
-    value: Mapping[str, Any], path: str, options: Mapping[str, Any], world_size: int | str | None, say: Say
+def _whether_accelerate_fits(
+    value: Mapping[str, Any], path: str, options: Mapping[str, str], say: Say
 ) -> Fit | None:
-    """What an estimate of an accelerate YAML says; None where it names a DeepSpeed file, which speaks for it.
-
-    Accelerate takes the batch size per GPU from the script's DataLoader: the estimate takes ``micro_batch``,
-    else 1, and the message says so.
-
-    Raises:
-        InputError: an option that cannot be.
-    """
-    if value.get("distributed_type") == "FSDP":
-        try:
-            return _fit(_given(options, world_size), path, say, named="accelerate")
-        except InputError as error:
-            return Fit(fits=None, severity=None, marked=f"fit not judged: {error.marked}")
-    block = value.get("deepspeed_config")
-    if value.get("distributed_type") != "DEEPSPEED" or not isinstance(block, Mapping):
+    """What an estimate of an accelerate YAML says; None: the DeepSpeed file that it names speaks for it."""
+    engine = value.get("distributed_type")
+    if engine not in ("DEEPSPEED", "FSDP"):
         return Fit(fits=None, severity=None, marked=f"it does not use DeepSpeed: {rehearsal_of(value)}")
-    if block.get("deepspeed_config_file"):
+    if engine == "DEEPSPEED" and (value.get("deepspeed_config") or {}).get("deepspeed_config_file"):
         return None  # checked as a file of its own
-    strategy = {
-        row.argument: block.get(keyword, row.left_out or PLUGINS_STAGE)
-        for keyword, row in PLUGINS_OWN.items()
-    }
-    for name, stages in (("offload_optimizer", (1, 2, 3)), ("offload_param", (3,))):
-        if strategy["zero"] not in stages:
-            del strategy[name]
-    # DeepSpeed runs in fp32 where it is no or absent, and beside fp8 in bf16 (accelerate 1.15,
-    # utils/dataclasses.py, set_mixed_precision)
-    precision = value.get("mixed_precision")
-    strategy["precision"] = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}.get(str(precision), "fp32")
-    ranks = world_size or value.get("num_processes")
-    job = _given(options, ranks)
-    stated = {name: str(value) for name, value in strategy.items() if value not in (None, "auto")}
-    fit = _fit(job | stated, None, say)
-    if precision is not None:
-        return fit
-    return replace(fit, marked=f"{fit.marked}; mixed_precision is not given, so fp32 is taken")
+    try:
+        return _fit(options, path, say, "accelerate")
+    except InputError as error:
+        return Fit(fits=None, severity=None, marked=f"fit not judged: {error.marked}")
 
 
-def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say, named: str = "deepspeed") -> Fit:
+def _fit(estimate_options: Mapping[str, str], path: str, say: Say, named: str) -> Fit:
     """Whether it fits; ``named``: the argument of an estimate that takes the file."""
     fits, message = _answer(estimate_options, path, say, named)
     if fits is not False:
@@ -189,12 +161,10 @@ def _fit(estimate_options: Mapping[str, str], path: str | None, say: Say, named:
     return Fit(fits=False, severity="error", marked=message)
 
 
-def _answer(
-    estimate_options: Mapping[str, str], path: str | None, say: Say, named: str
-) -> tuple[bool | None, str]:
+def _answer(estimate_options: Mapping[str, str], path: str, say: Say, named: str) -> tuple[bool | None, str]:
     """Whether it fits, and a sentence with the figures."""
     try:
-        answer = planner.estimate(estimate_options, say=say, **({named: path} if path else {}))
+        answer = planner.estimate(estimate_options, say=say, **{named: path})
     except NothingFits as error:
         return False, error.marked
     peak = f"peak of tensors {format_gib(answer.peak_allocated_bytes)}"
@@ -202,10 +172,7 @@ def _answer(
     required = f"{format_gib(answer.min_vram_bytes)} required"
     settings, length = answer.planned.strategy.settings, answer.planned.job.seq_len
     job = f"{peak}; {settings.precision}, batch size per GPU {settings.micro_batch}, {length:,} tokens each"
-    assumed = ["⟨micro_batch⟩"] if path is None and "micro_batch" not in estimate_options else []
-    assumed += [] if "seq_len" in estimate_options else ["⟨seq_len⟩"]
-    if assumed:
-        job += f": {' and '.join(assumed)} not given"
+    job += "" if "seq_len" in estimate_options else ": ⟨seq_len⟩ not given"
     if answer.fits is False:
         return False, f"does not fit: {required} on the worst GPU ({job}){left_open}"
     if answer.planned.fits is None:
@@ -223,12 +190,10 @@ def _answer(
     return answer.fits, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
 
 
-def _left_open(
-    notes: Iterable[Note], estimate_options: Mapping[str, str], path: str | None, named: str
-) -> str:
+def _left_open(notes: Iterable[Note], estimate_options: Mapping[str, str], path: str, named: str) -> str:
     """What was taken for the keys that the file leaves to the script, and the command that takes others."""
     taken = [note.short for note in with_id(notes, "left-open")]
-    if not taken or path is None:
+    if not taken:
         return ""
     again = command_text("estimate", f"--{named}", path, options=estimate_options)
     return f"; left to the script, and taken as: {', '.join(taken)} (`{again}` takes other values)"
@@ -562,14 +527,15 @@ def _ask_whether_it_fits(
             continue
         if file.kind == "deepspeed":
             ranks = world_size or file.batch_ranks
-            fit = _fit(_estimate_options(file.path, options, ranks), file.path, say)
+            fit = _fit(_estimate_options(file.path, options, ranks), file.path, say, "deepspeed")
             # the keys that whether it fits was judged without
             for key, changes in unmodelled_keys(file.document.value, has_key).items():
                 found = _NOT_MODELLED.at(file.document, tuple(key.split(".")), key=key, changes=changes)
                 file.findings.append(found)
             stage = ("zero_optimization", "stage")
         elif file.kind == "accelerate" and isinstance(file.document.value, dict):
-            accelerate_fit = whether_accelerate_fits(file.document.value, file.path, options, world_size, say)
+            given = _given(options, world_size)
+            accelerate_fit = _whether_accelerate_fits(file.document.value, file.path, given, say)
             if accelerate_fit is None:
                 continue
             fit, stage = accelerate_fit, ("deepspeed_config", "zero_stage")
