@@ -192,7 +192,7 @@ def estimate(
         planned=planned,
         model_name=resolved.model_name,
         file_config=config,
-        nearest=lambda: () if sharded else nearest_to(request.for_remarks(), strategy, best_plan),
+        nearest=lambda: nearest_to(request.for_remarks(), strategy, best_plan),
     )
 
 

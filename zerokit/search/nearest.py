@@ -314,7 +314,10 @@ _MOST_TOGETHER, _MOST_SHOWN = 3, 2
 
 
 def nearest_to(request: Request, strategy: Strategy, works: Works) -> list[str]:
-    """Sentences: as few changes of one strategy, the same batch with it, as make it fit, two ways at most."""
+    """Sentences: as few changes of one strategy, the same batch with it, as make it fit, two ways at most;
+    none under FSDP2."""
+    if strategy.settings.engine == "fsdp2":
+        return []
     settings = deepspeed(strategy.settings)
     pins = replace(
         request.pins, **_values(strategy), tensor_parallel=strategy.tensor_parallel,

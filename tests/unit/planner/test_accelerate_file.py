@@ -137,6 +137,8 @@ def test_what_cannot_be_estimated_is_refused(
 def test_an_fsdp2_yaml_in_place_of_deepspeeds_json_names_the_option(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    code, out, _ = call(capsys, "estimate", *JOB, "--engine", "fsdp2", "--seq-len", "131072", "--gpus", "1")
+    assert code == 3 and "Does NOT fit" in out
     code, _, err = call(capsys, "estimate", *JOB, "--deepspeed", write(accelerate_config(EIGHT, 1)))
     assert code == 2 and "`zerokit estimate --accelerate fsdp2.yaml --model MODEL --gpu GPU`" in err
 
