@@ -265,7 +265,7 @@ def test_another_model_than_the_scripts_is_warned_of(
     )
     assert run(["tune", *JOB, "--dry-run", "train.py"]) == 0
     said = capsys.readouterr().err
-    told = "train.py's own --model is llama-3.1-8b by default, which is another model than the plan's gpt2"
+    told = "train.py's own --model llama-3.1-8b (its default) is another model than the plan's gpt2"
     assert (told in said) is is_warned
     assert ("; tune with --model llama-3.1-8b" in said) is is_warned
 

@@ -64,7 +64,7 @@ def of_missing_model(options: ScriptOptions) -> list[str]:
     if meant is None or config_of(name) is not None:
         return []
     return [
-        f"warning: {where.removesuffix(', which')}: no such folder is here, but {meant} is; the script "
+        f"warning: {where}: no such folder is here, but {meant} is; the script "
         f"would look for {name} on the Hugging Face Hub"
     ]
 

@@ -34,6 +34,7 @@ def rehearsed_strategy(done: Rehearsal, strategy: Strategy) -> RehearsedStrategy
     if not done.complete or not done.steps or not rank.phases or done.min_vram_bytes is None:
         return None
     step = done.step_of_run
+    untimed = done.untimed or "not all ranks that a step waits for were rehearsed"
     parts: Counter[str] = Counter()
     for row in rank.at_peak:
         parts[row.what.replace(" ", "_")] += row.bytes
@@ -48,7 +49,7 @@ def rehearsed_strategy(done: Rehearsal, strategy: Strategy) -> RehearsedStrategy
         step_seconds_range=(step.low, step.high) if step is not None else None,
         step_seconds_by_host_factor=step.by_host_factor if step is not None else (),
         host_factor=step.host_factor if step is not None else None,
-        untimed=done.why_untimed,
+        untimed=untimed if step is None else "",
         warnings=done.warnings,
         fed=fed,
     )

@@ -288,7 +288,7 @@ def _timed(
     if step is None:
         if result.stopped is not None and not result.steps:
             return result  # why it stopped says more
-        return replace(result, notes=(*result.notes, why))
+        return replace(result, untimed=why, notes=(*result.notes, f"no step time: {why}"))
     if plans:  # a run's steps then tell nothing of its host
         step = replace(step, by_host_factor=())
     return replace(result, step_seconds=step.seconds, step_seconds_range=(step.low, step.high), step=step)

@@ -107,8 +107,6 @@ MANAGED = (
 )
 """What ``managed_bytes`` are, in words."""
 WHOLE = "whole"
-NO_STEP_TIME = "no step time: "
-"""How the note begins that says why a step was not timed."""
 _LEAST_SHOWN_SHARE = 0.001
 _ALL_RANKS = 4  # of more only some are proposed: each takes as long as the first
 
@@ -302,6 +300,7 @@ class Rehearsal:
             none. ``model``: which model it trains, and how (``config``, ``method``, adapters).
         asked: what the script's own code gave Accelerate that a plan decides too: ``setting``, ``code``,
             ``call`` and ``location``, and the engine's value beside it.
+        untimed: why this rank's step was not timed; empty: it was, or nobody asked.
         untrained: why a script that trains where an option says so neither trained, evaluated nor generated;
             None: it did.
         bf16: whether tensors on the GPU were in bf16, which older GPUs do not compute in.
@@ -337,6 +336,7 @@ class Rehearsal:
     engine: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
     asked: tuple[dict[str, Any], ...] = ()
+    untimed: str = ""
     untrained: str | None = None
     bf16: bool = False
     config_files: tuple[str, ...] = ()
@@ -372,14 +372,6 @@ class Rehearsal:
     def step_of_run(self) -> StepTime | None:
         """The run's own step; None: not known, or only that of one stage of a pipeline."""
         return self.step if self.step is not None and not self.step.missing else None
-
-    @property
-    def why_untimed(self) -> str:
-        """Why the run's own step was not timed; empty: it was."""
-        if self.step_of_run is not None:
-            return ""
-        whys = (note.removeprefix(NO_STEP_TIME) for note in self.notes if note.startswith(NO_STEP_TIME))
-        return next(whys, "not all ranks that a step waits for were rehearsed")
 
     @property
     def lower_bound(self) -> bool:

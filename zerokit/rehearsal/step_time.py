@@ -9,7 +9,6 @@ from pathlib import Path
 
 from zerokit.domain.hardware import Gpu
 from zerokit.planner.calibration import rates
-from zerokit.rehearsal.result import NO_STEP_TIME
 from zerokit.timing import operators
 from zerokit.timing.constants import Calibration
 from zerokit.timing.host_speed import HostSpeed
@@ -39,14 +38,14 @@ def of_rank(
         steps: that the optimizer took.
     """
     if too_long:
-        return None, f"{NO_STEP_TIME}a step has more operators than are recorded"
+        return None, "a step has more operators than are recorded"
     events = _events(folder, rank)
     if events is None:
-        return None, f"{NO_STEP_TIME}no operators were recorded"
+        return None, "no operators were recorded"
     if any(event.phase == "generate" for event in events):
-        return None, f"{NO_STEP_TIME}a step generates, and most of its tokens are not made in a rehearsal"
+        return None, "a step generates, and most of its tokens are not made in a rehearsal"
     if not events:
-        return None, f"{NO_STEP_TIME}a step is timed from the third on, and the script took {steps or 'none'}"
+        return None, f"a step is timed from the third on, and the script took {steps or 'none'}"
     others, missing = _others(folder, rank, events)
     hardware, calibration = machine(gpu)
     try:
@@ -55,7 +54,7 @@ def of_rank(
             rank=rank, others={} if missing else others,
         )  # fmt: skip
     except ValueError as error:
-        return None, f"{NO_STEP_TIME}{error}"
+        return None, str(error)
     return replace(timing, missing=missing), timing.note
 
 

@@ -183,7 +183,7 @@ def named_model(options: ScriptOptions) -> tuple[str, str] | None:
     name = next((name for name in _MODELS if isinstance(own.get(name), str)), None)
     if name is None:
         return None
-    return str(own[name]), f"{script}'s own {options.spelling(name)} is {own[name]} by default, which"
+    return str(own[name]), f"{script}'s own {options.spelling(name)} {own[name]} (its default)"
 
 
 def folder_meant(name: str) -> str | None:

@@ -61,9 +61,8 @@ class RehearsedScript:
         stop = self.done.stopped
         if stop is None or stop.cause == "rehearsal" or self.batch_may_cure:
             return None
-        if stop.cause == "argument":  # the line of a parser tells nothing
-            return f"the script's arguments: {_said(stop.reason).rpartition(', after printing: ')[2]}"
-        return self.why_not
+        # the location of a parser tells nothing
+        return f"the script's arguments: {_said(stop.reason)}" if stop.cause == "argument" else self.why_not
 
     @property
     def why_not(self) -> str:

@@ -151,7 +151,7 @@ OWN = "    parser.add_argument('--model', default={})\n"
         ),
         (RAW, "--model-name=gpt2", ("gpt2", "train.py's --model-name gpt2")),
         (RAW, "--steps 3", None),
-        (RAW + OWN.format("'gpt2'"), "", ("gpt2", "train.py's own --model is gpt2 by default, which")),
+        (RAW + OWN.format("'gpt2'"), "", ("gpt2", "train.py's own --model gpt2 (its default)")),
         (RAW + OWN.format("'gpt2'"), "--model=qwen", ("qwen", "train.py's --model qwen")),
         (RAW + OWN.format("read()"), "", None),
     ],

@@ -16,7 +16,7 @@ from zerokit.cli import run
 from zerokit.domain.script_profile import same_memory
 from zerokit.planner import documents
 from zerokit.planner.plan_result import PlanResult
-from zerokit.rehearsal.result import NO_STEP_TIME, Rehearsal, Stop
+from zerokit.rehearsal.result import Stop
 from zerokit.script.entry_points import Target
 from zerokit.script_planner import plan_script
 from zerokit.script_planner.rehearsals import RehearsedScript
@@ -154,10 +154,3 @@ def test_a_step_that_no_rehearsal_timed_is_called_an_estimate(
     play(monkeypatch, lambda *_: {}, step_seconds=STEP_SECONDS)
     chosen = planned(tmp_path).chosen
     assert documents.pace(chosen).startswith("Step: 250 ms") and not documents.pace_notes(chosen)
-
-
-def test_a_rehearsal_says_why_it_timed_no_step() -> None:
-    why = "a step is timed from the third on, and the script took 2"
-    done = Rehearsal(complete=True, fits=None, min_vram_bytes=1, gpu="h200", gpus=1, steps=2, repeats=False,
-                     ranks=(), notes=("another", f"{NO_STEP_TIME}{why}"))  # fmt: skip
-    assert done.why_untimed == why

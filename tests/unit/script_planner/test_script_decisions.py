@@ -250,7 +250,7 @@ def test_another_model_than_the_scripts_is_refused_before_it_is_rehearsed(
         planned(tmp_path, asked={"model": "llama-3.1-8b"}, say=said.append)
     assert not rehearsed and not any("llama-3.1-8b" in line for line in said)
     refusal = str(error.value)
-    unlike = "train.py's own --model is tiny by default, which is another model than the plan's llama-3.1-8b"
+    unlike = "train.py's own --model tiny (its default) is another model than the plan's llama-3.1-8b"
     assert refusal.startswith(unlike) and "plan again" not in refusal
     assert refusal.endswith("; leave zerokit's model out: the rehearsal determines the script's model")
     recipe = tmp_path / "recipe.yaml"

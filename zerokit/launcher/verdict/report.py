@@ -73,7 +73,7 @@ def build_report(
         )
         for end in ends
     ]
-    warnings += [f"rank {end.rank} left no report" for end in ends if end.rank not in logs]
+    warnings += [_left_nothing(end.rank) for end in ends if end.rank not in logs]
     as_dicts = _as_dicts(ranks)
     found = training_findings(logs, is_accepted=evidence.is_accepted)
     texts = [finding.text for finding in found]
@@ -171,9 +171,14 @@ def _as_running(report: RunReport) -> RunReport:
         else rank
         for rank in report.ranks
     ]
-    problems = [text for text in report.problems if not text.endswith("left no report")]
+    still_running = {_left_nothing(rank.rank) for rank in ranks}
+    problems = [text for text in report.problems if text not in still_running]
     changed = {"outcome": Outcome.RUNNING, "exit_code": 0, "why": None, "ranks": ranks, "problems": problems}
     return report.model_copy(update=changed)
+
+
+def _left_nothing(rank: int) -> str:
+    return f"rank {rank} left no report"
 
 
 def _expected_ranks(logs: Mapping[int, RankLog]) -> tuple[int, list[str]]:
