@@ -36,17 +36,6 @@ class PlanFiles:
     names: Mapping[str, str]
     reasons: Mapping[str, str]
 
-    def readers(self) -> dict[str, frozenset[str]]:
-        """Who reads each DeepSpeed JSON: a variant of its own one reader, the first file all others."""
-        if "deepspeed" not in self.names:
-            return {}
-        own_readers = {name: key.removeprefix("deepspeed_") for key, name in self.names.items() if "_" in key}
-        rest = frozenset(DEEPSPEED_NAMES) - frozenset(own_readers.values())
-        return {
-            self.names["deepspeed"]: rest,
-            **{name: frozenset({key}) for name, key in own_readers.items()},
-        }
-
 
 def plan_files(strategy: Strategy, job: Job, *, nodes: int, folder: Path) -> PlanFiles:
     """The files of a plan in ``folder``, whose whole path is written into the accelerate YAML: accelerate

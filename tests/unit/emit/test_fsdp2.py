@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from tests.support.emitted import verify
 from tests.support.fsdp2_strategies import fsdp2_strategies
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.fsdp2_config import from_accelerate, from_trainer
@@ -24,7 +25,6 @@ from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.files import NAMES, emitter_of, plan_files
 from zerokit.errors import InputError
 from zerokit.launcher.given_plan import read_plan_file
-from zerokit.linter.emitted import verify
 from zerokit.linter.files import detect_kind
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.plan_result import write_plan
@@ -52,7 +52,7 @@ def planned(strategy: Strategy, nodes: int = 1) -> PlannedStrategy:
 @hypothesis_settings(max_examples=60, deadline=None)
 def test_the_yaml_reads_back_as_the_same_settings(strategy: Strategy, nodes: int) -> None:
     files = plan_files(strategy, JOB, nodes=nodes, folder=Path("plan"))
-    verify(files.texts, ranks=strategy.world_size, readers=files.readers())
+    verify(files.texts, ranks=strategy.world_size)
     found = from_accelerate(yaml.safe_load(files.texts[files.names["accelerate"]]))
     batch = {"micro_batch": strategy.settings.micro_batch,
              "gradient_accumulation": strategy.settings.gradient_accumulation}  # fmt: skip

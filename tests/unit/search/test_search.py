@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.emitted import verify
 from tests.support.requests import request_for
 from zerokit.domain.deepspeed_settings import from_config as read_settings
 from zerokit.domain.job import Job, Lora
 from zerokit.emit.deepspeed import deepspeed_config
 from zerokit.emit.files import plan_files
 from zerokit.errors import MemoryUnknown
-from zerokit.linter.emitted import verify
 from zerokit.planner.models import choose_model
 from zerokit.rules import first_violation
 from zerokit.search.engines import build_strategy, engine_of
