@@ -12,7 +12,6 @@ from zerokit.domain.strategy import Strategy
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.memory import deepspeed_engine
 from zerokit.memory.components import Component, HostComponent
-from zerokit.memory.fsdp2 import engine as fsdp2_engine
 from zerokit.memory.rank_model import RankModel
 from zerokit.memory.replay.step import Instant, RankBytes
 from zerokit.notes import Note
@@ -72,9 +71,10 @@ class Engine(Protocol):
         """What estimates take for granted of how the script calls the engine."""
 
 
-_ENGINES: Mapping[str, Engine] = {"deepspeed": deepspeed_engine, "fsdp2": fsdp2_engine}
-
-
 def engine_of(settings: TrainingSettings) -> Engine:
-    """The one whose settings these are."""
-    return _ENGINES[settings.engine]
+    """The one whose settings these are; only what is asked for is imported."""
+    if settings.engine == "fsdp2":
+        from zerokit.memory.fsdp2 import engine
+
+        return engine
+    return deepspeed_engine

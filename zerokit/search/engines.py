@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.domain.training_settings import TrainingSettings
-from zerokit.search import deepspeed_space, fsdp2_space
+from zerokit.search import deepspeed_space
 from zerokit.search.space import Layout, Pins, Request, Space
 
 Placement = Any
@@ -70,12 +70,16 @@ class Engine(Protocol):
 
 ANY_ENGINE = "auto"
 """Of :class:`Pins`: all of them are searched."""
-ENGINES: Mapping[str, Engine] = {"deepspeed": deepspeed_space, "fsdp2": fsdp2_space}
+ENGINES = ("deepspeed", "fsdp2")
 
 
 def engine_of(space: Space) -> Engine:
-    """Return the one that is searched."""
-    return ENGINES[space.pins.engine]
+    """Return the one that is searched; only what is asked for is imported."""
+    if space.pins.engine == "fsdp2":
+        from zerokit.search import fsdp2_space
+
+        return fsdp2_space
+    return deepspeed_space
 
 
 def build_strategy(

@@ -474,11 +474,17 @@ def _explain(request: Request, result: SearchResult) -> str:
     return "\n".join(lines)
 
 
+def _checked_space(request: Request) -> Space:
+    space, _ = make_space(request)
+    check_pins(space, request)
+    return space
+
+
 def chosen_within(request: Request, limit_seconds: float) -> Candidate | None:
     """What :func:`make_plan` chooses on all GPUs, if it steps within so many seconds; None: nothing does, or
     the request cannot be."""
     try:
-        space = make_space(request)[0]
+        space = _checked_space(request)
         ranked = search(space, top=1, limit_seconds=limit_seconds).ranked
     except InputError:
         return None
@@ -491,7 +497,7 @@ def chosen_within(request: Request, limit_seconds: float) -> Candidate | None:
 def best_plan(request: Request) -> Candidate | None:
     """The fastest plan of a request, or None where nothing fits or the request cannot be."""
     try:
-        space = make_space(request)[0]
+        space = _checked_space(request)
         ranked = search(space, top=1).ranked
     except InputError:
         return None

@@ -12,16 +12,14 @@ from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import REHEARSED, Candidate
-from zerokit.errors import InputError
 from zerokit.memory.components import Component
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
 from zerokit.notes import Note
 from zerokit.search import explain as advice
 from zerokit.search.close_calls import NOISE
 from zerokit.search.explain import gain_words, share_words, strategy_words
-from zerokit.search.fsdp2_space import refuse
 from zerokit.search.search import search
-from zerokit.search.space import Layout, Pins, Request, Space, divisors, layouts, unmodelled_with_loss
+from zerokit.search.space import Pins, Request, Space, divisors, layouts, unmodelled_with_loss
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass, replace
@@ -107,16 +105,8 @@ def _half_as_long(request: Request) -> Request | None:
 
 
 def _under_fsdp2(request: Request) -> Request | None:
-    pins = request.pins
-    if pins.engine != "deepspeed" or request.on_cpu:
-        return None
-    degrees = (pins.tensor_parallel or 1, pins.pipeline_parallel or 1, pins.sequence_parallel or 1)
-    layout = Layout(data=request.cluster.gpus, tensor=degrees[0], pipeline=degrees[1], sequence=degrees[2])
-    try:
-        refuse(pins, request.job, layout)
-    except InputError:
-        return None
-    return replace(request, pins=replace(pins, engine="fsdp2"))
+    is_other = request.on_cpu or request.pins.engine != "deepspeed"
+    return None if is_other else replace(request, pins=replace(request.pins, engine="fsdp2"))
 
 
 def _without_dropout(request: Request) -> Request | None:

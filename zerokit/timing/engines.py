@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from zerokit.domain.strategy import Strategy
 from zerokit.timing.collectives import Flow
 from zerokit.timing.deepspeed_step import DeepSpeedStep
-from zerokit.timing.fsdp2_step import Fsdp2Step
 from zerokit.timing.spread import Spread
 
 
@@ -43,4 +41,10 @@ class EngineStep(Protocol):
         """Bytes of gradients that go to the host once a step, and both ways each micro-batch."""
 
 
-ENGINES: Mapping[str, Callable[[Spread], EngineStep]] = {"deepspeed": DeepSpeedStep, "fsdp2": Fsdp2Step}
+def engine_step(name: str, spread: Spread) -> EngineStep:
+    """What the engine of this name adds; only what is asked for is imported."""
+    if name == "fsdp2":
+        from zerokit.timing.fsdp2_step import Fsdp2Step
+
+        return Fsdp2Step(spread)
+    return DeepSpeedStep(spread)

@@ -13,7 +13,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.timing.constants import Calibration, Constants
-from zerokit.timing.engines import ENGINES, EngineStep
+from zerokit.timing.engines import EngineStep, engine_step
 from zerokit.timing.spread import Spread
 from zerokit.values import frozen_dataclass
 
@@ -64,7 +64,7 @@ class Traffic(Spread):
         """What the engine of a strategy adds."""
         name = strategy.settings.engine
         if name not in self._engines:
-            self._engines[name] = ENGINES[name](self)
+            self._engines[name] = engine_step(name, self)
         return self._engines[name]
 
     def step(self, strategy: Strategy, work: Work) -> dict[str, float]:

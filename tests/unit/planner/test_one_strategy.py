@@ -267,4 +267,4 @@ def test_check_takes_the_precision_of_an_accelerate_file(
     run(["check", str(path), "--model", "llama-3.2-1b", "--gpu", "h200", "--gpus", "4"])
     said = capsys.readouterr().err
     assert f"{taken}, batch size per GPU 1" in said
-    assert ("mixed_precision is not given, so fp32 is taken" in said) == (not line)
+    assert ("taken as: precision fp32" in said) == (not line)
