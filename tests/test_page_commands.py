@@ -117,7 +117,14 @@ PYTHONS_JQ = '\'import json, sys; print(json.load(sys.stdin)["chosen"]["zero_sta
 DRY = r"ZEROKIT_DEVICE=cuda .*--master_port.*train\.py"
 TRL = r"added from the plan: --per_device_train_batch_size \d+.*trl"
 SHOWS: dict[str, tuple[str, ...]] = {
-    "docs/from-accelerate.md": ("no problems", "fits: ", "Fits: ", "accelerate.yaml .*no problems"),
+    "docs/from-accelerate.md": (
+        "no problems",
+        "fits: ",
+        "Fits: ",
+        "accelerate.yaml .*no problems",
+        "Written: converted/accelerate.yaml",
+        "Written: back/",
+    ),
     "docs/guide/fits-in.md": (
         r"complete .*-F \w+ zerokit",
         "#compdef zerokit",

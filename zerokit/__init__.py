@@ -1,9 +1,9 @@
 """zerokit: plan, launch and measure DeepSpeed training before the GPU hours are spent.
 
-``plan``, ``estimate``, ``size``, ``check``, ``rehearse``, ``launch``, ``tune``: :mod:`zerokit.api`. Inside a
-training script: ``phase``, ``snapshot``, ``compare`` (:mod:`zerokit.instrument.script_api`) and
-``selective_checkpointing``. Around several rehearsals: ``shared_imports``. Each is imported when it is first
-asked for.
+``plan``, ``estimate``, ``size``, ``check``, ``convert``, ``rehearse``, ``launch``, ``tune``:
+:mod:`zerokit.api`. Inside a training script: ``phase``, ``snapshot``, ``compare``
+(:mod:`zerokit.instrument.script_api`) and ``selective_checkpointing``. Around several rehearsals:
+``shared_imports``. Each is imported when it is first asked for.
 """
 
 import os
@@ -25,6 +25,7 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "convert",
     "estimate",
     "launch",
     "phase",
@@ -38,13 +39,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from zerokit.api import check, estimate, launch, plan, rehearse, size, tune
+    from zerokit.api import check, convert, estimate, launch, plan, rehearse, size, tune
     from zerokit.instrument.script_api import compare, phase, snapshot
     from zerokit.rehearsal.zygote import shared_imports
     from zerokit.trace.recording.selective import selective_checkpointing
 
 _ROOM_OF = {
-    **dict.fromkeys(("check", "estimate", "launch", "plan", "rehearse", "size", "tune"), "zerokit.api"),
+    **dict.fromkeys(
+        ("check", "convert", "estimate", "launch", "plan", "rehearse", "size", "tune"), "zerokit.api"
+    ),
     **dict.fromkeys(("compare", "phase", "snapshot"), "zerokit.instrument.script_api"),
     "selective_checkpointing": "zerokit.trace.recording.selective",
     "shared_imports": "zerokit.rehearsal.zygote",

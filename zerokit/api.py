@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
     from zerokit.fields import Say
     from zerokit.planner.checking import CheckResult
+    from zerokit.planner.conversion import Conversion
     from zerokit.planner.documents import Estimate
     from zerokit.planner.plan_result import PlanResult
     from zerokit.planner.size_result import SizeResult
 
-__all__ = ["check", "estimate", "launch", "plan", "rehearse", "size", "tune"]
+__all__ = ["check", "convert", "estimate", "launch", "plan", "rehearse", "size", "tune"]
 
 Path = str | os.PathLike[str]
 
@@ -209,6 +210,35 @@ def check(*paths: Path, say: Say = silent, **options: Unpack[CheckOptions]) -> C
         if name not in ELSEWHERE["check"]:
             raise InputError(f"⟨{name}⟩: check does not take it")
     return check_paths([os.fspath(path) for path in paths], normalized_options, settings, say=plainly(say))
+
+
+def convert(
+    path: Path,
+    *,
+    to: str | None = None,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    model: str | None = None,
+    out: Path | None = None,
+) -> Conversion:
+    """Convert a file for DeepSpeed into its FSDP2 counterpart, or back; or one for FSDP version 1.
+
+    Args:
+        path: a plan's folder, a DeepSpeed JSON, an accelerate YAML or a Trainer's arguments.
+        to: ``fsdp2`` or ``deepspeed``; None: the other one than the file's.
+        gpus: all ranks, where the file does not say them. nodes: that they are on.
+        model: whose layers are named as those to wrap; None: Accelerate takes the model's own.
+        out: a folder for the new files; None: nothing is written (``Conversion.write`` does it later).
+
+    Returns:
+        The new files' texts, and what became of each key: kept, changed, left to the script, lost.
+
+    Raises:
+        InputError: the file cannot be read or converted; the message names the key.
+    """
+    from zerokit.planner.conversion import convert as convert_file
+
+    return convert_file(os.fspath(path), to=to, gpus=gpus, nodes=nodes, model=model, out=_text(out))
 
 
 def _text(path: Path | None) -> str | None:

@@ -68,7 +68,11 @@ def read_accelerate_file(path: Path, options: Mapping[str, Any]) -> AccelerateFi
     runs = value.get("distributed_type") if kind == "accelerate" else "FSDP" if value.get("fsdp") else None
     try:
         if runs == "FSDP":
-            says = from_accelerate(value) if kind == "accelerate" else from_arguments(_whole(value, path))
+            says = (
+                from_accelerate(value)
+                if kind == "accelerate"
+                else from_arguments(whole_arguments(value, path))
+            )
             filled = _filled(options, {**says.batch, "gpus": says.processes, "nodes": says.nodes})
             _refuse_beside(options, says)
             if not filled.get("gpus"):
@@ -84,7 +88,7 @@ def read_accelerate_file(path: Path, options: Mapping[str, Any]) -> AccelerateFi
     block = value.get("deepspeed_config") or {}
     if named := block.get("deepspeed_config_file"):
         return AccelerateFile(strategy=Path(named), options=filled)
-    config = _plugins_config(block, value.get("mixed_precision"))
+    config = plugins_config(block, value.get("mixed_precision"))
     settings = settings_beside(options, path, config)
     return AccelerateFile(
         strategy=StrategyFile(path=path, config=config, settings=settings, remarks=ignored), options=filled
@@ -154,7 +158,7 @@ def _refuse_beside(options: Mapping[str, Any], says: Fsdp2Config) -> None:
         )
 
 
-def _plugins_config(block: Mapping[str, Any], precision: object) -> dict[str, Any]:
+def plugins_config(block: Mapping[str, Any], precision: object) -> dict[str, Any]:
     """The DeepSpeed configuration that Accelerate makes of its own keys; the batch is the DataLoader's."""
     config: dict[str, Any] = {"zero_optimization": {"stage": PLUGINS_STAGE}}
     for key, path in _PLUGIN.items():
@@ -171,7 +175,7 @@ def _plugins_config(block: Mapping[str, Any], precision: object) -> dict[str, An
     return config
 
 
-def _whole(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+def whole_arguments(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """The arguments with the ``fsdp_config`` in place of the name of its file."""
     from zerokit.linter.arguments_file import find_beside
     from zerokit.strictload import load_json

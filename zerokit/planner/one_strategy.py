@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,17 +63,23 @@ def refuse_errors(path: str, world_size: int | None = None, gpus_per_node: int |
     _checked(path, Context(world_size=world_size, gpus_per_node=gpus_per_node), "deepspeed")
 
 
-def read_checked(path: str, kinds: Sequence[str]) -> tuple[str, Mapping[str, Any], tuple[str, ...]]:
+def read_checked(
+    path: str, kinds: Sequence[str], *, passes: Collection[str] = ()
+) -> tuple[str, Mapping[str, Any], tuple[str, ...]]:
     """The kind of a file, what it holds, and what it says without effect, in the words of ``zerokit check``.
+
+    Args:
+        passes: rules whose errors stop nothing.
 
     Raises:
         InputError: every error of the file, with its fix; or a file of another kind.
     """
     from zerokit.linter.deepspeed.file import Context
 
-    checked = _checked(path, Context(), None)
+    checked = _checked(path, Context(), None, passes)
     if checked.kind not in kinds or checked.document is None or not isinstance(checked.document.value, dict):
-        raise InputError(f"{path}: is neither an accelerate YAML nor a Trainer's arguments with fsdp")
+        of_deepspeed = ", DeepSpeed's JSON" if "deepspeed" in kinds else ""
+        raise InputError(f"{path}: is no accelerate YAML{of_deepspeed} or Trainer's arguments with fsdp")
     ignored = (finding for finding in checked.findings if finding.rule in _IGNORED_KEYS)
     shown = tuple(f"{one.where}: {one.marked}; fix: {one.marked_fix} [{one.rule}]" for one in ignored)
     return checked.kind, checked.document.value, shown
@@ -85,13 +91,15 @@ _IGNORED_KEYS = (
 )  # fmt: skip
 
 
-def _checked(path: str, context: Context, kind: str | None) -> CheckedFile:
+def _checked(path: str, context: Context, kind: str | None, passes: Collection[str] = ()) -> CheckedFile:
     from zerokit.linter.files import check_files
     from zerokit.planner.checking import for_versions
 
     with for_versions(None, None):
         checked = check_files([path], context, kind=kind)[0]
-    errors = [finding for finding in checked.findings if finding.severity == "error"]
+    errors = [
+        finding for finding in checked.findings if finding.severity == "error" and finding.rule not in passes
+    ]
     if errors:
         raise InputError("\n".join(map(_as_check_shows, errors)))
     return checked
@@ -317,7 +325,7 @@ def open_options(config: Mapping[str, Any]) -> frozenset[str]:
     """The options that a DeepSpeed JSON leaves to whoever reads it."""
     zero = _block(config, "zero_optimization")
     found = {option for option, key in _BUCKETS.items() if zero.get(key) == AUTO}
-    if _open_precisions(config):
+    if open_precisions(config):
         found.add("precision")
     if zero.get("stage") == AUTO:
         found.add("zero")
@@ -411,7 +419,7 @@ def _block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return block if isinstance(block, Mapping) else {}
 
 
-def _open_precisions(config: Mapping[str, Any]) -> dict[str, bool]:
+def open_precisions(config: Mapping[str, Any]) -> dict[str, bool]:
     """Precision -> whether its block says ``"auto"``, rather than that the file has none, which Accelerate
     adds; empty where the file decides."""
     bf16 = "bfloat16" if config.get("bf16") is None else "bf16"
@@ -426,7 +434,7 @@ def _open_precisions(config: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _precision(decided: str, config: Mapping[str, Any], request: Request) -> tuple[str, tuple[Note, ...]]:
-    precisions = _open_precisions(config)
+    precisions = open_precisions(config)
     if not precisions:
         return decided, ()
     given = request.precision
