@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from zerokit.instrument.skippable import skippable_modules  # noqa: E402
+from zerokit.instrument.engine_facts import skippable_modules  # noqa: E402
 from zerokit.launcher.verdict.verdict import warnings_of  # noqa: E402
 
 

@@ -23,8 +23,7 @@ from typing import Any
 import click
 
 from zerokit import __version__
-from zerokit.cli.formatter import Context
-from zerokit.cli.say import echo, loud, tell
+from zerokit.cli.say import Context, echo, loud, tell
 from zerokit.errors import ReportNotWritten, ZerokitError
 from zerokit.fields import as_options
 from zerokit.messages import COMMANDS, program, remember_typed

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from zerokit.cli import say
-from zerokit.cli.formatter import Context
+from zerokit.cli.say import Context
 from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.fields import first as first_argument

@@ -5,12 +5,36 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 
 import click
 
 from zerokit.fields import as_options
-from zerokit.messages import PREFIX, printable, width_of, wrapped
+from zerokit.messages import PREFIX, printable, typed, width_of, wrapped
+
+
+class Formatter(click.HelpFormatter):
+    """Writes ``./launch.sh plan`` for ``zerokit plan`` where that is how zerokit was started."""
+
+    def write(self, string: str) -> None:
+        """Lines that stay as they are: examples."""
+        super().write(typed(string))
+
+    def write_text(self, text: str) -> None:
+        """A paragraph, wrapped."""
+        super().write_text(typed(text))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Options or commands, and what they do."""
+        super().write_dl([(name, typed(text)) for name, text in rows], col_max, col_spacing)
+
+
+class Context(click.Context):
+    """A command's context; it writes help with :class:`Formatter`."""
+
+    formatter_class = Formatter
+
 
 _WARNING = "warning: "
 _loud = True

@@ -12,8 +12,7 @@ from typing import Any
 
 from zerokit.domain.hf_classes import outputs_of
 from zerokit.domain.hf_config import HfConfig
-from zerokit.domain.kept_for_backward import kept_of
-from zerokit.domain.model_shape import Gemm, Linear, ModelShape, Stack
+from zerokit.domain.model_shape import Gemm, Linear, ModelShape, Stack, kept_of
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 

@@ -147,7 +147,7 @@ def inference_phases(head: str | None) -> tuple[str, ...]:
 
 def variants_of(job: Job, strategy: Strategy, head: str | None = None) -> tuple[Variant, ...]:
     """The variants whose traces this job and strategy need; of inference one for each pass of its head, of a
-    reference model's pass that under checkpointing (``zerokit.memory.reference_pass``)."""
+    reference model's pass that under checkpointing (``zerokit.memory.estimate``)."""
     phases = inference_phases(head) if job.inference else ("train",)
     variants = tuple(Variant.of(job, strategy, phase) for phase in phases)
     if job.defaults.reference and not job.inference and variants[0].checkpointing == "none":

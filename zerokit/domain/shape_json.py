@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from zerokit.domain.kept_for_backward import Kept
-from zerokit.domain.model_shape import Gemm, Linear, ModelShape, Stack
+from zerokit.domain.model_shape import Gemm, Kept, Linear, ModelShape, Stack
 
 
 def to_json(shape: ModelShape) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from zerokit.linter.files import check_files
 from zerokit.linter.finding import Finding
 from zerokit.linter.output import FIXABLE
 from zerokit.messages import wrapped
-from zerokit.rules import READERS, RULES, Rule
+from zerokit.rules import READERS, Rule, all_rules
 from zerokit.strictload import load_yaml
 from zerokit.suggest import alike
 from zerokit.temporary import temporary_folder
@@ -95,7 +95,7 @@ def _where_it_holds(rule: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _find_rule(rule: str) -> Rule | None:
-    return next((candidate for candidate in RULES if candidate.id == rule), None)
+    return next((candidate for candidate in all_rules() if candidate.id == rule), None)
 
 
 def _why(rule: str) -> str:

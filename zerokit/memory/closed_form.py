@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import QUANTIZED_BYTES, Job, Lora
-from zerokit.domain.kept_for_backward import EAGER_SCORE_BYTES
-from zerokit.domain.model_shape import Gemm, ModelShape, Stack
+from zerokit.domain.model_shape import EAGER_SCORE_BYTES, Gemm, ModelShape, Stack
 from zerokit.domain.profile import sequences_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory.card import min_vram_bytes
@@ -23,8 +22,7 @@ from zerokit.memory.host import pinned, process_bytes
 from zerokit.memory.inference import tokens
 from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole
 from zerokit.memory.rank_model import ElementBytes, prepared_bytes
-from zerokit.memory.replay.bf16_optimizer import runs_bf16_optimizer
-from zerokit.memory.replay.model_states import CUBLAS_THREADS
+from zerokit.memory.replay.model_states import CUBLAS_THREADS, runs_bf16_optimizer
 from zerokit.memory.replay.optimizers import managed_bytes, optimizer_bytes, state_bytes
 from zerokit.notes import Note
 from zerokit.values import frozen_dataclass

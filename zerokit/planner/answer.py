@@ -19,7 +19,7 @@ from zerokit.emit.files import emitter_of, started_with
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.notes import Note
 from zerokit.search.explain import checkpointing_words, degree_words, offload_words
-from zerokit.timing.evidence import NO_GPUS
+from zerokit.timing.ranges import NO_GPUS
 from zerokit.units import counted
 
 _QUANTIZED = {"int8": "weights in 8 bits (int8)", "int4": "weights in 4 bits (NF4)"}

@@ -9,29 +9,14 @@ rule names the source that it stands for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.strategy import Strategy
-from zerokit.rules.batch import BATCH_RULES
-from zerokit.rules.file import FILE_RULES
-from zerokit.rules.frameworks import FRAMEWORK_RULES
 from zerokit.rules.layout import LAYOUT_RULES
-from zerokit.rules.removed import OLDER_RULES, REMOVED_RULES
 from zerokit.rules.strategy import STRATEGY_RULES
-from zerokit.rules.training import TRAINING_RULES
 from zerokit.rules.types import EVERY_READER, FRAMEWORKS, READERS, Edit, Rule, Setup, Violation
 
-RULES: tuple[Rule, ...] = (
-    *STRATEGY_RULES,
-    *LAYOUT_RULES,
-    *BATCH_RULES,
-    *FILE_RULES,
-    *FRAMEWORK_RULES,
-    *TRAINING_RULES,
-    *REMOVED_RULES,
-    *OLDER_RULES,
-)
-"""Every rule, in the order findings are shown."""
 _PLANNED = tuple(
     r for r in (*STRATEGY_RULES, *LAYOUT_RULES) if r.scope == "strategy" and r.severity != "note"
 )
@@ -40,16 +25,31 @@ __all__ = [
     "EVERY_READER",
     "FRAMEWORKS",
     "READERS",
-    "RULES",
     "Edit",
     "Rule",
     "Setup",
     "Violation",
+    "all_rules",
     "first_violation",
     "layout_violations",
     "rule",
     "violations",
 ]
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule, in the order findings are shown; a plan loads those of strategies alone."""
+    from zerokit.rules.batch import BATCH_RULES
+    from zerokit.rules.file import FILE_RULES
+    from zerokit.rules.frameworks import FRAMEWORK_RULES
+    from zerokit.rules.removed import OLDER_RULES, REMOVED_RULES
+    from zerokit.rules.training import TRAINING_RULES
+
+    return (
+        *STRATEGY_RULES, *LAYOUT_RULES, *BATCH_RULES, *FILE_RULES, *FRAMEWORK_RULES, *TRAINING_RULES,
+        *REMOVED_RULES, *OLDER_RULES,
+    )  # fmt: skip
 
 
 def rule(rule_id: str) -> Rule:
@@ -58,17 +58,14 @@ def rule(rule_id: str) -> Rule:
     Raises:
         KeyError: there is none.
     """
-    for candidate in RULES:
-        if candidate.id == rule_id:
-            return candidate
-    raise KeyError(rule_id)
+    return {candidate.id: candidate for candidate in all_rules()}[rule_id]
 
 
 def violations(setup: Setup) -> list[Violation]:
     """Every rule that ``setup`` breaks: those of scope ``file`` only when there is a file, those of scope
     ``layout`` only when the model is known."""
     available = {"strategy": True, "file": setup.raw is not None, "layout": setup.model is not None}
-    return list(_broken((candidate for candidate in RULES if available[candidate.scope]), setup))
+    return list(_broken((candidate for candidate in all_rules() if available[candidate.scope]), setup))
 
 
 def layout_violations(setup: Setup) -> Iterator[Violation]:

@@ -11,8 +11,7 @@ from zerokit.search.engines import engine_of
 from zerokit.search.explain import pace_words, strategy_words
 from zerokit.search.search import search
 from zerokit.search.space import Request, Space
-from zerokit.timing.evidence import measured_on_no_machine
-from zerokit.timing.ranges import step_range, turned_by
+from zerokit.timing.ranges import measured_on_no_machine, step_range, turned_by
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import GIB, format_gib
 from zerokit.values import replace

@@ -21,7 +21,6 @@ from zerokit.search.close_calls import NOISE, close_call, simplest, with_range
 from zerokit.search.deepspeed_space import refuse_placement
 from zerokit.search.engines import ANY_ENGINE, ENGINES, engine_of
 from zerokit.search.explain import assumed_host, note_on_choice, note_on_cores
-from zerokit.search.nearest import closest, fixed_options, larger_gpus, nearest_changes
 from zerokit.search.remedies import Gain, faster_with, fastest_with_fewer, gains, on_loss
 from zerokit.search.search import BATCH_REASON, HOST_REASON, SearchResult, fits, search
 from zerokit.search.space import (
@@ -447,6 +446,8 @@ def _with_fewer(request: Request, fewer: Space | None, chosen: Candidate) -> tup
 
 def _explain(request: Request, result: SearchResult) -> str:
     """Why nothing fits, and the nearest changes that would."""
+    from zerokit.search.nearest import closest, fixed_options, larger_gpus, nearest_changes
+
     lines = [f"nothing fits {advice.cluster_words(request.cluster)}"]
     nearest = closest(request, result.nearest, best_plan)
     if nearest is not None:

@@ -14,7 +14,7 @@ from zerokit.search.nearest import first_change, halved
 from zerokit.search.plan import best_plan, check_pins, make_space, refuse_micro_batch
 from zerokit.search.search import search
 from zerokit.search.space import Pins, Request
-from zerokit.timing.evidence import measured_on_no_machine
+from zerokit.timing.ranges import measured_on_no_machine
 from zerokit.units import counted
 from zerokit.values import replace
 
