@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 
 from tests.corpus_scripts.environments import python_with
-from tests.support.fsdp2_files import launched, settings_of
+from tests.support.fsdp2_files import SCRIPT, launched, run, settings_of
 from tests.support.fsdp2_strategies import fsdp2_strategies
 from tests.support.packages import needs
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
@@ -23,7 +22,6 @@ from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.fsdp2 import accelerate_yaml, fully_shard_code, trainer_config
 
 needs("accelerate")
-SCRIPT = Path(__file__).parent.parent / "scripts" / "fsdp2_accelerated.py"
 PLAIN = Strategy(settings=Fsdp2Settings(precision="bf16"), data_parallel=2)
 
 
@@ -79,18 +77,6 @@ def test_a_trainers_plugin_has_the_strategy(tmp_path: Path, strategy: Strategy) 
     arguments = TrainingArguments(str(tmp_path / "out"), fsdp=True, fsdp_config=str(path), use_cpu=True)
     plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
     assert settings_of(plugin, {}) | {"precision": None} == expected(strategy) | {"precision": None}
-
-
-def run(words: list[str], folder: Path) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    line = next(line for line in result.stdout.splitlines() if "SEEN " in line)
-    seen: dict[str, Any] = json.loads(line.partition("SEEN ")[2])
-    return seen
 
 
 @pytest.mark.parametrize(
@@ -158,7 +144,7 @@ def test_older_accelerates_have_the_same(tmp_path: Path, version: str) -> None:
     path.write_text(accelerate_yaml(strategy, 1))
     code = (
         "import sys, os, json, accelerate; from pathlib import Path\n"
-        "from tests.support.fsdp2_files import launched, settings_of\n"
+        "from tests.support.fsdp2_files import SCRIPT, launched, run, settings_of\n"
         "from accelerate.utils import FullyShardedDataParallelPlugin\n"
         "from accelerate.parallelism_config import ParallelismConfig\n"
         f"assert accelerate.__version__ == {version!r}\n"

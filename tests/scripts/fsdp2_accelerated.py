@@ -1,14 +1,15 @@
 """Two steps under FSDP2 on CPU ranks: what Accelerate makes of its YAML, or a file of code does.
 
-``fsdp2_accelerated.py [fully_shard.py]``. Accelerate gives CPU ranks no FSDP (state.py:982, 1.15), so that
-the ranks are told to it as GPUs; all that divides and trains is real. Rank 0 prints what it saw as JSON.
+``fsdp2_accelerated.py [fully_shard.py] [--model TYPE] [--lora]``, of a small model of the type. Accelerate
+gives CPU ranks no FSDP (state.py:982, 1.15), so that the ranks are told to it as GPUs; all that divides and
+trains is real. Rank 0 prints what it saw as JSON.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import runpy
-import sys
 
 import torch
 import torch.distributed as dist
@@ -16,25 +17,40 @@ from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
-from torch.distributed.fsdp import FSDPModule
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+from transformers import AutoConfig, AutoModelForCausalLM
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-model = LlamaForCausalLM(
-    LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                num_attention_heads=2, num_key_value_heads=2)
+parser = argparse.ArgumentParser()
+parser.add_argument("code", nargs="?")
+parser.add_argument("--model", default="llama")
+parser.add_argument("--lora", action="store_true")
+args = parser.parse_args()
+experts = {"num_local_experts": 4} if args.model == "mixtral" else {}
+model = AutoModelForCausalLM.from_config(
+    AutoConfig.for_model(
+        args.model, vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, use_cache=False, **experts,
+    )
 )  # fmt: skip
+if args.lora:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0))
 tokens = torch.arange(16).reshape(2, 8)
 accelerator = None
-if len(sys.argv) > 1:
+if args.code:
     dist.init_process_group("gloo")
-    model = runpy.run_path(sys.argv[1])["shard"](model)
+    model = runpy.run_path(args.code)["shard"](model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 else:
     PartialState(cpu=True)
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     accelerator = Accelerator()
+    plugin = accelerator.state.fsdp_plugin
+    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)  # which takes a GPU
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model, optimizer = accelerator.prepare(model, optimizer)
 losses = []

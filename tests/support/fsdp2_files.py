@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "fsdp2_accelerated.py"
 
 
 def launched(path: Path) -> dict[str, str]:
@@ -28,3 +34,16 @@ def settings_of(plugin: Any, environment: dict[str, str]) -> dict[str, object]:
         "loading": bool(plugin.cpu_ram_efficient_loading),
         "precision": environment.get("ACCELERATE_MIXED_PRECISION"),
     }
+
+
+def run(words: list[str], folder: Path) -> dict[str, Any]:
+    """What the script saw that is started with ``python -m WORDS`` on CPU ranks."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(
+        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    line = next(line for line in result.stdout.splitlines() if "SEEN " in line)
+    seen: dict[str, Any] = json.loads(line.partition("SEEN ")[2])
+    return seen

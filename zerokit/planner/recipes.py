@@ -84,7 +84,8 @@ class Recipe:
 
 
 _ABOUT = ("title", "description", "expect")
-EXPECTED_STRATEGY = STRATEGY_FIELDS
+EXPECTED_STRATEGY = (*STRATEGY_FIELDS, "replicas", "reshard_after_forward")
+"""Fields of a strategy; the last are FSDP2's alone."""
 
 
 _ENDINGS = (".yaml", ".yml")
@@ -432,7 +433,7 @@ def _write_expectation(recipe: Recipe, chosen: Mapping[str, Any]) -> None:
         head = "".join(document.text.splitlines(keepends=True)[: line - 1])
     head = head.rstrip() + "\n"
     expect = {
-        "strategy": {key: chosen[key] for key in EXPECTED_STRATEGY},
+        "strategy": {key: chosen[key] for key in EXPECTED_STRATEGY if key in chosen},
         "prediction": prediction_of(chosen),
     }
     write_whole(recipe.path, f"{head}\n{dump_yaml({'expect': expect})}", through_links=True)
