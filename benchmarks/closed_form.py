@@ -76,7 +76,7 @@ def answers(
         assert isinstance(request.memory, Model)
         known = request.memory.source
         alone = Model(source=Source(shape=known.shape, name=name, head=known.head))
-        closed = replace(request, memory=alone, least_vram=None, host_bytes=None)
+        closed = replace(request, memory=alone)
         space, _ = make_space(closed)
         for candidate in search(space, top=3).ranked:
             profile = known.profile

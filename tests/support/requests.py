@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from zerokit.catalog import gpus, models
 from zerokit.domain.families import from_config
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.memory.closed_form import estimate_analytic
-from zerokit.search.space import Pins, Request
+from zerokit.search.space import MemoryModel, Pins, Request
 
 
 def request_for(
@@ -26,5 +30,16 @@ def request_for(
     )
 
 
-def analytic(shape: ModelShape):  # type: ignore[no-untyped-def]
-    return lambda job, strategy, cluster: estimate_analytic(shape, job, strategy, cluster)
+class Asked(MemoryModel):
+    """A function as a memory model, with bounds by their names."""
+
+    def __init__(self, estimate: Callable[[Job, Strategy, Cluster], MemoryEstimate], **bounds: Any) -> None:
+        self.estimate = estimate
+        vars(self).update(bounds)
+
+    def __call__(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
+        return self.estimate(job, strategy, cluster)
+
+
+def analytic(shape: ModelShape) -> MemoryModel:
+    return Asked(lambda job, strategy, cluster: estimate_analytic(shape, job, strategy, cluster))

@@ -83,7 +83,7 @@ def _adapter_bytes(stack: Stack, job: Job, strategy: Strategy) -> float:
 
     Below ZeRO-3 what dropout leaves of each input and a mask, for which the input itself goes unless it is
     what attention gives (``zerokit.memory.adapter_dropout``). ZeRO-3's frozen layers keep their inputs, and
-    the adapters copies of them in fp32 (``zerokit.trace.building.adapters``).
+    the adapters copies of them in fp32 (``zerokit.trace.building.build``).
     """
     if job.method == "full" or job.inference:
         return 0.0

@@ -36,7 +36,7 @@ from zerokit.memory.inference import traceable
 from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.memory.quantised_load import not_packed_note
 from zerokit.notes import Note, Topic
-from zerokit.search.space import LeastVram, MemoryModel
+from zerokit.search.space import MemoryModel
 from zerokit.suggest import misspelt
 from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass, replace
@@ -245,8 +245,8 @@ def _can_be_traced(job: Job, strategy: Strategy) -> bool:
 
 
 @frozen_dataclass
-class Model:
-    """A memory model bound to a model (``zerokit.search.space.MemoryModel``)."""
+class Model(MemoryModel):
+    """Memory by a model's traces, or by its shape."""
 
     source: Source
     every_rank: bool = False
@@ -346,8 +346,8 @@ class Model:
 
 
 @dataclass(slots=True)
-class ScriptMemory:
-    """A memory model (``zerokit.search.space.MemoryModel``) of one script.
+class ScriptMemory(MemoryModel):
+    """Memory of one script.
 
     Attributes:
         model: the replay of the model that the script trains.
@@ -366,18 +366,18 @@ class ScriptMemory:
         extra = self._extra(job, strategy, cluster)
         return replayed if extra is None else _with_extra(replayed, extra, self.script.name)
 
-    def least(self, bound: LeastVram) -> LeastVram:
-        """A bound from below, given one for the replay."""
+    def least_vram_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int:
+        """A bound from below: the replay's, less what the script is known not to take."""
+        rehearsed = self.script.of(strategy)
+        if rehearsed is not None:
+            return rehearsed.min_vram_bytes
+        least = self.model.least_vram_bytes(job, strategy, cluster)
+        extra = self._extra(job, strategy, cluster) or {}
+        return max(0, least + min(0, *extra.values(), 0))
 
-        def least_vram(job: Job, strategy: Strategy, cluster: Cluster) -> int:
-            rehearsed = self.script.of(strategy)
-            if rehearsed is not None:
-                return rehearsed.min_vram_bytes
-            least = bound(job, strategy, cluster)
-            extra = self._extra(job, strategy, cluster) or {}
-            return max(0, least + min(0, *extra.values(), 0))
-
-        return least_vram
+    def detailed(self) -> ScriptMemory:
+        """The same, with every rank."""
+        return ScriptMemory(self.model.detailed(), self.script)
 
     def _replay(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
         key = job, strategy

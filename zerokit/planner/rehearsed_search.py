@@ -269,15 +269,10 @@ class RehearsedSearch(Generic[Outcome]):
 
     def informed(self, request: Request) -> Request:
         """The request with what the rehearsals say of memory and time."""
-        memory = ScriptMemory(request.memory, self.profile)
-        exact = ScriptMemory(request.exact_memory or request.memory, self.profile)
         return replace(
             request,
             all_gpus=True,  # every number of GPUs would need rehearsals of its own
-            memory=memory,
-            exact_memory=exact,
-            host_bytes=None,
-            least_vram=None if request.least_vram is None else memory.least(request.least_vram),
+            memory=ScriptMemory(request.memory, self.profile),
             calibration=self._calibration(request),
         )
 

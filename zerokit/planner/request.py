@@ -26,7 +26,7 @@ from zerokit.notes import Note, notes_of
 from zerokit.planner.effects import refuse_idle
 from zerokit.planner.hardware import MAX_GPUS, Hardware, choice, count, doubted_vram, hardware, integer, share
 from zerokit.planner.image_models import requested_images, with_room
-from zerokit.planner.memory_source import Model, Say, silent
+from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given_options
 from zerokit.search.engines import ANY_ENGINE, ENGINES
@@ -176,10 +176,6 @@ def resolve(
         job=job,
         cluster=replace(machine.cluster, margin=margin),
         memory=chosen.memory(job),
-        least_vram=chosen.memory(job).least_vram_bytes,
-        host_bytes=chosen.memory(job).host_bytes,
-        exact_memory=chosen.memory(job).detailed(),
-        without_traces=_without_traces,
         pins=pins,
         precision=choice(options, "precision", ("auto", *PRECISIONS)) or "auto",
         calibration=calibration,
@@ -201,13 +197,6 @@ def resolve(
         model_name=chosen.shape.name,
         found_here=machine.found_here,
     )
-
-
-def _without_traces(request: Request) -> Request:
-    if not isinstance(request.memory, Model):
-        return request
-    known = request.memory.known()
-    return replace(request, memory=known, least_vram=known.least_vram_bytes, host_bytes=known.host_bytes)
 
 
 def _seq_len(options: Mapping[str, Any], chosen: Chosen, notes: list[Note]) -> int:

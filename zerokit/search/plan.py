@@ -257,7 +257,7 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
     chosen, *others = keep(_simplest_first(space, result.ranked, request))
     surer = close_calls.advise(space, chosen, request)
-    exact = (request.exact_memory or request.memory)(space.job, chosen.strategy, request.cluster)
+    exact = request.memory.detailed()(space.job, chosen.strategy, request.cluster)
     chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
     others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
     if request.timed and not request.job.inference:
@@ -332,9 +332,7 @@ def _advice(
     request: Request, space: Space, chosen: Candidate, others: Sequence[Candidate], of_loss: tuple[Note, ...]
 ) -> tuple[Note, ...]:
     """Remarks that the figures of the choice support; ``of_loss``: those on its loss."""
-    told = advice.advise(
-        chosen, space.shape, space.job, request.cluster, request.for_remarks().memory, of_loss
-    )
+    told = advice.advise(chosen, space.shape, space.job, request.cluster, request.memory.known(), of_loss)
     if not request.timed or request.job.inference:
         return told
     return (*told, *close_call(chosen, others, space.timing))
@@ -353,8 +351,6 @@ def make_space(request: Request) -> tuple[Space, tuple[Note, ...]]:
         precision=precision,
         global_batch=batch,
         memory=request.memory,
-        least_vram=request.least_vram,
-        host_bytes=request.host_bytes,
         timing=time_model(request, job),
         torch_adam=request.on_cpu,
     )
@@ -380,7 +376,7 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
         key = "" if violation.rule.option_fix else f"{violation.key}: "
         raise InputError(f"{key}{violation.message}; {violation.option_fix}")
     job = replace(request.job, global_batch=strategy.global_batch)
-    memory = (request.exact_memory or request.memory)(job, strategy, request.cluster)
+    memory = request.memory.detailed()(job, strategy, request.cluster)
     timing = time_model(request, job)
     time = timing.with_retries(timing.estimate(strategy), strategy, memory)
     host_saving = saving(request.shape, job, strategy, request.cluster)

@@ -264,8 +264,7 @@ def faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str,
     """What a script that does its part could gain: tensor and sequence parallel, pipelines."""
     if request.cluster.gpus < 2 or request.job.inference or not request.timed:
         return ()
-    known = request.for_remarks()
-    space = replace(space, memory=known.memory, least_vram=known.least_vram, host_bytes=known.host_bytes)
+    space = replace(space, memory=request.memory.known())
     faster = []
     for way in advice.BY_SCRIPT:
         pins = way.searched(request)

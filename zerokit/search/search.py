@@ -336,12 +336,10 @@ class Search:
     def _least_vram(self, family: KnobFamily) -> int:
         """The bound from below, 0 where there is none; notes the family that lacks least."""
         space = self.space
-        if space.least_vram is None:
-            return 0
         least, strategy = math.inf, self._strategy(family, family.variants[-1])
         for frugal in reversed(family.frugal):
             one = self._strategy(family, frugal)
-            bytes_at_least = space.least_vram(space.job, one, space.cluster)
+            bytes_at_least = space.memory.least_vram_bytes(space.job, one, space.cluster)
             if bytes_at_least < least:
                 least, strategy = bytes_at_least, one
         lack = least / space.cluster.planned_bytes
@@ -399,13 +397,13 @@ class Search:
     def _lacks_host_memory(self, strategy: Strategy) -> bool:
         """Whether the host's memory alone forbids the strategy; notes what it lacks at least."""
         space, limit = self.space, self.space.cluster.host_limit_bytes
-        if space.host_bytes is None or limit is None:
+        if limit is None:
             return False
-        needed = space.host_bytes(space.job, strategy, space.cluster)
+        needed = space.memory.host_bytes(space.job, strategy, space.cluster)
         if needed is None or needed <= limit:
             return False
         if self.wants_nearest:
-            vram = space.least_vram(space.job, strategy, space.cluster) if space.least_vram else 0
+            vram = space.memory.least_vram_bytes(space.job, strategy, space.cluster)
             lack = max(1.0, vram / space.cluster.planned_bytes) + needed / limit - 1
             heapq.heappush(self.short_of_host, (lack, len(self.short_of_host), strategy))
         return True

@@ -5,7 +5,8 @@ Which points are legal, the rules say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import field
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
@@ -17,7 +18,7 @@ from zerokit.notes import Note
 from zerokit.rules import Setup, Violation, layout_violations
 from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants
 from zerokit.timing.step_time import TimeModel
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 _NO_SETTINGS = DeepSpeedSettings()
 
@@ -144,11 +145,30 @@ def unmodelled_with_loss(job: Job, shape: ModelShape, cluster: Cluster, pins: Pi
     return next((f"⟨{option}⟩" for option, is_asked in asked.items() if is_asked), None)
 
 
-MemoryModel = Callable[[Job, Strategy, Cluster], MemoryEstimate]
-LeastVram = Callable[[Job, Strategy, Cluster], int]
-"""A bound from below on what the memory model will say, at a fraction of its cost."""
-HostBytes = Callable[[Job, Strategy, Cluster], int | None]
-"""Exactly what the memory model will say of the host, at a fraction of its cost; ``None``: ask the model."""
+class MemoryModel(ABC):
+    """What strategies take, of one model."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
+        """Bytes of the worst rank and of the host."""
+
+    def least_vram_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int:
+        """A bound from below on ``min_vram_bytes``, at a fraction of the cost; 0: none is known."""
+        return 0
+
+    def host_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int | None:
+        """``host_bytes_per_node`` exactly, at a fraction of the cost; None: only the estimate says."""
+        return None
+
+    def known(self) -> MemoryModel:
+        """The same, but nothing more is traced: no remark is worth the minute of a trace."""
+        return self
+
+    def detailed(self) -> MemoryModel:
+        """The same, with every rank: for the plan that is shown."""
+        return self
 
 
 @frozen_dataclass
@@ -157,10 +177,6 @@ class Request:
 
     Attributes:
         memory: the memory model, bound to the model's profile or shape.
-        least_vram: a cheap bound from below on its ``min_vram_bytes``.
-        host_bytes: its ``host_bytes_per_node``, without the rest.
-        without_traces: the request with memory models that trace nothing more.
-        exact_memory: the same for every rank, not only the worst: for the plan that is shown.
         all_gpus: use them all, even where fewer are faster.
         timed: whether step times may be shown (they are not, for CPU ranks).
     """
@@ -169,10 +185,6 @@ class Request:
     job: Job
     cluster: Cluster
     memory: MemoryModel
-    least_vram: LeastVram | None = None
-    host_bytes: HostBytes | None = None
-    exact_memory: MemoryModel | None = None
-    without_traces: Callable[[Request], Request] | None = None
     pins: Pins = field(default_factory=Pins)
     precision: str = "auto"
     constants: Constants = HUGGING_FACE
@@ -183,8 +195,8 @@ class Request:
     assumptions: tuple[Note, ...] = ()
 
     def for_remarks(self) -> Request:
-        """The request as it is searched for remarks: none of them is worth the minute of a trace."""
-        return self if self.without_traces is None else self.without_traces(self)
+        """The request as it is searched for remarks."""
+        return replace(self, memory=self.memory.known())
 
 
 @frozen_dataclass
@@ -199,8 +211,6 @@ class Space:
     global_batch: int
     memory: MemoryModel
     timing: TimeModel
-    least_vram: LeastVram | None = None
-    host_bytes: HostBytes | None = None
     torch_adam: bool = False
 
 

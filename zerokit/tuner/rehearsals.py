@@ -112,8 +112,7 @@ class TrialRehearsals:
 
     def _memory(self, strategy: Strategy) -> MemoryEstimate:
         assert self._search is not None
-        informed = self._search.informed(self.request)
-        memory = informed.exact_memory or informed.memory
+        memory = self._search.informed(self.request).memory.detailed()
         return memory(self.job, strategy, self.request.cluster)
 
     def _run(self, request: Request, strategy: Strategy, limit_seconds: float) -> RehearsalOutcome:

@@ -287,7 +287,7 @@ class Tuning:
             make_plan(replace(request, all_gpus=True), top=count * LOOKED_THROUGH)
         )
         job = make_space(request)[0].job
-        memory = request.exact_memory or request.memory
+        memory = request.memory.detailed()
         candidates = [
             replace(candidate, memory=memory(job, candidate.strategy, request.cluster))
             for candidate in distinct([plan.chosen, *plan.alternatives], count)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import call, move_elsewhere
+from tests.support.requests import Asked
 from zerokit.catalog import gpus, profiles
 from zerokit.cli import run
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
@@ -76,6 +77,10 @@ def strategy(micro: int, *, stage: int = 2, accumulation: int = 1, checkpointing
     return Strategy(settings=settings, data_parallel=2, checkpointing=checkpointing)
 
 
+def bound(job: Job, chosen: Strategy, cluster: Cluster) -> int:
+    return replay(job, chosen, cluster).min_vram_bytes - 1
+
+
 def replay(job: Job, chosen: Strategy, cluster: Cluster) -> MemoryEstimate:
     """Of a plain loop: two ranks, the second with a larger step."""
     micro, stage = chosen.settings.micro_batch, chosen.settings.zero.stage
@@ -112,6 +117,9 @@ def truth(chosen: Strategy) -> dict[str, int]:
     }  # fmt: skip
 
 
+REPLAY = Asked(replay, least_vram_bytes=bound)
+
+
 def rehearsed(*each: Strategy) -> ScriptMemory:
     found = [
         RehearsedStrategy(
@@ -122,7 +130,7 @@ def rehearsed(*each: Strategy) -> ScriptMemory:
         )
         for one in each
     ]
-    return ScriptMemory(replay, ScriptProfile(name="train.py", command="", rehearsed=tuple(found)))
+    return ScriptMemory(REPLAY, ScriptProfile(name="train.py", command="", rehearsed=tuple(found)))
 
 
 @pytest.mark.parametrize("asked", [strategy(64), strategy(8, stage=1), strategy(16, stage=3)])
@@ -162,17 +170,14 @@ def test_checkpointing_that_was_not_rehearsed_takes_the_sequence_from_the_other(
 
 
 def test_the_bound_stays_below_what_is_predicted() -> None:
-    def bound(job: Job, chosen: Strategy, cluster: Cluster) -> int:
-        return replay(job, chosen, cluster).min_vram_bytes - 1
-
     model = rehearsed(strategy(1), strategy(2))
     leaner: Any = replace(
         model.script.rehearsed[0],
         phases={name: size - 6_000 for name, size in truth(strategy(1)).items()},
     )
-    for memory in (model, ScriptMemory(replay, replace(model.script, rehearsed=(leaner,)))):
+    for memory in (model, ScriptMemory(REPLAY, replace(model.script, rehearsed=(leaner,)))):
         for micro in (1, 2, 8):
-            least = memory.least(bound)(JOB, strategy(micro), CLUSTER)
+            least = memory.least_vram_bytes(JOB, strategy(micro), CLUSTER)
             assert least <= memory(JOB, strategy(micro), CLUSTER).min_vram_bytes
 
 

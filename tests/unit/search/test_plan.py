@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.requests import request_for
+from tests.support.requests import Asked, request_for
 from zerokit.catalog import gpus
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
@@ -241,13 +241,8 @@ def test_remarks_ask_the_memory_model_that_traces_nothing() -> None:
 
         return memory
 
-    plan = make_plan(
-        replace(
-            request,
-            memory=asking("plan"),
-            without_traces=lambda plain: replace(plain, memory=asking("remark")),
-        )
-    )
+    remarks = Asked(asking("remark"))
+    plan = make_plan(replace(request, memory=Asked(asking("plan"), known=lambda: remarks)))
     assert plan.faster_with and any(name == "remark" and degree > 1 for name, degree in asked)
     assert {degree for name, degree in asked if name == "plan"} == {1}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.emitted import verify
-from tests.support.requests import request_for
+from tests.support.requests import Asked, request_for
 from zerokit.domain.deepspeed_settings import from_config as read_settings
 from zerokit.domain.job import Job, Lora
 from zerokit.emit.deepspeed import deepspeed_config
@@ -94,7 +94,7 @@ def test_no_way_to_shard_that_fits_is_faster(gpu: str, count: int, nodes: int) -
     job = Job(seq_len=2048, global_batch=16)
     memory = known("llama-3.2-1b").memory(job)
     request = request_for("llama-3.2-1b", gpu, count, nodes, job, Pins(engine="fsdp2"))
-    space = make_space(replace(request, memory=memory, least_vram=memory.least_vram_bytes))[0]
+    space = make_space(replace(request, memory=memory))[0]
     found = search(space, top=3)
     assert found.ranked[0].time.step_seconds == pytest.approx(min(everything(space)))
     assert {candidate.strategy.engine for candidate in found.ranked} == {"fsdp2"}
@@ -105,7 +105,7 @@ def test_zero_1_that_releases_gradients_is_not_ruled_out_by_settings_that_keep_t
     job = Job(seq_len=2048, global_batch=256)
     memory = known("bloom-7b1").memory(job)
     request = request_for("bloom-7b1", "v100-32gb", 128, 8, job, Pins(zero_stage=1))
-    space = make_space(replace(request, memory=memory, least_vram=memory.least_vram_bytes))[0]
+    space = make_space(replace(request, memory=memory))[0]
     assert space.precision == "fp16"
     best = search(space, top=1).ranked[0]
     assert best.time.step_seconds == pytest.approx(min(everything(space)))
@@ -128,14 +128,14 @@ def test_strategies_whose_memory_nobody_knows_are_left_out() -> None:
         raise MemoryUnknown("⟨model⟩ x: not traced")
 
     whole = search(make_space(request)[0], top=100)
-    found = search(make_space(replace(request, memory=partly))[0], top=100)
+    found = search(make_space(replace(request, memory=Asked(partly)))[0], top=100)
     kept = [c.strategy for c in whole.ranked if c.strategy.tensor_parallel == 1]
     assert [c.strategy for c in found.ranked if c.strategy in kept] == kept[: len(found.ranked)]
     assert found.unknown is not None and found.unknown[0].tensor_parallel > 1
-    notes = make_plan(replace(request, memory=partly), top=100).assumptions
+    notes = make_plan(replace(request, memory=Asked(partly)), top=100).assumptions
     assert any("memory is not known" in note and "tensor parallel" in note for note in notes)
     with pytest.raises(MemoryUnknown):
-        make_plan(replace(request, memory=unknown))
+        make_plan(replace(request, memory=Asked(unknown)))
 
 
 def test_a_bound_from_below_changes_nothing_but_the_work() -> None:
@@ -149,9 +149,9 @@ def test_a_bound_from_below_changes_nothing_but_the_work() -> None:
     def bound(job, strategy, cluster):  # type: ignore[no-untyped-def]
         return int(0.9 * request.memory(job, strategy, cluster).min_vram_bytes)
 
-    plain = search(make_space(replace(request, memory=counted))[0])
+    plain = search(make_space(replace(request, memory=Asked(counted)))[0])
     alone = len(asked)
-    bounded = search(make_space(replace(request, memory=counted, least_vram=bound))[0])
+    bounded = search(make_space(replace(request, memory=Asked(counted, least_vram_bytes=bound)))[0])
     assert len(asked) - alone < alone
     assert [c.strategy for c in plain.ranked] == [c.strategy for c in bounded.ranked]
 
@@ -172,10 +172,11 @@ def test_knowing_host_memory_first_changes_nothing_but_the_work(model: str, job:
         asked.append(1)
         return memory(job, strategy, cluster)
 
-    request = replace(request, memory=counted, least_vram=memory.least_vram_bytes)
-    plain = search(make_space(request)[0], wants_nearest=True)
+    bound = {"least_vram_bytes": memory.least_vram_bytes}
+    plain = search(make_space(replace(request, memory=Asked(counted, **bound)))[0], wants_nearest=True)
     alone = len(asked)
-    told = search(make_space(replace(request, host_bytes=memory.host_bytes))[0], wants_nearest=True)
+    both = Asked(counted, **bound, host_bytes=memory.host_bytes)
+    told = search(make_space(replace(request, memory=both))[0], wants_nearest=True)
     assert len(asked) - alone < alone
     assert [c.strategy for c in told.ranked] == [c.strategy for c in plain.ranked]
     assert (told.nearest is None) == (plain.nearest is None) == bool(plain.ranked)
@@ -240,7 +241,7 @@ def random_requests(number: int) -> list[Request]:
         request = request_for(model, gpu, count, max(1, count // 8), job, pins, host_ram=host)
         # the memory model that zerokit plan asks: traced where the catalogue has the model's profile
         memory = known(model).memory(job)
-        found.append(replace(request, memory=memory, least_vram=memory.least_vram_bytes))
+        found.append(replace(request, memory=memory))
     return found
 
 
