@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +12,133 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from zerokit.domain.images import SequenceImages
 from zerokit.domain.profile import Variant
 from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
-from zerokit.trace.building.zero3_linear import zero3_linear
 from zerokit.trace.recording.autocast import cuda_lists
-from zerokit.trace.recording.image_inputs import image_inputs, is_known_index
 from zerokit.trace.recording.kernels import cuda_kernels
-from zerokit.trace.recording.known_values import KnownValues
+from zerokit.trace.recording.known_values import KnownValues, value_of
 from zerokit.trace.recording.offloading import offloading
 from zerokit.trace.recording.selective import selective_checkpointing
 from zerokit.trace.recording.shapes import Remembering
 from zerokit.trace.recording.storage import StorageTracker, TraceEvent
+
+_IMAGE_TOKENS = ("image_token_id", "image_token_index")
+_CHANNELS = 3
+_FEW = 64  # elements that weigh nothing
+_TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
+
+
+def image_inputs(
+    model: nn.Module, config: Any, images: SequenceImages, micro_batch: int, seq_len: int
+) -> dict[str, torch.Tensor]:
+    """``input_ids`` and ``labels`` of shape (micro_batch, seq_len) with the images' tokens in front, and the
+    images: in the dtype that DeepSpeed's Trainer casts them to."""
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    token = _image_token(config)
+    text = next(number for number in range(1, 100) if number != token)
+    one = ([token] * images.tokens + [text]) * images.count
+    ids = torch.tensor([one + [text] * (seq_len - len(one))] * micro_batch)
+    inputs = {"input_ids": ids, "labels": ids.clone()}
+    inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
+    parameters = inspect.signature(inner.forward).parameters
+    is_image = (ids == _image_token(config)).to(torch.long)
+    inputs |= {name: is_image.clone() for name in _TOKEN_TYPES if name in parameters}
+    return inputs | _pixels(config, images, micro_batch, dtype)
+
+
+def is_known_index(seq_len: int) -> Any:
+    """Whether a tensor is one of those that only say where things are, which a trace leaves out: a few bytes
+    a token or image. A mask of every pair of tokens stays in."""
+
+    def known(tensor: torch.Tensor) -> bool:
+        # one number per image or token stays out at every batch size, however many there are
+        is_table = sum(size > 1 for size in tensor.shape) > 1
+        is_large = tensor.is_floating_point() and is_table and tensor.numel() > _FEW
+        if value_of(tensor) is None or is_large:
+            return False
+        return tuple(tensor.shape[-2:]) != (seq_len, seq_len)
+
+    return known
+
+
+def _image_token(config: Any) -> int:
+    return next(
+        int(getattr(config, name)) for name in _IMAGE_TOKENS if getattr(config, name, None) is not None
+    )
+
+
+def _pixels(
+    config: Any, images: SequenceImages, micro_batch: int, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    rows, columns = images.height // images.patch, images.width // images.patch
+    if images.layout == "patches":
+        vision = config.vision_config
+        depth = getattr(vision, "temporal_patch_size", 2)
+        values = _CHANNELS * depth * images.patch**2
+        grid = torch.tensor([[1, rows, columns]] * (micro_batch * images.count))
+        pixels = torch.empty(micro_batch * images.patches, values, dtype=dtype)
+        return {"pixel_values": pixels, "image_grid_thw": grid}
+    pixel_shape = (_CHANNELS, images.height, images.width)
+    if images.layout == "images":
+        return {
+            "pixel_values": torch.empty(micro_batch * images.count * images.tiles, *pixel_shape, dtype=dtype)
+        }
+    shape = (micro_batch, images.count * images.tiles, *pixel_shape)
+    mask = torch.ones(*shape[:2], *pixel_shape[1:], dtype=torch.long)
+    # images of zeros would be taken for padding (idefics3/modeling_idefics3.py get_image_features)
+    return {"pixel_values": torch.ones(shape, dtype=dtype), "pixel_attention_mask": mask}
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Any, weight: Any, bias: Any = None) -> Any:
+        ctx.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        ctx.save_for_backward(input, weight, bias)
+        if input.dim() == 2 and bias is not None:
+            return torch.addmm(bias, input, weight.t())
+        output = input.matmul(weight.t())
+        if bias is not None:
+            output += bias
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        enabled, dtype = ctx.autocast
+        with torch.autocast("cpu", enabled=enabled, dtype=dtype):
+            input, weight, bias = ctx.saved_tensors
+            grad_input = grad.matmul(weight) if ctx.needs_input_grad[0] else None
+            grad_weight = grad_bias = None
+            if ctx.needs_input_grad[1]:
+                rows = grad.reshape(-1, grad.shape[-1])
+                grad_weight = rows.t().matmul(input.reshape(-1, input.shape[-1]))
+            if bias is not None and ctx.needs_input_grad[2]:
+                grad_bias = grad.sum(list(range(grad.dim() - 1)))
+            return grad_input, grad_weight, grad_bias
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    return _Linear.apply(input, weight) if bias is None else _Linear.apply(input, weight, bias)
+
+
+@contextmanager
+def zero3_linear(active: bool = True) -> Iterator[None]:
+    """While active, linear layers keep what they keep under ZeRO-3, where ``zero.Init`` replaces
+    ``torch.nn.functional.linear``.
+
+    ``LinearFunctionForZeroStage3`` (``deepspeed/runtime/zero/linear.py``, 0.19.8;
+    ``memory_efficient_linear``, on by default) saves its input whether or not the weight is trained, where
+    PyTorch's own keeps the input of a frozen layer only if somebody else needs it. So under LoRA stage 3
+    keeps more activations than stage 2. Under autocast it saves them as they come, and casts of its weights,
+    which are views, are not kept.
+    """
+    original = torch.nn.functional.linear
+    if active:
+        torch.nn.functional.linear = _linear
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = original
 
 
 class _Backward(torch.autograd.Function):
