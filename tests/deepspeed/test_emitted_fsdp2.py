@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.fsdp2 import accelerate_yaml, fully_shard_code, trainer_config
+from zerokit.emit.jobs import sbatch_script
 
 needs("accelerate")
 PLAIN = Strategy(settings=Fsdp2Settings(precision="bf16"), data_parallel=2)
@@ -109,6 +112,33 @@ def test_two_ranks_train_as_the_yaml_and_as_the_code_says(
     code = run([*torchrun, str(SCRIPT), "fully_shard.py"], tmp_path)
     assert code["groups"] == seen["groups"]
     assert code["losses"] == pytest.approx(seen["losses"], rel=1e-3)
+
+
+def test_the_job_of_two_nodes_is_one_run(tmp_path: Path) -> None:
+    """``srun`` runs the step once a node; here both are this machine."""
+    needs("transformers")
+    strategy = Strategy(settings=Fsdp2Settings(precision="bf16"), data_parallel=2)
+    (tmp_path / "accelerate.yaml").write_text(accelerate_yaml(strategy, 2))
+    job = sbatch_script(strategy, 2, [str(SCRIPT)], accelerate_file="accelerate.yaml", style="none")
+    step = 'shift 2\nSLURM_NODEID=1 "$@" & SLURM_NODEID=0 "$@" && wait $!\n'
+    for name, body in (("srun", step), ("scontrol", "echo 127.0.0.1\n")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}")
+        (tmp_path / name).chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ, "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": str(port - 20000), "SLURM_JOB_NODELIST": "n", "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    done = subprocess.run(["bash", "-c", job], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                          timeout=300, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if "SEEN " in line)
+    seen = json.loads(line.partition("SEEN ")[2])
+    assert seen["distributed_type"].endswith("FSDP") and seen["losses"][1] < seen["losses"][0]
+    assert {tuple(json.loads(group)["mesh"]) for group in seen["groups"]} == {(2,)}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from zerokit.emit.files import emitter_of, plan_files
 PEAK = 123_456_789
 
 
-def write_fsdp2_plan(folder: Path, *, ranks: int = 2, **settings: Any) -> Path:
+def write_fsdp2_plan(folder: Path, *, ranks: int = 2, nodes: int = 1, **settings: Any) -> Path:
     """Write plan.yaml and its files into ``folder``, of bf16 and batches of two; returns the folder."""
     strategy = Strategy(
         settings=Fsdp2Settings(
@@ -22,7 +22,7 @@ def write_fsdp2_plan(folder: Path, *, ranks: int = 2, **settings: Any) -> Path:
         ),
         data_parallel=ranks,
     )
-    files, job = plan_files(strategy, Job(seq_len=8), nodes=1, folder=folder), Job(seq_len=8)
+    files, job = plan_files(strategy, Job(seq_len=8), nodes=nodes, folder=folder), Job(seq_len=8)
     rank = {
         "rank": 0, "ranks": [0, ranks - 1], "peak_allocated_bytes": PEAK, "peak_phase": "step",
         "phases": {"init": 1, "forward": 2, "backward": 3, "step": PEAK}, "components": {"weights": PEAK},
@@ -36,9 +36,11 @@ def write_fsdp2_plan(folder: Path, *, ranks: int = 2, **settings: Any) -> Path:
         "reshard_after_forward": strategy.settings.reshard_after_forward,
         "estimate": {"peak_allocated_bytes": PEAK, "min_vram_bytes": 2 * PEAK, "step_seconds": 0.5,
                      "per_rank": [rank]},
-        **emitter_of(strategy).config(strategy, job, 1),
+        **emitter_of(strategy).config(strategy, job, nodes),
     }  # fmt: skip
-    plan_file.write(folder, {"seq-len": "8", "gpus": str(ranks)}, chosen, cluster={"nodes": 1, "gpu": "h200"})
+    plan_file.write(
+        folder, {"seq-len": "8", "gpus": str(ranks)}, chosen, cluster={"nodes": nodes, "gpu": "h200"}
+    )
     for name, text in files.texts.items():
         (folder / name).write_text(text)
     return folder

@@ -127,7 +127,7 @@ def hostfile_command(hosts: tuple[str, ...], folder: str, out: str | None) -> No
 @_for_job
 @_out
 def sbatch_command(job: JobScript, job_name: str, time_limit: str | None, out: str | None) -> None:
-    """An sbatch script: one torchrun on each node, through srun.
+    """An sbatch script: one torchrun (under FSDP2 one accelerate launch) on each node, through srun.
 
     SCRIPT gets the arguments of the plan that you did not give, as under `zerokit launch`. Submit it
     from the folder where SCRIPT and the plan's folder are.

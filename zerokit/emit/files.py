@@ -4,7 +4,6 @@ YAML; for FSDP2 that YAML, a Trainer's JSON and the code of a plain loop."""
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,8 +53,6 @@ class Emitter:
         arguments: that make a Trainer script agree with the strategy; the text is the loss's name.
         script_must: what only the script can do for them, each as a sentence with its Python; the last
             argument: it is launched with the plan, which adds to a Trainer's arguments.
-        has_jobs: ``zerokit emit`` writes jobs for several nodes; else Accelerate starts each of them
-            (:func:`started_with`).
     """
 
     names: tuple[str, ...]
@@ -63,12 +60,6 @@ class Emitter:
     config: Callable[[Strategy, Job, int], dict[str, Any]]
     arguments: Callable[[Strategy, str], list[str]]
     script_must: Callable[[Strategy, Job, bool], list[str]]
-    has_jobs: bool = True
-
-
-def started_with(folder: str) -> str:
-    """The command, up to the script, that starts one with the Accelerate file of a plan's folder."""
-    return f"accelerate launch --config_file {shlex.quote(str(Path(folder) / ACCELERATE_NAME))}"
 
 
 def emitter_of(strategy: Strategy) -> Emitter:
@@ -131,7 +122,6 @@ _EMITTERS: Mapping[str, Emitter] = {
         # its files checkpoint
         arguments=lambda strategy, loss: trainer_arguments(replace(strategy, checkpointing="none"), loss),
         script_must=lambda strategy, job, launched: fsdp2.script_must(strategy, job),
-        has_jobs=False,
     ),
 }
 NAMES = frozenset(name for emitter in _EMITTERS.values() for name in emitter.names)

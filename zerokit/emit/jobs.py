@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from zerokit import resources
@@ -18,6 +19,8 @@ STYLES = ("raw", "trainer", "accelerate", "none")
 
 CONFIG_IN_POD = "/etc/zerokit/ds_config.json"
 """Where the Kubernetes manifest mounts the DeepSpeed JSON."""
+ACCELERATE_IN_POD = "/etc/zerokit/accelerate.yaml"
+"""Where it mounts what Accelerate starts the ranks with."""
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 """How many threads CPU Adam steps an offloaded optimizer with."""
@@ -91,7 +94,8 @@ def sbatch_script(
     nodes: int,
     command: Sequence[str],
     *,
-    ds_config_path: str,
+    ds_config_path: str = "",
+    accelerate_file: str | None = None,
     style: str = "raw",
     environment: Mapping[str, str] | None = None,
     job_name: str = "zerokit",
@@ -100,7 +104,7 @@ def sbatch_script(
     """An sbatch script: one ``torchrun`` per node under ``srun``.
 
     ``command`` is the training script and its arguments. DeepSpeed's own Slurm launcher sets no
-    RANK, hence torchrun.
+    RANK, hence torchrun; with an ``accelerate_file``, ``accelerate launch`` is given that.
 
     Raises:
         InputError: a name, time limit or variable that Slurm or the shell would read otherwise.
@@ -112,6 +116,8 @@ def sbatch_script(
         time_limit=time_limit,
         nodes=nodes,
         gpus_per_node=_gpus_per_node(strategy, nodes),
+        ranks=strategy.world_size,
+        accelerate_file=accelerate_file,
         environment=_environment(style, ds_config_path, environment),
         shares_cores=_shares_cores(strategy, environment),
         command=_command(command, style, ds_config_path),
@@ -161,12 +167,15 @@ def kubernetes_manifest(
     *,
     image: str,
     ds_config: Mapping[str, Any],
+    accelerate: Mapping[str, Any] | None = None,
     style: str = "raw",
     environment: Mapping[str, str] | None = None,
     name: str = "zerokit",
     gpu_resource: str = "nvidia.com/gpu",
 ) -> str:
     """A manifest: ConfigMap with the DeepSpeed JSON, headless Service, Indexed Job of one pod per node.
+
+    ``accelerate``: what ``accelerate launch`` is given, in the place of torchrun and that JSON.
 
     Raises:
         InputError: a name or resource that Kubernetes refuses, or an empty image.
@@ -179,10 +188,13 @@ def kubernetes_manifest(
         gpu_resource=gpu_resource,
         nodes=nodes,
         gpus_per_node=_gpus_per_node(strategy, nodes),
+        ranks=strategy.world_size,
+        accelerate_file=ACCELERATE_IN_POD if accelerate is not None else None,
         environment=_environment(style, CONFIG_IN_POD, environment),
         shares_cores=_shares_cores(strategy, environment),
         command=_command(command, style, CONFIG_IN_POD),
-        ds_config=json.dumps(ds_config, indent=2),
+        config_name=Path(CONFIG_IN_POD if accelerate is None else ACCELERATE_IN_POD).name,
+        config=json.dumps(ds_config if accelerate is None else accelerate, indent=2),
     )
 
 

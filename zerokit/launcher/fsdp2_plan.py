@@ -9,7 +9,7 @@ from typing import Any
 
 from zerokit.domain.fsdp2_config import is_true
 from zerokit.emit import fsdp2
-from zerokit.emit.files import ACCELERATE_NAME, CODE_NAME, started_with
+from zerokit.emit.files import ACCELERATE_NAME, CODE_NAME
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher.options import LaunchOptions
@@ -36,18 +36,25 @@ def started_by_accelerate(options: LaunchOptions) -> LaunchOptions:
     return replace(options, launcher="accelerate")
 
 
-def check_reaches(plan: PlanFile, own: ScriptOptions, placement: Placement) -> tuple[str, ...]:
-    """Whether FSDP2 can reach the script there: warnings.
+def check_placed(placement: Placement) -> None:
+    """Whether a launch can start the ranks.
+
+    Raises:
+        InputError: they are on several machines.
+    """
+    if placement.hosts is not None or placement.slurm is not None:
+        raise InputError(
+            "a plan for FSDP2 is launched on this machine alone; for several, `zerokit emit sbatch SCRIPT` "
+            "or `emit kubernetes` writes a job"
+        )
+
+
+def check_reaches(plan: PlanFile, own: ScriptOptions, *, on_cpu: bool = False) -> tuple[str, ...]:
+    """Whether FSDP2 can reach the script: warnings.
 
     Raises:
         InputError: it cannot.
     """
-    if placement.hosts is not None or placement.slurm is not None:
-        raise InputError(
-            "a plan for FSDP2 is launched on this machine alone; for several, run on node k: "
-            f"`{started_with(str(plan.folder))} --machine_rank k --main_process_ip HOST "
-            "--main_process_port PORT SCRIPT`"
-        )
     if own.own_deepspeed_file is not None:
         _, where = own.own_deepspeed_file
         raise InputError(f"{where}: the script would train under DeepSpeed, and the plan is for FSDP2")
@@ -63,19 +70,19 @@ def check_reaches(plan: PlanFile, own: ScriptOptions, placement: Placement) -> t
             f"divide its model itself; shard() of {code} divides it as planned; if it uses Accelerate or a "
             "Trainer, say so with ⟨style⟩",
         )
-    if placement.devices.kind == "cpu":  # accelerate 1.15, state.py:982
+    if on_cpu:  # accelerate 1.15, state.py:982
         return ("warning: Accelerate divides nothing on CPU ranks: the run ends with exit code 9",)
     return ()
 
 
-def accelerate_file(plan: PlanFile, ranks: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+def accelerate_file(plan: PlanFile, ranks: int, nodes: int = 1) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What ``accelerate launch`` is given for so many ranks: the plan's strategy, with what stands otherwise
     in the ``accelerate.yaml`` beside it, which is said.
 
     Raises:
         InputError: the file cannot be read, or the plan's groups of ranks are not those of the launch.
     """
-    body: dict[str, Any] = {**fsdp2.accelerate_config(plan.strategy(), 1), "num_processes": ranks}
+    body: dict[str, Any] = {**fsdp2.accelerate_config(plan.strategy(), nodes), "num_processes": ranks}
     path = plan.folder / ACCELERATE_NAME
     written = load_yaml(path).value if path.is_file() else body
     if not isinstance(written, dict):

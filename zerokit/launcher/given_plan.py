@@ -8,7 +8,6 @@ from typing import Any
 
 from zerokit.commands import DEFAULT_FOLDER
 from zerokit.emit import plan_file
-from zerokit.emit.files import started_with
 from zerokit.emit.outside import check_outside
 from zerokit.emit.plan_file import NotAPlan, PlanFile
 from zerokit.errors import FileInputError, InputError, about
@@ -58,8 +57,10 @@ def read_plan_file(
         try:
             plan = plan_file.read(folder, run_dir)
             if plan.engine not in engines:
-                run = f"`zerokit launch --plan DIR SCRIPT`, or: `{started_with(str(plan.folder))} SCRIPT`"
-                message = f"is a plan for {plan.engine}, which only a launch takes: {run}"
+                message = (
+                    f"is a plan for {plan.engine}, which `zerokit launch`, `emit sbatch`, `emit kubernetes` "
+                    "and `convert` take"
+                )
                 raise FileInputError(plan.path, message)
             return plan
         except NotAPlan as error:

@@ -11,10 +11,10 @@ from zerokit.domain.job import Job
 from zerokit.emit import jobs
 from zerokit.emit.accelerate import accelerate_yaml
 from zerokit.emit.deepspeed import VARIANTS, deepspeed_config
-from zerokit.emit.files import DEEPSPEED_NAMES
+from zerokit.emit.files import ACCELERATE_NAME, DEEPSPEED_NAMES
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
-from zerokit.launcher import plan_agreement
+from zerokit.launcher import fsdp2_plan, plan_agreement
 from zerokit.launcher.command import script_options
 from zerokit.launcher.given_plan import read_plan, read_plan_config, read_plan_file
 from zerokit.launcher.rehearsed_plan import PlannedCommand
@@ -45,7 +45,7 @@ class JobScript:
 class LaunchedScript:
     """The script of a job: its plan, its path and arguments, those that name the configuration included;
     ``style``: how it is told of its configuration beyond that (``none``: the command says all); the DeepSpeed
-    file that it is given, and the job's variables."""
+    file that it is given, under FSDP2 what Accelerate starts it with; and the job's variables."""
 
     plan: PlanFile
     style: str
@@ -113,6 +113,7 @@ def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say:
         launched.plan.nodes,
         launched.command,
         ds_config_path=str(launched.config),
+        accelerate_file=str(launched.config) if launched.plan.engine == "fsdp2" else None,
         style=launched.style,
         environment=launched.environment,
         job_name=job_name,
@@ -128,15 +129,16 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
         InputError: the plan is not for GPUs, or the script cannot be given its configuration.
     """
     jobs.check_kubernetes(name, image, gpu_resource)
-    launched = _launched(job, say, config=Path(jobs.CONFIG_IN_POD))
-    plan = launched.plan
+    launched = _launched(job, say, in_pod=True)
+    plan, is_fsdp2 = launched.plan, launched.plan.engine == "fsdp2"
     variant = launched.style if launched.style in VARIANTS else "raw"
     return jobs.kubernetes_manifest(
         plan.strategy(),
         plan.nodes,
         launched.command,
         image=image,
-        ds_config=deepspeed_config(plan.strategy(), _job(plan), variant=variant),
+        ds_config={} if is_fsdp2 else deepspeed_config(plan.strategy(), _job(plan), variant=variant),
+        accelerate=fsdp2_plan.accelerate_file(plan, plan.world_size, plan.nodes)[0] if is_fsdp2 else None,
         style=launched.style,
         environment=launched.environment,
         name=name,
@@ -145,10 +147,10 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
 
 
 def _launched(
-    job: JobScript, say: Say, *, config: Path | None = None, said_first: str | None = None
+    job: JobScript, say: Say, *, in_pod: bool = False, said_first: str | None = None
 ) -> LaunchedScript:
     """The script as it will be started, with what ``launch`` would add. It is read before any plan is named:
-    one of its arguments may say which. ``config``: the file that it is given; None: the plan's.
+    one of its arguments may say which. ``in_pod``: its files are those of a manifest, not the plan's.
 
     Raises:
         InputError: as of :func:`sbatch_script`; the script contradicts the plan, or cannot run it, or an
@@ -158,7 +160,7 @@ def _launched(
     facts = _facts(path, job.style)
     target = Target(script=job.script[0], module=None, arguments=tuple(job.script[1:]))
     notes = plan_agreement.read_of_source(facts, target, job.command)[1]
-    plan = read_plan_file(job.folder)
+    plan = read_plan_file(job.folder, engines=("deepspeed", "fsdp2"))
     if plan.cluster.get("gpu") == "cpu":
         raise InputError(
             f"⟨plan⟩ {job.folder}: it is for CPU ranks of one machine; plan for GPUs, with --gpu"
@@ -170,14 +172,20 @@ def _launched(
         raise InputError(f"{path}: {facts.why}; say how it takes its configuration with ⟨style⟩")
     if job.style == "auto":
         say(f"{path} is taken as {STYLE_WORDS[style]}: {facts.why}")
-    file, added = config or _config(plan, style), list[str]()
+    is_fsdp2, added = plan.engine == "fsdp2", list[str]()
+    if in_pod:
+        file = Path(jobs.ACCELERATE_IN_POD if is_fsdp2 else jobs.CONFIG_IN_POD)
+    else:
+        file = plan.folder / ACCELERATE_NAME if is_fsdp2 else _config(plan, style)
     if style != "none":
         options, planned = ScriptOptions.read(facts, style, target.arguments), PlannedCommand(plan, target)
+        for note in fsdp2_plan.check_reaches(plan, options) if is_fsdp2 else ():
+            say(note)
         agreed = plan_agreement.agree(
-            planned, options, read_plan(str(plan.folder))[1], on_cpu=False, no_arguments=job.no_arguments,
-            accept_mismatch=job.accept_mismatch, writes_here=config is None,
+            planned, options, {} if is_fsdp2 else read_plan(str(plan.folder))[1], on_cpu=False,
+            no_arguments=job.no_arguments, accept_mismatch=job.accept_mismatch, writes_here=not in_pod,
         )  # fmt: skip
-        added = [*agreed.added, *script_options(options, file)]
+        added = [*agreed.added, *([] if is_fsdp2 else script_options(options, file))]
         not_rehearsed = None if facts.unreadable else planned.note(style, None, agreed)
         for note in (*agreed.notes, *filter(None, [not_rehearsed])):
             say(note)
@@ -186,8 +194,8 @@ def _launched(
             "nothing is added to the script's arguments, as it is not seen to parse TrainingArguments; the "
             f"plan assumes: {shlex.join(plan.trainer_arguments)}"
         )
-    # a raw script has its options now; the others get theirs by the environment
-    style = "none" if style == "raw" else style
+    # a raw script has its options now; the others get theirs by the environment, or Accelerate's launcher
+    style = "none" if style == "raw" or is_fsdp2 else style
     environment = {**plan.environment, **variables}
     return LaunchedScript(
         plan=plan, style=style, command=[*job.script, *added], config=file, environment=environment

@@ -169,7 +169,8 @@ def _agreed(
 def _agreed_on_fsdp2(
     options: LaunchOptions, planned: PlannedCommand, own: ScriptOptions, placement: Placement
 ) -> Agreement:
-    unreached = fsdp2_plan.check_reaches(planned.plan, own, placement)
+    fsdp2_plan.check_placed(placement)
+    unreached = fsdp2_plan.check_reaches(planned.plan, own, on_cpu=placement.devices.kind == "cpu")
     file, changes = fsdp2_plan.accelerate_file(planned.plan, placement.ranks)
     agreed = plan_agreement.agree(
         planned,

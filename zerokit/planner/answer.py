@@ -6,7 +6,6 @@ The terminal, the page and a notebook show the same sentences. Arguments are mar
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Sequence
 
 from zerokit.commands import DEFAULT_FOLDER, command_text
@@ -15,7 +14,7 @@ from zerokit.domain.job import LOSS_OF_SCRIPT, Job
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.training_settings import TORCH_NAMES
 from zerokit.emit.deepspeed import optimizer_params
-from zerokit.emit.files import emitter_of, started_with
+from zerokit.emit.files import emitter_of
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.notes import Note
 from zerokit.search.explain import checkpointing_words, degree_words, offload_words
@@ -67,8 +66,6 @@ def run_command(chosen: Strategy, cluster: Cluster, folder: str, script: Iterabl
     words = tuple(script) or ("train.py",)
     if cluster.nodes == 1:
         return command_text("launch", "--plan", folder, *words)
-    if not emitter_of(chosen).has_jobs:
-        return f"{started_with(folder)} {shlex.join(words)}"
     plan_folder = () if folder == DEFAULT_FOLDER else ("--plan", folder)
     # a launch would start this machine's ranks
     return command_text("emit", "sbatch", *plan_folder, *words) + " > job.sh"

@@ -24,7 +24,6 @@ from zerokit.emit import fsdp2, plan_file
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.files import NAMES, emitter_of, plan_files
 from zerokit.errors import InputError
-from zerokit.launcher.given_plan import read_plan_file
 from zerokit.linter.files import detect_kind
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.plan_result import write_plan
@@ -89,12 +88,6 @@ def test_a_trainers_fsdp_config_is_no_deepspeed_file() -> None:
     config = fsdp2.trainer_config(Strategy(settings=MIXED, data_parallel=4))
     assert detect_kind("fsdp_config.json", json.dumps(config)) == "other"
     assert detect_kind("ds_config.json", json.dumps({**config, "zero_optimization": {}})) == "deepspeed"
-
-
-def test_a_launch_names_what_starts_a_plan_for_it(tmp_path: Path) -> None:
-    write_plan(tmp_path, planned(Strategy(settings=MIXED, data_parallel=4)), {}, assumptions=())
-    with pytest.raises(InputError, match=r"plan for fsdp2, .*: `accelerate launch --config_file .*SCRIPT`"):
-        read_plan_file(str(tmp_path))
 
 
 def test_pure_16_bit_weights_are_said_without_mixed_precision() -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.fsdp2_plans import write_fsdp2_plan
 from zerokit.errors import InputError
 from zerokit.launcher import fsdp2_plan
 from zerokit.launcher.attempts import dry_run
 from zerokit.launcher.given_plan import read_plan_file
+from zerokit.launcher.job_files import JobScript, kubernetes_manifest, sbatch_script
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement, threads_of_rank
 from zerokit.launcher.rank_start import cores_per_rank
@@ -120,5 +122,35 @@ def test_groups_of_ranks_need_as_many_ranks(tmp_path: Path) -> None:
 
 
 def test_other_commands_say_what_takes_such_a_plan(here: Path) -> None:
-    with pytest.raises(InputError, match="which only a launch takes: `zerokit launch --plan DIR SCRIPT`"):
+    with pytest.raises(InputError, match=r"which `zerokit launch`, `emit sbatch`, .* and `convert` take"):
         read_plan_file("plan")
+
+
+@pytest.mark.parametrize("source", [ACCELERATE, TRAINER])
+def test_a_job_starts_it_with_accelerate_on_every_node(here: Path, source: str) -> None:
+    write_fsdp2_plan(Path("plan"), ranks=16, nodes=2, replicas=2)
+    Path("train.py").write_text(source)
+    job, said = JobScript(command="emit sbatch", folder="plan", script=["train.py"]), list[str]()
+    text = sbatch_script(job, job_name="zerokit", time_limit=None, say=said.append)
+    assert "--config_file plan/accelerate.yaml" in text and "torchrun" not in text
+    assert "DEEPSPEED" not in text
+    for words in ("--num_machines 2", "--num_processes 16", '--machine_rank "$SLURM_NODEID"'):
+        assert words in text
+    added = "--per_device_train_batch_size 2 --bf16 True" if source == TRAINER else ""
+    assert text.rstrip().endswith(f"train.py {added}".rstrip())
+    manifest = kubernetes_manifest(job, image="i", name="z", gpu_resource="g/pu", say=said.append)
+    config, _, pods = yaml.safe_load_all(manifest)
+    body = json.loads(config["data"]["accelerate.yaml"])
+    assert (body["num_machines"], body["num_processes"]) == (2, 16)
+    assert body["parallelism_config"] == {
+        "parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 8,
+    }  # fmt: skip
+    (container,) = pods["spec"]["template"]["spec"]["containers"]
+    assert "accelerate launch --config_file /etc/zerokit/accelerate.yaml" in container["command"][2]
+
+
+def test_a_job_of_a_script_that_calls_deepspeed_is_refused(here: Path) -> None:
+    Path("train.py").write_text(RAW)
+    job = JobScript(command="emit sbatch", folder="plan", script=["train.py"], style="raw")
+    with pytest.raises(InputError, match="the script calls DeepSpeed itself"):
+        sbatch_script(job, job_name="zerokit", time_limit=None, say=print)
