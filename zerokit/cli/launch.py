@@ -39,7 +39,7 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
     The run folder holds the plan, the configuration and command used, the output of every rank, and
     the report: predicted beside measured.
     """
-    from zerokit.api_scripts import run_launch
+    from zerokit.api import run_launch
     from zerokit.launcher.attempts import DryRun, Listener
     from zerokit.script import entry_points
 
