@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from zerokit.catalog.transformers_releases import is_before
-from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.model_shape import ModelShape, shape_from_json
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.profile_json import from_json, to_json
 
@@ -47,11 +48,7 @@ def shape(name: str, transformers: str | None = None) -> ModelShape | None:
     """The shape that stands beside the profile of :func:`load`; ``None`` where none does."""
     path = path_of(name, transformers)
     stored = _read(path).get("shape") if path.is_file() else None
-    if stored is None:
-        return None
-    from zerokit.domain import shape_json
-
-    return shape_json.from_json(stored)
+    return None if stored is None else shape_from_json(stored)
 
 
 @lru_cache(maxsize=8)
@@ -91,9 +88,7 @@ def packed(profile: ModelProfile, shape: ModelShape | None = None) -> bytes:
 
     body = to_json(profile)
     if shape is not None:
-        from zerokit.domain import shape_json
-
-        body["shape"] = shape_json.to_json(shape)
+        body["shape"] = asdict(shape)
     lines: dict[str, int] = {}
     numbers = {
         key: lines.setdefault(_text(rows), len(lines) + 1) for key, rows in body["parameter_sets"].items()

@@ -319,3 +319,21 @@ def scaled(shape: ModelShape, parameters: int) -> ModelShape:
         embedding_parameters=vocab * hidden,
         parameters=parameters,
     )
+
+
+def shape_from_json(data: Mapping[str, Any]) -> ModelShape:
+    """Read a shape that was stored as its ``asdict``: of a model whose family has no row in ``FAMILIES``."""
+    kept: dict[str, Any] = {
+        name: tuple(of) if isinstance(of, list) else of for name, of in data.get("kept", {}).items()
+    }
+    return ModelShape(**{**data, "stacks": tuple(map(_stack, data["stacks"])), "kept": Kept(**kept)})
+
+
+def _stack(data: Mapping[str, Any]) -> Stack:
+    return Stack(**{**data, "gemms": tuple(map(_gemm, data["gemms"]))})
+
+
+def _gemm(data: Mapping[str, Any]) -> Gemm:
+    modules = tuple(Linear(**module) for module in data.get("modules", ()))
+    stacked = data["copies"] > 1 and not modules  # of shapes that were stored before this was kept
+    return Gemm(**{"stacked": stacked, "packable": not stacked, **data, "modules": modules})
