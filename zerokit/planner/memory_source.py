@@ -29,11 +29,11 @@ from zerokit.memory.estimate import (
     covers,
     estimate_traced,
     host_bytes_per_node,
+    least_vram_bytes,
     not_replayed,
     replayed,
 )
 from zerokit.memory.inference import traceable
-from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.memory.quantised_load import not_packed_note
 from zerokit.notes import Note, Topic
 from zerokit.search.space import MemoryModel

@@ -20,7 +20,7 @@ from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.errors import InputError
 from zerokit.memory.deepspeed_engine import releases_gradients
-from zerokit.memory.lower_bound import bytes_of_order
+from zerokit.memory.estimate import bytes_of_order
 from zerokit.rules import first_violation
 from zerokit.search.space import Layout, Pins, Request, Space
 from zerokit.values import frozen_dataclass, replace

@@ -11,9 +11,8 @@ from tests.support.fully_sharded import CASES, PHASES, Case
 from zerokit.catalog import profiles
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import RankEstimate
-from zerokit.memory.estimate import covers, estimate_traced, not_replayed, replayed
+from zerokit.memory.estimate import covers, estimate_traced, least_vram_bytes, not_replayed, replayed
 from zerokit.memory.fsdp2.groups import groups_of
-from zerokit.memory.lower_bound import least_vram_bytes
 from zerokit.memory.rank_model import rank_model
 from zerokit.units import GIB
 
