@@ -125,6 +125,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         "Written: converted/accelerate.yaml",
         "Written: back/",
     ),
+    "docs/deepspeed-or-fsdp2.md": ("Next best", "Written: fsdp2/accelerate.yaml"),
     "docs/guide/fits-in.md": (
         r"complete .*-F \w+ zerokit",
         "#compdef zerokit",
