@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.requests import analytic, request_for
+from tests.support.requests import Asked, analytic, request_for
 from zerokit.catalog import gpus, models, profiles
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.families import from_config
@@ -100,7 +100,8 @@ def test_a_large_loss_is_named_whichever_way_it_was_counted(traced_model: bool) 
         profile = profiles.load("llama-3.2-1b")
         assert profile is not None
         request = replace(
-            request, memory=lambda job, strategy, cluster: estimate_traced(profile, job, strategy, cluster)
+            request,
+            memory=Asked(lambda job, strategy, cluster: estimate_traced(profile, job, strategy, cluster)),
         )
     assert any("the loss over a vocabulary of 128,256 takes" in line for line in make_plan(request).advice)
 
