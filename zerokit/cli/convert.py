@@ -77,4 +77,4 @@ def _text(conversion: Conversion) -> str:
 
 
 def _pairs(keys: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {json.dumps(value)}" for key, value in keys.items())
+    return ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items())

@@ -150,7 +150,9 @@ _WORDS: Mapping[str, Mapping[str, bool]] = {
 def _from_block(block: Mapping[str, Any], reader: _Reader, precision: str) -> Fsdp2Config:
     said = {str(key).removeprefix(_PREFIX): value for key, value in block.items()}
     if fsdp_version(said, reader.version) == 1:
-        raise InputError("FSDP version 1 is not modelled; set fsdp_version: 2, or rehearse the script")
+        raise InputError(
+            "FSDP version 1 is not modelled; `zerokit convert` makes it version 2, or rehearse the script"
+        )
     if precision not in ("no", "fp32", "bf16", "fp16"):
         raise InputError(f"mixed_precision {precision} is not modelled under FSDP2")
     policy = str(said.get("auto_wrap_policy") or reader.auto_wrap_policy).upper()

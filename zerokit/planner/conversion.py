@@ -126,9 +126,9 @@ def convert(
             raise InputError(f"{path}: does not say on how many ranks it runs; give ⟨gpus⟩ N")
         try:
             layers = _layers(model) if model is not None and target == "fsdp2" else None
-            conversion = (_to_deepspeed if target == "deepspeed" else _to_fsdp2)(
-                source, layers, Path(out or "")
-            )
+            folder = Path(out or "")
+            made = _to_deepspeed(source, folder) if target == "deepspeed" else _to_fsdp2(source, layers)
+            conversion = replace(made, changes=(*_in_arguments(source, target, folder), *made.changes))
         except InputError as error:
             said = error.marked if error.field or error.marked.startswith(path) else f"{path}: {error.marked}"
             raise InputError(said, field=error.field) from None
@@ -221,8 +221,32 @@ def _of_arguments(path: Path, value: Mapping[str, Any]) -> Source:
         raise InputError(f"{path}: uses neither FSDP nor DeepSpeed")
     value = whole_arguments(value, path)
     version = fsdp_version(value.get("fsdp_config"), 2)
-    said = {"fsdp": ("fsdp", value["fsdp"]), **_of_fsdp({"fsdp_config": value.get("fsdp_config") or {}})}
+    said = _of_fsdp({"fsdp_config": value.get("fsdp_config") or {}})
+    words = value["fsdp"] if isinstance(value["fsdp"], list) else str(value["fsdp"]).split()
+    if "no_shard" in map(str.lower, words):
+        raise InputError(f"{path}: fsdp no_shard divides nothing: leave it out")
+    value = {**value, "fsdp": " ".join(_WORDS.get(word.lower(), word) for word in words)}
     return Source(path=str(path), kind="arguments", runs=f"fsdp{version}", value=value, said=said)
+
+
+_WORDS = {"hybrid_shard": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "true": "full_shard"}
+"""What version 2 has of it; groups of ranks are for a ``parallelism_config``."""
+
+
+def _in_arguments(source: Source, to: str, folder: Path) -> tuple[Change, ...]:
+    """What a Trainer's arguments, or a trainer's own file, name from now on."""
+    if source.kind != "arguments":
+        return ()
+    trainer = trainer_of(source.value)
+    keys = {name: source.value[name] for name in ("deepspeed", "fsdp", "fsdp_config") if name in source.value}
+    keys = {name: value if isinstance(value, str) else "…" for name, value in keys.items()}
+    if to == "deepspeed":
+        becomes, text = {"deepspeed": str(folder / DEEPSPEED_NAMES["raw"])}, ""
+    else:
+        becomes = {"fsdp": source.value.get("fsdp", "full_shard"), "fsdp_config": str(folder / TRAINER_NAME)}
+        own = trainer is not None and not trainer.parses_arguments
+        text = "write the keys of that file below fsdp_config, with fsdp_version: 2" if own else ""
+    return (Change(kind="changed" if text else "kept", keys=keys, becomes=becomes, text=text),)
 
 
 def _of_fsdp(value: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
@@ -246,7 +270,7 @@ def _of_fsdp(value: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 # ---- converting
 
 
-def _to_fsdp2(source: Source, layers: str | None, folder: Path) -> Conversion:
+def _to_fsdp2(source: Source, layers: str | None) -> Conversion:
     if source.runs == "fsdp1":
         return _of_version_1(source, layers)
     settings, config, is_open = _deepspeed_settings(source), source.config, False
@@ -302,8 +326,7 @@ def _of_version_1(source: Source, layers: str | None) -> Conversion:
     return _done(source, "fsdp2", found, {ACCELERATE_NAME: dump_yaml(body, header=_HEADER)})
 
 
-def _to_deepspeed(source: Source, layers: str | None, folder: Path) -> Conversion:
-    del layers
+def _to_deepspeed(source: Source, folder: Path) -> Conversion:
     value, nodes, said = dict(source.value), source.nodes or 1, dict(source.said)
     if source.runs == "fsdp1":
         prefix = "fsdp_" * (source.kind == "accelerate")

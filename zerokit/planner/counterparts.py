@@ -159,6 +159,7 @@ _ROWS = (
     Counterpart(
         deepspeed=(f"{_Z}.mics_shard_size",),
         fsdp2=(f"{_P}_replicate_size", f"{_P}_shard_size"),
+        forth="accelerate.yaml alone says groups of ranks, a Trainer's fsdp_config does not",
     ),
     Counterpart(
         deepspeed=(f"{_Z}.zero_quantized_weights", f"{_Z}.zero_quantized_gradients",

@@ -69,7 +69,7 @@ def test_a_trainers_defaults_are_others() -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (trl(fsdp_version=1), "FSDP version 1 is not modelled; set fsdp_version: 2"),
+        (trl(fsdp_version=1), "FSDP version 1 is not modelled; `zerokit convert`"),
         ({"fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD"}}, "FSDP version 1 is not modelled"),
         (trl(fsdp_auto_wrap_policy="SIZE_BASED_WRAP"), "auto_wrap_policy SIZE_BASED_WRAP is not modelled"),
         (trl(fsdp_auto_wrap_policy=None), "fsdp_auto_wrap_policy NO_WRAP is not modelled"),

@@ -114,7 +114,7 @@ def test_keys_without_effect_and_open_values_are_said(capsys: pytest.CaptureFixt
     ("changed", "options", "says"),
     [
         ({"fsdp_config": {"fsdp_version": 1, "fsdp_sync_module_states": True}}, (),
-         "fsdp2.yaml: FSDP version 1 is not modelled; set fsdp_version: 2"),
+         "fsdp2.yaml: FSDP version 1 is not modelled; `zerokit convert`"),
         ({"distributed_type": "MULTI_GPU"}, (), "uses neither FSDP nor DeepSpeed; `zerokit rehearse"),
         ({}, ("--zero", "3"), "--zero: FSDP2 does not read it; leave it out"),
         ({}, ("--precision", "fp32"), "the file decides it: set mixed_precision (bf16 now)"),

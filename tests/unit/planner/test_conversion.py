@@ -156,6 +156,22 @@ def test_a_trainers_arguments_get_a_trainers_file() -> None:
     assert from_config(json.loads(zero.texts["ds_config.json"])).zero.stage == 2
 
 
+def test_what_the_arguments_name_is_said(tmp_path: Path) -> None:
+    seen = by_key(converted("convert/trainer-zero3.json", out=str(tmp_path)))
+    block = {"fsdp": "full_shard", "fsdp_config": str(tmp_path / "fsdp_config.json")}
+    assert seen["deepspeed"] == ("kept", block)
+    back = by_key(converted("convert/trainer-fsdp1.json", to="deepspeed", out=str(tmp_path)))
+    assert back["fsdp"] == ("kept", {"deepspeed": str(tmp_path / "ds_config.json")})
+    own = by_key(converted("convert/axolotl-fsdp2.yaml"))
+    assert own["fsdp_config"] == ("kept", {"deepspeed": "ds_config.json"})
+    said = json.loads((CORPUS / "convert/trainer-fsdp1.json").read_text()) | {
+        "fsdp": "hybrid_shard auto_wrap"
+    }
+    (tmp_path / "hybrid.json").write_text(json.dumps(said))
+    words = by_key(convert(str(tmp_path / "hybrid.json")))["fsdp"][1]["fsdp"]
+    assert words == "full_shard auto_wrap"
+
+
 def test_axolotls_file_names_no_fsdp_beside_its_block() -> None:
     conversion = converted("convert/axolotl-fsdp2.yaml")
     body = json.loads(conversion.texts["ds_config.json"])
