@@ -142,29 +142,24 @@ def estimate(
     from zerokit.search.plan import best_plan, estimate_strategy
     from zerokit.values import replace
 
-    sharded, file = None, None
-    if accelerate is not None:
-        if deepspeed is not None:
-            raise InputError("⟨accelerate⟩ and ⟨deepspeed⟩ both decide the strategy; leave one out")
-        with about("accelerate"):
-            read = read_accelerate_file(Path(accelerate), options)
-        options = read.options
-        if isinstance(read.strategy, Path):
-            deepspeed = read.strategy
-        elif isinstance(read.strategy, Fsdp2File):
-            sharded = read.strategy
-        else:
-            file = read.strategy
-    if deepspeed is not None:
-        with about("deepspeed"):
-            file = read_strategy_file(Path(deepspeed), options)
-    resolved = resolve(options, single=True, file=(sharded or file) is not None, say=say or silent)
+    if None not in (accelerate, deepspeed):
+        raise InputError("⟨accelerate⟩ and ⟨deepspeed⟩ both decide the strategy; leave one out")
+    field, given = "deepspeed" if accelerate is None else "accelerate", None
+    with about(field):
+        if accelerate is not None:
+            given, options = read_accelerate_file(Path(accelerate), options)
+        elif deepspeed is not None:
+            given = read_strategy_file(Path(deepspeed), options)
+    resolved = resolve(options, single=True, file=given is not None, say=say or silent)
     request = resolved.request
-    strategy, notes = fsdp2_strategy(request, sharded) if sharded else one_strategy(request, file)
+    file = None if isinstance(given, Fsdp2File) else given
+    strategy, notes = (
+        fsdp2_strategy(request, given) if isinstance(given, Fsdp2File) else one_strategy(request, file)
+    )
     unmodelled = {} if file is None else unmodelled_keys(file.config, has_key)
-    if deepspeed is not None:
-        with about("deepspeed"):
-            refuse_errors_on(str(deepspeed), strategy, request.cluster)
+    if file is not None and (accelerate is None or file.path != Path(accelerate)):
+        with about(field):
+            refuse_errors_on(str(file.path), strategy, request.cluster)
     if file is not None:
         notes = (
             *notes_of("file-remark", file.remarks),

@@ -13,7 +13,14 @@ from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.notes import Note, notes_of
 from zerokit.planner.effects import is_given
-from zerokit.planner.one_strategy import StrategyFile, batch_of, left_open, read_checked, settings_beside
+from zerokit.planner.one_strategy import (
+    StrategyFile,
+    batch_of,
+    left_open,
+    read_checked,
+    read_strategy_file,
+    settings_beside,
+)
 from zerokit.planner.options import OPTIONS
 from zerokit.planner.request import refuse_strategy
 from zerokit.search.plan import choose_precision
@@ -44,21 +51,11 @@ class Fsdp2File:
     ignored: tuple[str, ...] = ()
 
 
-@frozen_dataclass
-class AccelerateFile:
-    """What a file is for.
-
-    Attributes:
-        strategy: what decides the strategy; a path: the DeepSpeed JSON that it names.
-        options: those of the command line, with the number of GPUs and the batch that the file says.
-    """
-
-    strategy: Fsdp2File | StrategyFile | Path
-    options: dict[str, Any]
-
-
-def read_accelerate_file(path: Path, options: Mapping[str, Any]) -> AccelerateFile:
-    """Read a file; ``options`` say what else was given.
+def read_accelerate_file(
+    path: Path, options: Mapping[str, Any]
+) -> tuple[Fsdp2File | StrategyFile, dict[str, Any]]:
+    """Read a file, or the DeepSpeed JSON that it names; with the options, the number of GPUs and the batch
+    that it says among them.
 
     Raises:
         InputError: it cannot be read, errors in it, another engine, what is not modelled, or an argument that
@@ -77,7 +74,7 @@ def read_accelerate_file(path: Path, options: Mapping[str, Any]) -> AccelerateFi
             _refuse_beside(options, says)
             if not filled.get("gpus"):
                 raise InputError("does not say on how many ranks it runs; give ⟨gpus⟩ N")
-            return AccelerateFile(strategy=Fsdp2File(path=path, says=says, ignored=ignored), options=filled)
+            return Fsdp2File(path=path, says=says, ignored=ignored), filled
     except InputError as error:
         raise InputError(f"{path}: {error.marked}") from None
     if runs != "DEEPSPEED":
@@ -87,12 +84,10 @@ def read_accelerate_file(path: Path, options: Mapping[str, Any]) -> AccelerateFi
     filled = _filled(options, {"gpus": value.get("num_processes"), "nodes": value.get("num_machines")})
     block = value.get("deepspeed_config") or {}
     if named := block.get("deepspeed_config_file"):
-        return AccelerateFile(strategy=Path(named), options=filled)
+        return read_strategy_file(Path(named), filled), filled
     config = plugins_config(block, value.get("mixed_precision"))
     settings = settings_beside(options, path, config)
-    return AccelerateFile(
-        strategy=StrategyFile(path=path, config=config, settings=settings, remarks=ignored), options=filled
-    )
+    return StrategyFile(path=path, config=config, settings=settings, remarks=ignored), filled
 
 
 def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[Note, ...]]:
