@@ -12,7 +12,6 @@ from zerokit.cli.base import WORDS, Command, stray
 from zerokit.cli.say import say, write, write_json
 from zerokit.commands import DEFAULT_FOLDER
 from zerokit.errors import InputError, NothingFits
-from zerokit.planner.plan_result import still_there
 from zerokit.units import parse_positive_int
 
 if TYPE_CHECKING:
@@ -107,6 +106,7 @@ def command(
     """
     from zerokit import planner
     from zerokit.cli import plan_text
+    from zerokit.planner.plan_result import still_there
 
     if overrides and recipe is None:
         raise InputError(_misplaced(overrides[0], click.get_current_context().meta[WORDS]))
