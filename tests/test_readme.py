@@ -31,6 +31,8 @@ import pytest
 from zerokit.errors import ExitCode
 from zerokit.fields import plain
 from zerokit.planner.checking import CheckResult
+from zerokit.planner.conversion import Conversion
+from zerokit.planner.counterparts import Change
 from zerokit.planner.documents import Estimate, PlannedStrategy, Read
 from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS
 from zerokit.planner.plan_result import PlanResult
@@ -308,6 +310,7 @@ RESULTS = {
     "A plan": PlanResult, "A strategy (`chosen`, or one of `strategies`)": PlannedStrategy,
     "An estimate (`zerokit.estimate()`, or a strategy's `estimate`)": Estimate,
     "Sizes": SizeResult, "One of `sizes`": FewestGpus, "A check": CheckResult,
+    "A conversion": Conversion, "One of `changes`": Change,
 }  # fmt: skip
 INSIDE = {"plan", "planned", "candidate", "strategy", "job", "cluster", "script", "notes", "timed", "misfit",
           "parameters", "to_fix", "file_config", "is_sure"}  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.fsdp2_files import launched, settings_of
+from tests.support.fsdp2_files import SCRIPT, launched, run, settings_of
 from tests.support.packages import needs
 from zerokit.domain.fsdp2_config import from_accelerate
 from zerokit.planner.conversion import convert
@@ -99,3 +99,22 @@ def test_a_trainer_takes_both_files(tmp_path: Path) -> None:
     )  # fmt: skip
     config = arguments.hf_deepspeed_config.config
     assert config["zero_optimization"]["stage"] == 2 and config["train_micro_batch_size_per_gpu"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("reshards", "stage"), [(True, 3), (False, 2)])
+def test_two_ranks_train_under_deepspeed_with_what_was_fsdps(
+    reshards: bool, stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the file leaves open, Accelerate fills from the script."""
+    needs("deepspeed")
+    needs("transformers")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    body = yaml.safe_load((CORPUS / "convert/accelerate-fsdp2.yaml").read_text()) | {"num_processes": 2}
+    body["fsdp_config"]["fsdp_reshard_after_forward"] = reshards
+    (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(body))
+    convert(str(tmp_path / "fsdp2.yaml"), out=str(tmp_path))
+    launch = ["accelerate.commands.launch", "--config_file", "accelerate.yaml", "--main_process_port", "0"]
+    seen = run([*launch, str(SCRIPT.with_name("deepspeed_accelerated.py"))], tmp_path)
+    assert seen["stage"] == stage and seen["losses"][-1] < seen["losses"][0]
+    assert seen["micro_batch"] == seen["gradient_accumulation"] == 2

@@ -67,10 +67,12 @@ class Conversion(Document):
     """A file in the form of the other engine.
 
     Attributes:
-        source: the file. converted_from: deepspeed, fsdp1 or fsdp2. to: fsdp2 or deepspeed.
+        source: the file.
+        converted_from: what it was for: deepspeed, fsdp1 or fsdp2.
+        to: what it is for now: fsdp2 or deepspeed.
         changes: what became of each key: kept, changed, left to the script, lost.
         texts: name of each new file → its text.
-        files: kind → path, of what was written.
+        files: name → path, of what was written.
     """
 
     SCHEMA = "zerokit.conversion/1"
