@@ -401,9 +401,10 @@ _HEADER = "For: accelerate launch --config_file THIS train.py"
 def _yaml(source: Source, body: Mapping[str, Any]) -> str:
     """The new YAML, with what the old one says of the launch itself."""
     kept = source.value if source.kind == "accelerate" else {}
-    return dump_yaml(
-        {**body, **{key: value for key, value in kept.items() if key not in _BLOCKS}}, header=_HEADER
-    )
+    merged = {**body, **{key: value for key, value in kept.items() if key not in _BLOCKS}}
+    by_hand = "\nOn node k add: --machine_rank k --main_process_ip HOST --main_process_port PORT"
+    is_open = merged["num_machines"] > 1 and "main_process_ip" not in merged
+    return dump_yaml(merged, header=_HEADER + by_hand * is_open)
 
 
 def _done(source: Source, to: str, changes: tuple[Change, ...], texts: Mapping[str, str]) -> Conversion:

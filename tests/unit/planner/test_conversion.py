@@ -127,6 +127,11 @@ def test_what_a_file_says_of_the_launch_stays() -> None:
     assert "mixed_precision" not in body and "fsdp_config" not in body
 
 
+def test_several_nodes_are_told_how_they_are_started() -> None:
+    text = converted("good/axolotl-zero3.json", gpus=16, nodes=2).texts["accelerate.yaml"]
+    assert "# On node k add: --machine_rank k --main_process_ip" in text and "num_machines: 2" in text
+
+
 def test_hybrid_sharding_stays_in_groups() -> None:
     """``accelerate to-fsdp2`` divides over all ranks."""
     conversion = converted("convert/accelerate-fsdp1-hybrid.yaml")
