@@ -21,6 +21,9 @@ from zerokit.notes import Note
 from zerokit.values import replace
 
 REPLAYED_OPTIMIZERS = ("adam", "adamw", "sgd")
+REPLAYED_LOSSES = ("standard", "chunked", "cut")
+"""Accelerate and plain loops gather head and final norm together, so the head's weight is whole while a loss
+reads it. Liger's has the head's gradient in forward, which nothing was compared with."""
 
 
 _FP32_LOGITS = frozenset(
@@ -42,7 +45,7 @@ def not_replayed(job: Job, strategy: Strategy) -> str:
         "quantised weights": job.packed_base_bytes is not None,
         "a reference model": job.defaults.reference,
         "offloaded activations": job.offload_activations,
-        "a loss other than the model's own": job.loss != "standard",
+        f"loss {job.loss}": job.loss not in REPLAYED_LOSSES,
         "reentrant checkpointing": strategy.checkpointing == "full" and job.is_reentrant(settings),
         "selective checkpointing": strategy.recomputed(job.attention) == "selective",
     }

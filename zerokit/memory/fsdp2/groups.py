@@ -68,6 +68,7 @@ class Share:
         return block(self.whole * self.used)
 
 
+@lru_cache(maxsize=256)
 def shares_of(model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[Share, ...]:
     """Every parameter on rank 0 of ``ranks``, which has no padding where others have (``torch.chunk``,
     fsdp/_fully_shard/_fsdp_param.py:278)."""

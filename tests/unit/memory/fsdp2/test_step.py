@@ -8,15 +8,32 @@ from dataclasses import replace
 import pytest
 
 from tests.support.fully_sharded import CASES, PHASES, Case
-from zerokit.catalog import profiles
+from zerokit.catalog import gpus, profiles
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
+from zerokit.domain.hardware import Cluster
+from zerokit.domain.job import Job, Lora
 from zerokit.domain.profile import ModelProfile
-from zerokit.domain.strategy import RankEstimate
+from zerokit.domain.strategy import RankEstimate, Strategy
 from zerokit.memory.estimate import covers, estimate_traced, least_vram_bytes, not_replayed, replayed
 from zerokit.memory.fsdp2.groups import groups_of
 from zerokit.memory.rank_model import rank_model
 from zerokit.units import GIB
 
 WITHIN = 1e-4
+_DIVIDED_AND_KEPT = {"reshard_after_forward": False}
+BY_TRL: dict[tuple[str, int, int, str, int], tuple[dict[str, bool], tuple[int, int, int, int]]] = {
+    ("llama-3.2-1b", 2, 1, "full", 0):
+        (_DIVIDED_AND_KEPT, (3_522_311_680, 10_696_835_584, 12_184_602_624, 9_953_800_704)),
+    ("llama-3.2-1b", 2, 1, "none", 16):
+        ({}, (1_783_832_064, 8_922_035_712, 8_955_436_032, 1_393_317_376)),
+    ("llama-3.1-8b", 2, 2, "full", 0):
+        ({}, (20_263_233_024, 67_955_495_936, 70_526_503_424, 64_309_548_032)),
+    ("llama-3.1-8b", 2, 1, "none", 16):
+        (_DIVIDED_AND_KEPT, (10_215_765_504, 50_224_303_616, 49_103_770_624, 8_433_245_696)),
+}  # fmt: skip
+"""(model, batch, accumulation, checkpointing, rank of LoRA) -> settings, and what TRL 1.16's sft.py allocates
+in init, forward, backward and step under FSDP2, its loss in chunks (Triton 3.7): ``zerokit rehearse --gpus 2
+--gpu h200 trl/scripts/sft.py --fsdp full_shard --fsdp_config FILE --max_length 2048``, all layers."""
 
 
 def profile_of(name: str) -> ModelProfile:
@@ -36,6 +53,18 @@ def test_peaks_are_those_of_the_library(case: Case) -> None:
     found = estimate(case)
     assert [found.phases[phase] for phase in PHASES] == pytest.approx(CASES[case], rel=WITHIN)
     assert found.peak_allocated_bytes == pytest.approx(max(CASES[case]), rel=WITHIN)
+
+
+@pytest.mark.parametrize("case", BY_TRL, ids=str)
+def test_a_loss_in_chunks_takes_what_trl_takes(case: tuple[str, int, int, str, int]) -> None:
+    (model, batch, accumulation, checkpointing, rank), (settings, allocated) = case, BY_TRL[case]
+    lora = Lora(rank=rank, targets=("all-linear",), dropout=0.0) if rank else None
+    job = Job(seq_len=2048, method="lora" if rank else "full", lora=lora, loss="chunked")
+    own = Fsdp2Settings(precision="bf16", micro_batch=batch, gradient_accumulation=accumulation, **settings)
+    strategy = Strategy(settings=own, data_parallel=2, checkpointing=checkpointing)
+    cluster = Cluster(gpu=gpus.load("h200"), gpus=2)
+    found = estimate_traced(profile_of(model), job, strategy, cluster).ranks[0].phases
+    assert [found[phase] for phase in PHASES] == pytest.approx(allocated, rel=WITHIN)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
