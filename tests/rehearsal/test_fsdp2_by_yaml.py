@@ -9,12 +9,15 @@ import pytest
 
 import zerokit
 from tests.support.fsdp2_files import launched
+from tests.support.fsdp2_plans import write_fsdp2_plan
 from tests.support.fully_sharded import ALLOCATOR, GPU, PHASES
 from tests.support.packages import needs
 from tests.support.rehearsals import SCRIPTS, rehearse
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.fsdp2 import accelerate_yaml
+from zerokit.launcher.fsdp2_plan import accelerate_file, variables
+from zerokit.launcher.given_plan import read_plan_file
 
 needs("accelerate")
 needs("transformers")
@@ -66,3 +69,34 @@ def test_the_estimate_is_what_accelerate_takes(
         expected = predicted[phase] + (cached if phase in ("forward", "backward") else 0)
         assert seen[phase] == pytest.approx(expected, rel=5e-4)
     assert "counted with model.config.use_cache = False" in "\n".join(estimate.assumptions)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_plan_tells_ranks_what_accelerate_would(tmp_path: Path, replicas: int) -> None:
+    plan = read_plan_file(str(write_fsdp2_plan(tmp_path, ranks=4, replicas=replicas)), engines=("fsdp2",))
+    told = variables(accelerate_file(plan, 4)[0])
+    assert told.items() <= launched(tmp_path / "accelerate.yaml").items()
+    assert {"ACCELERATE_USE_FSDP", "FSDP_VERSION", "FSDP_RESHARD_AFTER_FORWARD"} <= told.keys()
+
+
+def test_a_script_is_planned_and_rehearsed_under_fsdp2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is for the script's own model and batch; a rehearsal of its folder finds what it says."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+    script = SCRIPTS / "fsdp2_by_yaml.py"
+    planned = zerokit.plan(
+        script=script, arguments=["model"], gpus=4, gpu=GPU, engine="fsdp2", checkpointing="full",
+        micro_batch=1, gradient_accumulation=1, out="plan",
+    )  # fmt: skip
+    chosen, document = planned.chosen, planned.to_dict()["chosen"]
+    assert (chosen.engine, chosen.estimate.basis, document["seq_len"]) == ("fsdp2", "rehearsed", 512)
+    done = zerokit.rehearse(script=script, arguments=["model"], plan="plan")
+    (rank,) = done.ranks
+    assert rank.phases == chosen.estimate.per_rank[0].phases
+    assert done.engine is not None and done.engine["engine"] == "fsdp2"
+    assert (done.engine["gradient_checkpointing"], done.engine["sharding"]) == (True, 4)
+    assert done.unlike_plan == ()

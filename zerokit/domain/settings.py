@@ -256,13 +256,13 @@ class PlannedValues:
 
     @classmethod
     def of(cls, strategy: Strategy, *, liger_loss: bool = False) -> PlannedValues:
-        """What a strategy has of it."""
+        """What a strategy has of it; under FSDP2 its own file checkpoints."""
         settings = strategy.settings
         return cls(
             micro_batch=settings.micro_batch,
             gradient_accumulation=settings.gradient_accumulation,
             precision=settings.precision,
-            checkpointing=strategy.checkpointing,
+            checkpointing="none" if strategy.engine == "fsdp2" else strategy.checkpointing,
             gradient_clipping=settings.gradient_clipping,
             optimizer=settings.client_optimizer,
             liger_loss=liger_loss,

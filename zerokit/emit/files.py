@@ -13,7 +13,7 @@ from zerokit.domain.strategy import Strategy
 from zerokit.emit import fsdp2
 from zerokit.emit.accelerate import accelerate_yaml
 from zerokit.emit.deepspeed import emit_deepspeed, script_must, trainer_arguments
-from zerokit.values import frozen_dataclass, replace
+from zerokit.values import frozen_dataclass
 
 DEEPSPEED_NAMES: Mapping[str, str] = {
     "raw": "ds_config.json",
@@ -119,8 +119,7 @@ _EMITTERS: Mapping[str, Emitter] = {
         names=(ACCELERATE_NAME, TRAINER_NAME, CODE_NAME),
         files=_fsdp2_files,
         config=_fsdp2_config,
-        # its files checkpoint
-        arguments=lambda strategy, loss: trainer_arguments(replace(strategy, checkpointing="none"), loss),
+        arguments=trainer_arguments,
         script_must=lambda strategy, job, launched: fsdp2.script_must(strategy, job),
     ),
 }

@@ -98,6 +98,24 @@ def accelerate_file(plan: PlanFile, ranks: int, nodes: int = 1) -> tuple[dict[st
     return body, notes if changed else ()
 
 
+def variables(accelerate: Mapping[str, Any]) -> dict[str, str]:
+    """What ``accelerate launch`` tells each rank of the file (accelerate/utils/launch.py,
+    ``prepare_multi_gpu_env`` and ``prepare_extend_env_parallelism_config``, 1.15)."""
+    sizes = accelerate.get("parallelism_config") or {}
+    told = {"ACCELERATE_USE_FSDP": True, **(accelerate.get("fsdp_config") or {}), **sizes}
+    told |= {"ACCELERATE_USE_PARALLELISM_CONFIG": True} if sizes else {}
+    told |= {"ACCELERATE_MIXED_PRECISION": accelerate.get("mixed_precision") or "no"}
+    return {
+        name.replace("_layer_cls_", "_cls_").upper(): _as_variable(value)
+        for name, value in told.items()
+        if value is not None
+    }
+
+
+def _as_variable(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def offload(accelerate: Mapping[str, Any]) -> dict[str, Any]:
     """Say it as a DeepSpeed configuration does: an optimizer steps on the host with the shards there."""
     device = "cpu" if is_true((accelerate.get("fsdp_config") or {}).get("fsdp_offload_params")) else "none"

@@ -16,23 +16,13 @@ from zerokit.strictload import Document
 from zerokit.temporary import is_temporary, make_folder
 
 
-def read_plan(folder: str, run_dir: Path | None = None) -> tuple[PlanFile, dict[str, Any]]:
-    """The plan file and its DeepSpeed configuration (``ds_config.json`` beside it goes first). ``run_dir``:
-    where a run with it may write.
+def read_plan(folder: str, run_dir: Path | None = None) -> tuple[PlanFile, dict[str, Any] | None]:
+    """The plan file and its DeepSpeed configuration (``ds_config.json`` beside it goes first); None: it is
+    another engine's. ``run_dir``: where a run with it may write.
 
     Raises:
         InputError: no plan there, a file in it that cannot be read, or one that names what only a user may
             name.
-    """
-    plan = read_plan_file(folder, run_dir)
-    return plan, _config_of(plan, run_dir)
-
-
-def read_plan_of_launch(folder: str, run_dir: Path) -> tuple[PlanFile, dict[str, Any] | None]:
-    """Read a plan for any engine as :func:`read_plan` does; no configuration where that is not DeepSpeed.
-
-    Raises:
-        InputError: as :func:`read_plan`.
     """
     plan = read_plan_file(folder, run_dir, engines=("deepspeed", "fsdp2"))
     return (plan, _config_of(plan, run_dir)) if plan.engine == "deepspeed" else (plan, None)
@@ -58,8 +48,8 @@ def read_plan_file(
             plan = plan_file.read(folder, run_dir)
             if plan.engine not in engines:
                 message = (
-                    f"is a plan for {plan.engine}, which `zerokit launch`, `emit sbatch`, `emit kubernetes` "
-                    "and `convert` take"
+                    f"is a plan for {plan.engine}, which `zerokit launch`, `rehearse`, `emit sbatch`, "
+                    "`emit kubernetes` and `convert` take"
                 )
                 raise FileInputError(plan.path, message)
             return plan

@@ -182,7 +182,7 @@ def _launched(
         for note in fsdp2_plan.check_reaches(plan, options) if is_fsdp2 else ():
             say(note)
         agreed = plan_agreement.agree(
-            planned, options, {} if is_fsdp2 else read_plan(str(plan.folder))[1], on_cpu=False,
+            planned, options, read_plan(str(plan.folder))[1] or {}, on_cpu=False,
             no_arguments=job.no_arguments, accept_mismatch=job.accept_mismatch, writes_here=not in_pod,
         )  # fmt: skip
         added = [*agreed.added, *([] if is_fsdp2 else script_options(options, file))]

@@ -164,11 +164,11 @@ def _planned_values(
 
 
 def _planned_of_fsdp2(plan: PlanFile, *, on_cpu: bool) -> PlannedValues:
-    """Accelerate checkpoints the layers, and casts for forward where its file says so."""
+    """Accelerate casts for forward where its file says so."""
     strategy = plan.strategy()
     values = PlannedValues.of(strategy, liger_loss=plan.request.get("loss") == "liger" and not on_cpu)
     precision = {"no": "fp32"}.get(name := str(accelerate_config(strategy, 1)["mixed_precision"]), name)
-    return replace(values, checkpointing="none", precision=precision, on_cpu=on_cpu)
+    return replace(values, precision=precision, on_cpu=on_cpu)
 
 
 def made_by_script(request: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ from zerokit.fields import as_options
 from zerokit.launcher import adapt_config, fsdp2_plan, locks, plan_agreement, preflight, run_folder
 from zerokit.launcher import command as commands
 from zerokit.launcher.backends import Accelerate, LaunchCommand, backend_of
-from zerokit.launcher.given_plan import read_config, read_plan_of_launch
+from zerokit.launcher.given_plan import read_config, read_plan
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.nodes import gather
 from zerokit.launcher.options import LaunchOptions
@@ -41,7 +41,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     target = options.target
     facts = reader.read_target(target)
     untrained, read = plan_agreement.read_of_source(facts, target, options.command)
-    plan, config = read_plan_of_launch(options.plan, run_dir) if options.plan is not None else (None, None)
+    plan, config = read_plan(options.plan, run_dir) if options.plan is not None else (None, None)
     engine = plan.engine if plan is not None else "deepspeed"
     options = fsdp2_plan.started_by_accelerate(options) if engine == "fsdp2" else options
     preflight.check_packages(backend_of(options.launcher), engine=engine)

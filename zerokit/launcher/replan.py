@@ -99,8 +99,6 @@ def why_not(launch: Launch) -> str | None:
     option_names = {argument.partition("=")[0] for argument in launch.options.target.arguments}
     if launch.plan is None:
         return "no plan was given (⟨plan⟩ or ⟨recipe⟩): the configuration is the script's own"
-    if launch.engine == "fsdp2":
-        return "plans for FSDP2 are not made again for what ran: plan with a smaller ⟨micro_batch⟩ or ⟨vram⟩"
     if launch.style == "none":
         return "the plan's configuration does not reach this script"
     if "--deepspeed_config" in option_names or (launch.style == "trainer" and "--deepspeed" in option_names):
@@ -187,7 +185,7 @@ def _another_plan(
         plan_again({name.replace("-", "_"): value for name, value in request.items()}, folder)
         plan = plan_file.read(folder)
         # the file is the plan's, the batch what ran
-        names = ("deepspeed_config", *(one.name for one in _BATCH))
+        names = ("deepspeed_config", "accelerate_config", *(one.name for one in _BATCH))
         if any(plan.chosen.get(name) != ran.get(name) for name in names):
             return plan
         failed = _SamePlan(

@@ -406,7 +406,7 @@ def _result(
         changes=changes(
             rank,
             1 if report.get("fully_sharded") else script.ranks,  # nothing is left to divide
-            report.get("engine"),
+            None if report.get("fully_sharded") else report.get("engine"),
             batch_rows=report.get("batch_rows") or None,
             checkpointing=report.get("gradient_checkpointing"),
             unwrapped=report.get("unwrapped") or ((), 1.0),

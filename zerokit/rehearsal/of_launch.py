@@ -328,8 +328,6 @@ def _gpu(launch: Launch) -> tuple[Gpu | None, str]:
     from zerokit.machine.detect import detect
     from zerokit.planner.hardware import DEFAULT_GPU, gpu_of_plan
 
-    if launch.engine == "fsdp2":
-        return None, "a plan for FSDP2 is not rehearsed with a script"
     gpu, why = detect().catalog_gpu()
     plan = launch.plan or {}
     cluster = plan.get("cluster") or {}

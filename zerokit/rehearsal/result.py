@@ -296,8 +296,9 @@ class Rehearsal:
             is known, as its probe spread.
         step: where the time goes.
         changes: what would lower the peak, most first.
-        engine: what the DeepSpeed engine that trains ran with, as a launch's report has it; None: there was
-            none. ``model``: which model it trains, and how (``config``, ``method``, adapters).
+        engine: what the engine that trains ran with, DeepSpeed's or FSDP2, as a launch's report has it;
+            None: there was none. ``model``: which model it trains, and how (``config``, ``method``,
+            adapters).
         asked: what the script's own code gave Accelerate that a plan decides too: ``setting``, ``code``,
             ``call`` and ``location``, and the engine's value beside it.
         untimed: why this rank's step was not timed; empty: it was, or nobody asked.
@@ -453,7 +454,7 @@ class Rehearsal:
     @property
     def trained_by(self) -> str:
         """Whether DeepSpeed trains, at which stage and from which file, in words; empty: nothing trained."""
-        if self.engine is None:
+        if self.engine is None or self.fully_sharded:
             wraps = "DDP" if self.data_parallel else "FSDP" if self.fully_sharded else ""
             trained = f"no DeepSpeed: PyTorch's {wraps}" if wraps else "no DeepSpeed"
             return trained if self.steps else ""

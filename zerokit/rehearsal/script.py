@@ -14,7 +14,7 @@ from zerokit import suggest
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.fields import all_as_options
-from zerokit.launcher import adapt_config, plan_agreement
+from zerokit.launcher import adapt_config, fsdp2_plan, plan_agreement
 from zerokit.launcher import command as commands
 from zerokit.launcher.backends import BACKENDS
 from zerokit.launcher.given_plan import read_config, read_plan
@@ -149,7 +149,7 @@ def prepare(
         raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
     facts = script_reader.read_target(target)
     style = facts.style if plan.style == "auto" else plan.style
-    read: tuple[PlanFile | None, dict[str, Any]] | None = None
+    read: tuple[PlanFile | None, dict[str, Any] | None] | None = None
     if plan.folder is not None:
         read = read_plan(plan.folder)
     elif plan.deepspeed is not None:
@@ -158,6 +158,8 @@ def prepare(
     if not 0 <= rank < ranks:
         raise InputError(f"--rank {rank}: there are ranks 0 to {ranks - 1}")
     chosen = _launcher(launcher, facts, target.arguments, ranks, has_plan=read is not None)
+    if read is not None and read[1] is None:
+        chosen = "accelerate"  # which alone tells ranks of FSDP2
     notes = [f"started as by {chosen}" if chosen != "none" else "started without a launcher"]
     notes += misplaced(facts, target.name, target.arguments, "rehearse")
     script_options = script_arguments.ScriptOptions.read(facts, style, target.arguments)
@@ -196,7 +198,8 @@ def _launcher(
 
 
 def _planned(
-    target: Target, script: script_arguments.ScriptOptions, read: tuple[PlanFile | None, dict[str, Any]],
+    target: Target, script: script_arguments.ScriptOptions,
+    read: tuple[PlanFile | None, dict[str, Any] | None],
     use: PlanUse, ranks: int, launcher: str, folder: Path, notes: list[str], base: Mapping[str, str],
 ) -> tuple[tuple[str, ...], dict[str, str]]:  # fmt: skip
     """Arguments and variables that ``zerokit launch --plan`` would give the script; adds to ``notes``."""
@@ -206,22 +209,30 @@ def _planned(
     def adapt(script_style: str) -> adapt_config.Adapted:
         planned_ranks = plan.world_size if plan is not None else ranks
         return adapt_config.adapt(
-            config, style=script_style, device="cuda", ranks=ranks, planned_ranks=planned_ranks, facts=facts
-        )
+            config or {}, style=script_style, device="cuda", ranks=ranks, planned_ranks=planned_ranks,
+            facts=facts,
+        )  # fmt: skip
 
     notes.append(f"{target.name} is taken as {script_reader.STYLE_WORDS[style]}: {facts.why}")
-    agreed, adapted = NOT_ASKED, adapt("none")
+    agreed, adapted, path = NOT_ASKED, adapt("none") if config is not None else None, None
     if plan is not None:
+        if config is None:
+            notes += fsdp2_plan.check_reaches(plan, script)
         agreed = plan_agreement.agree(
-            PlannedCommand(plan, target), script, adapted.config, on_cpu=False,
+            PlannedCommand(plan, target), script, adapted.config if adapted is not None else {}, on_cpu=False,
             no_arguments=use.no_arguments, accept_mismatch=use.accept_mismatch,
         )  # fmt: skip
-        adapted = adapt(style)
     notes += agreed.notes
-    notes += [f"ds_config.json: {change}" for change in adapted.changes]
-    notes += [f"warning: {warning}" for warning in adapted.warnings]
-    path = folder / "ds_config.json"
-    path.write_text(json.dumps(adapted.config, indent=1))
+    told: dict[str, str] = {}
+    if config is not None:
+        adapted, path = adapt("none" if plan is None else style), folder / "ds_config.json"
+        notes += [f"ds_config.json: {change}" for change in adapted.changes]
+        notes += [f"warning: {warning}" for warning in adapted.warnings]
+        path.write_text(json.dumps(adapted.config, indent=1))
+    elif plan is not None:
+        file, changes = fsdp2_plan.accelerate_file(plan, ranks)
+        notes += changes
+        told = fsdp2_plan.variables(file)
     own = target.arguments
     extra = [*agreed.added, *commands.script_options(script, path)]
     cut = own.index("--") if "--" in own else len(own)
@@ -234,7 +245,8 @@ def _planned(
         run_dir=folder,
         base=base,
     )
-    return (*own[:cut], *extra, *own[cut:]), without_launcher(command.set_variables)
+    variables = {**without_launcher(command.set_variables), **told}
+    return (*own[:cut], *extra, *own[cut:]), variables
 
 
 def _rank_variables(rank: int, ranks: int) -> dict[str, str]:

@@ -329,13 +329,13 @@ class ScriptOptions:
 
     def arguments(self, strategy: Strategy) -> tuple[str, ...]:
         """The user's arguments, filled in, and the script's options that this strategy needs."""
-        settings = strategy.settings
-        full = strategy.checkpointing == "full"
-        values = (str(settings.micro_batch), str(settings.gradient_accumulation), "true" if full else "false")
+        planned = PlannedValues.of(strategy)
+        full = planned.checkpointing == "full"
+        values = (str(planned.micro_batch), str(planned.gradient_accumulation), "true" if full else "false")
         filled = list(self.user_arguments)
         for placeholder, value in zip(PLACEHOLDERS, values, strict=True):
             filled = [argument.replace(placeholder, value) for argument in filled]
-        added = self.additions(PlannedValues.of(strategy))
+        added = self.additions(planned)
         cut = filled.index("--") if "--" in filled else len(filled)
         return (*filled[:cut], *added, *filled[cut:])
 

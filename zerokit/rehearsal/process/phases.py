@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.instrument import engine_facts
 from zerokit.instrument.engine_facts import adapter_targets
+from zerokit.instrument.fsdp2_facts import DividedModels
 from zerokit.rehearsal.process import operators
 from zerokit.rehearsal.process.depth import Depth, watch
 from zerokit.rehearsal.process.endings import StopRehearsal
@@ -129,6 +130,7 @@ class Phases:
         self.unwrapped: tuple[list[str], float] = ([], 1.0)
         self.checkpointing: bool | None = None
         self.observed = engine_facts.EngineFacts()
+        self._divided = DividedModels(self.observed)
         self.depth = Depth()
         self.model: dict[str, Any] | None = None
         self.engine_config: dict[str, Any] | None = None
@@ -290,6 +292,8 @@ class Phases:
     def note_batch(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What a forward that trains was given."""
         self.feed.batch(module, args, kwargs)
+        if self.fully_sharded:
+            self._divided.training_forward(module, args, kwargs)
         rows, columns = engine_facts.batch(args, kwargs)
         self.most_rows = max(self.most_rows, rows or 0)
         if columns and "input_ids" in kwargs:
@@ -334,6 +338,8 @@ class Phases:
                 self.depth.trained(module)
                 if not self.fully_sharded and is_fully_sharded(module):
                     self.fully_sharded, self.unwrapped = True, unwrapped(module)
+                    self.model = describe(module)
+                    self.depth.see(module)
                 self.checkpointing = self.checkpointing or engine_facts.checkpointing(module)
         elif self._ledger.phase != "eval":
             self._before_eval = self._ledger.phase
