@@ -317,7 +317,7 @@ def _rehearsal_words(result: PlanResult, rehearsal: RehearsalRecord) -> str:
     if rehearsal.step_seconds is not None:
         rows = result.script.rows(rehearsal.strategy.global_batch) if result.script else ""
         told += f", {format_seconds(rehearsal.step_seconds)} a step of {rows}"
-    probe = " (a probe: buckets not chosen yet)" if rehearsal.probe else ""
+    probe = " (a probe)" if rehearsal.probe else ""
     return f"{strategy_words(rehearsal.strategy)}{probe}: {told}"
 
 

@@ -45,7 +45,7 @@ def check_reaches(facts: ScriptFacts, style: str) -> None:
         raise InputError(f"the DeepSpeed file does not reach the script: {obstacle}")
 
 
-def refuse_unplannable(options: ScriptOptions) -> None:
+def refuse_unplannable(options: ScriptOptions, engine: str) -> None:
     """Refuse a script that would train with a configuration of its own under each plan, where plans are to be
     compared.
 
@@ -58,7 +58,7 @@ def refuse_unplannable(options: ScriptOptions) -> None:
             f"{where}: the script would train with this file, whatever the plan; leave it out to plan "
             "(`zerokit rehearse` with the same script and arguments says what the file takes)"
         )
-    if found := "; ".join(obstacles(options)) if options.style != "none" else "":
+    if found := "; ".join(obstacles(options, engine)) if options.style != "none" else "":
         raise InputError(
             f"no plan reaches the script: {found} to plan, or go on without a plan: `zerokit rehearse` "
             "says what the script takes, `zerokit launch --no-plan` runs it"

@@ -52,7 +52,7 @@ from zerokit.script.unlike_job import (
 )
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy, time_note
 from zerokit.script_planner.script_decisions import CannotRehearse, ScriptDecisions
-from zerokit.search.deepspeed_space import Knobs, OffloadChoice, knobs
+from zerokit.search.engines import engine_of
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.space import Request
 from zerokit.units import counted, format_count
@@ -90,7 +90,7 @@ class ScriptPlanning:
     _script: ScriptOptions = field(init=False)
     _planned: PlannedFor = field(init=False)
     _decisions: ScriptDecisions = field(init=False)
-    _sizes: Knobs | None = None
+    _trainable: int | None = None
     _layers: int | None = FEW
     _depth: Depth | None = None
 
@@ -108,6 +108,10 @@ class ScriptPlanning:
                 arguments=tuple(Secrets(os.environ, self.target.arguments).argv(self.target.arguments)),
             ),
         )
+
+    @property
+    def _engine(self) -> str:
+        return str(self.options.get("engine") or "deepspeed")
 
     def _run(self, request: Request, strategy: Strategy, limit_seconds: float) -> RehearsedScript:
         """A strategy with few layers, where they tell of all; before that is known, with their figures."""
@@ -146,7 +150,7 @@ class ScriptPlanning:
         for warning in (*unread_options, *named):
             self.say(warning)
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
-        refuse_unplannable(self._script)
+        refuse_unplannable(self._script, self._engine)
         self._decisions = ScriptDecisions(
             script=self.search.profile.name, style=facts.style, asked=self.options, say=self.say,
             adapters_option=TRLS_SWITCH if takes_model_config(facts) else "", told=self._script.told,
@@ -207,7 +211,7 @@ class ScriptPlanning:
             read.request,
             self._script.fixed(),
             self._decisions.kept,
-            search_tensor=self._script.feeds_peers_alike,
+            search_tensor=self._script.feeds_peers_alike and self._engine == "deepspeed",
         )
         return replace(read, request=self._planned.request, options={**read.options, **self._planned.decided})
 
@@ -321,25 +325,21 @@ class ScriptPlanning:
         )
 
     def _probe(self, request: Request, batch: int, checkpointing: str) -> Strategy:
-        """A strategy to learn of the script: its bytes beside the model's hardly depend on the stage. All
-        probes have the same buckets, those that the search tries first."""
+        """A strategy to learn of the script. All probes have the same sizes, though the first is made before
+        the script's model is known."""
         pins = request.pins
-        stage = pins.zero_stage if pins.zero_stage is not None else 2 if request.cluster.gpus > 1 else 0
-        steps = pins.gradient_accumulation or 1
         probed = replace(
             pins,
-            zero_stage=stage,
             micro_batch=batch,
-            gradient_accumulation=steps,
+            gradient_accumulation=pins.gradient_accumulation or 1,
             checkpointing=checkpointing,
         )
         probe_request = replace(request, job=replace(request.job, global_batch=None), pins=probed)
-        if self._sizes is None:
-            trainable = make_space(probe_request)[0].timing.trainable
-            self._sizes = knobs(OffloadChoice(stage=stage), pins, trainable)[0]
-        names = ("reduce_bucket_size", "prefetch_bucket_size", "persistence_threshold", "sub_group_size")
-        sized = replace(probed, **{name: getattr(self._sizes, name) for name in names})
-        return one_strategy(replace(probe_request, pins=sized))[0]
+        space = make_space(probe_request)[0]
+        if self._trainable is None:
+            self._trainable = space.timing.trainable
+        fixed = engine_of(space).probe(probed, request.cluster.gpus, self._trainable)
+        return one_strategy(replace(probe_request, pins=fixed))[0]
 
     # ---------------------------------------------------------------- the search
 
@@ -361,7 +361,7 @@ class ScriptPlanning:
         if rehearsed is not None and rehearsed.step_seconds_range is not None:
             self._decisions.notes.append(time_note(rehearsed.step_seconds_range, rehearsed.host_factor))
         own_half = request.precision in ("bf16", "fp16") and not self._decisions.is_asked("precision")
-        if own_half and self._script.runs_without_deepspeed:
+        if own_half and self._engine == "deepspeed" and self._script.runs_without_deepspeed:
             self._decisions.notes.append(answer.UNDER_DEEPSPEED)
         warned = rehearsed or next(reversed(self.search.profile.rehearsed), None)
         for warning in warned.warnings if warned is not None else ():

@@ -327,6 +327,15 @@ def check(space: Space, layout: Layout) -> None:
         raise InputError(f"⟨zero⟩ {pins.zero_stage}: {violation.message}; {violation.option_fix}")
 
 
+def probe(pins: Pins, gpus: int, trainable: int) -> Pins:
+    """Fix the stage, of which the script's bytes beside the model's hardly depend, and the sizes that the
+    search tries first."""
+    stage = pins.zero_stage if pins.zero_stage is not None else 2 if gpus > 1 else 0
+    sizes = knobs(OffloadChoice(stage=stage), pins, trainable)[0]
+    names = ("reduce_bucket_size", "prefetch_bucket_size", "persistence_threshold", "sub_group_size")
+    return replace(pins, zero_stage=stage, **{name: getattr(sizes, name) for name in names})
+
+
 def plain(request: Request, layout: Layout) -> tuple[OffloadChoice, Knobs]:
     """Stage 0 and DeepSpeed's own sizes, but for what is fixed.
 

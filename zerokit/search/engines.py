@@ -60,6 +60,9 @@ class Engine(Protocol):
             InputError: names the option that cannot be.
         """
 
+    def probe(self, pins: Pins, gpus: int, trainable: int) -> Pins:
+        """Pins of a strategy to learn from what a script takes beside its model, in which no size moves."""
+
     def check(self, space: Space, layout: Layout) -> None:
         """Refuse what is fixed and cannot be.
 

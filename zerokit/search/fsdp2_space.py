@@ -160,6 +160,11 @@ def refuse(pins: Pins, job: Job, layout: Layout) -> None:
         raise InputError("serving is not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
 
 
+def probe(pins: Pins, gpus: int, trainable: int) -> Pins:
+    """Return the pins: there are no sizes."""
+    return pins
+
+
 def plain(request: Request, layout: Layout) -> tuple[Sharding, NoSizes]:
     """Sharded over all GPUs, and given back after forward.
 

@@ -268,7 +268,7 @@ class Tuning:
         for note in told:
             say(note)
         script_options = ScriptOptions.read(facts, style, arguments)
-        refuse_unplannable(script_options)
+        refuse_unplannable(script_options, "deepspeed")
         refuse_other_engines(options, "tune runs DeepSpeed's plans alone")
         read = resolve(with_optimizer_of(script_options, _of_this_machine(options)), say=say)
         request = read.request

@@ -107,10 +107,10 @@ def test_a_file_of_the_scripts_own_is_refused_where_plans_are_compared(
 ) -> None:
     found = options(tmp_path, text, *arguments.split())
     if said is None:
-        refuse_unplannable(found)
+        refuse_unplannable(found, "deepspeed")
         return
     with pytest.raises(InputError) as refused:
-        refuse_unplannable(found)
+        refuse_unplannable(found, "deepspeed")
     assert said in str(refused.value) and "leave it out" in str(refused.value)
 
 
@@ -222,11 +222,11 @@ def test_what_no_plan_gets_past_is_named(tmp_path: Path, text: str, arguments: s
     found = obstacles(script)
     if said is None:
         assert found == []
-        refuse_unplannable(script)
+        refuse_unplannable(script, "deepspeed")
         return
     assert len(found) == 1 and said in found[0], found
     with pytest.raises(InputError, match=r"no plan reaches the script: .* to plan, or go on without a plan"):
-        refuse_unplannable(script)
+        refuse_unplannable(script, "deepspeed")
 
 
 def test_a_launch_stops_and_says_how_to_do_without_a_plan(tmp_path: Path) -> None:
