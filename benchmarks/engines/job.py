@@ -1,0 +1,225 @@
+"""Jobs of ``benchmarks/engines/jobs.py``, run one after the other by torchrun: ``job.py JOBS OUT [ENGINE]``.
+
+Each row gains the seconds of its steps, and what rank 0 allocated by phase.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig, AutoModelForCausalLM
+
+WARM, TIMED = 3, 8
+
+
+def built(job: dict[str, Any]) -> torch.nn.Module:
+    """The model with random bf16 weights on its GPU."""
+    config = AutoConfig.for_model(**job["hf_config"])
+    dtype = torch.float32 if job["lora"] is None and job["engine"] == "fsdp2" else torch.bfloat16
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if job["lora"]:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=job["lora"], target_modules="all-linear"))
+        if job["checkpointing"]:
+            model.enable_input_require_grads()
+    if job["checkpointing"] and not (job["engine"] == "fsdp2" and job["wrapping"] == "accelerate"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+class OfDeepSpeed:
+    """An engine of the row's configuration."""
+
+    def __init__(self, job: dict[str, Any], model: torch.nn.Module) -> None:
+        import deepspeed
+
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.engine = deepspeed.initialize(
+            model=model, config=job["deepspeed_config"], model_parameters=trained
+        )[0]
+        self.model = self.engine
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """One micro-batch's."""
+        self.engine.backward(loss)
+        if not last:
+            self.engine.step()
+
+    def step(self) -> None:
+        """The optimizer's."""
+        self.engine.step()
+
+    def close(self) -> None:
+        """Remove its hooks."""
+        self.engine.destroy()
+
+
+class OfAccelerate:
+    """FSDP2 by Accelerate's plugin."""
+
+    def __init__(self, job: dict[str, Any], model: torch.nn.Module) -> None:
+        from accelerate import Accelerator, FullyShardedDataParallelPlugin
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        self.accelerator = Accelerator(
+            mixed_precision="bf16",
+            gradient_accumulation_steps=job["accumulation"],
+            fsdp_plugin=FullyShardedDataParallelPlugin(
+                fsdp_version=2,
+                auto_wrap_policy="transformer_based_wrap",
+                reshard_after_forward=job["reshard"],
+                activation_checkpointing=job["checkpointing"],
+                cpu_offload=job["offload"],
+                state_dict_type="SHARDED_STATE_DICT",
+            ),
+        )
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.last = True
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """One micro-batch's, reduced if it is the ``last``."""
+        self.accelerator.backward(loss)
+        if not last:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        """Clipping and the optimizer's step."""
+        self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def close(self) -> None:
+        """Forget the model."""
+        self.accelerator.free_memory()
+
+
+class OfLoop:
+    """FSDP2 as a plain loop calls it: decoder layers, and the model."""
+
+    def __init__(self, job: dict[str, Any], model: torch.nn.Module) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        options: dict[str, Any] = {
+            "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+            "offload_policy": CPUOffloadPolicy() if job["offload"] else OffloadPolicy(),
+        }
+        base = model.get_base_model() if job["lora"] else model
+        for layer in base.base_model.layers:  # type: ignore[operator, union-attr]
+            fully_shard(layer, reshard_after_forward=job["reshard"], **options)
+        fully_shard(model, **options)
+        self.model = model
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """One micro-batch's."""
+        del last
+        loss.backward()
+
+    def step(self) -> None:
+        """Clipping and the optimizer's step."""
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def engine_of(job: dict[str, Any], model: torch.nn.Module) -> Any:
+    """What trains the job."""
+    if job["engine"] == "deepspeed":
+        return OfDeepSpeed(job, model)
+    return (OfAccelerate if job["wrapping"] == "accelerate" else OfLoop)(job, model)
+
+
+def measured(job: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of each step after the first ones, and bytes of one more by phase."""
+    torch.manual_seed(0)
+    engine = engine_of(job, built(job))
+    engine.model.train()
+    words = job["hf_config"]["vocab_size"]
+    seconds, phases = [], dict.fromkeys(("forward", "backward", "step"), 0)
+
+    def mark(phase: str) -> None:
+        phases[phase] = max(phases[phase], torch.cuda.max_memory_allocated())
+        torch.cuda.reset_peak_memory_stats()
+
+    steps = job.get("steps", WARM + TIMED)
+    for number in range(steps + 1):
+        watched = number == steps or "LOCAL_RANK" not in os.environ
+        torch.cuda.synchronize()
+        dist.barrier()
+        if watched:
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        for micro in range(job["accumulation"]):
+            last = micro == job["accumulation"] - 1
+            if isinstance(engine, OfLoop):
+                engine.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+            accumulates = (
+                engine.accelerator.accumulate(engine.model)
+                if isinstance(engine, OfAccelerate)
+                else contextlib.nullcontext()
+            )
+            with accumulates:
+                ids = torch.randint(0, words, (job["batch"], job["tokens"]), device="cuda")
+                loss = engine.model(input_ids=ids, labels=ids, use_cache=False).loss
+                if watched:
+                    mark("forward")
+                engine.backward(loss, last)
+                del loss
+                if watched:
+                    mark("backward")
+        engine.step()
+        torch.cuda.synchronize()
+        if watched:
+            mark("step")
+        elif number >= WARM:
+            seconds.append(round(time.perf_counter() - begin, 5))
+    engine.close()
+    return {"seconds": sorted(seconds), "phases": phases, "reserved": torch.cuda.max_memory_reserved()}
+
+
+def main() -> None:
+    """Run what the file says, and append each row as it ends."""
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    for line in Path(sys.argv[1]).read_text().splitlines():
+        job = json.loads(line)
+        if len(sys.argv) > 3 and sys.argv[3] not in (job["engine"], job["id"]):
+            continue
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        try:
+            row = {**job, **measured(job), "before": before, "torch": torch.__version__}
+        except Exception:
+            row = {**job, "failed": traceback.format_exc()}
+        if rank == 0:
+            row["gpu"] = torch.cuda.get_device_name()
+            with Path(sys.argv[2]).open("a") as out:
+                out.write(json.dumps(row) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Jobs for ``job.py``, and measured rows beside what the fast model says of them.
+
+``python -m benchmarks.engines.jobs`` writes the jobs; with a file of rows it prints their errors, and which
+engine was the faster one of each pair. A number after it is the host's factor (``zerokit doctor``).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zerokit
+from zerokit.catalog import profiles
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
+from zerokit.domain.strategy import Strategy
+from zerokit.memory.estimate import estimate_traced
+from zerokit.planner.request import resolve
+from zerokit.search.plan import make_space
+from zerokit.timing.constants import Calibration
+from zerokit.timing.ranges import step_range
+from zerokit.values import replace
+
+GPUS = 2
+_AS_FAST = 1.04
+_LEFT_BYTES = 1 << 28
+"""More than cuBLAS keeps."""
+PAIRS: tuple[tuple[str, int, int, int, bool, int | None], ...] = (
+    ("llama-3.2-3b", 2048, 4, 2, False, None),
+    ("llama-3.2-1b", 2048, 1, 4, True, None),
+    ("qwen2.5-1.5b", 1024, 8, 1, False, None),
+    ("llama-3.1-8b", 2048, 1, 1, True, None),
+    ("llama-3.1-8b", 2048, 2, 1, True, 16),
+    ("llama-3.2-3b", 1024, 4, 1, False, 16),
+    ("qwen3-8b", 1024, 4, 2, True, None),
+    ("qwen2.5-0.5b", 512, 8, 1, False, None),
+    ("llama-3.2-3b", 8192, 1, 1, True, None),
+    ("mistral-7b-v0.3", 2048, 1, 4, False, None),
+    ("qwen2.5-7b", 4096, 1, 1, False, 16),
+)
+"""(model, tokens, micro-batch, accumulation, checkpointing, rank of LoRA): each under ZeRO-2 beside FSDP2
+that keeps weights gathered, and ZeRO-3 beside FSDP2 that does not."""
+ALONE: tuple[tuple[tuple[str, int, int, int, bool, int | None], dict[str, Any]], ...] = (
+    (("llama-3.2-3b", 2048, 2, 2, True, None), {"wrapping": "layers"}),
+    (("llama-3.2-1b", 2048, 4, 1, False, None), {"wrapping": "layers", "reshard_after_forward": False}),
+    (("qwen2.5-7b", 1024, 2, 1, True, None), {"wrapping": "layers"}),
+    (("llama-3.1-8b", 1024, 2, 1, True, 16), {"wrapping": "layers"}),
+    (("llama-3.2-3b", 2048, 2, 1, True, None), {"offload": True}),
+    (("qwen2.5-0.5b", 1024, 2, 2, False, None), {"wrapping": "layers"}),
+)
+"""FSDP2 in other ways."""
+
+
+def options(job: tuple[str, int, int, int, bool, int | None]) -> dict[str, Any]:
+    """The job as arguments of a plan."""
+    model, tokens, batch, accumulation, checkpointing, lora = job
+    adapters = {"method": "lora", "lora_rank": lora, "lora_dropout": 0.0} if lora else {}
+    return {
+        "model": model, "gpus": GPUS, "gpu": "h200", "seq_len": tokens, "micro_batch": batch,
+        "gradient_accumulation": accumulation, "checkpointing": "full" if checkpointing else "none",
+        "loss": "standard", "no_calibration": True, **adapters,
+    }  # fmt: skip
+
+
+def fsdp2(job: tuple[str, int, int, int, bool, int | None], **settings: Any) -> Strategy:
+    """The job's strategy under FSDP2."""
+    _, _, batch, accumulation, checkpointing, lora = job
+    settings = {"wrapping": "accelerate", **settings}
+    whole = lora and settings["wrapping"] == "layers"
+    own = Fsdp2Settings(
+        precision="bf16", micro_batch=batch, gradient_accumulation=accumulation,
+        master_bytes=2 if whole else 4, **settings,
+    )  # fmt: skip
+    return Strategy(settings=own, data_parallel=GPUS, checkpointing="full" if checkpointing else "none")
+
+
+def cases() -> Iterator[tuple[str, tuple[str, int, int, int, bool, int | None], dict[str, Any]]]:
+    """(pair, job, how it is trained)."""
+    for number, job in enumerate(PAIRS):
+        yield f"{number}.whole", job, {"zero": 2}
+        yield f"{number}.whole", job, {"reshard_after_forward": False}
+        yield f"{number}.divided", job, {"zero": 3}
+        yield f"{number}.divided", job, {}
+    for number, (job, how) in enumerate(ALONE):
+        yield f"alone.{number}", job, how
+
+
+def row(
+    pair: str, job: tuple[str, int, int, int, bool, int | None], how: dict[str, Any], host: float | None
+) -> dict[str, Any]:
+    """One job with what is said of it."""
+    model, tokens, batch, accumulation, checkpointing, lora = job
+    profile = profiles.load(model, "5.17")
+    assert profile is not None
+    zero = how.get("zero")
+    asked = {**options(job), "engine": "deepspeed", **({"zero": zero} if zero else {})}
+    plan = zerokit.plan(**asked)
+    assert plan.plan is not None
+    strategy = plan.plan.chosen.strategy if zero else fsdp2(job, **how)
+    space = make_space(replace(resolve(asked).request, calibration=Calibration(host_factor=host)))[0]
+    memory = estimate_traced(profile, space.job, strategy, space.cluster)
+    time = space.timing.estimate(strategy)
+    config = plan.to_dict()["chosen"]["deepspeed_config"] if zero else None
+    settings = {} if zero else {
+        "wrapping": strategy.settings.wrapping, "reshard": strategy.settings.reshard_after_forward,
+        "offload": strategy.settings.offload, "replicas": strategy.settings.replicas,
+    }  # fmt: skip
+    return {
+        "id": f"{pair}.{f'zero{zero}' if zero else 'fsdp2'}", "pair": pair, "model": model,
+        "hf_config": profile.hf_config, "tokens": tokens, "batch": batch, "accumulation": accumulation,
+        "checkpointing": checkpointing, "lora": lora, "engine": "deepspeed" if zero else "fsdp2",
+        "deepspeed_config": config, **settings,
+        "said": {"step_seconds": time.step_seconds, "range": step_range(space.timing, strategy, memory),
+                 "phases": dict(memory.ranks[0].phases)},
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A measured row beside what is said of it."""
+
+    said: dict[str, Any]
+    was: dict[str, Any]
+
+    @property
+    def took(self) -> float:
+        """Median seconds of a step."""
+        return statistics.median(self.was["seconds"])
+
+    @property
+    def time_error(self) -> float:
+        """As a share."""
+        return float(self.said["said"]["step_seconds"]) / self.took - 1
+
+    @property
+    def peak_error(self) -> float | None:
+        """As a share; None: an engine before it in its process had left memory."""
+        if self.was["before"] > _LEFT_BYTES:
+            return None
+        most = max(self.said["said"]["phases"][phase] for phase in self.was["phases"])
+        return float(most / max(self.was["phases"].values()) - 1)
+
+    @property
+    def is_in_range(self) -> bool:
+        """Whether the step took what was said of hosts that nobody has probed."""
+        low, high = self.said["said"]["range"] or (self.took, self.took)
+        return bool(low <= self.took <= high)
+
+    @property
+    def line(self) -> str:
+        """One row of the page's table."""
+        job, seconds = self.said, self.said["said"]["step_seconds"]
+        how = f"{job['tokens']} × {job['batch']} × {job['accumulation']}"
+        how += ", checkpointing" if job["checkpointing"] else ""
+        method = f"LoRA {job['lora']}" if job["lora"] else "full"
+        peak = "" if self.peak_error is None else f"{self.peak_error:+.3%}"
+        return (
+            f"| {job['model']} | {method}, {how} | {job['id'].partition('.')[2]} | {self.took:.3f} "
+            f"| {seconds:.3f} ({self.time_error:+.0%}) | {peak} |"
+        )
+
+
+def compare(rows: list[dict[str, Any]], host: float | None) -> None:
+    """Print each row's errors, and how often the faster engine was named."""
+    measured, pairs = {row["id"]: row for row in rows}, defaultdict[str, list[Compared]](list)
+    for pair, job, how in cases():
+        said = row(pair, job, how, host)
+        if (was := measured.get(said["id"])) is not None:
+            pairs[pair].append(Compared(said, was))
+            print(pairs[pair][-1].line)
+    every = [one for found in pairs.values() for one in found]
+    own = [one for one in every if one.said["engine"] == "fsdp2"]
+    peaks = [abs(one.peak_error) for one in own if one.peak_error is not None]
+    times = [abs(one.time_error) for one in own]
+    print(f"FSDP2: {len(own)} rows, peak median {statistics.median(peaks):.3%}, worst {max(peaks):.3%}; "
+          f"step time mean {statistics.mean(times):.1%}, worst {max(times):.1%}")  # fmt: skip
+    print(f"within the range that was said: {sum(one.is_in_range for one in every)} of {len(every)}")
+    both = [found for found in pairs.values() if len(found) > 1]
+    named = 0
+    for found in both:
+        chosen = min(found, key=lambda one: one.said["said"]["step_seconds"])
+        named += chosen.took <= _AS_FAST * min(one.took for one in found)
+    print(f"the faster engine named, or within 4 %: {named} of {len(both)}")
+
+
+def main() -> None:
+    """Write jobs, or compare rows."""
+    host = float(sys.argv[2]) if len(sys.argv) > 2 else None
+    if len(sys.argv) > 1:
+        compare([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()], host)
+        return
+    for case in cases():
+        print(json.dumps(row(*case, host)))
+
+
+if __name__ == "__main__":
+    main()
