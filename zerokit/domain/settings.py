@@ -163,8 +163,15 @@ BY_OPTION: Mapping[str, Setting] = {row.option: row for row in _ROWS if row.opti
 BY_ARGUMENT: Mapping[str, Setting] = {row.trainer: row for row in reversed(_ROWS) if row.trainer}
 """Field of TrainingArguments -> what it sets; of the precision ``bf16`` and ``fp16`` each say a half."""
 BY_CALL: Mapping[tuple[str, str], Setting] = {call: row for row in _ROWS for call in row.accelerate}
-PLUGINS_OWN = {keyword: row for (call, keyword), row in BY_CALL.items() if call == "DeepSpeedPlugin"}
-"""Keyword of Accelerate's DeepSpeedPlugin, which is a key of ``deepspeed_config`` in its YAML, too."""
+PLUGIN_KEYS: Mapping[str, str] = {
+    **{keyword: row.deepspeed for (call, keyword), row in BY_CALL.items() if call == "DeepSpeedPlugin"},
+    "gradient_clipping": "gradient_clipping",
+    "offload_param_nvme_path": f"{_ZERO}.offload_param.nvme_path",
+    "offload_optimizer_nvme_path": f"{_ZERO}.offload_optimizer.nvme_path",
+    "zero3_save_16bit_model": f"{_ZERO}.stage3_gather_16bit_weights_on_model_save",
+}
+"""Key of an accelerate YAML's ``deepspeed_config``, a keyword of DeepSpeedPlugin -> where that writes it
+(accelerate 1.15, dataclasses.py:1302); it refuses these beside a file (``_deepspeed_config_checks``)."""
 PLUGINS_STAGE = 2
 """Where neither says a stage (accelerate 1.15, utils/dataclasses.py, DeepSpeedPlugin.__post_init__)."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.fsdp2_config import Fsdp2Config, from_accelerate, from_arguments
-from zerokit.domain.settings import PLUGINS_OWN, PLUGINS_STAGE
+from zerokit.domain.settings import PLUGIN_KEYS, PLUGINS_STAGE
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.notes import Note, notes_of
@@ -29,12 +29,6 @@ from zerokit.values import frozen_dataclass, replace
 
 _READ = ("checkpointing", "offload_activations")
 """Of the options of a strategy, those that FSDP2's file leaves to the script."""
-_PLUGIN: Mapping[str, str] = {
-    **{keyword: row.deepspeed for keyword, row in PLUGINS_OWN.items()},
-    "gradient_clipping": "gradient_clipping",
-    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-}
-"""Key of ``deepspeed_config`` -> where DeepSpeedPlugin writes it (accelerate 1.15, dataclasses.py:1302)."""
 
 
 @frozen_dataclass
@@ -156,7 +150,7 @@ def _refuse_beside(options: Mapping[str, Any], says: Fsdp2Config) -> None:
 def plugins_config(block: Mapping[str, Any], precision: object) -> dict[str, Any]:
     """The DeepSpeed configuration that Accelerate makes of its own keys; the batch is the DataLoader's."""
     config: dict[str, Any] = {"zero_optimization": {"stage": PLUGINS_STAGE}}
-    for key, path in _PLUGIN.items():
+    for key, path in PLUGIN_KEYS.items():
         if block.get(key) is not None:
             *parents, name = path.split(".")
             at = config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.domain.settings import PLUGINS_OWN, value_at
+from zerokit.domain.settings import PLUGIN_KEYS, value_at
 from zerokit.linter.accelerate.keys import (
     LAUNCH,
     PARALLELISM_PREFIX,
@@ -21,15 +21,6 @@ from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document, Path
 from zerokit.suggest import nearest
 
-_REFUSED_BESIDE_CONFIG_FILE: Mapping[str, str] = {
-    **{keyword: row.deepspeed for keyword, row in PLUGINS_OWN.items()},
-    "gradient_clipping": "gradient_clipping",
-    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
-    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
-    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-}
-"""Key of the block -> that of the DeepSpeed JSON. ``DeepSpeedPlugin._deepspeed_config_checks``;
-``mixed_precision`` too, at the top level."""
 _PRECISIONS = ("bf16", "fp16")
 _NONE = ("no", "false")  # without quotes, no is a boolean in YAML
 _GENERAL_PRECISION_FIX = "remove it here, and enable bf16 or fp16 in the DeepSpeed JSON"
@@ -167,7 +158,7 @@ def lint_beside_file(
     document: Document, block: Mapping[str, Any], config: Document | None
 ) -> Iterator[Finding]:
     """A finding for each such key; its fix follows what the JSON has, where ``config`` was read."""
-    for key in _REFUSED_BESIDE_CONFIG_FILE:
+    for key in PLUGIN_KEYS:
         if key in block:
             yield _refused(document, ("deepspeed_config", key), _fix_of(key, block[key], config))
     precision = document.value.get("mixed_precision")
@@ -186,7 +177,7 @@ def fix_beside_file(
     is_named = isinstance(block, dict) and block.get("deepspeed_config_file") is not None
     if document.value.get("distributed_type") != "DEEPSPEED" or not is_named:
         return None
-    if key is None or key not in (*_REFUSED_BESIDE_CONFIG_FILE, "mixed_precision"):
+    if key is None or key not in (*PLUGIN_KEYS, "mixed_precision"):
         return None
     return f"{_fix_of(key, value, config)} (Accelerate refuses {key}, too, beside deepspeed_config_file)"
 
@@ -199,7 +190,7 @@ def _fix_of(key: str, value: object, config: Document | None) -> str:
         return _GENERAL_PRECISION_FIX if is_precision else "remove it here, and set it in the DeepSpeed JSON"
     if is_precision:
         return _precision_fix(str(value).lower(), file, config.path)
-    dotted, name = _REFUSED_BESIDE_CONFIG_FILE[key], config.path
+    dotted, name = PLUGIN_KEYS[key], config.path
     there = value_at(file, dotted)
     if there is None and value in ("none", False):
         return f"remove it here; {name} has no {dotted}, which means the same"
