@@ -115,8 +115,12 @@ def trainer_config(strategy: Strategy) -> dict[str, Any]:
 
 def parallelism(strategy: Strategy) -> dict[str, Any]:
     """``parallelism_config`` of Accelerate, keys with their prefix; empty: without replicas."""
-    replicas = fsdp2(strategy.settings).replicas
-    sizes = {"dp_replicate_size": replicas, "dp_shard_size": strategy.data_parallel // replicas}
+    return groups(fsdp2(strategy.settings).replicas, strategy.data_parallel)
+
+
+def groups(replicas: int, ranks: int) -> dict[str, int]:
+    """Sizes in that block, of groups of ranks that each hold all weights; empty: of one group."""
+    sizes = {"dp_replicate_size": replicas, "dp_shard_size": ranks // replicas}
     return {f"{PREFIX}{name}": size for name, size in sizes.items()} if replicas > 1 else {}
 
 

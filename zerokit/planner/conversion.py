@@ -9,19 +9,21 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, deepspeed, from_config
+from zerokit.domain.deepspeed_settings import AUTO, deepspeed, from_config
 from zerokit.domain.fsdp2_config import from_accelerate, from_arguments, fsdp_version, is_true
 from zerokit.domain.fsdp2_settings import fsdp2
 from zerokit.domain.job import Job
+from zerokit.domain.settings import PLUGIN_KEYS
 from zerokit.domain.strategy import Strategy
-from zerokit.emit import accelerate as accelerate_files
 from zerokit.emit import fsdp2 as fsdp2_files
+from zerokit.emit.accelerate import accelerate_config
 from zerokit.emit.deepspeed import deepspeed_config
 from zerokit.emit.files import ACCELERATE_NAME, CODE_NAME, DEEPSPEED_NAMES, TRAINER_NAME, plan_files
 from zerokit.emit.plan_file import FILE_NAME, PlanFile
 from zerokit.emit.plan_file import read as read_plan
 from zerokit.errors import InputError, about
 from zerokit.files import keep_former, write_whole
+from zerokit.linter.accelerate.fsdp import own_layers
 from zerokit.linter.arguments_file import find_beside, trainer_of
 from zerokit.planner import counterparts
 from zerokit.planner.accelerate_file import plugins_config, whole_arguments
@@ -35,7 +37,10 @@ from zerokit.values import frozen_dataclass, replace
 ENGINES = ("fsdp2", "deepspeed")
 _BLOCKS = ("distributed_type", "deepspeed_config", "fsdp_config", "parallelism_config", "mixed_precision")
 """Of an accelerate YAML, what an engine decides; all other keys hold under any."""
-_REPLICAS = f"{fsdp2_files.PREFIX}dp_replicate_size"
+Said = dict[str, tuple[str, Any]]
+"""Key as a file has it → the key of the table of counterparts, and the value."""
+Converted = tuple[tuple[Change, ...], dict[str, str]]
+"""What became of the keys, and the texts of the new files by name."""
 
 
 @frozen_dataclass
@@ -46,7 +51,6 @@ class Source:
         kind: accelerate, arguments, deepspeed or plan.
         runs: deepspeed, fsdp1 or fsdp2.
         value: the file's own; config: of DeepSpeed, what it is given in the end.
-        said: key as the file has it → the key of the table of counterparts, and the value.
         ranks, nodes: of the run, where the file says them.
         plan: that it is.
     """
@@ -56,10 +60,15 @@ class Source:
     runs: str
     value: Mapping[str, Any]
     config: Mapping[str, Any] = field(default_factory=dict)
-    said: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    said: Said = field(default_factory=dict)
     ranks: int | None = None
     nodes: int | None = None
     plan: PlanFile | None = None
+
+    @property
+    def prefix(self) -> str:
+        """What the keys of its ``fsdp_config`` begin with."""
+        return "fsdp_" * (self.kind == "accelerate")
 
 
 @frozen_dataclass
@@ -126,14 +135,21 @@ def convert(
         source = replace(source, ranks=gpus or source.ranks, nodes=nodes or source.nodes or 1)
         if source.ranks is None and source.kind != "arguments":
             raise InputError(f"{path}: does not say on how many ranks it runs; give ⟨gpus⟩ N")
+        folder = Path(out or "")
         try:
-            layers = _layers(model) if model is not None and target == "fsdp2" else None
-            folder = Path(out or "")
-            made = _to_deepspeed(source, folder) if target == "deepspeed" else _to_fsdp2(source, layers)
-            conversion = replace(made, changes=(*_in_arguments(source, target, folder), *made.changes))
+            layers = {} if model is None or target == "deepspeed" else _layers(model)
+            if target == "deepspeed":
+                changes, texts = _to_deepspeed(source, folder)
+            else:
+                by_version = _to_version_2 if source.runs == "fsdp1" else _to_fsdp2
+                changes, texts = by_version(source, layers)
         except InputError as error:
             said = error.marked if error.field or error.marked.startswith(path) else f"{path}: {error.marked}"
             raise InputError(said, field=error.field) from None
+    named = _in_arguments(source, target, folder) if source.kind == "arguments" else ()
+    conversion = Conversion(
+        source=source.path, converted_from=source.runs, to=target, changes=(*named, *changes), texts=texts
+    )
     return conversion if out is None else conversion.write(out)
 
 
@@ -142,257 +158,233 @@ def convert(
 
 def _read(path: Path) -> Source:
     if path.is_dir() or path.name == FILE_NAME:
-        plan = read_plan(path)
-        if plan.engine == "deepspeed":
-            config = plan.chosen["deepspeed_config"]
-            said = {key: (key, value) for key, value in counterparts.leaves(config)}
-            if plan.strategy().checkpointing == "full":
-                said["activation_checkpointing"] = (counterparts.PLANNED_CHECKPOINTING, "full")
-        else:
-            config, said = {}, _of_fsdp(plan.chosen["accelerate_config"])
-        return Source(
-            path=str(path), kind="plan", runs=plan.engine, value=plan.chosen.get("accelerate_config") or {},
-            config=config, said=said, ranks=plan.world_size, nodes=plan.nodes, plan=plan,
-        )  # fmt: skip
-    kind, value, _ = read_checked(
-        str(path), ("accelerate", "arguments", "deepspeed"), passes=counterparts.REMOVED
-    )
-    if kind == "deepspeed":
-        return _of_deepspeed(path, kind, value, value)
-    if kind == "arguments":
-        return _of_arguments(path, value)
-    runs, block = value.get("distributed_type"), value.get("deepspeed_config") or {}
-    if runs == "FSDP":
-        version = fsdp_version(value.get("fsdp_config"))
-        source = Source(path=str(path), kind=kind, runs=f"fsdp{version}", value=value, said=_of_fsdp(value))
-    elif runs == "DEEPSPEED" and (named := block.get("deepspeed_config_file")):
-        source = _of_named(path, kind, value, named)
+        return _of_plan(read_plan(path), str(path))
+    kind, value = _checked(path, "accelerate", "arguments", "deepspeed")
+    config: Mapping[str, Any] | None = None
+    block = value.get("deepspeed_config") or {} if kind == "accelerate" else {}
+    runs = value.get("distributed_type") if kind == "accelerate" else kind
+    named = value if runs == "deepspeed" else value.get("deepspeed") if runs == "arguments" else None
+    named = block.get("deepspeed_config_file") if runs == "DEEPSPEED" else named
+    if isinstance(named, dict):
+        config = named
+    elif isinstance(named, str) and named:
+        beside = find_beside(named, str(path))
+        if beside is None:
+            raise InputError(f"{path}: {named}: there is no such file")
+        config = _checked(beside, "deepspeed")[1]
     elif runs == "DEEPSPEED":
-        source = _of_deepspeed(path, kind, value, plugins_config(block, value.get("mixed_precision")))
-    else:
+        config = plugins_config(block, value.get("mixed_precision"))
+    elif runs == "arguments":
+        value = _fsdps_arguments(value, path)
+    elif runs != "FSDP":
         raise InputError(f"{path}: uses neither FSDP nor DeepSpeed")
-    counts = (value.get("num_processes"), value.get("num_machines"))
+    if config is None:
+        version = fsdp_version(value.get("fsdp_config"), 1 if kind == "accelerate" else 2)
+        said = _of_fsdp(value if kind == "accelerate" else {"fsdp_config": value.get("fsdp_config")})
+        source = Source(path=str(path), kind=kind, runs=f"fsdp{version}", value=value, said=said)
+    else:
+        said = _of_deepspeed(config, block, value.get("mixed_precision"))
+        source = Source(
+            path=str(path), kind=kind, runs="deepspeed", value=value, config=config, said=said,
+            ranks=ranks_of(config),
+        )  # fmt: skip
+    counts = (value.get("num_processes"), value.get("num_machines")) if kind == "accelerate" else (None, None)
     ranks, nodes = (count if isinstance(count, int) and count > 0 else None for count in counts)
     return replace(source, ranks=ranks or source.ranks, nodes=nodes)
 
 
-def _of_named(path: Path, kind: str, value: Mapping[str, Any], named: str) -> Source:
-    """A file that names DeepSpeed's JSON."""
-    beside = find_beside(named, str(path))
-    if beside is None:
-        raise InputError(f"{path}: {named}: there is no such file")
-    config = read_checked(str(beside), ("deepspeed",), passes=counterparts.REMOVED)[1]
-    return _of_deepspeed(path, kind, value, config)
+def _checked(path: Path, *kinds: str) -> tuple[str, Mapping[str, Any]]:
+    return read_checked(str(path), kinds, passes=counterparts.REMOVED)[:2]
 
 
-def _of_deepspeed(path: Path, kind: str, value: Mapping[str, Any], config: Mapping[str, Any]) -> Source:
-    unasked = {"zero_optimization.stage": 0, "gradient_clipping": 1.0}
-    all_said = {**unasked, **dict(counterparts.leaves(config))}
-    decided = from_config(config).precision
-    said = {
-        key: (key, one)
-        for key, one in all_said.items()
-        if decided == "fp16" or not key.startswith("fp16.") or key == "fp16.enabled"
-    }
-    block = value.get("deepspeed_config") if kind == "accelerate" else None
-    if isinstance(block, dict):
-        own = {f"deepspeed_config.{key}": one for key, one in block.items() if key != "deepspeed_config_file"}
-        if "deepspeed_config_file" not in block:  # Accelerate makes the configuration of these
-            said = (
-                {"gradient_clipping": ("gradient_clipping", 1.0)} if "gradient_clipping" not in block else {}
-            )
-            said["mixed_precision"] = ("bf16.enabled", value.get("mixed_precision") or "no")
-        said |= {key: (key, one) for key, one in own.items()}
+def _of_plan(plan: PlanFile, path: str) -> Source:
+    config, value = plan.chosen.get("deepspeed_config") or {}, plan.chosen.get("accelerate_config") or {}
+    said = {key: (key, one) for key, one in counterparts.leaves(config)}
+    if plan.engine != "deepspeed":
+        said = _of_fsdp(value)
+    elif plan.strategy().checkpointing == "full":
+        said["activation_checkpointing"] = (counterparts.PLANNED_CHECKPOINTING, "full")
     return Source(
-        path=str(path), kind=kind, runs="deepspeed", value=value, config=config, said=said,
-        ranks=ranks_of(config),
+        path=path, kind="plan", runs=plan.engine, value=value, config=config, said=said,
+        ranks=plan.world_size, nodes=plan.nodes, plan=plan,
     )  # fmt: skip
 
 
-def _of_arguments(path: Path, value: Mapping[str, Any]) -> Source:
-    """A Trainer's arguments, or a trainer's own file; Axolotl's names no ``fsdp`` beside its block."""
-    named, trainer = value.get("deepspeed"), trainer_of(value)
-    if isinstance(named, dict):
-        return _of_deepspeed(path, "arguments", value, named)
-    if isinstance(named, str) and named:
-        return _of_named(path, "arguments", value, named)
-    if trainer is not None and not trainer.parses_arguments and value.get("fsdp_config"):
-        block = {"version": value.get("fsdp_version", 1), **value["fsdp_config"]}
-        value = {**value, "fsdp": value.get("fsdp") or "full_shard", "fsdp_config": block}
-    if not value.get("fsdp"):
-        raise InputError(f"{path}: uses neither FSDP nor DeepSpeed")
-    value = whole_arguments(value, path)
-    version = fsdp_version(value.get("fsdp_config"), 2)
-    said = _of_fsdp({"fsdp_config": value.get("fsdp_config") or {}})
-    words = value["fsdp"] if isinstance(value["fsdp"], list) else str(value["fsdp"]).split()
-    if "no_shard" in map(str.lower, words):
-        raise InputError(f"{path}: fsdp no_shard divides nothing: leave it out")
-    value = {**value, "fsdp": " ".join(_WORDS.get(word.lower(), word) for word in words)}
-    return Source(path=str(path), kind="arguments", runs=f"fsdp{version}", value=value, said=said)
+def _of_deepspeed(config: Mapping[str, Any], block: Mapping[str, Any], precision: str | None) -> Said:
+    """The keys of DeepSpeed's configuration, or those that Accelerate makes it of; with what is unasked."""
+    said: dict[str, Any] = {"zero_optimization.stage": 0, "gradient_clipping": 1.0}
+    if block and "deepspeed_config_file" not in block:
+        said = {} if "gradient_clipping" in block else {"gradient_clipping": 1.0}
+        found = {key: (key, one) for key, one in said.items()}
+        found["mixed_precision"] = ("bf16.enabled", precision or "no")
+    else:
+        off = () if from_config(config).precision == "fp16" else ("fp16.",)
+        said |= dict(counterparts.leaves(config))
+        found = {
+            key: (key, one) for key, one in said.items() if key == "fp16.enabled" or not key.startswith(off)
+        }
+    for key, one in block.items():
+        if key != "deepspeed_config_file":
+            found[f"deepspeed_config.{key}"] = (PLUGIN_KEYS.get(key, f"deepspeed_config.{key}"), one)
+    return found
 
 
 _WORDS = {"hybrid_shard": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "true": "full_shard"}
 """What version 2 has of it; groups of ranks are for a ``parallelism_config``."""
 
 
-def _in_arguments(source: Source, to: str, folder: Path) -> tuple[Change, ...]:
+def _fsdps_arguments(value: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """A Trainer's arguments, or a trainer's own file; Axolotl's names no ``fsdp`` beside its block."""
+    trainer = trainer_of(value)
+    if trainer is not None and not trainer.parses_arguments and value.get("fsdp_config"):
+        block = {"version": value.get("fsdp_version", 1), **value["fsdp_config"]}
+        value = {**value, "fsdp": value.get("fsdp") or "full_shard", "fsdp_config": block}
+    if not value.get("fsdp"):
+        raise InputError(f"{path}: uses neither FSDP nor DeepSpeed")
+    words = value["fsdp"] if isinstance(value["fsdp"], list) else str(value["fsdp"]).split()
+    if "no_shard" in map(str.lower, words):
+        raise InputError(f"{path}: fsdp no_shard divides nothing: leave it out")
+    fsdp = " ".join(_WORDS.get(word.lower(), word) for word in words)
+    return {**whole_arguments(value, path), "fsdp": fsdp}
+
+
+def _in_arguments(source: Source, to: str, folder: Path) -> tuple[Change]:
     """What a Trainer's arguments, or a trainer's own file, name from now on."""
-    if source.kind != "arguments":
-        return ()
-    trainer = trainer_of(source.value)
-    keys = {name: source.value[name] for name in ("deepspeed", "fsdp", "fsdp_config") if name in source.value}
-    keys = {name: value if isinstance(value, str) else "…" for name, value in keys.items()}
-    if to == "deepspeed":
-        becomes, text = {"deepspeed": str(folder / DEEPSPEED_NAMES["raw"])}, ""
-    else:
-        becomes = {"fsdp": source.value.get("fsdp", "full_shard"), "fsdp_config": str(folder / TRAINER_NAME)}
-        own = trainer is not None and not trainer.parses_arguments
-        text = "write the keys of that file below fsdp_config, with fsdp_version: 2" if own else ""
+    trainer, value, text = trainer_of(source.value), source.value, ""
+    keys = {name: value[name] for name in ("deepspeed", "fsdp", "fsdp_config") if name in value}
+    keys = {name: one if isinstance(one, str) else "…" for name, one in keys.items()}
+    becomes = {"deepspeed": str(folder / DEEPSPEED_NAMES["raw"])}
+    if to != "deepspeed":
+        becomes = {"fsdp": value.get("fsdp", "full_shard"), "fsdp_config": str(folder / TRAINER_NAME)}
+        if trainer is not None and not trainer.parses_arguments:
+            text = "write the keys of that file below fsdp_config, with fsdp_version: 2"
     return (Change(kind="changed" if text else "kept", keys=keys, becomes=becomes, text=text),)
 
 
-def _of_fsdp(value: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+def _of_fsdp(value: Mapping[str, Any]) -> Said:
     """The keys of FSDP's blocks, by their names in Accelerate's."""
-    said, decides, other = {}, "fsdp_reshard_after_forward", {"fsdp_cpu_offload": "fsdp_offload_params"}
+    decides, other = "fsdp_reshard_after_forward", {"fsdp_cpu_offload": "fsdp_offload_params"}
     block = {f"fsdp_{str(key).removeprefix('fsdp_')}": key for key in value.get("fsdp_config") or {}}
+    said: Said = {}
     if decides not in block and "fsdp_sharding_strategy" in block:
         other["fsdp_sharding_strategy"] = decides
     elif decides not in block:
         said[f"fsdp_config.{decides}"] = (f"fsdp_config.{decides}", True)
     for name, key in block.items():
         said[f"fsdp_config.{key}"] = (f"fsdp_config.{other.get(name, name)}", value["fsdp_config"][key])
-    if "mixed_precision" in value:
-        said["mixed_precision"] = ("mixed_precision", value["mixed_precision"])
-    sizes = value.get("parallelism_config") or {}
-    return said | {
-        f"parallelism_config.{key}": (f"parallelism_config.{key}", one) for key, one in sizes.items()
-    }
+    others = {key: value[key] for key in ("mixed_precision", "parallelism_config") if key in value}
+    return said | {key: (key, one) for key, one in counterparts.leaves(others)}
 
 
 # ---- converting
 
 
-def _to_fsdp2(source: Source, layers: str | None) -> Conversion:
-    if source.runs == "fsdp1":
-        return _of_version_1(source, layers)
-    settings, config, is_open = _deepspeed_settings(source), source.config, False
-    if source.plan is None:
-        autos = [name for name, is_auto in open_precisions(config).items() if is_auto]
-        is_open = bool(autos)
-        settings = replace(settings, precision=autos[0]) if autos else settings
-    shard = (config.get("zero_optimization") or {}).get("mics_shard_size")
+def _to_fsdp2(source: Source, layers: dict[str, Any]) -> Converted:
+    config, plan, ranks = source.config, source.plan, source.ranks or 1
+    zero, block = config.get("zero_optimization") or {}, source.value.get("deepspeed_config") or {}
+    autos = [name for name, is_auto in open_precisions(config).items() if is_auto and plan is None]
+    if plan is not None:
+        strategy = plan.strategy()
+    elif zero.get("stage") == AUTO:
+        raise InputError('zero_optimization.stage is "auto": write the stage')
+    else:
+        strategy = Strategy(settings=from_config(config), data_parallel=ranks)
+    settings = deepspeed(strategy.settings)
+    settings = replace(settings, precision=autos[0]) if autos else settings
+    shard = zero.get("mics_shard_size")
     shard = shard if isinstance(shard, int) and shard > 0 else 0
     if shard and source.ranks is None:
         raise InputError(f"zero_optimization.mics_shard_size {shard}: give ⟨gpus⟩ N")
-    block = source.value.get("deepspeed_config") or {}
     divides_init = source.kind != "accelerate" or is_true(block.get("zero3_init_flag", False))
-    ranks = source.ranks or 1
     new = counterparts.to_fsdp2(settings, ranks, shard, divides_init=divides_init)
-    if source.plan is not None:
-        strategy = replace(source.plan.strategy(), settings=new)
-    else:
-        strategy = Strategy(settings=new, data_parallel=ranks)
+    strategy = replace(strategy, settings=new)
     if settings.autotp_size > 1 or strategy.world_size != strategy.data_parallel:
         raise InputError(
             "tensor, pipeline or sequence parallel ranks: FSDP2 is written for data parallel alone"
         )
     accelerate = fsdp2_files.accelerate_config(strategy, source.nodes or 1)
-    if is_open or source.ranks is None:  # a Trainer's own argument says it
+    if autos or source.ranks is None:  # a Trainer's own argument says it
         del accelerate["mixed_precision"]
-    block = fsdp2_files.trainer_config(strategy)
-    if layers is not None:
-        accelerate["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] = layers
-        block["transformer_layer_cls_to_wrap"] = layers.split(",")
+    accelerate["fsdp_config"] |= {f"fsdp_{name}": ",".join(names) for name, names in layers.items()}
     found = counterparts.changes(source.said, accelerate, settings, new, forth=True)
     texts = {} if source.ranks is None else {ACCELERATE_NAME: _yaml(source, accelerate)}
-    texts[TRAINER_NAME] = json.dumps(block, indent=2) + "\n"
-    if source.plan is not None or isinstance(config.get("train_micro_batch_size_per_gpu"), int):
+    texts[TRAINER_NAME] = _json(fsdp2_files.trainer_config(strategy) | layers)
+    if plan is not None or isinstance(config.get("train_micro_batch_size_per_gpu"), int):
         texts[CODE_NAME] = fsdp2_files.fully_shard_code(strategy)
-    return _done(source, "fsdp2", found, texts)
+    return found, texts
 
 
-def _of_version_1(source: Source, layers: str | None) -> Conversion:
-    is_yaml = source.kind == "accelerate"
+def _to_version_2(source: Source, layers: dict[str, Any]) -> Converted:
+    is_yaml, nodes = source.kind == "accelerate", source.nodes or 1
     block, replicas, found = counterparts.of_version_2(
-        source.value.get("fsdp_config") or {}, "fsdp_" * is_yaml, source.ranks, source.nodes or 1
+        source.value.get("fsdp_config") or {}, source.prefix, source.ranks, nodes
     )
-    if layers is not None:
-        name = f"{'fsdp_' * is_yaml}transformer_layer_cls_to_wrap"
-        block[name] = layers if is_yaml else layers.split(",")
     if not is_yaml:
-        return _done(source, "fsdp2", found, {TRAINER_NAME: json.dumps(block, indent=2) + "\n"})
+        return found, {TRAINER_NAME: _json(block | layers)}
+    block |= {f"fsdp_{name}": ",".join(names) for name, names in layers.items()}
     body = {**source.value, "fsdp_config": block}
-    if replicas > 1 and source.ranks:
-        sizes = {_REPLICAS: replicas, f"{fsdp2_files.PREFIX}dp_shard_size": source.ranks // replicas}
+    if sizes := fsdp2_files.groups(replicas, source.ranks or 1):
         body["parallelism_config"] = sizes
-    return _done(source, "fsdp2", found, {ACCELERATE_NAME: dump_yaml(body, header=_HEADER)})
+    return found, {ACCELERATE_NAME: dump_yaml(body, header=_HEADER)}
 
 
-def _to_deepspeed(source: Source, folder: Path) -> Conversion:
-    value, nodes, said = dict(source.value), source.nodes or 1, dict(source.said)
+def _to_deepspeed(source: Source, folder: Path) -> Converted:
+    plan, value, nodes, replicas = source.plan, source.value, source.nodes or 1, 1
+    said, target = dict(source.said), dict[str, Any]()
     if source.runs == "fsdp1":
-        prefix = "fsdp_" * (source.kind == "accelerate")
         if said.get("fsdp_config.fsdp_sharding_strategy", ("", ""))[1] in ("NO_SHARD", 3, "3"):
             raise InputError(
                 "fsdp_sharding_strategy NO_SHARD divides nothing; write distributed_type: MULTI_GPU"
             )
         block, replicas, _ = counterparts.of_version_2(
-            value.get("fsdp_config") or {}, prefix, source.ranks, nodes
+            value.get("fsdp_config") or {}, source.prefix, source.ranks, nodes
         )
-        value["fsdp_config"] = block
+        value = {**value, "fsdp_config": block}
         if replicas > 1:
-            said["groups of fsdp_sharding_strategy"] = (f"parallelism_config.{_REPLICAS}", replicas)
-    if source.plan is not None:
-        strategy = source.plan.strategy()
-        old, ranks = fsdp2(strategy.settings), strategy.data_parallel
+            key = f"parallelism_config.{fsdp2_files.PREFIX}dp_replicate_size"
+            said["groups of fsdp_sharding_strategy"] = (key, replicas)
+    if plan is not None:
+        strategy = plan.strategy()
     else:
         block = {
-            key: one for key, one in (value.get("fsdp_config") or {}).items() if counterparts.is_read(key)
+            key: one
+            for key, one in (value.get("fsdp_config") or {}).items()
+            if key.removeprefix("fsdp_") not in _UNREAD
         }
         wraps = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
         read = {**value, "dynamo_config": None, "fsdp_config": {**block, **wraps}}
         says = (from_arguments if source.kind == "arguments" else from_accelerate)(read)
-        old, ranks = says.settings, source.ranks or 1
-        if source.runs == "fsdp1":
-            old = replace(old, replicas=replicas)
-        strategy = Strategy(settings=old, data_parallel=ranks)
-    new = counterparts.to_deepspeed(old, ranks)
+        own = replace(says.settings, replicas=replicas) if replicas > 1 else says.settings
+        strategy = Strategy(settings=own, data_parallel=source.ranks or 1)
+    old = fsdp2(strategy.settings)
+    new = counterparts.to_deepspeed(old, strategy.data_parallel)
     strategy = replace(strategy, settings=new)
-    texts: dict[str, str]
-    if source.plan is not None:
-        texts = dict(plan_files(strategy, _job(source.plan), nodes=nodes, folder=folder).texts)
-        config = deepspeed_config(strategy, _job(source.plan), variant="accelerate")
-        flag = new.divides_weights
-        target: dict[str, Any] = {**config, "deepspeed_config": {"zero3_init_flag": flag}}
+    if plan is not None:
+        job = Job(method=plan.method)
+        texts = dict(plan_files(strategy, job, nodes=nodes, folder=folder).texts)
+        target = deepspeed_config(strategy, job, variant="accelerate")
+        target["deepspeed_config"] = {"zero3_init_flag": new.divides_weights}
     else:
         # the batch, the clipping and the optimizer stay the script's: a Trainer and Accelerate fill the first
-        own = replace(new, optimizer=None)
-        config = deepspeed_config(replace(strategy, settings=own), Job(), variant="trainer")
-        name = DEEPSPEED_NAMES["raw"]
+        left = replace(strategy, settings=replace(new, optimizer=None))
+        target, name = deepspeed_config(left, Job(), variant="trainer"), DEEPSPEED_NAMES["raw"]
         if source.kind == "arguments" and old.precision == "fp32":  # bf16 and fp16 are arguments of its own
-            config |= {name: {"enabled": AUTO} for name in ("bf16", "fp16")}
-        texts = {name: json.dumps(config, indent=2) + "\n"}
-        target = config
+            target |= {name: {"enabled": AUTO} for name in ("bf16", "fp16")}
+        texts = {name: _json(target)}
         if source.kind == "accelerate":
-            body = accelerate_files.accelerate_config(
-                strategy, nodes, ds_config_path=str((folder / name).absolute())
-            )
+            body = accelerate_config(strategy, nodes, ds_config_path=str((folder / name).absolute()))
             body["deepspeed_config"]["zero3_init_flag"] = new.divides_weights and old.broadcasts
-            target = {**config, "deepspeed_config": body["deepspeed_config"]}
+            target["deepspeed_config"] = body["deepspeed_config"]
             texts[ACCELERATE_NAME] = _yaml(source, body)
-    return _done(source, "deepspeed", counterparts.changes(said, target, new, old, forth=False), texts)
+    return counterparts.changes(said, target, new, old, forth=False), texts
 
 
-def _deepspeed_settings(source: Source) -> DeepSpeedSettings:
-    if source.plan is not None:
-        return deepspeed(source.plan.strategy().settings)
-    if (source.config.get("zero_optimization") or {}).get("stage") == AUTO:
-        raise InputError('zero_optimization.stage is "auto": write the stage')
-    return from_config(source.config)
+_UNREAD = ("transformer_layer_cls_to_wrap", "ignored_modules", "activation_checkpointing_offload")
+"""Keys without a counterpart whose values a prediction does not follow."""
 
 
-def _job(plan: PlanFile) -> Job:
-    return Job(method=plan.method)
+def _json(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, indent=2) + "\n"
 
 
 _HEADER = "For: accelerate launch --config_file THIS train.py"
@@ -407,15 +399,8 @@ def _yaml(source: Source, body: Mapping[str, Any]) -> str:
     return dump_yaml(merged, header=_HEADER + by_hand * is_open)
 
 
-def _done(source: Source, to: str, changes: tuple[Change, ...], texts: Mapping[str, str]) -> Conversion:
-    return Conversion(source=source.path, converted_from=source.runs, to=to, changes=changes, texts=texts)
-
-
-_NO_SPLIT = re.compile(r"_no_split_modules = \[([^\]]+)\]")
-
-
-def _layers(model: str) -> str:
-    """The classes that a model's code says are gathered whole.
+def _layers(model: str) -> dict[str, list[str]]:
+    """The classes that a model's code says are gathered whole, as a Trainer's ``fsdp_config`` names them.
 
     Raises:
         InputError: its code is not here.
@@ -424,9 +409,9 @@ def _layers(model: str) -> str:
     from zerokit.planner.models import config_of
 
     config = config_of(model)
-    found = _NO_SPLIT.search(model_code(config) or "") if config is not None else None
+    found = own_layers(model_code(config) or "") if config is not None else None
     if found is None:
         raise InputError(
             f"⟨model⟩ {model}: its layers are not known here; leave it out: Accelerate takes the model's own"
         )
-    return ",".join(re.findall(r"\w+", found[1]))
+    return {"transformer_layer_cls_to_wrap": re.findall(r"\w+", found)}

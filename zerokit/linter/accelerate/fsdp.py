@@ -192,10 +192,16 @@ def _wrapping(
     known = set(re.findall(r"\w+", model_code or ""))
     for name in str(named).split(",") if named and model_code else ():
         if name not in known:  # a name beside its comma keeps the space: Accelerate finds none such
-            split = re.search(r"_no_split_modules = \[([^\]]+)\]", model_code or "")
-            own = f"use {split[1].strip()}" if split else "remove it: Accelerate then takes the model's own"
+            split = own_layers(model_code or "")
+            own = f"use {split.strip()}" if split else "remove it: Accelerate then takes the model's own"
             path = (*_PATH, "fsdp_transformer_layer_cls_to_wrap")
             yield _FSDP_CLASS.at(document, path, name=name, fix=own)
+
+
+def own_layers(model_code: str) -> str | None:
+    """The classes that a model's code says are gathered whole, as they stand there."""
+    found = re.search(r"_no_split_modules = \[([^\]]+)\]", model_code)
+    return found[1] if found else None
 
 
 def _get(block: Mapping[str, Any], name: str, default: Any = None) -> Any:
