@@ -317,6 +317,12 @@ def _instead_notes(variant: Variant, job: Job, strategy: Strategy) -> tuple[Note
     if wanted.narrow_adapters and not variant.narrow_adapters:
         text = "adapters in fp32 are counted, where its trainer keeps them in 16 bits: this is more"
         notes.append(Note("fp32-adapters-counted", text))
+    elif strategy.settings.zero_stage == 3 and job.method == "lora" and job.trainer == "raw":
+        text = (
+            "adapters are in fp32, as a model has them that is made under deepspeed.zero.Init, as a "
+            "Trainer's is; one that is made without has them in 16 bits, and keeps less"
+        )
+        notes.append(Note("adapters-under-zero-init", text))
     if wanted.checkpointing != variant.checkpointing:
         text = "checkpointing is counted as not reentrant, where its trainer's is"
         notes.append(Note("not-reentrant-counted", text))
