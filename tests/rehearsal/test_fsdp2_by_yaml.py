@@ -100,3 +100,18 @@ def test_a_script_is_planned_and_rehearsed_under_fsdp2(
     assert done.engine is not None and done.engine["engine"] == "fsdp2"
     assert (done.engine["gradient_checkpointing"], done.engine["sharding"]) == (True, 4)
     assert done.unlike_plan == ()
+
+
+def test_a_few_layers_tell_of_all_under_fsdp2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replay says what the others take; a rehearsal of all finds the same."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**MODEL, "num_hidden_layers": 16}))
+    write_fsdp2_plan(tmp_path / "plan", ranks=4)
+    script = {"script": SCRIPTS / "fsdp2_by_yaml.py", "arguments": ["model"], "plan": "plan"}
+    few, every = zerokit.rehearse(**script), zerokit.rehearse(**script, whole=True)
+    assert few.depth == {"layers": [3, 6], "of": 16} and every.depth == "whole"
+    assert few.ranks[0].phases == pytest.approx(every.ranks[0].phases, rel=5e-4)
+    assert few.min_vram_bytes == pytest.approx(every.min_vram_bytes, rel=0.02)
+    assert few.engine is not None and few.engine["parameters"] == every.engine["parameters"]

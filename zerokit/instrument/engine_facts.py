@@ -103,6 +103,11 @@ class EngineFacts:
             larger = fed if is_larger else {}
             self._facts = {**facts, **larger, "engines": max(engines, facts["engines"])}
 
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """What is known so far; None: no forward trained."""
+        return self._facts
+
     def news(self) -> dict[str, Any] | None:
         """The ``engine`` record for the rank's file, where it is not the one that was asked for last."""
         if self._facts is self._told:

@@ -37,11 +37,12 @@ class DividedModels:
 def record(model: Any) -> dict[str, Any]:
     """Read what stays the same for a divided model, as
     :func:`zerokit.instrument.engine_facts.record` has it of an engine; what cannot be read is
-    None. ``dtype``: of the forward pass, which is not that of the shards."""
+    None. ``dtype``: of the forward pass; ``shard_dtype``: of trained shards; ``wrapping``: as
+    :class:`zerokit.domain.fsdp2_settings.Fsdp2Settings` has it."""
     groups = fact(lambda: _groups(model)) or []
     layers = groups[1:] or groups  # the outermost keeps its weights, whatever it was told
     parameters = list(model.parameters())
-    dtype = fact(lambda: str(groups[0].mp_policy.param_dtype or parameters[0].dtype).removeprefix("torch."))
+    dtype = fact(lambda: _name(groups[0].mp_policy.param_dtype or parameters[0].dtype))
     offload = fact(lambda: "cpu" if "CPU" in type(groups[0].offload_policy).__name__ else "none")
     return {
         "type": "engine",
@@ -62,6 +63,9 @@ def record(model: Any) -> dict[str, Any]:
         "adapters_unlike_lora": fact(lambda: unlike_lora(model)),
         "dtype": dtype,
         "sharding": fact(lambda: int(groups[0].mesh_info.mesh.shape[-1])),
+        "wrapping": fact(lambda: _wrapping(model)),
+        "reduce_dtype": fact(lambda: _name(groups[0].mp_policy.reduce_dtype)),
+        "shard_dtype": fact(lambda: _name(next(one.dtype for one in parameters if one.requires_grad))),
         "reshard_after_forward": fact(
             lambda: any(one.post_forward_mesh_info is not None for one in layers) if layers else None
         ),
@@ -74,6 +78,17 @@ def _groups(model: Any) -> list[Any]:
     fully_sharded = sys.modules["torch.distributed.fsdp"].FSDPModule
     states = (part._get_fsdp_state() for part in model.modules() if isinstance(part, fully_sharded))
     return [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
+
+
+def _name(dtype: Any) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _wrapping(model: Any) -> str:
+    """Accelerate divides the input embedding by itself, or with what it is tied to."""
+    embedding = model.get_input_embeddings()
+    fully_sharded = sys.modules["torch.distributed.fsdp"].FSDPModule
+    return "accelerate" if isinstance(embedding, fully_sharded) else "layers"
 
 
 def _is_wrapped(model: Any) -> bool:

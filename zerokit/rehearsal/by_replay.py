@@ -1,5 +1,5 @@
-"""All layers of a script under DeepSpeed, from two rehearsals of a few: what the others take the replay says,
-of the configuration that the engine ran with."""
+"""All layers of a script under DeepSpeed or FSDP2, from two rehearsals of a few: what the others take the
+replay says, of the configuration that the engine ran with."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import from_config
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.script_profile import RehearsedStrategy
 from zerokit.domain.strategy import Strategy
-from zerokit.errors import ZerokitError
+from zerokit.errors import InputError, ZerokitError
 from zerokit.planner.few_layers import Depth
 from zerokit.planner.one_strategy import StrategyFile, one_strategy
 from zerokit.planner.request import resolve
@@ -97,7 +98,14 @@ def all_layers(fewer: Rehearsal, more: Rehearsal, gpu: Gpu, folder: Path) -> Reh
         step=step,
         step_seconds=whole.step_seconds,
         step_seconds_range=whole.step_seconds_range,
-        changes=changes(rank, more.gpus, more.engine, halved=could_halve(gpu, more.fed)),
+        changes=changes(
+            rank,
+            1 if more.fully_sharded else more.gpus,
+            None if more.fully_sharded else more.engine,
+            batch_rows=more.engine["batch_rows"] if more.fully_sharded and more.engine else None,
+            checkpointing=more.engine["gradient_checkpointing"] if more.engine else None,
+            halved=could_halve(gpu, more.fed),
+        ),
         seconds=fewer.seconds + more.seconds,
         cpu_seconds=fewer.cpu_seconds + more.cpu_seconds,
     )
@@ -109,7 +117,7 @@ def _as_ran(done: Rehearsal, gpu: Gpu, config: Mapping[str, Any]) -> tuple[Reque
     Raises:
         ZerokitError: no plan says them.
     """
-    engine, settings = done.engine or {}, from_config(config)
+    engine = done.engine or {}
     nodes = -(-done.gpus // gpu.max_gpus_per_node)
     options: dict[str, Any] = {"gpu": done.gpu, "gpus": str(done.gpus)}
     if nodes > 1:
@@ -119,12 +127,32 @@ def _as_ran(done: Rehearsal, gpu: Gpu, config: Mapping[str, Any]) -> tuple[Reque
         options["checkpointing"] = "full"
     request = resolve(options, single=True, file=True).request
     rows = max(engine.get("batch_rows") or 1, engine.get("micro_batch") or 1)  # pairs are several
+    if engine.get("engine") == "fsdp2":
+        checkpointing = options.get("checkpointing", "none")
+        settings = _divided(engine, done.gpus, rows, done.fed.batches if done.fed is not None else 1)
+        return request, Strategy(settings=settings, data_parallel=done.gpus, checkpointing=checkpointing)
     file = StrategyFile(
         path=Path(ENGINE),
         config={**config, "train_micro_batch_size_per_gpu": rows, "train_batch_size": None},
-        settings=settings,
+        settings=from_config(config),
     )
     return request, one_strategy(request, file)[0]
+
+
+def _divided(facts: Mapping[str, Any], ranks: int, rows: int, batches: int) -> Fsdp2Settings:
+    """The settings that FSDP2 ran with; an optimizer that is not fused shows in what layers take.
+
+    Raises:
+        InputError: what it ran with could not be read.
+    """
+    if None in (facts["sharding"], facts["reshard_after_forward"], facts["precision"], facts["wrapping"]):
+        raise InputError("what FSDP2 ran with is not known")
+    return Fsdp2Settings(
+        precision=facts["precision"], micro_batch=rows, gradient_accumulation=batches,
+        reshard_after_forward=facts["reshard_after_forward"], replicas=ranks // facts["sharding"],
+        offload=facts["offload_param"] == "cpu", reduce_dtype=facts["reduce_dtype"],
+        master_bytes=4 if facts["shard_dtype"] == "float32" else 2, wrapping=facts["wrapping"],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

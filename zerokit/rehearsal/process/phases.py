@@ -294,6 +294,7 @@ class Phases:
         self.feed.batch(module, args, kwargs)
         if self.fully_sharded:
             self._divided.training_forward(module, args, kwargs)
+            self.engine_config = self.observed.facts
         rows, columns = engine_facts.batch(args, kwargs)
         self.most_rows = max(self.most_rows, rows or 0)
         if columns and "input_ids" in kwargs:

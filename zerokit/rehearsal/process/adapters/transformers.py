@@ -62,7 +62,8 @@ def _patch_depth(context: Context, module: ModuleType) -> None:
         from transformers.integrations.deepspeed import deepspeed_config
 
         if depth.layers is not None and not depth.probes:
-            depth.is_replayed |= deepspeed_config() is not None
+            is_fsdp2 = "ACCELERATE_USE_FSDP" in os.environ and os.environ.get("FSDP_VERSION") == "2"
+            depth.is_replayed |= deepspeed_config() is not None or is_fsdp2
             depth.cut(config, lambda whole: probed(type(self), whole, *args, **kwargs))
         real(self, config, *args, **kwargs)
 
