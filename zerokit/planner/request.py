@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, from_config
@@ -443,14 +443,14 @@ def _fixed_settings(options: Mapping[str, Any]) -> DeepSpeedSettings:
     return from_config(config)
 
 
-def refuse_other_engines(options: Mapping[str, Any], what: str) -> None:
-    """Refuse an engine but DeepSpeed; ``what``: cannot have it, and what to use.
+def refuse_other_engines(options: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    """Refuse an engine that is not among the known ones; ``what``: cannot have it, and what to use.
 
     Raises:
         InputError: one was asked for.
     """
     engine = options.get("engine")
-    if engine not in (None, "deepspeed"):
+    if engine not in (None, *known):
         raise InputError(f"⟨engine⟩ {engine}: {what}")
 
 

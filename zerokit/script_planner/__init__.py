@@ -45,19 +45,18 @@ def plan_script(
     from dataclasses import replace
 
     from zerokit.domain.planning_again import TOLD_BY_SCRIPT
-    from zerokit.errors import InputError
     from zerokit.planner.memory_source import silent
     from zerokit.planner.plan_result import check_folder
     from zerokit.planner.recipes import merged, named_in_refusals
+    from zerokit.planner.request import refuse_other_engines
     from zerokit.rehearsal.zygote import Zygote
     from zerokit.script_planner.planning import ScriptPlanning
-    from zerokit.search.engines import ANY_ENGINE
+    from zerokit.search.engines import ENGINES
 
     if out is not None:
         check_folder(Path(out))
     requested = merged(recipe, options, overrides, for_script=True) if recipe is not None else options
-    if requested.get("engine") == ANY_ENGINE:
-        raise InputError("⟨engine⟩ auto: with a script one engine is planned: deepspeed or fsdp2")
+    refuse_other_engines(requested, ENGINES, "with a script one engine is planned: deepspeed or fsdp2")
     told = {f"{name.replace('-', '_')}=" for name in TOLD_BY_SCRIPT}
     left_to_script = tuple(text for text in overrides if text.strip().replace("-", "_") in told)
     with named_in_refusals(options, requested), Zygote(target) as zygote:

@@ -269,7 +269,7 @@ class Tuning:
             say(note)
         script_options = ScriptOptions.read(facts, style, arguments)
         refuse_unplannable(script_options, "deepspeed")
-        refuse_other_engines(options, "tune runs DeepSpeed's plans alone")
+        refuse_other_engines(options, ["deepspeed"], "tune runs DeepSpeed's plans alone")
         read = resolve(with_optimizer_of(script_options, _of_this_machine(options)), say=say)
         request = read.request
         if not request.on_cpu and not read.found_here:

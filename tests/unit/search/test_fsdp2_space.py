@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import zerokit
-from zerokit.errors import InputError
+from zerokit.errors import InputError, NothingFits
 
 JOB = {"model": "llama-3.1-8b", "gpus": 4, "gpu": "h200", "seq_len": 4096, "global_batch": 32}
 
@@ -73,8 +73,17 @@ def test_what_is_not_fsdp2s_is_refused(options: dict[str, object], said: str) ->
 
 
 def test_sizes_and_estimates_are_of_one_engine() -> None:
-    with pytest.raises(InputError, match="sizes are those of DeepSpeed"):
-        zerokit.size(model="llama-3.1-8b", engine="fsdp2")
+    with pytest.raises(InputError, match="sizes are of one engine"):
+        zerokit.size(model="llama-3.1-8b", engine="auto")
     job = {key: value for key, value in JOB.items() if key != "global_batch"}
     with pytest.raises(InputError, match="an estimate is of one strategy"):
         zerokit.estimate(**job, engine="auto")
+
+
+def test_fewest_gpus_of_fsdp2_hold_its_own_plan() -> None:
+    sized = zerokit.size(model="llama-3.1-8b", engine="fsdp2", gpu="a100-80gb", method="full")
+    row = next(row for row in sized.to_dict()["sizes"] if not row["offload_allowed"])
+    job = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "engine": "fsdp2", "offload_optimizer": "none"}
+    assert zerokit.plan(**job, gpus=row["gpus"]).chosen.estimate.fits
+    with pytest.raises(NothingFits):
+        zerokit.plan(**job, gpus=row["gpus"] - 1)
