@@ -13,7 +13,7 @@ from zerokit.domain.deepspeed_settings import AUTO, deepspeed, from_config
 from zerokit.domain.fsdp2_config import from_accelerate, from_arguments, fsdp_version, is_true
 from zerokit.domain.fsdp2_settings import fsdp2
 from zerokit.domain.job import Job
-from zerokit.domain.settings import PLUGIN_KEYS
+from zerokit.domain.settings import value_at
 from zerokit.domain.strategy import Strategy
 from zerokit.emit import fsdp2 as fsdp2_files
 from zerokit.emit.accelerate import accelerate_config
@@ -37,8 +37,6 @@ from zerokit.values import frozen_dataclass, replace
 ENGINES = ("fsdp2", "deepspeed")
 _BLOCKS = ("distributed_type", "deepspeed_config", "fsdp_config", "parallelism_config", "mixed_precision")
 """Of an accelerate YAML, what an engine decides; all other keys hold under any."""
-Said = dict[str, tuple[str, Any]]
-"""Key as a file has it → the key of the table of counterparts, and the value."""
 Converted = tuple[tuple[Change, ...], dict[str, str]]
 """What became of the keys, and the texts of the new files by name."""
 
@@ -50,8 +48,9 @@ class Source:
     Attributes:
         kind: accelerate, arguments, deepspeed or plan.
         runs: deepspeed, fsdp1 or fsdp2.
-        value: the file's own; config: of DeepSpeed, what it is given in the end.
-        ranks, nodes: of the run, where the file says them.
+        value: the file's own, FSDP's in the words of version 2; config: DeepSpeed's in the end.
+        said: what it says, by dotted key. changes: from version 1 to 2.
+        ranks, nodes: of the run; None: not said.
         plan: that it is.
     """
 
@@ -59,16 +58,12 @@ class Source:
     kind: str
     runs: str
     value: Mapping[str, Any]
-    config: Mapping[str, Any] = field(default_factory=dict)
-    said: Said = field(default_factory=dict)
-    ranks: int | None = None
-    nodes: int | None = None
+    config: Mapping[str, Any]
+    said: Mapping[str, Any]
+    changes: tuple[Change, ...] = ()
+    ranks: int | None
+    nodes: int
     plan: PlanFile | None = None
-
-    @property
-    def prefix(self) -> str:
-        """What the keys of its ``fsdp_config`` begin with."""
-        return "fsdp_" * (self.kind == "accelerate")
 
 
 @frozen_dataclass
@@ -128,11 +123,10 @@ def convert(
     if to not in (None, *ENGINES):
         raise InputError(f"⟨to⟩ {to}: use one of {', '.join(ENGINES)}")
     with about("path"):
-        source = _read(Path(path))
+        source = _read(Path(path), gpus, nodes)
         target = to or ("deepspeed" if source.runs == "fsdp2" else "fsdp2")
         if source.runs == target:
             raise InputError(f"{path}: is for {target} already")
-        source = replace(source, ranks=gpus or source.ranks, nodes=nodes or source.nodes or 1)
         if source.ranks is None and source.kind != "arguments":
             raise InputError(f"{path}: does not say on how many ranks it runs; give ⟨gpus⟩ N")
         folder = Path(out or "")
@@ -156,15 +150,16 @@ def convert(
 # ---- reading
 
 
-def _read(path: Path) -> Source:
+def _read(path: Path, gpus: int | None, nodes: int | None) -> Source:
+    """The file; ``gpus`` and ``nodes`` are said in place of its own."""
     if path.is_dir() or path.name == FILE_NAME:
-        return _of_plan(read_plan(path), str(path))
+        return _of_plan(path, gpus, nodes)
     kind, value = _checked(path, "accelerate", "arguments", "deepspeed")
-    config: Mapping[str, Any] | None = None
-    block = value.get("deepspeed_config") or {} if kind == "accelerate" else {}
-    runs = value.get("distributed_type") if kind == "accelerate" else kind
-    named = value if runs == "deepspeed" else value.get("deepspeed") if runs == "arguments" else None
-    named = block.get("deepspeed_config_file") if runs == "DEEPSPEED" else named
+    of_yaml = value if kind == "accelerate" else {}
+    block, runs = of_yaml.get("deepspeed_config") or {}, of_yaml.get("distributed_type", kind)
+    named = {"deepspeed": value, "DEEPSPEED": block.get("deepspeed_config_file")}.get(runs)
+    named = value.get("deepspeed") if runs == "arguments" else named
+    config: Mapping[str, Any] = {}
     if isinstance(named, dict):
         config = named
     elif isinstance(named, str) and named:
@@ -178,55 +173,66 @@ def _read(path: Path) -> Source:
         value = _fsdps_arguments(value, path)
     elif runs != "FSDP":
         raise InputError(f"{path}: uses neither FSDP nor DeepSpeed")
-    if config is None:
-        version = fsdp_version(value.get("fsdp_config"), 1 if kind == "accelerate" else 2)
-        said = _of_fsdp(value if kind == "accelerate" else {"fsdp_config": value.get("fsdp_config")})
-        source = Source(path=str(path), kind=kind, runs=f"fsdp{version}", value=value, said=said)
+    counts = (of_yaml.get("num_processes"), of_yaml.get("num_machines"))
+    own_ranks, own_nodes = (count if isinstance(count, int) and count > 0 else None for count in counts)
+    ranks, nodes = gpus or own_ranks or ranks_of(config), nodes or own_nodes or 1
+    found: tuple[Change, ...] = ()
+    if config:
+        runs, said = "deepspeed", _of_deepspeed(config, block, value.get("mixed_precision"))
     else:
-        said = _of_deepspeed(config, block, value.get("mixed_precision"))
-        source = Source(
-            path=str(path), kind=kind, runs="deepspeed", value=value, config=config, said=said,
-            ranks=ranks_of(config),
-        )  # fmt: skip
-    counts = (value.get("num_processes"), value.get("num_machines")) if kind == "accelerate" else (None, None)
-    ranks, nodes = (count if isinstance(count, int) and count > 0 else None for count in counts)
-    return replace(source, ranks=ranks or source.ranks, nodes=nodes)
+        runs = f"fsdp{fsdp_version(value.get('fsdp_config'), 1 if of_yaml else 2)}"
+        said = _of_fsdp(of_yaml or {"fsdp_config": value["fsdp_config"]})
+    if runs == "fsdp1":
+        block, sizes, found = counterparts.of_version_2(
+            value.get("fsdp_config") or {}, "fsdp_" * bool(of_yaml), ranks, nodes
+        )
+        value = {**value, "fsdp_config": block} | ({"parallelism_config": sizes} if sizes else {})
+        said |= {"groups of fsdp_sharding_strategy": nodes} if sizes else {}
+    return Source(
+        path=str(path), kind=kind, runs=runs, value=value, config=config, said=said, changes=found,
+        ranks=ranks, nodes=nodes,
+    )  # fmt: skip
 
 
 def _checked(path: Path, *kinds: str) -> tuple[str, Mapping[str, Any]]:
     return read_checked(str(path), kinds, passes=counterparts.REMOVED)[:2]
 
 
-def _of_plan(plan: PlanFile, path: str) -> Source:
+def _of_plan(path: Path, gpus: int | None, nodes: int | None) -> Source:
+    plan = read_plan(path)
     config, value = plan.chosen.get("deepspeed_config") or {}, plan.chosen.get("accelerate_config") or {}
-    said = {key: (key, one) for key, one in counterparts.leaves(config)}
-    if plan.engine != "deepspeed":
-        said = _of_fsdp(value)
-    elif plan.strategy().checkpointing == "full":
-        said["activation_checkpointing"] = (counterparts.PLANNED_CHECKPOINTING, "full")
+    said = dict(counterparts.leaves(config)) if plan.engine == "deepspeed" else _of_fsdp(value)
+    if plan.engine == "deepspeed" and plan.strategy().checkpointing == "full":
+        said["activation_checkpointing"] = "full"
     return Source(
-        path=path, kind="plan", runs=plan.engine, value=value, config=config, said=said,
-        ranks=plan.world_size, nodes=plan.nodes, plan=plan,
+        path=str(path), kind="plan", runs=plan.engine, value=value, config=config, said=said,
+        ranks=gpus or plan.world_size, nodes=nodes or plan.nodes, plan=plan,
     )  # fmt: skip
 
 
-def _of_deepspeed(config: Mapping[str, Any], block: Mapping[str, Any], precision: str | None) -> Said:
+def _of_deepspeed(config: Mapping[str, Any], block: Mapping[str, Any], precision: object) -> dict[str, Any]:
     """The keys of DeepSpeed's configuration, or those that Accelerate makes it of; with what is unasked."""
-    said: dict[str, Any] = {"zero_optimization.stage": 0, "gradient_clipping": 1.0}
+    said: dict[str, Any] = {"gradient_clipping": 1.0}
     if block and "deepspeed_config_file" not in block:
-        said = {} if "gradient_clipping" in block else {"gradient_clipping": 1.0}
-        found = {key: (key, one) for key, one in said.items()}
-        found["mixed_precision"] = ("bf16.enabled", precision or "no")
+        said = {} if "gradient_clipping" in block else said
+        said["mixed_precision"] = precision or "no"
     else:
         off = () if from_config(config).precision == "fp16" else ("fp16.",)
-        said |= dict(counterparts.leaves(config))
-        found = {
-            key: (key, one) for key, one in said.items() if key == "fp16.enabled" or not key.startswith(off)
-        }
-    for key, one in block.items():
-        if key != "deepspeed_config_file":
-            found[f"deepspeed_config.{key}"] = (PLUGIN_KEYS.get(key, f"deepspeed_config.{key}"), one)
-    return found
+        said = {"zero_optimization.stage": 0, **said, **dict(counterparts.leaves(config))}
+        said = {key: one for key, one in said.items() if key == "fp16.enabled" or not key.startswith(off)}
+    own = {f"deepspeed_config.{key}": one for key, one in block.items() if key != "deepspeed_config_file"}
+    return said | own
+
+
+def _of_fsdp(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of FSDP's blocks; one of two decides whether gathered weights are freed, or none."""
+    blocks = {key: value[key] for key in ("fsdp_config", "mixed_precision", "parallelism_config")
+              if value.get(key) is not None}  # fmt: skip
+    said, decides = dict(counterparts.leaves(blocks)), "fsdp_config.{}reshard_after_forward"
+    if any(decides.format(prefix) in said for prefix in ("fsdp_", "")):
+        return {key: one for key, one in said.items() if not key.endswith("sharding_strategy")}
+    is_said = any(key.endswith("sharding_strategy") for key in said)
+    return said if is_said else {decides.format("fsdp_"): True, **said}
 
 
 _WORDS = {"hybrid_shard": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "true": "full_shard"}
@@ -261,21 +267,6 @@ def _in_arguments(source: Source, to: str, folder: Path) -> tuple[Change]:
     return (Change(kind="changed" if text else "kept", keys=keys, becomes=becomes, text=text),)
 
 
-def _of_fsdp(value: Mapping[str, Any]) -> Said:
-    """The keys of FSDP's blocks, by their names in Accelerate's."""
-    decides, other = "fsdp_reshard_after_forward", {"fsdp_cpu_offload": "fsdp_offload_params"}
-    block = {f"fsdp_{str(key).removeprefix('fsdp_')}": key for key in value.get("fsdp_config") or {}}
-    said: Said = {}
-    if decides not in block and "fsdp_sharding_strategy" in block:
-        other["fsdp_sharding_strategy"] = decides
-    elif decides not in block:
-        said[f"fsdp_config.{decides}"] = (f"fsdp_config.{decides}", True)
-    for name, key in block.items():
-        said[f"fsdp_config.{key}"] = (f"fsdp_config.{other.get(name, name)}", value["fsdp_config"][key])
-    others = {key: value[key] for key in ("mixed_precision", "parallelism_config") if key in value}
-    return said | {key: (key, one) for key, one in counterparts.leaves(others)}
-
-
 # ---- converting
 
 
@@ -302,7 +293,7 @@ def _to_fsdp2(source: Source, layers: dict[str, Any]) -> Converted:
         raise InputError(
             "tensor, pipeline or sequence parallel ranks: FSDP2 is written for data parallel alone"
         )
-    accelerate = fsdp2_files.accelerate_config(strategy, source.nodes or 1)
+    accelerate = fsdp2_files.accelerate_config(strategy, source.nodes)
     if autos or source.ranks is None:  # a Trainer's own argument says it
         del accelerate["mixed_precision"]
     accelerate["fsdp_config"] |= {f"fsdp_{name}": ",".join(names) for name, names in layers.items()}
@@ -315,46 +306,27 @@ def _to_fsdp2(source: Source, layers: dict[str, Any]) -> Converted:
 
 
 def _to_version_2(source: Source, layers: dict[str, Any]) -> Converted:
-    is_yaml, nodes = source.kind == "accelerate", source.nodes or 1
-    block, replicas, found = counterparts.of_version_2(
-        source.value.get("fsdp_config") or {}, source.prefix, source.ranks, nodes
-    )
-    if not is_yaml:
-        return found, {TRAINER_NAME: _json(block | layers)}
-    block |= {f"fsdp_{name}": ",".join(names) for name, names in layers.items()}
-    body = {**source.value, "fsdp_config": block}
-    if sizes := fsdp2_files.groups(replicas, source.ranks or 1):
-        body["parallelism_config"] = sizes
-    return found, {ACCELERATE_NAME: dump_yaml(body, header=_HEADER)}
+    block = source.value["fsdp_config"]
+    if source.kind != "accelerate":
+        return source.changes, {TRAINER_NAME: _json(block | layers)}
+    block = block | {f"fsdp_{name}": ",".join(names) for name, names in layers.items()}
+    return source.changes, {
+        ACCELERATE_NAME: dump_yaml({**source.value, "fsdp_config": block}, header=_HEADER)
+    }
 
 
 def _to_deepspeed(source: Source, folder: Path) -> Converted:
-    plan, value, nodes, replicas = source.plan, source.value, source.nodes or 1, 1
-    said, target = dict(source.said), dict[str, Any]()
-    if source.runs == "fsdp1":
-        if said.get("fsdp_config.fsdp_sharding_strategy", ("", ""))[1] in ("NO_SHARD", 3, "3"):
-            raise InputError(
-                "fsdp_sharding_strategy NO_SHARD divides nothing; write distributed_type: MULTI_GPU"
-            )
-        block, replicas, _ = counterparts.of_version_2(
-            value.get("fsdp_config") or {}, source.prefix, source.ranks, nodes
-        )
-        value = {**value, "fsdp_config": block}
-        if replicas > 1:
-            key = f"parallelism_config.{fsdp2_files.PREFIX}dp_replicate_size"
-            said["groups of fsdp_sharding_strategy"] = (key, replicas)
+    plan, value, nodes = source.plan, source.value, source.nodes
     if plan is not None:
         strategy = plan.strategy()
+    elif source.said.get("fsdp_config.fsdp_sharding_strategy") in ("NO_SHARD", 3, "3"):
+        raise InputError("fsdp_sharding_strategy NO_SHARD divides nothing; write distributed_type: MULTI_GPU")
     else:
-        block = {
-            key: one
-            for key, one in (value.get("fsdp_config") or {}).items()
-            if key.removeprefix("fsdp_") not in _UNREAD
-        }
-        wraps = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-        read = {**value, "dynamo_config": None, "fsdp_config": {**block, **wraps}}
+        block = {name.removeprefix("fsdp_"): one for name, one in (value.get("fsdp_config") or {}).items()}
+        read = {**value, "dynamo_config": None, "fsdp_config": block | _UNREAD}
         says = (from_arguments if source.kind == "arguments" else from_accelerate)(read)
-        own = replace(says.settings, replicas=replicas) if replicas > 1 else says.settings
+        replicas = value_at(value, f"parallelism_config.{fsdp2_files.PREFIX}dp_replicate_size") or 1
+        own = replace(says.settings, replicas=replicas)
         strategy = Strategy(settings=own, data_parallel=source.ranks or 1)
     old = fsdp2(strategy.settings)
     new = counterparts.to_deepspeed(old, strategy.data_parallel)
@@ -376,11 +348,14 @@ def _to_deepspeed(source: Source, folder: Path) -> Converted:
             body["deepspeed_config"]["zero3_init_flag"] = new.divides_weights and old.broadcasts
             target["deepspeed_config"] = body["deepspeed_config"]
             texts[ACCELERATE_NAME] = _yaml(source, body)
-    return counterparts.changes(said, target, new, old, forth=False), texts
+    return counterparts.changes(source.said, target, new, old, forth=False), texts
 
 
-_UNREAD = ("transformer_layer_cls_to_wrap", "ignored_modules", "activation_checkpointing_offload")
-"""Keys without a counterpart whose values a prediction does not follow."""
+_UNREAD = {
+    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": None,
+    "ignored_modules": None, "activation_checkpointing_offload": None,
+}  # fmt: skip
+"""In place of what a prediction refuses, and has no counterpart."""
 
 
 def _json(body: Mapping[str, Any]) -> str:

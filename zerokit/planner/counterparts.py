@@ -5,6 +5,7 @@ DeepSpeed 0.19.8; torch 2.13, ``fully_shard``; Accelerate 1.12 to 1.15, utils/da
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,14 +17,12 @@ from zerokit.domain.deepspeed_settings import (
     ZeroSettings,
 )
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
-from zerokit.domain.settings import value_at
+from zerokit.domain.settings import PLUGIN_KEYS, value_at
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.emit.fsdp2 import groups
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
-PLANNED_CHECKPOINTING = "plan.activation_checkpointing"
-"""What a plan for DeepSpeed has of it, whose file has nothing."""
 Text = str | Callable[[DeepSpeedSettings, Fsdp2Settings], str]
 
 
@@ -103,19 +102,19 @@ def _optimizer(old: DeepSpeedSettings, new: Fsdp2Settings) -> str:
 _MADE = "the script makes it (a Trainer by its arguments), in the place of a {}"
 _ROWS = (
     _row(
-        "zero.stage", "fsdp.reshard_after_forward",
+        "zero.stage", "fsdp.reshard_after_forward fsdp.sharding_strategy",
         forth=lambda old, new: _STAGES.get(old.zero.stage, ""),
         back=lambda old, new: "" if new.reshard_after_forward
         else "ZeRO-2 keeps 16-bit weights whole between steps, too",
     ),
     _row(
         "zero.offload_optimizer.device zero.offload_param.device zero.cpu_offload zero.cpu_offload_param",
-        "fsdp.offload_params", forth=_offload,
+        "fsdp.offload_params fsdp.cpu_offload", forth=_offload,
         back=lambda old, new: "" if not new.offload else "weights stay on the GPU; " * (old.zero.stage < 3)
         + "DeepSpeedCPUAdam steps in torch's place",
     ),
     _row(
-        "bf16.enabled bfloat16.enabled fp16.enabled torch_autocast", "mixed_precision",
+        "bf16.enabled bfloat16.enabled fp16.enabled torch_autocast mixed_precision", "mixed_precision",
         forth=lambda old, new: "weights are gathered in 16 bits, which torch_autocast keeps in fp32"
         if old.torch_autocast else "torch's GradScaler scales the loss" * (new.precision == "fp16"),
         back=lambda old, new: "DeepSpeed scales the loss with its own values" * (new.precision == "fp16"),
@@ -199,7 +198,7 @@ _ROWS = (
         back="DeepSpeed gathers weights module by module, by its own sizes",
     ),
     _row(
-        PLANNED_CHECKPOINTING, "fsdp.activation_checkpointing",
+        "plan.activation_checkpointing", "fsdp.activation_checkpointing",
         forth="the script no longer checkpoints by itself",
         by_script="model.gradient_checkpointing_enable(); a Trainer's gradient_checkpointing",
     ),
@@ -207,8 +206,7 @@ _ROWS = (
     _row("", "fsdp.ignored_modules", back="DeepSpeed divides all weights"),
     _row("", "fsdp.backward_prefetch fsdp.forward_prefetch", back="DeepSpeed fetches ahead by its own sizes"),
     _row(
-        "", "fsdp.version fsdp.sync_module_states fsdp.use_orig_params fsdp.limit_all_gathers "
-        "fsdp.sharding_strategy",
+        "", "fsdp.version fsdp.sync_module_states fsdp.use_orig_params fsdp.limit_all_gathers",
     ),
     _row("", "", forth="no counterpart is known", back="no counterpart is known"),
 )  # fmt: skip
@@ -267,7 +265,7 @@ def _alike(settings: TrainingSettings) -> dict[str, Any]:
 
 
 def changes(
-    said: Mapping[str, tuple[str, Any]],
+    said: Mapping[str, Any],
     target: Mapping[str, Any],
     deepspeed: DeepSpeedSettings,
     fsdp2: Fsdp2Settings,
@@ -277,14 +275,14 @@ def changes(
     """What becomes of each key of a file, together where one row names them.
 
     Args:
-        said: the key as the file has it → that of the rows, and its value.
+        said: the values of a file by dotted key, as it has them.
         target: the new file's, where the rows' keys are looked up.
         forth: from DeepSpeed to FSDP2; else back.
     """
     rest, found = dict(said), list[Change]()
     for row in _ROWS:
         own, others = (row.deepspeed, row.fsdp2) if forth else (row.fsdp2, row.deepspeed)
-        keys = {key: value for key, (name, value) in rest.items() if row is _ROWS[-1] or _is_of(name, own)}
+        keys = {key: value for key, value in rest.items() if row is _ROWS[-1] or _is_of(key, own)}
         rest = {key: value for key, value in rest.items() if key not in keys}
         becomes = {name: value for name in others if (value := value_at(target, name)) is not None}
         text = row.by_script if row.by_script and not becomes else row.forth if forth else row.back
@@ -302,9 +300,18 @@ def _in_order(found: list[Change]) -> tuple[Change, ...]:
     return tuple(sorted(found, key=lambda change: KINDS.index(change.kind)))
 
 
-def _is_of(name: str, keys: tuple[str, ...]) -> bool:
-    name = name.replace("stage3_", "")
-    return any(f"{name}.".startswith(f"{key}.") for key in keys)
+def _is_of(key: str, names: tuple[str, ...]) -> bool:
+    """Whether rows name a key of a file, or a block of it, by one of the names."""
+    key = PLUGIN_KEYS.get(key.removeprefix("deepspeed_config."), _OTHERWISE.get(key, key))
+    key = re.sub(r"^fsdp_config\.(?!fsdp_)", "fsdp_config.fsdp_", key).replace("stage3_", "")
+    return any(f"{key}.".startswith(f"{name}.") for name in names)
+
+
+_OTHERWISE = {
+    "activation_checkpointing": "plan.activation_checkpointing",
+    "groups of fsdp_sharding_strategy": "parallelism_config.parallelism_config_dp_replicate_size",
+}
+"""What a plan for DeepSpeed has, whose file has nothing; and what several nodes make of a strategy."""
 
 
 # ---- FSDP version 1, as `accelerate to-fsdp2` rewrites it (Accelerate 1.15, commands/to_fsdp2.py)
@@ -323,25 +330,24 @@ _GONE: Mapping[str, str] = {
 
 def of_version_2(
     block: Mapping[str, Any], prefix: str, ranks: int | None, nodes: int
-) -> tuple[dict[str, Any], int, tuple[Change, ...]]:
-    """A block of version 1 in the words of version 2, the groups of ranks that each hold all shards, and what
-    changed.
+) -> tuple[dict[str, Any], dict[str, int], tuple[Change, ...]]:
+    """A block of version 1 in the words of version 2, the ``parallelism_config`` beside it, and what changed.
 
     Args:
         prefix: of its keys: ``fsdp_``, or nothing in a Trainer's.
         ranks: of the run; None: not said.
     """
-    new, replicas, found = dict[str, Any](), 1, list[Change]()
+    new, sizes, found = dict[str, Any](), dict[str, int](), list[Change]()
     for key, value in block.items():
         name, word = str(key).removeprefix("fsdp_"), str(value).upper().removeprefix("_")
-        becomes, sizes, text = {str(key): value}, dict[str, int](), _GONE.get(name, "")
+        becomes, text = {str(key): value}, _GONE.get(name, "")
         if name in ("sharding_strategy", "reshard_after_forward"):
             word = _STRATEGIES[int(word) - 1] if word in ("1", "2", "3", "4", "5") else word
             becomes = {f"{prefix}reshard_after_forward": word in ("FULL_SHARD", "HYBRID_SHARD")}
             if word == "NO_SHARD":
                 text = "FSDP2 divides weights, gradients and states; whole: distributed_type MULTI_GPU"
             elif word.startswith("HYBRID") and nodes > 1 and ranks is not None:
-                replicas, sizes = nodes, groups(nodes, ranks)
+                sizes = groups(nodes, ranks)
         elif name == "state_dict_type" and word in ("LOCAL_STATE_DICT", "2"):
             becomes, text = {str(key): "SHARDED_STATE_DICT"}, "FSDP2 has no checkpoints in its own layout"
         elif name in (*_GONE, "version"):
@@ -349,11 +355,12 @@ def of_version_2(
         new |= becomes
         if text or becomes not in ({}, {key: value}):
             shown = {f"fsdp_config.{one}": said for one, said in becomes.items()}
-            shown |= {f"parallelism_config.{one}": size for one, size in sizes.items()}
+            is_strategy = "strategy" in name
+            shown |= {f"parallelism_config.{one}": size for one, size in sizes.items() if is_strategy}
             kind = "lost" if not becomes else "changed" if text else "kept"
             keys = {f"fsdp_config.{key}": value}
             found.append(Change(kind=kind, keys=keys, becomes=shown, text=text))
-    return {f"{prefix}version": 2, **new}, replicas, _in_order(found)
+    return {f"{prefix}version": 2, **new}, sizes, _in_order(found)
 
 
 def leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
