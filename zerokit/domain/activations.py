@@ -50,7 +50,8 @@ class Mark:
     Attributes:
         kind: ``fwd_pre``, ``fwd_post``, ``bwd_pre``, ``bwd_post`` (a module), ``grad`` (a parameter's
             gradient is complete and handed over), ``kept`` (it is complete, and handed over when the leaf
-            module around it is done) or ``end`` (of the segment).
+            module around it is done), ``host`` (an activation was copied to the host) or ``end``
+            (of the segment).
         name: the module or parameter; ``{n}`` stands for the path of the layer n after this one.
         peaks: live bytes at the instants since the mark before that can be the largest, relative
             to the start of the segment.

@@ -217,7 +217,7 @@ class _LazyTraces(Mapping[str, tuple[ActivationTrace, ...]]):
         return len(self._data["traces"])
 
 
-_KINDS = ("fwd_pre", "fwd_post", "bwd_pre", "bwd_post", "grad", "kept", "end")
+_KINDS = ("fwd_pre", "fwd_post", "bwd_pre", "bwd_post", "grad", "kept", "host", "end")
 _TEXTS = ("name", "family", "head", "torch_version", "transformers_version")
 _LARGEST = 1 << 60
 _MOST_LAYERS = 1 << 20

@@ -111,6 +111,13 @@ def test_json_of_another_shape_is_refused_or_gives_the_same(good: dict[str, Any]
     assert refused > CASES // 2
 
 
+@pytest.mark.parametrize("kind", ["kept", "host"])  # of a frozen weight; of activations on the host
+def test_every_kind_of_mark_is_read_back(kind: str, good: dict[str, Any]) -> None:
+    body = copy.deepcopy(good)
+    body["segments"][0][0][0] = kind
+    assert check(body) is body
+
+
 @pytest.mark.parametrize("part", ["parameters", "traces", "polynomials", "segments"])
 def test_nothing_where_there_must_be_something(part: str, good: dict[str, Any]) -> None:
     empty: Any = type(good[part])()
