@@ -20,6 +20,8 @@ from zerokit.values import frozen_dataclass, replace
 
 _SAME_MEMORY_BYTES = GIB // 20  # sizes here are shown to a tenth of a GiB
 _AS_FAST = 0.0005  # of a step: paces are shown to a tenth of a per cent
+_IN_NOISE = ", less than the runs of one plan differ by"
+"""Of what is faster than a choice, which is the simpler of the two."""
 _MOSTLY = 0.5  # of the time that a strategy takes longer, from which one part of it is the reason
 _WORTH_NAMING_SHARE = 0.1
 """Of a difference in memory, from which a part of it is named: a choice."""
@@ -160,8 +162,8 @@ def why(
     if others:
         slower = others[0].time.step_seconds / chosen.time.step_seconds - 1
         words = strategy_words(others[0].strategy)
-        if slower < 0:  # the fastest only may fit
-            text += f"; {words} is {pace_words(slower)}, and may not fit"
+        if slower < 0:
+            text += f"; {words} is {pace_words(slower)}{_IN_NOISE}"
         else:
             text += f"; the next best, {words}, is {pace_words(slower)}{_by_retries(others[0], chosen)}"
     return text
@@ -187,9 +189,12 @@ def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
     if not timed:
         return f"{strategy_words(other.strategy)}: {memory}"
     slower = other.time.step_seconds / chosen.time.step_seconds - 1
-    pace = pace_words(slower) + (", but may not fit" if slower < 0 else _by_retries(other, chosen))
+    pace = pace_words(slower)
     if chosen.memory.basis == REHEARSED != other.memory.basis:
         pace = f"not rehearsed, estimated {pace}"
+    elif slower < 0:
+        pace += _IN_NOISE
+    pace += _by_retries(other, chosen)
     return f"{strategy_words(other.strategy)}: {pace}, {memory}; bound by {bound_words(other)}"
 
 

@@ -311,8 +311,10 @@ def _of_any_engine(request: Request, top: int, keep: Keep) -> Plan:
     told = [
         Note("engine-left-out", f"⟨engine⟩ {name} left out: {why.marked}") for name, why in refused.items()
     ]
+    why = advice.why(first.chosen, others, request.shape, request.job, request.cluster, request.timed)
     return replace(
         first,
+        chosen=replace(first.chosen, why=why),
         alternatives=tuple(said)[: max(0, top - 1)],
         assumptions=(*first.assumptions, *told),
         candidates=sum(plan.candidates for plan in plans),

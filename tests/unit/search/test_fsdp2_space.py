@@ -26,6 +26,16 @@ def test_auto_takes_the_faster_of_both_engines() -> None:
     assert engines == {"deepspeed", "fsdp2"}
 
 
+def test_auto_does_not_doubt_that_the_other_engine_fits() -> None:
+    """One within the noise leaves the choice to DeepSpeed, and 77 GiB of headroom are enough."""
+    plan = zerokit.plan(model="llama-3.2-1b", gpus=2, gpu="h200", seq_len=512, engine="auto").to_dict()
+    assert (
+        plan["chosen"]["engine"] == "deepspeed" and "FSDP2 keeping gathered weights" in plan["chosen"]["why"]
+    )
+    faster = next(one["why"] for one in plan["alternatives"] if one["engine"] == "fsdp2")
+    assert "% faster, less than the runs of one plan differ by" in faster
+
+
 def test_auto_says_which_engine_it_leaves_out_and_why() -> None:
     told = zerokit.plan(**JOB, engine="auto", zero=2).to_dict()
     assert told["chosen"]["zero_stage"] == 2
