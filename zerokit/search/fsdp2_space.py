@@ -146,6 +146,11 @@ def refuse(pins: Pins, job: Job, layout: Layout) -> None:
             raise InputError(f"⟨{option}⟩ is DeepSpeed's; leave it out, or plan with ⟨engine⟩ deepspeed")
     if pins.settings != _NOTHING_SET:
         raise InputError("⟨set⟩ sets values of DeepSpeed's; leave it out, or plan with ⟨engine⟩ deepspeed")
+    searched = {"tp": pins.search_tensor and not job.inference, "sp": pins.search_sequence}
+    for name in [
+        name for name, asked in {**searched, "pipeline_module": pins.pipeline_module}.items() if asked
+    ]:
+        raise InputError(f"⟨{name}⟩: not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
     degrees = {"tp": layout.tensor, "pp": layout.pipeline, "sp": layout.sequence}
     for name, degree in degrees.items():
         if degree > 1:
