@@ -96,6 +96,8 @@ class Conversion(Document):
             InputError: the folder cannot be written.
         """
         folder = Path(folder)
+        if (folder / FILE_NAME).exists():
+            raise InputError(f"⟨out⟩ {folder}: holds a plan, whose files these would replace; name another")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in self.texts.items():

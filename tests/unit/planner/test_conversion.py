@@ -196,6 +196,14 @@ def test_plans_are_converted_with_their_batch(tmp_path: Path) -> None:
     assert settings.micro_batch == 2 and settings.optimizer == "AdamW"
 
 
+def test_a_plans_folder_gets_no_files_of_another_engine(tmp_path: Path) -> None:
+    zerokit.plan(model="llama-3.1-8b", gpus=8, gpu="h100-sxm-80gb", engine="fsdp2", out=str(tmp_path))
+    before = (tmp_path / "accelerate.yaml").read_text()
+    with pytest.raises(InputError, match="holds a plan, whose files these would replace"):
+        convert(str(tmp_path), out=str(tmp_path))
+    assert (tmp_path / "accelerate.yaml").read_text() == before
+
+
 def test_a_models_layers_are_named() -> None:
     pytest.importorskip("transformers")
     body = yaml_of(converted("convert/accelerate-zero3-plugin.yaml", model="llama-3.1-8b"))
