@@ -66,7 +66,6 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 _REHEARSED = {
     "done": "the plan's rehearsal ran the script with these options",
     "other devices": "the plan's rehearsal ran the script with these options, on the plan's GPUs",
-    "refused": "`zerokit rehearse` takes no plan for FSDP2",
     "named": "the `zerokit plan` command above rehearses it",
 }
 

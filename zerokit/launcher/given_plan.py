@@ -48,8 +48,8 @@ def read_plan_file(
             plan = plan_file.read(folder, run_dir)
             if plan.engine not in engines:
                 message = (
-                    f"is a plan for {plan.engine}, which `zerokit launch`, `rehearse`, `emit sbatch`, "
-                    "`emit kubernetes` and `convert` take"
+                    "is a plan for FSDP2: its files are beside it, and `zerokit launch`, `rehearse`, "
+                    "`emit sbatch`, `emit kubernetes` and `convert` take it"
                 )
                 raise FileInputError(plan.path, message)
             return plan

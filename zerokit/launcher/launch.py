@@ -85,10 +85,8 @@ class Launch:
 
     @property
     def rehearsal(self) -> str:
-        """Of this command: ``done`` for its plan, done on ``other devices``, ``named`` in the notes,
-        ``refused`` with a plan of its kind, or ``none``."""
-        if self.engine == "fsdp2":
-            return "refused"
+        """Of this command: ``done`` for its plan, done on ``other devices``, ``named`` in the notes, or
+        ``none``."""
         if self.names_plan:
             return "named"
         chosen = (self.plan or {}).get("chosen", {})

@@ -144,9 +144,8 @@ class PlannedCommand:
 
     @property
     def is_rehearsable(self) -> bool:
-        """Whether a plan of this kind is made with a script: for GPUs, to train, under DeepSpeed."""
-        trains = self.plan.cluster.get("gpu") != "cpu" and "inference" not in self.plan.request
-        return trains and self.plan.engine == "deepspeed"
+        """Whether a plan of this kind is made with a script: for GPUs, to train."""
+        return self.plan.cluster.get("gpu") != "cpu" and "inference" not in self.plan.request
 
     @cached_property
     def _arguments(self) -> list[str]:

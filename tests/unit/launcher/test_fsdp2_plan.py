@@ -122,7 +122,7 @@ def test_groups_of_ranks_need_as_many_ranks(tmp_path: Path) -> None:
 
 
 def test_other_commands_say_what_takes_such_a_plan(here: Path) -> None:
-    with pytest.raises(InputError, match=r"which `zerokit launch`, `rehearse`, .* and `convert` take"):
+    with pytest.raises(InputError, match=r"a plan for FSDP2: .* and `convert` take it"):
         read_plan_file("plan")
 
 
