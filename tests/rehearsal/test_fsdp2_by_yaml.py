@@ -16,6 +16,7 @@ from tests.support.rehearsals import SCRIPTS, rehearse
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.fsdp2 import accelerate_yaml
+from zerokit.errors import InputError
 from zerokit.launcher.fsdp2_plan import accelerate_file, variables
 from zerokit.launcher.given_plan import read_plan_file
 
@@ -115,3 +116,17 @@ def test_a_few_layers_tell_of_all_under_fsdp2(tmp_path: Path, monkeypatch: pytes
     assert few.ranks[0].phases == pytest.approx(every.ranks[0].phases, rel=5e-4)
     assert few.min_vram_bytes == pytest.approx(every.min_vram_bytes, rel=0.02)
     assert few.engine is not None and few.engine["parameters"] == every.engine["parameters"]
+
+
+def test_a_plugin_of_the_scripts_own_is_not_planned_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script's code goes before the plan's file: Accelerate looks at no variable then."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    arguments = [str(tmp_path / "config.json"), "--accelerate", "--offload"]
+    with pytest.raises(InputError, match=r"no plan for FSDP2 reaches the script: .*offload"):
+        zerokit.plan(
+            script=SCRIPTS / "fully_sharded.py", arguments=arguments, gpus=2, gpu=GPU, engine="fsdp2",
+            checkpointing="none",
+        )  # fmt: skip

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from zerokit.domain.script_profile import RehearsedStrategy, same_memory
 from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Strategy, TimeEstimate
+from zerokit.errors import InputError
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.plan_result import write_plan
 from zerokit.rehearsal.by_replay import rehearsed_strategy
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.ranks import rehearse
+from zerokit.rehearsal.request import divided_otherwise
 from zerokit.rehearsal.result import Rehearsal
 from zerokit.rehearsal.script import PlanUse
 from zerokit.rehearsal.zygote import Zygote
@@ -120,7 +122,7 @@ def rehearse_strategy(
             are, though a few may tell of them.
 
     Raises:
-        InputError: the script cannot be prepared for the plan.
+        InputError: the script cannot be prepared for the plan, or divides its model by settings of its own.
     """
     # a number that the script decides is run as it says
     short = strategy if request.pins.gradient_accumulation else same_memory(strategy)
@@ -143,6 +145,10 @@ def rehearse_strategy(
             ),
             zygote=zygote,
         )
+        if unlike := divided_otherwise(done, folder):
+            raise InputError(
+                f"no plan for FSDP2 reaches the script: {unlike}; `zerokit rehearse` says what it takes alone"
+            )
     return RehearsedScript(strategy=strategy, done=done, rehearsed=rehearsed_strategy(done, strategy))
 
 
