@@ -16,6 +16,9 @@ from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
 _PREFIX = "fsdp_"
+PARALLELISM_PREFIX = "parallelism_config_"
+PARALLEL = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+"""Of ``parallelism_config``: what its keys begin with, and of what it has sizes."""
 TRUE_WORDS = ("y", "yes", "t", "true", "on", "1")
 _LAYERS = ("Layer", "Block", "LayerWithMoE")
 """Endings of the names of classes that are a decoder's layers."""
@@ -85,10 +88,7 @@ def from_accelerate(config: Mapping[str, Any]) -> Fsdp2Config:
         InputError: a part of it is not modelled.
     """
     parallelism = _mapping(config, "parallelism_config")
-    sizes = {
-        name: _count(parallelism, f"parallelism_config_{name}_size") or 1
-        for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    }
+    sizes = {name: _count(parallelism, f"{PARALLELISM_PREFIX}{name}_size") or 1 for name in PARALLEL}
     for name in ("tp", "cp", "sp"):
         if sizes[name] > 1:
             raise InputError(f"parallelism_config_{name}_size {sizes[name]} is not modelled under FSDP2")

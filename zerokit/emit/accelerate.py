@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import deepspeed
+from zerokit.domain.fsdp2_config import PARALLELISM_PREFIX
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.fsdp2 import parallelism
 from zerokit.errors import InputError
@@ -113,7 +114,7 @@ def _deepspeed_block(strategy: Strategy, nodes: int, ds_config_path: str | None)
 
 
 def _parallelism_block(strategy: Strategy, attention: str) -> dict[str, Any]:
-    prefix = "parallelism_config_"
+    prefix = PARALLELISM_PREFIX
     if attention == "eager":
         raise InputError("⟨attention⟩ eager cannot run with sequence parallel; use sdpa or flash_attention_2")
     return {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerokit.domain.fsdp2_config import PARALLELISM_PREFIX
 from zerokit.domain.fsdp2_settings import fsdp2
 from zerokit.domain.job import Job
 from zerokit.domain.settings import value_at
@@ -17,10 +18,6 @@ from zerokit.domain.training_settings import TORCH_NAMES
 from zerokit.emit.jobs import render
 from zerokit.errors import InputError
 from zerokit.strictload.yamldump import dump_yaml
-
-PREFIX = "parallelism_config_"
-"""Of the keys of Accelerate's ``parallelism_config``."""
-
 
 REASONS: Mapping[str, str] = {
     "mixed_precision": "forward and backward compute in it; trained weights are kept in fp32 (no: as loaded)",
@@ -33,8 +30,9 @@ REASONS: Mapping[str, str] = {
     "fsdp_config.fsdp_cpu_ram_efficient_loading": "false: every rank divides the weights that it "
     "loads; true: rank 0 sends its own",
     "fsdp_config.fsdp_state_dict_type": "whole weights are saved, by rank 0",
-    f"parallelism_config.{PREFIX}dp_replicate_size": "groups of ranks that each hold all weights",
-    f"parallelism_config.{PREFIX}dp_shard_size": "ranks of a group, over which weights are divided",
+    f"parallelism_config.{PARALLELISM_PREFIX}dp_replicate_size": "groups of ranks that each hold all weights",
+    f"parallelism_config.{PARALLELISM_PREFIX}dp_shard_size": "ranks of a group, over which weights are "
+    "divided",
 }
 """Dotted key of Accelerate's YAML -> why it has its value."""
 
@@ -121,7 +119,7 @@ def parallelism(strategy: Strategy) -> dict[str, Any]:
 def groups(replicas: int, ranks: int) -> dict[str, int]:
     """Sizes in that block, of groups of ranks that each hold all weights; empty: of one group."""
     sizes = {"dp_replicate_size": replicas, "dp_shard_size": ranks // replicas}
-    return {f"{PREFIX}{name}": size for name, size in sizes.items()} if replicas > 1 else {}
+    return {f"{PARALLELISM_PREFIX}{name}": size for name, size in sizes.items()} if replicas > 1 else {}
 
 
 def fully_shard_code(strategy: Strategy) -> str:

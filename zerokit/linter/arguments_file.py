@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from zerokit.linter.accelerate.keys import TRUTH_WORDS, is_file
+from zerokit.linter.accelerate.keys import POLICIES, PREFETCHES, STATE_DICTS, STRATEGIES, TRUTH_WORDS, is_file
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.finding import Finding, Row, is_missing, meant, read_past
 from zerokit.rules import FRAMEWORKS
@@ -101,14 +101,12 @@ def trainer_of(value: Mapping[str, Any]) -> Trainer | None:
 _MOST_TYPOS = 2
 _LIST = pathlib.Path(__file__).with_name("training-arguments.json")
 _PATH = re.compile(r"[./\\]")
-_FSDP_1 = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "NO_SHARD")
-_SHARDING = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard")
-_WORDS = (*_SHARDING, "offload", "auto_wrap")
+_WORDS = (*map(str.lower, STRATEGIES), "offload", "auto_wrap")
 _VALUES: Mapping[str, tuple[str, ...]] = {
     "version": ("1", "2"),
-    "auto_wrap_policy": ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
-    "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"),
-    "backward_prefetch": ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
+    "auto_wrap_policy": POLICIES,
+    "state_dict_type": STATE_DICTS,
+    "backward_prefetch": PREFETCHES,
 }
 _ASKED_AS_WORDS = (
     "activation_checkpointing", "cpu_ram_efficient_loading", "forward_prefetch", "limit_all_gathers",
@@ -224,7 +222,7 @@ def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             guess = nearest(word, _WORDS)
             fix = f"did you mean {guess}?" if guess else f"use {', '.join(_WORDS)}"
             yield _FSDP_OPTION.at(document, source=_source(), word=word, fix=fix)
-        elif word.upper() in _FSDP_1 and version == "2":
+        elif word.upper() in STRATEGIES[2:] and version == "2":
             yield _FSDP_1_OPTION.at(document, source=_source(), word=word)
 
 

@@ -327,7 +327,7 @@ def _to_deepspeed(source: Source, folder: Path) -> Converted:
         block = {name.removeprefix("fsdp_"): one for name, one in (value.get("fsdp_config") or {}).items()}
         read = {**value, "dynamo_config": None, "fsdp_config": block | _UNREAD}
         says = (from_arguments if source.kind == "arguments" else from_accelerate)(read)
-        replicas = value_at(value, f"parallelism_config.{fsdp2_files.PREFIX}dp_replicate_size") or 1
+        replicas = value_at(value, counterparts.REPLICAS) or 1
         own = replace(says.settings, replicas=replicas)
         strategy = Strategy(settings=own, data_parallel=source.ranks or 1)
     old = fsdp2(strategy.settings)

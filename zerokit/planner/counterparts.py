@@ -21,6 +21,7 @@ from zerokit.domain.settings import PLUGIN_KEYS, value_at
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.emit.fsdp2 import groups
 from zerokit.errors import InputError
+from zerokit.linter.accelerate.keys import STRATEGIES
 from zerokit.values import frozen_dataclass, replace
 
 Text = str | Callable[[DeepSpeedSettings, Fsdp2Settings], str]
@@ -307,17 +308,16 @@ def _is_of(key: str, names: tuple[str, ...]) -> bool:
     return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
+REPLICAS = "parallelism_config.parallelism_config_dp_replicate_size"
 _OTHERWISE = {
     "activation_checkpointing": "plan.activation_checkpointing",
-    "groups of fsdp_sharding_strategy": "parallelism_config.parallelism_config_dp_replicate_size",
+    "groups of fsdp_sharding_strategy": REPLICAS,
 }
 """What a plan for DeepSpeed has, whose file has nothing; and what several nodes make of a strategy."""
 
 
 # ---- FSDP version 1, as `accelerate to-fsdp2` rewrites it (Accelerate 1.15, commands/to_fsdp2.py)
 
-_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-"""In the order of their numbers, from 1 (utils/constants.py, FSDP_SHARDING_STRATEGY)."""
 _GONE: Mapping[str, str] = {
     "backward_prefetch": "FSDP2 always fetches ahead in backward",
     "forward_prefetch": "the order of gathers is FSDP2's own",
@@ -342,7 +342,7 @@ def of_version_2(
         name, word = str(key).removeprefix("fsdp_"), str(value).upper().removeprefix("_")
         becomes, text = {str(key): value}, _GONE.get(name, "")
         if name in ("sharding_strategy", "reshard_after_forward"):
-            word = _STRATEGIES[int(word) - 1] if word in ("1", "2", "3", "4", "5") else word
+            word = STRATEGIES[int(word) - 1] if word in ("1", "2", "3", "4", "5") else word
             becomes = {f"{prefix}reshard_after_forward": word in ("FULL_SHARD", "HYBRID_SHARD")}
             if word == "NO_SHARD":
                 text = "FSDP2 divides weights, gradients and states; whole: distributed_type MULTI_GPU"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zerokit.domain.fsdp2_config import PARALLELISM_PREFIX
 from zerokit.domain.settings import PLUGIN_KEYS, value_at
 from zerokit.linter.accelerate.keys import (
+    IGNORED_KEY,
     LAUNCH,
-    PARALLELISM_PREFIX,
     PLUGIN,
     TRUTH_WORDS,
     is_file,
@@ -33,10 +34,6 @@ _KEY_BESIDE_CONFIG_FILE = Row(
 _DEEPSPEED_BLOCK = Row(
     "accelerate-deepspeed-block", "deepspeed_config", "deepspeed_config is {block!r}: it must be a mapping",
     "name a file as deepspeed_config: {deepspeed_config_file: FILE}", LAUNCH,
-)  # fmt: skip
-_IGNORED_KEY = Row(
-    "accelerate-ignored-key", "", "Accelerate ignores {key!r} in deepspeed_config", "{fix}", LAUNCH,
-    "warning",
 )  # fmt: skip
 _CONFIG_FILE_MISSING = Row(
     "accelerate-config-file-missing", "deepspeed_config.deepspeed_config_file",
@@ -249,7 +246,7 @@ def lint_deepspeed_block(document: Document, config: Document | None = None) -> 
             fix = meant(guess, block) if guess else "remove it; what it should do belongs in a DeepSpeed JSON"
             fix = fix_beside_file(document, guess, block[key], config) or fix
             path = ("deepspeed_config", key)
-            yield _IGNORED_KEY.at(document, path, suggests=guess or str(key), key=key, fix=fix)
+            yield IGNORED_KEY.at(document, path, suggests=guess or str(key), key=key, block=path[0], fix=fix)
     named = block.get("deepspeed_config_file")
     if named is not None and (not isinstance(named, str) or not named):
         yield _CONFIG_FILE_MISSING.at(document, named=named)

@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zerokit.domain.fsdp2_config import fsdp_version, is_true
-from zerokit.linter.accelerate.keys import LAUNCH, TRUTH_WORDS, key_list
+from zerokit.linter.accelerate.keys import (
+    IGNORED_KEY,
+    LAUNCH,
+    POLICIES,
+    PREFETCHES,
+    STATE_DICTS,
+    STRATEGIES,
+    TRUTH_WORDS,
+    key_list,
+)
 from zerokit.linter.finding import Finding, Row, meant
 from zerokit.rules.types import ACCELERATE_VERSION, Edit
 from zerokit.strictload import Document
@@ -19,8 +28,8 @@ _PREFIX = "fsdp_"
 _TRUTH = ("TRUE", "FALSE")
 _BOOLEAN = tuple(map(str.upper, TRUTH_WORDS))
 _CHOICES: Mapping[str, tuple[str, ...]] = {
-    "fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
-    "fsdp_backward_prefetch": ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "1", "2"),
+    "fsdp_auto_wrap_policy": POLICIES,
+    "fsdp_backward_prefetch": (*PREFETCHES, "1", "2"),
     "fsdp_version": ("1", "2"),
     **dict.fromkeys((
         "fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload", "fsdp_offload_params",
@@ -28,13 +37,8 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 _OF_VERSION: Mapping[int, Mapping[str, tuple[str, ...]]] = {
     1: {
-        "fsdp_sharding_strategy": (
-            "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2",
-            "_HYBRID_SHARD_ZERO2", "1", "2", "3", "4", "5",
-        ),
-        "fsdp_state_dict_type": (
-            "FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "1", "2", "3",
-        ),
+        "fsdp_sharding_strategy": (*STRATEGIES, "_HYBRID_SHARD_ZERO2", *"12345"),
+        "fsdp_state_dict_type": (*STATE_DICTS, *"123"),
         "fsdp_use_orig_params": _BOOLEAN, "fsdp_forward_prefetch": _BOOLEAN,
         "fsdp_sync_module_states": _BOOLEAN,
     },
@@ -85,9 +89,6 @@ _FSDP_CLASS = Row(
 _FSDP_VERSION_KEY = Row(
     "accelerate-fsdp-version-key", "",
     "{key} is {value!r}, and FSDP version {version} does not read it: {runs}", "{fix}", _PLUGIN,
-)  # fmt: skip
-_IGNORED_KEY = Row(
-    "accelerate-ignored-key", "", "Accelerate ignores {key!r} in fsdp_config", "{fix}", LAUNCH, "warning",
 )  # fmt: skip
 _FSDP_VALUE = Row(
     "accelerate-fsdp-value", "", "{key} is {value!r}: Accelerate fails on it", "use {choices}", _PLUGIN,
@@ -158,7 +159,9 @@ def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Fin
             guess = nearest(full, known_keys) or (longer[0] if len(longer) == 1 else None)
             edit = Edit(kind="rename", key=f"fsdp_config.{name}", value=guess, safe=False)
             fix = meant(guess, block) if guess else "remove it"
-            yield _IGNORED_KEY.at(document, (*_PATH, name), edits=(edit,) if guess else (), key=name, fix=fix)
+            yield IGNORED_KEY.at(
+                document, (*_PATH, name), edits=(edit,) if guess else (), key=name, block=_PATH[0], fix=fix
+            )
         elif choices and not (_is_choice(value, choices) or (value is None and full in _MAY_BE_NULL)):
             yield _value(document, name, value, choices)
         elif read_by is not None and read_by.version != version:

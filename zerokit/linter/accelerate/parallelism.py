@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.domain.fsdp2_config import fsdp_version
-from zerokit.linter.accelerate.keys import LAUNCH, PARALLELISM_PREFIX, key_list
+from zerokit.domain.fsdp2_config import PARALLEL, PARALLELISM_PREFIX, fsdp_version
+from zerokit.linter.accelerate.keys import IGNORED_KEY, LAUNCH, key_list
 from zerokit.linter.finding import Finding, Row, broken, meant
 from zerokit.rules.types import ACCELERATE_VERSION
 from zerokit.strictload import Document
@@ -15,7 +15,6 @@ from zerokit.suggest import nearest
 from zerokit.values import frozen_dataclass
 
 _SOURCE = f"Accelerate {ACCELERATE_VERSION}, parallelism_config.py"
-_SIZES = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "cp_backend": ("torch",),
     "sp_backend": ("deepspeed",),
@@ -26,10 +25,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 _IGNORED_BLOCK = Row(
     "accelerate-ignored-key", "parallelism_config", "parallelism_config is {block!r}: Accelerate ignores it",
     "write a mapping of parallelism_config_… keys", LAUNCH, "warning",
-)  # fmt: skip
-_IGNORED_KEY = Row(
-    "accelerate-ignored-key", "", "Accelerate ignores {key!r} in parallelism_config", "{fix}", LAUNCH,
-    "warning",
 )  # fmt: skip
 _NUMBER = Row(
     "accelerate-number", "", "{key} is {value!r}: accelerate launch fails on it",
@@ -60,7 +55,8 @@ class _Layout:
     def fields(self) -> Mapping[str, object]:
         """What texts say of it."""
         return {
-            name: getattr(self, name) for name in (*_SIZES, "runs", "processes", "product", "fix_of_product")
+            name: getattr(self, name)
+            for name in (*PARALLEL, "runs", "processes", "product", "fix_of_product")
         }
 
     @property
@@ -144,7 +140,7 @@ def lint_parallelism(document: Document, processes: int | None) -> Iterator[Find
         yield _IGNORED_BLOCK.at(document, block=block)
         return
     yield from _keys(document, block)
-    sizes = {name: block.get(f"{PARALLELISM_PREFIX}{name}_size", 1) for name in _SIZES}
+    sizes = {name: block.get(f"{PARALLELISM_PREFIX}{name}_size", 1) for name in PARALLEL}
     if all(map(_is_size, sizes.values())):
         at = _Layout(runs=runs_as(document.value), processes=processes, **sizes)
         found = broken(_OF_LAYOUTS, document, at, **at.fields)
@@ -165,7 +161,8 @@ def _keys(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
         if key not in known_keys:
             prefixed = f"{PARALLELISM_PREFIX}{key}"
             guess = prefixed if prefixed in known_keys else nearest(str(key), known_keys)
-            yield _IGNORED_KEY.at(document, path, key=key, fix=meant(guess, block) if guess else "remove it")
+            fix = meant(guess, block) if guess else "remove it"
+            yield IGNORED_KEY.at(document, path, key=key, block=path[0], fix=fix)
         elif name.endswith("_size") and not _is_size(value):
             yield _NUMBER.at(document, path, key=key, value=value)
         elif name in _CHOICES and value not in _CHOICES[name]:
