@@ -214,25 +214,22 @@ def _planned(
         )  # fmt: skip
 
     notes.append(f"{target.name} is taken as {script_reader.STYLE_WORDS[style]}: {facts.why}")
-    agreed, adapted, path = NOT_ASKED, adapt("none") if config is not None else None, None
+    agreed, path, told = NOT_ASKED, None, dict[str, str]()
+    if plan is not None and config is None:
+        file, changes = fsdp2_plan.accelerate_file(plan, ranks)
+        notes += [*fsdp2_plan.check_reaches(plan, script), *changes]
+        told = fsdp2_plan.variables(file)
     if plan is not None:
-        if config is None:
-            notes += fsdp2_plan.check_reaches(plan, script)
         agreed = plan_agreement.agree(
-            PlannedCommand(plan, target), script, adapted.config if adapted is not None else {}, on_cpu=False,
-            no_arguments=use.no_arguments, accept_mismatch=use.accept_mismatch,
+            PlannedCommand(plan, target), script, adapt("none").config if config is not None else {},
+            on_cpu=False, no_arguments=use.no_arguments, accept_mismatch=use.accept_mismatch,
         )  # fmt: skip
     notes += agreed.notes
-    told: dict[str, str] = {}
     if config is not None:
         adapted, path = adapt("none" if plan is None else style), folder / "ds_config.json"
         notes += [f"ds_config.json: {change}" for change in adapted.changes]
         notes += [f"warning: {warning}" for warning in adapted.warnings]
         path.write_text(json.dumps(adapted.config, indent=1))
-    elif plan is not None:
-        file, changes = fsdp2_plan.accelerate_file(plan, ranks)
-        notes += changes
-        told = fsdp2_plan.variables(file)
     own = target.arguments
     extra = [*agreed.added, *commands.script_options(script, path)]
     cut = own.index("--") if "--" in own else len(own)
