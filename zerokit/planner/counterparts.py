@@ -341,9 +341,11 @@ def of_version_2(
     for key, value in block.items():
         name, word = str(key).removeprefix("fsdp_"), str(value).upper().removeprefix("_")
         becomes, text = {str(key): value}, _GONE.get(name, "")
-        if name in ("sharding_strategy", "reshard_after_forward"):
+        if name == "reshard_after_forward" and f"{prefix}sharding_strategy" in block:
+            becomes, text = {}, "version 1 reads the sharding strategy alone"
+        elif name in ("sharding_strategy", "reshard_after_forward"):
             word = STRATEGIES[int(word) - 1] if word in ("1", "2", "3", "4", "5") else word
-            becomes = {f"{prefix}reshard_after_forward": word in ("FULL_SHARD", "HYBRID_SHARD")}
+            becomes = {f"{prefix}reshard_after_forward": word in ("FULL_SHARD", "HYBRID_SHARD", "TRUE")}
             if word == "NO_SHARD":
                 text = "FSDP2 divides weights, gradients and states; whole: distributed_type MULTI_GPU"
             elif word.startswith("HYBRID") and nodes > 1 and ranks is not None:

@@ -196,6 +196,26 @@ def test_plans_are_converted_with_their_batch(tmp_path: Path) -> None:
     assert settings.micro_batch == 2 and settings.optimizer == "AdamW"
 
 
+@pytest.mark.parametrize(
+    ("block", "reshards"),
+    [
+        ({"fsdp_reshard_after_forward": True}, True),
+        ({"fsdp_reshard_after_forward": False}, False),
+        ({"fsdp_reshard_after_forward": "SHARD_GRAD_OP"}, False),
+        ({"fsdp_sharding_strategy": "FULL_SHARD", "fsdp_reshard_after_forward": False}, True),
+        ({"fsdp_reshard_after_forward": True, "fsdp_sharding_strategy": "SHARD_GRAD_OP"}, False),
+    ],
+)
+def test_version_1_gives_weights_back_as_its_strategy_says(
+    tmp_path: Path, block: dict[str, Any], reshards: bool
+) -> None:
+    """Of two keys Accelerate reads the strategy (utils/dataclasses.py:1844, 1.15)."""
+    of_file = {"distributed_type": "FSDP", "num_processes": 2, "mixed_precision": "bf16"}
+    file = tmp_path / "fsdp.yaml"
+    file.write_text(yaml.safe_dump({**of_file, "fsdp_config": {"fsdp_version": 1, **block}}))
+    assert yaml_of(convert(str(file)))["fsdp_config"]["fsdp_reshard_after_forward"] is reshards
+
+
 def test_a_plans_folder_gets_no_files_of_another_engine(tmp_path: Path) -> None:
     zerokit.plan(model="llama-3.1-8b", gpus=8, gpu="h100-sxm-80gb", engine="fsdp2", out=str(tmp_path))
     before = (tmp_path / "accelerate.yaml").read_text()
