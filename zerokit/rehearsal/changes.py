@@ -57,6 +57,7 @@ def changes(
     batch_rows: int | None = None,
     checkpointing: bool | None = None,
     unwrapped: tuple[Sequence[str], float] = ((), 1.0),
+    sharded: Mapping[str, Any] | None = None,
     halved: str | None = None,
 ) -> tuple[Change, ...]:
     """What would lower the rank's peak, most first.
@@ -67,6 +68,7 @@ def changes(
         checkpointing: whether layers recompute already, where there was no engine; None: not known.
         unwrapped: classes of layers that are no FSDP units, and the largest share of the model that is
             gathered at once where they are.
+        sharded: what FSDP divided the model with, as far as it is known; None: it did not.
         halved: as of :func:`could_halve`.
     """
     if not rank.peak_allocated_bytes:
@@ -81,7 +83,7 @@ def changes(
     if halved is not None:  # under autocast the weights, their states and the loss stay in fp32
         what = f"{halved} in place of fp32 (a Trainer's --{halved} True, or torch.autocast)"
         options.append(Change(what=what, saves_bytes=live[ACTIVATIONS] // 2))
-    options += _of_states(rank, gpus, engine)
+    options += _of_states(rank, gpus, engine) if sharded is None else _of_shards(rank, sharded)
     if not live[QUANTISED]:  # beside quantised weights, what is in 16 bits is what bitsandbytes leaves
         what = "the frozen weights in 4 bits (QLoRA: `load_in_4bit` of BitsAndBytesConfig)"
         options.append(Change(what=what, saves_bytes=int(live[FROZEN] * (1 - _FOUR_BITS_OF_16))))
@@ -161,6 +163,17 @@ def _of_states(rank: RankMemory, gpus: int, engine: Mapping[str, Any] | None) ->
     if (engine or {}).get("offload_optimizer") in (None, "none"):
         of = "" if engine else "DeepSpeed's "
         yield Change(what=f"{_listed(words)} in host memory ({of}`offload_optimizer`)", saves_bytes=states)
+
+
+def _of_shards(rank: RankMemory, sharded: Mapping[str, Any]) -> Iterator[Change]:
+    """Nothing is left to divide, and all that is divided moves to the host together."""
+    live = _live(rank)
+    if sharded.get("offload_optimizer") in (None, "none"):
+        yield Change(
+            what="weights, gradients and optimizer states in host memory (Accelerate's "
+            "`fsdp_offload_params`, or `CPUOffloadPolicy` of `fully_shard`)",
+            saves_bytes=live[WEIGHTS] + live[FROZEN] + live[GRADIENTS] + live["optimizer states"],
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -405,8 +405,9 @@ def _result(
         config_files=tuple(script.config_title(path) for path in report.get("config_files", ())),
         changes=changes(
             rank,
-            1 if report.get("fully_sharded") else script.ranks,  # nothing is left to divide
+            script.ranks,
             None if report.get("fully_sharded") else report.get("engine"),
+            sharded=report.get("engine") or {} if report.get("fully_sharded") else None,
             batch_rows=report.get("batch_rows") or None,
             checkpointing=report.get("gradient_checkpointing"),
             unwrapped=report.get("unwrapped") or ((), 1.0),
