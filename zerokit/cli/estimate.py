@@ -82,6 +82,8 @@ def command(
             host = _host_ram(result)
             same = _plan_command({**options, **_pinned(strategy), **host}, batch, same_strategy=True)
             does = "plans this strategy and writes its files"
+            if strategy.engine == "fsdp2":  # no option fixes it
+                does = "plans it, with gathered weights kept where that is faster, and writes its files"
             if host:
                 does += f", for nodes with {host['host_ram']} of host memory"
             following = plan_text.NextCommand(command=same, does=does)

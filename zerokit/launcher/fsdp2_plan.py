@@ -16,6 +16,7 @@ from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.script.arguments import ScriptOptions
 from zerokit.strictload import load_yaml
+from zerokit.temporary import is_temporary
 from zerokit.units import counted
 from zerokit.values import replace
 
@@ -58,7 +59,7 @@ def check_reaches(plan: PlanFile, own: ScriptOptions, *, on_cpu: bool = False) -
     if own.own_deepspeed_file is not None:
         _, where = own.own_deepspeed_file
         raise InputError(f"{where}: the script would train under DeepSpeed, and the plan is for FSDP2")
-    code = shlex.quote(str(plan.folder / CODE_NAME))
+    code = CODE_NAME if is_temporary(plan.folder) else shlex.quote(str(plan.folder / CODE_NAME))
     if own.style == "raw" or own.facts.calls_initialize:
         raise InputError(
             f"the plan is for FSDP2, and the script calls DeepSpeed itself: divide the model with shard() of "
