@@ -15,7 +15,6 @@ from zerokit.errors import InputError
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
 from zerokit.script.arguments import ScriptOptions
-from zerokit.strictload import load_yaml
 from zerokit.temporary import is_temporary
 from zerokit.units import counted
 from zerokit.values import replace
@@ -81,13 +80,13 @@ def accelerate_file(plan: PlanFile, ranks: int, nodes: int = 1) -> tuple[dict[st
     in the ``accelerate.yaml`` beside it, which is said.
 
     Raises:
-        InputError: the file cannot be read, or the plan's groups of ranks are not those of the launch.
+        InputError: the file has errors, or the plan's groups of ranks are not those of the launch.
     """
+    from zerokit.planner.one_strategy import read_checked
+
     body: dict[str, Any] = {**fsdp2.accelerate_config(plan.strategy(), nodes), "num_processes": ranks}
     path = plan.folder / ACCELERATE_NAME
-    written = load_yaml(path).value if path.is_file() else body
-    if not isinstance(written, dict):
-        raise InputError(f"{path}: must be a mapping")
+    written = read_checked(str(path), ("accelerate",))[1] if path.is_file() else body
     changed = {name: written.get(name) for name in _OF_THE_FILE if written.get(name) != body.get(name)}
     body = {name: value for name, value in {**body, **changed}.items() if value is not None}
     if ranks != plan.world_size and "parallelism_config" in body:

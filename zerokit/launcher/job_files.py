@@ -177,6 +177,8 @@ def _launched(
         file = Path(jobs.ACCELERATE_IN_POD if is_fsdp2 else jobs.CONFIG_IN_POD)
     else:
         file = plan.folder / ACCELERATE_NAME if is_fsdp2 else _config(plan, style)
+    for note in fsdp2_plan.accelerate_file(plan, plan.world_size, plan.nodes)[1] if is_fsdp2 else ():
+        say(note)
     if style != "none":
         options, planned = ScriptOptions.read(facts, style, target.arguments), PlannedCommand(plan, target)
         for note in fsdp2_plan.check_reaches(plan, options) if is_fsdp2 else ():

@@ -103,6 +103,26 @@ def test_the_file_is_the_plans_with_what_its_user_changed(here: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"fsdp_config": 7}, "fsdp_config is 7: it must be a mapping"),
+        ({"parallelism_config": {"parallelism_config_dp_shard_size": 3}}, "the sizes multiply to 3"),
+        ({"mixed_precision": "half"}, "mixed_precision is 'half'"),
+    ],
+)
+def test_errors_in_the_users_file_stop_the_launch_and_the_job(
+    here: Path, changed: dict[str, Any], said: str
+) -> None:
+    written = load_yaml(Path("plan/accelerate.yaml")).value
+    Path("plan/accelerate.yaml").write_text(yaml.safe_dump({**written, **changed}))
+    with pytest.raises(InputError, match=said):
+        started(ACCELERATE)
+    with pytest.raises(InputError, match=said):
+        job = JobScript(command="emit sbatch", folder="plan", script=["train.py"])
+        sbatch_script(job, job_name="zerokit", time_limit=None, say=print)
+
+
 def test_an_optimizer_on_the_host_gets_its_cores(tmp_path: Path) -> None:
     devices, cores = Devices(kind="cuda", ranks=2, gpu_indexes=(0, 1), why=""), []
     for name in ("kept", "moved"):
