@@ -88,7 +88,7 @@ def from_accelerate(config: Mapping[str, Any]) -> Fsdp2Config:
         InputError: a part of it is not modelled.
     """
     parallelism = _mapping(config, "parallelism_config")
-    sizes = {name: _count(parallelism, f"{PARALLELISM_PREFIX}{name}_size") or 1 for name in PARALLEL}
+    sizes = {name: count(parallelism, f"{PARALLELISM_PREFIX}{name}_size") or 1 for name in PARALLEL}
     for name in ("tp", "cp", "sp"):
         if sizes[name] > 1:
             raise InputError(f"parallelism_config_{name}_size {sizes[name]} is not modelled under FSDP2")
@@ -102,8 +102,8 @@ def from_accelerate(config: Mapping[str, Any]) -> Fsdp2Config:
         found,
         settings=replace(found.settings, replicas=sizes["dp_replicate"]),
         shards=sizes["dp_shard"] if sizes["dp_shard"] > 1 else None,
-        processes=_count(config, "num_processes"),
-        nodes=_count(config, "num_machines"),
+        processes=count(config, "num_processes"),
+        nodes=count(config, "num_machines"),
     )
 
 
@@ -133,8 +133,8 @@ def from_arguments(arguments: Mapping[str, Any]) -> Fsdp2Config:
     names = ("activation_checkpointing", "gradient_checkpointing")
     by_trainer = any(is_true(arguments.get(name, False)) for name in names)
     batch = {
-        "micro_batch": _count(arguments, "per_device_train_batch_size") or TRAINERS_MICRO_BATCH,
-        "gradient_accumulation": _count(arguments, "gradient_accumulation_steps") or 1,
+        "micro_batch": count(arguments, "per_device_train_batch_size") or TRAINERS_MICRO_BATCH,
+        "gradient_accumulation": count(arguments, "gradient_accumulation_steps") or 1,
     }
     return replace(found, checkpointing=found.checkpointing or by_trainer, batch=batch)
 
@@ -206,6 +206,7 @@ def _mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
-def _count(config: Mapping[str, Any], key: str) -> int | None:
+def count(config: Mapping[str, Any], key: str) -> int | None:
+    """Read a number above zero; None: the key has none."""
     value = config.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.client_optimizers import with_optimizer
 from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSettings, from_config
+from zerokit.domain.fsdp2_config import count
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.settings import PLUGINS_STAGE, TRAINERS_MICRO_BATCH
@@ -253,14 +254,9 @@ def _with_batch(
     file: StrategyFile, ranks: int, pins: Pins, job: Job
 ) -> tuple[DeepSpeedSettings, tuple[Note, ...]]:
     """The file's batch sizes, completed as DeepSpeed does (runtime/config.py, _set_batch_related)."""
-
-    def number(key: str) -> int | None:
-        value = file.config.get(key)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-    train = number("train_batch_size") or job.global_batch
-    steps = number("gradient_accumulation_steps") or pins.gradient_accumulation
-    micro = number("train_micro_batch_size_per_gpu") or pins.micro_batch
+    train = count(file.config, "train_batch_size") or job.global_batch
+    steps = count(file.config, "gradient_accumulation_steps") or pins.gradient_accumulation
+    micro = count(file.config, "train_micro_batch_size_per_gpu") or pins.micro_batch
     notes = list[Note]()
     if micro is None:
         filled = file.config.get("train_micro_batch_size_per_gpu") == AUTO

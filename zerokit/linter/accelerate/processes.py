@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
+from zerokit.domain.fsdp2_config import count
 from zerokit.linter.accelerate.keys import LAUNCH, TOP_LEVEL, fits
 from zerokit.linter.finding import Finding, Row, broken, one_of
 from zerokit.rules.types import ACCELERATE_VERSION
@@ -94,8 +95,7 @@ _OF_GPUS = (
 
 def number_of_processes(document: Document) -> int | None:
     """``num_processes``, when it is a usable number."""
-    value = document.value.get("num_processes") if isinstance(document.value, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return count(document.value, "num_processes") if isinstance(document.value, dict) else None
 
 
 def lint_processes(document: Document, world_size: int | None) -> Iterator[Finding]:
