@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import AUTO, deepspeed, from_config
-from zerokit.domain.fsdp2_config import from_accelerate, from_arguments, fsdp_version, is_true
+from zerokit.domain.fsdp2_config import count, from_accelerate, from_arguments, fsdp_version, is_true
 from zerokit.domain.fsdp2_settings import fsdp2
 from zerokit.domain.job import Job
-from zerokit.domain.settings import value_at
+from zerokit.domain.settings import PLUGIN_KEYS, PLUGINS_STAGE, value_at
 from zerokit.domain.strategy import Strategy
 from zerokit.emit import fsdp2 as fsdp2_files
 from zerokit.emit.accelerate import accelerate_config
@@ -34,7 +34,6 @@ from zerokit.rules.batch import ranks_of
 from zerokit.strictload.yamldump import dump_yaml
 from zerokit.values import frozen_dataclass, replace
 
-ENGINES = ("fsdp2", "deepspeed")
 _BLOCKS = ("distributed_type", "deepspeed_config", "fsdp_config", "parallelism_config", "mixed_precision")
 """Of an accelerate YAML, what an engine decides; all other keys hold under any."""
 Converted = tuple[tuple[Change, ...], dict[str, str]]
@@ -122,8 +121,8 @@ def convert(
     Raises:
         InputError: it cannot be read or converted; names the key.
     """
-    if to not in (None, *ENGINES):
-        raise InputError(f"⟨to⟩ {to}: use one of {', '.join(ENGINES)}")
+    if to not in (None, "fsdp2", "deepspeed"):
+        raise InputError(f"⟨to⟩ {to}: use one of fsdp2, deepspeed")
     with about("path"):
         source = _read(Path(path), gpus, nodes)
         target = to or ("deepspeed" if source.runs == "fsdp2" else "fsdp2")
@@ -133,18 +132,14 @@ def convert(
             raise InputError(f"{path}: does not say on how many ranks it runs; give ⟨gpus⟩ N")
         folder = Path(out or "")
         try:
-            layers = {} if model is None or target == "deepspeed" else _layers(model)
-            if target == "deepspeed":
-                changes, texts = _to_deepspeed(source, folder)
-            else:
-                by_version = _to_version_2 if source.runs == "fsdp1" else _to_fsdp2
-                changes, texts = by_version(source, layers)
+            to_fsdp2 = _to_version_2 if source.runs == "fsdp1" else _to_fsdp2
+            made = _to_deepspeed(source, folder) if target == "deepspeed" else to_fsdp2(source, model)
         except InputError as error:
             said = error.marked if error.field or error.marked.startswith(path) else f"{path}: {error.marked}"
             raise InputError(said, field=error.field) from None
-    named = _in_arguments(source, target, folder) if source.kind == "arguments" else ()
+    changes = (*(_in_arguments(source, target, folder) if source.kind == "arguments" else ()), *made[0])
     conversion = Conversion(
-        source=source.path, converted_from=source.runs, to=target, changes=(*named, *changes), texts=texts
+        source=source.path, converted_from=source.runs, to=target, changes=changes, texts=made[1]
     )
     return conversion if out is None else conversion.write(out)
 
@@ -158,32 +153,30 @@ def _read(path: Path, gpus: int | None, nodes: int | None) -> Source:
         return _of_plan(path, gpus, nodes)
     kind, value = _checked(path, "accelerate", "arguments", "deepspeed")
     of_yaml = value if kind == "accelerate" else {}
-    block, runs = of_yaml.get("deepspeed_config") or {}, of_yaml.get("distributed_type", kind)
-    named = {"deepspeed": value, "DEEPSPEED": block.get("deepspeed_config_file")}.get(runs)
-    named = value.get("deepspeed") if runs == "arguments" else named
-    config: Mapping[str, Any] = {}
-    if isinstance(named, dict):
-        config = named
-    elif isinstance(named, str) and named:
+    in_file = {"deepspeed_config_file": value if kind == "deepspeed" else value.get("deepspeed")}
+    block = (of_yaml.get("deepspeed_config") or {}) if of_yaml else in_file
+    runs, named = of_yaml.get("distributed_type", kind), block.get("deepspeed_config_file")
+    named = None if runs == "FSDP" else named
+    config: Mapping[str, Any] | None = named if isinstance(named, dict) else None
+    if isinstance(named, str) and named:
         beside = find_beside(named, str(path))
         if beside is None:
             raise InputError(f"{path}: {named}: there is no such file")
         config = _checked(beside, "deepspeed")[1]
     elif runs == "DEEPSPEED":
         config = plugins_config(block, value.get("mixed_precision"))
-    elif runs == "arguments":
+    elif runs == "arguments" and config is None:
         value = _fsdps_arguments(value, path)
-    elif runs != "FSDP":
+    elif runs != "FSDP" and config is None:
         raise InputError(f"{path}: uses neither FSDP nor DeepSpeed")
-    counts = (of_yaml.get("num_processes"), of_yaml.get("num_machines"))
-    own_ranks, own_nodes = (count if isinstance(count, int) and count > 0 else None for count in counts)
-    ranks, nodes = gpus or own_ranks or ranks_of(config), nodes or own_nodes or 1
+    ranks = gpus or count(of_yaml, "num_processes") or ranks_of(config or {})
+    nodes = nodes or count(of_yaml, "num_machines") or 1
     found: tuple[Change, ...] = ()
-    if config:
+    if config is not None:
         runs, said = "deepspeed", _of_deepspeed(config, block, value.get("mixed_precision"))
     else:
         runs = f"fsdp{fsdp_version(value.get('fsdp_config'), 1 if of_yaml else 2)}"
-        said = _of_fsdp(of_yaml or {"fsdp_config": value["fsdp_config"]})
+        said = _of_fsdp(of_yaml or {"fsdp_config": value.get("fsdp_config")})
     if runs == "fsdp1":
         block, sizes, found = counterparts.of_version_2(
             value.get("fsdp_config") or {}, "fsdp_" * bool(of_yaml), ranks, nodes
@@ -191,7 +184,7 @@ def _read(path: Path, gpus: int | None, nodes: int | None) -> Source:
         value = {**value, "fsdp_config": block} | ({"parallelism_config": sizes} if sizes else {})
         said |= {"groups of fsdp_sharding_strategy": nodes} if sizes else {}
     return Source(
-        path=str(path), kind=kind, runs=runs, value=value, config=config, said=said, changes=found,
+        path=str(path), kind=kind, runs=runs, value=value, config=config or {}, said=said, changes=found,
         ranks=ranks, nodes=nodes,
     )  # fmt: skip
 
@@ -213,15 +206,19 @@ def _of_plan(path: Path, gpus: int | None, nodes: int | None) -> Source:
 
 
 def _of_deepspeed(config: Mapping[str, Any], block: Mapping[str, Any], precision: object) -> dict[str, Any]:
-    """The keys of DeepSpeed's configuration, or those that Accelerate makes it of; with what is unasked."""
-    said: dict[str, Any] = {"gradient_clipping": 1.0}
-    if block and "deepspeed_config_file" not in block:
-        said = {} if "gradient_clipping" in block else said
-        said["mixed_precision"] = precision or "no"
-    else:
+    """The keys of DeepSpeed's configuration, with what is unasked.
+
+    Args:
+        block: of an accelerate YAML; without a file in it, Accelerate makes the configuration of its keys.
+    """
+    if "deepspeed_config_file" in block:
         off = () if from_config(config).precision == "fp16" else ("fp16.",)
-        said = {"zero_optimization.stage": 0, **said, **dict(counterparts.leaves(config))}
+        said = {"zero_optimization.stage": 0, "gradient_clipping": 1.0, **dict(counterparts.leaves(config))}
         said = {key: one for key, one in said.items() if key == "fp16.enabled" or not key.startswith(off)}
+    else:
+        unasked = {"gradient_clipping": 1.0, "zero_stage": PLUGINS_STAGE}.items()
+        said = {PLUGIN_KEYS[key]: one for key, one in unasked if key not in block}
+        said["mixed_precision"] = precision or "no"
     own = {f"deepspeed_config.{key}": one for key, one in block.items() if key != "deepspeed_config_file"}
     return said | own
 
@@ -230,11 +227,11 @@ def _of_fsdp(value: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of FSDP's blocks; one of two decides whether gathered weights are freed, or none."""
     blocks = {key: value[key] for key in ("fsdp_config", "mixed_precision", "parallelism_config")
               if value.get(key) is not None}  # fmt: skip
-    said, decides = dict(counterparts.leaves(blocks)), "fsdp_config.{}reshard_after_forward"
-    if any(decides.format(prefix) in said for prefix in ("fsdp_", "")):
+    said = dict(counterparts.leaves(blocks))
+    if any(key.endswith("reshard_after_forward") for key in said):
         return {key: one for key, one in said.items() if not key.endswith("sharding_strategy")}
-    is_said = any(key.endswith("sharding_strategy") for key in said)
-    return said if is_said else {decides.format("fsdp_"): True, **said}
+    unasked = "fsdp_config.fsdp_reshard_after_forward"
+    return said if any(key.endswith("sharding_strategy") for key in said) else {unasked: True, **said}
 
 
 _WORDS = {"hybrid_shard": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "true": "full_shard"}
@@ -272,7 +269,8 @@ def _in_arguments(source: Source, to: str, folder: Path) -> tuple[Change]:
 # ---- converting
 
 
-def _to_fsdp2(source: Source, layers: dict[str, Any]) -> Converted:
+def _to_fsdp2(source: Source, model: str | None) -> Converted:
+    layers = _layers(model)
     config, plan, ranks = source.config, source.plan, source.ranks or 1
     zero, block = config.get("zero_optimization") or {}, source.value.get("deepspeed_config") or {}
     autos = [name for name, is_auto in open_precisions(config).items() if is_auto and plan is None]
@@ -307,14 +305,13 @@ def _to_fsdp2(source: Source, layers: dict[str, Any]) -> Converted:
     return found, texts
 
 
-def _to_version_2(source: Source, layers: dict[str, Any]) -> Converted:
-    block = source.value["fsdp_config"]
+def _to_version_2(source: Source, model: str | None) -> Converted:
+    block, layers = source.value["fsdp_config"], _layers(model)
     if source.kind != "accelerate":
         return source.changes, {TRAINER_NAME: _json(block | layers)}
     block = block | {f"fsdp_{name}": ",".join(names) for name, names in layers.items()}
-    return source.changes, {
-        ACCELERATE_NAME: dump_yaml({**source.value, "fsdp_config": block}, header=_HEADER)
-    }
+    text = dump_yaml({**source.value, "fsdp_config": block}, header=_HEADER)
+    return source.changes, {ACCELERATE_NAME: text}
 
 
 def _to_deepspeed(source: Source, folder: Path) -> Converted:
@@ -376,8 +373,9 @@ def _yaml(source: Source, body: Mapping[str, Any]) -> str:
     return dump_yaml(merged, header=_HEADER + by_hand * is_open)
 
 
-def _layers(model: str) -> dict[str, list[str]]:
-    """The classes that a model's code says are gathered whole, as a Trainer's ``fsdp_config`` names them.
+def _layers(model: str | None) -> dict[str, Any]:
+    """The classes that a model's code says are gathered whole, as a Trainer's ``fsdp_config`` names them;
+    of no model: nothing.
 
     Raises:
         InputError: its code is not here.
@@ -385,6 +383,8 @@ def _layers(model: str) -> dict[str, list[str]]:
     from zerokit.machine.model_code import model_code
     from zerokit.planner.models import config_of
 
+    if model is None:
+        return {}
     config = config_of(model)
     found = own_layers(model_code(config) or "") if config is not None else None
     if found is None:

@@ -357,11 +357,10 @@ def of_version_2(
         new |= becomes
         if text or becomes not in ({}, {key: value}):
             shown = {f"fsdp_config.{one}": said for one, said in becomes.items()}
-            is_strategy = "strategy" in name
-            shown |= {f"parallelism_config.{one}": size for one, size in sizes.items() if is_strategy}
-            kind = "lost" if not becomes else "changed" if text else "kept"
-            keys = {f"fsdp_config.{key}": value}
-            found.append(Change(kind=kind, keys=keys, becomes=shown, text=text))
+            if "strategy" in name:
+                shown |= {f"parallelism_config.{one}": size for one, size in sizes.items()}
+            kind, keys = "changed" if text else "kept", {f"fsdp_config.{key}": value}
+            found.append(Change(kind=kind if becomes else "lost", keys=keys, becomes=shown, text=text))
     return {f"{prefix}version": 2, **new}, sizes, _in_order(found)
 
 

@@ -149,7 +149,7 @@ def test_mics_which_deepspeed_removed_becomes_groups() -> None:
         converted("convert/mics.json", gpus=12)
 
 
-def test_a_trainers_arguments_get_a_trainers_file() -> None:
+def test_a_trainers_arguments_get_a_trainers_file(tmp_path: Path) -> None:
     block = json.loads(converted("convert/trainer-zero3.json").texts["fsdp_config.json"])
     assert block["reshard_after_forward"] is True and block["version"] == 2
     old = converted("convert/trainer-fsdp1.json")
@@ -157,6 +157,9 @@ def test_a_trainers_arguments_get_a_trainers_file() -> None:
     assert json.loads(old.texts["fsdp_config.json"]) == {
         "version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
     }  # fmt: skip
+    short = {"output_dir": "out", "per_device_train_batch_size": 1, "fsdp": "full_shard"}
+    (tmp_path / "short.json").write_text(json.dumps(short))
+    assert json.loads(convert(str(tmp_path / "short.json")).texts["ds_config.json"])["zero_optimization"]
     zero = converted("convert/trainer-fsdp1.json", to="deepspeed")
     assert from_config(json.loads(zero.texts["ds_config.json"])).zero.stage == 2
 
