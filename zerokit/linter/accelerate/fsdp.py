@@ -146,8 +146,8 @@ def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Fin
         yield _FSDP_BLOCK.at(document, _PATH, block=block)
         return
     known_keys = key_list()["fsdp_config"]
-    version = fsdp_version(block)
-    by_size = str(_get(block, "auto_wrap_policy")).upper() == "SIZE_BASED_WRAP"
+    version, said = fsdp_version(block), {str(key).removeprefix(_PREFIX): one for key, one in block.items()}
+    by_size = str(said.get("auto_wrap_policy")).upper() == "SIZE_BASED_WRAP"
     for key, value in block.items():
         # the launcher puts fsdp_ before a key that lacks it
         name = str(key)
@@ -176,22 +176,22 @@ def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Fin
     if not runs:
         return
     # both are on unless the file turns them off, and the launcher asks for Python's truth of the first
-    if _get(block, "cpu_ram_efficient_loading", True) and not _get(block, "sync_module_states", True):
+    if said.get("cpu_ram_efficient_loading", True) and not said.get("sync_module_states", True):
         yield _FSDP_LOADING.at(document, (*_PATH, "fsdp_sync_module_states"))
-    yield from _wrapping(document, block, version, model_code)
+    yield from _wrapping(document, said, version, model_code)
 
 
 def _wrapping(
-    document: Document, block: Mapping[str, Any], version: int, model_code: str | None
+    document: Document, said: Mapping[str, Any], version: int, model_code: str | None
 ) -> Iterator[Finding]:
     """What becomes of the model's layers: a unit is gathered whole, so that nothing is saved with one."""
-    checkpointing = is_true(_get(block, "activation_checkpointing"))
-    if is_true(_get(block, "activation_checkpointing_offload")) and not (checkpointing and version == 2):
+    checkpointing = is_true(said.get("activation_checkpointing"))
+    if is_true(said.get("activation_checkpointing_offload")) and not (checkpointing and version == 2):
         yield _FSDP_OFFLOAD_ALONE.at(document, (*_PATH, "fsdp_activation_checkpointing_offload"))
-    if str(_get(block, "auto_wrap_policy") or "NO_WRAP").upper() == "NO_WRAP":
+    if str(said.get("auto_wrap_policy") or "NO_WRAP").upper() == "NO_WRAP":
         row = _FSDP_NO_WRAP_CHECKPOINTING if checkpointing and version == 2 else _FSDP_NO_WRAP
         yield row.at(document, version=version, missing="fsdp_auto_wrap_policy")
-    named = _get(block, "transformer_layer_cls_to_wrap")
+    named = said.get("transformer_layer_cls_to_wrap")
     known = set(re.findall(r"\w+", model_code or ""))
     for name in str(named).split(",") if named and model_code else ():
         if name not in known:  # a name beside its comma keeps the space: Accelerate finds none such
@@ -205,10 +205,6 @@ def own_layers(model_code: str) -> str | None:
     """The classes that a model's code says are gathered whole, as they stand there."""
     found = re.search(r"_no_split_modules = \[([^\]]+)\]", model_code)
     return found[1] if found else None
-
-
-def _get(block: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    return block.get(f"{_PREFIX}{name}", block.get(name, default))
 
 
 def _is_choice(value: object, choices: tuple[str, ...]) -> bool:
