@@ -125,5 +125,6 @@ def _table(
     for line, row in zip(lines[2:], shown, strict=True):
         mark = f" {row.remark.partition(':')[0]}" if row.remark and not strategies else ""
         below = strategies or row.gpus is None
-        table += [line.rstrip() + mark, *(prose.wrap(row.why, "    ", "    ") if below else ())]
+        why = row.size.why or row.why  # the former with its arguments marked
+        table += [line.rstrip() + mark, *(prose.wrap(why, "    ", "    ") if below else ())]
     return table

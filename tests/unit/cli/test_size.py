@@ -17,6 +17,11 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     move_elsewhere(tmp_path, monkeypatch)
 
 
+def test_why_there_is_none_names_options(capsys: pytest.CaptureFixture[str]) -> None:
+    _, shown, _ = call(capsys, "size", "--model", "llama-3.1-8b", "--gpu", "h200", "--engine", "fsdp2")
+    assert "memory under --engine fsdp2 is not modelled for" in " ".join(shown.split())
+
+
 @pytest.mark.slow
 def test_size_counts_gpus_time_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
     body = as_json(capsys, "size", "--params", "175b", "--gpu", "a100-40gb", "--price", "2")
