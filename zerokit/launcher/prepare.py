@@ -67,7 +67,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
         not_rehearsed = None  # it is rehearsed now, and nothing is to be planned otherwise
     offload = agreed.config if agreed.accelerate is None else fsdp2_plan.offload(agreed.accelerate)
     threads = threads_of_rank(offload, placement, os.environ)
-    notes += [*agreed.notes, *filter(None, (not_rehearsed, *locks.stale_lock_warnings(), threads.note))]
+    stale = locks.stale_lock_warnings() if engine == "deepspeed" else ()  # FSDP2 builds no operators
+    notes += [*agreed.notes, *filter(None, (not_rehearsed, *stale, threads.note))]
     config_path = run_dir / CONFIG_FILE if agreed.config is not None else None
     added = commands.script_options(own, config_path)
     setup = commands.ScriptSetup(
@@ -190,11 +191,14 @@ def _several_nodes(plan: PlanFile | None, placement: Placement) -> list[str]:
     if plan is None or plan.nodes == 1 or placement.hosts is not None or placement.slurm is not None:
         return []
     each = plan.world_size // plan.nodes
+    started = (
+        f"inside a Slurm job of {plan.nodes} nodes it runs `srun torchrun` with {each} on each, ⟨hostfile⟩ "
+        "FILE names other machines, and "
+    )
     return [
         f"warning: the plan is for {plan.nodes} nodes × {counted(each, 'GPU')}, and this launch starts "
-        f"{counted(placement.ranks, 'rank')} on one machine: inside a Slurm job of {plan.nodes} nodes it "
-        f"runs `srun torchrun` with {each} on each, ⟨hostfile⟩ FILE names other machines, and "
-        "`zerokit emit sbatch` shows the job"
+        f"{counted(placement.ranks, 'rank')} on one machine: "
+        f"{started if plan.engine == 'deepspeed' else ''}`zerokit emit sbatch` shows the job"
     ]
 
 

@@ -89,6 +89,12 @@ def test_a_loop_of_ones_own_is_told_what_divides_it(here: Path) -> None:
     )
 
 
+def test_a_plan_for_nodes_names_what_starts_it(here: Path) -> None:
+    write_fsdp2_plan(Path("plan"), ranks=4, nodes=2)
+    _, said = started(ACCELERATE)
+    assert "on one machine: `zerokit emit sbatch` shows the job" in said and "hostfile" not in said
+
+
 def test_the_file_is_the_plans_with_what_its_user_changed(here: Path) -> None:
     plan = read_plan_file("plan", engines=("fsdp2",))
     written = load_yaml(Path("plan/accelerate.yaml")).value
