@@ -71,6 +71,10 @@ def command(
     if as_json:
         write_json(result.to_dict())
     else:
+        if accelerate:
+            nodes = result.planned.cluster.nodes
+            of_file = {"gpus": strategy.world_size, **({"nodes": nodes} if nodes > 1 else {})}
+            options |= {name: options.get(name) or number for name, number in of_file.items()}
         searched = _plan_command(options, batch)
         following = None
         in_file = strategy.sequence_parallel == strategy.pipeline_parallel == 1

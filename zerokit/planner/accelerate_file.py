@@ -98,6 +98,8 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
             f"{file.path}: {replicas} replicas of {shards} shards are for {shards * replicas} ranks, and "
             f"⟨gpus⟩ is {ranks}; change parallelism_config_dp_shard_size, or leave ⟨gpus⟩ out"
         )
+    if request.on_cpu:  # accelerate 1.15, state.py:982
+        raise InputError(f"{file.path}: ⟨device⟩ cpu: Accelerate divides nothing on CPU ranks")
     if job.inference:
         raise InputError(f"⟨inference⟩: {file.path} is for training")
     remarks = (*file.ignored, *(f"{file.path}: {text}" for text in says.remarks))

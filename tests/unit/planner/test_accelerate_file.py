@@ -134,6 +134,18 @@ def test_what_cannot_be_estimated_is_refused(
     assert code == 2 and says in err
 
 
+def test_cpu_ranks_are_refused_as_nothing_is_divided_there(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ("--model", "llama-3.2-1b", "--device", "cpu")
+    code, _, err = call(capsys, "estimate", *model, "--accelerate", write(accelerate_config(EIGHT, 1)))
+    assert code == 2 and "--device cpu: Accelerate divides nothing on CPU ranks" in err
+
+
+def test_what_does_not_fit_is_planned_on_the_files_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("--model", "llama-3.1-70b", "--gpu", "rtx-4090", "--micro-batch", "1")
+    code, out, _ = call(capsys, "estimate", *job, "--accelerate", write(accelerate_config(EIGHT, 1)))
+    assert code == 3 and "zerokit plan --model llama-3.1-70b --gpus 8 --gpu rtx-4090 --global-batch 8" in out
+
+
 def test_an_fsdp2_yaml_in_place_of_deepspeeds_json_names_the_option(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
