@@ -152,6 +152,9 @@ def _read(path: Path, gpus: int | None, nodes: int | None) -> Source:
     if path.is_dir() or path.name == FILE_NAME:
         return _of_plan(path, gpus, nodes)
     kind, value = _checked(path, "accelerate", "arguments", "deepspeed")
+    if kind == "accelerate":
+        given = {"num_processes": gpus, "num_machines": nodes}
+        value = {**value, **{name: number for name, number in given.items() if number is not None}}
     of_yaml = value if kind == "accelerate" else {}
     in_file = {"deepspeed_config_file": value if kind == "deepspeed" else value.get("deepspeed")}
     block = (of_yaml.get("deepspeed_config") or {}) if of_yaml else in_file

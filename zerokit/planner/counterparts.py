@@ -144,7 +144,7 @@ _ROWS = (
         forth=lambda old, new: "" if old.zero.zero_hpz_partition_size == 1 else "backward gathers over all "
         f"ranks; fully_shard(reshard_after_forward={old.zero.zero_hpz_partition_size}) is what it does, and "
         "Accelerate's YAML cannot say it",
-        back=lambda old, new: "ZeRO-2 divides over all ranks" if old.zero.zero_hpz_partition_size == 1
+        back=lambda old, new: "DeepSpeed divides over all ranks" if old.zero.zero_hpz_partition_size == 1
         else "gradients and states are divided over all ranks; a copy of the weights alone stays in a group",
     ),
     _row(

@@ -142,6 +142,12 @@ def test_hybrid_sharding_stays_in_groups() -> None:
     assert by_key(zero)["groups of fsdp_sharding_strategy"][0] == "changed"
 
 
+def test_other_ranks_are_written_as_they_are_given(tmp_path: Path) -> None:
+    said = yaml_of(converted("convert/accelerate-fsdp1-hybrid.yaml", gpus=8, out=str(tmp_path)))
+    assert (said["num_processes"], said["num_machines"]) == (8, 2)
+    assert alarms(tmp_path) == []
+
+
 def test_mics_which_deepspeed_removed_becomes_groups() -> None:
     found = from_accelerate(yaml_of(converted("convert/mics.json", gpus=16)))
     assert (found.settings.replicas, found.shards) == (2, 8)
