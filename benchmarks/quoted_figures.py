@@ -14,6 +14,7 @@ from typing import Any
 
 import zerokit
 from benchmarks import bare_loop_times, rehearsal_page, step_time
+from benchmarks.engines import jobs as engines
 from benchmarks.measure import limits, quality
 from benchmarks.rehearsal_page import DATA, PEAKS, PREDICTED, ROOT, TIMES, Case, Step, cases, steps
 from zerokit.catalog import gpus
@@ -339,6 +340,17 @@ def all_runs() -> Figures:
 def _line_of(page: str, name: str) -> list[float]:
     line = next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
     return [float(cell.strip(" %")) for cell in line.strip("| ").split("|")[1:]]
+
+
+@cache
+def engine_pairs() -> Figures:
+    """FSDP2 beside DeepSpeed on two H200s."""
+    found = engines.Summary.of(engines.compared(rows(ROOT / "benchmarks" / "engines" / "h200-2gpu.jsonl")))
+    return {
+        "named": str(found.named), "pairs": str(found.pairs), "rows": str(len(found.peaks)),
+        "close": str(sum(error < 2e-4 for error in found.peaks)), "worst": size(max(found.peaks), 1),
+        "mean": size(_mean(found.times)),
+    }  # fmt: skip
 
 
 # ---- what the code and its catalogue say

@@ -225,6 +225,23 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
         figures.predicted_again,
     ),
     (
+        "docs/deepspeed-or-fsdp2.md",
+        "`plan` names the faster of such a pair, or one within 4 %, in {named} of {pairs}; FSDP2's peaks "
+        "were predicted within 0.02 % in {close} of {rows} rows. The other is a plain loop with a bf16 "
+        "model and fp32 adapters, {worst} % above. Step times are {mean} % off on average",
+        figures.engine_pairs,
+    ),
+    (
+        "docs/quickstart/fsdp2.md",
+        "Of {rows} runs on two H200s, {close} peaks were within 0.02 %",
+        figures.engine_pairs,
+    ),
+    (
+        "docs/quickstart/fsdp2.md",
+        "of the same runs were {mean} % off on average",
+        figures.engine_pairs,
+    ),
+    (
         "docs/memory-lines.md",
         "Loading {billions} B parameters took at most {own} GiB of a process's own memory, and {pages} "
         "GiB of such pages",

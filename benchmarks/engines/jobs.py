@@ -10,7 +10,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,27 +165,54 @@ class Compared:
         )
 
 
-def compare(rows: list[dict[str, Any]], host: float | None) -> None:
+def compared(rows: Sequence[dict[str, Any]], host: float | None = None) -> list[tuple[str, Compared]]:
+    """Each measured row beside what is said of it, and its pair."""
+    measured = {row["id"]: row for row in rows}
+    said = ((pair, row(pair, job, how, host)) for pair, job, how in cases())
+    return [(pair, Compared(job, measured[job["id"]])) for pair, job in said if job["id"] in measured]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """FSDP2's ``peaks`` and ``times`` as absolute errors; pairs, and in how many the faster engine was
+    ``named``, or one within 4 %; rows ``inside`` the range that was said of ``every``."""
+
+    peaks: list[float]
+    times: list[float]
+    pairs: int
+    named: int
+    inside: int
+    every: int
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[str, Compared]]) -> Summary:
+        """What the rows come to."""
+        by_pair = defaultdict[str, list[Compared]](list)
+        for pair, one in rows:
+            by_pair[pair].append(one)
+        own = [one for _, one in rows if one.said["engine"] == "fsdp2"]
+        both, named = [found for found in by_pair.values() if len(found) > 1], 0
+        for found in both:
+            chosen = min(found, key=lambda one: one.said["said"]["step_seconds"])
+            named += chosen.took <= _AS_FAST * min(one.took for one in found)
+        return cls(
+            peaks=[abs(one.peak_error) for one in own if one.peak_error is not None],
+            times=[abs(one.time_error) for one in own], pairs=len(both), named=named,
+            inside=sum(one.is_in_range for _, one in rows), every=len(rows),
+        )  # fmt: skip
+
+
+def compare(rows: Sequence[dict[str, Any]], host: float | None) -> None:
     """Print each row's errors, and how often the faster engine was named."""
-    measured, pairs = {row["id"]: row for row in rows}, defaultdict[str, list[Compared]](list)
-    for pair, job, how in cases():
-        said = row(pair, job, how, host)
-        if (was := measured.get(said["id"])) is not None:
-            pairs[pair].append(Compared(said, was))
-            print(pairs[pair][-1].line)
-    every = [one for found in pairs.values() for one in found]
-    own = [one for one in every if one.said["engine"] == "fsdp2"]
-    peaks = [abs(one.peak_error) for one in own if one.peak_error is not None]
-    times = [abs(one.time_error) for one in own]
-    print(f"FSDP2: {len(own)} rows, peak median {statistics.median(peaks):.3%}, worst {max(peaks):.3%}; "
-          f"step time mean {statistics.mean(times):.1%}, worst {max(times):.1%}")  # fmt: skip
-    print(f"within the range that was said: {sum(one.is_in_range for one in every)} of {len(every)}")
-    both = [found for found in pairs.values() if len(found) > 1]
-    named = 0
-    for found in both:
-        chosen = min(found, key=lambda one: one.said["said"]["step_seconds"])
-        named += chosen.took <= _AS_FAST * min(one.took for one in found)
-    print(f"the faster engine named, or within 4 %: {named} of {len(both)}")
+    found = compared(rows, host)
+    for _, one in found:
+        print(one.line)
+    told = Summary.of(found)
+    print(f"FSDP2: {len(told.times)} rows, peak median {statistics.median(told.peaks):.3%}, "
+          f"worst {max(told.peaks):.3%}; step time mean {statistics.mean(told.times):.1%}, "
+          f"worst {max(told.times):.1%}")  # fmt: skip
+    print(f"within the range that was said: {told.inside} of {told.every}")
+    print(f"the faster engine named, or within 4 %: {told.named} of {told.pairs}")
 
 
 def main() -> None:

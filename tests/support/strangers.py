@@ -180,6 +180,7 @@ def commands(name: str) -> list[list[str]]:
             ("sbatch", "t.py", name), ("kubernetes", "--image", name, "t.py"), ("hostfile", name, "b"),
             ("deepspeed",), ("accelerate",), (name,))),
         ["emit", "deepspeed", "--plan", path],
+        ["convert", json_file], ["convert", yaml_file, "--out", f"{path}/new"], ["convert", path, "--json"],
         ["rehearse", "--gpu", name, "t.py"], ["rehearse", "--versions", json_file, f"{path}/absent.py"],
         ["rehearse", "--plan", path, "t.py"], ["rehearse", f"{path}/absent"],
         ["tune", "--params", "1b", "--gpus", "2", "--device", "cpu", "--dry-run", "t.py", name],
