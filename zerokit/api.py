@@ -65,7 +65,7 @@ def plan(
     say: Say = silent,
     **options: Unpack[PlanOptions],
 ) -> PlanResult:
-    """Choose the fastest DeepSpeed strategy that fits, and say why.
+    """Choose the fastest strategy that fits, and say why.
 
     With a script the plan is for what the script really allocates: it is rehearsed on GPUs that are not
     there, as are the best three strategies before one is chosen.

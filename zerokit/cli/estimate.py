@@ -73,7 +73,9 @@ def command(
     else:
         if accelerate:
             nodes = result.planned.cluster.nodes
-            of_file = {"gpus": strategy.world_size, **({"nodes": nodes} if nodes > 1 else {})}
+            of_file: dict[str, object] = {"gpus": strategy.world_size}
+            of_file |= {"nodes": nodes} if nodes > 1 else {}
+            of_file |= {"engine": strategy.engine} if strategy.engine != "deepspeed" else {}
             options |= {name: options.get(name) or number for name, number in of_file.items()}
         searched = _plan_command(options, batch)
         following = None

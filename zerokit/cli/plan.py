@@ -1,4 +1,4 @@
-"""``zerokit plan``: choose the fastest DeepSpeed strategy that fits, and write its files."""
+"""``zerokit plan``: choose the fastest strategy that fits, and write its files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def command(
     overrides: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Choose the fastest DeepSpeed strategy that fits, and say why.
+    """Choose the fastest strategy that fits, and say why.
 
     Searches every part of the strategy and the batch that you do not give.
 

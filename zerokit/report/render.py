@@ -250,7 +250,7 @@ def _why_not_compared(run: RunReport) -> str:
     if any(had_engine(rank.model_dump()) for rank in run.ranks):
         return "no plan to compare with"
     if any(rank.steps_counted_by == "optimizer" for rank in run.ranks):
-        return "nothing to compare with: the script trains without DeepSpeed"
+        return "nothing to compare with: the script trains by itself"
     ended_well = all(rank.state in ("finished", "stopped") for rank in run.ranks)
     came_up = "came up: all of the run counts as load" if ended_well else "had come up"
     if any(rank.state == "running" for rank in run.ranks):
