@@ -37,9 +37,10 @@ from zerokit.units import format_gib, parse_bytes
 
 _BATCH = [SETTINGS[name] for name in ("micro_batch", "gradient_accumulation")]
 _DEGREES = [SETTINGS[name] for name in ("tensor_parallel", "pipeline_parallel", "sequence_parallel")]
-_CHANGED = ("zero_stage", "offload_optimizer", "offload_param", "data_parallel", "micro_batch",
-            "gradient_accumulation")  # fmt: skip
-_WORDS = {"data_parallel": "data parallel", "micro_batch": "micro-batch"}
+_CHANGED = ("zero_stage", "reshard_after_forward", "replicas", "offload_optimizer", "offload_param",
+            "data_parallel", "micro_batch", "gradient_accumulation")  # fmt: skip
+_WORDS = {"data_parallel": "data parallel", "micro_batch": "micro-batch", "replicas": "replicas",
+          "reshard_after_forward": "reshard after forward"}  # fmt: skip
 
 
 _FROM_THE_FILE = frozenset((*IN_FILE, "tp"))
