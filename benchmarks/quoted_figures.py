@@ -345,8 +345,10 @@ def _line_of(page: str, name: str) -> list[float]:
 @cache
 def engine_pairs() -> Figures:
     """FSDP2 beside DeepSpeed on two H200s."""
-    found = engines.Summary.of(engines.compared(rows(ROOT / "benchmarks" / "engines" / "h200-2gpu.jsonl")))
+    compared = engines.compared(rows(ROOT / "benchmarks" / "engines" / "h200-2gpu.jsonl"))
+    found, first = engines.Summary.of(compared), engines.Summary.of(engines.as_predicted(compared))
     return {
+        "first_named": str(first.named), "first_mean": size(_mean(first.times)),
         "named": str(found.named), "pairs": str(found.pairs), "rows": str(len(found.peaks)),
         "close": str(sum(error < 2e-4 for error in found.peaks)), "worst": size(max(found.peaks), 1),
         "mean": size(_mean(found.times)),

@@ -172,6 +172,14 @@ def compared(rows: Sequence[dict[str, Any]], host: float | None = None) -> list[
     return [(pair, Compared(job, measured[job["id"]])) for pair, job in said if job["id"] in measured]
 
 
+def as_predicted(rows: Sequence[tuple[str, Compared]]) -> list[tuple[str, Compared]]:
+    """The same with the step times that were said before they ran."""
+    return [
+        (pair, Compared({**one.said, "said": {**one.said["said"], **one.was["said"]}}, one.was))
+        for pair, one in rows
+    ]
+
+
 @dataclass(frozen=True)
 class Summary:
     """FSDP2's ``peaks`` and ``times`` as absolute errors; pairs, and in how many the faster engine was

@@ -115,6 +115,7 @@ def test_a_few_layers_tell_of_all_under_fsdp2(tmp_path: Path, monkeypatch: pytes
     assert few.depth == {"layers": [3, 6], "of": 16} and every.depth == "whole"
     assert few.ranks[0].phases == pytest.approx(every.ranks[0].phases, rel=5e-4)
     assert few.min_vram_bytes == pytest.approx(every.min_vram_bytes, rel=0.02)
+    assert {change.what for change in few.changes} == {change.what for change in every.changes}
     assert few.engine is not None and few.engine["parameters"] == every.engine["parameters"]
 
 

@@ -57,33 +57,34 @@ def changes(
     batch_rows: int | None = None,
     checkpointing: bool | None = None,
     unwrapped: tuple[Sequence[str], float] = ((), 1.0),
-    sharded: Mapping[str, Any] | None = None,
+    fully_sharded: bool = False,
     halved: str | None = None,
 ) -> tuple[Change, ...]:
     """What would lower the rank's peak, most first.
 
     Args:
-        engine: what the DeepSpeed engine ran with; None: there was none.
-        batch_rows: of a batch per GPU, where there was no engine; None: not known.
-        checkpointing: whether layers recompute already, where there was no engine; None: not known.
+        engine: what the engine ran with, DeepSpeed's or FSDP2; None: there was none.
+        batch_rows: of a batch per GPU, where DeepSpeed did not train; None: not known.
+        checkpointing: whether layers recompute already, where DeepSpeed did not train; None: not known.
         unwrapped: classes of layers that are no FSDP units, and the largest share of the model that is
             gathered at once where they are.
-        sharded: what FSDP divided the model with, as far as it is known; None: it did not.
+        fully_sharded: FSDP divided the model.
         halved: as of :func:`could_halve`.
     """
     if not rank.peak_allocated_bytes:
         return ()
+    deepspeed = None if fully_sharded else engine
     options = [
         *_of_phase(rank),
         *_of_activations(
-            rank, engine or {"micro_batch": batch_rows, "gradient_checkpointing": checkpointing}
+            rank, deepspeed or {"micro_batch": batch_rows, "gradient_checkpointing": checkpointing}
         ),
     ]
     live = _live(rank)
     if halved is not None:  # under autocast the weights, their states and the loss stay in fp32
         what = f"{halved} in place of fp32 (a Trainer's --{halved} True, or torch.autocast)"
         options.append(Change(what=what, saves_bytes=live[ACTIVATIONS] // 2))
-    options += _of_states(rank, gpus, engine) if sharded is None else _of_shards(rank, sharded)
+    options += _of_shards(rank, engine or {}) if fully_sharded else _of_states(rank, gpus, deepspeed)
     if not live[QUANTISED]:  # beside quantised weights, what is in 16 bits is what bitsandbytes leaves
         what = "the frozen weights in 4 bits (QLoRA: `load_in_4bit` of BitsAndBytesConfig)"
         options.append(Change(what=what, saves_bytes=int(live[FROZEN] * (1 - _FOUR_BITS_OF_16))))

@@ -406,8 +406,8 @@ def _result(
         changes=changes(
             rank,
             script.ranks,
-            None if report.get("fully_sharded") else report.get("engine"),
-            sharded=report.get("engine") or {} if report.get("fully_sharded") else None,
+            report.get("engine"),
+            fully_sharded=bool(report.get("fully_sharded")),
             batch_rows=report.get("batch_rows") or None,
             checkpointing=report.get("gradient_checkpointing"),
             unwrapped=report.get("unwrapped") or ((), 1.0),

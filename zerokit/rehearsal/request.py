@@ -158,13 +158,13 @@ def _unlike_plan(done: Rehearsal, path: str) -> tuple[str, ...]:
 
 def divided_otherwise(done: Rehearsal, folder: str) -> str:
     """How FSDP2 divided the model otherwise than the plan in the folder has it, as where the script's code
-    makes a plugin, which goes before the plan's file; empty: it did not, or DeepSpeed trained."""
+    makes a plugin, which goes before the plan's file; empty: it did not."""
     from zerokit.launcher.given_plan import read_plan
     from zerokit.report.what_ran import no_engine, of_engine
 
-    plan, config = read_plan(folder)
-    if config is not None or not done.steps:
+    if not done.steps:
         return ""
+    plan, _ = read_plan(folder)
     nothing = no_engine([{"engine": done.engine}], plan.engine)
     found = of_engine({**plan.chosen, "rehearsed": {}}, done.engine or {})
     return nothing or "; ".join(one.text for one in found)

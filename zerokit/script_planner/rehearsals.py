@@ -145,7 +145,7 @@ def rehearse_strategy(
             ),
             zygote=zygote,
         )
-        if unlike := divided_otherwise(done, folder):
+        if short.engine == "fsdp2" and (unlike := divided_otherwise(done, folder)):
             raise InputError(
                 f"no plan for FSDP2 reaches the script: {unlike}; `zerokit rehearse` says what it takes alone"
             )

@@ -70,10 +70,12 @@ def test_16_bits_halve_the_activations_of_what_computes_in_fp32() -> None:
 def test_fsdp2_moves_all_that_it_divides_to_the_host_together() -> None:
     held = rank(optimizer_states=8, model=4, activations=8)
     offload = "(Accelerate's `fsdp_offload_params`, or `CPUOffloadPolicy` of `fully_shard`)"
-    said = told(held, 2, sharded={"offload_optimizer": "none"})
+    said = told(held, 2, {"offload_optimizer": "none"}, fully_sharded=True)
     assert said[f"weights, gradients and optimizer states in host memory {offload}"] == 12
     assert not any("ZeRO" in what or "DeepSpeed" in what for what in said)
-    assert not any(offload in what for what in told(held, 2, sharded={"offload_optimizer": "cpu"}))
+    assert not any(
+        offload in what for what in told(held, 2, {"offload_optimizer": "cpu"}, fully_sharded=True)
+    )
 
 
 def test_zero_divides_what_its_stage_leaves_whole() -> None:
