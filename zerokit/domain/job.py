@@ -86,6 +86,7 @@ class Job:
         loss: one of :data:`LOSSES`.
         offload_activations: whether the script moves them to the host, as TRL does.
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
+        use_reentrant_checkpointing: whether its full checkpointing is reentrant; None: as its trainer's is.
         trainer: whose defaults hold: a key of :data:`zerokit.domain.trainers.TRAINERS`.
     """
 
@@ -96,7 +97,7 @@ class Job:
     optimizer: str = "AdamW"
     attention: str = "sdpa"
     attention_mask_given: bool = False
-    use_reentrant_checkpointing: bool = False
+    use_reentrant_checkpointing: bool | None = None
     inference: bool = False
     quantization: str = "none"
     new_tokens: int | None = None
@@ -122,8 +123,9 @@ class Job:
 
     def is_reentrant(self, settings: TrainingSettings) -> bool:
         """Whether checkpointing is reentrant under these settings."""
-        by_trainer = self.defaults.reentrant or self.has_narrow_adapters(settings)
-        return self.use_reentrant_checkpointing or by_trainer
+        if self.use_reentrant_checkpointing is not None:
+            return self.use_reentrant_checkpointing
+        return self.defaults.reentrant or self.has_narrow_adapters(settings)
 
     def has_narrow_adapters(self, settings: TrainingSettings) -> bool:
         """Whether its trainer keeps adapters under ZeRO-3 in the training dtype."""

@@ -226,6 +226,26 @@ TRAINERS: Mapping[str, Trainer] = {
             "checkpointing": "llamafactory/hparams/model_args.py, disable_gradient_checkpointing: False",
         },
     ),
+    "swift": Trainer(
+        title="ms-swift 4.6",
+        reentrant=True,
+        checkpointing="full",
+        packages=("swift",),
+        arguments={
+            "lora": "--tuner_type lora --lora_rank {rank}",
+            "all": "--target_modules all-linear",
+            "named": "--target_modules {spaced}",
+            "packed": "--quant_method bnb --quant_bits 4 --bnb_4bit_compute_dtype {dtype}",
+            "dropout": "--lora_dropout {dropout:g}",
+        },
+        separator=" ",
+        sources={
+            "lora_dropout": "swift/arguments/tuner_args.py, lora_dropout: 0.05",
+            "reentrant": "swift/trainers/mixin.py:951, but under DDP",
+            "checkpointing": "swift/trainers/arguments.py:135, gradient_checkpointing: True",
+            "double_quant": "swift/arguments/base_args/quant_args.py, bnb_4bit_use_double_quant: True",
+        },
+    ),
 }
 """By the value of ``⟨trainer⟩``."""
 

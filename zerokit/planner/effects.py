@@ -16,7 +16,8 @@ Options = Mapping[str, Any]
 _STAGE_3_SIZES = ("prefetch_bucket", "persistence", "sub_group")
 _BUCKETS = ("reduce_bucket", "overlap_comm")
 _OF_TRAINING = (
-    "optimizer", "loss", "offload_activations", "gradient_accumulation", "checkpointing", "reduce_bucket",
+    "optimizer", "loss", "offload_activations", "gradient_accumulation", "checkpointing", "reentrant",
+    "reduce_bucket",
     "overlap_comm", "set", "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module", "all_gpus",
 )  # fmt: skip
 _ZERO = "zero_optimization"
@@ -60,6 +61,8 @@ def refuse_idle(options: Options, *, single: bool, file: bool = False) -> None:
         (_BUCKETS, stage == "0", "DeepSpeed reads it with ⟨zero⟩ 1, 2 or 3"),
         (_STAGE_3_SIZES, stage in ("0", "1", "2"), "only with ⟨zero⟩ 3"),
         (("nvme",), single and "nvme" not in devices, "only with ⟨offload_⟩… nvme"),
+        (("reentrant",), str(options.get("checkpointing") or single or "auto") not in ("auto", "full"),
+         "only with ⟨checkpointing⟩ full"),
         (("set",), stage in ("0", "1", "2") and _quantises(options),
          "DeepSpeed quantises what it sends with ⟨zero⟩ 3 only"),
         (("margin",), single, "estimate counts one strategy, whatever room it leaves"),
@@ -86,6 +89,7 @@ def unread(options: Options, strategies: Sequence[Strategy]) -> tuple[str, ...]:
     stages = {one.zero_stage for one in settings}
     chosen = " or ".join(sorted({one.title for one in settings}))
     devices = {device for one in settings for device in (one.optimizer_device, one.weights_device)}
+    checkpoints = any(one.checkpointing == "full" for one in strategies)
     without_stage_3 = 3 not in stages
     sent = f"only ZeRO-3 quantises what it sends, and {chosen} was chosen"
     return tuple(_idle(
@@ -93,6 +97,7 @@ def unread(options: Options, strategies: Sequence[Strategy]) -> tuple[str, ...]:
         (_STAGE_3_SIZES, without_stage_3, f"only ZeRO-3 reads it, and {chosen} was chosen"),
         (("set",), without_stage_3 and _quantises(options), sent),
         (_BUCKETS, stages <= {0, None}, f"{chosen}, which was chosen, does not read it"),
+        (("reentrant",), not checkpoints, "nothing is checkpointed"),
         (("nvme",), "nvme" not in devices, "nothing is offloaded to it"),
     ))  # fmt: skip
 

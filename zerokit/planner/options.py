@@ -58,7 +58,7 @@ def parse_image_size(value: object, name: str) -> tuple[int, int]:
 
 
 _WHETHER = "for whether it fits."
-Trainer = Literal["raw", "transformers", "trl", "trl-dpo", "trl-reward", "axolotl", "llamafactory"]
+Trainer = Literal["raw", "transformers", "trl", "trl-dpo", "trl-reward", "axolotl", "llamafactory", "swift"]
 Whole = int | str | None
 Count = int | float | str | None
 """A number of parameters or elements: ``70b``, ``1.3e9``, 70_553_706_496."""
@@ -143,6 +143,8 @@ class PlanOptions(TypedDict, total=False):
     """Sequence parallel degree (Ulysses); auto: searched. Batches must carry position_ids."""
     checkpointing: Annotated[Literal["auto", "none", "selective", "full"] | None, Option("Strategy")]
     """Activation checkpointing. [default: auto]"""
+    reentrant: Annotated[bool | str | None, Option("Strategy", "on|off", _switch)]
+    """Whether full checkpointing is reentrant (use_reentrant). [default: as the trainer's is]"""
     offload_activations: Annotated[bool, Option("Strategy")]
     """The script moves activations to the host, as TRL's activation_offloading does."""
     reduce_bucket: Annotated[Count, Option("Strategy", "ELEMENTS", parse_count)]

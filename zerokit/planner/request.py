@@ -283,6 +283,9 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
         optimizer=optimizer,
         attention=attention,
         loss=loss,
+        use_reentrant_checkpointing={"on": True, "off": False}.get(
+            choice(options, "reentrant", ("on", "off")) or ""
+        ),
         offload_activations=bool(options.get("offload_activations")),
         inference=inference,
         quantization=quantization,
