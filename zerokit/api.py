@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from zerokit.planner.size_result import SizeResult
     from zerokit.rehearsal.result import Rehearsal
     from zerokit.script.entry_points import Target
+    from zerokit.trainer_files.reading import TrainerFile
     from zerokit.tuner.result import TuneResult
 
 __all__ = ["check", "convert", "estimate", "launch", "plan", "rehearse", "size", "tune"]
@@ -56,6 +57,8 @@ def plan(
     arguments: Sequence[str] = (),
     *,
     module: str | None = None,
+    file: Path | None = None,
+    kind: str | None = None,
     rehearsal_seconds: float | None = None,
     unconfined: bool = False,
     no_cache: bool = False,
@@ -73,6 +76,9 @@ def plan(
     Args:
         script: its path, or ``module``: its name, as ``python -m`` takes it; its model need not be named.
         arguments: the script's own.
+        file: what a trainer reads (axolotl, LLaMA-Factory, ms-swift, TRL): the plan is for its job, at its
+            global batch, and ``PlanResult.changes`` is what it changes there. ``kind``: whose it is, where
+            its keys do not tell.
         rehearsal_seconds: with a script, after so long it is rehearsed only until one plan is that fits;
             None: 600.
         unconfined: with a script, rehearse it even where the kernel gives no namespaces: what native code
@@ -113,7 +119,12 @@ def plan(
                 "⟨arguments⟩, ⟨rehearsal_seconds⟩, ⟨unconfined⟩, ⟨no_cache⟩: only with ⟨script⟩ or ⟨module⟩"
             )
         return planner.plan(
-            normalized_options, recipe=_text(recipe), out=_text(out), top=top, say=plainly(say)
+            normalized_options,
+            file=_trainer_file(file, kind),
+            recipe=_text(recipe),
+            out=_text(out),
+            top=top,
+            say=plainly(say),
         )
     return script_planner.plan_script(
         named_target(script, module, arguments),
@@ -131,6 +142,8 @@ def plan(
 @shows_options
 def estimate(
     *,
+    file: Path | None = None,
+    kind: str | None = None,
     deepspeed: Path | None = None,
     accelerate: Path | None = None,
     say: Say = silent,
@@ -142,6 +155,7 @@ def estimate(
     parallelism but data, no activation checkpointing. An ``"auto"`` micro-batch of the file is a Trainer's 8.
 
     Args:
+        file: what a trainer reads, as it stands: its job, batch and engine; ``kind`` as for :func:`plan`.
         deepspeed: a ``ds_config.json``, which then decides the strategy.
         accelerate: an accelerate YAML with FSDP2 or DeepSpeed, or a Trainer's arguments with FSDP, likewise;
             ``gpus`` are then its ``num_processes`` unless given.
@@ -162,17 +176,24 @@ def estimate(
     from zerokit import planner
 
     return planner.estimate(
-        normalized(options), deepspeed=_text(deepspeed), accelerate=_text(accelerate), say=plainly(say)
-    )
+        normalized(options), deepspeed=_text(deepspeed), accelerate=_text(accelerate),
+        file=_trainer_file(file, kind), say=plainly(say),
+    )  # fmt: skip
 
 
 @shows_options
 def size(
-    *, price: float | str | None = None, say: Say = silent, **options: Unpack[PlanOptions]
+    *,
+    file: Path | None = None,
+    kind: str | None = None,
+    price: float | str | None = None,
+    say: Say = silent,
+    **options: Unpack[PlanOptions],
 ) -> SizeResult:
     """Find the fewest GPUs of each kind that can do the job, and how long and how costly it is there.
 
     Args:
+        file: what a trainer reads, whose job it is; ``kind`` as for :func:`plan`.
         price: of a GPU-hour, in any currency; ``"h200=3.5,l40s=1.1"`` for several kinds.
         say: is told, line by line, what takes long.
         **options: see :data:`zerokit.planner.options.OPTIONS`.
@@ -190,7 +211,10 @@ def size(
     """
     from zerokit import planner
 
-    return planner.size(normalized(options), price=None if price is None else str(price), say=plainly(say))
+    return planner.size(
+        normalized(options), file=_trainer_file(file, kind), price=None if price is None else str(price),
+        say=plainly(say),
+    )  # fmt: skip
 
 
 @partial(shows_options, own=CheckOptions)
@@ -400,6 +424,14 @@ def _folder_of(plan: Path | PlanResult | None) -> str | None:
     folder = make_folder("plan")
     plan.write(folder)
     return str(folder)
+
+
+def _trainer_file(file: Path | None, kind: str | None) -> TrainerFile | None:
+    if file is None:
+        return None
+    from zerokit.trainer_files.reading import read_trainer_file
+
+    return read_trainer_file(os.fspath(file), kind)
 
 
 def _text(path: Path | None) -> str | None:

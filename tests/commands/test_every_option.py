@@ -62,6 +62,7 @@ EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--pp": (ONE, "2"),
     "--sp": (ONE, "2"),
     "--checkpointing": (ONE, "full"),
+    "--reentrant": ((*ONE, "--zero", "2", "--checkpointing", "full"), "on"),
     "--reduce-bucket": ((*ONE, "--zero", "2"), "30m"),
     "--prefetch-bucket": ((*ONE, "--zero", "3"), "300m"),
     "--persistence": ((*ONE, "--zero", "3"), "1000000000"),
@@ -103,7 +104,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _OF_COMMANDS = {
-    "--json", "--recipe", "--out", "--top", "--price", "--explain", "--quiet", "--html",
+    "--json", "--recipe", "--from", "--out", "--top", "--price", "--explain", "--quiet", "--html",
     "--rehearsal-seconds", "--unconfined", "--no-cache", "--dry-run",
 }  # fmt: skip
 
@@ -131,7 +132,10 @@ def answer_before(capsys: pytest.CaptureFixture[str], command: str, *beside: str
 
 def test_every_option_is_here() -> None:
     of_all = {f"--{name.replace('_', '-')}" for name in (p.name or "" for p in estimate.params)}
-    assert of_all - {"--deepspeed", "--accelerate", "--as-json", "--explain", "--quiet"} == EFFECTS.keys()
+    assert (
+        of_all - {"--deepspeed", "--accelerate", "--file", "--kind", "--as-json", "--explain", "--quiet"}
+        == EFFECTS.keys()
+    )
     shared = {option.option for option in OPTIONS}
     for command in (plan, size):
         names = {opt for p in command.params for opt in p.opts if opt.startswith("--")}

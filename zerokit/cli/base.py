@@ -51,6 +51,7 @@ class Command(click.Command):
         Raises:
             InputError: a word is no option's value, and this command takes no words.
         """
+        ctx.meta.setdefault(WORDS, (ctx.info_name or "", *args))
         _, extra, _ = self.make_parser(ctx).parse_args(args=list(args))
         takes_no_words = not ctx.allow_extra_args and any(one.name == "model" for one in self.params)
         if extra and takes_no_words and not ctx.resilient_parsing:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerokit.cli import options as shared_options
-from zerokit.cli.base import Command
+from zerokit.cli.base import WORDS, Command
 from zerokit.cli.say import say, write, write_json
 from zerokit.commands import command_text
 from zerokit.errors import NothingFits
@@ -49,10 +49,17 @@ _BATCH_PER_GPU = ("micro_batch", "gradient_accumulation")
     metavar="FILE",
     help="An accelerate YAML with FSDP2 or DeepSpeed, or a Trainer's arguments with FSDP, likewise.",
 )
+@shared_options.trainer_file
 @shared_options.explain
 @click.option("--json", "as_json", is_flag=True, help="Print the estimate as JSON on standard output.")
 def command(
-    deepspeed: str | None, accelerate: str | None, explain: bool, as_json: bool, **options: Any
+    deepspeed: str | None,
+    accelerate: str | None,
+    file: str | None,
+    kind: str | None,
+    explain: bool,
+    as_json: bool,
+    **options: Any,
 ) -> int:
     """Predict memory and step time of ONE configuration.
 
@@ -62,7 +69,8 @@ def command(
     from zerokit import planner
     from zerokit.cli import plan_text
 
-    result = planner.estimate(options, deepspeed=deepspeed, accelerate=accelerate, say=say)
+    read = shared_options.read_file(file, kind, click.get_current_context().meta[WORDS])
+    result = planner.estimate(options, deepspeed=deepspeed, accelerate=accelerate, file=read, say=say)
     # 3 as `plan` ends where nothing fits; the answer itself stands on standard output all the same
     code = NothingFits.exit_code if result.fits is False else 0
     strategy, job = result.planned.strategy, result.planned.job
@@ -77,16 +85,18 @@ def command(
             of_file |= {"nodes": nodes} if nodes > 1 else {}
             of_file |= {"engine": strategy.engine} if strategy.engine != "deepspeed" else {}
             options |= {name: options.get(name) or number for name, number in of_file.items()}
-        searched = _plan_command(options, batch)
+        searched = _plan_command(options, batch, file=file)
         following = None
         in_file = strategy.sequence_parallel == strategy.pipeline_parallel == 1
         if accelerate:
             following = _accelerate_with(accelerate)
         elif deepspeed and in_file:
             following = _launch_with(deepspeed, result)
-        elif not job.inference:
+        elif file is None and not job.inference:
             host = _host_ram(result)
-            same = _plan_command({**options, **_pinned(strategy), **host}, batch, same_strategy=True)
+            same = _plan_command(
+                {**options, **_pinned(strategy), **host}, batch, same_strategy=True, file=file
+            )
             does = "plans this strategy and writes its files"
             if strategy.engine == "fsdp2":  # no option fixes it
                 does = "plans it, with gathered weights kept where that is faster, and writes its files"
@@ -168,7 +178,11 @@ def _pinned(strategy: Strategy) -> dict[str, object]:
 
 
 def _plan_command(
-    options: Mapping[str, Any], global_batch: int | None, *, same_strategy: bool = False
+    options: Mapping[str, Any],
+    global_batch: int | None,
+    *,
+    same_strategy: bool = False,
+    file: str | None = None,
 ) -> str:
     """``zerokit plan`` with the model, the hardware and the job that were given, the ``global_batch`` of the
     batch per GPU that was, so that the steps compare, and, for the ``same_strategy``, all that was given of
@@ -183,4 +197,4 @@ def _plan_command(
     given["global_batch"] = given["global_batch"] or global_batch
     if given["device"] == "auto":
         del given["device"]
-    return command_text("plan", options=given)
+    return command_text("plan", *([file] if file else []), options=given)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zerokit.cli.base import stray
 from zerokit.emit.outside import remember
+from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.options import Option, options_of
 from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS, folded
+
+if TYPE_CHECKING:
+    from zerokit.trainer_files.reading import TrainerFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,6 +100,41 @@ def _option(option: Option) -> Callable[[F], F]:
         show_default=option.default is not None and not option.multiple,
         help=text,
     )
+
+
+def trainer(command: F) -> F:
+    """Adds whose a trainer's file is."""
+    text = "Whose FILE is, where its keys do not tell: axolotl, llamafactory, swift or trl."
+    return click.option("--from", "kind", metavar="KIND", help=text)(command)
+
+
+def trainer_file(command: F) -> F:
+    """Adds a trainer's own file as the word of a command, and whose it is."""
+    return click.argument("file", required=False, metavar="[FILE]")(trainer(command))
+
+
+def is_file(words: Sequence[str], kind: str | None) -> bool:
+    """Whether a word can only be a trainer's file, or is said to be one."""
+    from zerokit.trainer_files import ENDINGS
+
+    return any(kind is not None or ("=" not in word and word.endswith(ENDINGS)) for word in words)
+
+
+def read_file(word: str | None, kind: str | None, typed: Sequence[str]) -> TrainerFile | None:
+    """The trainer's file that a word names; None: there is no word.
+
+    Raises:
+        InputError: it is none; ``typed``: all that was typed after the command.
+    """
+    if word is None:
+        if kind is not None:
+            raise InputError("⟨from⟩: only with a trainer's file: FILE ⟨from⟩ KIND")
+        return None
+    from zerokit.trainer_files.reading import read_trainer_file
+
+    if not is_file((word,), kind):
+        raise InputError(stray(word, typed))
+    return read_trainer_file(word, kind)
 
 
 def unconfined(command: F) -> F:

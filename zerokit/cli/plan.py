@@ -65,6 +65,7 @@ class PlanCommand(Command):
 )
 @shared_options.shared("plan")
 @click.option("--recipe", metavar="NAME|FILE", help="Options from a recipe or a plan.yaml; others given win.")
+@shared_options.trainer
 @click.option("--out", metavar="DIR", help=f"Where the files go. [default: {DEFAULT_FOLDER}]")
 @click.option("--dry-run", is_flag=True, help="Only answer: write no files.")
 @click.option("--top", metavar="K", default="5", show_default=True, help="How many plans to show.")
@@ -79,9 +80,10 @@ class PlanCommand(Command):
 @shared_options.unconfined
 @shared_options.no_cache
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]…")
+@click.argument("overrides", nargs=-1, metavar="[FILE] [KEY=VALUE]…")
 def command(
     recipe: str | None,
+    kind: str | None,
     out: str | None,
     dry_run: bool,
     top: str,
@@ -98,6 +100,9 @@ def command(
 
     Searches every part of the strategy and the batch that you do not give.
 
+    FILE is what a trainer reads (axolotl, LLaMA-Factory, ms-swift, TRL): the plan is for its job, at
+    its global batch.
+
     KEY=VALUE changes a key of the recipe: gpus=16 nodes=2; `key=` takes it out.
 
     With a script after `--` (zerokit plan --gpus 8 -- train.py ARGS), the script is rehearsed on
@@ -108,8 +113,12 @@ def command(
     from zerokit.cli import plan_text
     from zerokit.planner.plan_result import still_there
 
+    typed = click.get_current_context().meta[WORDS]
+    file = None
+    if shared_options.is_file(overrides[:1], kind):
+        file, overrides = shared_options.read_file(overrides[0], kind, typed), overrides[1:]
     if overrides and recipe is None:
-        raise InputError(_misplaced(overrides[0], click.get_current_context().meta[WORDS]))
+        raise InputError(_misplaced(overrides[0], typed))
     if dry_run and (out or html):
         raise InputError("⟨dry_run⟩ writes no files: not with ⟨out⟩ or ⟨html⟩")
     folder = None if dry_run else out or DEFAULT_FOLDER
@@ -130,7 +139,9 @@ def command(
                 "zerokit plan … -- train.py ARGS"
             )
         else:
-            result = planner.plan(options, recipe=recipe, overrides=overrides, out=folder, top=count, say=say)
+            result = planner.plan(
+                options, file=file, recipe=recipe, overrides=overrides, out=folder, top=count, say=say
+            )
     except (InputError, NothingFits) as error:
         if html is not None and isinstance(error, NothingFits):
             error.add(f"⟨html⟩ {html}: not written, there is no plan to show")

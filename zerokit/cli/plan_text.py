@@ -29,6 +29,7 @@ from zerokit.search.explain import (
     strategy_words,
 )
 from zerokit.search.plan import WHAT_WOULD_FIT
+from zerokit.trainer_files import NOTES as OF_FILE
 from zerokit.units import counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
@@ -234,14 +235,16 @@ def plan(
     fails = [answer.fails(result.to_fix)] if result.to_fix else []
     tracing = next((note.command for note in with_id(notes, "trace-model") if note.command), "")
     closed = [f"{note}; see Next" if tracing else note for note in with_id(notes, "closed-form")]
-    remarks = [*closed, *idle, *surer, *with_id(notes, "under-deepspeed")]
-    below = [*_todo(planned, notes), *_rehearsed(result, explain=explain)]
+    remarks = [*with_id(notes, *OF_FILE), *closed, *idle, *surer, *with_id(notes, "under-deepspeed")]
+    todo = [] if result.trainer_file is not None else _todo(planned, notes)
+    below = [*_changed(result), *todo, *_rehearsed(result, explain=explain)]
     more = [] if explain else _short_rows(notes, folder)
     lines = [*_answer(planned, title, remarks, (*unsure, *faster), first=fails), *more, *below]
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing:
         following += command_lines(tracing, "traces the model; then plan again")
-    assumed = _others(notes, "closed-form", "under-deepspeed", *(["trace-model"] if tracing else []))
+    told = ("closed-form", "under-deepspeed", *OF_FILE)
+    assumed = _others(notes, *told, *(["trace-model"] if tracing else []))
     if not explain:
         answered = _answer(planned, title, remarks, unsure, brief=True, first=fails)
         shorter = [*answered, *_short_rows(notes, None), *below]
@@ -250,6 +253,26 @@ def plan(
     lines += _listed("Assumed", assumed, assumed)
     lines += _listed("Worth knowing", advice, advice)
     return "\n".join([*lines, *_reasons(result), *following])
+
+
+def _changed(result: PlanResult) -> list[str]:
+    """The lines of a trainer's file that the plan changes, each with the reason."""
+    if result.trainer_file is None:
+        return []
+    told = [
+        f"{one.key}: {_as_yaml(one.before)} -> {_as_yaml(one.after)} ({one.why})" for one in result.changes
+    ]
+    title = f"Changed in {result.trainer_file.path}"
+    return [heading(title), *bullets(told or ["nothing: it runs as the plan does"])]
+
+
+def _as_yaml(value: object) -> str:
+    """A value as a short line of YAML; a block is not shown."""
+    if value is None:
+        return "(no line)"
+    if isinstance(value, dict | list):
+        return "(a block)"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _short_rows(notes: Sequence[Note], folder: str | None) -> list[str]:
@@ -326,7 +349,7 @@ def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequenc
         return paragraph(answer.fix_first(result.to_fix))
     if folder is None:
         return paragraph("without --dry-run, `plan` writes the files that `zerokit launch` takes")
-    words = script or result.script_words
+    words = script or result.script_words or _worker(result)
     comment = "" if words or Path("train.py").exists() else "train.py: your script"
     to_run = answer.run_command(result.chosen.strategy, result.cluster, folder, words)
     lines = command_lines(to_run, comment)
@@ -345,6 +368,14 @@ def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequenc
             initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False,
         )  # fmt: skip
     return [line.replace("\xa0", " ") for line in lines]
+
+
+def _worker(result: PlanResult) -> Sequence[str]:
+    """The words that train with the file that was given back."""
+    file = result.trainer_file
+    if file is None or "trainer_file" not in result.files:
+        return ()
+    return [result.files["trainer_file"] if word == file.path else word for word in file.command]
 
 
 @frozen_dataclass
@@ -367,10 +398,12 @@ def estimate(
     """The answer for one configuration; ``explain`` adds memory and time in detail. ``plan_command``: what
     plans the same job, shown where this does not fit; ``next_command``: the next step where it fits."""
     planned, notes = result.planned, result.notes
-    lines = _answer(planned, f"{result.model_name} on {cluster_words(planned.cluster)}")
+    title = f"{result.model_name} on {cluster_words(planned.cluster)}"
+    lines = _answer(planned, title, with_id(notes, *OF_FILE))
     with_plan = next_command is None or not next_command.without_plan
-    lines += _todo(planned, notes, with_plan=with_plan)
-    assumptions = _others(notes)
+    if result.trainer_file is None:
+        lines += _todo(planned, notes, with_plan=with_plan)
+    assumptions = _others(notes, *OF_FILE)
     lines += _listed("Assumed", assumptions, assumptions if explain else answer.worth_a_look(assumptions))
     if explain:
         lines += _details(planned)

@@ -10,9 +10,11 @@ import click
 
 from zerokit.cli import options as shared_options
 from zerokit.cli import prose
-from zerokit.cli.base import Command
+from zerokit.cli.base import WORDS, Command
 from zerokit.cli.say import say, write, write_json
 from zerokit.errors import NothingFits
+from zerokit.notes import with_id
+from zerokit.trainer_files import NOTES as OF_FILE
 
 if TYPE_CHECKING:
     from zerokit.planner.size_result import FewestGpus, SizeResult
@@ -28,9 +30,12 @@ if TYPE_CHECKING:
 )
 @shared_options.shared("size")
 @click.option("--price", metavar="AMOUNT", help="Per GPU-hour; for several kinds NAME=AMOUNT,NAME=AMOUNT.")
+@shared_options.trainer_file
 @shared_options.explain
 @click.option("--json", "as_json", is_flag=True, help="Print the sizes as JSON on standard output.")
-def command(price: str | None, explain: bool, as_json: bool, **options: Any) -> None:
+def command(
+    price: str | None, file: str | None, kind: str | None, explain: bool, as_json: bool, **options: Any
+) -> None:
     """Find the fewest GPUs of each kind that can do the job, and how long and how costly it is there.
 
     --gpu names one kind, or several with commas; without it, eight typical ones are compared. --method
@@ -38,7 +43,8 @@ def command(price: str | None, explain: bool, as_json: bool, **options: Any) -> 
     """
     from zerokit import planner
 
-    result = planner.size(options, price=price, say=say)
+    read = shared_options.read_file(file, kind, click.get_current_context().meta[WORDS])
+    result = planner.size(options, file=read, price=price, say=say)
     if as_json:
         write_json(result.to_dict())
     if result.misfit is not None:
@@ -57,7 +63,9 @@ def _text(result: SizeResult, *, explain: bool) -> str:
 
     is_priced = any(row.cost_per_1e9_tokens is not None for row in result.sizes)
     unpriced = [] if is_priced else prose.bullets(["costs are not compared: --price AMOUNT, per GPU-hour"])
+    of_file = with_id(result.notes, *OF_FILE)
     lines = [*prose.wrap(f"Fewest GPUs for {result.model_name}", later="  "), *prose.bullets(result.answer)]
+    lines += prose.bullets(of_file)
     commands = result.next_by_method
     following = []
     if commands:

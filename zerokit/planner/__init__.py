@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from zerokit.planner.memory_source import Say
     from zerokit.planner.plan_result import PlanResult
     from zerokit.planner.size_result import SizeResult
+    from zerokit.trainer_files.reading import TrainerFile
 
 
 __all__ = ["estimate", "plan", "plan_into", "plan_recipe_into", "size"]
@@ -37,6 +38,7 @@ def without_collecting() -> Iterator[None]:
 def plan(
     options: Mapping[str, Any],
     *,
+    file: TrainerFile | None = None,
     recipe: str | None = None,
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
@@ -44,6 +46,9 @@ def plan(
     say: Say | None = None,
 ) -> PlanResult:
     """Choose the fastest strategy that fits, and write its files where ``out`` names a folder.
+
+    Args:
+        file: a trainer's own, whose job is planned.
 
     Raises:
         InputError: an argument that cannot be; names it and the fix.
@@ -65,10 +70,16 @@ def plan(
 
         requested = merged(recipe, options, overrides)
         before = script_before(recipe, overrides, options, requested)
+    if file is not None:
+        from zerokit.planner.trainer_file import job_options, notes_on
+
+        requested = job_options(file, requested)
     resolved = resolve(requested, say=say or silent)
     request = resolved.request
     planned = make_plan(request, top=top)
     notes = notes_of("unread", unread(requested, [planned.chosen.strategy]))
+    if file is not None:
+        notes = (*notes_on(file), *notes)
     if before is not None:
         notes = (Note("not-rehearsed", before.note), *notes)
     tracing = trace_command(resolved.options, planned.chosen.strategy)
@@ -84,6 +95,7 @@ def plan(
         timed=request.timed,
         on_cpu=request.on_cpu,
         script_words=before.words if before is not None else (),
+        trainer_file=file,
     )
     return result if out is None else replace(result, files=result.write(out, say))
 
@@ -119,50 +131,46 @@ def estimate(
     *,
     deepspeed: str | Path | None = None,
     accelerate: str | Path | None = None,
+    file: TrainerFile | None = None,
     say: Say | None = None,
 ) -> Estimate:
-    """Predict memory and step time of one strategy: that of the file ``deepspeed`` or ``accelerate``, or of
-    the options.
+    """Predict memory and step time of one strategy: that of the file ``deepspeed`` or ``accelerate``, of a
+    trainer's own ``file``, or of the options.
 
     Raises:
         InputError: an argument that cannot be, or a file that cannot be read.
     """
     from zerokit.domain.unmodelled import BASIS, moves_memory, not_modelled, unmodelled_keys
-    from zerokit.errors import InputError, about
+    from zerokit.errors import about
     from zerokit.linter.deepspeed.tables import has_key
     from zerokit.memory.saving import notes as saving_notes
     from zerokit.notes import notes_of
-    from zerokit.planner.accelerate_file import Fsdp2File, fsdp2_strategy, read_accelerate_file
+    from zerokit.planner.accelerate_file import Fsdp2File, fsdp2_strategy
     from zerokit.planner.documents import Estimate, PlannedStrategy
     from zerokit.planner.memory_source import silent
-    from zerokit.planner.one_strategy import one_strategy, read_strategy_file, refuse_errors_on
+    from zerokit.planner.one_strategy import one_strategy, refuse_errors_on
     from zerokit.planner.request import resolve
+    from zerokit.planner.trainer_file import given_strategy, notes_on
     from zerokit.search.explain import note_on_estimate, unsure_near_limit
     from zerokit.search.nearest import nearest_to
     from zerokit.search.plan import best_plan, estimate_strategy
     from zerokit.values import replace
 
-    if None not in (accelerate, deepspeed):
-        raise InputError("⟨accelerate⟩ and ⟨deepspeed⟩ both decide the strategy; leave one out")
-    field, given = "deepspeed" if accelerate is None else "accelerate", None
-    with about(field):
-        if accelerate is not None:
-            given, options = read_accelerate_file(Path(accelerate), options)
-        elif deepspeed is not None:
-            given = read_strategy_file(Path(deepspeed), options)
+    field, given, options = given_strategy(options, deepspeed=deepspeed, accelerate=accelerate, file=file)
     resolved = resolve(options, single=True, file=given is not None, say=say or silent)
     request = resolved.request
-    file = None if isinstance(given, Fsdp2File) else given
+    config_file = None if isinstance(given, Fsdp2File) else given
     strategy, notes = (
-        fsdp2_strategy(request, given) if isinstance(given, Fsdp2File) else one_strategy(request, file)
+        fsdp2_strategy(request, given) if isinstance(given, Fsdp2File) else one_strategy(request, config_file)
     )
-    unmodelled = {} if file is None else unmodelled_keys(file.config, has_key)
-    if file is not None and (accelerate is None or file.path != Path(accelerate)):
-        with about(field):
-            refuse_errors_on(str(file.path), strategy, request.cluster)
-    if file is not None:
+    unmodelled = {} if config_file is None else unmodelled_keys(config_file.config, has_key)
+    if config_file is not None:
+        of_yaml = accelerate if file is None else file.path
+        if of_yaml is None or config_file.path != Path(of_yaml):
+            with about(field):
+                refuse_errors_on(str(config_file.path), strategy, request.cluster)
         notes = (
-            *notes_of("file-remark", file.remarks),
+            *notes_of("file-remark", config_file.remarks),
             *notes_of("not-modelled", not_modelled(unmodelled)),
             *notes,
         )
@@ -176,28 +184,43 @@ def estimate(
         candidate=candidate,
         job=request.job,
         cluster=request.cluster,
-        notes=(*request.assumptions, *notes),
+        notes=(*notes_on(file), *request.assumptions, *notes),
         fits=fitting if resolved.vram_named else None,
         timed=request.timed,
         on_cpu=request.on_cpu,
         not_modelled=moves_memory(unmodelled),
     )
-    config = None if file is None else file.config
+    config = None if config_file is None else config_file.config
     return Estimate(
         planned=planned,
         model_name=resolved.model_name,
         file_config=config,
+        trainer_file=file,
         nearest=lambda: nearest_to(request.for_remarks(), strategy, best_plan),
     )
 
 
 @without_collecting()
-def size(options: Mapping[str, Any], *, price: str | None = None, say: Say | None = None) -> SizeResult:
-    """Find the fewest GPUs of each kind that can do the job.
+def size(
+    options: Mapping[str, Any],
+    *,
+    file: TrainerFile | None = None,
+    price: str | None = None,
+    say: Say | None = None,
+) -> SizeResult:
+    """Find the fewest GPUs of each kind that can do the job; ``file``: a trainer's own, whose job it is.
 
     Raises:
         InputError: an argument that cannot be; names it and the fix.
     """
     from zerokit.planner.size_result import fewest
 
-    return fewest(options, price=price, say=say)
+    if file is None:
+        return fewest(options, price=price, say=say)
+    from zerokit.planner.options import given_options
+    from zerokit.planner.trainer_file import job_options, notes_on
+    from zerokit.values import replace
+
+    found = fewest(job_options(file, options, on_these_gpus=False), price=price, say=say)
+    notes = (*notes_on(file), *found.notes)
+    return replace(found, notes=notes, request=given_options(options), trainer_file=file.path)

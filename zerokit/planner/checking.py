@@ -164,7 +164,12 @@ def _fit(estimate_options: Mapping[str, str], path: str, say: Say, named: str) -
 def _answer(estimate_options: Mapping[str, str], path: str, say: Say, named: str) -> tuple[bool | None, str]:
     """Whether it fits, and a sentence with the figures."""
     try:
-        answer = planner.estimate(estimate_options, say=say, **{named: path})
+        answer = planner.estimate(
+            estimate_options,
+            deepspeed=path if named == "deepspeed" else None,
+            accelerate=path if named == "accelerate" else None,
+            say=say,
+        )
     except NothingFits as error:
         return False, error.marked
     peak = f"peak of tensors {format_gib(answer.peak_allocated_bytes)}"

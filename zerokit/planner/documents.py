@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from html import escape
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -24,6 +24,9 @@ from zerokit.search.explain import cluster_words, host_lack_words, strategy_word
 from zerokit.timing.ranges import NVME_RATES, SURE
 from zerokit.units import counted, format_gib, format_seconds, format_seconds_range, shown_unit
 from zerokit.values import frozen_dataclass
+
+if TYPE_CHECKING:
+    from zerokit.trainer_files.reading import TrainerFile
 
 STRATEGY_FIELDS = (
     "engine", "zero_stage", "offload_optimizer", "offload_param", "data_parallel", "tensor_parallel",
@@ -249,12 +252,14 @@ class Estimate(Document):
         planned: the strategy, with what the models say of it.
         model_name: the model's.
         file_config: the DeepSpeed file that decided the strategy, as it stands; None: there was none.
+        trainer_file: what was estimated, where it is a trainer's file.
         nearest: looks for as few changes as make it fit, in sentences; called where they are shown.
     """
 
     planned: PlannedStrategy
     model_name: str = ""
     file_config: Mapping[str, Any] | None = None
+    trainer_file: TrainerFile | None = None
     nearest: Callable[[], Sequence[str]] = tuple
 
     def __repr__(self) -> str:
@@ -376,6 +381,9 @@ class Estimate(Document):
         "step_seconds_range", "measured_on_no_machine", "tokens_per_second_per_gpu", "time_parts", "bound_by",
         "basis", "saving", "per_rank", "components_by_phase", "assumptions", "notes",
     )  # fmt: skip
+
+    def _more(self) -> dict[str, Any]:
+        return {} if self.trainer_file is None else {"trainer_file": self.trainer_file.to_dict()}
 
 
 def environment(cluster: Cluster, chosen: Strategy, attention: str) -> dict[str, str]:

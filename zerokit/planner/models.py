@@ -237,9 +237,12 @@ def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -
         cached = cached_config(model)
         if cached is not None:
             return _from_file(cached, single, say, images, name=model)
-        raise InputError(
-            f"{error.marked}; to fetch that of the Hub into this machine's cache: {fetch_command(model)}"
-        ) from None
+        same = _of_same_name(model)
+        if same is None:
+            raise InputError(
+                f"{error.marked}; to fetch that of the Hub into this machine's cache: {fetch_command(model)}"
+            ) from None
+        entry, notes = same
     if images is None and entry.head == "image-text":
         raise InputError(f"⟨model⟩ {model}: a model of images and text; give ⟨images⟩ N ⟨image_size⟩ WxH")
     if images is not None:
@@ -459,6 +462,16 @@ def _sized(params: str, single: bool, say: Say) -> Chosen:
         max_seq_len=None,
         assumptions=(Note("model-scaled", note),),
     )
+
+
+def _of_same_name(repository: str) -> tuple[models.CatalogModel, tuple[str, ...]] | None:
+    """The catalogue's model whose repository has the same name in another organisation, and what to say."""
+    try:
+        entry, _ = models.resolve(repository.partition("/")[2])
+    except InputError:
+        return None
+    said = f"⟨model⟩ {repository}: taken as {entry.name}, whose repository has that name"
+    return entry, (f"{said}; `{fetch_command(repository)}` brings its own configuration",)
 
 
 _SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_experts",

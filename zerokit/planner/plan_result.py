@@ -32,10 +32,13 @@ from zerokit.planner.documents import (
 )
 from zerokit.search.explain import cluster_words
 from zerokit.search.plan import Plan
+from zerokit.units import counted
 from zerokit.values import frozen_dataclass, replace
 
 if TYPE_CHECKING:
     from zerokit.planner.memory_source import Say
+    from zerokit.trainer_files.giving_back import Change
+    from zerokit.trainer_files.reading import TrainerFile
 
 
 @frozen_dataclass
@@ -77,6 +80,7 @@ class PlanResult(Document):
         rehearsals: those that were made.
         added_arguments: what a launch with this plan adds to the script's own.
         script_words: the script, with its arguments, of the plan that this one was made from without it.
+        trainer_file: whose job is planned; None: options alone say it.
         to_fix: the error of the script or its arguments that ended its rehearsal and will end a run, with its
             location; None: there is none.
     """
@@ -94,6 +98,7 @@ class PlanResult(Document):
     rehearsals: tuple[RehearsalRecord, ...] = ()
     added_arguments: tuple[str, ...] = ()
     script_words: tuple[str, ...] = ()
+    trainer_file: TrainerFile | None = None
     to_fix: str | None = None
 
     def _planned(self, candidate: Candidate) -> PlannedStrategy:
@@ -154,7 +159,15 @@ class PlanResult(Document):
         older = replaced(Path(folder), self.request) if say is not None else None
         if say is not None and older is not None:
             say(older)
-        return write_plan(Path(folder), self.chosen, self.request, assumptions=self.plan.assumptions)
+        return write_plan(
+            Path(folder), self.chosen, self.request, assumptions=self.plan.assumptions, of=self.trainer_file
+        )
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What the plan changes in the trainer's file that it was made for."""
+        folder = Path(self.files["plan"]).parent if self.files else Path(DEFAULT_FOLDER)
+        return () if self.trainer_file is None else planned_changes(self.trainer_file, self.chosen, folder)
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -164,6 +177,8 @@ class PlanResult(Document):
     @property
     def script_must(self) -> tuple[str, ...]:
         """What the figures count on and only the training script can do, in sentences."""
+        if self.trainer_file is not None:  # which says it, or is changed
+            return ()
         return answer.script_must(self.plan.chosen.strategy, self.job)
 
     SCHEMA = "zerokit.plan/1"
@@ -174,11 +189,17 @@ class PlanResult(Document):
 
     def _more(self) -> dict[str, Any]:
         of_script = ("rehearsals", "added_arguments", "to_fix") if self.script is not None else ()
+        of_file = {"trainer_file": self._of_file()} if self.trainer_file is not None else {}
         return {
             "rejected": {as_options(reason): count for reason, count in self.rejected.items()},
             "search": {"candidates": self.candidates, "seconds": self.plan.seconds},
+            **of_file,
             **{name: as_json(getattr(self, name)) for name in of_script},
         }
+
+    def _of_file(self) -> dict[str, Any]:
+        assert self.trainer_file is not None
+        return {**self.trainer_file.to_dict(), "changes": [change.to_dict() for change in self.changes]}
 
 
 def check_folder(folder: Path) -> None:
@@ -218,10 +239,33 @@ def _written_by_plan(folder: Path) -> frozenset[str]:
     if not (folder / plan_file.FILE_NAME).is_file():
         return frozenset()
     try:
-        return _names_of_plans() & frozenset(map(str, plan_file.read(folder).files.values()))
+        files = plan_file.read(folder).files
+        own = {str(files["trainer_file"])} if "trainer_file" in files else set()
+        return (_names_of_plans() | own) & frozenset(map(str, files.values()))
     except InputError:
         is_other = plan_file.is_of_something_else(folder / plan_file.FILE_NAME)
         return frozenset() if is_other else _names_of_plans()
+
+
+def planned_changes(file: TrainerFile, planned: PlannedStrategy, folder: Path) -> tuple[Change, ...]:
+    """What a plan changes in a trainer's file; ``folder``: where its DeepSpeed file is, as it is typed."""
+    from zerokit.emit.files import plan_files
+    from zerokit.trainer_files.giving_back import changes
+
+    strategy = planned.strategy
+    names = plan_files(strategy, planned.job, nodes=planned.cluster.nodes, folder=folder).names
+    config = folder / names.get("deepspeed_trainer", names.get("deepspeed", ""))
+    batch = f"{strategy.global_batch} sequences a step on {counted(strategy.world_size, 'GPU')}"
+    wanted: dict[str, tuple[Any, str]] = {
+        "micro_batch": (strategy.settings.micro_batch, f"the fastest that fits, at {batch}"),
+        "gradient_accumulation": (strategy.settings.gradient_accumulation, f"for {batch}"),
+        "checkpointing": (strategy.checkpointing, "needed to fit, or faster with the batch that it allows"),
+    }
+    if strategy.checkpointing == "none":
+        wanted["checkpointing"] = ("none", "everything fits without it, which is faster")
+    if "deepspeed" in names:
+        wanted["deepspeed"] = (str(config), f"{strategy.settings.title}, as planned")
+    return changes(file, wanted)
 
 
 def replaced(folder: Path, request: Mapping[str, Any]) -> str | None:
@@ -257,6 +301,7 @@ def write_plan(
     *,
     assumptions: Sequence[str],
     measured: Mapping[str, Any] | None = None,
+    of: TrainerFile | None = None,
 ) -> dict[str, str]:
     """Write the DeepSpeed files, accelerate.yaml and plan.yaml; returns kind → path.
 
@@ -264,9 +309,10 @@ def write_plan(
         request: the arguments that it was planned from, by option without dashes in front.
         assumptions: for people, in ``plan.yaml``.
         measured: what a trial of it measured, where one did.
+        of: the trainer's file that it was planned from, which is given back with the plan's values.
 
     Raises:
-        InputError: the folder cannot be written.
+        InputError: the folder cannot be written, or holds the file itself.
     """
     from zerokit.emit import plan_file
     from zerokit.emit.files import emitter_of, plan_files
@@ -275,15 +321,23 @@ def write_plan(
     strategy, job, cluster = planned.strategy, planned.job, planned.cluster
     emitted = plan_files(strategy, job, nodes=cluster.nodes, folder=folder)
     check_folder(folder)
+    texts, names = dict(emitted.texts), dict(emitted.names)
+    if of is not None and not of.is_script:
+        from zerokit.trainer_files.giving_back import changed_text
+
+        names["trainer_file"] = name = Path(of.path).name
+        if (folder / name).exists() and name not in _written_by_plan(folder):
+            raise InputError(f"⟨out⟩ {folder}: holds a {name} that no plan wrote; name another folder")
+        texts[name] = changed_text(of.document, planned_changes(of, planned, folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in _written_by_plan(folder) - {*emitted.texts, plan_file.FILE_NAME}:
+        for name in _written_by_plan(folder) - {*texts, plan_file.FILE_NAME}:
             (folder / name).unlink(missing_ok=True)  # of the plan that this one replaces
-        for name, text in emitted.texts.items():
+        for name, text in texts.items():
             write_whole(folder / name, text, through_links=True)
     except OSError as error:
         raise InputError(f"⟨out⟩ {folder}: cannot be written: {error.strerror or error}") from None
-    files = {**emitted.names, "plan": plan_file.FILE_NAME}
+    files = {**names, "plan": plan_file.FILE_NAME}
     chosen = planned.to_dict()
     # ranks alike once: the file is read by people
     ranks = per_rank(planned.candidate.memory.ranks, world_size=0)

@@ -164,6 +164,7 @@ class SizeResult(Document):
         request: the arguments that were given, by option without dashes in front.
         sizes: by kind of GPU, method and offload.
         notes: what was assumed, with arguments marked (:mod:`zerokit.fields`).
+        trainer_file: whose job it is; None: the arguments alone say it.
         misfit: where no number of these GPUs will do, that, with arguments marked.
     """
 
@@ -171,6 +172,7 @@ class SizeResult(Document):
     request: Mapping[str, Any]
     sizes: tuple[FewestGpus, ...]
     notes: tuple[Note, ...]
+    trainer_file: str | None = None
     misfit: str | None = None
 
     def __repr__(self) -> str:
@@ -236,7 +238,11 @@ class SizeResult(Document):
         options["gpus"] = smallest.gpus
         if "vram" not in self.request or "gpu" in self.request:
             options["gpu"] = smallest.gpu
-        return command_text("plan", options=options | self._without_offload(smallest))
+        return command_text(
+            "plan",
+            *([self.trainer_file] if self.trainer_file else []),
+            options=options | self._without_offload(smallest),
+        )
 
     def _without_offload(self, smallest: FewestGpus) -> dict[str, str]:
         """Options that keep ``plan`` from offloading, where it would and the answer does not."""

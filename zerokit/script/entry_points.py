@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokit.errors import InputError, about
+from zerokit.trainer_files import ENDINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,11 @@ def resolve(word: str, arguments: tuple[str, ...], command: str = "launch") -> R
             f"{word} is the folder of a plan, not a script: name it with ⟨plan⟩⟪ before the script⟫",
             field="script",
         )
+    if word.endswith(ENDINGS) and path.is_file():
+        from zerokit.trainer_files.reading import read_trainer_file
+
+        first, *rest = read_trainer_file(word).command
+        return resolve(first, (*rest, *arguments), command)
     exists = (path / "__main__.py").is_file() if path.is_dir() else path.exists()
     if exists or word in (".", "..") or "/" in word or word.endswith((".py", ".zip", ".pyz")):
         return Resolved(target=Target(script=word, module=None, arguments=arguments))
@@ -179,8 +185,24 @@ def _llamafactory(word: str, arguments: tuple[str, ...]) -> Resolved:
     return Resolved(target=target, note=f"{word} train runs {script} in each rank; torchrun is left out")
 
 
+def _swift(word: str, arguments: tuple[str, ...]) -> Resolved:
+    """ms-swift 4.6, ``cli/main.py``: ``torchrun swift/cli/sft.py``, with what a file says as arguments."""
+    package = _package("swift", word)
+    name = arguments[0] if arguments else ""
+    if name not in ("sft", "pt", "rlhf"):
+        raise InputError(f"swift {name}: does not train; these commands do: pt, rlhf, sft")
+    script, given = package / "cli" / f"{name}.py", arguments[1:]
+    if given and given[0].endswith(ENDINGS):
+        from zerokit.trainer_files.reading import as_arguments
+
+        given = (*as_arguments(given[0]), *given[1:])
+    target = Target(script=str(script), module=None, arguments=given)
+    return Resolved(target=target, note=f"swift {name} runs {script} in each rank; torchrun is left out")
+
+
 _TOOLS: Mapping[str, Callable[[str, tuple[str, ...]], Resolved]] = {
     "trl": _trl,
+    "swift": _swift,
     "axolotl": _axolotl,
     "llamafactory-cli": _llamafactory,
     "lmf": _llamafactory,

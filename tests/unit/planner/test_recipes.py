@@ -150,6 +150,7 @@ def test_a_recipe_can_say_all_that_plan_takes() -> None:
     taken = {name for option in plan_command.params for name in option.opts if name.startswith("--")}
     beside = {
         "--recipe",
+        "--from",
         "--out",
         "--top",
         "--json",

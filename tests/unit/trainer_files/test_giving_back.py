@@ -1,0 +1,83 @@
+"""A plan gives a trainer's file back with the lines that it changes, and no others."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import zerokit
+from tests.support.trainer_files import LLAMA_FACTORY, QLORA, SWIFT, written
+from zerokit.errors import InputError
+from zerokit.strictload import parse_yaml
+from zerokit.trainer_files.giving_back import Change, changed_text
+
+
+@pytest.fixture(autouse=True)
+def fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def changed(text: str, **asked: object) -> str:
+    value = yaml.safe_load(text)
+    changes = [Change(key=key, before=value.get(key), after=after, why="") for key, after in asked.items()]
+    return changed_text(parse_yaml(text, "x.yml"), changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "expected"),
+    [
+        ("a: 1  # why\nb: 2\n", {"a": 8}, "a: 8  # why\nb: 2\n"),
+        ("a:\nb: 2\n", {"a": 8}, "a: 8\nb: 2\n"),
+        ("a: 'x # y'  # z\n", {"a": "d/e.json"}, "a: d/e.json  # z\n"),
+        ("b: 2", {"a": True}, "b: 2\na: true\n"),
+        ("a:\n  x: 1\n  y: [2]\n\n# of b\nb: 2\n", {"a": None}, "\n# of b\nb: 2\n"),
+        ("a:\n- x\n- y\nb: 2\n", {"a": None}, "b: 2\n"),
+        ("b: 2\na:\n  x: 1\n", {"a": "f.json"}, "b: 2\na: f.json\n"),
+        ('"a": 1\r\nb: 2\r\n', {"b": 3}, '"a": 1\r\nb: 3\r\n'),
+    ],
+)
+def test_one_line_changes(text: str, asked: dict[str, object], expected: str) -> None:
+    assert changed(text, **asked) == expected
+
+
+def test_what_cannot_be_changed_by_lines_is_an_error() -> None:
+    for text in ("{a: 1, b: 2}\n", "x: &v 1\na: *v\n", "a: >\n  folded\n  text\nb: 2\n"):
+        try:
+            found = changed(text, a=8)
+        except InputError as error:
+            assert "change it by hand" in str(error)
+        else:
+            assert yaml.safe_load(found) == {**yaml.safe_load(text), "a": 8}
+
+
+@pytest.mark.parametrize("text", [QLORA, LLAMA_FACTORY, SWIFT], ids=["axolotl", "LLaMA-Factory", "ms-swift"])
+def test_the_file_is_the_plan(text: str) -> None:
+    plan = zerokit.plan(file=written(text), gpus=2, gpu="h200", out="p")
+    given_back = Path(plan.files["trainer_file"]).read_text(encoding="utf-8")
+    lines = [line for line in difflib.ndiff(text.splitlines(), given_back.splitlines()) if line[0] in "+-"]
+    assert {line[2:].partition(":")[0] for line in lines} == {change.key for change in plan.changes}
+    assert all(change.why for change in plan.changes)
+    # an estimate of what was given back is the plan
+    again = zerokit.estimate(file=plan.files["trainer_file"], gpus=2, gpu="h200")
+    for name in ("zero_stage", "micro_batch", "gradient_accumulation", "activation_checkpointing"):
+        assert getattr(again.planned, name) == getattr(plan.chosen, name), name
+    assert again.planned.strategy.global_batch == plan.global_batch
+    body = plan.to_dict()["trainer_file"]
+    assert [change["key"] for change in body["changes"]] == [change.key for change in plan.changes]
+
+
+def test_nobodys_file_is_replaced() -> None:
+    written(QLORA)
+    Path("p").mkdir()
+    Path("p/job.yml").write_text("mine\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"holds a job\.yml that no plan wrote"):
+        zerokit.plan(file="job.yml", gpus=2, gpu="h200", out="p")
+    with pytest.raises(InputError, match=r"holds a job\.yml that no plan wrote"):
+        zerokit.plan(file="job.yml", gpus=2, gpu="h200", out=".")
+    assert Path("p/job.yml").read_text(encoding="utf-8") == "mine\n"
+    Path("p/job.yml").unlink()
+    for _ in range(2):  # its own it replaces
+        zerokit.plan(file="job.yml", gpus=2, gpu="h200", out="p")

@@ -1,0 +1,159 @@
+"""Trainers' files are the options that a person would give for them, and every key is accounted for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerokit
+from tests.support.trainer_files import HANDBOOK, LLAMA_FACTORY, QLORA, SWIFT, written
+from zerokit.errors import InputError
+from zerokit.trainer_files import NOT_MODELLED, UNKNOWN_KEY
+from zerokit.trainer_files.reading import as_arguments, read_trainer_file
+
+# the script's own bucket sizes do not matter to stage 0
+ZERO_2 = {
+    "bf16": {"enabled": True},
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "zero_optimization": {
+        "stage": 2, "overlap_comm": False, "contiguous_gradients": True, "reduce_bucket_size": 2e8,
+        "allgather_bucket_size": 2e8,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+HARDWARE: Mapping[str, Any] = {"gpus": 4, "gpu": "h200"}
+ADAPTED: Mapping[str, Any] = {"method": "lora", "lora_rank": 8, "micro_batch": 1, "seq_len": 2048}
+
+
+@pytest.mark.parametrize(
+    ("text", "by_hand"),
+    [
+        (
+            QLORA,
+            {"model": "llama-3.2-1b", "method": "qlora", "lora_rank": 32, "lora_dropout": 0.05,
+             "seq_len": 2048, "micro_batch": 2, "gradient_accumulation": 4, "optimizer": "adamw_bnb_8bit",
+             "checkpointing": "full", "attention": "flash_attention_2", "trainer": "axolotl"},
+        ),
+        (
+            LLAMA_FACTORY,
+            {**ADAPTED, "model": "qwen3-4b", "gradient_accumulation": 2, "checkpointing": "full",
+             "trainer": "llamafactory", "deepspeed": "ds.json"},
+        ),
+        (
+            SWIFT,
+            {**ADAPTED, "model": "qwen2.5-7b", "gradient_accumulation": 8, "checkpointing": "full",
+             "trainer": "swift", "deepspeed": "ds.json"},
+        ),
+        (
+            HANDBOOK,
+            {"model": "mistral-7b-v0.1", "seq_len": 2048, "micro_batch": 16, "checkpointing": "full",
+             "optimizer": "adamw_torch", "trainer": "trl"},
+        ),
+    ],
+    ids=["axolotl", "LLaMA-Factory", "ms-swift", "alignment-handbook"],
+)  # fmt: skip
+def test_a_file_is_what_a_person_types_for_it(text: str, by_hand: dict[str, Any]) -> None:
+    Path("ds.json").write_text(json.dumps(ZERO_2), encoding="utf-8")
+    of_file = zerokit.estimate(file=written(text), **HARDWARE).to_dict()
+    typed = zerokit.estimate(**by_hand, **HARDWARE).to_dict()
+    for key in ("min_vram_bytes", "peak_allocated_bytes", "step_seconds", "components_by_phase"):
+        assert of_file[key] == typed[key], key
+
+
+def test_a_plan_keeps_the_global_batch_and_what_is_typed_wins() -> None:
+    plan = zerokit.plan(file=written(QLORA), gpus=2, gpu="rtx-4090")
+    assert plan.global_batch == 2 * 4 * 2 and plan.chosen.job.lora.rank == 32
+    typed = zerokit.plan(file="job.yml", gpus=2, gpu="rtx-4090", lora_rank=8, global_batch=32)
+    assert typed.global_batch == 32 and typed.chosen.job.lora.rank == 8
+    assert {row.method for row in zerokit.size(file="job.yml", gpu="rtx-4090").sizes} == {"qlora"}
+
+
+def test_what_counts_and_is_not_counted_is_named() -> None:
+    text = QLORA + "tiled_mlp: true\nquantize_moe_experts: false\nlora_targget_linear: true\n"
+    text = text.replace("adamw_bnb_8bit", "muon_of_mine")
+    notes = {note.id: str(note) for note in zerokit.estimate(file=written(text), gpus=1, gpu="l40s").notes}
+    assert "tiled_mlp" in notes[NOT_MODELLED] and "optimizer (muon_of_mine" in notes[NOT_MODELLED]
+    assert not {"quantize_moe_experts", "wandb_project", "lora_r"} & {*notes[NOT_MODELLED].split()}
+    assert "lora_targget_linear" in notes[UNKNOWN_KEY]
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (QLORA + "rl: kto\n", "rl: kto"),
+        (LLAMA_FACTORY.replace("sft", "ppo"), "stage: ppo"),
+        (LLAMA_FACTORY.replace("type: lora", "type: oft"), "finetuning_type: oft"),
+        (SWIFT + "rlhf_type: grpo\n", "rlhf_type: grpo"),
+        (HANDBOOK.replace("max_length: 2048", "num_generations: 8"), "num_generations: 8"),
+    ],
+)
+def test_what_no_plan_is_made_for_is_refused_by_its_key(text: str, key: str) -> None:
+    with pytest.raises(InputError, match=f"job.yml: {key}: .* not modelled; `zerokit rehearse"):
+        zerokit.plan(file=written(text), gpus=2, gpu="h200")
+
+
+def test_preferences_of_trl_are_told_by_their_arguments() -> None:
+    file = read_trainer_file(written(HANDBOOK + "beta: 0.01\nuse_liger_kernel: false\nloss_type: sigmoid\n"))
+    assert (file.options["trainer"], file.command) == ("trl-dpo", ("trl", "dpo", "--config", "job.yml"))
+
+
+def test_a_larger_evaluation_is_named() -> None:
+    file = read_trainer_file(written(SWIFT + "eval_strategy: steps\nper_device_eval_batch_size: 4\n"))
+    assert "4 sequences" in file.not_modelled["per_device_eval_batch_size"]
+    file = read_trainer_file(written(SWIFT + "eval_strategy: steps\nper_device_eval_batch_size: 1\n"))
+    assert "per_device_eval_batch_size" not in file.not_modelled
+
+
+def test_the_command_of_a_shell_script_is_read_and_not_run() -> None:
+    text = "export A=1\n# swift infer\nCUDA_VISIBLE_DEVICES=0,1 \\\nNPROC_PER_NODE=2 \\\nswift sft \\\n" + (
+        "    --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora \\\n    --dataset 'a#1' 'b#2' \\\n"
+        "    --lora_rank=4 --max_length $LENGTH --deepspeed zero3 && touch ran\n"
+    )
+    file = read_trainer_file(written(text, "job.sh"))
+    assert file.options["lora_rank"] == 4 and file.document.value["dataset"] == ["a#1", "b#2"]
+    assert file.engine["deepspeed"]["zero_optimization"]["stage"] == 3
+    assert file.command[:3] == ("swift", "sft", "--model") and not Path("ran").exists()
+    with pytest.raises(InputError, match="no command of axolotl, llamafactory, swift, trl that trains"):
+        read_trainer_file(written("swift infer --model x\n", "other.sh"))
+
+
+def test_whose_file_it_is_can_be_said() -> None:
+    name = written("model_name_or_path: gpt2\nbf16: true\nlearning_rate: 1.0e-4\n")
+    with pytest.raises(InputError, match="say whose file it is with from"):
+        read_trainer_file(name)
+    assert read_trainer_file(name, "trl").options["model"] == "gpt2"
+    with pytest.raises(InputError, match="from swfit: use one of axolotl"):
+        read_trainer_file(name, "swfit")
+
+
+def test_a_deepspeed_file_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"job\.yml: deepspeed: ds\.json: there is no such file"):
+        zerokit.estimate(file=written(LLAMA_FACTORY), gpus=4, gpu="h200")
+
+
+def test_fsdp_of_a_file_is_estimated_as_fsdp2() -> None:
+    block = (
+        "gradient_checkpointing_kwargs: {use_reentrant: false}\nfsdp_version: 2\n"
+        "fsdp_config:\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    )
+    full = QLORA.replace("adapter: qlora\nload_in_4bit: true\n", "").replace("adamw_bnb_8bit", "adamw_torch")
+    found = zerokit.estimate(file=written(full + block), gpus=2, gpu="h200")
+    assert found.planned.strategy.engine == "fsdp2" and found.planned.strategy.world_size == 2
+
+
+def test_arguments_of_a_worker_are_those_that_ms_swift_makes() -> None:
+    # swift/cli/main.py, parse_yaml_args: lists word by word, mappings as JSON, ENV apart
+    written("model: m\ndataset:\n  - a#500\n  - b\nmodel_kwargs: {x: 1}\npacking: true\nENV: {A: 1}\n")
+    words = ("--model", "m", "--dataset", "a#500", "b", "--model_kwargs", '{"x": 1}', "--packing", "True")
+    assert as_arguments("job.yml") == words

@@ -1,0 +1,174 @@
+"""A trainer's own file in place of the options that it says: for a plan, an estimate, a size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zerokit.domain.fsdp2_config import from_arguments
+from zerokit.errors import InputError, about
+from zerokit.linter.arguments_file import find_beside
+from zerokit.linter.files import load_deepspeed
+from zerokit.notes import Note
+from zerokit.planner.accelerate_file import Fsdp2File, read_accelerate_file, whole_arguments
+from zerokit.planner.effects import IN_FILE
+from zerokit.planner.hardware import hardware
+from zerokit.planner.one_strategy import StrategyFile, open_options, read_strategy_file, settings_beside
+from zerokit.planner.options import as_text
+from zerokit.planner.request import resolve_optimizer
+from zerokit.trainer_files import NOT_MODELLED, UNKNOWN_KEY
+from zerokit.trainer_files.reading import TrainerFile
+
+_SEARCHED = ("micro_batch", "gradient_accumulation", "checkpointing")
+"""What a file says and a plan looks for."""
+_BATCH = ("global_batch", "micro_batch", "gradient_accumulation")
+
+
+def job_options(
+    file: TrainerFile, options: Mapping[str, Any], *, on_these_gpus: bool = True
+) -> dict[str, Any]:
+    """The options of a plan for the file's job; those that were given win.
+
+    Args:
+        on_these_gpus: how many there are is known, and with them the global batch that the file trains with.
+    """
+    said = _said(file, options)
+    micro, steps, _ = (said.pop(name, None) for name in _SEARCHED)
+    if micro and on_these_gpus and not any(options.get(name) for name in _BATCH):
+        said.setdefault("global_batch", int(micro) * int(steps or 1) * hardware(options).cluster.gpus)
+    return _merged(options, said)
+
+
+def strategy_options(file: TrainerFile, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an estimate of what the file runs; those that were given win."""
+    said = _said(file, options)
+    if any(options.get(name) for name in _BATCH):
+        said = {name: value for name, value in said.items() if name not in _BATCH or name == "micro_batch"}
+    return _merged(options, said)
+
+
+def given_strategy(
+    options: Mapping[str, Any],
+    *,
+    deepspeed: str | Path | None,
+    accelerate: str | Path | None,
+    file: TrainerFile | None,
+) -> tuple[str, Fsdp2File | StrategyFile | None, dict[str, Any]]:
+    """The argument that decides the strategy of an estimate, the configuration that it names, and the options
+    with what it says; None: options alone decide.
+
+    Raises:
+        InputError: two arguments do, or a file that cannot be read or is not modelled.
+    """
+    files = {"accelerate": accelerate, "deepspeed": deepspeed, "file": file}
+    fields = [name for name, one in files.items() if one is not None]
+    if len(fields) > 1:
+        named = " and ".join(f"⟨{name}⟩" for name in fields)
+        raise InputError(f"{named} both decide the strategy; leave one out")
+    field = fields[0] if fields else "deepspeed"
+    with about(field):
+        if file is not None:
+            return field, *strategy_of(file, options)
+        if accelerate is not None:
+            return field, *read_accelerate_file(Path(accelerate), options)
+        given = None if deepspeed is None else read_strategy_file(Path(deepspeed), options)
+        return field, given, dict(options)
+
+
+def strategy_of(
+    file: TrainerFile, options: Mapping[str, Any]
+) -> tuple[Fsdp2File | StrategyFile | None, dict[str, Any]]:
+    """The DeepSpeed or FSDP2 configuration that a file runs with; None: it runs without an engine. With the
+    options that it leaves open.
+
+    Raises:
+        InputError: it names what is not there, or what is not modelled.
+    """
+    said, engine = strategy_options(file, options), file.engine
+    try:
+        if fsdp := engine.get("fsdp"):
+            says = from_arguments(whole_arguments({**fsdp, _precision(said): True}, Path(file.path)))
+            left = {name: value for name, value in said.items() if name not in ("precision", "checkpointing")}
+            if not says.checkpointing:
+                left["checkpointing"] = said.get("checkpointing")
+            return Fsdp2File(path=Path(file.path), says=says), left
+        if not (named := engine.get("deepspeed")):
+            return None, said
+        if isinstance(named, Mapping):
+            left = _beside(said, named)
+            path = Path(file.path)
+            return StrategyFile(path=path, config=named, settings=settings_beside(left, path, named)), left
+        found = find_beside(str(named), file.path)
+        if found is None:
+            raise InputError(f"deepspeed: {named}: there is no such file")
+        config = load_deepspeed(found, strict=False).value
+        left = _beside(said, config)
+        return read_strategy_file(found, left), left
+    except InputError as error:
+        raise InputError(f"{file.path}: {error.marked}") from None
+
+
+def _precision(said: Mapping[str, Any]) -> str:
+    """The Trainer's switch of the precision; ``auto`` is bf16 where there is FSDP2."""
+    return "fp16" if said.get("precision") == "fp16" else "bf16"
+
+
+def _beside(said: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those that a DeepSpeed file decides: a Trainer refuses other values."""
+    decided = IN_FILE.keys() - open_options(config)
+    return {name: value for name, value in said.items() if name not in decided}
+
+
+def notes_on(file: TrainerFile | None) -> tuple[Note, ...]:
+    """What the answer does not count of a file."""
+    if file is None:
+        return ()
+    left = [f"{key} ({what})" if what else key for key, what in _left_out(file).items()]
+    notes = []
+    if left:
+        text = f"not modelled of {file.path}: {', '.join(left)}"
+        notes.append(Note(NOT_MODELLED, text, level="warning"))
+    if file.unknown:
+        text = (
+            f"{file.path}: {file.trainer.title} has no {', '.join(file.unknown)}; `zerokit check` says more"
+        )
+        notes.append(Note(UNKNOWN_KEY, text, level="warning"))
+    return tuple(notes)
+
+
+def _said(file: TrainerFile, options: Mapping[str, Any]) -> dict[str, Any]:
+    if file.refused:
+        rehearse = "`zerokit rehearse FILE --gpus N` runs its trainer on GPUs that are not there"
+        raise InputError(f"{file.path}: {file.refused}; {rehearse}")
+    said = dict(file.options)
+    if options.get("model") or options.get("params"):
+        said.pop("model", None)
+    if _unknown_optimizer(file):
+        del said["optimizer"]
+    if (options.get("method") or said.get("method")) == "full":
+        said = {
+            name: value for name, value in said.items() if not name.startswith("lora_") and name != "quant"
+        }
+    return said
+
+
+def _left_out(file: TrainerFile) -> dict[str, str]:
+    """Keys that are not modelled; a value that no option takes is among them."""
+    unknown = _unknown_optimizer(file)
+    return {**file.not_modelled, **({file.keys["optimizer"]: unknown} if unknown else {})}
+
+
+def _unknown_optimizer(file: TrainerFile) -> str:
+    """What is taken in place of an optimizer that is not modelled; empty: it is."""
+    try:
+        resolve_optimizer(file.options.get("optimizer"))
+    except InputError:
+        return f"{file.options['optimizer']} counted as AdamW"
+    return ""
+
+
+def _merged(options: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    texts = {name: value if value is True else as_text(value) for name, value in said.items()}
+    return {**options, **texts, **given}
