@@ -29,7 +29,7 @@ def test_what_releases_had() -> None:
     # TRL 0.20.0's notes: max_seq_length is gone
     assert trainer("trl").keys["max_seq_length"].until == "0.19.1"
     assert trainer("axolotl").keys["layer_offloading"].since == "0.16.1"  # 0.16's notes
-    assert trainer("swift").keys["train_type"].until < "4"  # ms-swift 4.0: tuner_type
+    assert trainer("swift").keys["train_type"].until == "4.0.4"  # tuner_type since
 
 
 def test_a_key_is_as_its_class_says() -> None:
