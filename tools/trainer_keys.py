@@ -32,7 +32,11 @@ _TRANSPARENT = ("Optional", "Union", "Annotated", "Final", "SkipJsonSchema")
 
 
 class Root(NamedTuple):
-    """Classes that are read together: their files, and a pattern of their names; ``stage``: "" for all."""
+    """Classes that are read together: their files, and a pattern of their names.
+
+    Attributes:
+        stage: what they are for; empty: for all, ``*``: as the class is called, ``/``: as its folder is.
+    """
 
     stage: str
     file: str
@@ -65,7 +69,7 @@ TRAINERS: Mapping[str, TrainerSource] = {
     "axolotl": TrainerSource(
         "axolotl", "axolotl", "utils/schemas and integrations",
         [Root("", "utils/schemas/config.py", "AxolotlInputConfig"),
-         Root("", "integrations/*/args.py", r"(?!.*Training)\w+Args|SwanLabConfig")],
+         Root("/", "integrations/*/args.py", r"(?!.*Training)\w+Args|SwanLabConfig")],
     ),
     "llamafactory": TrainerSource(
         "LLaMA-Factory", "llamafactory", "hparams and v1/config",
@@ -117,6 +121,8 @@ _READ_BY_CODE: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "trl": {"env": {"kind": "mapping", "irrelevant": True}},  # TRL 1.16.0, scripts/utils.py: TrlParser
 }  # fmt: skip
 """Keys that no class has, and the code that takes them out of the file."""
+_CHECKED = ("axolotl",)
+"""Trainers that check each value against its annotation."""
 _PREFIXED = {"axolotl": {"fsdp_config": "fsdp_"}}
 """Blocks whose keys may begin with a word: axolotl 0.19.0, utils/schemas/validation.py:1085."""
 
@@ -269,6 +275,10 @@ class Reader:
         for statement in node.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 found |= self._field(statement, statement.target.id, file, package)
+        for name in _read_before(node) & found.keys():
+            found[name] = {word: one for word, one in found[name].items() if word != "choices"} | {
+                "kind": "any"
+            }
         return found
 
     @staticmethod
@@ -285,6 +295,8 @@ class Reader:
         if kinds:
             key["kind"] = "|".join(sorted(kinds))
         value, names, given = node.value, [name], {}
+        if package.name in _CHECKED and not re.search(r"\bNone\b|\bOptional\b|\bAny\b", annotation):
+            given["not_null"] = True
         if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] in ("field", "Field"):
             arguments = {keyword.arg: keyword.value for keyword in value.keywords}
             if ast.unparse(arguments.get("init", ast.Constant(True))) == "False":
@@ -324,6 +336,9 @@ class Reader:
                 values = [value for value in _literals(part.slice) if value is not None]
                 kinds |= {_kind_of(value) for value in values}
                 choices += values
+            elif name == "bool":
+                kinds.add("boolean")
+                choices += [True, False]
             elif name in _KINDS:
                 kinds.add(_KINDS[name])
                 is_listed = False
@@ -341,6 +356,7 @@ class Reader:
                     blocks |= self.keys(*at, package)
             else:
                 return {"any"}, [], blocks, True
+        is_listed &= None not in choices and kinds != {"boolean"}
         return kinds, choices if is_listed else [], blocks, is_open
 
     def _blocks_in(self, node: ast.expr, file: str, package: Package) -> dict[str, Any]:
@@ -361,6 +377,20 @@ class Reader:
             members = _members(at[1]) if at is not None else {}
             return members.get(node.attr)
         return _literal(node)
+
+
+def _read_before(node: ast.ClassDef) -> set[str]:
+    """The fields that a model's own code reads before their annotations count."""
+    return {
+        str(name.value)
+        for function in node.body
+        if isinstance(function, ast.FunctionDef)
+        for call in function.decorator_list
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "field_validator"
+        if any(ast.unparse(keyword) == "mode='before'" for keyword in call.keywords)
+        for name in call.args
+        if isinstance(name, ast.Constant)
+    }
 
 
 def _parts(node: ast.expr) -> Iterator[ast.expr]:
@@ -439,7 +469,7 @@ def release_keys(trainer: TrainerSource, package: Package, others: Sequence[Pack
         for file in package.files(root.file):
             for name, node in package.classes(file).items():
                 if re.fullmatch(root.classes, name):
-                    stage = root.stage.replace("*", _stage(name))
+                    stage = root.stage.replace("*", _stage(name)).replace("/", Path(file).parent.name)
                     stages.setdefault(stage, {}).update(reader.keys(file, node, package))
     named = [stage for stage in stages if stage]
     keys: dict[str, Any] = {}

@@ -13,14 +13,12 @@ from typing import Any
 from zerokit.linter.accelerate.keys import POLICIES, PREFETCHES, STATE_DICTS, STRATEGIES, TRUTH_WORDS, is_file
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.finding import Finding, Row, is_missing, meant, read_past
+from zerokit.linter.trainer_file import CONVERTS, lint_named_deepspeed, lint_trainer_file
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.types import Edit
 from zerokit.strictload import Document
 from zerokit.suggest import distance, fold, nearest
-from zerokit.values import frozen_dataclass
-
-_LEAST_KEYS = 2
-
+from zerokit.trainer_files.keys import trainer_of
 
 _FSDP_AND_DEEPSPEED = Row(
     "arguments-fsdp-and-deepspeed", "fsdp", "fsdp and deepspeed are both given: the Trainer refuses it",
@@ -64,38 +62,6 @@ _FSDP_IGNORED_KEY = Row(
 _FSDP_VALUE = Row(
     "arguments-fsdp-value", "", "{key} is {value!r}: the Trainer fails on it", "use {allowed}",
 )  # fmt: skip
-
-
-@frozen_dataclass
-class Trainer:
-    """One trainer.
-
-    Attributes:
-        title: how its users write it.
-        source: where its keys are defined, with the version.
-        parses_arguments: the file goes into a subclass of TrainingArguments, so that their checks hold.
-    """
-
-    title: str
-    source: str
-    parses_arguments: bool
-    keys: frozenset[str]
-
-
-@functools.cache
-def trainers() -> Mapping[str, Trainer]:
-    """By name, as ``--trainer`` takes it."""
-    rows = json.loads(pathlib.Path(__file__).with_name("trainers.json").read_text(encoding="utf-8"))
-    return {name: Trainer(**{**row, "keys": frozenset(row["keys"])}) for name, row in rows.items()}
-
-
-def trainer_of(value: Mapping[str, Any]) -> Trainer | None:
-    """Whose file it is: two keys at least that only one trainer has, and more than any other's."""
-    counts = sorted(
-        ((len(trainer.keys & value.keys()), name) for name, trainer in trainers().items()), reverse=True
-    )
-    (most, name), (second, _) = counts[:2]
-    return trainers()[name] if most >= _LEAST_KEYS and most > second else None
 
 
 _MOST_TYPOS = 2
@@ -143,11 +109,15 @@ def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
         yield _missing(document, "deepspeed", path)
     if inner is not None:
         yield from lint_deepspeed(inner, replace(context, readers=FRAMEWORKS))
-    if trainer is not None and not trainer.parses_arguments:
-        return
+    if trainer is not None:
+        yield from lint_trainer_file(document, trainer)
+        if path and (there := find_beside(path, document.path)):
+            yield from lint_named_deepspeed(document, there)
+        if not trainer.parses_arguments:
+            return
     # keys that differ from an argument's in spelling: any other may be one of the script's own
     known_fields = argument_list()["fields"]
-    for key in document.value:
+    for key in document.value if trainer is None else ():
         guess = None if key in known_fields else nearest(str(key), known_fields)
         if guess is None or guess in document.value or distance(fold(str(key)), fold(guess)) > _MOST_TYPOS:
             continue
@@ -161,7 +131,8 @@ def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
             key=key,
             guess=guess,
         )
-    yield from _texts(document)
+    if trainer is None or trainer.name not in CONVERTS:
+        yield from _texts(document)
     if named and value.get("fsdp"):
         yield _FSDP_AND_DEEPSPEED.at(document)
     elif value.get("fsdp") or value.get("fsdp_config"):

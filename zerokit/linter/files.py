@@ -23,7 +23,7 @@ from zerokit.linter.accelerate.keys import key_list as accelerate_keys
 from zerokit.linter.accelerate.parallelism import runs_as
 from zerokit.linter.accelerate.processes import number_of_processes
 from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
-from zerokit.linter.arguments_file import Trainer, find_beside, lint_arguments, named_deepspeed, trainer_of
+from zerokit.linter.arguments_file import find_beside, lint_arguments, named_deepspeed
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.keylist import wrapper
 from zerokit.linter.deepspeed.readers import forget_scripts, scripts_of
@@ -46,6 +46,7 @@ from zerokit.strictload import (
     read_text,
 )
 from zerokit.suggest import alternatives, few_searches, misspelt, nearest, synonym
+from zerokit.trainer_files.keys import TrainerKeys, trainer_of
 
 _MOST_NAMES = 3
 
@@ -319,7 +320,7 @@ class CheckedFile:
     is_read: bool = True
 
     @property
-    def trainer(self) -> Trainer | None:
+    def trainer(self) -> TrainerKeys | None:
         """Whose file it is, where a trainer has files of its own."""
         value = self.document.value if self.document is not None and self.kind == "arguments" else None
         return trainer_of(value) if isinstance(value, dict) else None

@@ -31,7 +31,7 @@ def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
     Raises:
         InputError: the file cannot be written.
     """
-    if file.document is None or file.kind not in ("deepspeed", "accelerate"):
+    if file.document is None or file.kind not in ("deepspeed", "accelerate", "arguments"):
         return []
     if any(problem.rule == "duplicate-key" for problem in file.document.problems):
         return []  # a key names two locations

@@ -214,7 +214,6 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False, skipped: int =
     if outside := sum(not file.is_read for file in files):
         hidden += f"; skipped {counted(outside, 'file')} outside, which others name"
     read = [file for file in files if file.is_read]
-    read = [file for file in read if file.trainer is None or file.trainer.parses_arguments or file.findings]
     kinds = (
         ", ".join(f"{shown(file.path)} ({_kind(file)})" for file in read)
         if 0 < len(read) <= _FEW_FILES
@@ -225,16 +224,10 @@ def summary(files: Sequence[CheckedFile], *, notes: bool = False, skipped: int =
 
 
 def _of_trainers(files: Sequence[CheckedFile]) -> str:
-    """How many files of which trainer there are, and what is checked of them."""
-    counts = Counter(file.trainer for file in files if file.trainer is not None)
-    read = {
-        True: "of which check reads the Trainer's arguments and what names DeepSpeed",
-        False: "which check does not read, but for what names DeepSpeed",
-    }
-    return "".join(
-        f"; {counted(count, 'file')} of {trainer.title}, {read[trainer.parses_arguments]}"
-        for trainer, count in counts.items()
-    )
+    """How many files of which trainer there are, and which of its releases they are checked against."""
+    read = [file.trainer for file in files if file.trainer is not None]
+    counts = Counter(f"{one.title}, as {one.versions[0]} to {one.versions[-1]} read it" for one in read)
+    return "".join(f"; {counted(count, 'file')} of {what}" for what, count in counts.items())
 
 
 def _kind(file: CheckedFile) -> str:

@@ -24,7 +24,7 @@ from zerokit.emit.plan_file import read as read_plan
 from zerokit.errors import InputError, about
 from zerokit.files import keep_former, write_whole
 from zerokit.linter.accelerate.fsdp import own_layers
-from zerokit.linter.arguments_file import find_beside, trainer_of
+from zerokit.linter.arguments_file import find_beside
 from zerokit.planner import counterparts
 from zerokit.planner.accelerate_file import plugins_config, whole_arguments
 from zerokit.planner.counterparts import Change
@@ -32,6 +32,7 @@ from zerokit.planner.documents import Document
 from zerokit.planner.one_strategy import open_precisions, read_checked
 from zerokit.rules.batch import ranks_of
 from zerokit.strictload.yamldump import dump_yaml
+from zerokit.trainer_files.keys import trainer_of
 from zerokit.values import frozen_dataclass, replace
 
 _BLOCKS = ("distributed_type", "deepspeed_config", "fsdp_config", "parallelism_config", "mixed_precision")

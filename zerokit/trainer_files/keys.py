@@ -13,6 +13,8 @@ from zerokit.values import frozen_dataclass
 
 _FOLDER = pathlib.Path(__file__).with_name("keys")
 _LEAST_KEYS = 2
+_OF_SCRIPTS = frozenset({"base_model", "train_on_inputs", "val_set_size"})
+"""Keys of axolotl's that it took over from a script (alpaca-lora's finetune.py), as others did."""
 NAMES = ("axolotl", "llamafactory", "swift", "trl")
 """As ``--from`` takes them."""
 BASE = "transformers"
@@ -32,9 +34,10 @@ class Key:
         least: the least value (``above``: greater than), ``most`` and ``below`` likewise.
         since: the first release of those read that has it; empty: the oldest has.
         until: the last release that had it; empty: the newest has.
-        of: stages that have it; empty: all.
+        of: stages, or plugins of axolotl, that have it; empty: all.
         irrelevant: counts for neither memory nor time of a training step.
         keys: of its block, or of each block in its list.
+        not_null: its trainer refuses a null.
         open: the block takes other keys, too.
         of_base: Transformers' own; ``since`` and ``until`` are its releases.
     """
@@ -53,6 +56,7 @@ class Key:
     of: tuple[str, ...] = ()
     irrelevant: bool = False
     keys: Mapping[str, Key] = field(default_factory=dict)
+    not_null: bool = False
     open: bool = False
     of_base: bool = False
 
@@ -127,7 +131,7 @@ def _distinctive() -> Mapping[str, frozenset[str]]:
     """The keys that one trainer alone has, by trainer."""
     keys = {name: _row(name)["keys"].keys() for name in (*NAMES, BASE)}
     others = {name: set().union(*(keys[other] for other in keys if other != name)) for name in NAMES}
-    return {name: frozenset(keys[name] - others[name]) for name in NAMES}
+    return {name: frozenset(keys[name] - others[name] - _OF_SCRIPTS) for name in NAMES}
 
 
 def trainer_of(value: Mapping[Any, Any]) -> TrainerKeys | None:

@@ -31,7 +31,7 @@ def test_the_example_of_each_rule_breaks_it() -> None:
 
 def test_every_rule_has_an_example() -> None:
     source = "".join(path.read_text() for path in LINTER.rglob("*.py"))
-    named = set(re.findall(r'"((?:accelerate|hostfile|json|yaml|arguments)-[a-z0-9-]+)"', source))
+    named = set(re.findall(r'"((?:accelerate|hostfile|json|yaml|arguments|trainer)-[a-z0-9-]+)"', source))
     rules = {rule.id for rule in all_rules()} - {rule.id for rule in LAYOUT_RULES}  # those are the planner's
     assert rules - WITHOUT_EXAMPLE <= set(examples())
     assert named - WITHOUT_EXAMPLE - {"json-"} <= set(examples())
