@@ -121,6 +121,8 @@ _READ_BY_CODE: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "trl": {"env": {"kind": "mapping", "irrelevant": True}},  # TRL 1.16.0, scripts/utils.py: TrlParser
 }  # fmt: skip
 """Keys that no class has, and the code that takes them out of the file."""
+_LATER = {("axolotl", "optimizer"): "OptimizerNames"}
+"""Fields whose other texts are one of an enumeration of Transformers', which refuses them later."""
 _CHECKED = ("axolotl",)
 """Trainers that check each value against its annotation."""
 _PREFIXED = {"axolotl": {"fsdp_config": "fsdp_"}}
@@ -257,8 +259,11 @@ def _version(where: Path, texts: Mapping[str, str]) -> str:
 class Reader:
     """The keys of one release's classes."""
 
-    def __init__(self, package: Package, others: Sequence[Package] = ()) -> None:
+    def __init__(
+        self, package: Package, others: Sequence[Package] = (), transformers: Package | None = None
+    ) -> None:
         self._packages = (package, *others)
+        self._transformers = transformers
 
     def keys(self, file: str, node: ast.ClassDef, package: Package) -> dict[str, Any]:
         """Of a class with those that it inherits; a key that it sets to something else, as it sets it."""
@@ -307,6 +312,9 @@ class Reader:
             for word, constraint in (("ge", "least"), ("gt", "above"), ("le", "most"), ("lt", "below")):
                 if word in arguments and (number := _literal(arguments[word])) is not None:
                     given[constraint] = number
+        if later := self._of_transformers(_LATER.get((package.name, name), "")):
+            own = [value for part in _parts(node.annotation) for value in self._own(part, file, package)]
+            choices = list(dict.fromkeys([*own, *later]))
         if choices:
             key["choices"] = choices
         default = self._default(value, file, package) if value is not None else None
@@ -354,10 +362,23 @@ class Reader:
                     is_listed = False
                     kinds.add("mapping")
                     blocks |= self.keys(*at, package)
+            elif values := self._of_transformers(name):
+                kinds.add("text")
+                choices += values
             else:
                 return {"any"}, [], blocks, True
         is_listed &= None not in choices and kinds != {"boolean"}
         return kinds, choices if is_listed else [], blocks, is_open
+
+    @staticmethod
+    def _own(part: ast.expr, file: str, package: Package) -> list[Any]:
+        at = package.find(ast.unparse(part), file)
+        return _enumeration(at[1]) if at is not None else []
+
+    def _of_transformers(self, name: str) -> list[Any]:
+        """The values of one of its enumerations, as of its optimizers."""
+        at = self._anywhere(self._transformers, name) if self._transformers is not None else None
+        return _enumeration(at[1]) if at is not None else []
 
     def _blocks_in(self, node: ast.expr, file: str, package: Package) -> dict[str, Any]:
         blocks: dict[str, Any] = {}
@@ -459,10 +480,12 @@ def _kind_of(value: object) -> str:
     return _KINDS.get(type(value).__name__, "any")
 
 
-def release_keys(trainer: TrainerSource, package: Package, others: Sequence[Package]) -> dict[str, Any]:
+def release_keys(
+    trainer: TrainerSource, package: Package, others: Sequence[Package], transformers: Package | None = None
+) -> dict[str, Any]:
     """All keys of one release: ``of`` the stages that have it, where not all do."""
     stages: dict[str, dict[str, Any]] = {}
-    reader = Reader(package, others)
+    reader = Reader(package, others, transformers)
     for root in trainer.roots:
         if package.name != trainer.package and not root.file.startswith(package.name):
             continue
@@ -562,7 +585,12 @@ def trainer_file(name: str, packages: Sequence[Package]) -> dict[str, Any]:
     own = sorted(
         (one for one in packages if one.name == trainer.package), key=lambda one: _order(one.version)
     )
-    releases = {one.version: release_keys(trainer, one, ()) for one in own}
+    newest = max(
+        (one for one in packages if one.name == "transformers"),
+        key=lambda one: _order(one.version),
+        default=None,
+    )
+    releases = {one.version: release_keys(trainer, one, (), newest) for one in own}
     for also in (one for one in packages if one.name in _ALSO.get(name, ())):
         keys = release_keys(trainer, also, own[-1:])
         releases = {version: {**keys, **release} for version, release in releases.items()}

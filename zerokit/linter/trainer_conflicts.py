@@ -18,7 +18,7 @@ class Conflict(NamedTuple):
     Attributes:
         when: terms with `` & `` between, all of which hold: ``key`` is on, ``!key`` is off or not given,
             ``key?`` is given, ``key=a|b`` is one of these, ``key>1`` and ``key<1``, ``key~text`` contains it;
-            ``!`` turns each round. ``a|b`` is the first of these keys that is given.
+            ``!`` turns each round. ``a|b`` is any of these keys.
         what: what is wrong; ends "TITLE refuses it".
         fix: what to write instead.
         source: file and line.
@@ -46,8 +46,8 @@ def _get(value: object, name: str) -> Any:
 
 def _holds(term: re.Match[str], value: Mapping[str, Any]) -> bool:
     turned, names, operator, operand, is_given = term.groups()
-    found = next((one for name in names.split("|") if (one := _get(value, name)) is not None), None)
-    return bool(turned) != _is(found, "?" if is_given else operator, operand)
+    given = [_get(value, name) for name in names.split("|")]
+    return bool(turned) != any(_is(one, "?" if is_given else operator, operand) for one in given)
 
 
 def _is(found: object, operator: str | None, operand: str | None) -> bool:

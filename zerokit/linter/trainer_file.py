@@ -152,18 +152,24 @@ class _Check(NamedTuple):
     def _texts(self, key: Key, value: object) -> dict[str, str]:
         kinds = " or ".join(_KINDS[kind] for kind in key.kind.split("|") if kind != "any")
         guess = nearest(str(value), list(map(str, key.choices)))
-        takes = " or ".join(map(str, key.choices)) or kinds
+        some = " or ".join(map(str, key.choices[:_MOST_OTHERS]))
+        takes = (f"{some} or others" if len(key.choices) > _MOST_OTHERS else some) or kinds
         refuses = f"{self.trainer.title} refuses it"
         return {
             "kind": kinds,
             "effect": refuses if self.reader.refuses_values else f"{self.trainer.title} reads {takes}",
-            "fix": f"did you mean {guess}?" if guess else f"use {' or '.join(map(str, key.choices))}",
+            "fix": f"did you mean {guess}?" if guess else f"use {takes}",
             "bound": _bound(key),
         }
 
     def _unknown(self, name: str, value: Mapping[Any, Any], known: Mapping[str, Key], at: Path) -> Finding:
         names = [one for one, key in known.items() if not key.until]
-        guess = _REPLACED.get(self.trainer.name, {}).get(name) or nearest(name, names) or ""
+        guess = (
+            _REPLACED.get(self.trainer.name, {}).get(name)
+            or nearest(name, names)
+            or nearest(name, known)
+            or ""
+        )
         few = ", ".join(names) if len(names) <= _MOST_OTHERS else ""
         fix = meant(guess, value) if guess else f"use {few}, or remove it" if few else "remove it"
         return _UNKNOWN_KEY.at(
