@@ -64,7 +64,7 @@ _REPLACED: Mapping[str, Mapping[str, str]] = {
             "use_transformers_paged": "use_transformers_continuous_batching"},
     "swift": {"train_type": "tuner_type", "custom_register_path": "external_plugins",
               "dataset_test_ratio": "split_dataset_ratio", "sft_type": "tuner_type"},
-    "axolotl": {"load_4bit": "load_in_4bit", "adam_eps": "adam_epsilon", "eta_min": "cosine_min_lr_ratio",
+    "axolotl": {"load_4bit": "load_in_4bit", "adam_eps": "adam_epsilon",
                 "evaluation_strategy": "eval_strategy"},
     BASE: {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu",
            "per_gpu_train_batch_size": "per_device_train_batch_size",
