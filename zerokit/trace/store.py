@@ -19,7 +19,7 @@ from zerokit.machine.versions import installed
 
 _CACHE_FORMAT = b"zerokit.profile-cache/1"
 _LARGEST_BYTES = 1 << 30
-_RECORDED = "leaves, one length, sums over rows, own pass below ZeRO-3, LoraModel"
+_RECORDED = "leaves, one length, sums over rows, own pass below ZeRO-3, LoraModel, autocast in place"
 """Changed when traces begin to record what cached profiles of the same format lack."""
 
 

@@ -13,11 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from zerokit.rehearsal.process.machine import Machine
-
-_ENGINE_FRAMES = ("torch/_dynamo/eval_frame.py", "torch/_compile.py")
+from zerokit.trace.recording.storage import caller_of_dispatch, is_sole_holder
 
 
 class _Attention(threading.local):
@@ -45,27 +43,11 @@ def answer(machine: Machine, types: Any, args: tuple[Any, ...], kwargs: dict[str
     if _attention.is_math:
         # not the same object: autograd makes it a result of its own, which replaces the scores
         return machine.shapes.dispatch(torch.ops.aten.alias.default, types, args[:1])
-    if _is_sole_holder(args) and _from_engine():
+    if is_sole_holder(*args[:2]) and _from_engine():
         return machine.shapes.dispatch(torch.ops.aten.add_.Tensor, types, args, kwargs)
     return None
 
 
-def _is_sole_holder(args: tuple[Any, ...]) -> bool:
-    """Autograd accumulates gradients in place where nobody else holds the buffer
-    (``torch/csrc/autograd/input_buffer.cpp``, accumulate)."""
-    left, right = args[:2]
-    return (
-        isinstance(left, FakeTensor)
-        and left.shape == right.shape
-        and left.dtype == right.dtype
-        and left._use_count() <= 4
-        and torch._C._storage_Use_Count(left.untyped_storage()._cdata) <= 2
-    )
-
-
 def _from_engine() -> bool:
     """Whether autograd's C++ asked, with no line of Python in between."""
-    frame = sys._getframe(3).f_back  # the caller of __torch_dispatch__
-    while frame is not None and frame.f_code.co_filename.endswith(_ENGINE_FRAMES):
-        frame = frame.f_back
-    return frame is None
+    return not caller_of_dispatch(sys._getframe(3).f_back)

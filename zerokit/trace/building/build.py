@@ -41,6 +41,7 @@ def add_lora(
     targets: tuple[str, ...],
     dtype: torch.dtype | None,
     spared: str | None = None,
+    dropout: float = 0.0,
 ) -> nn.Module:
     """Wrap the model with peft's ``LoraConfig(r=rank, target_modules=targets)``; base weights frozen.
 
@@ -58,7 +59,9 @@ def add_lora(
     except ImportError as error:
         raise InputError("⟨method⟩ lora needs peft to trace the model: pip install peft") from error
     modules: Any = targets[0] if len(targets) == 1 and targets[0] == "all-linear" else list(targets)
-    config = peft.LoraConfig(r=rank, target_modules=modules, task_type=None, exclude_modules=spared)
+    config = peft.LoraConfig(
+        r=rank, target_modules=modules, task_type=None, exclude_modules=spared, lora_dropout=dropout
+    )
     try:
         with torch.device("meta"), _quiet(_KERNELS_LOGGER):  # peft imports bitsandbytes here
             wrapped: nn.Module = peft.get_peft_model(model, config)
@@ -69,6 +72,9 @@ def add_lora(
     wrapped.forward = lambda *args, **kwargs: wrapped.base_model(*args, **kwargs)
     return wrapped if dtype is None else wrapped.to(dtype)
 
+
+_SOME_DROPOUT = 0.05
+"""Any above 0 keeps as much."""
 
 KEEP_PER_RUN = 4
 """Layers kept of a run of equal ones: what the first two and the last leave alive at their borders
@@ -264,17 +270,19 @@ def _quantise(model: torch.nn.Module, variant: Variant) -> dict[str, int]:
     """Quantise the layers that the variant asks for; the bytes of each weight that is packed now, by name."""
     from zerokit.trace.building import int8, nf4
 
-    if variant.quantized:
-        return nf4.quantise(model)
     rooms = {"int4": nf4.quantise, "int8": int8.quantise}
-    return rooms[variant.quantization](model, variant.phase) if variant.quantization in rooms else {}
+    way = nf4.quantise if variant.quantized else rooms.get(variant.quantization)
+    sizes = {} if way is None else way(model, variant.phase)
+    nf4.quantise_adapted(model)
+    return sizes
 
 
 def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -> BuiltModel:
     """Build the model on the meta device, with the variant's shards and adapters, and cut its layers.
 
-    With ``variant.zero3_linear`` adapters are in fp32, unless they are narrow; with ``variant.autocast``
-    parameters have the precision in which DeepSpeed's ``torch_autocast`` sends their gradients.
+    With ``variant.zero3_linear`` adapters are in fp32, unless they are narrow, as wide ones are; with
+    ``variant.autocast`` parameters have the precision in which DeepSpeed's ``torch_autocast`` sends their
+    gradients.
 
     Raises:
         InputError: the config, head or attention cannot be used with the installed Transformers.
@@ -299,9 +307,12 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
     if variant.lora_rank:
         from zerokit.trace.building.build import add_lora
 
-        cast = None if variant.zero3_linear and not variant.narrow_adapters else dtype
+        wide = variant.wide_adapters or (variant.zero3_linear and not variant.narrow_adapters)
         spared = vision_tower.INSIDE if variant.images and variant.images.tower == "frozen" else None
-        model = add_lora(model, variant.lora_rank, variant.lora_targets, cast, spared)
+        model = add_lora(
+            model, variant.lora_rank, variant.lora_targets, None if wide else dtype, spared,
+            dropout=_SOME_DROPOUT if variant.dropout else 0.0,
+        )  # fmt: skip
     packed = _quantise(model, variant)
     sent = communication_bytes(model) if variant.autocast else {}
     parameters = tuple(

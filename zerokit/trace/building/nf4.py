@@ -62,6 +62,29 @@ def _forward(layer: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     return result.clone() if layer.nf4_adapted else result
 
 
+def run_adapters(layer: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """The forward pass of peft's layers around a quantised one (``Linear4bit`` and ``Linear8bitLt``,
+    tuners/lora/bnb.py, 0.21): other than those around a plain layer they leave their input as it is where
+    autocast casts it, and convert what adapters give before they add it."""
+    result = layer.base_layer(tensor)
+    for name in layer.active_adapters:
+        dtype = None if torch.is_autocast_enabled("cpu") else result.dtype
+        if dtype is not None:
+            tensor = tensor.to(layer.lora_A[name].weight.dtype)
+        output = layer.lora_B[name](layer.lora_A[name](layer.lora_dropout[name](tensor)))
+        output = output * layer.scaling[name]
+        result = result + (output if dtype is None else output.to(dtype))
+    return result
+
+
+def quantise_adapted(model: nn.Module) -> None:
+    """Give every layer with adapters on a quantised one the forward pass of peft's class for it."""
+    for module in model.modules():
+        base = getattr(module, "base_layer", None)
+        if base is not None and hasattr(module, "lora_A") and not base.weight.is_floating_point():
+            module.forward = MethodType(run_adapters, module)
+
+
 def _serve_prompt(layer: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     weight = tensor.new_empty(layer.nf4_shape)
     return torch.nn.functional.linear(tensor, weight, layer.bias)

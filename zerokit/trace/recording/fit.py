@@ -104,9 +104,12 @@ def _align(traces: Sequence[Sequence[TraceEvent]]) -> None:
             )
 
 
-def _left_behind(events: Sequence[TraceEvent], stacks: Sequence[LayerList]) -> dict[int, int]:
-    """Storages that a layer makes and that die together at the end of the forward pass (weights that
-    autocast has cast) -> for how many layers of the full model each stands."""
+def _left_behind(traces: Sequence[Sequence[TraceEvent]], stacks: Sequence[LayerList]) -> dict[int, int]:
+    """Storages that a layer makes, as large at every point, and that die together at the end of the forward
+    pass (weights that autocast has cast) -> for how many layers of the full model each stands."""
+    events = traces[0]
+    allocated = (group for group in zip(*traces, strict=True) if group[0].kind == "alloc")
+    as_large = {group[0].key for group in allocated if len({event.size_bytes for event in group}) == 1}
     following: tuple[str, int] | None = None
     owners: dict[int | str, tuple[str, int] | None] = {}
     freed: dict[int | str, tuple[str, int] | None] = {}
@@ -122,7 +125,7 @@ def _left_behind(events: Sequence[TraceEvent], stacks: Sequence[LayerList]) -> d
     return {
         key: lengths[owner[0]][owner[1]]
         for key, owner in owners.items()
-        if isinstance(key, int) and owner is not None and key in freed and freed[key] is None
+        if isinstance(key, int) and owner is not None and key in as_large and freed.get(key, owner) is None
     }
 
 
@@ -336,8 +339,8 @@ def fit(
     Raises:
         TraceMismatch: the operators differ between the points.
     """
-    layers = _left_behind(traces[0], stacks) if autocast else {}
     polynomials = _polynomials(traces, lengths, micro_batches)
+    layers = _left_behind(traces, stacks) if autocast else {}
     rows = _polynomials(traces, lengths, micro_batches, ("sum",))
     forward, backward = _flatten(traces, polynomials, layers=layers, rows=rows)
     segments = _Segments()

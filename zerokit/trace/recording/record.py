@@ -439,6 +439,7 @@ def _step(
     model: nn.Module, hooks: Hooks, inputs: dict[str, torch.Tensor], variant: Variant, seq_len: int
 ) -> list[TraceEvent]:
     tracker = hooks.tracker = StorageTracker()
+    tracker.adds_in_place = variant.autocast
     if variant.images is not None:
         tracker.skipped = is_known_index(seq_len)
     tracker.ignore([*model.parameters(), *model.buffers()])

@@ -9,11 +9,15 @@ events, into one list: the trace.
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -34,10 +38,42 @@ class TraceEvent:
     size_bytes: int = 0
 
 
+_ADD = torch.ops.aten.add.Tensor
+_WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py")
+
+
+def is_sole_holder(left: Any, right: Any) -> bool:
+    """Whether autograd, which adds one fake tensor to another, would add in place on a GPU: nobody else holds
+    the buffer (``torch/csrc/autograd/input_buffer.cpp``, ``can_accumulate_inplace``, 2.13)."""
+    return (
+        isinstance(left, FakeTensor)
+        and left.shape == right.shape
+        and left.dtype == right.dtype
+        and left._use_count() <= 4
+        and torch._C._storage_Use_Count(left.untyped_storage()._cdata) <= 2
+    )
+
+
+def caller_of_dispatch(frame: FrameType | None) -> str:
+    """The file of the Python code whose operator is dispatched; empty: autograd's own thread.
+
+    Args:
+        frame: the caller of ``__torch_dispatch__``.
+    """
+    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
+        frame = frame.f_back
+    return "" if frame is None else frame.f_code.co_filename
+
+
+def _by_autograd() -> bool:
+    return caller_of_dispatch(sys._getframe(2)).endswith("torch/autograd/graph.py")
+
+
 class StorageTracker(TorchDispatchMode):
     """Record allocation and death of every storage made while active, but for those ``skipped``.
 
-    Storages that exist before (parameters, buffers) are left out by :meth:`ignore`.
+    Storages that exist before (parameters, buffers) are left out by :meth:`ignore`. ``adds_in_place``: what
+    autograd adds up is added in place where it would be of tensors that are no fake ones.
     """
 
     def __init__(self) -> None:
@@ -45,6 +81,7 @@ class StorageTracker(TorchDispatchMode):
         self.events: list[TraceEvent] = []
         self._live: dict[int, int] = {}  # address of the StorageImpl -> storage number
         self._count = 0
+        self.adds_in_place = False
         self.skipped: Callable[[torch.Tensor], bool] = lambda tensor: False
 
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -91,6 +128,8 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types, args=(), kwargs=None
     ):
+        if self.adds_in_place and func is _ADD and _by_autograd() and is_sole_holder(*args[:2]):
+            func = torch.ops.aten.add_.Tensor
         result = func(*args, **kwargs) if kwargs else func(*args)
         if isinstance(result, torch.device):  # what most calls ask for
             return result
