@@ -348,7 +348,8 @@ def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequenc
     if result.to_fix:
         return paragraph(answer.fix_first(result.to_fix))
     if folder is None:
-        return paragraph("without --dry-run, `plan` writes the files that `zerokit launch` takes")
+        takes = "zerokit" if emitter_of(result.chosen.strategy).launched else "accelerate"
+        return paragraph(f"without --dry-run, `plan` writes the files that `{takes} launch` takes")
     words = script or result.script_words or _worker(result)
     comment = "" if words or Path("train.py").exists() else "train.py: your script"
     to_run = answer.run_command(result.chosen.strategy, result.cluster, folder, words)

@@ -30,6 +30,7 @@ class ClientOptimizer:
             and the driver moves between GPU and host; scales are not.
         temporaries: tensors of the size of what is stepped that a step allocates.
         package, class_name: where its class comes from, and its name.
+        like_stepped: states have the dtype of the tensor, which DeepSpeed makes fp32.
         steps_in_init: it can step before training starts, as DeepSpeed makes it do at stage 0 in 16 bits
             (runtime/fp16/unfused_optimizer.py, initialize_optimizer_states).
     """
@@ -42,6 +43,7 @@ class ClientOptimizer:
     smallest: int = 4096
     paged: bool = False
     temporaries: int = 0
+    like_stepped: bool = False
     steps_in_init: bool = True
 
     def _value_bytes(self, elements: int) -> int:
@@ -79,7 +81,12 @@ _ADEMAMIX_8 = replace(_ADEMAMIX_32, bits=8)
 _LION_32 = ClientOptimizer(values=1, package=_BNB, class_name="Lion")
 _RMSPROP_32 = replace(_LION_32, class_name="RMSprop")
 _SCHEDULE_FREE_ADAM = ClientOptimizer(
-    values=2, package="schedulefree", class_name="AdamWScheduleFree", temporaries=1, steps_in_init=False
+    values=2,
+    package="schedulefree",
+    class_name="AdamWScheduleFree",
+    temporaries=1,
+    like_stepped=True,
+    steps_in_init=False,
 )
 
 CLIENT_OPTIMIZERS: Mapping[str, ClientOptimizer] = {

@@ -37,10 +37,13 @@ class Variant:
             bits, which changes no activations.
         phase: ``train``, or of inference ``prefill`` or ``decode``.
         quantization: of inference: ``none``, ``int8`` or ``int4``; under adapters ``none`` or ``int8``.
-        autocast: weights in fp32, operators in 16 bits under ``torch.autocast``.
+        autocast: operators in 16 bits under ``torch.autocast``, on weights of ``precision``.
         offloaded: activations go to the host in forward.
         images: of each sequence, for a model with a vision tower.
         narrow_adapters: ZeRO-3's adapters are in the training dtype, not in fp32.
+        wide_adapters: those of training without an engine are in fp32, not in the dtype of the weights.
+        dropout: wide adapters, or any under autocast, drop some of their input; of others that is added to
+            a trace without (``zerokit.memory.adapter_dropout``).
     """
 
     attention: str = "sdpa"
@@ -59,6 +62,8 @@ class Variant:
     offloaded: bool = False
     images: SequenceImages | None = None
     narrow_adapters: bool = False
+    wide_adapters: bool = False
+    dropout: bool = False
 
     @staticmethod
     def of(job: Job, strategy: Strategy, phase: str = "train") -> Variant:
@@ -76,6 +81,7 @@ class Variant:
         settings = strategy.settings
         reentrant = strategy.checkpointing == "full" and job.is_reentrant(settings)
         lora = job.lora if job.method != "full" else None
+        wide = lora is not None and settings.wide_adapters
         return replace(
             variant,
             checkpointing="reentrant" if reentrant else strategy.recomputed(job.attention),
@@ -88,6 +94,10 @@ class Variant:
             autocast=settings.autocasts,
             offloaded=job.offload_activations,
             narrow_adapters=job.has_narrow_adapters(settings),
+            wide_adapters=wide,
+            dropout=lora is not None
+            and lora.dropout > 0
+            and (wide or (settings.autocasts and settings.zero_stage is None)),
         )
 
     @property
@@ -106,6 +116,10 @@ class Variant:
             parts.append("nf4")
         if self.autocast:
             parts.append("autocast")
+        if self.wide_adapters:
+            parts.append("wide" + "-dropout" * self.dropout)
+        elif self.dropout:
+            parts.append("dropout")
         if self.phase != "train":
             parts.append(self.phase)
         if self.images is not None:
@@ -133,6 +147,8 @@ class Variant:
             "under ZeRO-3": self.zero3_linear,
             "base weights in 4 bits": self.quantized,
             "autocast": self.autocast,
+            "adapters in fp32": self.wide_adapters,
+            "dropout of adapters": self.dropout,
             "with images": self.images is not None,
             f"weights in {self.quantization}": self.quantization != "none",
             "activations offloaded": self.offloaded,
@@ -227,6 +243,12 @@ class ModelProfile:
     def parameters_for(self, variant: Variant) -> tuple[Parameter, ...]:
         """The parameters as DeepSpeed sees them under this variant (adapters, shards)."""
         return self.parameter_sets.get(variant.key, self.parameters)
+
+    @cached_property
+    def has_layer_norms(self) -> bool:
+        """Whether some norm has a bias: torch's own, which autocast computes in fp32."""
+        modules = (p.name.split(".")[-2:] for p in self.parameters if p.name.endswith(".bias"))
+        return any("norm" in names[0] or names[0].startswith("ln_") for names in modules)
 
     def has(self, variant: Variant) -> bool:
         """Whether this very variant was traced."""

@@ -33,6 +33,9 @@ class Trainer:
         kbit_prepared: whether it calls peft's ``prepare_model_for_kbit_training`` for 4-bit weights.
         reentrant: whether its checkpointing is reentrant. ``narrow_adapters``: whether that is so of adapters
             under ZeRO-3, which stay in the training dtype there (``autocast_adapter_dtype=False``).
+        autocasts: whether, without an engine, Accelerate runs its forward under autocast in 16 bits.
+        loads_wide: methods whose weights are in fp32 then, where nobody says; of others they are in 16 bits.
+        narrow_on_packed: whether adapters on quantised weights are in bf16, not in fp32.
         disables_dropout: whether it sets every dropout of the model to 0, that of adapters too.
         sequences: of a row. ``reference``: whether they pass through a reference model too: with adapters the
             base, else a copy of the weights in the training dtype.
@@ -54,6 +57,9 @@ class Trainer:
     kbit_prepared: bool = False
     reentrant: bool = False
     narrow_adapters: bool = False
+    autocasts: bool = True
+    loads_wide: tuple[str, ...] = ()
+    narrow_on_packed: bool = False
     disables_dropout: bool = False
     sequences: int = 1
     reference: bool = False
@@ -115,6 +121,8 @@ _TRL = Trainer(
     checkpointing="full",
     double_quant=False,
     narrow_adapters=True,
+    loads_wide=("full", "lora"),
+    narrow_on_packed=True,
     waits=True,
     packages=("trl",),
     names=("SFTTrainer",),
@@ -136,6 +144,8 @@ _TRL = Trainer(
         "loss": "trl/trainer/sft_config.py:283, loss_type: nll, and kernels/chunked_logprob.py",
         "checkpointing": "trl/trainer/base_config.py, gradient_checkpointing: True",
         "narrow_adapters": "trl/trainer/sft_trainer.py:857 and :895",
+        "loads_wide": "trl/trainer/model_config.py:89, dtype: float32, and utils.py:1332",
+        "narrow_on_packed": "trl/trainer/sft_trainer.py:902",
         "waits": "trl/trainer/utils.py:1410, main_process_first; rehearsed",
         "double_quant": "trl/trainer/model_config.py, use_bnb_nested_quant: False, dtype: float32",
         "not_counted": "trl/trainer/dpo_trainer.py:905, aux_loss_enabled; so sft_trainer.py",
@@ -145,10 +155,13 @@ _PAIRS = replace(_TRL, lora_dropout=0.0, disables_dropout=True, sequences=2)
 """Both of TRL's trainers on preferences: a row is an answer chosen and one rejected, each with the prompt."""
 
 TRAINERS: Mapping[str, Trainer] = {
-    "raw": Trainer(title="a plain loop", gathers=False),
+    "raw": Trainer(title="a plain loop", gathers=False, autocasts=False),
     "transformers": Trainer(
         title="Transformers' Trainer 5.23",
-        sources={"checkpointing": "training_args.py, gradient_checkpointing: False"},
+        sources={
+            "checkpointing": "training_args.py, gradient_checkpointing: False",
+            "loads_wide": "modeling_utils.py, from_pretrained: dtype as the checkpoint has it",
+        },
     ),
     "trl": _TRL,
     "trl-dpo": replace(
@@ -208,6 +221,7 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
     "llamafactory": Trainer(
         title="LLaMA-Factory 0.9.5",
+        loads_wide=("full",),
         lora_dropout=0.0,
         reentrant=True,
         checkpointing="full",
@@ -221,6 +235,7 @@ TRAINERS: Mapping[str, Trainer] = {
         },
         sources={
             "lora_dropout": "llamafactory/hparams/finetuning_args.py, lora_dropout: 0.0",
+            "loads_wide": "llamafactory/model/adapter.py, cast_trainable_params_to_fp32 (pure_bf16: False)",
             "reentrant": "llamafactory/hparams/model_args.py:149, use_reentrant_gc: True",
             "double_quant": "llamafactory/hparams/model_args.py, double_quantization: True",
             "checkpointing": "llamafactory/hparams/model_args.py, disable_gradient_checkpointing: False",

@@ -100,7 +100,13 @@ class TrainingSettings(ABC):
     @property
     @abstractmethod
     def autocasts(self) -> bool:
-        """Whether weights are in fp32 in forward, and operators in 16 bits under ``torch.autocast``."""
+        """Whether operators run in 16 bits under ``torch.autocast``, on weights of ``parameter_bytes``."""
+
+    @property
+    def wide_adapters(self) -> bool:
+        """Whether adapters are in fp32 on weights in 16 bits, where the engine's linear function does not
+        say (``has_own_linear``)."""
+        return False
 
     @property
     @abstractmethod

@@ -1,5 +1,5 @@
 """The configuration files of one plan, by its engine: for DeepSpeed a JSON per consumer and the accelerate
-YAML; for FSDP2 that YAML, a Trainer's JSON and the code of a plain loop."""
+YAML; for FSDP2 that YAML, a Trainer's JSON and the code of a plain loop; without an engine that YAML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
-from zerokit.emit import fsdp2
+from zerokit.emit import ddp, fsdp2
 from zerokit.emit.accelerate import accelerate_yaml
 from zerokit.emit.deepspeed import emit_deepspeed, script_must, trainer_arguments
 from zerokit.values import frozen_dataclass
@@ -53,6 +53,7 @@ class Emitter:
         arguments: that make a Trainer script agree with the strategy; the text is the loss's name.
         script_must: what only the script can do for them, each as a sentence with its Python; the last
             argument: it is launched with the plan, which adds to a Trainer's arguments.
+        launched: whether ``zerokit launch`` takes them; else ``accelerate launch`` alone does.
     """
 
     names: tuple[str, ...]
@@ -60,6 +61,7 @@ class Emitter:
     config: Callable[[Strategy, Job, int], dict[str, Any]]
     arguments: Callable[[Strategy, str], list[str]]
     script_must: Callable[[Strategy, Job, bool], list[str]]
+    launched: bool = True
 
 
 def emitter_of(strategy: Strategy) -> Emitter:
@@ -107,6 +109,12 @@ def _fsdp2_config(strategy: Strategy, job: Job, nodes: int) -> dict[str, Any]:
     }
 
 
+def _ddp_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> PlanFiles:
+    del job, folder
+    texts = {ACCELERATE_NAME: ddp.accelerate_yaml(strategy, nodes)}
+    return PlanFiles(texts=texts, names={"accelerate": ACCELERATE_NAME}, reasons=ddp.REASONS)
+
+
 _EMITTERS: Mapping[str, Emitter] = {
     "deepspeed": Emitter(
         names=(*DEEPSPEED_NAMES.values(), ACCELERATE_NAME),
@@ -121,6 +129,17 @@ _EMITTERS: Mapping[str, Emitter] = {
         config=_fsdp2_config,
         arguments=trainer_arguments,
         script_must=lambda strategy, job, launched: fsdp2.script_must(strategy, job),
+    ),
+    "ddp": Emitter(
+        names=(ACCELERATE_NAME,),
+        files=_ddp_files,
+        config=lambda strategy, job, nodes: {
+            "deepspeed_config": None,
+            "accelerate_config": ddp.accelerate_config(strategy, nodes),
+        },
+        arguments=trainer_arguments,
+        script_must=lambda strategy, job, launched: ddp.script_must(strategy, job),
+        launched=False,
     ),
 }
 NAMES = frozenset(name for emitter in _EMITTERS.values() for name in emitter.names)

@@ -57,25 +57,30 @@ def accelerate_config(strategy: Strategy, nodes: int) -> dict[str, Any]:
         raise InputError("FSDP2 is written with data parallel ranks alone; set ⟨tp⟩, ⟨pp⟩ and ⟨sp⟩ to 1")
     settings = fsdp2(strategy.settings)
     block = {f"fsdp_{name}": value for name, value in _options(strategy, "offload_params").items()}
-    config: dict[str, Any] = {
+    mixed = settings.precision if _is_mixed(strategy) else "no"
+    config = {**plain_config(strategy, nodes, "FSDP", mixed), "fsdp_config": block}
+    if sizes := parallelism(strategy):
+        config["parallelism_config"] = sizes
+    return config
+
+
+def plain_config(strategy: Strategy, nodes: int, kind: str, mixed_precision: str) -> dict[str, Any]:
+    """What Accelerate's YAML says whatever trains; ``kind``: its ``distributed_type``."""
+    return {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
-        "distributed_type": "FSDP",
+        "distributed_type": kind,
         "downcast_bf16": "no",
         "enable_cpu_affinity": False,
-        "fsdp_config": block,
         "machine_rank": 0,
         "main_training_function": "main",
-        "mixed_precision": settings.precision if _is_mixed(strategy) else "no",
+        "mixed_precision": mixed_precision,
         "num_machines": nodes,
         "num_processes": strategy.world_size,
         "rdzv_backend": "static",
         "same_network": True,
         "use_cpu": False,
     }
-    if sizes := parallelism(strategy):
-        config["parallelism_config"] = sizes
-    return config
 
 
 def reasons(config: Mapping[str, Any]) -> dict[str, str]:

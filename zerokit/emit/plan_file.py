@@ -41,8 +41,12 @@ _REQUIRED: Mapping[type, tuple[str, ...]] = {
 _OF_ENGINE: Mapping[str, Mapping[type, tuple[str, ...]]] = {
     "deepspeed": {dict: ("chosen.deepspeed_config",), int: ("chosen.zero_stage",)},
     "fsdp2": {dict: ("chosen.accelerate_config",)},
+    "ddp": {dict: ("chosen.accelerate_config",)},
 }
 """Engine -> what a plan for it must have, too; a plan without the key is for DeepSpeed."""
+_LAUNCH = "zerokit launch --plan DIR train.py"
+_RUN_BY = {"ddp": "accelerate launch --config_file accelerate.yaml train.py"}
+"""Engine -> the command that runs a plan, where ``launch`` does not."""
 _AT_LEAST_ONE = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch",
                  "gradient_accumulation")  # fmt: skip
 _OPTIONAL: Mapping[type, tuple[str, ...]] = {
@@ -248,7 +252,7 @@ def write(
     }
     text = dump_yaml(
         body,
-        header="A plan of zerokit. Run it:     zerokit launch --plan DIR train.py\n"
+        header=f"A plan of zerokit. Run it:     {_RUN_BY.get(str(chosen.get('engine')), _LAUNCH)}\n"
         "Plan again from the request: zerokit plan --recipe plan.yaml",
     )
     try:

@@ -33,6 +33,16 @@ def _config_of(plan: PlanFile, run_dir: Path | None) -> dict[str, Any]:
     return read_plan_config(path, run_dir) if path.is_file() else dict(plan.chosen["deepspeed_config"])
 
 
+_OF_ANOTHER_ENGINE = {
+    "deepspeed": "is a plan for DeepSpeed",
+    "fsdp2": "is a plan for FSDP2: its files are beside it, and `zerokit launch`, `rehearse`, `emit sbatch`, "
+    "`emit kubernetes` and `convert` take it",
+    "ddp": "is a plan without an engine, which no command takes yet: `accelerate launch --config_file` with "
+    "accelerate.yaml beside it runs the script, and `zerokit rehearse SCRIPT` rehearses it",
+}
+"""Engine of a plan -> what is said of it where that is of no use."""
+
+
 def read_plan_file(
     folder: str, run_dir: Path | None = None, *, engines: Sequence[str] = ("deepspeed",)
 ) -> PlanFile:
@@ -47,11 +57,7 @@ def read_plan_file(
         try:
             plan = plan_file.read(folder, run_dir)
             if plan.engine not in engines:
-                message = (
-                    "is a plan for FSDP2: its files are beside it, and `zerokit launch`, `rehearse`, "
-                    "`emit sbatch`, `emit kubernetes` and `convert` take it"
-                )
-                raise FileInputError(plan.path, message)
+                raise FileInputError(plan.path, _OF_ANOTHER_ENGINE[plan.engine])
             return plan
         except NotAPlan as error:
             other = in_place_of_plan(Path(error.path))

@@ -26,6 +26,10 @@ class Engine(Protocol):
     def knows(self, profile: ModelProfile) -> bool:
         """Whether it is known how the engine divides such a model."""
 
+    def copied_logit_bytes(self, job: Job, strategy: Strategy) -> int:
+        """Bytes that each logit takes where forward ends, what the model returns included; 0: nothing copies
+        it there."""
+
     def settings_of_replay(self, strategy: Strategy, gpu: Gpu) -> TrainingSettings:
         """The settings with all that the engine's own bytes do not depend on made equal."""
 
@@ -77,4 +81,8 @@ def engine_of(settings: TrainingSettings) -> Engine:
         from zerokit.memory.fsdp2 import engine
 
         return engine
+    if settings.engine == "ddp":
+        from zerokit.memory.ddp import engine as plain
+
+        return plain
     return deepspeed_engine

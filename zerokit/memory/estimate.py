@@ -196,6 +196,10 @@ def usable_trace(
     tokens, batch = tokens_of_a_rank(job, strategy), sequences_of_a_rank(job, strategy)
     variant, ranks = Variant.of(job, strategy), None
     trace, lora = profile.trace(variant, tokens, batch), None if job.method == "full" else job.lora
+    casts = variant.precision == "32" or variant.wide_adapters or profile.has_layer_norms
+    if trace is None and variant.autocast and not casts and profile.head == "causal":
+        variant = replace(variant, autocast=False, dropout=False)
+        trace = profile.trace(variant, tokens, batch)
     if trace is None and variant.narrow_adapters:
         variant = replace(variant, narrow_adapters=False)
         trace = profile.trace(variant, tokens, batch)
@@ -207,7 +211,8 @@ def usable_trace(
         trace = profile.trace(variant, tokens, batch)
     if trace is None:
         return None
-    if lora is not None and lora.dropout and not variant.autocast:  # under which what is left is cast again
+    by_itself = variant.autocast or variant.wide_adapters  # then what is left is cast again
+    if lora is not None and lora.dropout and not by_itself:
         from zerokit.memory.adapter_dropout import with_dropout
 
         trace = with_dropout(profile, variant, trace)
@@ -288,12 +293,21 @@ def timeline_of(
     model's pass, if there is one."""
     point = sequences_of_a_rank(job, strategy), tokens_of_a_rank(job, strategy)
     timeline, size = model.trace.timeline(*point, gpu.processors), None
+    copied = engine_of(strategy.settings).copied_logit_bytes(job, strategy)
     if model.loss != "standard":
         size = loss_size(model, *point, strategy.settings.parameter_bytes, gpu.supports("bf16"))
         timeline = timeline if size is None else with_loss(model, timeline, size)
+    elif copied and (head := loss_size(model, *point, strategy.settings.parameter_bytes, False)) is not None:
+        timeline = _with_outputs(timeline, copied * head.tokens * head.vocabulary)
     if checkpointed is None:
         return timeline
     return with_reference(model, checkpointed, timeline, point, size, gpu.processors)
+
+
+@lru_cache(maxsize=512)
+def _with_outputs(timeline: Timeline, size_bytes: int) -> Timeline:
+    """The timeline where forward ends with so many bytes beside what backward needs."""
+    return replace(timeline, forward_peak=max(timeline.forward_peak, timeline.after_forward + size_bytes))
 
 
 def _checkpointed(

@@ -6,6 +6,7 @@ The terminal, the page and a notebook show the same sentences. Arguments are mar
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 
 from zerokit.commands import DEFAULT_FOLDER, command_text
@@ -14,7 +15,7 @@ from zerokit.domain.job import LOSS_OF_SCRIPT, Job
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.training_settings import TORCH_NAMES
 from zerokit.emit.deepspeed import optimizer_params
-from zerokit.emit.files import emitter_of
+from zerokit.emit.files import ACCELERATE_NAME, emitter_of
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.notes import Note
 from zerokit.search.explain import checkpointing_words, degree_words, offload_words
@@ -64,6 +65,8 @@ def run_command(chosen: Strategy, cluster: Cluster, folder: str, script: Iterabl
         script: its words and arguments; empty: some ``train.py``.
     """
     words = tuple(script) or ("train.py",)
+    if not emitter_of(chosen).launched:
+        return shlex.join(("accelerate", "launch", "--config_file", f"{folder}/{ACCELERATE_NAME}", *words))
     if cluster.nodes == 1:
         return command_text("launch", "--plan", folder, *words)
     plan_folder = () if folder == DEFAULT_FOLDER else ("--plan", folder)

@@ -16,7 +16,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ALL_LINEAR, ModelShape
 from zerokit.domain.phases import BY_NAME
-from zerokit.domain.profile import ModelProfile, variants_of
+from zerokit.domain.profile import ModelProfile, Variant, variants_of
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.domain.strategy import REHEARSED, MemoryEstimate, RankEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError, MemoryUnknown
@@ -152,7 +152,8 @@ class Source:
             return self.profile
         other = self.other_version if self.of_other_version is not None else None
         stored = other is not None and covers(other, job, strategy)
-        if stored or (self.trace == "never" and not (job.offload_activations and self.hf_config is not None)):
+        always = job.offload_activations or strategy.engine == "ddp"  # of which the catalogue has no traces
+        if stored or (self.trace == "never" and not (always and self.hf_config is not None)):
             self._look_into_cache()
         elif self._may_trace(job, strategy):
             self._trace(job, strategy)
@@ -280,6 +281,8 @@ class Model(MemoryModel):
         """What the adapters' dropout costs here."""
         given = f"⟨lora_dropout⟩ {lora.dropout:g}"
         why = "adapters keep what it leaves of their inputs, and masks"
+        if Variant.of(job, strategy).dropout:
+            return f"{given}: {why}, traced with it"
         if strategy.settings.autocasts:
             return f"{given}: {why}, which under torch_autocast are not counted"
         without = self._estimate(replace(job, lora=replace(lora, dropout=0.0)), strategy, cluster)

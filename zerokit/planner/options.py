@@ -109,6 +109,9 @@ class PlanOptions(TypedDict, total=False):
     tutorials set it, or the trainer's]"""
     precision: Annotated[Literal["auto", "bf16", "fp16", "fp32"] | None, Option("Job")]
     """Training precision. [default: auto, bf16 where the hardware has it]"""
+    load_dtype: Annotated[Literal["bf16", "fp16", "fp32"] | None, Option("Job")]
+    """Dtype of the weights as the script loads them, with ⟨engine⟩ ddp; fp32 under a 16-bit precision: it
+    runs under autocast. [default: the trainer's]"""
     optimizer: Annotated[str | None, Option("Job", "TYPE", _text)]
     """DeepSpeed optimizer type, or a Trainer's optim. [default: AdamW]"""
     attention: Annotated[Literal["sdpa", "eager", "flash_attention_2"] | None, Option("Job")]
@@ -126,9 +129,9 @@ class PlanOptions(TypedDict, total=False):
     """Pixels of an image as the data set has it: 1280x720."""
     vision_tower: Annotated[Literal["trained", "frozen"] | None, Option("Job")]
     """Whether the vision tower's weights are trained; the projector's are. [default: trained]"""
-    engine: Annotated[Literal["deepspeed", "fsdp2", "auto"] | None, Option("Strategy")]
-    """What divides the training: DeepSpeed, or PyTorch's FSDP2 by Accelerate; auto: the faster.
-    [default: deepspeed]"""
+    engine: Annotated[Literal["deepspeed", "fsdp2", "ddp", "auto"] | None, Option("Strategy")]
+    """What divides the training: DeepSpeed, or PyTorch's FSDP2 by Accelerate; ddp: nothing does, on one GPU
+    or several; auto: the faster of the first two. [default: deepspeed]"""
     zero: Annotated[Whole, Option("Strategy", "0-3", _or_auto(_stage))]
     """ZeRO stage."""
     offload_optimizer: Annotated[Literal["auto", "none", "cpu", "nvme"] | None, Option("Strategy")]

@@ -156,6 +156,10 @@ def resolve(
         raise InputError(
             f"⟨engine⟩ {ANY_ENGINE}: an estimate is of one strategy; name {' or '.join(ENGINES)}"
         )
+    if pins.load_dtype is not None and pins.engine != "ddp":
+        raise InputError(
+            f"⟨load_dtype⟩ {pins.load_dtype}: engines make of weights what they train; only with ⟨engine⟩ ddp"
+        )
     if machine.on_cpu and pins.engine != "deepspeed":
         raise InputError(f"⟨engine⟩ {pins.engine}: CPU ranks are planned with DeepSpeed alone")
     _refuse_unmodelled(options, job, chosen.shape, machine, pins)
@@ -479,6 +483,7 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         raise InputError("offload to nvme: name a folder on a local NVMe disk with ⟨nvme⟩ DIR")
     return Pins(
         engine=ANY_ENGINE if any_engine else choice(options, "engine", (*ENGINES, ANY_ENGINE)) or "deepspeed",
+        load_dtype=choice(options, "load_dtype", PRECISIONS),
         zero_stage=stage,
         offload_optimizer="none" if on_cpu else optimizer,
         offload_param="none" if on_cpu else parameters,

@@ -51,12 +51,12 @@ def plan_script(
     from zerokit.planner.request import refuse_other_engines
     from zerokit.rehearsal.zygote import Zygote
     from zerokit.script_planner.planning import ScriptPlanning
-    from zerokit.search.engines import ENGINES
+    from zerokit.search.engines import DIVIDING
 
     if out is not None:
         check_folder(Path(out))
     requested = merged(recipe, options, overrides, for_script=True) if recipe is not None else options
-    refuse_other_engines(requested, ENGINES, "with a script one engine is planned: deepspeed or fsdp2")
+    refuse_other_engines(requested, DIVIDING, "with a script one engine is planned: deepspeed or fsdp2")
     told = {f"{name.replace('-', '_')}=" for name in TOLD_BY_SCRIPT}
     left_to_script = tuple(text for text in overrides if text.strip().replace("-", "_") in told)
     with named_in_refusals(options, requested), Zygote(target) as zygote:

@@ -73,7 +73,9 @@ class Engine(Protocol):
 
 ANY_ENGINE = "auto"
 """Of :class:`Pins`: all of them are searched."""
-ENGINES = ("deepspeed", "fsdp2")
+DIVIDING = ("deepspeed", "fsdp2")
+"""Engines that divide what is trained, and so are planned of any model."""
+ENGINES = (*DIVIDING, "ddp")
 
 
 def engine_of(space: Space) -> Engine:
@@ -82,6 +84,10 @@ def engine_of(space: Space) -> Engine:
         from zerokit.search import fsdp2_space
 
         return fsdp2_space
+    if space.pins.engine == "ddp":
+        from zerokit.search import ddp_space
+
+        return ddp_space
     return deepspeed_space
 
 

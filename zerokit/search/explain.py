@@ -352,7 +352,7 @@ def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryM
     """Where a higher stage would cost memory instead of saving it."""
     strategy, settings = chosen.strategy, chosen.strategy.settings
     if (
-        settings.divides_weights
+        settings.zero_stage in (None, 3)
         or job.inference
         or settings.optimizer_device != "none"
         or strategy.pipeline_parallel > 1

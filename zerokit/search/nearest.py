@@ -315,8 +315,8 @@ _MOST_TOGETHER, _MOST_SHOWN = 3, 2
 
 def nearest_to(request: Request, strategy: Strategy, works: Works) -> list[str]:
     """Sentences: as few changes of one strategy, the same batch with it, as make it fit, two ways at most;
-    none under FSDP2."""
-    if strategy.settings.engine == "fsdp2":
+    none but under DeepSpeed."""
+    if strategy.settings.zero_stage is None:
         return []
     settings = deepspeed(strategy.settings)
     pins = replace(

@@ -34,6 +34,7 @@ class Pins:
 
     Attributes:
         engine: which one trains.
+        load_dtype: precision of the weights as the script loads them; without an engine alone.
         search_tensor, search_sequence: the script does what the degree needs of it.
         pipeline_module: it builds a PipelineModule; pipelines and tensor parallel are searched.
         second_copy: whether hpZ may keep one inside each node.
@@ -41,6 +42,7 @@ class Pins:
     """
 
     engine: str = "deepspeed"
+    load_dtype: str | None = None
     zero_stage: int | None = None
     offload_optimizer: str | None = None
     offload_param: str | None = None

@@ -22,7 +22,8 @@ benchmarks.planner`` compares."""
 
 
 _SEVERAL_NODES, _TENSOR_ACROSS_NODES = "several nodes", "tensor parallel across nodes"
-NO_GPUS = (_SEVERAL_NODES, _TENSOR_ACROSS_NODES)
+_NO_ENGINE = "training without an engine"
+NO_GPUS = (_SEVERAL_NODES, _TENSOR_ACROSS_NODES, _NO_ENGINE)
 """Of the parts, those that are not a kind of GPU."""
 
 
@@ -42,6 +43,8 @@ def measured_on_no_machine(model: TimeModel, strategy: Strategy) -> tuple[str, .
         parts.append(_SEVERAL_NODES)
     if strategy.tensor_parallel > cluster.gpus_per_node:
         parts.append(_TENSOR_ACROSS_NODES)
+    if strategy.engine == "ddp":
+        parts.append(_NO_ENGINE)
     return tuple(parts)
 
 

@@ -57,6 +57,10 @@ def engine_step(name: str, spread: Spread) -> EngineStep:
         from zerokit.timing.fsdp2_step import Fsdp2Step
 
         return Fsdp2Step(spread)
+    if name == "ddp":
+        from zerokit.timing.ddp_step import DdpStep
+
+        return DdpStep(spread)
     return DeepSpeedStep(spread)
 
 

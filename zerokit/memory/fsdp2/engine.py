@@ -13,8 +13,9 @@ from zerokit.domain.strategy import Strategy
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.memory.components import Component, HostComponent
 from zerokit.memory.fsdp2 import step
-from zerokit.memory.fsdp2.groups import shares_of, stacks_of
+from zerokit.memory.fsdp2.groups import shares_of
 from zerokit.memory.host import pinned, process_bytes
+from zerokit.memory.model_parts import stacks_of
 from zerokit.memory.rank_model import RankModel
 from zerokit.memory.replay.step import Instant, RankBytes
 from zerokit.notes import Note
@@ -50,6 +51,12 @@ def not_replayed(job: Job, strategy: Strategy) -> str:
         "selective checkpointing": strategy.recomputed(job.attention) == "selective",
     }
     return ", ".join(words for words, holds in unknown.items() if holds)
+
+
+def copied_logit_bytes(job: Job, strategy: Strategy) -> int:
+    """Return 0."""
+    del job, strategy
+    return 0
 
 
 def knows(profile: ModelProfile) -> bool:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
-from zerokit.domain.profile import Parameter
+from zerokit.memory.model_parts import block, embeddings_of, layers_of
 from zerokit.memory.rank_model import DTYPE_BYTES, RankModel
 from zerokit.values import frozen_dataclass
 
-_LAYER = re.compile(r"^(?:.*?\.)?(?:layers|layer|h|blocks|block)\.\d+(?=\.|$)")
 _ADAPTED = "base_model.model."
-
-
-def block(size_bytes: int) -> int:
-    """What the caching allocator gives for a tensor (``kMinBlockSize``, c10/core/AllocatorConfig.h)."""
-    return -(-size_bytes // 512) * 512
 
 
 @frozen_dataclass
@@ -91,17 +84,6 @@ def shares_of(model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[Sh
     return tuple(found)
 
 
-def layers_of(parameters: Iterable[Parameter]) -> tuple[str, ...]:
-    """The decoder layers, by the names of their modules, in order."""
-    matches = (_LAYER.match(parameter.name) for parameter in parameters)
-    return tuple(dict.fromkeys(match.group() for match in matches if match is not None))
-
-
-def stacks_of(parameters: Iterable[Parameter]) -> frozenset[str]:
-    """The lists that hold the layers."""
-    return frozenset(layer.rpartition(".")[0] for layer in layers_of(parameters))
-
-
 @lru_cache(maxsize=256)
 def groups_of(model: RankModel, settings: Fsdp2Settings) -> tuple[Group, ...]:
     """The groups as ``fully_shard`` makes them: of every module what no group inside it holds. The root's is
@@ -144,19 +126,6 @@ def _around_layers(
     modules = tuple(module for module in tail if module is not None)
     if modules:
         yield modules, False
-
-
-def embeddings_of(model: RankModel) -> tuple[str | None, str | None]:
-    """The input embedding and the head, by the names of their modules."""
-    layers = tuple(f"{layer}." for layer in layers_of(model.parameters))
-    names = [p.name for p in model.parameters if len(p.shape) == 2 and not p.name.startswith(layers)]
-    names = [name for name in names if ".lora_" not in name]
-    if not names:
-        return None, None
-    embedding = names[0].rpartition(".")[0]
-    tied = [alias for alias, name in model.profile.ties.items() if name == names[0]]
-    head = tied[-1] if tied else names[-1]
-    return embedding, head.rpartition(".")[0]
 
 
 def _final_norm(model: RankModel) -> str | None:

@@ -7,11 +7,12 @@ from functools import lru_cache
 
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.memory.components import Component
-from zerokit.memory.fsdp2.groups import block, embeddings_of, groups_of, shares_of
+from zerokit.memory.fsdp2.groups import groups_of, shares_of
 from zerokit.memory.fsdp2.weights import Weights
 from zerokit.memory.ledger import Ledger
+from zerokit.memory.model_parts import block, embeddings_of
 from zerokit.memory.rank_model import Overlay, RankModel
-from zerokit.memory.replay.model_states import CUBLAS_THREADS, LT_WORKSPACE_BYTES, Persistent
+from zerokit.memory.replay.model_states import Persistent, workspace_bytes
 from zerokit.memory.replay.optimizers import optimizer_name, optimizer_temporaries, optimizer_values
 from zerokit.memory.replay.step import Instant, MicroStep, RankBytes
 
@@ -33,10 +34,8 @@ def state_bytes(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
 def persistent(model: RankModel, settings: Fsdp2Settings, ranks: int) -> Persistent:
     """The steady state of one rank between steps; ``ranks``: that a parameter is divided over."""
     components: dict[Component, int] = {}
-    if workspaces := CUBLAS_THREADS * model.cublas_bytes:
-        again = model.checkpointing in ("full", "reentrant")
-        addends = LT_WORKSPACE_BYTES * (2 if again else 1) if model.adds_bias_in_product(0) else 0
-        components[Component.CUBLAS_WORKSPACE] = workspaces + addends
+    if workspaces := workspace_bytes(model):
+        components[Component.CUBLAS_WORKSPACE] = workspaces
     if model.profile.buffer_bytes:
         components[Component.BUFFERS] = model.profile.buffer_bytes
     if not settings.offload:

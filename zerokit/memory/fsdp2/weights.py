@@ -13,13 +13,13 @@ from zerokit.memory.components import Component
 from zerokit.memory.fsdp2.groups import (
     Group,
     GroupBytes,
-    block,
     bytes_of,
     groups_of,
     reduce_bytes,
     shares_of,
 )
 from zerokit.memory.ledger import Ledger
+from zerokit.memory.model_parts import block
 from zerokit.memory.rank_model import RankModel
 
 _IDLE, _IN_BACKWARD, _REDUCED = 0, 1, 2

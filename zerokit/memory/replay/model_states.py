@@ -154,10 +154,11 @@ def stepped_tensors(
     return [part.size] if stage else model.trainable_sizes
 
 
-def workspace_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
-    """cuBLAS's and cublasLt's. Autograd's thread makes products with a bias where it runs layers again."""
+def workspace_bytes(model: RankModel, stage: int = 0) -> int:
+    """cuBLAS's and cublasLt's; ``stage``: of ZeRO, 0 under another engine. Autograd's thread makes products
+    with a bias where it runs layers again."""
     size = CUBLAS_THREADS * model.cublas_bytes
-    if not size or not model.adds_bias_in_product(settings.zero.stage):
+    if not size or not model.adds_bias_in_product(stage):
         return size
     again = model.checkpointing in ("full", "reentrant")
     return size + LT_WORKSPACE_BYTES * (2 if again else 1)
@@ -167,7 +168,7 @@ def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, r
     """The steady state of one rank, before a step's gradients and activations."""
     zero, element_bytes = settings.zero, ElementBytes.of(settings)
     components: dict[Component, int] = {}
-    if workspaces := workspace_bytes(model, settings):
+    if workspaces := workspace_bytes(model, zero.stage):
         components[Component.CUBLAS_WORKSPACE] = workspaces
     if model.profile.buffer_bytes:
         components[Component.BUFFERS] = model.profile.buffer_bytes

@@ -1,0 +1,1 @@
+"""Training without an engine, on one GPU or under DistributedDataParallel (torch 2.13)."""
