@@ -106,7 +106,10 @@ CASES: dict[Case, tuple[int, int, int, int]] = {
         (2_516_718_592, 6_262_260_736, 6_520_529_408, 2_719_226_880),
     Case("llama-3.2-1b", 1, "--tokens 1024 --lora 16 --checkpointing --reentrant --batch 2"):
         (2_516_718_592, 5_483_078_656, 5_977_448_960, 2_719_243_264),
-    Case("llama-3.2-1b", 1, "--tokens 1024 --lora 16 --checkpointing --dropout 0.1 --batch 4 --accumulation 2"):
+    Case(
+        "llama-3.2-1b", 1,
+        "--tokens 1024 --lora 16 --checkpointing --dropout 0.1 --batch 4 --accumulation 2",
+    ):
         (2_516_718_592, 8_314_373_120, 9_325_658_624, 2_719_341_568),
     Case("llama-3.2-1b", 1, "--tokens 1024 --lora 16 --mixed no"):
         (2_516_718_592, 6_585_222_144, 6_843_687_424, 2_719_226_880),
@@ -134,7 +137,10 @@ CASES: dict[Case, tuple[int, int, int, int]] = {
         (2_471_629_824, 13_704_061_952, 14_229_381_632, 12_425_288_704),
     Case("llama-3.2-1b", 1, "--tokens 1024 --lora 16 --bits 8"):
         (1_545_147_392, 4_693_001_216, 4_951_269_888, 1_747_655_680),
-    Case("llama-3.2-1b", 1, "--tokens 1024 --lora 16 --bits 4 --checkpointing --batch 4 --dropout 0.05 --optim adamw_bnb_8bit"):
+    Case(
+        "llama-3.2-1b", 1,
+        "--tokens 1024 --lora 16 --bits 4 --checkpointing --batch 4 --dropout 0.05 --optim adamw_bnb_8bit",
+    ):
         (1_072_781_312, 6_757_912_576, 7_769_198_080, 1_207_969_792),
     Case("llama-3.2-1b", 2, "--tokens 1024 --lora 16 --bits 4 --checkpointing --batch 2 --accumulation 4"):
         (1_383_160_320, 4_623_804_928, 4_623_788_544, 1_320_494_080),
@@ -154,3 +160,10 @@ CASES: dict[Case, tuple[int, int, int, int]] = {
 """What was rehearsed of rank 0: the most allocated in init, forward, backward and step, in bytes (torch
 2.13.0, transformers 5.23.0, accelerate 1.15.0, peft 0.21.2, bitsandbytes 0.50.2, schedulefree 1.4.1; all
 layers, ``zerokit rehearse --whole``)."""
+BY_TRL: dict[tuple[int, str, int, str], tuple[int, int, int, int]] = {
+    (1, "full", 4, "full"): (4_943_258_624, 17_455_994_880, 20_907_718_144, 19_840_266_240),
+    (1, "lora", 2, "none"): (2_516_718_592, 7_385_373_696, 7_359_957_504, 2_719_259_648),
+    (1, "qlora", 2, "full"): (1_095_431_168, 1_510_032_384, 1_699_538_432, 1_230_339_072),
+}  # fmt: skip
+"""(GPUs, method, bytes of a weight, checkpointing) -> what TRL 1.16's sft.py allocates of llama-3.2-1b, two
+rows of 1,024 tokens each, its loss in chunks (Triton 3.7), LoRA of rank 16 on all linear layers."""

@@ -72,7 +72,7 @@ def refuse_strategy(job: Job, strategy: Strategy) -> None:
         return
     if strategy.tensor_parallel > 1:
         raise InputError(f"⟨loss⟩ {job.loss}: not modelled with tensor parallelism; {_REHEARSE}")
-    if settings.autocasts:
+    if settings.autocasts and strategy.engine == "deepspeed":
         raise InputError(f"⟨loss⟩ {job.loss}: not modelled with torch_autocast; {_REHEARSE}")
 
 

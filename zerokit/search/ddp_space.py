@@ -123,6 +123,8 @@ def refuse(pins: Pins, job: Job, layout: Layout) -> None:
     Raises:
         InputError: names the option.
     """
+    if job.inference:
+        raise InputError("serving is not planned with ⟨engine⟩ ddp; use ⟨engine⟩ deepspeed")
     for name, option in _OF_AN_ENGINE.items():
         if getattr(pins, name) not in (None, False):
             raise InputError(f"⟨{option}⟩: nothing is divided with ⟨engine⟩ ddp; leave it out")
@@ -136,8 +138,6 @@ def refuse(pins: Pins, job: Job, layout: Layout) -> None:
     for name, device in devices.items():
         if device not in (None, "none"):
             raise InputError(f"⟨{name}⟩ {device}: nothing is offloaded with ⟨engine⟩ ddp; leave it out")
-    if job.inference:
-        raise InputError("serving is not planned with ⟨engine⟩ ddp; use ⟨engine⟩ deepspeed")
 
 
 def probe(pins: Pins, gpus: int, trainable: int) -> Pins:

@@ -31,13 +31,16 @@ def not_replayed(job: Job, strategy: Strategy) -> str:
     packed = job.packed_base_bytes is not None
     made = client_optimizer(settings.client_optimizer)
     known = made.package in _PACKAGES if made else (settings.optimizer or "AdamW").lower() in _OPTIMIZERS
-    trained_bytes = settings.weight_bytes if job.method == "full" else settings.adapter_bytes
+    is_full = job.method == "full"
+    trained_bytes = settings.weight_bytes if is_full else settings.adapter_bytes
     unknown = {
         "ranks that are not data-parallel alone": strategy.world_size != strategy.data_parallel,
         f"optimizer {settings.client_optimizer or settings.optimizer}": not known,
         "weights in fp16, which a scaler of gradients refuses": settings.precision == "fp16"
         and settings.autocast
         and trained_bytes == 2,
+        f"loss {job.loss}": job.loss != "standard"
+        and (job.loss != "chunked" or is_full == (settings.weight_bytes == 2)),
         "quantised weights beside others in fp32": packed and settings.weight_bytes == 4,
         "a reference model": job.defaults.reference,
         "offloaded activations": job.offload_activations,
