@@ -55,6 +55,7 @@ EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--image-size": (ONE, "640x480"),
     "--vision-tower": (ONE, "frozen"),
     "--engine": (ONE, "fsdp2"),
+    "--load-dtype": ((*ONE, "--engine", "ddp"), "fp32"),
     "--zero": (ONE, "3"),
     "--offload-optimizer": ((*ONE, "--zero", "2"), "cpu"),
     "--offload-param": ((*ONE, "--zero", "3"), "cpu"),
