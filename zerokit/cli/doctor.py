@@ -75,6 +75,8 @@ def _rates(measured: Measured | None, reason: str) -> list[str]:
         low, high = measured.host_factor_low, measured.host_factor_high
         spread = f" ({low:.2f} to {high:.2f} in nine tenths of the rounds)" if low and high else ""
         lines.append(f"  host: {factor:.2f} times the reference host's seconds to issue operators{spread}")
+        if len(measured.host_factor_by_rank) > 1:
+            lines.append("  host, by rank: " + ", ".join(f"{of:.2f}" for of in measured.host_factor_by_rank))
     for operation in dict.fromkeys(point.operation for point in measured.collectives):
         curve = ", ".join(
             f"{point.message_bytes / MIB:.0f} MiB {point.bus_bytes_per_second / 1e9:.3g}"

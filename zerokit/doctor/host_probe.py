@@ -4,13 +4,20 @@ One reading of some milliseconds says little: on one host of H200s it gave 0.59 
 minutes, and operators in a loop of their own run out of warm caches, which a model's do not. So every round
 times each kind of work once, the first seconds are thrown away (the CPU's clock settles), and what comes out
 is the middle of the rounds and their spread. Nothing is pinned to a core: a training run is not either.
+
+Rounds follow each other without a pause, as a step's layers do. Whether they pause hardly matters (on two
+H200s 49 and 54 ms a round without, 58 and 59 with a wait for the GPU between), nor whether a training step
+ran just before (1.00 times a second round, 20 rank-runs of ``zero-3-waiting.jsonl``); what matters is that
+all ranks issue at once, and on the host of the run: cores there change between two speeds, 1.65 apart, within
+tens of milliseconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -39,7 +46,7 @@ def probe_host(
     rounds = 0
     while min(map(len, took.values())) < _FEWEST_ROUNDS or time.perf_counter() - began < seconds:
         warm = rounds > 0 and time.perf_counter() - began >= _WARM_UP_SHARE * seconds
-        for name, spent in probe.round().items():
+        for name, spent in probe.round(waits=False).items():
             if warm:
                 took[name].append(spent)
         rounds += 1
@@ -61,22 +68,40 @@ class HostProbe:
         """Kinds of work that are timed."""
         return tuple(self._work)
 
-    def round(self) -> dict[str, float]:
-        """Seconds to issue each kind of work once; waits for the GPU before and after each."""
+    def round(self, *, waits: bool = True) -> dict[str, float]:
+        """Seconds to issue each kind of work once; ``waits``: for the GPU before and after each."""
         seconds = {}
-        for name, (do, repeats) in self._work.items():
-            seconds[name] = _issue(do, repeats) / (_CHAIN if name == "linear_backward" else 1)
+        with _own_linear():
+            for name, (do, repeats) in self._work.items():
+                took = _issue(do, repeats, waits=waits)
+                seconds[name] = took / (_CHAIN if name == "linear_backward" else 1)
         return seconds
 
 
-def _issue(work: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the host for one, with the GPU idle before and after; short enough for its launch queue."""
-    _settle()
+@contextlib.contextmanager
+def _own_linear() -> Iterator[None]:
+    """Torch's own ``linear`` while active. ``zero.Init`` replaces it by a Python function, and leaves that
+    (partition_parameters.py:414, DeepSpeed 0.19.8): a round then takes 1.27 times as long (1.23 to 1.32, ten
+    rank-runs of ``zero-3-waiting.jsonl``)."""
+    functional = torch.nn.functional
+    found = functional.linear
+    functional.linear = torch._C._nn.linear
+    try:
+        yield
+    finally:
+        functional.linear = found
+
+
+def _issue(work: Callable[[], Any], repeats: int, *, waits: bool) -> float:
+    """Seconds of the host for one; short enough for the launch queue of a GPU that is idle or nearly so."""
+    if waits:
+        _settle()
     started = time.perf_counter()
     for _ in range(repeats):
         work()
     took = (time.perf_counter() - started) / repeats
-    _settle()
+    if waits:
+        _settle()
     return took
 
 

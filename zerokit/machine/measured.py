@@ -50,7 +50,8 @@ class Measured:
         host_cast_bytes_per_second: of the node, as that: casts from fp32 to (pinned) bf16.
         host_factor: seconds that the host takes to issue operators over those of the reference host
             (``zerokit.timing.host_speed``); below 1 is faster.
-        host_factor_low, host_factor_high: between them are nine tenths of the probe's rounds.
+        host_factor_low, host_factor_high: between them are nine tenths of the probe's rounds, of all ranks.
+        host_factor_by_rank: the middle of each rank's.
         cpu_adam_kind: ``deepspeed`` or ``torch`` (fused), whichever could be run.
         not_measured: parts (``zerokit.doctor.measure.PARTS``) that did not end in their time, and why.
     """
@@ -74,6 +75,7 @@ class Measured:
     host_factor: float | None = None
     host_factor_low: float | None = None
     host_factor_high: float | None = None
+    host_factor_by_rank: tuple[float, ...] = ()
     not_measured: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,7 +128,9 @@ def from_dict(values: Any) -> Measured:
     if values.pop("schema") != SCHEMA:
         raise ValueError("another schema")
     points = tuple(Collective(**point) for point in values.pop("collectives"))
-    measured = Measured(**values, collectives=points)
+    by_rank = tuple(values.pop("host_factor_by_rank", ()))
+    _positive(*by_rank)
+    measured = Measured(**values, collectives=points, host_factor_by_rank=by_rank)
     for point in points:
         _positive(point.message_bytes, point.bus_bytes_per_second)
     if not all(isinstance(text, str) for text in dict(measured.not_measured).values()):
