@@ -21,10 +21,11 @@ class HostPrices:
         in_a_model: what an operator takes in a model over what it takes in a loop of its own, where every
             cache is warm: with it, forward and backward of the 16 Llama layers that hosts are probed with
             take the seconds measured here (52 ms, ``h200-operators.jsonl``). Only 3 % of them are Python.
-        python_call: a function entered, body included; a C function takes ``c_call_share`` of it. What the
-            ZeRO-3 scripts of ``script-times-second.jsonl``, with their hosts' probes, leave for one. A
-            module's call with two hooks, warm and in a loop, takes 0.58 us for each of its five at this
-            host's speed (``host-parts.json``). A generator that goes on is no call: 16 ns there.
+        python_call: a function entered, body included; a C function takes ``c_call_share`` of it. A module's
+            call with two hooks, warm and in a loop, takes 0.58 us for each of its five at this host's speed
+            (``host-parts.json``); as an operator it takes ``in_a_model`` times that in a model. Scripts under
+            ZeRO-3 seemed to leave 0.70, by probes that ran through DeepSpeed's ``linear``
+            (``zerokit.doctor.host_probe``). A generator that goes on is no call: 16 ns there.
         kernel: an operator that launches a kernel; ``autograd``: more of it where it is recorded,
             ``backward``: more in autograd's thread (the node around it).
         triton: of a Triton function, whose launcher is Python: 14 arguments, 22 us at the reference host's
@@ -34,7 +35,7 @@ class HostPrices:
         collective: to enqueue one.
     """
 
-    python_call: float = 0.70e-6
+    python_call: float = 0.93e-6
     c_call_share: float = 1 / 3
     in_a_model: float = 1.61
     kernel: float = 9.0e-6

@@ -65,22 +65,49 @@ def of_slowest_usually(factor: float, ranks: int) -> float:
     return of_slowest(HostSpeed(factor=factor, source="", high=_USUAL_SPREAD * factor), ranks)
 
 
-def of_slowest(host: HostSpeed, ranks: int) -> float:
+_SHORT_SPREAD = 1.83
+"""The spread of one layer's milliseconds over that of whole rounds of the probe, which are 32 of them in two
+threads: the mean of 14 ranks on two H200s (``zero-3-waiting.jsonl``), 0.23 and 0.13 of their means."""
+_SETTLING_SECONDS = 0.02
+"""How long a core stays slow or fast: there the layers' times 16 ms apart are correlated by 0.35."""
+_DRAWS = 200
+
+
+def of_slowest(host: HostSpeed, ranks: int, interval_seconds: float | None = None) -> float:
     """The factor of a step in which every rank waits for the slowest one.
 
     A rank's step is one draw from the probe's rounds; the slowest of N has as its middle their quantile
     0.5^(1/N). Between the middle and the upper end of the rounds that the probe saw it is taken from a
     log-normal distribution: disturbed rounds take up to three times the middle, undisturbed ones hardly less
     than it.
+
+    Ranks that wait for each other within a step draw anew in each interval, and the step is the sum of the
+    slowest ones: the mean of the largest of N. Short intervals spread more than rounds. With spread s, and
+    correlation exp(-t/tau) between instants t apart, the mean over an interval T has the variance
+    s^2 (2 tau/T) (1 - (1 - exp(-T/tau)) tau/T).
+
+    Args:
+        interval_seconds: of the host, between two such waits; None: they wait once a step.
     """
     if ranks < 2 or host.high is None:
         return host.factor
     from statistics import NormalDist  # a rehearsal's alone: a plan starts without it
 
     normal = NormalDist()
-    quantile = min(_ROUNDS_BELOW_HIGH, math.pow(0.5, 1 / ranks))
-    share = normal.inv_cdf(quantile) / normal.inv_cdf(_ROUNDS_BELOW_HIGH)
-    return float(host.factor * math.pow(host.high / host.factor, share))
+    most = normal.inv_cdf(_ROUNDS_BELOW_HIGH)
+    spread = math.log(host.high / host.factor) / most
+    short = _SHORT_SPREAD * math.sqrt(_left_in_mean(interval_seconds)) if interval_seconds else 0.0
+    if short <= 1:
+        return host.factor * math.exp(spread * min(most, normal.inv_cdf(math.pow(0.5, 1 / ranks))))
+    shares = ((draw + 0.5) / _DRAWS for draw in range(_DRAWS))
+    slowest = (min(most, normal.inv_cdf(math.pow(share, 1 / ranks))) for share in shares)
+    return host.factor * sum(math.exp(short * spread * at) for at in slowest) / _DRAWS
+
+
+def _left_in_mean(interval_seconds: float) -> float:
+    """Share of the variance that is left in the mean over an interval."""
+    length = interval_seconds / _SETTLING_SECONDS
+    return 2 / length * (1 + math.expm1(-length) / length) if length > 0.01 else 1.0
 
 
 _TELLING_SLOPE = 0.4

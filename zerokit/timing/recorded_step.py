@@ -111,7 +111,7 @@ def step_time(
     """
     step = _Step({rank: events, **(others or {})}, gpu, ranks, calibration, more_micro_steps)
     guessed = step.is_guessed
-    slowest = of_slowest(host, ranks) if host else USUAL
+    slowest = of_slowest(host, ranks, step.interval_seconds(rank, host.factor)) if host else USUAL
     played = step.at(slowest)
     seconds = _seconds(played)
     if host is None:
@@ -123,7 +123,12 @@ def step_time(
         )
     else:
         low = _seconds(step.at(host.low or host.factor, "fast")) if host.low or guessed else seconds
-        high = _seconds(step.at(host.high or host.factor, "slow")) if host.high or guessed else seconds
+        beside = max(1.0, slowest / host.factor)  # its slow rounds wait for others', too
+        high = (
+            _seconds(step.at(beside * (host.high or host.factor), "slow"))
+            if host.high or guessed
+            else seconds
+        )
         ends = () if guessed else (_seconds(step.at(FASTEST)), _seconds(step.at(SLOWEST)))
         spread = f", {host.low:.2f} to {host.high:.2f} while it was probed" if host.low and host.high else ""
         note = f"host speed {host.factor:.2f}{spread} ({host.source})"
@@ -181,6 +186,16 @@ class _Step:
     def at(self, factor: float, node: str = "") -> dict[int, lanes.Played]:
         """All ranks together; ``node``: ``fast`` or ``slow`` where what its host does is guessed."""
         return self._play(list(self._streams), factor, node)
+
+    def interval_seconds(self, rank: int, factor: float) -> float | None:
+        """Host time between two waits of the host's for what other ranks do; None: fewer than two a step.
+        The host waits for a GPU that waits for a collective."""
+        waits, issued = 0, False
+        for event in self._streams[rank]:
+            issued = issued or event.kind == operators.COLLECTIVE
+            if event.synchronizes and issued:
+                waits, issued = waits + 1, False
+        return self.alone(rank, factor).host_seconds / waits if waits > 1 else None
 
     def alone(self, rank: int, factor: float) -> lanes.Played:
         """One rank, which waits for nobody."""
