@@ -27,7 +27,7 @@ class Strategy:
 
     @property
     def engine(self) -> str:
-        """The engine that trains: deepspeed or fsdp2."""
+        """The engine that trains: deepspeed, fsdp2 or ddp."""
         return self.settings.engine
 
     @property

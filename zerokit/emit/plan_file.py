@@ -182,9 +182,12 @@ class PlanFile:
         """The choice as the emitters take it.
 
         Raises:
-            InputError: a value of the wrong kind in ``chosen``.
+            InputError: a value of the wrong kind in ``chosen``, or a plan without an engine.
         """
         checkpointing = str(self.chosen.get("activation_checkpointing", "none"))
+        if self.engine == "ddp":
+            message = "is a plan without an engine: nothing of it is divided, so nothing is read back"
+            raise FileInputError(self.path, message)
         if self.engine == "fsdp2":
             return Strategy(settings=self._fsdp2(), checkpointing=checkpointing, **self._degrees)
         try:

@@ -176,7 +176,7 @@ class PlannedStrategy(Document):
         return not self.not_modelled and is_sure(self.candidate.memory, self.cluster.gpu)
 
     strategy = Read[Strategy]("candidate.strategy", "The strategy itself.")
-    engine = Read[str]("strategy.engine", "``deepspeed`` or ``fsdp2``.")
+    engine = Read[str]("strategy.engine", "``deepspeed``, ``fsdp2`` or ``ddp``.")
     zero_stage = Read[int | None](
         "strategy.settings.zero_stage", "ZeRO stage, 0 to 3; None of another engine than DeepSpeed."
     )
