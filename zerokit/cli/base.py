@@ -52,10 +52,10 @@ class Command(click.Command):
             InputError: a word is no option's value, and this command takes no words.
         """
         ctx.meta.setdefault(WORDS, (ctx.info_name or "", *args))
-        _, extra, _ = self.make_parser(ctx).parse_args(args=list(args))
+        parsed, extra, _ = self.make_parser(ctx).parse_args(args=list(args))
         takes_no_words = not ctx.allow_extra_args and any(one.name == "model" for one in self.params)
         if extra and takes_no_words and not ctx.resilient_parsing:
-            raise InputError(stray(extra[0], args))
+            raise InputError(stray(parsed.get("file") or extra[0], args))
         rest = super().parse_args(ctx, list(args))
         if not ctx.resilient_parsing:
             _, _, typed = self.make_parser(ctx).parse_args(args=list(args))
