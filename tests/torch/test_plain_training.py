@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+import zerokit
 from tests.support.packages import needs
 from tests.support.plain_training import BY_TRL, CASES, GPU, PHASES, Case
 from zerokit.catalog import gpus, profiles
@@ -65,3 +69,30 @@ def test_a_loss_in_chunks_takes_what_trl_takes(case: tuple[int, str, int, str]) 
     cluster = Cluster(gpu=gpus.load(GPU), gpus=ranks)
     found = estimate_traced(profile, job, strategy, cluster).ranks[0].phases
     assert [found[phase] for phase in PHASES] == pytest.approx(BY_TRL[case], rel=5e-4)
+
+
+def test_a_trainers_file_without_an_engine_is_estimated_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = {**TINY_JOB, "model": written_config(tmp_path)}
+    lines = [f"base_model: {job['model']}", "adapter: lora", "lora_r: 4", "lora_dropout: 0.05"]
+    lines += ["lora_target_linear: true", "sequence_len: 128", "micro_batch_size: 2", "sample_packing: true"]
+    Path("job.yml").write_text("\n".join(lines), encoding="utf-8")
+    of_file = zerokit.estimate(file="job.yml", gpus=1, gpu="l40s")
+    typed = zerokit.estimate(**job, engine="ddp", gpus=1, gpu="l40s")
+    assert (of_file.planned.engine, of_file.basis) == ("ddp", "traced")
+    assert of_file.peak_allocated_bytes == typed.peak_allocated_bytes
+
+
+TINY_JOB = {"method": "lora", "lora_rank": 4, "lora_dropout": 0.05, "seq_len": 128, "micro_batch": 2,
+            "trainer": "axolotl"}  # fmt: skip
+
+
+def written_config(folder: Path) -> str:
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": 64,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(folder / "config.json")

@@ -13,7 +13,7 @@ from zerokit.linter.files import load_deepspeed
 from zerokit.notes import Note
 from zerokit.planner.accelerate_file import Fsdp2File, read_accelerate_file, whole_arguments
 from zerokit.planner.effects import IN_FILE
-from zerokit.planner.hardware import hardware
+from zerokit.planner.hardware import hardware, integer
 from zerokit.planner.one_strategy import StrategyFile, open_options, read_strategy_file, settings_beside
 from zerokit.planner.options import as_text
 from zerokit.planner.request import resolve_optimizer
@@ -34,9 +34,12 @@ def job_options(
         on_these_gpus: how many there are is known, and with them the global batch that the file trains with.
     """
     said = _said(file, options)
-    micro, steps, _ = (said.pop(name, None) for name in _SEARCHED)
+    if options.get("engine") != "ddp":
+        said.pop("load_dtype", None)
+    micro, steps = integer(said, "micro_batch"), integer(said, "gradient_accumulation") or 1
+    said = {name: value for name, value in said.items() if name not in _SEARCHED}
     if micro and on_these_gpus and not any(options.get(name) for name in _BATCH):
-        said.setdefault("global_batch", int(micro) * int(steps or 1) * hardware(options).cluster.gpus)
+        said.setdefault("global_batch", micro * steps * hardware(options).cluster.gpus)
     return _merged(options, said)
 
 
@@ -79,13 +82,16 @@ def given_strategy(
 def strategy_of(
     file: TrainerFile, options: Mapping[str, Any]
 ) -> tuple[Fsdp2File | StrategyFile | None, dict[str, Any]]:
-    """The DeepSpeed or FSDP2 configuration that a file runs with; None: it runs without an engine. With the
-    options that it leaves open.
+    """The DeepSpeed or FSDP2 configuration that a file runs with, and the options that it leaves open; None:
+    it runs without an engine, unless the options name one.
 
     Raises:
         InputError: it names what is not there, or what is not modelled.
     """
     said, engine = strategy_options(file, options), file.engine
+    if not engine and not options.get("engine"):
+        return None, {**said, "engine": "ddp"}
+    said.pop("load_dtype", None)  # an engine casts what was loaded
     try:
         if fsdp := engine.get("fsdp"):
             says = from_arguments(whole_arguments({**fsdp, _precision(said): True}, Path(file.path)))

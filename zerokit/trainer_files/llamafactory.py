@@ -42,7 +42,7 @@ def asks(says: Says) -> None:
     take_trainer_arguments(says)
     if says.is_on("pure_bf16"):
         take_precision(says, "pure_bf16")
-        says.options["precision"] = "bf16"
+        says.options |= {"precision": "bf16", "load_dtype": "bf16"}
     off = says.is_on("disable_gradient_checkpointing")
     take_checkpointing(says, "disable_gradient_checkpointing", not off)
     if not off and "use_reentrant_gc" in says.values:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from zerokit.trainer_files.keys import Key, TrainerKeys
+
+
+_COMPUTED = re.compile(r"\$[\w({]")
+"""Variables, of the shell or of the environment."""
 
 
 class Says:
@@ -34,7 +39,9 @@ class Says:
         """The value of a key; where the file lacks it, that of the trainer, or ``default``."""
         self.used.add(key)
         value = self.values.get(key)
-        if value is not None:
+        if isinstance(value, str) and _COMPUTED.search(value):
+            self.leave_out(key, f"{value} is computed elsewhere")
+        elif value is not None:
             return value
         known = self.trainer.keys.get(key)
         return known.default if known is not None and known.default is not None else default

@@ -12,7 +12,8 @@ from zerokit.errors import FileInputError
 from zerokit.strictload import parse_yaml
 
 _CONTINUED = re.compile(r"\\[ \t]*\n")
-_OPERATOR = re.compile(r"[();<>|&]+")
+_OPERATOR = re.compile(r"[;<>|&]+")
+_STREAM = re.compile(r"\s\d(?=[<>])")
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
@@ -41,7 +42,7 @@ def command_in(text: str, kinds: Mapping[str, _Kind]) -> tuple[str, tuple[str, .
 
 def _words(line: str) -> list[str]:
     """The words of a line, up to what a shell would do with the command's output or after it."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer = shlex.shlex(_STREAM.sub(" ", line), posix=True, punctuation_chars=";<>|&")
     lexer.whitespace_split = True
     return list(itertools.takewhile(lambda word: not _OPERATOR.fullmatch(word), lexer))
 
@@ -57,7 +58,14 @@ def _by_name(words: list[str]) -> dict[str, Any]:
         elif key:
             before = values[key]
             values[key] = _value(word) if before is True else [*_listed(before), _value(word)]
-    return values
+    return {name: _as_one(value) for name, value in values.items()}
+
+
+def _as_one(value: Any) -> Any:
+    """A list with the words of a substitution, ``$(expr 16 / $n)``, as the text that it is."""
+    if isinstance(value, list) and str(value[0]).startswith("$("):
+        return " ".join(map(str, value))
+    return value
 
 
 def _listed(value: Any) -> list[Any]:

@@ -6,9 +6,8 @@ from typing import Any
 
 from zerokit.trainer_files.says import Says
 from zerokit.trainer_files.training_arguments import DIRECT as SHARED
-from zerokit.trainer_files.training_arguments import take_targets, take_trainer_arguments
+from zerokit.trainer_files.training_arguments import TORCH_DTYPES, take_targets, take_trainer_arguments
 
-_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attn": "flash_attention_2",
               "flash_attention_2": "flash_attention_2"}  # fmt: skip
 _GLOBAL_BATCH = 16
@@ -68,7 +67,7 @@ def asks(says: Says) -> None:
         says.take("method", key, "full")
         says.options |= {"lora_rank": None, "lora_dropout": None}
     take_trainer_arguments(says)
-    says.take_one("precision", "torch_dtype", _PRECISIONS, "bf16")
+    says.take_one("precision", "torch_dtype", TORCH_DTYPES, "bf16")
     says.take_one("attention", "attn_impl", _ATTENTION, "sdpa")
     if isinstance(named := says.engine.get("deepspeed"), str) and named in _STAGES:
         says.engine["deepspeed"] = _preset(named)

@@ -9,6 +9,7 @@ from zerokit.trainer_files.says import Says
 _NAME = re.compile(r"[\w.]+")
 ATTENTIONS = {name: name for name in ("sdpa", "eager", "flash_attention_2")}
 """Names of Transformers that are an option's too."""
+TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 DIRECT = {
     "model": ("model_name_or_path",),
     "micro_batch": ("per_device_train_batch_size",),

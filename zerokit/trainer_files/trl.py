@@ -5,6 +5,7 @@ from __future__ import annotations
 from zerokit.trainer_files.says import Says
 from zerokit.trainer_files.training_arguments import (
     ATTENTIONS,
+    TORCH_DTYPES,
     take_targets,
     take_trainer_arguments,
 )
@@ -48,4 +49,7 @@ def asks(says: Says) -> None:
     says.take_one("attention", "attn_implementation", ATTENTIONS, "sdpa")
     if says.is_on("activation_offloading"):
         says.take("offload_activations", "activation_offloading", True)
-    says("dtype"), says("torch_dtype"), says("packing"), says("padding_free"), says("packing_strategy")
+    for key in ("dtype", "torch_dtype"):  # its name until 0.27
+        if key in says.values:
+            says.take_one("load_dtype", key, TORCH_DTYPES, "the trainer loads it")
+    says("packing"), says("padding_free"), says("packing_strategy")

@@ -65,7 +65,9 @@ ADAPTED: Mapping[str, Any] = {"method": "lora", "lora_rank": 8, "micro_batch": 1
 )  # fmt: skip
 def test_a_file_is_what_a_person_types_for_it(text: str, by_hand: dict[str, Any]) -> None:
     Path("ds.json").write_text(json.dumps(ZERO_2), encoding="utf-8")
-    of_file = zerokit.estimate(file=written(text), **HARDWARE).to_dict()
+    # without an engine memory is that of DDP, which is traced: tests/torch/test_plain_training.py
+    engine = {} if "deepspeed" in by_hand else {"engine": "deepspeed"}
+    of_file = zerokit.estimate(file=written(text), **HARDWARE, **engine).to_dict()
     typed = zerokit.estimate(**by_hand, **HARDWARE).to_dict()
     for key in ("min_vram_bytes", "peak_allocated_bytes", "step_seconds", "components_by_phase"):
         assert of_file[key] == typed[key], key
@@ -82,7 +84,8 @@ def test_a_plan_keeps_the_global_batch_and_what_is_typed_wins() -> None:
 def test_what_counts_and_is_not_counted_is_named() -> None:
     text = QLORA + "tiled_mlp: true\nquantize_moe_experts: false\nlora_targget_linear: true\n"
     text = text.replace("adamw_bnb_8bit", "muon_of_mine")
-    notes = {note.id: str(note) for note in zerokit.estimate(file=written(text), gpus=1, gpu="l40s").notes}
+    found = zerokit.estimate(file=written(text), gpus=1, gpu="l40s", engine="deepspeed")
+    notes = {note.id: str(note) for note in found.notes}
     assert "tiled_mlp" in notes[NOT_MODELLED] and "optimizer (muon_of_mine" in notes[NOT_MODELLED]
     assert not {"quantize_moe_experts", "wandb_project", "lora_r"} & {*notes[NOT_MODELLED].split()}
     assert "lora_targget_linear" in notes[UNKNOWN_KEY]
@@ -118,11 +121,13 @@ def test_a_larger_evaluation_is_named() -> None:
 def test_the_command_of_a_shell_script_is_read_and_not_run() -> None:
     text = "export A=1\n# swift infer\nCUDA_VISIBLE_DEVICES=0,1 \\\nNPROC_PER_NODE=2 \\\nswift sft \\\n" + (
         "    --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora \\\n    --dataset 'a#1' 'b#2' \\\n"
-        "    --lora_rank=4 --max_length $LENGTH --deepspeed zero3 && touch ran\n"
+        "    --lora_rank=4 --max_length $LENGTH --gradient_accumulation_steps $(expr 16 / $n) \\\n"
+        "    --deepspeed zero3 2>&1 | tee log && touch ran\n"
     )
     file = read_trainer_file(written(text, "job.sh"))
     assert file.options["lora_rank"] == 4 and file.document.value["dataset"] == ["a#1", "b#2"]
     assert file.engine["deepspeed"]["zero_optimization"]["stage"] == 3
+    assert {"max_length", "gradient_accumulation_steps"} <= file.not_modelled.keys()
     assert file.command[:3] == ("swift", "sft", "--model") and not Path("ran").exists()
     with pytest.raises(InputError, match="no command of axolotl, llamafactory, swift, trl that trains"):
         read_trainer_file(written("swift infer --model x\n", "other.sh"))
