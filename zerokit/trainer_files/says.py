@@ -8,7 +8,6 @@ from typing import Any
 
 from zerokit.trainer_files.keys import Key, TrainerKeys
 
-
 _COMPUTED = re.compile(r"\$[\w({]")
 """Variables, of the shell or of the environment."""
 
