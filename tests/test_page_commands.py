@@ -49,7 +49,7 @@ PLAN_SCRIPT = "tests/rehearsal/test_plan_script.py"
 ACCELERATE = "tests/deepspeed/test_emitted_files.py::test_accelerate_reads_the_deepspeed_file"
 
 NOT_RUN = {
-    "zerokit rehearse --gpus 4 --gpu l40s axolotl train train.yaml": (
+    "zerokit rehearse --gpus 4 --gpu l40s train.yaml": (
         "needs that trainer, in an environment of its own",
         TOOLS,
     ),
@@ -57,11 +57,11 @@ NOT_RUN = {
         "needs that trainer, in an environment of its own",
         TOOLS,
     ),
-    "zerokit launch --no-plan --gpus 4 axolotl train train.yaml": (
+    "zerokit launch --no-plan --gpus 4 train.yaml": (
         "needs that trainer, in an environment of its own",
         TOOLS,
     ),
-    "zerokit launch --no-plan --gpus 4 llamafactory-cli train train.yaml": (
+    "zerokit launch --plan zerokit-plan axolotl train zerokit-plan/train.yaml": (
         "needs that trainer, in an environment of its own",
         TOOLS,
     ),

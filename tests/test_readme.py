@@ -28,6 +28,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import AXOLOTL
 from zerokit.errors import ExitCode
 from zerokit.fields import plain
 from zerokit.planner.checking import CheckResult
@@ -96,6 +97,7 @@ def examples(page: Path) -> list[Example]:
 def prepare(folder: Path) -> None:
     """What the page says is there: a checkout's examples, and somebody's flawed configuration."""
     shutil.copytree(ROOT / "examples", folder / "examples")
+    (folder / "train.yaml").write_text(AXOLOTL)
     (folder / "ds_config.json").write_text(
         "{\n"
         '  "train_micro_batch_size_per_gpu": 1,\n'

@@ -76,6 +76,20 @@ num_processes: 8
 use_cpu: false
 """
 """What ``accelerate config`` writes for eight ranks with ZeRO-3."""
+AXOLOTL = """\
+base_model: Qwen/Qwen2.5-7B
+adapter: qlora
+load_in_4bit: true
+sequence_len: 4096
+sample_packing: true
+lora_r: 16
+lora_target_linear: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: adamw_bnb_8bit
+bf16: auto
+gradient_checkpointing: true
+"""
 
 
 def sh_commands(text: str) -> list[str]:
@@ -91,6 +105,7 @@ def lay_out(folder: Path, *, trainer: bool) -> None:
         (folder / name).write_text(TRAINER if trainer or name == "run_clm.py" else ACCELERATED)
     (folder / "my.txt").write_text("some text\n")
     (folder / "default_config.yaml").write_text(ACCELERATE_CONFIG)
+    (folder / "train.yaml").write_text(AXOLOTL)
 
 
 def lay_out_hub(folder: Path) -> None:
