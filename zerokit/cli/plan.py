@@ -115,8 +115,8 @@ def command(
 
     typed = click.get_current_context().meta[WORDS]
     file = None
-    if shared_options.is_file(overrides[:1], kind):
-        file, overrides = shared_options.read_file(overrides[0], kind, typed), overrides[1:]
+    if kind is not None or shared_options.is_file(overrides[:1], kind):
+        file, overrides = shared_options.read_file(next(iter(overrides), None), kind, typed), overrides[1:]
     if overrides and recipe is None:
         raise InputError(_misplaced(overrides[0], typed))
     if dry_run and (out or html):

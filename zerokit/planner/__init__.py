@@ -56,6 +56,7 @@ def plan(
     """
     from zerokit.notes import Note, notes_of
     from zerokit.planner.effects import unread
+    from zerokit.planner.file_keys import said_by_key
     from zerokit.planner.memory_source import silent, trace_command
     from zerokit.planner.plan_result import PlanResult, check_folder
     from zerokit.planner.request import resolve
@@ -70,11 +71,12 @@ def plan(
 
         requested = merged(recipe, options, overrides)
         before = script_before(recipe, overrides, options, requested)
-    if file is not None:
-        from zerokit.planner.trainer_file import job_options, notes_on
+    with said_by_key(file, options):
+        if file is not None:
+            from zerokit.planner.trainer_file import job_options, notes_on
 
-        requested = job_options(file, requested)
-    resolved = resolve(requested, say=say or silent)
+            requested = job_options(file, requested)
+        resolved = resolve(requested, say=say or silent)
     request = resolved.request
     planned = make_plan(request, top=top)
     notes = notes_of("unread", unread(requested, [planned.chosen.strategy]))
@@ -147,6 +149,7 @@ def estimate(
     from zerokit.notes import notes_of
     from zerokit.planner.accelerate_file import Fsdp2File, fsdp2_strategy
     from zerokit.planner.documents import Estimate, PlannedStrategy
+    from zerokit.planner.file_keys import said_by_key
     from zerokit.planner.memory_source import silent
     from zerokit.planner.one_strategy import one_strategy, refuse_errors_on
     from zerokit.planner.request import resolve
@@ -156,8 +159,9 @@ def estimate(
     from zerokit.search.plan import best_plan, estimate_strategy
     from zerokit.values import replace
 
-    field, given, options = given_strategy(options, deepspeed=deepspeed, accelerate=accelerate, file=file)
-    resolved = resolve(options, single=True, file=given is not None, say=say or silent)
+    with said_by_key(file, options):
+        field, given, options = given_strategy(options, deepspeed=deepspeed, accelerate=accelerate, file=file)
+        resolved = resolve(options, single=True, file=given is not None, say=say or silent)
     request = resolved.request
     config_file = None if isinstance(given, Fsdp2File) else given
     strategy, notes = (
@@ -217,10 +221,12 @@ def size(
 
     if file is None:
         return fewest(options, price=price, say=say)
+    from zerokit.planner.file_keys import said_by_key
     from zerokit.planner.options import given_options
     from zerokit.planner.trainer_file import job_options, notes_on
     from zerokit.values import replace
 
-    found = fewest(job_options(file, options, on_these_gpus=False), price=price, say=say)
+    with said_by_key(file, options):
+        found = fewest(job_options(file, options, on_these_gpus=False), price=price, say=say)
     notes = (*notes_on(file), *found.notes)
     return replace(found, notes=notes, request=given_options(options), trainer_file=file.path)

@@ -36,10 +36,10 @@ def job_options(
     said = _said(file, options)
     if options.get("engine") != "ddp":
         said.pop("load_dtype", None)
-    micro, steps = integer(said, "micro_batch"), integer(said, "gradient_accumulation") or 1
+    if on_these_gpus and said.get("micro_batch") and not any(options.get(name) for name in _BATCH):
+        per_gpu = (integer(said, "micro_batch") or 1) * (integer(said, "gradient_accumulation") or 1)
+        said.setdefault("global_batch", per_gpu * hardware(options).cluster.gpus)
     said = {name: value for name, value in said.items() if name not in _SEARCHED}
-    if micro and on_these_gpus and not any(options.get(name) for name in _BATCH):
-        said.setdefault("global_batch", micro * steps * hardware(options).cluster.gpus)
     return _merged(options, said)
 
 
@@ -136,9 +136,8 @@ def notes_on(file: TrainerFile | None) -> tuple[Note, ...]:
         text = f"not modelled of {file.path}: {', '.join(left)}"
         notes.append(Note(NOT_MODELLED, text, level="warning"))
     if file.unknown:
-        text = (
-            f"{file.path}: {file.trainer.title} has no {', '.join(file.unknown)}; `zerokit check` says more"
-        )
+        keys = f"{', '.join(file.unknown)} of {file.path}"
+        text = f"no keys of {file.trainer.title}: {keys}; `zerokit check` says more"
         notes.append(Note(UNKNOWN_KEY, text, level="warning"))
     return tuple(notes)
 

@@ -37,12 +37,15 @@ class Says:
     def __call__(self, key: str, default: object = None) -> Any:
         """The value of a key; where the file lacks it, that of the trainer, or ``default``."""
         self.used.add(key)
-        value = self.values.get(key)
+        value, known = self.values.get(key), self.trainer.keys.get(key)
         if isinstance(value, str) and _COMPUTED.search(value):
             self.leave_out(key, f"{value} is computed elsewhere")
-        elif value is not None:
+            return default
+        elif known is not None and not _is_shaped(value, known):
+            self.leave_out(key, f"it takes no {_SHAPES.get(type(value), 'single value')}")
+            return default
+        if value is not None:
             return value
-        known = self.trainer.keys.get(key)
         return known.default if known is not None and known.default is not None else default
 
     def is_on(self, key: str) -> bool:
@@ -91,6 +94,18 @@ class Says:
     def unknown(self) -> tuple[str, ...]:
         """Keys that no known version of the trainer has."""
         return tuple(key for key in self.values if key not in self.trainer.keys and key not in self.used)
+
+
+_SHAPES = {dict: "mapping", list: "list"}
+
+
+def _is_shaped(value: object, key: Key) -> bool:
+    """Whether a value is a mapping, a list or a single value where its key takes one."""
+    kinds = {*key.kind.split("|")}
+    if value is None or "any" in kinds:
+        return True
+    shape = _SHAPES.get(type(value))
+    return shape in kinds if shape is not None else bool(kinds - {*_SHAPES.values()})
 
 
 def is_off(value: object, key: Key) -> bool:

@@ -162,3 +162,17 @@ def test_arguments_of_a_worker_are_those_that_ms_swift_makes() -> None:
     written("model: m\ndataset:\n  - a#500\n  - b\nmodel_kwargs: {x: 1}\npacking: true\nENV: {A: 1}\n")
     words = ("--model", "m", "--dataset", "a#500", "b", "--model_kwargs", '{"x": 1}', "--packing", "True")
     assert as_arguments("job.yml") == words
+
+
+def test_refusals_name_the_file_and_its_key() -> None:
+    name = written(QLORA.replace("micro_batch_size: 2", "micro_batch_size: -3"))
+    with pytest.raises(InputError, match=r"^job\.yml: micro_batch_size: cannot read '-3'"):
+        zerokit.plan(file=name, gpus=2, gpu="h200")
+    assert zerokit.plan(file=name, gpus=2, gpu="h200", micro_batch=1).chosen.micro_batch == 1
+
+
+def test_values_of_another_shape_are_named() -> None:
+    odd = QLORA + "plugins: axolotl.x\nfsdp_config: true\ndatasets: 1\n1: 2\n"
+    file = read_trainer_file(written(odd.replace("sequence_len: 2048", "sequence_len: {x: 1}")))
+    assert {"plugins", "fsdp_config", "sequence_len"} <= file.not_modelled.keys()
+    assert "seq_len" not in file.options and file.unknown == ("1",)
