@@ -14,6 +14,7 @@ from typing import Any
 
 import zerokit
 from benchmarks import bare_loop_times, rehearsal_page, step_time
+from benchmarks.bare_loop_times import predicted_seconds
 from benchmarks.engines import jobs as engines
 from benchmarks.measure import limits, quality
 from benchmarks.rehearsal_page import DATA, PEAKS, PREDICTED, ROOT, TIMES, Case, Step, cases, steps
@@ -343,6 +344,13 @@ def _line_of(page: str, name: str) -> list[float]:
 
 
 @cache
+def zero_3_waiting() -> Figures:
+    """How much longer ZeRO-3 took than ``plan`` says at the probe before each run."""
+    measured = [row for row in rows(DATA / "zero-3-waiting.jsonl") if "error" not in row]
+    longer = [row["step_seconds_median"] / predicted_seconds(row, row["host_factor"]) - 1 for row in measured]
+    return {"runs": str(len(longer)), "low": size(min(longer)), "high": size(max(longer))}
+
+
 def engine_pairs() -> Figures:
     """FSDP2 beside DeepSpeed on two H200s."""
     compared = engines.compared(rows(ROOT / "benchmarks" / "engines" / "h200-2gpu.jsonl"))

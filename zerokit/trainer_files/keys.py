@@ -130,8 +130,12 @@ def _key(name: str, row: Mapping[str, Any]) -> Key:
 def _distinctive() -> Mapping[str, frozenset[str]]:
     """The keys that one trainer alone has, by trainer."""
     keys = {name: _row(name)["keys"].keys() for name in (*NAMES, BASE)}
+    # a model's own configuration has those of Megatron
+    of_models = {
+        key for name in NAMES for key, row in _row(name)["keys"].items() if row.get("of") == ["megatron"]
+    }
     others = {name: set().union(*(keys[other] for other in keys if other != name)) for name in NAMES}
-    return {name: frozenset(keys[name] - others[name] - _OF_SCRIPTS) for name in NAMES}
+    return {name: frozenset(keys[name] - others[name] - of_models - _OF_SCRIPTS) for name in NAMES}
 
 
 def trainer_of(value: Mapping[Any, Any]) -> TrainerKeys | None:
