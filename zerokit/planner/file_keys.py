@@ -23,7 +23,7 @@ def said_by_key(file: TrainerFile | None, typed: Mapping[str, Any]) -> Iterator[
     try:
         yield
     except InputError as error:
-        name = first(error.marked)
+        name = first(error.marked) or ""
         if file is not None and name in file.keys and not typed.get(name):
             error.reword(f"{file.path}: {error.marked.replace(f'⟨{name}⟩', file.keys[name])}")
         raise

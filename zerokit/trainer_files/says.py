@@ -96,7 +96,7 @@ class Says:
         return tuple(key for key in self.values if key not in self.trainer.keys and key not in self.used)
 
 
-_SHAPES = {dict: "mapping", list: "list"}
+_SHAPES: Mapping[type, str] = {dict: "mapping", list: "list"}
 
 
 def _is_shaped(value: object, key: Key) -> bool:
