@@ -101,7 +101,8 @@ def _take_checkpointing(says: Says) -> None:
 
 def _take_loss(says: Says) -> None:
     others = []
-    for plugin in says("plugins", []) or []:
+    plugins = says("plugins", [])
+    for plugin in plugins if isinstance(plugins, list) else [plugins]:
         name = str(plugin).rpartition(".")[2]
         key, loss = _PLUGIN_LOSSES.get(name, ("", ""))
         if not loss:

@@ -100,12 +100,12 @@ _SHAPES: Mapping[type, str] = {dict: "mapping", list: "list"}
 
 
 def _is_shaped(value: object, key: Key) -> bool:
-    """Whether a value is a mapping, a list or a single value where its key takes one."""
+    """Whether a value is a mapping, or a list, where its key takes one; one value may stand for a list."""
     kinds = {*key.kind.split("|")}
     if value is None or "any" in kinds:
         return True
     shape = _SHAPES.get(type(value))
-    return shape in kinds if shape is not None else bool(kinds - {*_SHAPES.values()})
+    return shape in kinds if shape is not None else kinds != {"mapping"}
 
 
 def is_off(value: object, key: Key) -> bool:

@@ -106,6 +106,13 @@ def test_what_no_plan_is_made_for_is_refused_by_its_key(text: str, key: str) -> 
         zerokit.plan(file=written(text), gpus=2, gpu="h200")
 
 
+def test_one_module_stands_for_a_list_of_them() -> None:
+    adapted = HANDBOOK + "use_peft: true\nlora_target_modules: all-linear\ndtype: bfloat16\n"
+    file = read_trainer_file(written(adapted))
+    assert (file.options["lora_targets"], file.options["load_dtype"]) == ("all-linear", "bf16")
+    assert not file.not_modelled
+
+
 def test_preferences_of_trl_are_told_by_their_arguments() -> None:
     file = read_trainer_file(written(HANDBOOK + "beta: 0.01\nuse_liger_kernel: false\nloss_type: sigmoid\n"))
     assert (file.options["trainer"], file.command) == ("trl-dpo", ("trl", "dpo", "--config", "job.yml"))
@@ -174,5 +181,6 @@ def test_refusals_name_the_file_and_its_key() -> None:
 def test_values_of_another_shape_are_named() -> None:
     odd = QLORA + "plugins: axolotl.x\nfsdp_config: true\ndatasets: 1\n1: 2\n"
     file = read_trainer_file(written(odd.replace("sequence_len: 2048", "sequence_len: {x: 1}")))
-    assert {"plugins", "fsdp_config", "sequence_len"} <= file.not_modelled.keys()
+    assert {"plugins": "x", "fsdp_config": "it takes no single value"}.items() <= file.not_modelled.items()
+    assert {"sequence_len"} <= file.not_modelled.keys()
     assert "seq_len" not in file.options and file.unknown == ("1",)
