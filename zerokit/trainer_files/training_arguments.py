@@ -22,7 +22,8 @@ DIRECT = {
 
 
 def take_precision(says: Says, *switches: str) -> None:
-    """Take the first precision that is on, of ``bf16`` and ``fp16``."""
+    """Take the first precision that is on, of ``bf16`` and ``fp16``; tf32 is of products in fp32 alone."""
+    says("tf32")
     for key in switches:
         if says(key) not in (None, False, "false", "False"):
             says.take("precision", key, "auto" if says(key) == "auto" else key)

@@ -34,6 +34,7 @@ def asks(says: Says) -> None:
         key = next((key for key, has in of.items() if has and "sft" not in has), "trainer")
         says.refuse(key, f"TRL's {stage} trainer")
     says.options["trainer"] = _TRAINERS.get(stage, "trl")
+    says("beta"), says("max_prompt_length")  # within max_length, which counts
     if says.is_on("use_peft"):
         packed = says.is_on("load_in_4bit")
         says.take("method", "use_peft", "qlora" if packed else "lora")
