@@ -126,6 +126,8 @@ def plan(
             top=top,
             say=plainly(say),
         )
+    if file is not None:
+        raise InputError("⟨file⟩: a script says the job itself; leave one of them out", field="file")
     return script_planner.plan_script(
         named_target(script, module, arguments),
         normalized_options,

@@ -125,6 +125,8 @@ def command(
     count = parse_positive_int(top, "⟨top⟩", 100)
     words = click.get_current_context().meta.get(_SCRIPT)
     try:
+        if words is not None and file is not None:
+            raise InputError(f"{file.path}: a script after -- says the job itself; leave one of them out")
         if words is not None:
             from zerokit.script_planner import DEFAULT_SECONDS, plan_script
 

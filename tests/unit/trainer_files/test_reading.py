@@ -11,6 +11,7 @@ import pytest
 
 import zerokit
 from tests.support.trainer_files import HANDBOOK, LLAMA_FACTORY, QLORA, SWIFT, written
+from zerokit.cli import run
 from zerokit.errors import InputError
 from zerokit.trainer_files import NOT_MODELLED, UNKNOWN_KEY
 from zerokit.trainer_files.reading import as_arguments, read_trainer_file
@@ -184,3 +185,11 @@ def test_values_of_another_shape_are_named() -> None:
     assert {"plugins": "x", "fsdp_config": "it takes no single value"}.items() <= file.not_modelled.items()
     assert {"sequence_len"} <= file.not_modelled.keys()
     assert "seq_len" not in file.options and file.unknown == ("1",)
+
+
+def test_a_file_beside_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="leave one of them out"):
+        zerokit.plan("train.py", file=written(QLORA), gpus=2, gpu="h200")
+    assert run(["plan", "job.yml", "--gpus", "2", "--gpu", "h200", "--", "train.py"]) == 2
+    assert "job.yml: a script after -- says the job itself" in capsys.readouterr().err
