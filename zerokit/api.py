@@ -24,8 +24,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from zerokit.fields import plainly, silent
+from zerokit.fields import silent
 from zerokit.launcher.options import LaunchArguments, LaunchOptions
+from zerokit.notes import plainly
 from zerokit.options import divided, takes
 from zerokit.planner.options import ELSEWHERE, CheckOptions, PlanOptions, normalized, shows_options
 from zerokit.rehearsal.options import RehearsalArguments

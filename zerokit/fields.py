@@ -82,8 +82,3 @@ def named(text: str) -> tuple[str, ...]:
 
 def silent(line: str) -> None:
     """Says nothing."""
-
-
-def plainly(say: Say) -> Say:
-    """Passes each line on with the names that arguments have in Python."""
-    return lambda line: say(plain(line))

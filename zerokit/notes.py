@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from zerokit.fields import Say, as_options, plain
+
 Topic = Literal["assumed", "given", "default", "hardware", "minor", "must", "advice"]
 """What a note is about: ``given`` confirms what was given or is so whenever it can be; ``default`` stands for
 an option that was not given; ``hardware`` is of this machine or its GPUs; ``minor`` is so of every plan of an
@@ -57,9 +59,22 @@ class Note(str):
 
     def to_dict(self) -> dict[str, str]:
         """An entry of ``notes``, with the options of the command line."""
-        from zerokit.fields import as_options
-
         return {"id": self.id, "level": self.level, "topic": self.topic, "text": as_options(self)}
+
+
+def warning(id: str, text: str) -> Note:
+    """Make a warning, which is shown where notes are not wanted, too."""
+    return Note(id, text, level="warning")
+
+
+def with_level(text: str) -> str:
+    """A line as it is shown: the word stands before what is a warning."""
+    return f"warning: {text}" if isinstance(text, Note) and text.level == "warning" else text
+
+
+def plainly(say: Say) -> Say:
+    """Passes each line on with the names that arguments have in Python."""
+    return lambda line: say(plain(with_level(line)))
 
 
 def notes_of(id: str, texts: Iterable[str], topic: Topic = "assumed") -> tuple[Note, ...]:

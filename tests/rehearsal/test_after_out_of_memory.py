@@ -20,6 +20,7 @@ from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.verdict.report import with_prediction
+from zerokit.notes import with_level
 from zerokit.rehearsal.of_launch import LaunchRehearsals
 from zerokit.rehearsal.result import Stop
 from zerokit.report.measured import wants_rehearsal
@@ -203,7 +204,7 @@ def test_what_was_rehearsed_before_the_start_predicts_the_run_and_is_not_rehears
         assert (compared.bare_loop is not None) == (plan is not None)
     found = rehearsals.of_oom(launched, report(), said.append)
     assert found is not None and found.peak_allocated_bytes == launched.predicted_peak_bytes
-    assert len([line for line in said if not line.startswith("warning: ")]) == 2
+    assert len([line for line in said if with_level(line) == line]) == 2
 
 
 ASKS = """
@@ -261,10 +262,10 @@ def test_a_script_that_does_not_what_its_plan_says_is_not_started(tmp_path: Path
         rehearsals.before(launched, said.append)
     assert "as rehearsed: batch size per GPU 4 ran, not 2; change it, plan again" in str(refused.value)
     assert "plan.yaml --micro-batch 4" in str(refused.value)
-    assert "warning: as rehearsed, sequence length 128 ran, not 64" in said
+    assert "warning: as rehearsed, sequence length 128 ran, not 64" in map(with_level, said)
     accepted = replace(launched, options=replace(options, accept_mismatch=True))
     rehearsals.before(accepted, said.append)
-    assert "warning: as rehearsed, batch size per GPU 4 ran, not 2" in said
+    assert "warning: as rehearsed, batch size per GPU 4 ran, not 2" in map(with_level, said)
     unknown = replace(options, target=replace(options.target, arguments=("--epochs", "3")))
     with pytest.raises(InputError, match=r"--epochs 3.*no_rehearsal=True starts the launch"):
         rehearsals.before(replace(launched, options=unknown), said.append)

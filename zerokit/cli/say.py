@@ -12,6 +12,7 @@ import click
 
 from zerokit.fields import as_options
 from zerokit.messages import PREFIX, printable, typed, width_of, wrapped
+from zerokit.notes import with_level
 
 
 class Formatter(click.HelpFormatter):
@@ -36,7 +37,6 @@ class Context(click.Context):
     formatter_class = Formatter
 
 
-_WARNING = "warning: "
 _loud = True
 
 
@@ -60,12 +60,12 @@ def is_loud() -> bool:
 def say(text: str) -> None:
     """One line on standard error; a reader that went away is no error of ours.
 
-    Where progress and notes are left out, warnings are not: they begin with the word.
+    Where progress and notes are left out, warnings are not.
     """
-    if not _loud and not text.startswith(_WARNING):
-        return
-    with suppress(OSError):
-        tell(text)
+    shown = with_level(text)
+    if _loud or shown is not text:
+        with suppress(OSError):
+            tell(shown)
 
 
 def tell(text: str) -> None:

@@ -21,6 +21,7 @@ from zerokit.launcher.launch import HostSpeeds, Launch, Rehearsals, Say
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.replan import LargerThanMemory, NoNextPlan, PlanAgain, SmallerPlan
+from zerokit.notes import Note, warning
 from zerokit.report import schema
 from zerokit.report.measured import ended_well, wants_rehearsal
 from zerokit.report.predicted import PredictedAgain
@@ -149,7 +150,7 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
     with ExitStack() as stack:
         launch = prepare(options, run_dir, stack, dry_run=True)
         for note in launch.notes:
-            say(secrets.text(note))
+            say(note.with_text(secrets.text(note)) if isinstance(note, Note) else secrets.text(note))
         return DryRun(
             argv=tuple(secrets.argv(launch.command.argv)),
             unset=tuple(launch.command.unset_variables),
@@ -304,7 +305,7 @@ class _Session:
                 if retry_of is None or note != launch.not_rehearsed:  # once for all attempts
                     self.say(note)
             if self.retries and (reason := replan.why_not(launch)) is not None:
-                self.say(f"warning: ⟨retry_smaller⟩ cannot help here: {reason}")
+                self.say(warning("no-smaller-retry", f"⟨retry_smaller⟩ cannot help here: {reason}"))
             self.say(f"run folder: {run_dir}")
             running = supervisor.Supervisor(launch)
             interruptions = stack.enter_context(Interruptions(lambda: running.over))
@@ -357,15 +358,15 @@ class _Session:
             self.say(f"{ended.dropped_bytes} bytes of output could not be written, and were dropped")
         if ended.evidence.survivors:
             pids = ", ".join(map(str, ended.evidence.survivors))
-            self.say(f"warning: could not be killed: pid {pids} (stuck in the kernel)")
+            self.say(warning("not-killed", f"could not be killed: pid {pids} (stuck in the kernel)"))
         if ended.failure_tail.strip():
             self.listener.failure(ended.failure_tail.rstrip("\n"))
         self.say(ended.verdict.outcome.because(ended.verdict.why))
         if ended.verdict.first_failure is not None:
             self.say(f"its output: {run_dir}/logs/rank-{ended.verdict.first_failure.rank:05d}.err.log")
         self.say(f"run folder: {run_dir}")
-        for warning in stale_lock_warnings():
-            self.say(warning)
+        for line in stale_lock_warnings():
+            self.say(line)
 
     def _explain_memory(
         self, launch: Launch, report: RunReport, interruptions: Interruptions

@@ -14,6 +14,7 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Placement
+from zerokit.notes import warning
 from zerokit.script.arguments import ScriptOptions
 from zerokit.temporary import is_temporary
 from zerokit.units import counted
@@ -65,13 +66,16 @@ def check_reaches(plan: PlanFile, own: ScriptOptions, *, on_cpu: bool = False) -
             f"{code} instead, or plan again with ⟨engine⟩ deepspeed"
         )
     if own.style == "none":
-        return (
-            "warning: accelerate.yaml does not reach this script, which ends with exit code 9 if it does not "
-            f"divide its model itself; shard() of {code} divides it as planned; if it uses Accelerate or a "
-            "Trainer, say so with ⟨style⟩",
+        text = (
+            "accelerate.yaml does not reach this script, which ends with exit code 9 if it does not divide "
+            f"its model itself; shard() of {code} divides it as planned; if it uses Accelerate or a Trainer, "
+            "say so with ⟨style⟩"
         )
+        return (warning("unreached", text),)
     if on_cpu:  # accelerate 1.15, state.py:982
-        return ("warning: Accelerate divides nothing on CPU ranks: the run ends with exit code 9",)
+        return (
+            warning("fsdp2-on-cpu", "Accelerate divides nothing on CPU ranks: the run ends with exit code 9"),
+        )
     return ()
 
 
@@ -94,8 +98,8 @@ def accelerate_file(plan: PlanFile, ranks: int, nodes: int = 1) -> tuple[dict[st
             f"the plan has groups of ranks that hold all weights, of {counted(plan.world_size, 'rank')}, and "
             f"this run has {ranks}: plan again for as many ⟨gpus⟩"
         )
-    notes = (f"warning: {path}: {', '.join(changed)} changed since the plan was made; the run has it so",)
-    return body, notes if changed else ()
+    text = f"{path}: {', '.join(changed)} changed since the plan was made; the run has it so"
+    return body, (warning("changed-plan", text),) if changed else ()
 
 
 def variables(accelerate: Mapping[str, Any]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from typing import Any
 from zerokit.errors import InputError, ReportNotWritten
 from zerokit.files import cache_folder, home_folder
 from zerokit.launcher.secrets import Secrets
+from zerokit.notes import warning
 
 RUN_LOCK = ".zerokit-lock"
 _SIGN_SECONDS = 5.0  # from taking a lock to signing it, on a busy machine
@@ -275,7 +276,7 @@ def stale_locks(environment: Mapping[str, str], home: Path) -> list[StaleLock]:
 def stale_lock_warnings() -> list[str]:
     """A line for each that was left by a build of operators that died, and the command that removes it."""
     found = stale_locks(os.environ, home_folder())
-    return [f"warning: {lock.description}; remove it: {lock.command}" for lock in found]
+    return [warning("stale-lock", f"{lock.description}; remove it: {lock.command}") for lock in found]
 
 
 def _open_files(files: set[tuple[int, int]]) -> set[tuple[int, int]]:

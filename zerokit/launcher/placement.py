@@ -18,6 +18,7 @@ from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank_start import SHARE_VARIABLE, THREADS_VARIABLE, cores_per_rank
 from zerokit.machine.detect import VISIBILITY, FoundGpu, Listing, chosen, list_gpus
+from zerokit.notes import warning
 from zerokit.units import counted
 
 DEVICES = ("auto", "cuda", "cpu")
@@ -253,7 +254,7 @@ def decide_placement(
     )  # fmt: skip
     port = stack.enter_context(ports.reserve(options.master_port))
     unshared: tuple[str, ...] = ()
-    notes = [devices.why, *([f"warning: {devices.warning}"] if devices.warning else [])]
+    notes = [devices.why, *([warning("devices", devices.warning)] if devices.warning else [])]
     if hosts:
         with _warning_of_a_dry_run(notes, dry_run):
             if shutil.which("pdsh") is None:
@@ -288,7 +289,7 @@ def _warning_of_a_dry_run(notes: list[str], dry_run: bool) -> Iterator[None]:
     except NodeUnusable as error:
         if not dry_run:
             raise
-        notes.append(f"warning: {error.marked}")
+        notes.append(warning("node-unusable", error.marked))
 
 
 def _check_nodes(hosts: list[cluster.Host], run_dir: Path, *, need_gpus: bool, port: int) -> tuple[str, ...]:
@@ -348,8 +349,9 @@ def threads_of_rank(
         return RankThreads(variables={THREADS_VARIABLE: str(cores)}, note=note)
     words = given.partition(",")[0].strip()
     if words.isdigit() and 2 * int(words) <= cores:
-        return RankThreads(
-            note=f"warning: {THREADS_VARIABLE} is {given}: the offloaded optimizer steps on so few threads, "
-            f"and each rank has {counted(cores, 'core')} here; unset it, or set it to {cores}"
+        text = (
+            f"{THREADS_VARIABLE} is {given}: the offloaded optimizer steps on so few threads, and each rank "
+            f"has {counted(cores, 'core')} here; unset it, or set it to {cores}"
         )
+        return RankThreads(note=warning("few-threads", text))
     return RankThreads()

@@ -27,6 +27,7 @@ from zerokit.linter.finding import Finding
 from zerokit.linter.suppress import settings_beside
 from zerokit.machine.versions import deepspeed_note
 from zerokit.messages import listed
+from zerokit.notes import warning
 from zerokit.options import divided
 from zerokit.planner.checking import check, for_versions
 from zerokit.planner.models import config_of, unlike_planned
@@ -51,9 +52,9 @@ def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[st
     notes = argument_warnings.misplaced(facts, target.name, target.arguments, command)
     options = argument_warnings.without_defaults(facts, target.arguments)
     untrained = argument_warnings.why_no_training(options)
-    notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
+    notes += [warning("untrained", f"no training step will be seen: {untrained}")] if untrained else []
     unread = argument_warnings.why_not_resumed(options)
-    notes += [f"warning: {unread}"] if unread else []
+    notes += [warning("not-resumed", unread)] if unread else []
     return untrained, [*notes, *of_missing_model(options)]
 
 
@@ -63,10 +64,8 @@ def of_missing_model(options: ScriptOptions) -> list[str]:
     meant = argument_warnings.folder_meant(name)
     if meant is None or config_of(name) is not None:
         return []
-    return [
-        f"warning: {where}: no such folder is here, but {meant} is; the script "
-        f"would look for {name} on the Hugging Face Hub"
-    ]
+    text = f"{where}: no such folder is here, but {meant} is; the script would look for {name} on the Hugging"
+    return [warning("missing-model", f"{text} Face Hub")]
 
 
 def agree(
@@ -130,15 +129,17 @@ def agree(
     # a plan's saves are of all weights
     saves_less = plan.method == "full" and unlike_job.is_on(options, "use_peft")
     notes = [
-        *([f"warning: no plan reaches the script: {stopped}"] if stopped else []),
+        *([warning("unreached", f"no plan reaches the script: {stopped}")] if stopped else []),
         *([f"added from the plan: {shlex.join(added)} (⟨no_arguments=True⟩ adds nothing)"] if added else []),
-        *(f"warning: the script contradicts the plan: {conflict}" for conflict in conflicts),
+        *(warning("unlike-plan", f"the script contradicts the plan: {conflict}") for conflict in conflicts),
         # a rehearsed plan has the length of the script's own data, and what it trains unless it is another
         *(of_job(options, plan, by_options) if not is_rehearsed or command.otherwise is not None else []),
         *parts_of_the_script(options, chosen, writes_here and not saves_less),
         *_beside_plan(options, added, accept_mismatch=accept_mismatch),
     ]
-    notes += [f"warning: {another}"] if another else _of_trainer(command, options) if is_launched else []
+    notes += (
+        [warning("unlike-plan", another)] if another else _of_trainer(command, options) if is_launched else []
+    )
     return Agreement(added=added, notes=tuple(notes), unlike=unlike, words=words, is_refused=is_refused)
 
 
@@ -266,14 +267,15 @@ def of_job(options: ScriptOptions, plan: PlanFile, by_options: bool = True) -> l
         )  # fmt: skip
     is_rehearsed = isinstance(plan.chosen.get("rehearsed"), Mapping)
     length = None if is_rehearsed else unlike_job.longest_sequence(options)
-    result = []
+    result: list[str] = []
     for one, value in compare(planned, [*filter(None, [length]), *unlike_job.adapters(options)]):
         fix = f"{one.edit[0]} {value}" if one.edit else "" if one is length else trls
         again = f"plan again with ⟨{one.setting.argument}⟩ {str(one.value).replace(' ', ',')}"
         ways_out = [f"give the script {fix}"] if fix else []
         ways_out += [again] if by_options and one.value != unlike_job.IN_FP32 else []
-        said = f"warning: {one.where}: {one.setting.label} {one.value}, but the plan has {value}"
-        result.append("; ".join(filter(None, (said, ", or ".join(ways_out)))))
+        said = f"{one.where}: {one.setting.label} {one.value}, but the plan has {value}"
+        text = "; ".join(filter(None, (said, ", or ".join(ways_out))))
+        result.append(warning("unlike-plan", text))
     return result
 
 
@@ -321,11 +323,12 @@ def _of_trainer(command: PlannedCommand, options: ScriptOptions) -> list[str]:
             nested=planned.double_quant, dtype="", without=("lora", "all", "named", "packed"),
         )  # fmt: skip
     rehearsal = command_text("rehearse", "--plan", str(plan.folder), *script_words(command.target))
-    return [
-        f"warning: {row.title}, which the script uses, has {', '.join(different)}: {format_gib(after, 1)} "
-        f"required per GPU, where the plan says {format_gib(before, 1)};"
+    text = (
+        f"{row.title}, which the script uses, has {', '.join(different)}: {format_gib(after, 1)} required "
+        f"per GPU, where the plan says {format_gib(before, 1)};"
         f"{f' give it {fix}, or' if fix else ''} see all that it takes: {rehearsal}"
-    ]
+    )
+    return [warning("unlike-plan", text)]
 
 
 # ---------------------------------------------------------------- what only the script can do
@@ -351,14 +354,15 @@ def parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], write
             "for another)"
         )
     is_deepspeed = chosen.get("engine", "deepspeed") == "deepspeed"
-    warnings = [f"warning: {line}" for line in deepspeed_note() if is_deepspeed]
+    warnings: list[str] = [warning("deepspeed-version", line) for line in deepspeed_note() if is_deepspeed]
     if writes_here:
         warnings += of_disk_space(chosen, options)
     if chosen.get("tensor_parallel", 1) > 1 and options.style == "raw":
-        warnings.append(
-            "warning: tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data "
-            "inconsistency within the TP group': shard the data over data-parallel ranks only"
+        text = (
+            "tensor parallel peers must read the same batch, or DeepSpeed stops with 'Data inconsistency "
+            "within the TP group': shard the data over data-parallel ranks only"
         )
+        warnings.append(warning("same-batch", text))
     return warnings
 
 
@@ -387,11 +391,12 @@ def of_disk_space(chosen: Mapping[str, Any], options: ScriptOptions) -> list[str
         return []
     if free >= weights + checkpoint:
         return []
-    return [
-        f"warning: {folder} has {format_gib(free, 1)} free on this machine: if the script saves the planned "
-        f"model there, its weights take {format_gib(weights, 1)} and each DeepSpeed checkpoint "
+    text = (
+        f"{folder} has {format_gib(free, 1)} free on this machine: if the script saves the planned model "
+        f"there, its weights take {format_gib(weights, 1)} and each DeepSpeed checkpoint "
         f"{format_gib(checkpoint, 1)}"
-    ]
+    )
+    return [warning("disk-space", text)]
 
 
 # ---------------------------------------------------------------- a DeepSpeed file of the user's own
@@ -419,7 +424,7 @@ def check_own_file(path: str, *, style: str, ranks: int, accept_mismatch: bool) 
             + "\n  ".join(_text(found) for found in fatal)
             + f"\n`{again}` shows more; ⟨accept_mismatch=True⟩ starts the run all the same"
         )
-    return tuple(f"warning: {_text(found)}" for found in findings if found.severity != "note")
+    return tuple(warning(found.rule, _text(found)) for found in findings if found.severity != "note")
 
 
 def check_agrees(
@@ -475,7 +480,7 @@ def _stop_or_warn(
     head = f"{where}: the script's TrainingArguments contradict the file, on which Transformers ends the run"
     text = listed(head, differing, ways_out)
     if accept_mismatch:
-        return ("warning: " + text.rstrip("; \n"),)
+        return (warning("unlike-file", text.rstrip("; \n")),)
     raise InputError(f"{option}{text}⟨accept_mismatch=True⟩ starts the run all the same")
 
 
@@ -496,7 +501,7 @@ def of_arguments(options: ScriptOptions, ranks: int) -> tuple[str, ...]:
     reads_it_too = options.style == "raw" and options.facts.reads_deepspeed_config  # with json, most likely
     findings = _findings(path, options.style, ranks)
     told = tuple(
-        f"warning: {_text(found)}"
+        warning(found.rule, _text(found))
         for found in findings
         if found.severity != "note" or (reads_it_too and found.rule.startswith("json-"))
     )

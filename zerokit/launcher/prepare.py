@@ -24,6 +24,7 @@ from zerokit.launcher.rehearsed_plan import Agreement, PlannedCommand
 from zerokit.launcher.run_folder import COMMAND_FILE, COMMAND_SCHEMA, CONFIG_FILE, PLAN_FILE
 from zerokit.launcher.secrets import Secrets
 from zerokit.machine import architectures
+from zerokit.notes import warning, with_level
 from zerokit.script import agreement, argument_warnings, reader
 from zerokit.script.arguments import ScriptOptions
 from zerokit.units import counted
@@ -125,11 +126,11 @@ def _agreed(
 
     def adapted_notes(name: str, adapted: adapt_config.Adapted) -> tuple[str, ...]:
         changes = (f"{name}: {change}" for change in adapted.changes)
-        return (*changes, *(f"warning: {warning}" for warning in adapted.warnings))
+        return (*changes, *(warning("adapted", text) for text in adapted.warnings))
 
     # what a plan would have added --use_cpu for
     refused = argument_warnings.refused_bf16(own) if planned is None and kind == "cpu" else None
-    on_cpu = () if refused is None else (f"warning: {refused}",)
+    on_cpu = () if refused is None else (warning("bf16-on-cpu", refused),)
     if planned is not None and planned.plan.engine == "fsdp2":
         return _agreed_on_fsdp2(options, planned, own, placement)
     if config is None:
@@ -195,11 +196,12 @@ def _several_nodes(plan: PlanFile | None, placement: Placement) -> list[str]:
         f"inside a Slurm job of {plan.nodes} nodes it runs `srun torchrun` with {each} on each, ⟨hostfile⟩ "
         "FILE names other machines, and "
     )
-    return [
-        f"warning: the plan is for {plan.nodes} nodes × {counted(each, 'GPU')}, and this launch starts "
+    text = (
+        f"the plan is for {plan.nodes} nodes × {counted(each, 'GPU')}, and this launch starts "
         f"{counted(placement.ranks, 'rank')} on one machine: "
         f"{started if plan.engine == 'deepspeed' else ''}`zerokit emit sbatch` shows the job"
-    ]
+    )
+    return [warning("fewer-nodes", text)]
 
 
 def _changed_variables(command: LaunchCommand) -> list[str]:
@@ -221,11 +223,12 @@ def _style(options: LaunchOptions, facts: reader.ScriptFacts, notes: list[str], 
         return options.style
     notes.append(f"{options.target.name} is taken as {reader.STYLE_WORDS[facts.style]}: {facts.why}")
     if facts.style == "none" and has_config:
-        notes.append(
-            "warning: the DeepSpeed configuration does not reach this script, which ends with exit code 9 if "
-            "it makes no DeepSpeed engine; if it takes a configuration, say how with ⟨style⟩ raw, accelerate "
-            "or trainer; to measure it as it is, launch it with ⟨no_plan=True⟩"
+        text = (
+            "the DeepSpeed configuration does not reach this script, which ends with exit code 9 if it makes "
+            "no DeepSpeed engine; if it takes a configuration, say how with ⟨style⟩ raw, accelerate or "
+            "trainer; to measure it as it is, launch it with ⟨no_plan=True⟩"
         )
+        notes.append(warning("unreached", text))
     return facts.style
 
 
@@ -275,5 +278,5 @@ def describe(launch: Launch) -> dict[str, Any]:
         "heartbeat_seconds": launch.options.heartbeat,
         "stop_after_steps": launch.options.stop_after_steps,
         "limit_seconds": launch.options.limit_seconds,
-        "notes": [secrets.text(as_options(note)) for note in launch.notes],
+        "notes": [secrets.text(as_options(with_level(note))) for note in launch.notes],
     }

@@ -16,6 +16,7 @@ from zerokit.domain import planning_again
 from zerokit.domain.script_words import by_option
 from zerokit.emit.plan_file import FILE_NAME, PlanFile
 from zerokit.launcher.secrets import Secrets
+from zerokit.notes import warning
 from zerokit.script.arguments import ACCUMULATION, CHECKPOINTING, MICRO_BATCH
 from zerokit.script.entry_points import Target
 from zerokit.temporary import is_temporary
@@ -218,10 +219,11 @@ class PlannedCommand:
         command = self.with_script(run_dir, agreed.unlike, agreed.words)
         left = planning_again.what_is_left(command)
         if self.otherwise is not None:
-            return (
-                f"warning: the plan was rehearsed with another command ({self.otherwise}), so its prediction "
-                f"is of that run; to plan with this command{left}: {command}"
+            text = (
+                f"the plan was rehearsed with another command ({self.otherwise}), so its prediction is of "
+                f"that run; to plan with this command{left}: {command}"
             )
+            return warning("rehearsed-otherwise", text)
         return (
             "the plan was not rehearsed with this script, whose arguments alone were compared with it; to "
             f"plan with the script{left}: {command}"

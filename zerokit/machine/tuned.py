@@ -53,7 +53,7 @@ def load(at: Path | None = None) -> tuple[tuple[Observation, ...], Note | None]:
 
 
 def _warning(at: Path, why: str) -> Note:
-    text = f"warning: {at} {why}, and is not used; tune again, or delete it"
+    text = f"{at} {why}, and is not used; tune again, or delete it"
     return Note("tuned-unusable", text, "hardware", "warning", short=f"{at} {why}")
 
 

@@ -23,7 +23,7 @@ from zerokit.linter.files import INTERNAL_ERROR, CheckedFile, check_files, inter
 from zerokit.linter.finding import Finding, Row
 from zerokit.machine.model_code import model_code
 from zerokit.messages import shown
-from zerokit.notes import Note, with_id
+from zerokit.notes import Note, warning, with_id
 from zerokit.planner import without_collecting
 from zerokit.planner.answer import not_modelled
 from zerokit.planner.documents import html_table
@@ -354,7 +354,7 @@ def _checked(
     context = _context(options, settings, say)
     files, discovered, leaving = files_of(paths, exclude=tuple(exclude))
     for link in leaving:
-        say(f"warning: {shown(link)} is a link that leaves the folder: skipped")
+        say(warning("leaving-link", f"{shown(link)} is a link that leaves the folder: skipped"))
     ignore = frozenset(settings["ignore"])
     read = functools.partial(
         check_files, files, context, kind=settings["kind"], ignore=ignore, discovered=discovered

@@ -21,7 +21,6 @@ from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.domain.strategy import REHEARSED, MemoryEstimate, RankEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError, MemoryUnknown
 from zerokit.fields import Say as Say
-from zerokit.fields import plainly as plainly
 from zerokit.fields import silent as silent
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.components import Component

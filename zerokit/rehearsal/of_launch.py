@@ -19,6 +19,7 @@ from zerokit.launcher.launch import Launch
 from zerokit.launcher.rehearsed_plan import script_words
 from zerokit.launcher.secrets import Secrets
 from zerokit.messages import listed
+from zerokit.notes import warning
 from zerokit.rehearsal.conduct import RehearsalRequest
 from zerokit.rehearsal.ranks import rehearse
 from zerokit.rehearsal.result import Rehearsal
@@ -96,8 +97,8 @@ class LaunchRehearsals:
         if done.stopped is not None and done.stopped.cause == "argument":
             raise InputError(f"{done.stopped.reason}; ⟨no_rehearsal=True⟩ starts the launch all the same")
         _hold_to_plan(done, launch, say)
-        for warning in done.warnings:
-            say(f"warning: as rehearsed, {warning}")
+        for text in done.warnings:
+            say(warning("rehearsal", f"as rehearsed, {text}"))
         peak = done.ranks[0].peak_allocated_bytes
         return replace(
             launch, predicted_peak_bytes=peak if done.complete and peak else launch.predicted_peak_bytes
@@ -201,7 +202,7 @@ def _hold_to_plan(done: Rehearsal, launch: Launch, say: Say) -> None:
     not_planned += [one.text for one in by_code]
     for one in found:
         if launch.options.accept_mismatch or one.text not in not_planned:
-            say(f"warning: as rehearsed, {one.text}")
+            say(warning("rehearsal", f"as rehearsed, {one.text}"))
     if launch.options.accept_mismatch or not not_planned:
         return
     words = options_to_plan(launch.held_to, [*found, *by_code])

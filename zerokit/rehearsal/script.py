@@ -13,7 +13,7 @@ from typing import Any
 from zerokit import suggest
 from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
-from zerokit.fields import all_as_options
+from zerokit.fields import as_options
 from zerokit.launcher import adapt_config, fsdp2_plan, plan_agreement
 from zerokit.launcher import command as commands
 from zerokit.launcher.backends import BACKENDS
@@ -21,6 +21,7 @@ from zerokit.launcher.given_plan import read_config, read_plan
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rehearsed_plan import NOT_ASKED, PlannedCommand
+from zerokit.notes import warning, with_level
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
 from zerokit.script.argument_warnings import misplaced, why_no_training
@@ -48,20 +49,20 @@ def warnings(environment: Mapping[str, str]) -> list[str]:
         near = suggest.nearest(name, _KNOWN)
         if near is not None or "DEEPSPEED" in name:
             meant = f"; did you mean {near}?" if near is not None else ""
-            result.append(f"warning: Accelerate does not read {name}{meant}")
+            result.append(f"Accelerate does not read {name}{meant}")
     switch = environment.get(SWITCH)
     others = sorted((_KNOWN - {SWITCH}) & environment.keys())
     if switch is None and others:
-        result.append(f"warning: {others[0]} is set, but Accelerate uses DeepSpeed only with {SWITCH}=true")
+        result.append(f"{others[0]} is set, but Accelerate uses DeepSpeed only with {SWITCH}=true")
     elif switch is not None and switch.lower() not in ("true", "false"):
-        result.append(f"warning: {SWITCH}={switch} does not turn DeepSpeed on: Accelerate takes only true")
+        result.append(f"{SWITCH}={switch} does not turn DeepSpeed on: Accelerate takes only true")
     elif switch is not None and switch.lower() == "true" and not {FILE, _STAGE} & environment.keys():
         result.append(
-            f"warning: {SWITCH}=true without {FILE}: unless the script gives a plugin, Accelerate makes its "
+            f"{SWITCH}=true without {FILE}: unless the script gives a plugin, Accelerate makes its "
             "own DeepSpeed configuration (ZeRO-2)"
         )
     elif switch is not None and switch.lower() == "false" and others:
-        result.append(f"warning: {others[0]} is set, but {SWITCH}=false leaves DeepSpeed off")
+        result.append(f"{others[0]} is set, but {SWITCH}=false leaves DeepSpeed off")
     return result
 
 
@@ -164,14 +165,14 @@ def prepare(
     notes += misplaced(facts, target.name, target.arguments, "rehearse")
     script_options = script_arguments.ScriptOptions.read(facts, style, target.arguments)
     untrained = why_no_training(script_options)
-    notes += [f"warning: no training step will be seen: {untrained}"] if untrained else []
+    notes += [warning("untrained", f"no training step will be seen: {untrained}")] if untrained else []
     arguments = target.arguments
     environment = without_launcher(base)
     limit = longest_sequence(script_options)
     if read is None:
         plan_agreement.refuse_missing(script_options)
         notes += plan_agreement.of_arguments(script_options, ranks)
-        notes += warnings(environment)
+        notes += [warning("accelerate-variables", text) for text in warnings(environment)]
     else:
         arguments, planned = _planned(target, script_options, read, plan, ranks, chosen, folder, notes, base)
         environment |= planned
@@ -181,7 +182,8 @@ def prepare(
         arguments = (f"--local_rank={rank % _RANKS_PER_NODE}", *arguments)
     return PreparedScript(
         target=target.name, is_module=target.script is None, arguments=arguments, environment=environment,
-        launcher=chosen, ranks=ranks, folder=folder, untrained=untrained, notes=list(all_as_options(notes)),
+        launcher=chosen, ranks=ranks, folder=folder, untrained=untrained,
+        notes=[as_options(with_level(note)) for note in notes],
         length_limit=(limit.value, limit.where) if limit is not None else None,
     )  # fmt: skip
 
@@ -228,7 +230,7 @@ def _planned(
     if config is not None:
         adapted, path = adapt("none" if plan is None else style), folder / "ds_config.json"
         notes += [f"ds_config.json: {change}" for change in adapted.changes]
-        notes += [f"warning: {warning}" for warning in adapted.warnings]
+        notes += [warning("adapted", text) for text in adapted.warnings]
         path.write_text(json.dumps(adapted.config, indent=1))
     own = target.arguments
     extra = [*agreed.added, *commands.script_options(script, path)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
+from zerokit.notes import warning
 from zerokit.script.arguments import ScriptOptions, truth
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.suggest import misspelt
@@ -101,7 +102,8 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command
     fix = f"options of zerokit stand before the script: zerokit {command} {name} … {dashes}{script} …"
     if parses_itself or reads_none:
         raise InputError(f"{gets}, and knows no such option: {fix}")
-    return [f"warning: {gets}, and nothing in its source names such an option; {fix}"]
+    text = f"{gets}, and nothing in its source names such an option; {fix}"
+    return [warning("misplaced-option", text)]
 
 
 # ---------------------------------------------------------------- what its source does not read

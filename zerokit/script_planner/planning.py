@@ -14,7 +14,7 @@ from zerokit.domain.strategy import REHEARSED, Strategy
 from zerokit.errors import InputError
 from zerokit.launcher.plan_agreement import of_missing_model
 from zerokit.launcher.secrets import Secrets
-from zerokit.notes import notes_of
+from zerokit.notes import notes_of, warning
 from zerokit.planner import answer
 from zerokit.planner.effects import unread
 from zerokit.planner.few_layers import FEW, FURTHER, Depth
@@ -147,8 +147,8 @@ class ScriptPlanning:
         facts = read_target(self.target)
         unread_options = misplaced(facts, self.target.name, self.target.arguments, "plan")
         named = of_missing_model(without_defaults(facts, self.target.arguments))
-        for warning in (*unread_options, *named):
-            self.say(warning)
+        for line in (*unread_options, *named):
+            self.say(line)
         self._script = ScriptOptions.read(facts, facts.style, self.target.arguments)
         refuse_unplannable(self._script, self._engine)
         self._decisions = ScriptDecisions(
@@ -163,7 +163,7 @@ class ScriptPlanning:
             self._decisions.kept.pop("loss", None)
             return self._plan_unrehearsed(why, top)
         if unlike_loss:
-            self.say(f"warning: {unlike_loss}")
+            self.say(warning("script-loss", unlike_loss))
             self._decisions.notes.append(unlike_loss)
         return self._result(read, self._searched(read.request, top))
 
@@ -364,9 +364,9 @@ class ScriptPlanning:
         if own_half and self._engine == "deepspeed" and self._script.runs_without_deepspeed:
             self._decisions.notes.append(answer.UNDER_DEEPSPEED)
         warned = rehearsed or next(reversed(self.search.profile.rehearsed), None)
-        for warning in warned.warnings if warned is not None else ():
-            self.say(f"warning: {warning}")
-            self._decisions.notes.append(warning)
+        for text in warned.warnings if warned is not None else ():
+            self.say(warning("rehearsal", text))
+            self._decisions.notes.append(text)
         assumptions = (*plan.assumptions, *notes_of("script", self._decisions.notes))
         return replace(plan, alternatives=plan.alternatives[: max(0, top - 1)], assumptions=assumptions)
 
@@ -430,7 +430,7 @@ class ScriptPlanning:
         named = named_model(self._script)
         unlike = unlike_planned(*named, self.options, None) if named is not None else None
         if unlike is not None:
-            self.say(f"warning: {unlike}")
+            self.say(warning("another-model", unlike))
             self._decisions.notes.append(unlike)
         read = self._resolved()
         plan = make_plan(read.request, top=top)

@@ -14,6 +14,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, tokens_of_a_rank, variants_of
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
+from zerokit.notes import warning
 from zerokit.trace import store
 
 
@@ -25,7 +26,7 @@ def cached(
     try:
         return store.read(path)
     except store.DamagedProfile as error:
-        say(f"warning: {path}: {error}: the model is traced again")
+        say(warning("damaged-profile", f"{path}: {error}: the model is traced again"))
         with contextlib.suppress(OSError):
             path.unlink()
         return None

@@ -16,6 +16,7 @@ from zerokit.launcher import plan_agreement
 from zerokit.launcher.backends import backend_of
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
+from zerokit.notes import warning
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.memory_source import Say
 from zerokit.planner.models import another_model
@@ -277,7 +278,7 @@ class Tuning:
         named = named_model(script_options)
         if named is not None and (unlike := another_model(*named, read.options, None)) is not None:
             trained = f"the trials train it, with plans for another; tune with ⟨model⟩ {named[0]}"
-            say(f"warning: {unlike}: {trained}")
+            say(warning("another-model", f"{unlike}: {trained}"))
         planned, count = (
             PlannedFor.of(request, script_options.fixed(), search_tensor=script_options.feeds_peers_alike),
             int(settings["top"]),

@@ -14,6 +14,7 @@ from zerokit.launcher import placement
 from zerokit.launcher.nodes.cluster import Host, SlurmJob
 from zerokit.launcher.placement import Devices, Placement, RankThreads, threads_of_rank
 from zerokit.launcher.rank_start import cores_per_rank
+from zerokit.notes import with_level
 
 GPU = Placement(devices=Devices(kind="cuda", ranks=1, gpu_indexes=(0,), why=""), port=1)
 CPU = Placement(devices=Devices(kind="cpu", ranks=1, gpu_indexes=(), why=""), port=1)
@@ -63,7 +64,7 @@ def test_what_the_user_set_stays_and_too_few_are_warned_of(monkeypatch: pytest.M
     monkeypatch.setattr("zerokit.launcher.placement.cores_per_rank", lambda ranks: 16)
     threads = threads_of_rank(OFFLOADED, GPU, {"OMP_NUM_THREADS": "1"})
     assert not threads.variables and threads.note is not None
-    assert "warning: OMP_NUM_THREADS is 1" in threads.note and "16 cores" in threads.note
+    assert "warning: OMP_NUM_THREADS is 1" in with_level(threads.note) and "16 cores" in threads.note
     for enough in ("12", "16", "12,2", "many"):
         assert threads_of_rank(OFFLOADED, GPU, {"OMP_NUM_THREADS": enough}) == RankThreads()
 

@@ -12,6 +12,7 @@ from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.errors import InputError
 from zerokit.launcher.plan_agreement import check_own_file, of_arguments, refuse_missing
+from zerokit.notes import with_level
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
 
@@ -44,7 +45,7 @@ def test_a_key_that_deepspeed_refuses_stops_the_launch(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"DeepSpeed refuses the file.*\[unknown-key\]"):
         checked(tmp_path, refused)
     (warned,) = checked(tmp_path, refused, accept_mismatch=True)
-    assert warned.startswith("warning: ")
+    assert with_level(warned).startswith("warning: ")
 
 
 def test_a_file_without_faults_or_without_a_reader_is_not_spoken_of(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_a_file_without_faults_or_without_a_reader_is_not_spoken_of(tmp_path: Pa
 
 def test_a_key_that_nobody_reads_is_a_warning(tmp_path: Path) -> None:
     (warned,) = checked(tmp_path, {"zero_optimisation": {"stage": 3}})
-    assert warned.startswith("warning: ") and "ignores 'zero_optimisation'" in warned
+    assert with_level(warned) != warned and "ignores 'zero_optimisation'" in warned
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_a_slip_in_the_scripts_own_file_is_told_with_its_line(
     facts = read_script(Path("train.py"), None)
     options = ScriptOptions.read(facts, facts.style, ("--deepspeed_config", "ds.json"))
     (warned,) = of_arguments(options, 1)
-    assert warned.startswith(f"warning: {slip}") and warned.endswith("[json-trailing-comma]")
+    assert with_level(warned).startswith(f"warning: {slip}") and warned.endswith("[json-trailing-comma]")
     assert of_arguments(ScriptOptions.read(facts, facts.style, ()), 1) == ()
     missing = ScriptOptions.read(facts, facts.style, ("--deepspeed_config", "no/ds.json"))
     with pytest.raises(InputError, match=r"--deepspeed_config no/ds\.json: there is no such file"):

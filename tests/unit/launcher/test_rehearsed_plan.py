@@ -19,6 +19,7 @@ from zerokit.launcher.rehearsed_plan import (
     joined,
     unlike_arguments,
 )
+from zerokit.notes import with_level
 from zerokit.planner import recipes
 from zerokit.script.entry_points import Target
 from zerokit.temporary import temporary_folder
@@ -200,7 +201,7 @@ def test_a_plan_of_this_very_command_needs_no_word(tmp_path: Path) -> None:
 def test_a_plan_of_another_command_is_warned_of(tmp_path: Path) -> None:
     plan = rehearsed_with(tmp_path, script="dpo.py", command="0")
     said = PlannedCommand(plan, SFT).note("trainer", tmp_path) or ""
-    assert said.startswith("warning: the plan was rehearsed with another command (dpo.py)")
+    assert with_level(said).startswith("warning: the plan was rehearsed with another command (dpo.py)")
     assert f"zerokit plan --recipe {tmp_path}/plan.yaml" in said
     chosen = PlannedCommand(plan, SFT).content["chosen"]
     assert "rehearsed" not in chosen and chosen["rehearsed_with"] == "dpo.py"

@@ -13,6 +13,7 @@ from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION
 from zerokit.machine import versions
+from zerokit.notes import with_level
 
 ARGUMENTS = ["estimate", "--model", "llama-3.2-1b", "--gpus", "1", "--gpu", "h200", "--json"]
 
@@ -82,4 +83,4 @@ def test_a_launch_warns_of_another_deepspeed(tmp_path: Path, monkeypatch: pytest
     with_deepspeed(tmp_path, "0.20.1", monkeypatch)
     options = ScriptOptions(facts=ScriptFacts(path=None), style="raw", user_arguments=())
     (line,) = plan_agreement.parts_of_the_script(options, {"tensor_parallel": 1}, writes_here=False)
-    assert line.startswith("warning: DeepSpeed 0.20.1 is installed")
+    assert with_level(line).startswith("warning: DeepSpeed 0.20.1 is installed")

@@ -33,5 +33,4 @@ def test_variables_that_do_less_than_was_meant_are_named(
     found = warnings(environment)
     assert len(found) == len(said)
     for line, part in zip(found, said, strict=True):
-        assert line.startswith("warning: ")
         assert part in line

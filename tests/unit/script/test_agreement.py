@@ -23,6 +23,7 @@ from tests.support.scripts_read import (
 from zerokit import cli
 from zerokit.errors import InputError
 from zerokit.launcher.plan_agreement import contradictions
+from zerokit.notes import with_level
 from zerokit.script.agreement import obstacles, refuse_unplannable
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.reader import read_script
@@ -237,4 +238,4 @@ def test_a_launch_stops_and_says_how_to_do_without_a_plan(tmp_path: Path) -> Non
         agreed(script, held(chosen), {})
     assert str(refused.value).endswith("leave it out, or launch it without a plan (no_plan=True)")
     notes = agreed(script, held(chosen), {}, accept_mismatch=True).notes
-    assert any("warning: no plan reaches the script: " in note for note in notes)
+    assert any("warning: no plan reaches the script: " in with_level(note) for note in notes)

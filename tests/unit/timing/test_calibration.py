@@ -170,8 +170,8 @@ def test_a_damaged_file_is_a_warning_and_is_put_aside_by_the_next_tune(
     DAMAGES[kind](path)
     bad = path.read_bytes()
     found, warning = tuned.load(path)
-    assert found == () and warning is not None
-    assert warning.startswith(f"warning: {path} ") and "is not used" in warning and len(warning) < 400
+    assert found == () and warning is not None and warning.level == "warning"
+    assert warning.startswith(f"{path} ") and "is not used" in warning and len(warning) < 400
     _, note = tuned.save(observations, path)
     assert note is not None and "put aside" in note
     assert tuned.load(path) == (tuple(observations), None)
@@ -258,7 +258,7 @@ def test_a_plan_beside_a_damaged_file_warns_and_goes_on(
     keep([first["chosen"]], [0.5])
     tuned.path().write_text('{"schema": "zerokit.tuned/1", "observations": [{}]}')
     second = plan(capsys)
-    assert any(note.startswith("warning: ") and "is not used" in note for note in second["assumptions"])
+    assert any(note["level"] == "warning" and "is not used" in note["text"] for note in second["notes"])
     assert degrees(second["chosen"]) == degrees(first["chosen"])
 
 

@@ -36,6 +36,7 @@ from zerokit.launcher.verdict import verdict
 from zerokit.launcher.verdict.evidence import Evidence, RankExit, oom_kills
 from zerokit.launcher.verdict.verdict import Verdict, judge, launcher_status
 from zerokit.launcher.verdict.why_broken import explain_failure
+from zerokit.notes import warning, with_level
 from zerokit.report.schema import Outcome, RankState
 from zerokit.report.what_ran import unlike_plan
 from zerokit.temporary import temporary_folder
@@ -122,9 +123,9 @@ class Supervisor:
                 self.streams.drain(but=self.connection)
                 self.progress.poll()
                 if silent := self.remote.end():
-                    self.terminal.say(
-                        f"warning: no answer from {', '.join(silent)}: ranks that are alive there end "
-                        f"themselves {self.remote.alive_seconds:.0f} s after they last heard from here"
+                    self._warn(
+                        f"no answer from {', '.join(silent)}: ranks that are alive there end themselves "
+                        f"{self.remote.alive_seconds:.0f} s after they last heard from here"
                     )
                 self.progress.poll()
         finally:
@@ -360,7 +361,7 @@ class Supervisor:
         """Say it once."""
         if text not in self._warned:
             self._warned.add(text)
-            self.terminal.say(f"warning: {text}")
+            self.terminal.say(with_level(warning("run", text)))
 
     def _wake_stopped(self) -> None:
         """A guard that somebody stopped, or a launcher when its ranks have ended, would be waited for without
