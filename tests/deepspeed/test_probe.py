@@ -207,7 +207,6 @@ def test_a_rank_that_runs_out_of_memory_is_the_first_failure(tmp_path):
     assert failure["oom"]["memory"] == "host"
     assert failure["oom"]["predicted_peak_allocated_bytes"] == 40
     assert failure["oom"]["measured_peak_host_rss_bytes"] > 0
-    assert "--checkpointing full" in failure["try_next"]
     states = {rank["rank"]: rank["state"] for rank in report["ranks"]}
     assert states == {0: "terminated", 1: "failed"}
     assert read_rank(tmp_path, 1).last("error")["phase"] == "forward"

@@ -14,7 +14,7 @@ import pytest
 from tests.faults.conftest import Run, wait_for
 from tests.support.command import called
 from tests.support.packages import needs
-from zerokit.report.oom_advice import larger_than_memory, share_that_fits
+from zerokit.launcher.replan import larger_than_memory, share_that_fits
 
 needs("torch")
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from zerokit.launcher import replan, restarts
 from zerokit.launcher.launch import HostSpeeds, Launch, Rehearsals, Say
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank_file import RankLog
-from zerokit.launcher.replan import LargerThanMemory, NoNextPlan, PlanAgain, SmallerPlan
+from zerokit.launcher.replan import NoNextPlan, PlanAgain, SmallerPlan
 from zerokit.notes import Note, warning
 from zerokit.report import schema
 from zerokit.report.measured import ended_well, wants_rehearsal
@@ -379,11 +379,11 @@ class _Session:
             changed: dict[str, Any] = {"next_plan": following.describe()}
         except NoNextPlan as error:
             following, changed = error, {"no_next_plan": as_options(str(error))}
-            if isinstance(error, LargerThanMemory):
-                changed["try_next"] = []
         except KeyboardInterrupt:
             following = NoNextPlan("planning again was interrupted")
             changed = {"no_next_plan": str(following)}
+        with suppress(KeyboardInterrupt), interruptions.skippable():
+            changed["try_next"] = replan.ways_to_fit(launch, report)
         if self.rehearsals is not None:
             with suppress(KeyboardInterrupt), interruptions.skippable():
                 changed["rehearsed"] = self.rehearsals.of_oom(launch, report, self.say)

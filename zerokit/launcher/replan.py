@@ -28,7 +28,6 @@ from zerokit.launcher.run_folder import NEXT_PLAN_FOLDER
 from zerokit.machine.host import detect_host
 from zerokit.planner.effects import IN_FILE
 from zerokit.planner.options import OPTIONS
-from zerokit.report.oom_advice import BLIND_SHARE, larger_than_memory, share_that_fits
 from zerokit.report.predicted import PredictAgain, PredictedAgain, plan_as_ran
 from zerokit.report.schema import Difference, NextPlan, RunReport
 from zerokit.report.what_ran import chosen_as_ran
@@ -37,6 +36,7 @@ from zerokit.units import format_gib, parse_bytes
 
 _BATCH = [SETTINGS[name] for name in ("micro_batch", "gradient_accumulation")]
 _DEGREES = [SETTINGS[name] for name in ("tensor_parallel", "pipeline_parallel", "sequence_parallel")]
+_FIXED = [*_BATCH, *(SETTINGS[name] for name in ("zero_stage", "offload_optimizer", "offload_param"))]
 _CHANGED = ("zero_stage", "reshard_after_forward", "replicas", "offload_optimizer", "offload_param",
             "data_parallel", "micro_batch", "gradient_accumulation")  # fmt: skip
 _WORDS = {"data_parallel": "data parallel", "micro_batch": "micro-batch", "replicas": "replicas",
@@ -63,10 +63,6 @@ class NoNextPlan(Exception):
 
 class _SamePlan(NoNextPlan):
     """Planning again chose what ran."""
-
-
-class LargerThanMemory(NoNextPlan):
-    """What was asked for at once is more than the whole device or host has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +103,66 @@ def why_not(launch: Launch) -> str | None:
     return None
 
 
-def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> SmallerPlan:
-    """Plan again, into ``next-plan/`` of the run folder, with less memory than what the reported run went out
-    of.
+_BLIND_SHARE = 0.8
+"""Of the predicted peak, that is tried next where the failure did not tell how much was lacking."""
+_LEAST_STEP = 0.97  # what needs all but the same would fail in the same way
+
+
+def share_that_fits(oom: Mapping[str, Any]) -> float | None:
+    """The share of the predicted peak that the next run may reach; None: the failure does not tell.
+
+    At the failure ``reserved + free`` was all that the rank could get of the device (less, where a limit
+    was set for the process: it could not get ``allocated + asked``). It wanted ``allocated + asked``, or at
+    least what was predicted. The next prediction is to be smaller than the last by that ratio: so a
+    prediction that was too low is corrected, and a device that others fill too.
+    """
+    names = ("reserved_bytes", "device_free_bytes", "allocated_bytes", "asked_bytes")
+    values = [oom.get(name) for name in names]
+    if any(value is None for value in values):
+        return None
+    reserved, free, allocated, requested = (int(value or 0) for value in values)
+    required = max(allocated + requested, int(oom.get("predicted_peak_allocated_bytes") or 0), 1)
+    return min(_LEAST_STEP, min(reserved + free, allocated + requested) / required)
+
+
+def larger_than_memory(oom: Mapping[str, Any], host_bytes: int | None) -> str | None:
+    """Say that one request is more than the whole GPU or host (``host_bytes``) holds, so that no plan helps;
+    None where it is not."""
+    on_host = oom.get("memory") == "host"
+    requested, total = oom.get("asked_bytes"), host_bytes if on_host else oom.get("device_total_bytes")
+    if not requested or not total or requested <= total:
+        return None
+    return (
+        f"one request of {format_gib(requested)} is more than the whole {'host' if on_host else 'GPU'} has "
+        f"({format_gib(total)}), and no plan makes room for it: look at the line that raised it, and at the "
+        "batch and sequence length there"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shortage:
+    """What went out of memory (``ran``: the plan, with what ran in place of what was planned), and how much
+    its next plan may need.
+
+    Attributes:
+        told: the share of the predicted peak that the next run may reach; None: the failure does not tell.
+        request: the options of the next plan.
+    """
+
+    ran: Mapping[str, Any]
+    peak: int
+    told: float | None
+    share: float
+    limit_bytes: int
+    on_host: bool
+    request: dict[str, Any]
+
+
+def _shortage(launch: Launch, report: RunReport) -> _Shortage:
+    """How much memory the run lacked.
 
     Raises:
-        NoNextPlan: with the reason, for people.
+        NoNextPlan: no other plan would help, or nothing tells how much; for people.
     """
     failure = report.first_failure
     reason = why_not(launch)
@@ -130,9 +180,9 @@ def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> Small
     on_this_host = failure is not None and failure.host == launch.host
     too_large = larger_than_memory(oom, detect_host().ram_bytes if on_this_host else None)
     if too_large is not None:
-        raise LargerThanMemory(too_large)
+        raise NoNextPlan(too_large)
     told = share_that_fits(oom)
-    share = BLIND_SHARE if told is None else told
+    share = _BLIND_SHARE if told is None else told
     limit = needed - int(peak * (1 - share))  # what is beside the tensors (the context, say) stays
     said = [oom.get("device_total_bytes"), *(rank.device_total_bytes for rank in report.ranks)]
     vram = ran["request"].get("vram")
@@ -141,13 +191,43 @@ def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> Small
         limit = min(limit, parse_bytes(vram))
     # a node's memory, beside GPUs; on CPU ranks it is what stands for the GPUs'
     on_host = oom.get("memory") == "host" and launch.command.set_variables["ZEROKIT_DEVICE"] == "cuda"
-    folder = launch.run_dir / NEXT_PLAN_FOLDER
     request = smaller_request(launch, ran, limit, on_host=on_host)
+    return _Shortage(
+        ran=ran, peak=peak, told=told, share=share, limit_bytes=limit, on_host=on_host, request=request
+    )
+
+
+def ways_to_fit(launch: Launch, report: RunReport) -> list[str]:
+    """What `zerokit estimate` says to change of the strategy that went out of memory, for as much memory as
+    the next plan may need; empty where it cannot be estimated, or is rehearsed: an estimate is of a bare
+    loop."""
+    try:
+        short = _shortage(launch, report)
+        chosen = short.ran["chosen"]
+        fixed = {one.option: str(chosen[one.name]) for one in _FIXED if chosen.get(one.name) is not None}
+        options = {name.replace("-", "_"): value for name, value in (short.request | fixed).items()}
+        estimated = planner.estimate(options)
+    except (NoNextPlan, ZerokitError):
+        return []
+    is_told = estimated.fits is False and "rehearsed" not in chosen
+    return [as_options(sentence) for sentence in (estimated.nearest() if is_told else ())]
+
+
+def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> SmallerPlan:
+    """Plan again, into ``next-plan/`` of the run folder, with less memory than what the reported run went out
+    of.
+
+    Raises:
+        NoNextPlan: with the reason, for people.
+    """
+    short = _shortage(launch, report)
+    request, limit, chosen = short.request, short.limit_bytes, short.ran["chosen"]
+    folder = launch.run_dir / NEXT_PLAN_FOLDER
     try:
         plan = _another_plan(request, chosen, limit, folder, plan_again)
         return SmallerPlan(folder=folder, plan=plan, limit_bytes=limit)
     except NoNextPlan as error:
-        if on_host:
+        if short.on_host:
             raise
         why_none = error
     kept = "batch"
@@ -163,11 +243,11 @@ def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> Small
     if isinstance(why_none, _SamePlan):
         raise why_none
     unit = "CPU rank" if request.get("device") == "cpu" else "GPU"
-    blind = ", as the failure does not say how much was lacking" if told is None else ""
+    blind = ", as the failure does not say how much was lacking" if short.told is None else ""
     raise NoNextPlan(
-        f"planned again for {format_gib(limit)} per {unit}, {format_gib(int(peak * share))} of it for the "
-        f"peak ({share:.0%} of the predicted one{blind}), with this run's {kept}, precision, checkpointing "
-        f"and parallel degrees: {why_none}"
+        f"planned again for {format_gib(limit)} per {unit}, {format_gib(int(short.peak * short.share))} of "
+        f"it for the peak ({short.share:.0%} of the predicted one{blind}), with this run's {kept}, "
+        f"precision, checkpointing and parallel degrees: {why_none}"
     )
 
 
@@ -253,7 +333,7 @@ def smaller_request(
         request["gpu"] = gpu
     if on_host:
         host_bytes = int(chosen["estimate"].get("host_bytes_per_node") or 0)
-        return request | {"host-ram": f"{max(1, int(host_bytes * BLIND_SHARE))}B"}
+        return request | {"host-ram": f"{max(1, int(host_bytes * _BLIND_SHARE))}B"}
     return request | {"vram": f"{limit_bytes}B"}
 
 

@@ -21,7 +21,6 @@ from zerokit.report.context import (
     subject,
     unlike_settings,
 )
-from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.run_charts import left_over
 from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport
 from zerokit.resources import folder
@@ -112,7 +111,7 @@ def _what_to_do(run: RunReport, rank: RankReport | None) -> list[str]:
         if following is not None and following.why:
             give = [f"Give the script {following.to_give}"] if following.to_give else []
             return [f"Next plan that would fit: {following.why}", *give]
-        return [f"{TO_NEED_LESS.capitalize()}: {text}" for text in failure.try_next[:2]]
+        return [f"{words.TO_NEED_LESS.capitalize()}: {text}" for text in failure.try_next[:2]]
     if any(rank.alloc_retries for rank in run.ranks):
         return ["The allocator ran full and retried: a little less memory would make the steps faster"]
     if rank is None or not (run.gpu_measured and rank.device_total_bytes and rank.peak_device_used_bytes):

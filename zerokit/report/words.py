@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.memory.components import label
 from zerokit.report.measured import MOST_FRACTION, is_far, is_off
-from zerokit.report.oom_advice import TO_NEED_LESS
 from zerokit.report.schema import BareLoop, Failure, LiveBlock, OutOfMemory, Predicted, RunReport
 from zerokit.units import MIB, counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
+
+TO_NEED_LESS = "to need less"
+"""Stands before each way in the terminal and on the page."""
 
 
 def size(value: int | float | None) -> str:

@@ -314,16 +314,15 @@ _MOST_TOGETHER, _MOST_SHOWN = 3, 2
 
 
 def nearest_to(request: Request, strategy: Strategy, works: Works) -> list[str]:
-    """Sentences: as few changes of one strategy, the same batch with it, as make it fit, two ways at most;
-    none but under DeepSpeed."""
-    if strategy.settings.zero_stage is None:
-        return []
-    settings = deepspeed(strategy.settings)
+    """Sentences: as few changes of one strategy, the same batch with it, as make it fit, two ways at most."""
+    settings, of_deepspeed = strategy.settings, dict[str, object]()
+    if settings.zero_stage is not None:
+        zero = deepspeed(settings).zero
+        sizes = {"reduce_bucket_size": zero.reduce_bucket_size, "overlap_comm": zero.overlap_comm}
+        of_deepspeed = {**sizes, "settings": settings}
     pins = replace(
-        request.pins, **_values(strategy), tensor_parallel=strategy.tensor_parallel,
+        request.pins, **_values(strategy), **of_deepspeed, tensor_parallel=strategy.tensor_parallel,
         pipeline_parallel=strategy.pipeline_parallel, sequence_parallel=strategy.sequence_parallel,
-        reduce_bucket_size=settings.zero.reduce_bucket_size, overlap_comm=settings.zero.overlap_comm,
-        settings=settings,
         pipeline_module=strategy.pipeline_parallel > 1, search_tensor=False, search_sequence=False,
     )  # fmt: skip
     optimizer = settings.optimizer or settings.client_optimizer or request.job.optimizer

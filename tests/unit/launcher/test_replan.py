@@ -130,6 +130,20 @@ def test_what_fits_with_the_scripts_batch_comes_first(tmp_path: Path, plan: Mapp
     assert (found.plan.chosen["micro_batch"], found.to_give) == (8, None)
 
 
+def test_ways_to_fit_are_those_of_estimate(tmp_path: Path, plan: Mapping[str, Any]) -> None:
+    """Each fits what a next plan may need, by its own figure; nothing is said of a rehearsed strategy."""
+    launch, report = launch_of(tmp_path, plan), report_of(8, OOM)
+    limit = replan.next_plan(launch, report, planner.plan_into).limit_bytes
+    ways = [way.partition(":") for way in replan.ways_to_fit(launch, report)]
+    assert [way for way, _, _ in ways] == [
+        "--checkpointing full", "--micro-batch 4 --gradient-accumulation 2"
+    ]  # fmt: skip
+    assert all(float(words.split(" GiB required")[0].split()[-1]) * GIB < limit for _, _, words in ways)
+    rehearsed = {**plan, "chosen": {**plan["chosen"], "rehearsed": {}}}
+    assert replan.ways_to_fit(launch_of(tmp_path, rehearsed), report) == []
+    assert replan.ways_to_fit(replace(launch, plan=None), report) == []
+
+
 @pytest.mark.parametrize("tells", [True, False])
 def test_no_more_is_planned_for_than_the_gpu_has(
     tmp_path: Path, plan: Mapping[str, Any], tells: bool

@@ -12,7 +12,7 @@ import pytest
 
 import zerokit
 from tests.support import reports
-from tests.support.run_reports import GIB, PLAN, gpu_phase, report_of, shown, write_rank
+from tests.support.run_reports import ERROR, GIB, OOM, PLAN, gpu_phase, report_of, shown, write_rank
 from zerokit import cli
 from zerokit.domain.job import PACKED_LORA, Lora
 from zerokit.launcher.replan import predict_again
@@ -20,7 +20,7 @@ from zerokit.report.compare import compare_reports
 from zerokit.report.html import render_html
 from zerokit.report.predicted import PredictedAgain
 from zerokit.report.schema import RunReport
-from zerokit.report.what_ran import differences, no_engine, of_engine, unlike_rehearsal
+from zerokit.report.what_ran import chosen_as_ran, differences, no_engine, of_engine, unlike_rehearsal
 
 CHOSEN = {
     "zero_stage": 2, "micro_batch": 2, "gradient_accumulation": 4, "data_parallel": 2, "tensor_parallel": 1,
@@ -444,3 +444,28 @@ def test_peaks_of_fsdp2_stand_beside_the_plans(tmp_path: Path) -> None:
     assert [pair["measured"] for pair in compared["per_rank"]] == [30 * GIB, 30 * GIB]
     other = predict_again(plan, [])
     assert other.plan is None and other.why_not == "a plan for FSDP2 is not estimated again for what ran"
+
+
+@pytest.mark.parametrize("predicts", [True, False])
+def test_an_out_of_memory_is_explained_by_what_ran(tmp_path: Path, predicts: bool) -> None:
+    """Not by the plan's figures."""
+
+    def again(plan: Any, found: Any) -> Any:
+        chosen = chosen_as_ran(plan["chosen"], found)
+        components = {"activations": 9 * GIB, "loss": 3 * GIB}
+        entry = {"ranks": [0, 1], "peak_allocated_bytes": 12 * GIB, "phases": {}, "components": components}
+        estimate = {**chosen["estimate"], "per_rank": [entry]}
+        return PredictedAgain(plan={**plan, "chosen": {**chosen, "estimate": estimate}})
+
+    for rank in range(2):
+        engine = {"type": "engine", "rank": rank, "pid": 100 + rank, "micro_batch": 8, "batch_rows": 8}
+        failed = [{**OOM, "rank": rank}, {**ERROR, "rank": rank}] if rank else []
+        end = {"state": "failed", "exit_code": 1} if rank else {}
+        write_rank(tmp_path, rank, extra=[engine, *failed], micro_steps=48, **end)
+    planned = {"micro_batch": 4, "gradient_accumulation": 2, "zero_stage": 0, "data_parallel": 2}
+    plan = {"chosen": {**planned, **PLAN["chosen"]}, "request": {}}
+    report = reports.report_of(tmp_path, 2, plan=plan, predict_again=again if predicts else None)
+    failure = report["first_failure"]
+    expected = 12 * GIB if predicts else None
+    assert failure["oom"].get("predicted_peak_allocated_bytes") == expected
+    assert "predicted peak 31.00 GiB" not in shown(report)

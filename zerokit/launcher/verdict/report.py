@@ -19,7 +19,6 @@ from zerokit.launcher.verdict.rank_end import RankEnd, left_problems
 from zerokit.launcher.verdict.verdict import Verdict, judge, training_findings
 from zerokit.machine.detect import catalogue_name
 from zerokit.report.measured import on_gpu, peak_phase, thinned, unmeasured_problems, why_not_measured
-from zerokit.report.oom_advice import share_that_fits, ways_to_need_less
 from zerokit.report.predicted import (
     PredictAgain,
     PredictedAgain,
@@ -90,9 +89,7 @@ def build_report(
             ran = plan_as_ran(as_dicts, plan, predict_again)
             predicted = predicted_of_rank(ran, first.rank)
             at_peak = ("predicted_peak_allocated_bytes", "predicted_components")
-            oom = values["oom"] = {**values.get("oom", {}), **{name: predicted[name] for name in at_peak}}
-            on_gpu = oom.get("memory", "gpu") == "gpu"
-            values["try_next"] = ways_to_need_less(ran, share_that_fits(oom) if on_gpu else None)
+            values["oom"] = {**values.get("oom", {}), **{name: predicted[name] for name in at_peak}}
         failure = checked(Failure, values, rank_file_name(first.rank), warnings)
     rehearsed_otherwise = chosen_of(plan).get("rehearsed_with")  # the script's figures: no bare loop's go on
     compared = compare_with_plan({"ranks": as_dicts}, plan, None if rehearsed_otherwise else predict_again)
