@@ -153,7 +153,7 @@ def test_values_that_come_from_data_are_known(tmp_path: Path) -> None:
     assert "<title>known_values.py on 1 × " in shown
     assert f"zerokit rehearse --json --gpu h200 --versions requirements.txt --html {page}" in shown
     assert "Fits: " in shown
-    assert "fragmented: reserved and not allocated" in shown
+    assert "of that, reserved and not allocated at the peak" in shown
     assert said["warnings"][0] in shown
 
 

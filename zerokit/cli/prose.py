@@ -84,7 +84,8 @@ def terminal_width() -> int | None:
 def aligned(rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> list[str]:
     """Rows of text as lines with straight columns; the columns in ``right`` end flush.
 
-    In a terminal the last column is wrapped at its place, or goes below its row where there is no room.
+    In a terminal the last column is wrapped at its place, or the last ones go below their row where there is
+    no room.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     limit, start = terminal_width(), sum(widths[:-1]) + 2 * (len(widths) - 1)
@@ -97,10 +98,15 @@ def aligned(rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> lis
         line = "  ".join(cells).rstrip()
         if limit is None or len(line) <= limit:
             lines.append(line)
-        elif limit - start >= _NARROWEST_COLUMN:
+        elif limit - start >= max(_NARROWEST_COLUMN, *map(len, row[-1].split())):
             lines += wrapped(row[-1], "  ".join(cells[:-1]) + "  ", " " * start)
         else:
-            lines += ["  ".join(cells[:-1]).rstrip(), *wrapped(row[-1], _BELOW, _BELOW)]
+            beside = len(row) - 1
+            while beside > 2 and len("  ".join(cells[:beside])) > limit:
+                beside -= 1
+            lines.append("  ".join(cells[:beside]).rstrip())
+            below = _BELOW if row[0].strip() else _BELOW + row[0]
+            lines += [part for cell in row[beside:] if cell for part in wrapped(cell, below, below)]
     return lines
 
 

@@ -15,32 +15,17 @@ import click
 from zerokit.cli import prose
 from zerokit.cli.base import WORDS, ScriptCommand, no_script
 from zerokit.cli.options import declared, groups
-from zerokit.cli.prose import terminal_width, wrapped
+from zerokit.cli.prose import wrapped
 from zerokit.cli.say import say, write, write_json
 from zerokit.files import write_whole
 from zerokit.messages import github_annotation, program
 from zerokit.rehearsal.changes import NextStep
 from zerokit.rehearsal.options import RehearsalArguments
-from zerokit.rehearsal.result import (
-    MANAGED,
-    Growth,
-    GuessedValue,
-    HeldAtPeak,
-    RankMemory,
-    Rehearsal,
-    SinceBaseline,
-    waiting,
-)
-from zerokit.timing.recorded_step import StepTime
-from zerokit.units import counted, format_gib, format_seconds, times
+from zerokit.rehearsal.result import Growth, Rehearsal, SinceBaseline
+from zerokit.rehearsal.sections import Section, sections
+from zerokit.units import format_gib
 
-_MOST_ROWS = 12
-_MOST_GUESSES = 10
-_MOST_CHANGES = 5
 _MOST_CARDS = 3
-_NOT_ONLY_EVALUATION = "forwards without gradients: evaluation, or a reference model"
-_LOADED = "weights of from_pretrained"
-_PACED = {"host": "host", "gpu": "GPU", "links": "links", "cpu_adam": "host's optimizer"}
 
 
 def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
@@ -55,18 +40,8 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
     if done.trained_by:
         _echo(done.trained_by)
     _echo(f"versions: {', '.join(f'{name} {version}' for name, version in done.versions.items())}")
-    for rank in done.ranks:
-        if rank.phases or done.steps:
-            _show_rank(rank, done)
-    if done.changes:
-        write("\n  what would lower the peak, by at most")
-        for change in done.changes[:_MOST_CHANGES]:
-            write("\n".join(wrapped(change.what, f"  {format_gib(change.saves_bytes):>12}  ", " " * 18)))
-    if done.step is not None:
-        _show_step(done.step)
-    _show_guesses(done.guesses)
-    for name in done.stubbed:
-        _echo(f"stood in for: {name}")
+    for section in sections(done):
+        _show_section(section)
     for warning in done.warnings:
         if warning not in done.of_feed:
             _echo(f"warning: {warning}")
@@ -135,78 +110,16 @@ def _echo(text: str, indent: str = "  ") -> None:
     write("\n".join(wrapped(text, indent, indent + "  ")))
 
 
-def _show_rank(rank: RankMemory, done: Rehearsal) -> None:
+def _show_section(section: Section) -> None:
+    """A title, its sentences and its rows, a line each."""
     write()
-    _echo(f"rank {rank.rank} of {done.gpus} on {done.gpu}, {done.training}", indent="")
-    for phase, size in rank.phases.items():
-        mark = "← peak" if phase == rank.peak_phase else ""
-        meaning = _NOT_ONLY_EVALUATION if phase == "eval" else ""
-        missing = rank.lower_bounds.get(phase)
-        least = f"at least; not modelled: {', '.join(missing)}" if missing else ""
-        _show_phase(phase, size, "  ".join(filter(None, (mark, meaning, least))))
-    if rank.smallest_reserved_bytes >= rank.peak_reserved_bytes:
-        _show_phase("reserved", rank.peak_reserved_bytes, "")
-    else:
-        _show_phase("reserved", rank.peak_reserved_bytes, "on a card with memory enough, where caches stay")
-        meaning = "reserved on the smallest card that runs it: the allocator gives caches back"
-        _show_phase("smallest", rank.smallest_reserved_bytes, meaning)
-    if rank.fragmented_bytes:  # of the smallest
-        _show_phase("fragmented", rank.fragmented_bytes, "of that, reserved and not allocated at the peak")
-    if rank.host_bytes:
-        loaded = "; loaded weights are pages of their file, taken back when memory is short"
-        _show_phase(
-            "host", rank.host_bytes, f"tensors in host memory{loaded if _LOADED in done.stubbed else ''}"
-        )
-    if rank.managed_bytes:
-        _show_phase("managed", rank.managed_bytes, MANAGED)
-    if rank.written_bytes:
-        _show_phase("written", rank.written_bytes, "tensors on disk")
-    if rank.at_peak:
-        write("\n  live at the peak")
-    for row in rank.at_peak[:_MOST_ROWS]:
-        _show_held(row)
-
-
-def _show_phase(name: str, size: int, meaning: str) -> None:
-    start = f"  {name:<10} {format_gib(size):>12}"
-    write("\n".join(wrapped(meaning, start + "  ", " " * (len(start) + 4))).rstrip())
-
-
-def _show_held(row: HeldAtPeak) -> None:
-    """In a row; where that is wider than the terminal, module and location stand below."""
-    limit, start = terminal_width(), f"  {format_gib(row.bytes):>12}  "
-    line = f"{start}{row.what:<24} {row.module:<36} {row.location}".rstrip()
-    if limit is None or len(line) <= limit:
-        write(line)
-        return
-    below = " " * 6
-    write(start + row.what)
-    for text in filter(None, (row.module, row.location)):
-        write("\n".join(wrapped(text, below, below)))
-
-
-def _show_step(step: StepTime) -> None:
-    """The step's time, its range, and where it goes."""
-    low, high = format_seconds(step.low), format_seconds(step.high)
-    spread = f", {low} to {high} on other hosts" if low != high else ""
-    write()
-    _echo(f"a step takes {format_seconds(step.seconds)}{spread}, paced by the {_PACED[step.paced_by]}")
-    _echo(step.note)
-    if step.together:
-        rank = min(step.together, key=lambda one: one.waiting_seconds).rank
-        _echo(f"{waiting(step)}; rank {rank}, which waits least:")
-    for name, seconds in step.parts.items():
-        write("\n".join(wrapped(name, f"  {format_seconds(seconds):>12}  ", " " * 18)))
-
-
-def _show_guesses(guesses: tuple[GuessedValue, ...]) -> None:
-    if not guesses:
-        return
-    sizes = sum(1 for guess in guesses if guess.decides_sizes)
-    count = counted(len(guesses), "guess", "guesses")
-    write(f"\n  {count}, of which {sizes or 'none'} decide{'' if sizes > 1 else 's'} sizes")
-    for guess in guesses[:_MOST_GUESSES]:
-        _echo(f"{guess.location}: {guess.what}: {guess.value} ({times(guess.times)})")
+    indent = "" if section.rank is not None else "  "
+    _echo(section.title, indent=indent)
+    for line in section.lines:
+        _echo(line, indent=indent + "  ")
+    rows = [(indent, *row) for row in section.rows[: section.most]]
+    if rows:
+        write("\n".join(prose.aligned(rows, right=(section.right + 1,))))
 
 
 @click.command(
@@ -257,11 +170,12 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
 
 def _write_page(path: Path, done: Rehearsal, script: str, plan: str | None) -> None:
     from zerokit.launcher.secrets import Secrets
-    from zerokit.rehearsal.html import RehearsalPage, write_html
+    from zerokit.rehearsal.html import RehearsalPage, render_html
+    from zerokit.report.html import write_page
 
     words = click.get_current_context().meta[WORDS]
     page = RehearsalPage(
         script=script, command=Secrets(os.environ, words).argv(words), plan=plan, program=program(),
         written_at=time.time(),
     )  # fmt: skip
-    write_html(path, done, page)
+    write_page(path, render_html(done, page))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerokit import __version__
-from zerokit.errors import ReportNotWritten
-from zerokit.files import write_whole
-from zerokit.rehearsal.result import MANAGED, HeldAtPeak, RankMemory, Rehearsal, waiting
+from zerokit.rehearsal.result import RankMemory, Rehearsal
+from zerokit.rehearsal.sections import Section, sections
 from zerokit.report import charts
 from zerokit.report.context import made_at, model_words, read_context, script_and_model
 from zerokit.report.html import fill
@@ -51,23 +51,11 @@ def render_html(done: Rehearsal, page: RehearsalPage) -> str:
         subject=f"{plain(script_and_model(page.script, model))} on {done.gpus} × {done.gpu}",
         facts=_facts(done, page, model, str(plain(request.get("method", "")))),
         answer=_answer(done),
-        ranks=[_rank(rank) for rank in done.ranks],
-        changes=[(change.what, format_gib(change.saves_bytes)) for change in done.changes],
-        step_time=_step_time(done),
+        sections=[
+            (one, one.title[:1].upper() + one.title[1:], _phases(one.rank) if one.rank is not None else None)
+            for one in (*sections(done), *_summed(done))
+        ],
     )
-
-
-def write_html(path: Path, done: Rehearsal, page: RehearsalPage) -> None:
-    """Write the page.
-
-    Raises:
-        ReportNotWritten: it cannot be written there.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, render_html(done, page))
-    except OSError as error:
-        raise ReportNotWritten(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _facts(done: Rehearsal, page: RehearsalPage, model: str, method: str) -> list[tuple[str, str]]:
@@ -95,7 +83,8 @@ def _model(done: Rehearsal, request: Mapping[str, Any]) -> str:
     return model_words({**request, "model": named}, done.engine or {})
 
 
-def _rank(rank: RankMemory) -> dict[str, Any]:
+def _phases(rank: RankMemory) -> Any:
+    """The chart of a rank's peaks; None: there are none."""
     bars = [
         charts.Bar(
             label=name, parts=[("peak allocated", size, "c0")],
@@ -103,26 +92,20 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
         )
         for name, size in rank.phases.items()
     ]  # fmt: skip
-    totals = {
-        "reserved": rank.peak_reserved_bytes,
-        "reserved, on the smallest card": rank.smallest_reserved_bytes,
-        "fragmented: reserved and not allocated": rank.fragmented_bytes,
-        "tensors in host memory": rank.host_bytes,
-        **({MANAGED: rank.managed_bytes} if rank.managed_bytes else {}),
-        "written to disk": rank.written_bytes,
-    }
-    by_module = summed(rank.at_peak, lambda row: row.module or "outside of modules")
-    by_line = summed(rank.at_peak, lambda row: row.location or "smaller than 1 MiB each")
-    return {
-        "memory": rank,
-        "phases": charts.bars(f"Peak by phase, rank {rank.rank}: GPU memory allocated", bars)
-        if bars
-        else None,
-        "totals": [(name, format_gib(size)) for name, size in totals.items()],
-        "by_module": [(name, format_gib(size)) for name, size in by_module],
-        "by_line": [(name, format_gib(size)) for name, size in by_line],
-        "at_peak": [(row.what, row.module, row.location, format_gib(row.bytes)) for row in rank.at_peak],
-    }
+    return charts.bars(f"Peak by phase, rank {rank.rank}: GPU memory allocated", bars) if bars else None
+
+
+def _summed(done: Rehearsal) -> Iterator[Section]:
+    """What is live at each rank's peak by module, and by line; the largest first."""
+    for rank in done.ranks:
+        modules, lines = Counter[str](), Counter[str]()
+        for row in rank.at_peak:
+            modules[row.module or "outside of modules"] += row.bytes
+            lines[row.location or "smaller than 1 MiB each"] += row.bytes
+        for kind, totals in (("module", modules), ("line", lines)) if rank.at_peak else ():
+            rows = tuple((format_gib(size), what) for what, size in totals.most_common())
+            title = f"live at the peak of rank {rank.rank}, by {kind}"
+            yield Section(title=title, heads=("bytes", kind), rows=rows)
 
 
 def _answer(done: Rehearsal) -> list[str]:
@@ -137,23 +120,6 @@ def _answer(done: Rehearsal) -> list[str]:
     if done.step_seconds is not None:
         lines.append(f"Step: {format_seconds(done.step_seconds)}")
     return lines
-
-
-def _step_time(done: Rehearsal) -> str | None:
-    step = done.step
-    if step is None:
-        return None
-    low, high = format_seconds(step.low), format_seconds(step.high)
-    seconds = f"{format_seconds(step.seconds)} ({low} to {high} over hosts), paced by: {step.paced_by}."
-    return " ".join(filter(None, (seconds, *map(_sentence, (step.note, waiting(step))))))
-
-
-def summed(rows: tuple[HeldAtPeak, ...], key: Callable[[HeldAtPeak], str]) -> list[tuple[str, int]]:
-    """Bytes live at the peak by module, or by line; the largest first."""
-    totals: dict[str, int] = {}
-    for row in rows:
-        totals[key(row)] = totals.get(key(row), 0) + row.bytes
-    return sorted(totals.items(), key=lambda item: -item[1])
 
 
 def _sentence(words: str) -> str:

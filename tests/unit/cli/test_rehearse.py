@@ -110,15 +110,15 @@ def test_a_terminal_and_a_pipe_get_the_same_words(
         command = " ".join(whole.replace(joined, "").partition("\nNext\n")[2].split()[-6:])
         assert command == "zerokit plan --gpus 1 -- train.py"
         assert (
-            "  waiting for other ranks: rank 0 300 ms (25%), rank 4 60 ms (5%); rank 4, which waits least:"
+            "    waiting for other ranks: rank 0 300 ms (25%), rank 4 60 ms (5%); rank 4, which waits least:"
             in lines
         )
-        assert "  reserved     130.00 GiB  on a card with memory enough, where caches stay" in lines
+        assert "  reserved      130.00 GiB  on a card with memory enough, where caches stay" in lines
         assert any(
-            line.startswith("  smallest     125.00 GiB  reserved on the smallest card") for line in lines
+            line.startswith("  smallest      125.00 GiB  reserved on the smallest card") for line in lines
         )
-        assert "  fragmented     2.00 GiB  of that, reserved and not allocated at the peak" in lines
-        assert "  backward     123.00 GiB  ← peak" in lines and "  step          90.00 GiB" in lines
+        assert "  fragmented      2.00 GiB  of that, reserved and not allocated at the peak" in lines
+        assert "  backward      123.00 GiB  ← peak" in lines and "  step           90.00 GiB" in lines
     else:
         assert lines[-1].startswith(f"incomplete: stopped at {FILE} (aten::_local_scalar_dense): ")
 

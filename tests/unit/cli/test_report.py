@@ -124,9 +124,10 @@ def test_wrong_use_is_explained(tmp_path, capsys):
     assert "got 3" in capsys.readouterr().err
     assert run_cli(["report"]) == 2
     write_rank(tmp_path, 0)
-    assert run_cli(["report", str(tmp_path), "--html", str(tmp_path / "no" / "x.html")]) == 74
+    (tmp_path / "file").touch()
+    assert run_cli(["report", str(tmp_path), "--html", str(tmp_path / "file" / "x.html")]) == 74
     with pytest.raises(ReportNotWritten):
-        write_html(tmp_path / "no" / "x.html", report_of(tmp_path, 1))
+        write_html(tmp_path / "file" / "x.html", report_of(tmp_path, 1))
     with pytest.raises(FileInputError, match="is not a regular file"):
         load_report(Path("/dev/zero"))
 
